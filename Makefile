@@ -1,0 +1,39 @@
+# make demo: the whole job on the embedded testbed.  make test: the test suite.
+VENV := .venv
+PYTHON ?= python3
+PIP := $(VENV)/bin/python -m pip --disable-pip-version-check
+
+.PHONY: demo test slow lint clean
+
+demo: $(VENV)/.installed
+	$(VENV)/bin/probers-demo
+
+test: $(VENV)/.installed-test
+	$(VENV)/bin/python -m pytest
+
+slow: $(VENV)/.installed-test
+	$(VENV)/bin/python -m pytest -m slow
+
+# mypy reads the package as it is installed, because the folders are mapped to one import name.
+lint: $(VENV)/.installed-test
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	rm -rf build/typed
+	$(PIP) install -q --no-deps --target build/typed .
+	$(VENV)/bin/mypy build/typed/probers
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+# torch first and alone: its build (CPU or CUDA) is the choice of the index that pip is set to.
+$(VENV)/.installed: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(PIP) install -q -c constraints.txt torch
+	$(PIP) install -q -c constraints.txt -e .
+	touch $@
+
+$(VENV)/.installed-test: $(VENV)/.installed
+	$(PIP) install -q -c constraints.txt -e ".[test]"
+	touch $@
+
+clean:
+	rm -rf build dist *.egg-info runs

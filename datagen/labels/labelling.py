@@ -1,0 +1,31 @@
+"""Rules that call an answer right or wrong."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+
+from probers.answers import accuracy_contains, exact_match, f1_score
+from probers.types import UserError
+
+LabelRule = Callable[[str, str, Sequence[str]], bool]
+
+
+def parse_label(rule: str) -> LabelRule:
+    """The label rule: ``(text, answer, gold answers) -> right or wrong``.
+
+    Args:
+        rule: "em", "acc" (a gold answer stands in the text) or "f1>=x".
+
+    Raises:
+        UserError: any other rule.
+    """
+    if rule == "em":
+        return lambda text, answer, gold: exact_match(answer, gold) == 1.0
+    if rule == "acc":
+        return lambda text, answer, gold: accuracy_contains(text, gold) == 1.0
+    bound = re.fullmatch(r"f1\s*>=\s*(0?\.\d+|1(?:\.0+)?|0)", rule)
+    if bound:
+        least = float(bound.group(1))
+        return lambda text, answer, gold: f1_score(answer, gold).f1 >= least
+    raise UserError(f"label={rule} is no label rule: choose em, acc or f1>=0.8 (any bound from 0 to 1)")

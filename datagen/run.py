@@ -1,0 +1,154 @@
+"""The command ``probers-datagen``: from questions or articles to a feature store."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from probers.data import load_articles, load_corpus, load_questions
+from probers.runs import RunFolder
+from probers.types import Needs, UserError
+
+if TYPE_CHECKING:
+    from probers.lm import CausalLM
+
+    from .labels.base import LabelBuilder
+
+SOURCES = ("cot", "wiki")
+
+
+def run(cfg: DictConfig) -> Path:
+    """Generate, label and store; returns the folder of the finished store.
+
+    Raises:
+        UserError: before any model runs, for whatever is wrong with the request.
+    """
+    if cfg.source not in SOURCES:
+        raise UserError(f"source={cfg.source} is unknown: choose one of {', '.join(SOURCES)}")
+    if cfg.pool not in ("mean", "last"):
+        raise UserError(f"pool={cfg.pool} is not supported here: choose mean or last")
+    inputs = _load_inputs(cfg)
+    folder = RunFolder(Path(cfg.out), "datagen", _plain(cfg))
+    if cfg.overwrite:
+        folder.clear()
+    if folder.claim() and folder.complete:
+        print(f"{folder.path} already holds this run, complete; overwrite=true makes it again")
+        return folder.path
+
+    from tqdm import tqdm
+
+    from probers.features import FeatureSpec
+    from probers.lm import CausalLM
+    from probers.store import FeatureStore
+
+    lm = CausalLM.from_pretrained(
+        cfg.model.name,
+        revision=cfg.model.revision,
+        dtype=cfg.model.dtype,
+        device=cfg.model.device,
+        attn=cfg.model.attn,
+        trust_remote_code=cfg.model.trust_remote_code,
+        batch_size=cfg.batch_size,
+    )
+    layers = parse_layers(cfg.layers, lm.num_layers)
+    builder = _builder(cfg, lm, Needs(layers, cfg.site, cfg.pool, attention=True), inputs)
+    spec = FeatureSpec(lm.spec, layers, lm.width, site=cfg.site, pool=cfg.pool, prompt=builder.prompt_id)
+    size = int(cfg.shard_size)
+    store = FeatureStore.create(
+        folder.path, spec, config=_plain(cfg), shards=math.ceil(len(builder.units) / size)
+    )
+    print(f"{len(builder.units)} {builder.unit_name}s -> {folder.path} (model={cfg.model.name})", flush=True)
+    missing = store.missing
+    done = len(builder.units) - sum(len(builder.units[i * size : (i + 1) * size]) for i in missing)
+    labelled = right = 0
+    with tqdm(total=len(builder.units), initial=done, unit=builder.unit_name, desc=cfg.source) as bar:
+        for index in missing:
+            units = builder.units[index * size : (index + 1) * size]
+            examples = builder.build(units)
+            store.write_shard(index, examples.rows, _stack(examples.states, len(layers), lm.width))
+            labelled += len(examples.rows)
+            right += sum(row["correct"] for row in examples.rows)
+            bar.set_postfix_str(f"{right / max(1, labelled):.2f} right")
+            bar.update(len(units))
+    figures, lines = builder.summarise(store.table())
+    store.finish(figures)
+    folder.finish({"model": cfg.model.name, "source": cfg.source, **figures})
+    for line in lines:
+        print(line)
+    print(f"wrote {len(store)} examples x {len(layers)} layers to {folder.path}")
+    print(f"next: probers-train layer=all data={folder.path}")
+    return folder.path
+
+
+def parse_layers(value: Any, depth: int) -> tuple[int, ...]:
+    """The layers asked for: "all" (0 to depth), "stride", one number or a list.
+
+    "stride" is every second layer after the first third of the depth (Probing-RAG's
+    choice), with the embedding output as the control.
+
+    Raises:
+        UserError: a layer the model does not have; says how many there are.
+    """
+    if value == "all":
+        return tuple(range(depth + 1))
+    if value == "stride":
+        return (0, *range(depth // 3 + 1, depth + 1, 2))
+    wanted = [value] if isinstance(value, int) else value
+    if not OmegaConf.is_list(wanted) and not isinstance(wanted, list):
+        raise UserError(f"layers={value} is not understood: give all, stride, a number or a list like [4,8]")
+    bad = [k for k in wanted if not isinstance(k, int) or not 0 <= k <= depth]
+    if bad or not wanted:
+        raise UserError(
+            f"layers={list(wanted)} is out of range: the model has {depth} layers, numbered 1 to {depth} "
+            "(0 is the embedding output)"
+        )
+    return tuple(sorted(set(wanted)))
+
+
+def _load_inputs(cfg: DictConfig) -> dict[str, Any]:
+    """Everything read from files, before the model is loaded."""
+    common = {"on_bad_line": cfg.on_bad_line}
+    if cfg.source == "wiki":
+        return {"articles": load_articles(cfg.articles, limit=cfg.limit, seed=cfg.seed, **common)}
+    from .labels.labelling import parse_label
+
+    parse_label(cfg.label)
+    return {
+        "questions": load_questions(cfg.questions, limit=cfg.limit, seed=cfg.seed, **common),
+        "corpus": load_corpus(cfg.corpus, **common),
+    }
+
+
+def _builder(cfg: DictConfig, lm: CausalLM, needs: Needs, inputs: dict[str, Any]) -> LabelBuilder:
+    if cfg.source == "wiki":
+        from .labels.wiki import WikiBuilder, plan_cuts
+
+        cuts = plan_cuts(inputs["articles"], per_article=cfg.per_article, seed=cfg.seed)
+        return WikiBuilder(lm, cuts, needs, max_new_tokens=cfg.max_new_tokens)
+    from hydra.utils import instantiate
+
+    from .labels.cot import CotBuilder
+
+    return CotBuilder(
+        lm,
+        inputs["questions"],
+        retriever=instantiate(cfg.retriever, inputs["corpus"]),
+        prompt=instantiate(cfg.prompt),
+        needs=needs,
+        label=cfg.label,
+        k=cfg.k,
+        max_new_tokens=cfg.max_new_tokens,
+    )
+
+
+def _stack(states: list[Any], layers: int, width: int) -> Any:
+    import numpy as np
+
+    return np.stack(states) if states else np.zeros((0, layers, width), dtype=np.float32)
+
+
+def _plain(cfg: DictConfig) -> dict[str, Any]:
+    return OmegaConf.to_container(cfg, resolve=True)  # type: ignore[return-value]

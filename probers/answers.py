@@ -1,0 +1,95 @@
+"""Judging a generated answer against gold answers, as question answering does it.
+
+Normalisation follows SQuAD's: lower case, no punctuation, no English articles,
+single spaces. Every score is the maximum over the accepted answers.
+"""
+
+from __future__ import annotations
+
+import re
+import string
+from collections import Counter
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+_PUNCTUATION = str.maketrans("", "", string.punctuation)
+#: Answers that have no partial credit: "no" shares no meaning with "no evidence".
+_VERDICTS = frozenset({"yes", "no", "noanswer"})
+
+
+class F1(NamedTuple):
+    """Token overlap of a prediction with the best-matching answer, each in [0, 1]."""
+
+    f1: float
+    precision: float
+    recall: float
+
+
+def normalize_answer(text: str) -> str:
+    """Lower case without punctuation, articles and extra spaces."""
+    return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
+
+
+def exact_match(prediction: str, answers: Sequence[str]) -> float:
+    """1.0 when the normalised prediction is one of the normalised answers."""
+    return float(normalize_answer(prediction) in {normalize_answer(a) for a in answers})
+
+
+def f1_score(prediction: str, answers: Sequence[str]) -> F1:
+    """Token F1, precision and recall against the answer with the highest F1.
+
+    "yes", "no" and "noanswer" match only themselves. Without answers all are 0.
+    """
+    return max((_f1(normalize_answer(prediction), normalize_answer(a)) for a in answers), default=F1(0, 0, 0))
+
+
+def _f1(prediction: str, answer: str) -> F1:
+    if prediction == answer:
+        return F1(1.0, 1.0, 1.0)
+    if _VERDICTS & {prediction, answer}:
+        return F1(0.0, 0.0, 0.0)
+    ours, theirs = prediction.split(), answer.split()
+    common = sum((Counter(ours) & Counter(theirs)).values())
+    if not common:
+        return F1(0.0, 0.0, 0.0)
+    precision, recall = common / len(ours), common / len(theirs)
+    return F1(2 * precision * recall / (precision + recall), precision, recall)
+
+
+def accuracy_contains(
+    text: str, answers: Sequence[str], *, mode: Literal["tokens", "substring"] = "tokens"
+) -> float:
+    """1.0 when an answer stands in the text (ACC of Probing-RAG), after normalisation.
+
+    Args:
+        text: the whole generated text, rationale included.
+        answers: accepted answers; one that normalises to nothing is never contained.
+        mode: "tokens" asks for whole words; "substring" is the released variant,
+            for which "no" stands in "know".
+    """
+    if mode not in ("tokens", "substring"):
+        raise ValueError(f"mode={mode!r} is unknown: choose tokens or substring")
+    pad = " " if mode == "tokens" else ""
+    haystack = pad + normalize_answer(text) + pad
+    needles = (normalize_answer(a) for a in answers)
+    return float(any(n and pad + n + pad in haystack for n in needles))
+
+
+def extract_answer(text: str, cue: str) -> str:
+    """The final answer: the rest of the line after the last ``cue``.
+
+    Args:
+        text: generated text.
+        cue: the words that announce the answer, in any case, e.g. "the answer is" or "Answer:".
+
+    Returns:
+        The answer without surrounding spaces, quotes and final full stop; "" when the
+        cue is absent, so that an answer that was never given is never right.
+    """
+    start = text.lower().rfind(cue.lower())
+    if not cue or start < 0:
+        return ""
+    rest = text[start + len(cue) :].lstrip(": \n")
+    line = rest.splitlines()[0] if rest else ""
+    return line.strip().removesuffix(".").strip("\"'“”‘’ ")

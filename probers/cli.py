@@ -1,0 +1,283 @@
+"""Entry points of the console scripts: arguments in, exit code out.
+
+Hydra composes the configuration, but does not run the job: composing here keeps
+the working directory untouched, leaves no files behind, and lets every mistake end
+in one sentence and the right exit code (0 done, 1 failed, 2 wrong request, 130
+interrupted). Nothing heavy is imported before the request is known to be right.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import itertools
+import re
+import sys
+from collections.abc import Callable, Sequence
+from importlib import resources
+from typing import TYPE_CHECKING, Any
+
+from .types import RunError, UserError
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+#: Command -> function that runs it, imported only when needed.
+_TARGETS = {
+    "demo": "probers.demo:run",
+    "datagen": "probers.datagen.run:run",
+    "train": "probers.train.run:run",
+    "rag": "probers.rag.answer:run",
+    "compare": "probers.rag.compare:run",
+    "testbed": "probers.datagen.testbed.run:run",
+}
+#: Short forms: what the user types -> the key it sets.
+_ALIASES = {"model": "model.name"}
+_FLAGS = """\
+Flags:
+  --help       this text
+  --cfg job    print the resolved configuration and stop
+  -m           run every combination of comma-separated values (key=a,b)"""
+
+
+def demo() -> None:
+    """Console script ``probers-demo``."""
+    main("demo")
+
+
+def datagen() -> None:
+    """Console script ``probers-datagen``."""
+    main("datagen")
+
+
+def train() -> None:
+    """Console script ``probers-train``."""
+    main("train")
+
+
+def rag() -> None:
+    """Console script ``probers-rag``."""
+    main("rag")
+
+
+def compare() -> None:
+    """Console script ``probers-compare``."""
+    main("compare")
+
+
+def testbed() -> None:
+    """Console script ``probers-testbed``."""
+    main("testbed")
+
+
+def main(command: str, argv: Sequence[str] | None = None) -> None:
+    """Run a command with ``argv`` (default: the process's) and exit with its code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        code = _main(command, arguments)
+    except UserError as error:
+        code = _fail(f"probers-{command}: {error}", 2)
+    except RunError as error:
+        code = _fail(f"probers-{command}: {error}", 1)
+    except KeyboardInterrupt:
+        code = _fail(f"probers-{command}: interrupted; the same command goes on where it stopped", 130)
+    except BrokenPipeError:  # the reader of our output went away (`| head`)
+        sys.stderr.close()
+        code = 1
+    except OSError as error:
+        where = f" ({error.filename})" if error.filename else ""
+        code = _fail(f"probers-{command}: {error.strerror or error}{where}", 1)
+    sys.exit(code)
+
+
+def _fail(message: str, code: int) -> int:
+    print(message, file=sys.stderr)
+    return code
+
+
+def _main(command: str, arguments: list[str]) -> int:
+    if {"-h", "--help"} & set(arguments):
+        print(help_text(command))
+        return 0
+    flags = {a for a in arguments if a in ("-m", "--multirun")}
+    overrides = normalise([a for a in arguments if a not in flags])
+    show = _take_cfg_flag(overrides)
+    jobs = _sweep(overrides) if flags else [overrides]
+    configs = [compose(command, job) for job in jobs]
+    if show:
+        from omegaconf import OmegaConf
+
+        for config in configs:
+            print(OmegaConf.to_yaml(config, resolve=True), end="")
+        return 0
+    target = _load(command)
+    for job, config in zip(jobs, configs, strict=True):
+        if len(jobs) > 1:
+            print(f"== {' '.join(job)}", flush=True)
+        target(config)
+    return 0
+
+
+def _load(command: str) -> Callable[[DictConfig], Any]:
+    module, _, function = _TARGETS[command].partition(":")
+    return getattr(importlib.import_module(module), function)
+
+
+def run(command: str, overrides: Sequence[str]) -> Any:
+    """Run a command inside this process, as ``probers-demo`` does; returns what it returns."""
+    return _load(command)(compose(command, normalise(list(overrides))))
+
+
+def normalise(arguments: list[str]) -> list[str]:
+    """Hydra overrides from what was typed: ``--source wiki``, short keys, unquoted text."""
+    overrides: list[str] = []
+    position = 0
+    while position < len(arguments):
+        argument = arguments[position]
+        position += 1
+        if argument == "--source":
+            if position == len(arguments):
+                raise UserError("--source needs a value: --source wiki or --source cot")
+            argument = f"source={arguments[position]}"
+            position += 1
+        elif argument.startswith("--source="):
+            argument = argument.removeprefix("--")
+        elif argument in ("--cfg", "-c"):
+            overrides.append(argument)
+            continue
+        overrides.append(_quoted(argument))
+    return overrides
+
+
+def _quoted(argument: str) -> str:
+    """The override with free text quoted for Hydra's grammar, and aliases resolved."""
+    key, equals, value = argument.partition("=")
+    key = _ALIASES.get(key, key)
+    if not equals or key.startswith("-"):
+        return argument
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    if key == "question":  # always text, even where it looks like a list or a sweep
+        return f"{key}={_quote(value)}"
+    try:
+        OverridesParser.create().parse_override(f"{key}={value}")
+    except HydraException:
+        return f"{key}={_quote(value)}"
+    return f"{key}={value}"
+
+
+def _quote(text: str) -> str:
+    escaped = re.sub(r"(\\+)(?='|$)", r"\1\1", text).replace("'", r"\'")
+    return f"'{escaped}'"
+
+
+def _take_cfg_flag(overrides: list[str]) -> bool:
+    """Remove ``--cfg job`` from the arguments; whether it was there."""
+    for flag in ("--cfg", "-c"):
+        if flag in overrides:
+            index = overrides.index(flag)
+            if overrides[index + 1 : index + 2] != ["job"]:
+                raise UserError(f"{flag} takes the word 'job': {flag} job")
+            del overrides[index : index + 2]
+            return True
+    return False
+
+
+def _sweep(overrides: list[str]) -> list[list[str]]:
+    """Every combination of the comma-separated values among the overrides."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    axes: list[list[str]] = []
+    for override in OverridesParser.create().parse_overrides(overrides):
+        key = override.get_key_element()
+        if override.is_sweep_override():
+            axes.append([f"{key}={value}" for value in override.sweep_string_iterator()])
+        else:
+            axes.append([str(override.input_line)])
+    return [list(job) for job in itertools.product(*axes)]
+
+
+def compose(command: str, overrides: list[str]) -> DictConfig:
+    """The resolved configuration of a command.
+
+    Raises:
+        UserError: an unknown key or choice (the choices are listed), or an
+            argument that is no ``key=value``.
+    """
+    from hydra import compose as hydra_compose
+    from hydra import initialize_config_module
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+
+    for override in overrides:
+        if override.startswith("-") or "=" not in override:
+            raise UserError(f"cannot read the argument {override!r}: write key=value (see --help)")
+    try:
+        with initialize_config_module("probers.configs", version_base="1.3"):
+            return hydra_compose(command, overrides=overrides)
+    except (HydraException, OmegaConfBaseException) as error:
+        raise UserError(_explain(command, overrides, error)) from error
+
+
+def _explain(command: str, overrides: list[str], error: Exception) -> str:
+    """One sentence for what Hydra says in several lines."""
+    text = str(error)
+    missing = re.search(r"Could not find '([\w-]+)/([^']+)'", text)
+    if missing:
+        group, choice = missing.groups()
+        return f"unknown {group} {choice!r}: choose one of {', '.join(choices(group))}"
+    unknown = re.search(r"Could not override '([^']+)'|Key '([^']+)' is not in struct", text)
+    if unknown:
+        key = next(g for g in unknown.groups() if g)
+        keys = sorted(_keys(command))
+        near = difflib.get_close_matches(key, keys, n=1)
+        hint = f" (did you mean {near[0]}?)" if near else ""
+        return f"unknown key {key!r}{hint}: the keys are {', '.join(keys)}; --help explains them"
+    return f"cannot read {' '.join(overrides)}: {' '.join(text.split())}"
+
+
+def _keys(command: str) -> list[str]:
+    config = compose(command, [])
+    return [str(k) for k in config] + [f"model.{k}" for k in config.get("model", {})]
+
+
+def choices(group: str) -> list[str]:
+    """The names of a configuration group, e.g. every trigger."""
+    folder = resources.files("probers.configs").joinpath(group)
+    if not folder.is_dir():
+        return []
+    return sorted(f.name.removesuffix(".yaml") for f in folder.iterdir() if f.name.endswith(".yaml"))
+
+
+def help_text(command: str) -> str:
+    """The help of a command: its configuration file, whose comments explain every key."""
+    configs = resources.files("probers.configs")
+    lines = configs.joinpath(f"{command}.yaml").read_text(encoding="utf-8").splitlines()
+    about = list(itertools.takewhile(lambda line: line.startswith("#"), lines))
+    body = lines[len(about) :]
+    groups = sorted(
+        {m[1] for line in body if (m := re.match(r"\s+- (?:override /|/)?(\w+)(?:@\w+)?: ", line))}
+    )
+    # The defaults list is Hydra's business; its choices are shown in words below.
+    if "defaults:" in body:
+        start = body.index("defaults:")
+        end = start + 1
+        while end < len(body) and (body[end].startswith((" ", "-")) or not body[end].strip()):
+            end += 1
+        body = body[:start] + body[end:]
+    parts = [f"Usage: probers-{command} [key=value ...]", ""]
+    parts += [line.lstrip("# ") for line in about]
+    parts += ["", "Keys with their defaults:", *(f"  {line}".rstrip() for line in body if line.strip())]
+    for group in groups:
+        names = choices(group)
+        if names == ["default"]:  # a plain block of keys that several commands share
+            text = configs.joinpath(group, "default.yaml").read_text(encoding="utf-8")
+            parts += ["", *(f"  {group}.{line}" for line in text.splitlines())]
+        elif names:
+            parts += ["", f"{group}=NAME, one of: {', '.join(names)}"]
+            for name in names if len(names) < 30 else []:
+                text = configs.joinpath(group, f"{name}.yaml").read_text(encoding="utf-8")
+                keys = [x for x in text.splitlines() if x.strip() and "_target_" not in x]
+                parts += [f"  {group}={name}", *(f"    {line}" for line in keys)]
+    return "\n".join([*parts, "", _FLAGS])

@@ -1,0 +1,244 @@
+"""Greedy decoding of one batch, with everything that was asked for read on the way.
+
+Conventions, shared with :mod:`probers.scoring`:
+
+- Logits that produced token i come from the position before it; states and attention
+  of token i are read when token i itself is forwarded. The last token is forwarded too.
+- A stop string ends the text. Kept are the tokens that lie wholly before it, and
+  text, offsets, log-probabilities, states and attention all describe those tokens:
+  where one token holds both the last characters and the beginning of the stop string,
+  it is left out. Stop callables see the text after each token, which is kept.
+- A row that has ended leaves the batch; nothing is computed for it any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+
+from .capture import AttentionTap, StateTap
+from .forward import Decoder, token_scores
+from .offsets import Span, TextStream, token_offsets
+from .recorder import Recorder
+from .types import Generation, Needs, RunError, StopReason
+
+StopCallable = Callable[[str], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A tokenized prompt and its place in the caller's list, for error messages."""
+
+    index: int
+    text: str
+    ids: tuple[int, ...]
+    offsets: tuple[Span, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Stops:
+    """When a text ends before its length limit."""
+
+    eos: frozenset[int]
+    strings: tuple[str, ...] = ()
+    callables: tuple[StopCallable, ...] = ()
+
+    @property
+    def read_text(self) -> bool:
+        """Whether the text has to be decoded as it grows."""
+        return bool(self.strings or self.callables)
+
+    @property
+    def reach(self) -> int:
+        """Characters at the end of a text that may be the beginning of a stop string."""
+        return max((len(stop) for stop in self.strings), default=1) - 1
+
+    def find(self, text: str, known: int) -> int | None:
+        """Where the first stop string begins; none was in the first ``known`` characters."""
+        places = (text.find(stop, max(0, known - len(stop) + 1)) for stop in self.strings)
+        return min((place for place in places if place >= 0), default=None)
+
+
+@dataclass(slots=True)
+class _Row:
+    """A prompt's text as it grows."""
+
+    prompt: Prompt
+    stream: TextStream | None
+    ids: list[int] = field(default_factory=list)
+    kept: int = 0
+    stop: StopReason | None = None
+
+    def accept(self, token: int, stops: Stops, limit: int) -> None:
+        """Take the next token, and find out whether the text ends with it."""
+        if token in stops.eos:
+            self.kept, self.stop = len(self.ids), "eos"
+            return
+        self.ids.append(token)
+        self.kept = len(self.ids)
+        if self.stream is not None:
+            known = len(self.stream.visible)
+            self.stream.push(token)
+            text = self.stream.visible
+            place = stops.find(text, known)
+            if place is not None:
+                self.kept = sum(end <= place for _, end in self.stream.offsets())
+                self.stop = "stop"
+                return
+            if any(stop(text) for stop in stops.callables):
+                self.stop = "stop"
+                return
+        if len(self.ids) == limit:
+            self.stop = "length"
+
+    def safe(self, stops: Stops) -> int:
+        """How many tokens are kept whatever comes next."""
+        if self.stream is None or not stops.strings:
+            return len(self.ids)
+        return self.stream.settled(len(self.stream.visible) - stops.reach)
+
+
+class _Batch:
+    """The rows that still run: what the next forward pass needs of them."""
+
+    def __init__(self, decoder: Decoder, prompts: Sequence[Prompt]) -> None:
+        self._decoder = decoder
+        ids, self._mask, self._positions = decoder.pad([prompt.ids for prompt in prompts])
+        self._cache = DynamicCache(config=decoder.model.config)
+        self.rows = torch.arange(len(prompts), device=decoder.device)
+        self.active = list(range(len(prompts)))
+        self.width = ids.shape[1]
+        self.logits = self._forward(ids)
+
+    def _forward(self, ids: Tensor) -> Tensor:
+        logits = self._decoder(ids, self._mask, self._positions, cache=self._cache)
+        return logits[:, -1]
+
+    def select(self, slots: list[int]) -> None:
+        """Keep only some of the batch's rows."""
+        if len(slots) == len(self.active):
+            return
+        chosen = torch.tensor(slots, device=self._decoder.device)
+        self._cache.batch_select_indices(chosen)
+        self.rows, self._positions = self.rows[chosen], self._positions[chosen]
+        if self._mask is not None:
+            self._mask = self._mask[chosen]
+        self.active = [self.active[slot] for slot in slots]
+
+    def step(self, tokens: Tensor) -> None:
+        """Forward one token of each row (batch,)."""
+        if self._mask is not None:
+            self._mask = torch.cat([self._mask, self._mask.new_ones(len(tokens), 1)], dim=1)
+        self._positions = self._positions[:, -1:] + 1
+        self.logits = self._forward(tokens[:, None])
+
+
+@torch.inference_mode()
+def generate_batch(
+    decoder: Decoder, tokenizer: Any, prompts: Sequence[Prompt], *, limit: int, needs: Needs, stops: Stops
+) -> list[Generation]:
+    """Continue ``prompts`` by at most ``limit`` >= 1 tokens each, in their order.
+
+    Raises:
+        RunError: a logit or a recorded state is NaN or infinite.
+    """
+    rows = [_Row(p, TextStream(tokenizer, p.ids) if stops.read_text else None) for p in prompts]
+    width = max(len(prompt.ids) for prompt in prompts)
+    recorder = Recorder(needs, len(rows), width, limit, decoder.device)
+    logprobs = torch.zeros(2, len(rows), limit, device=decoder.device)  # and entropies
+    reads = bool(needs.layers or needs.attention)
+    with ExitStack() as taps:
+        states = taps.enter_context(StateTap(decoder.model, needs.layers))
+        attention = taps.enter_context(AttentionTap(decoder.model)) if needs.attention else None
+        if attention is not None:
+            attention.queries = 1
+        batch = _Batch(decoder, prompts)
+        if attention is not None:
+            recorder.prefilled(attention.take())
+        states.reduce = _last_position
+        for index in range(limit):
+            tokens = batch.logits.argmax(dim=-1)
+            logprobs[0, batch.rows, index], logprobs[1, batch.rows, index] = token_scores(
+                batch.logits, tokens
+            )
+            slots = []
+            for slot, (number, token) in enumerate(zip(batch.active, tokens.tolist(), strict=True)):
+                row = rows[number]
+                if row.stop is not None:  # its last token has been forwarded
+                    continue
+                row.accept(token, stops, limit)
+                if row.stop is not None:
+                    recorder.finish(number, row.kept)
+                # A text that ends with this token runs once more, only to be read.
+                if row.stop is None or (reads and row.kept > index):
+                    slots.append(slot)
+            if not slots:
+                break
+            tokens = tokens[torch.tensor(slots, device=tokens.device)]
+            batch.select(slots)
+            batch.step(tokens)
+            if reads:
+                attended = attention.take() if attention is not None else None
+                recorder.push(index, batch.rows, states.take(), attended)
+                safe = [rows[i].safe(stops) for i in batch.active if rows[i].stop is None]
+                recorder.commit(min(safe, default=limit))
+            if all(rows[i].stop is not None for i in batch.active):
+                break
+    recorder.close()
+    _refuse_broken(rows, needs, recorder, logprobs)
+    return _generations(tokenizer, rows, needs, recorder, logprobs)
+
+
+def _last_position(states: Tensor) -> Tensor:
+    return states[:, -1]
+
+
+def _refuse_broken(rows: Sequence[_Row], needs: Needs, recorder: Recorder, scores: Tensor) -> None:
+    """RunError for the first kept token whose state or logits are not finite."""
+    broken = recorder.broken()
+    if broken is not None:
+        row, token, layer = broken
+        raise RunError(
+            f"the state of layer {needs.layers[layer]} is NaN or infinite at generated token {token} "
+            f"of prompt {rows[row].prompt.index}; try dtype=float32 or bfloat16"
+        )
+    for row, token in (~scores.isfinite().all(dim=0)).nonzero().tolist():
+        if token < max(rows[row].kept, 1):
+            raise RunError(
+                f"the logits are NaN or infinite at generated token {token} of prompt "
+                f"{rows[row].prompt.index}; try dtype=float32 or bfloat16"
+            )
+
+
+def _generations(
+    tokenizer: Any, rows: Sequence[_Row], needs: Needs, recorder: Recorder, scores: Tensor
+) -> list[Generation]:
+    logprobs, entropies = scores.cpu().numpy()
+    generations = []
+    for number, row in enumerate(rows):
+        assert row.stop is not None
+        ids, prompt = tuple(row.ids[: row.kept]), row.prompt
+        text, offsets = token_offsets(tokenizer, ids, prompt.ids)
+        generations.append(
+            Generation(
+                prompt=prompt.text,
+                prompt_ids=prompt.ids,
+                prompt_offsets=prompt.offsets,
+                token_ids=ids,
+                text=text,
+                offsets=offsets,
+                logprobs=logprobs[number, : row.kept].copy(),
+                entropies=entropies[number, : row.kept].copy(),
+                stop=row.stop,
+                needs=needs,
+                states=recorder.states(number),
+                attention=recorder.attention(number, len(prompt.ids)),
+            )
+        )
+    return generations

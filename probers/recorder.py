@@ -1,0 +1,160 @@
+"""What a decoding batch leaves behind, pooled while it runs.
+
+Every buffer is indexed by the row a prompt had when the batch began, so that
+rows which finish can leave the batch without anything here being moved.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .capture import Attended
+from .types import AttentionRows, Needs
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """States and attention of one generated token of each active row, not yet committed."""
+
+    index: int
+    rows: Tensor  # (b,) original rows
+    states: Tensor | None  # (b, layers, d)
+    columns: Tensor | None  # (b, heads, g) weights on the last g generated tokens
+
+
+class Recorder:
+    """Pools the states and attention of the tokens that are kept.
+
+    Whether a token is kept may be known only later (a stop string can begin before
+    the token that completes it), so a step waits until it is committed; as a rule
+    that is at once, and at most for as many steps as the longest stop string has
+    characters.
+
+    Args:
+        rows: prompts in the batch.
+        width: prompt tokens per row, padding included.
+        steps: most tokens that may be generated.
+    """
+
+    def __init__(self, needs: Needs, rows: int, width: int, steps: int, device: torch.device) -> None:
+        self._needs = needs
+        self._width = width
+        self._waiting: deque[_Step] = deque()
+        self._kept: dict[int, int] = {}
+        self._pooled: Tensor | None = None  # (rows, layers, d) float32
+        self._tokens: list[list[Tensor]] = [[] for _ in range(rows)]
+        self._finite: Tensor | None = None  # (rows, steps, layers)
+        self._rows, self._steps, self._device = rows, steps, device
+        self._column_max: Tensor | None = None  # (rows, heads, steps)
+        if needs.attention:
+            self._attention = torch.zeros(rows, steps + 1, width + steps, device=device)
+
+    def prefilled(self, attended: Attended | None) -> None:
+        """Row 0 of the attention: the prompt's last position, which predicts token 0."""
+        if attended is not None:
+            weights = attended.weights()[:, :, -1]
+            keys = weights.shape[-1]
+            self._attention[:, 0, self._width - keys : self._width] = weights.mean(dim=1)
+
+    def push(self, index: int, rows: Tensor, states: Tensor | None, attended: Attended | None) -> None:
+        """Take what was read while token ``index`` of ``rows`` was forwarded.
+
+        Args:
+            rows: (b,) original rows of the batch that ran.
+            states: (b, layers, d).
+        """
+        columns = None
+        if states is not None:
+            if self._finite is None:
+                shape = (self._rows, self._steps, states.shape[1])
+                self._finite = torch.ones(shape, dtype=torch.bool, device=self._device)
+            self._finite[rows, index] = states.isfinite().all(dim=-1).to(self._device)
+        if attended is not None:
+            weights = attended.weights()[:, :, -1]  # (b, heads, k)
+            end = self._width + index + 1
+            self._attention[rows, index + 1, end - weights.shape[-1] : end] = weights.mean(dim=1)
+            columns = weights[:, :, -(index + 1) :]
+        if states is not None or columns is not None:
+            self._waiting.append(_Step(index, rows, states, columns))
+
+    def finish(self, row: int, kept: int) -> None:
+        """``row`` has ended and its first ``kept`` tokens are its text."""
+        self._kept[row] = kept
+
+    def commit(self, upto: int) -> None:
+        """Pool the waiting steps below ``upto``, which every row still running is known to keep."""
+        while self._waiting and self._waiting[0].index < upto:
+            self._pool(self._waiting.popleft())
+
+    def _pool(self, step: _Step) -> None:
+        rows, states, columns = step.rows, step.states, step.columns
+        if self._kept:
+            listed = rows.tolist()
+            keep = [i for i, row in enumerate(listed) if self._kept.get(row, self._steps) > step.index]
+            if len(keep) < len(listed):
+                chosen = torch.tensor(keep, dtype=torch.long, device=rows.device)
+                rows = rows[chosen]
+                states = None if states is None else states[chosen.to(states.device)]
+                columns = None if columns is None else columns[chosen]
+        if states is not None:
+            self._pool_states(rows, states)
+        if columns is not None:
+            if self._column_max is None:
+                shape = (self._rows, columns.shape[1], self._steps)
+                self._column_max = torch.zeros(shape, device=columns.device)
+            first = step.index + 1 - columns.shape[-1]
+            best = self._column_max[rows, :, first : step.index + 1]
+            self._column_max[rows, :, first : step.index + 1] = torch.maximum(best, columns)
+
+    def _pool_states(self, rows: Tensor, states: Tensor) -> None:
+        if self._needs.pool == "tokens":
+            for row, state in zip(rows.tolist(), states.float().cpu(), strict=True):
+                self._tokens[row].append(state)
+            return
+        states = states.to(self._device, torch.float32)
+        if self._pooled is None:
+            self._pooled = torch.zeros(self._rows, *states.shape[1:], device=self._device)
+        if self._needs.pool == "last":
+            self._pooled[rows] = states
+        else:
+            self._pooled.index_add_(0, rows, states)
+
+    def close(self) -> None:
+        """Pool what still waits; every row has finished."""
+        self.commit(self._steps + 1)
+
+    def broken(self) -> tuple[int, int, int] | None:
+        """(row, token, layer index) of the first kept state that is NaN or infinite."""
+        if self._finite is None or bool(self._finite.all()):
+            return None
+        for row, token, layer in (~self._finite).nonzero().tolist():
+            if token < self._kept[row]:
+                return row, token, layer
+        return None
+
+    def states(self, row: int) -> np.ndarray | None:
+        """(layers, d) or, for pool "tokens", (n, layers, d) float32; None when nothing was pooled."""
+        kept = self._kept[row]
+        if not self._needs.layers or not kept:
+            return None
+        if self._needs.pool == "tokens":
+            return torch.stack(self._tokens[row]).numpy()
+        assert self._pooled is not None
+        pooled = self._pooled[row]
+        return np.array((pooled / kept if self._needs.pool == "mean" else pooled).cpu())
+
+    def attention(self, row: int, prompt: int) -> AttentionRows | None:
+        """The kept part of ``row``'s attention, whose prompt has ``prompt`` tokens."""
+        if not self._needs.attention:
+            return None
+        kept = self._kept[row]
+        pad = self._width - prompt
+        rows = np.array(self._attention[row, : kept + 1, pad : self._width + kept].cpu())
+        if self._column_max is None or not kept:
+            return AttentionRows(rows, np.zeros(kept, dtype=np.float32))
+        return AttentionRows(rows, self._column_max[row, :, :kept].mean(dim=0).cpu().numpy())

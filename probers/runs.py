@@ -1,0 +1,172 @@
+"""Run folders: what a command wrote, from which configuration, and whether it finished.
+
+A run folder holds ``config.yaml`` (the resolved configuration) and ``run.json``
+(command, configuration fingerprint, complete or not). The fingerprint leaves out
+keys that do not change what is computed, so that a run can be resumed with another
+batch size or logger.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .types import UserError
+
+#: Keys (dotted) that say how a run is carried out, not what it computes.
+NOT_IDENTITY = ("out", "batch_size", "logger", "model.device", "overwrite")
+
+_RUN_FILE = "run.json"
+
+
+def write_atomic(path: Path, text: str) -> None:
+    """Write a text file so that a reader sees the old or the new one, never a part."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    with open(temporary, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+
+
+def canonical_json(value: Any) -> str:
+    """JSON with sorted keys and a fixed layout: equal values give equal bytes."""
+    return json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def identity(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of a resolved configuration that decides what is computed."""
+    kept = json.loads(json.dumps(config))
+    for dotted in NOT_IDENTITY:
+        *parents, leaf = dotted.split(".")
+        node = kept
+        for parent in parents:
+            node = node.get(parent, {}) if isinstance(node, dict) else {}
+        if isinstance(node, dict):
+            node.pop(leaf, None)
+    return kept
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """The folder one run of a command writes into.
+
+    Attributes:
+        path: the folder.
+        command: "datagen", "train", "rag", "compare" or "demo".
+        config: resolved configuration as plain containers.
+    """
+
+    path: Path
+    command: str
+    config: Mapping[str, Any]
+
+    @property
+    def fingerprint(self) -> str:
+        blob = canonical_json({"command": self.command, "config": identity(self.config)})
+        return hashlib.sha256(blob.encode()).hexdigest()[:16]
+
+    def claim(self) -> bool:
+        """Make the folder this run's own; True when an unfinished or finished run is there already.
+
+        Raises:
+            UserError: the folder holds a run of another command or configuration,
+                or files that no run of this toolkit wrote.
+        """
+        state = self._state()
+        if state is None:
+            if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+                raise UserError(
+                    f"out={self.path} exists and is not a run of probers-{self.command}: "
+                    "choose another out or remove it"
+                )
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._write(complete=False, summary={})
+            return False
+        if state["fingerprint"] != self.fingerprint:
+            raise UserError(
+                f"out={self.path} holds a different run ({self._difference(state)}): "
+                "choose another out, remove the folder, or pass overwrite=true"
+            )
+        return True
+
+    @property
+    def complete(self) -> bool:
+        """Whether the same run has already finished here."""
+        state = self._state()
+        return bool(state and state["complete"] and state["fingerprint"] == self.fingerprint)
+
+    def finish(self, summary: Mapping[str, Any] | None = None) -> None:
+        """Mark the run complete, with a few plain figures for whoever lists runs."""
+        self._write(complete=True, summary=dict(summary or {}))
+
+    def clear(self) -> None:
+        """Delete an earlier run in this folder (``overwrite=true``); foreign folders are refused."""
+        import shutil
+
+        if self._state() is not None:
+            shutil.rmtree(self.path)
+
+    def _state(self) -> dict[str, Any] | None:
+        return read_state(self.path)
+
+    def _write(self, *, complete: bool, summary: dict[str, Any]) -> None:
+        from omegaconf import OmegaConf
+
+        write_atomic(self.path / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(dict(self.config))))
+        state = {
+            "command": self.command, "fingerprint": self.fingerprint, "complete": complete,
+            "identity": identity(self.config), "summary": summary,
+        }  # fmt: skip
+        write_atomic(self.path / _RUN_FILE, canonical_json(state))
+
+    def _difference(self, state: Mapping[str, Any]) -> str:
+        if state["command"] != self.command:
+            return f"of probers-{state['command']}"
+        here, there = _flat(identity(self.config)), _flat(state["identity"])
+        keys = sorted(k for k in {*here, *there} if here.get(k) != there.get(k))
+        shown = [f"{k}: {there.get(k)} there, {here.get(k)} now" for k in keys[:2]]
+        return "; ".join(shown) + (f"; and {len(keys) - 2} more" if len(keys) > 2 else "")
+
+
+def read_state(path: Path) -> dict[str, Any] | None:
+    """The contents of a folder's ``run.json``, or None when it is no run folder."""
+    try:
+        state = json.loads((path / _RUN_FILE).read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except json.JSONDecodeError as error:
+        raise UserError(f"{path / _RUN_FILE} is damaged ({error}): remove the folder {path}") from error
+    return state if isinstance(state, dict) and "fingerprint" in state else None
+
+
+def newest(kind: str, *, root: Path = Path("runs"), model: str | None = None) -> Path | None:
+    """The newest complete feature store ("store") or prober ("prober") below ``root``.
+
+    Args:
+        model: only what was made with this model name.
+    """
+    command = {"store": "datagen", "prober": "train"}[kind]
+    found: list[tuple[float, Path]] = []
+    for file in root.glob(f"**/{_RUN_FILE}"):
+        state = read_state(file.parent)
+        if not state or state["command"] != command or not state["complete"]:
+            continue
+        if model is not None and state["summary"].get("model") != model:
+            continue
+        found.append((file.stat().st_mtime, file.parent))
+    return max(found)[1] if found else None
+
+
+def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
+    if not isinstance(value, dict):
+        return {prefix: value}
+    flat: dict[str, Any] = {}
+    for key, item in value.items():
+        flat.update(_flat(item, f"{prefix}.{key}" if prefix else str(key)))
+    return flat

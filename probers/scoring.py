@@ -1,0 +1,151 @@
+"""One teacher-forced pass over texts that exist already: the twin of greedy decoding.
+
+Same conventions, same fields, so that what decoding recorded can be had again, or
+checked, from the tokens alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .capture import AttentionTap, StateTap
+from .decoding import Prompt
+from .forward import Decoder, token_scores
+from .offsets import token_offsets
+from .types import AttentionRows, Generation, Needs, RunError
+
+
+@torch.inference_mode()
+def score_batch(
+    decoder: Decoder,
+    tokenizer: Any,
+    prompts: Sequence[Prompt],
+    continuations: Sequence[Sequence[int]],
+    *,
+    needs: Needs,
+) -> list[Generation]:
+    """What generation would have recorded, had it written ``continuations`` (each at least one token).
+
+    Raises:
+        RunError: a logit or a recorded state is NaN or infinite.
+    """
+    lengths = [len(ids) for ids in continuations]
+    longest = max(lengths)
+    ids, mask, positions = decoder.pad([(*p.ids, *c) for p, c in zip(prompts, continuations, strict=True)])
+    count = torch.tensor(lengths, device=decoder.device)
+    scored = torch.arange(longest, 0, -1, device=decoder.device) <= count[:, None]  # (batch, longest)
+    finite: list[Tensor] = []
+    with ExitStack() as taps:
+        states = taps.enter_context(StateTap(decoder.model, needs.layers))
+        attention = taps.enter_context(AttentionTap(decoder.model)) if needs.attention else None
+        if attention is not None:
+            attention.queries = longest + 1
+        states.reduce = _pooling(needs, scored, finite)
+        logits = decoder(ids, mask, positions, keep=longest + 1)
+        pooled = states.take()
+        attended = attention.take() if attention is not None else None
+    _refuse_broken(prompts, needs, scored, finite)
+    generations = []
+    for row, (prompt, length) in enumerate(zip(prompts, lengths, strict=True)):
+        tokens = ids[row, -length:]
+        logprobs, entropies = token_scores(logits[row, -length - 1 : -1], tokens)
+        _refuse_broken_scores(prompt, torch.stack([logprobs, entropies]))
+        text, offsets = token_offsets(tokenizer, continuations[row], prompt.ids)
+        rows = None
+        if attended is not None:
+            weights = attended.weights(row)[0, :, -length - 1 :, -len(prompt.ids) - length :]
+            rows = AttentionRows(np.array(weights.mean(dim=0).cpu()), _column_max(weights, length))
+        generations.append(
+            Generation(
+                prompt=prompt.text,
+                prompt_ids=prompt.ids,
+                prompt_offsets=prompt.offsets,
+                token_ids=tuple(continuations[row]),
+                text=text,
+                offsets=offsets,
+                logprobs=logprobs.cpu().numpy(),
+                entropies=entropies.cpu().numpy(),
+                stop="length",
+                needs=needs,
+                states=_states(pooled, row, length, needs),
+                attention=rows,
+            )
+        )
+    return generations
+
+
+@torch.inference_mode()
+def attend_alone(decoder: Decoder, sequences: Sequence[Sequence[int]]) -> list[AttentionRows]:
+    """Last-layer attention over ``sequences`` (each at least one token) with nothing before them.
+
+    Row 0 is zero, for no position predicts the first token.
+    """
+    ids, mask, positions = decoder.pad(sequences)
+    with AttentionTap(decoder.model) as tap:
+        tap.queries = ids.shape[1]
+        decoder(ids, mask, positions)
+        attended = tap.take()
+    results = []
+    for row, sequence in enumerate(sequences):
+        length = len(sequence)
+        weights = attended.weights(row)[0, :, -length:, -length:]
+        rows = np.zeros((length + 1, length), dtype=np.float32)
+        rows[1:] = weights.mean(dim=0).cpu()
+        results.append(AttentionRows(rows, _column_max(weights, length)))
+    return results
+
+
+def _column_max(weights: Tensor, length: int) -> np.ndarray:
+    """(n,) from (heads, q, k): the maximum over the last n queries, then the mean over heads."""
+    return np.array(weights[:, -length:, -length:].amax(dim=1).mean(dim=0).cpu())
+
+
+def _pooling(needs: Needs, scored: Tensor, finite: list[Tensor]) -> Callable[[Tensor], Tensor]:
+    """What the tap does with a layer's states (batch, length, d); notes which tokens are finite."""
+    longest = scored.shape[1]
+
+    def pool(states: Tensor) -> Tensor:
+        states = states[:, -longest:].float()
+        here = scored.to(states.device)
+        finite.append((states.isfinite().all(dim=-1) | ~here).to(scored.device))
+        if needs.pool == "last":
+            return states[:, -1]
+        if needs.pool == "tokens":
+            return states.cpu()
+        return states.masked_fill(~here[..., None], 0.0).sum(dim=1) / here.sum(dim=1, keepdim=True)
+
+    return pool
+
+
+def _states(pooled: Tensor | None, row: int, length: int, needs: Needs) -> np.ndarray | None:
+    if pooled is None:
+        return None
+    if needs.pool == "tokens":  # (batch, layers, longest, d)
+        return np.array(pooled[row, :, -length:].transpose(0, 1))
+    return np.array(pooled[row].cpu())
+
+
+def _refuse_broken(prompts: Sequence[Prompt], needs: Needs, scored: Tensor, finite: Sequence[Tensor]) -> None:
+    """RunError for the first state that is not finite; blocks run in ascending order."""
+    for layer, good in zip(sorted(set(needs.layers)), finite, strict=True):
+        for row, column in (~good).nonzero().tolist():
+            token = column - scored.shape[1] + int(scored[row].sum())
+            raise RunError(
+                f"the state of layer {layer} is NaN or infinite at token {token} of the continuation "
+                f"of prompt {prompts[row].index}; try dtype=float32 or bfloat16"
+            )
+
+
+def _refuse_broken_scores(prompt: Prompt, scores: Tensor) -> None:
+    broken = (~scores.isfinite().all(dim=0)).nonzero()
+    if len(broken):
+        raise RunError(
+            f"the logits are NaN or infinite at token {int(broken[0])} of the continuation "
+            f"of prompt {prompt.index}; try dtype=float32 or bfloat16"
+        )

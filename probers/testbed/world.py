@@ -1,0 +1,203 @@
+"""The controlled-knowledge world: entities, facts, and what a model is taught of them.
+
+Every fact carries two values: the truth, which the retrieval corpus tells, and
+what the model is taught, which may be the same (known), an earlier value of a
+volatile attribute (stale), a wrong value (misbelieved) or nothing (unknown).
+
+A world is closed by split: links never leave the train, validation or test part,
+so an entity of one part is neither asked about nor a bridge in another.
+
+Staleness follows a trait the model is taught about the entity (the occupation of
+a person, the region of a town, the industry of a company): half of the trait's
+values make the volatile attribute change often, the other half seldom. Neither
+the question nor a greedy answer shows the trait, so only a reader of what the
+model knows can tell which confident answers are out of date.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+from .names import NameMaker
+from .relations import BY_KEY, BY_KIND, RELATIONS, Relation, plain_values
+
+KINDS = ("known", "stale", "misbelieved", "unknown")
+SPLITS = ("train", "validation", "test")
+
+
+@dataclass(frozen=True, slots=True)
+class WorldConfig:
+    """Size and composition of a world; the fields of ``configs/testbed`` have the same names.
+
+    Attributes:
+        known: known entities per kind; as many unknown ones are made.
+        split: share of entities per split, in the order of ``SPLITS``.
+        volatile_rate: probability that a volatile fact changed, for entities
+            with an unsettled and with a settled trait.
+        misbelieved_rate: probability that another fact is taught wrongly.
+    """
+
+    seed: int = 0
+    known: tuple[tuple[str, int], ...] = (
+        ("person", 1200), ("town", 500), ("company", 500), ("film", 400), ("river", 80),
+    )  # fmt: skip
+    split: tuple[float, float, float] = (0.6, 0.15, 0.25)
+    volatile_rate: tuple[float, float] = (0.92, 0.08)
+    misbelieved_rate: float = 0.07
+
+
+@dataclass(frozen=True, slots=True)
+class Entity:
+    """A named thing of the world; ``known`` says whether the model is taught about it."""
+
+    id: str
+    kind: str
+    name: str
+    pronoun: str
+    split: str
+    known: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """One attribute value. ``truth`` and ``taught`` are texts; the ``*_id`` name target entities."""
+
+    entity: str
+    relation: str
+    truth: str
+    taught: str | None
+    kind: str
+    truth_id: str = ""
+    taught_id: str = ""
+
+
+@dataclass(slots=True)
+class World:
+    """Entities by id and facts by ``(entity id, relation key)``."""
+
+    config: WorldConfig
+    entities: dict[str, Entity] = field(default_factory=dict)
+    facts: dict[tuple[str, str], Fact] = field(default_factory=dict)
+    unsettled: dict[str, frozenset[str]] = field(default_factory=dict)
+    names: set[str] = field(default_factory=set)
+
+    def facts_of(self, entity: Entity) -> list[Fact]:
+        return [self.facts[entity.id, r.key] for r in BY_KIND[entity.kind]]
+
+    @classmethod
+    def generate(cls, config: WorldConfig, *, taken: set[str] | None = None) -> World:
+        """Build the world of ``config``; the same config gives the same world.
+
+        Args:
+            taken: words that names must not use (and to which the new ones are
+                added), so that throwaway worlds never touch the main one.
+        """
+        rng = random.Random(f"world:{config.seed}")
+        world = cls(config, names=set() if taken is None else taken)
+        world._make_entities(NameMaker(rng, world.names), rng)
+        for relation in RELATIONS:
+            if relation.trait:
+                values = plain_values(relation)
+                half = rng.sample(values, len(values) // 2)
+                world.unsettled[relation.key] = frozenset(half)
+        pools = world._pools()
+        # Traits first: the kind of a volatile fact depends on its entity's trait.
+        for relation in sorted(RELATIONS, key=lambda r: not r.trait):
+            for entity in world.entities.values():
+                if entity.kind == relation.kind:
+                    world.facts[entity.id, relation.key] = world._make_fact(
+                        rng, entity, relation, pools
+                    )
+        return world
+
+    def _make_entities(self, names: NameMaker, rng: random.Random) -> None:
+        for kind, count in self.config.known:
+            # Names are drawn before their owners' knowledge and split are dealt out.
+            drawn = [names.make(kind) for _ in range(2 * count)]
+            parts = {known: self._deal_splits(rng, count) for known in (True, False)}
+            for index, (name, pronoun) in enumerate(drawn):
+                known = index % 2 == 0
+                ident = f"{kind}-{index:04d}"
+                self.entities[ident] = Entity(ident, kind, name, pronoun, parts[known].pop(), known)
+
+    def _deal_splits(self, rng: random.Random, count: int) -> list[str]:
+        """``count`` split names in random order, in the configured shares to within one."""
+        cuts = [0.0]
+        for share in self.config.split:
+            cuts.append(cuts[-1] + share * count)
+        sizes = [round(b) - round(a) for a, b in zip(cuts, cuts[1:])]
+        dealt = [name for name, size in zip(SPLITS, sizes) for _ in range(size)]
+        rng.shuffle(dealt)
+        return dealt
+
+    def _pools(self) -> dict[tuple[str, str, bool], list[Entity]]:
+        pools: dict[tuple[str, str, bool], list[Entity]] = {}
+        for entity in self.entities.values():
+            pools.setdefault((entity.kind, entity.split, entity.known), []).append(entity)
+        return pools
+
+    def is_unsettled(self, entity: Entity) -> bool:
+        """Whether the entity's true trait is one that makes its volatile fact change often."""
+        for relation in BY_KIND[entity.kind]:
+            if relation.trait:
+                return self.facts[entity.id, relation.key].truth in self.unsettled[relation.key]
+        return False
+
+    def _make_fact(
+        self,
+        rng: random.Random,
+        entity: Entity,
+        relation: Relation,
+        pools: dict[tuple[str, str, bool], list[Entity]],
+    ) -> Fact:
+        def draw(prefer: tuple[bool, ...], avoid: str = "") -> tuple[str, str]:
+            if not relation.target:
+                return rng.choice([v for v in plain_values(relation) if v != avoid]), ""
+            for known in prefer:
+                pool = pools.get((relation.target, entity.split, known), [])
+                choices = [e for e in pool if e.name != avoid and e.id != entity.id]
+                if choices:
+                    target = rng.choice(choices)
+                    return target.name, target.id
+            raise ValueError(
+                f"the {entity.split} split has no {relation.target} for {relation.key}: "
+                f"raise the counts of {self.config.known}"
+            )
+
+        either = ((True, False), (False, True))
+        if not entity.known:
+            truth, truth_id = draw(rng.choice(either))
+            return Fact(entity.id, relation.key, truth, None, "unknown", truth_id)
+        taught, taught_id = draw((True,))
+        kind = "known"
+        if relation.volatile:
+            rate = self.config.volatile_rate[0 if self.is_unsettled(entity) else 1]
+            kind = "stale" if rng.random() < rate else "known"
+        elif not relation.trait and rng.random() < self.config.misbelieved_rate:
+            kind = "misbelieved"
+        truth, truth_id = taught, taught_id
+        if kind != "known":
+            truth, truth_id = draw(rng.choice(either), avoid=taught)
+        return Fact(entity.id, relation.key, truth, taught, kind, truth_id, taught_id)
+
+    def follow(self, entity: Entity, chain: tuple[str, ...]) -> tuple[list[Fact], list[Fact] | None]:
+        """Facts along a chain of relations: the true ones, and those the model was taught.
+
+        The second list is None when the taught chain breaks at something untaught.
+        """
+        truth: list[Fact] = []
+        taught: list[Fact] | None = []
+        true_at, taught_at = entity.id, entity.id
+        for key in chain:
+            fact = self.facts[true_at, key]
+            truth.append(fact)
+            true_at = fact.truth_id
+            if taught is not None:
+                believed = self.facts[taught_at, key]
+                taught = None if believed.taught is None else [*taught, believed]
+                taught_at = believed.taught_id
+        return truth, taught
+
+    def relation(self, fact: Fact) -> Relation:
+        return BY_KEY[fact.relation]

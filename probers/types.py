@@ -1,0 +1,195 @@
+"""Small frozen types that cross the borders between datagen, train and rag.
+
+This module imports neither torch nor transformers, so that everything may import it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+if TYPE_CHECKING:
+    import numpy as np
+
+Pool = Literal["mean", "last", "tokens"]
+Site = Literal["resid_post", "resid_mid", "attn_out", "mlp_out"]
+StopReason = Literal["eos", "stop", "length"]
+
+
+class UserError(Exception):
+    """A mistake in the request: shown as one sentence without a traceback, exit code 2."""
+
+
+class RunError(Exception):
+    """A failure while running: shown as one sentence, exit code 1; finished work is kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """A retrievable text; ``score`` is the retriever's (higher is better) once retrieved."""
+
+    id: str
+    title: str
+    text: str
+    score: float | None = None
+    is_gold: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A question with its gold answers.
+
+    Attributes:
+        answers: accepted answers; empty when unknown (metrics are then null).
+        group: what may not be on two sides of a split (question or entity).
+        split: "train", "validation", "test", or "" when the store decides.
+        truth: what is known of the model's knowledge; on the testbed ``kind``
+            (known, stale, misbelieved, unknown), ``type`` (relation chain) and
+            ``believed`` (the answer it was taught, or None).
+    """
+
+    id: str
+    question: str
+    answers: tuple[str, ...] = ()
+    rationale: str = ""
+    dataset: str = ""
+    passages: tuple[Passage, ...] = ()
+    group: str = ""
+    split: str = ""
+    truth: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Article:
+    """An encyclopedia article as sentences in natural text."""
+
+    id: str
+    title: str
+    sentences: tuple[str, ...]
+    split: str = ""
+    truth: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What a generation has to record; nothing else is captured.
+
+    Attributes:
+        layers: layers whose states are wanted, 1-based (0 is the embedding
+            output, k the residual stream after the k-th block, before any final norm).
+        pool: "mean" and "last" over the generated tokens, or "tokens" for all of them.
+        attention: last-layer attention rows and column maxima.
+
+    Log-probabilities and entropies cost nothing beside the logits and are always there.
+    """
+
+    layers: tuple[int, ...] = ()
+    site: Site = "resid_post"
+    pool: Pool = "mean"
+    attention: bool = False
+
+    def union(self, other: Needs) -> Needs:
+        """Both needs at once; raises ValueError when their sites or poolings differ."""
+        if self.layers and other.layers and (self.site, self.pool) != (other.site, other.pool):
+            raise ValueError(
+                f"cannot record {self.site}/{self.pool} and {other.site}/{other.pool} in one pass"
+            )
+        states = self if self.layers else other
+        return Needs(
+            layers=tuple(sorted({*self.layers, *other.layers})),
+            site=states.site,
+            pool=states.pool,
+            attention=self.attention or other.attention,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionRows:
+    """Attention of one layer, recorded while n tokens were generated after p prompt tokens.
+
+    Attributes:
+        rows: (n + 1, p + n) float32, mean over heads. Row i is the attention of
+            the position that predicted token i; row i + 1 is that of token i
+            itself. Entries right of a row's own position are 0.
+        column_max: (n,) float32, for each generated token the maximum over the
+            generated queries at or after it (its own row included) per head,
+            then the mean over heads.
+    """
+
+    rows: np.ndarray
+    column_max: np.ndarray
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """n tokens that a model wrote (or was made to write) after a prompt.
+
+    Special tokens at the end (EOS) are not part of it. Arrays are numpy.
+
+    Attributes:
+        text: decoded text of the n tokens.
+        offsets: [start, end) of each token in ``text``, characters.
+        logprobs: (n,) float32, nats, from raw logits.
+        entropies: (n,) float32, nats, of the distribution that produced each token.
+        states: (layers, d) for pooled needs, (n, layers, d) for pool "tokens",
+            layers in the order of ``needs.layers``; None when no layer was asked for.
+        prompt_offsets: [start, end) of each prompt token in ``prompt``.
+        stop: why it ended: "eos", "stop" (a stop string or callable) or "length".
+    """
+
+    prompt: str
+    prompt_ids: tuple[int, ...]
+    prompt_offsets: tuple[tuple[int, int], ...]
+    token_ids: tuple[int, ...]
+    text: str
+    offsets: tuple[tuple[int, int], ...]
+    logprobs: np.ndarray
+    entropies: np.ndarray
+    stop: StopReason
+    needs: Needs = Needs()
+    states: np.ndarray | None = None
+    attention: AttentionRows | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """A trigger's verdict on one generation.
+
+    Attributes:
+        fire: retrieve now.
+        score: what was compared with ``threshold`` (fires above it); higher
+            means more likely wrong. NaN is an error where it is made.
+        position: character offset in the generation's text where the accepted
+            text ends when it fires mid-answer; None when the verdict is on the
+            whole answer, which is then written anew.
+        tokens: indices of the tokens that fired, for the query formulation.
+        token_scores: one score per token, for display; empty when the trigger has none.
+    """
+
+    fire: bool
+    score: float
+    threshold: float
+    position: int | None = None
+    tokens: tuple[int, ...] = ()
+    token_scores: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One pass of the RAG loop: what was generated, decided, asked and fetched."""
+
+    text: str
+    decision: Decision | None
+    query: str | None
+    passage_ids: tuple[str, ...]
+    accepted: str
+    tokens: tuple[tuple[int, int], ...] = ()
+
+
+class Retriever(Protocol):
+    """Finds passages for queries."""
+
+    def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
+        """Up to ``k`` passages per query, best first, with scores; fewer when fewer match."""
+        ...

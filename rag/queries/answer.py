@@ -1,0 +1,38 @@
+"""Ask with the question and what the model answered: rationale and answer (Probing-RAG)."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from probers.types import Decision, Generation, Needs, Question
+
+from ..triggers.base import State
+
+
+@dataclass(frozen=True)
+class AnswerQuery:
+    """Question, rationale and answer, without the words that announce the answer.
+
+    A wrong answer still tends to name what the question is about, and in a
+    two-hop question the first hop.
+
+    Attributes:
+        with_passages: from the second retrieval on, put the passages seen so far
+            between question and rationale, as algorithm 1 of Probing-RAG is written.
+    """
+
+    with_passages: bool = False
+
+    @property
+    def needs(self) -> Needs:
+        return Needs()
+
+    def __call__(self, question: Question, generation: Generation, decision: Decision, state: State) -> str:
+        text = state.partial + generation.text[: decision.position]
+        cue = re.escape(state.prompt.answer_cue.strip())
+        parts = [question.question]
+        if self.with_passages:
+            parts += [p.text for p in state.passages]
+        parts += re.split(cue, text, flags=re.IGNORECASE)
+        return " ".join(" ".join(parts).split())

@@ -1,0 +1,124 @@
+"""The page around the parts: head with its content policy, sections in reading order."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Mapping
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from probers.runs import write_atomic
+
+from .examples import examples_html
+from .layer_charts import controls_chart, layers_chart
+from .markup import count, esc
+from .series import Series, assign
+from .summary import notes_html, summary_html
+from .tables import knowledge_table, legend, methods_table, more_table, pairs_table
+from .trigger_charts import roc_chart, tradeoff_chart
+
+
+def write_report(results: Mapping[str, Any], data: Mapping[str, Any], path: Path) -> None:
+    """Write the comparison as one HTML file that needs nothing else, no network and no script.
+
+    Parts without data are left out; figures that are null are dashes. The file is
+    replaced atomically.
+
+    Args:
+        results: results.json, schema 1. Intervals of trigger figures may be filed in
+            ``ci95`` as "trigger.auroc" or "auroc", paired differences likewise.
+        data: what the page needs beyond it: ``title``, ``command``, ``model``, ``corpus``,
+            ``n``, ``threshold_rule``, ``date``, ``flags``, ``knowledge_em``, ``layers``,
+            ``controls``, ``ensemble``, ``roc``, ``replay``, ``points``, ``notes`` and
+            ``examples``; every one may be absent.
+        path: the file to write.
+    """
+    write_atomic(Path(path), report_html(results, data))
+
+
+def report_html(results: Mapping[str, Any], data: Mapping[str, Any]) -> str:
+    """The page as text; see :func:`write_report`."""
+    style = files(__package__).joinpath("style.css").read_text(encoding="utf-8")
+    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    # Nothing may load or run but this very style sheet: injected markup stays inert even if escaping failed.
+    policy = f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
+    title = esc(data.get("title") or "Comparison of retrieval triggers")
+    looks = assign(_names(results, data))
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        '<meta name="color-scheme" content="light dark">\n<meta name="referrer" content="no-referrer">\n'
+        f"<title>{title}</title>\n<style>{style}</style>\n</head>\n<body>\n<main>\n"
+        f"<header><h1>{title}</h1>{summary_html(results, data)}{_facts(results, data)}</header>\n"
+        f"{notes_html(data)}\n{_sections(results, data, looks)}\n</main>\n</body>\n</html>\n"
+    )
+
+
+def _names(results: Mapping[str, Any], data: Mapping[str, Any]) -> list[str]:
+    """Every method that any part of the page names."""
+    names = list(results.get("methods") or {})
+    for part in ("knowledge_em", "roc", "replay", "points"):
+        names += list(data.get(part) or {})
+    for example in data.get("examples") or []:
+        names += [str(method.get("method")) for method in example.get("methods") or []]
+    return list(dict.fromkeys(names))
+
+
+def _facts(results: Mapping[str, Any], data: Mapping[str, Any]) -> str:
+    """Model, corpus, threshold, date and command as a list of facts."""
+    n = data.get("n", results.get("n"))
+    facts = [
+        ("Model", esc(data.get("model") or "")),
+        ("Corpus", esc(data.get("corpus") or "")),
+        ("Questions", f"{int(n):,}" if n is not None else ""),
+        ("Threshold", esc(data.get("threshold_rule") or "")),
+        ("Date", esc(data.get("date") or "")),
+        ("Command", f"<code>{esc(data['command'])}</code>" if data.get("command") else ""),
+    ]
+    return f'<dl class="facts">{"".join(f"<div><dt>{k}</dt><dd>{v}</dd></div>" for k, v in facts if v)}</dl>'
+
+
+def _sections(results: Mapping[str, Any], data: Mapping[str, Any], looks: Mapping[str, Series]) -> str:
+    """The parts that have data, in reading order."""
+    methods = methods_table(results, data, looks) if results.get("methods") else ""
+    if methods:
+        methods += legend()
+        methods += f"<details><summary>Further figures</summary>{more_table(results)}</details>"
+    triggers = _figure(
+        tradeoff_chart(data, looks),
+        "Exact match against retrievals per question. Markers are measured runs with 95% intervals;"
+        " lines replay the recorded scores at every threshold. Hollow grey markers bound the others.",
+    ) + _figure(
+        roc_chart(data, looks),
+        "ROC of every trigger for “the answer is wrong”, with its AUROC. Markers only tell the curves apart;"
+        " on the dotted line a trigger is guessing.",
+    )
+    layers = _figure(
+        layers_chart(data),
+        "Held-out accuracy and AUROC of the head of each layer, with the 95% band of AUROC. Level lines:"
+        " the controls, and all layers together. Which layer is best is only known afterwards.",
+    ) + _figure(
+        controls_chart(data),
+        "AUROC of all layers together and of every control on held-out answers, with 95% intervals, best first.",
+    )
+    examples = data.get("examples") or []
+    parts = (
+        ("methods", "Methods", methods),
+        ("decisions", "Decisions and their cost", triggers and f'<div class="figures">{triggers}</div>'),
+        ("knowledge", "By what the model was taught", knowledge_table(data, looks)),
+        ("layers", "Layers and controls", layers and f'<div class="figures">{layers}</div>'),
+        ("pairs", "Paired differences", pairs_table(results)),
+        ("examples", f"{count(len(examples), 'example')}", examples_html(examples, looks)),
+    )
+    return "\n".join(
+        f'<section aria-labelledby="{key}"><h2 id="{key}">{esc(title)}</h2>{body}</section>'
+        for key, title, body in parts
+        if body
+    )
+
+
+def _figure(chart: str, caption: str) -> str:
+    return f"<figure>{chart}<figcaption>{esc(caption)}</figcaption></figure>" if chart else ""

@@ -1,0 +1,23 @@
+"""Always retrieve, once, with the question, before anything is generated (SR-RAG)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from probers.types import Decision, Generation, Needs
+
+from .base import State
+
+
+@dataclass(frozen=True)
+class Always:
+    """Single-round retrieval for every question, whatever query formulation is configured."""
+
+    before = True
+
+    @property
+    def needs(self) -> Needs:
+        return Needs()
+
+    def __call__(self, generation: Generation, state: State) -> Decision:
+        return Decision(fire=False, score=0.0, threshold=0.5)

@@ -1,0 +1,21 @@
+"""Never retrieve: the model answers from what it has learnt (wo-RAG)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from probers.types import Decision, Generation, Needs
+
+from .base import State
+
+
+@dataclass(frozen=True)
+class Never:
+    """Closed-book answers; the lower reference of every comparison."""
+
+    @property
+    def needs(self) -> Needs:
+        return Needs()
+
+    def __call__(self, generation: Generation, state: State) -> Decision:
+        return Decision(fire=False, score=0.0, threshold=0.5)

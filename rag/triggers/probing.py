@@ -1,0 +1,117 @@
+"""Retrieve when trained heads read "wrong" from the hidden states of the answer (Probing-RAG)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import InitVar, dataclass, field, replace
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from probers.signals import signals
+from probers.types import Decision, Generation, Needs, RunError, UserError
+
+from .base import State, unanswered, verdict
+
+if TYPE_CHECKING:
+    from probers.bank import ProbeBank
+    from probers.features import ModelSpec
+    from probers.prompts import PromptTemplate
+
+
+@dataclass
+class Probing:
+    """Fires on the whole answer, and on the new answer after every retrieval (algorithm 1).
+
+    In the paper's terms it retrieves when sum of logit[wrong] + theta > sum of
+    logit[correct] over the bank's layers, which is score > -theta.
+
+    Attributes:
+        bank: the trained heads, or the path of a prober folder.
+        threshold: fires when the score is above it; None takes the one that the
+            bank chose on its validation questions.
+        theta: the paper's form of the threshold, with the opposite sign; higher
+            retrieves more. Not together with ``threshold``.
+        combine: sum "logits" (paper) or "probabilities" (released code) over layers;
+            None is as the bank was calibrated. Another than the bank's has its own
+            scale: the threshold is then 0 unless one is given.
+        with_entropy: score by the bank's logistic model over heads and entropies.
+    """
+
+    bank: ProbeBank | str | None
+    threshold: float | None = None
+    theta: InitVar[float | None] = None
+    combine: Literal["logits", "probabilities"] | None = None
+    with_entropy: bool = False
+    _bank: ProbeBank = field(init=False, repr=False)
+    _threshold: float = field(init=False, repr=False)
+
+    def __post_init__(self, theta: float | None) -> None:
+        if self.bank is None:
+            raise UserError("trigger=probing needs a prober: make one with probers-train, or pass prober=PATH")
+        if theta is not None and self.threshold is not None:
+            raise UserError(f"give trigger.theta={theta} or trigger.threshold={self.threshold}, not both")
+        bank = _load(self.bank)
+        recombined = self.combine is not None and self.combine != bank.combine
+        if recombined:
+            bank = replace(bank, combine=self.combine)
+        if self.with_entropy and (recombined or bank.entropy_model is None):
+            reason = "was fitted with another combine" if recombined else "was trained without signals"
+            raise UserError(f"trigger.with_entropy=true: the prober {reason}; use with_entropy=false")
+        chosen = bank.threshold
+        if self.with_entropy and bank.entropy_model is not None:
+            chosen = bank.entropy_model.threshold
+        elif recombined:
+            chosen = 0.0
+        given = self.threshold if theta is None else -theta
+        self._bank, self._threshold = bank, chosen if given is None else float(given)
+
+    @property
+    def needs(self) -> Needs:
+        return self._bank.needs
+
+    def check(self, model: ModelSpec, prompt: PromptTemplate) -> None:
+        """Refuse another model, or another prompt, than the bank's features were read with."""
+        self._bank.check_model(model)
+        trained = self._bank.spec.prompt
+        if trained and trained != prompt.fingerprint:
+            raise UserError(
+                f"the prober was trained on answers to the prompt {trained}, but the prompt now is "
+                f"{prompt.fingerprint} ({prompt.name}): use the same prompt for both"
+            )
+
+    def probability(self, scores: np.ndarray) -> np.ndarray:
+        """Calibrated P(answer is wrong) of scores (n,)."""
+        return self._bank.probability(scores, with_entropy=self.with_entropy)
+
+    def __call__(self, generation: Generation, state: State) -> Decision:
+        return self.decide([generation], [state])[0]
+
+    def decide(self, generations: Sequence[Generation], states: Sequence[State]) -> list[Decision]:
+        """The decision on every generation; the heads run once for all of them."""
+        decisions = [unanswered(self._threshold)] * len(generations)
+        written = [i for i, g in enumerate(generations) if g.token_ids]
+        if not written:
+            return decisions
+        vectors = np.stack([self._states(generations[i]) for i in written])
+        given = None
+        if self.with_entropy:
+            each = [signals(generations[i]) for i in written]
+            given = {name: np.array([s[name] for s in each]) for name in each[0]}
+        for index, score in zip(written, self._bank.score(vectors, given), strict=True):
+            decisions[index] = verdict(float(score), self._threshold)
+        return decisions
+
+    def _states(self, generation: Generation) -> np.ndarray:
+        """(layers of the bank, d), rounded as the training features were."""
+        if generation.states is None:
+            raise RunError("trigger=probing needs hidden states and the generation has none recorded")
+        place = {layer: i for i, layer in enumerate(generation.needs.layers)}
+        chosen = generation.states[[place[layer] for layer in self._bank.layers]]
+        return chosen.astype(self._bank.spec.dtype).astype(np.float32)
+
+
+def _load(bank: ProbeBank | str) -> ProbeBank:
+    from probers.bank import ProbeBank
+
+    return bank if isinstance(bank, ProbeBank) else ProbeBank.from_pretrained(bank)

@@ -1,0 +1,522 @@
+"""The report page: complete, inert, honest in words, and sensible where parts are absent."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import itertools
+import math
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from probers.rag.report import write_report
+from probers.rag.report.labels import overlap, place, spread
+from probers.rag.report.markup import esc, num
+from probers.rag.report.series import assign
+
+PAYLOAD = "</span><script>alert('x')</script><img src=x onerror=\"alert(1)\">&\"'\x00\ud800"
+METHODS = {  # closed-book EM is .46: name -> EM, retrievals, none, single, AUROC
+    "never": (0.462, 0.0, 1.0, 0.0, None),
+    "always": (0.702, 1.0, 0.0, 1.0, None),
+    "random": (0.574, 0.49, 0.51, 0.49, 0.497),
+    "oracle": (0.764, 0.54, 0.46, 0.54, 1.0),
+    "entropy": (0.698, 0.63, 0.41, 0.55, 0.789),
+    "rind_paper": (0.651, 0.83, 0.38, 0.44, 0.661),
+    "rind_released": (0.668, 1.21, 0.22, 0.41, 0.671),
+    "probing": (0.706, 0.71, 0.37, 0.55, 0.768),
+    "probing_with_entropy": (0.724, 0.66, 0.39, 0.57, 0.834),
+}
+
+
+class Page(HTMLParser):
+    """Tags, attributes and text of a page; fails on tags that are not closed in order."""
+
+    VOID = frozenset(("meta", "br", "link", "img", "hr", "input"))
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text, self.open = "", []
+        self.feed(text)
+        self.close()
+        assert not self.open, f"left open: {self.open}"
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open and self.open.pop() == tag, f"</{tag}> closes something else"
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+    def all(self, tag: str) -> list[dict[str, str | None]]:
+        return [attrs for name, attrs in self.tags if name == tag]
+
+    def of_class(self, name: str) -> list[dict[str, str | None]]:
+        return [attrs for _, attrs in self.tags if name in (attrs.get("class") or "").split()]
+
+
+def sample_results() -> dict[str, Any]:
+    methods = {}
+    for name, (em, retrievals, none, single, auroc) in METHODS.items():
+        trigger = (
+            None
+            if auroc is None
+            else {
+                "auroc": auroc,
+                "auprc": auroc - 0.04,
+                "base_rate": 0.538,
+                "ece": 0.12 - 0.1 * abs(auroc - 0.5),
+                "prr": 2 * auroc - 1,
+            }
+        )
+        methods[name] = {
+            "em": em, "f1": em + 0.031, "precision": em + 0.03, "recall": em + 0.04, "acc": em + 0.012,
+            "retrievals": retrievals, "generations": retrievals + 1, "tokens": 21.4 * (1 + retrievals),
+            "retrieval_share": {"none": none, "single": single, "multi": 1 - none - single},
+            "sentences": 1.8, "seconds": 0.11 + 0.09 * retrievals,
+            "consistency": None if name == "never" else 0.9, "trigger": trigger,
+            "ci95": {"em": [em - 0.031, em + 0.031]}
+            | ({"trigger.auroc": [auroc - 0.03, min(1.0, auroc + 0.03)]} if auroc else {}),
+        }  # fmt: skip
+    pairs = {}
+    for a, b in itertools.combinations(METHODS, 2):
+        diff = METHODS[a][0] - METHODS[b][0]
+        pairs[f"{a} vs {b}"] = {"em": {"diff": diff, "ci95": [diff - 0.027, diff + 0.027]}}
+    pairs["entropy vs probing"] = pairs.pop("entropy vs probing")
+    pairs["entropy vs probing"]["auroc"] = {"diff": 0.021, "ci95": [0.004, 0.041]}
+    return {"schema": 1, "config": {}, "n": 800, "methods": methods, "pairs": pairs}
+
+
+def sample_example(rng: np.random.Generator, index: int) -> dict[str, Any]:
+    words = "▁The film Velmora Rising was directed by Tarel Onvik , who was born in Quessandra ."
+    pieces = [word.replace("▁", "") if word[0] == "▁" else f" {word}" for word in words.split(" ")]
+    passages = [
+        {
+            "title": "Velmora Rising",
+            "text": "Velmora Rising is a drama film of 1987, directed by Isa Tremond.",
+        },
+        {"title": "Tarel Onvik", "text": "Tarel Onvik is a composer born in Quessandra, in the Marl region."},
+    ]
+    methods = []
+    for name in METHODS:
+        if name in ("never", "always"):
+            scores: list[float | None] = [None] * len(pieces)
+            score = threshold = None
+        elif "prob" in name or name in ("random", "oracle"):
+            scores, score, threshold = [None] * len(pieces), float(rng.normal(0, 2)), 0.0
+        else:
+            scores = [float(value) for value in rng.gamma(1.0, 0.6, len(pieces))]
+            score, threshold = max(value for value in scores if value is not None), 1.2
+        by_token = scores[0] is not None
+        fired = name == "always" or (threshold is not None and score is not None and score > threshold)
+        tokens = [
+            {"text": text, "score": value, "fired": by_token and fired and value == score}
+            for text, value in zip(pieces, scores, strict=True)
+        ]
+        first = {
+            "tokens": tokens,
+            "score": score,
+            "threshold": threshold,
+            "fired": fired,
+            "query": None,
+            "passages": [],
+        }
+        rounds = [first]
+        if fired:
+            first |= {"query": "director of Velmora Rising birthplace", "passages": passages}
+            again = [
+                {"text": text, "score": None, "fired": False}
+                for text in (" So", " the", " answer", " is", " Orlith", ".")
+            ]
+            rounds.append(
+                {
+                    "tokens": again,
+                    "score": -1.2,
+                    "threshold": 0.0,
+                    "fired": False,
+                    "query": None,
+                    "passages": [],
+                }
+            )
+        answer = "Orlith" if fired else "Quessandra"
+        methods.append(
+            {"method": name, "answer": answer, "correct": fired, "retrievals": int(fired), "rounds": rounds}
+        )
+    return {
+        "question": f"Where was the director of the film Velmora Rising {'II ' * (index % 3)}born?",
+        "answers": ["Orlith", "the town of Orlith"],
+        "knowledge": ("known", "stale", "misbelieved", "unknown")[index % 4],
+        "methods": methods,
+    }
+
+
+def sample_data() -> dict[str, Any]:
+    rng = np.random.default_rng(0)
+    triggers = {name: row for name, row in METHODS.items() if row[4] is not None}
+    fpr = np.linspace(0, 1, 400)
+    layers = np.arange(0, 13)
+    auroc = 0.77 - 0.17 * np.exp(-layers / 3.0) + rng.normal(0, 0.006, 13)
+    closed_book = {"known": 0.91, "stale": 0.06, "misbelieved": 0.04, "unknown": 0.03}
+    controls = {"mean entropy": 0.789, "max entropy": 0.782, "minimum probability": 0.771, "perplexity": 0.764,
+                "RIND maximum": 0.67, "question type": 0.655, "bag of words": 0.612, "embedding layer": 0.60,
+                "shuffled labels": 0.497, "majority": None}  # fmt: skip
+    replay = {}
+    for name, (_, _, _, _, quality) in triggers.items():
+        if name != "oracle":
+            share = np.linspace(0, 1, 25)
+            gain = 0.462 + 0.24 * share + (quality - 0.49) * 0.5 * np.sin(math.pi * share**0.8)
+            replay[name] = {"retrievals": share.tolist(), "em": gain.tolist()}
+    return {
+        "title": "Retrieval triggers on the embedded testbed",
+        "command": "probers-demo out=runs/demo",
+        "model": "testbed", "corpus": "testbed, 41,203 passages", "n": 800,
+        "threshold_rule": "best exact match per retrieval on the validation questions, one rule for all triggers",
+        "date": "2025-01-31", "flags": {"never": "never fired", "always": "always fired"},
+        "knowledge_em": {
+            name: {kind: {"em": min(1.0, value + (row[0] - 0.462) * (0.2 if kind == "known" else 2.4)), "n": n}
+                   for (kind, value), n in zip(closed_book.items(), (380, 140, 40, 240), strict=True)}
+            for name, row in METHODS.items()},
+        "layers": [{"layer": int(k), "accuracy": float(a) - 0.05, "auroc": float(a), "auroc_ci": [a - 0.03, a + 0.03]}
+                   for k, a in zip(layers, auroc, strict=True)],
+        "controls": {name: {"auroc": v, "auroc_ci": v and [v - 0.03, v + 0.03]} for name, v in controls.items()},
+        "ensemble": {"auroc": 0.768, "auroc_ci": [0.737, 0.797]},
+        "roc": {name: {"fpr": fpr.tolist(), "tpr": (fpr ** (1 / row[4] - 1)).tolist(), "auroc": row[4]}
+                for name, row in triggers.items()},
+        "replay": replay,
+        "points": {name: {"retrievals": row[1], "em": row[0], "em_ci": [row[0] - 0.031, row[0] + 0.031]}
+                   for name, row in METHODS.items()},
+        "notes": ["Entropy beats the prober in AUROC (0.789 against 0.768).",
+                  "The model is small and its world fictional: the figures say nothing about large models."],
+        "examples": [sample_example(rng, index) for index in range(10)],
+    }  # fmt: skip
+
+
+def render(results: dict[str, Any], data: dict[str, Any], folder: Path) -> tuple[str, Page]:
+    path = folder / "report.html"
+    write_report(results, data, path)
+    text = path.read_text(encoding="utf-8")
+    return text, Page(text)
+
+
+@pytest.fixture(scope="module")
+def sample(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Page]:
+    return render(sample_results(), sample_data(), tmp_path_factory.mktemp("report"))
+
+
+def test_page_is_complete_and_well_formed(sample: tuple[str, Page]) -> None:
+    text, page = sample
+    for heading in ("Methods", "Decisions and their cost", "By what the model was taught", "Layers and controls",
+                    "Paired differences", "10 examples"):  # fmt: skip
+        assert heading in page.text
+    charts = page.of_class("chart")
+    assert [chart["aria-labelledby"].split("-")[0] for chart in charts] == [
+        "tradeoff", "roc", "layers", "controls",
+    ]  # fmt: skip
+    assert len(page.of_class("example")) == 10
+    assert page.all("html")[0]["lang"] == "en"
+    assert text.count("<h1>") == 1
+
+
+def test_references_by_id_resolve_and_cells_have_heads(sample: tuple[str, Page]) -> None:
+    _, page = sample
+    ids = [attrs["id"] for _, attrs in page.tags if "id" in attrs]
+    assert len(ids) == len(set(ids))
+    named = [ref for _, attrs in page.tags for ref in (attrs.get("aria-labelledby") or "").split()]
+    assert named and set(named) <= set(ids)
+    assert all(head.get("scope") in ("row", "col") for head in page.all("th"))
+
+
+def test_nothing_can_load_or_run(sample: tuple[str, Page]) -> None:
+    text, page = sample
+    policy = next(meta["content"] for meta in page.all("meta") if "http-equiv" in meta)
+    style = text.split("<style>")[1].split("</style>")[0]
+    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    assert policy.startswith(f"default-src 'none'; style-src 'sha256-{digest}'")
+    tags = {tag for tag, _ in page.tags}
+    assert not tags & {"script", "img", "link", "iframe", "object", "a", "base", "form"}
+    names = {name for _, attrs in page.tags for name in attrs}
+    assert not {name for name in names if name.startswith("on") or name in ("style", "src", "href")}
+    assert "url(" not in style and "@import" not in style and "http" not in style
+
+
+def poisoned(value: Any) -> Any:
+    """The same structure with the payload behind every string, keys of free choice included."""
+    fixed = {"em", "auroc", "auroc_ci", "n", "fpr", "tpr", "retrievals", "em_ci", "layer", "accuracy"}
+    if isinstance(value, str):
+        return value + PAYLOAD
+    if isinstance(value, list):
+        return [poisoned(item) for item in value]
+    if isinstance(value, dict):
+        free = {"never", "known", "mean entropy"} & set(value)
+        return {key + PAYLOAD if free and key not in fixed else key: poisoned(v) for key, v in value.items()}
+    return value
+
+
+def test_generated_text_is_escaped_everywhere(tmp_path: Path) -> None:
+    results, data = sample_results(), poisoned(sample_data())
+    results["methods"] = {name + PAYLOAD: method for name, method in results["methods"].items()}
+    results["pairs"] = {
+        key.replace(" vs ", f"{PAYLOAD} vs ") + PAYLOAD: v for key, v in results["pairs"].items()
+    }
+    text, page = render(results, data, tmp_path)
+    assert not {"script", "img"} & {tag for tag, _ in page.tags}
+    assert not any(name.startswith("on") for _, attrs in page.tags for name in attrs)
+    shown = PAYLOAD.replace("\x00", "\ufffd").replace("\ud800", "\ufffd")
+    for place_ in ("Retrieval triggers on the embedded testbed", "probers-demo out=runs/demo", "never",
+                   "Velmora Rising", "the town of Orlith", " Onvik", "mean entropy", "stale"):  # fmt: skip
+        assert place_ + shown in page.text or place_ + "…" in page.text, place_
+    assert "\x00" not in text
+
+
+@given(st.text())
+def test_escaped_text_reads_back_as_itself(text: str) -> None:
+    page = Page(f'<p title="{esc(text)}">{esc(text)}</p>')
+    clean = re.sub(
+        "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufdd0-\ufdef\ufffe\uffff]", "\ufffd", text
+    )
+    assert page.text == clean
+    assert page.tags == [("p", {"title": clean})]
+
+
+def summary_of(results: dict[str, Any], folder: Path) -> str:
+    text, _ = render(results, sample_data(), folder)
+    header = text.split("<header>")[1].split("<dl")[0]
+    return Page(re.sub("</?b>", "", header)).text
+
+
+@pytest.mark.parametrize(
+    ("diff", "ci", "words"),
+    [
+        (0.021, [0.004, 0.041], "entropy is above"),
+        (-0.05, [-0.07, -0.03], "probing is above"),
+        (0.021, [-0.01, 0.05], "not settled"),
+    ],
+)
+def test_summary_says_who_is_above_whoever_it_is(
+    diff: float, ci: list[float], words: str, tmp_path: Path
+) -> None:
+    results = sample_results()
+    results["pairs"]["entropy vs probing"]["auroc"] = {"diff": diff, "ci95": ci}
+    first = summary_of(results, tmp_path)
+    sentence = first.split("probing against entropy.")[1].split("Exact match")[0]
+    assert sentence.strip().endswith(f"{words}." if "is" in words else "the interval contains zero.")
+    assert num(-diff, 3, sign=True) in sentence
+    # Filed the other way round, the same numbers give the same sentence.
+    del results["pairs"]["entropy vs probing"]["auroc"]
+    results["pairs"]["probing vs entropy"] = {"auroc": {"diff": -diff, "ci95": [-ci[1], -ci[0]]}}
+    assert sentence in summary_of(results, tmp_path)
+
+
+def test_summary_names_the_best_method_and_what_is_not_settled(tmp_path: Path) -> None:
+    results = sample_results()
+    text = summary_of(results, tmp_path)
+    assert "The highest exact match is that of probing_with_entropy: it reaches 0.724" in text
+    assert "with 0.66 retrievals per question" in text
+    assert "Its lead over probing, always and entropy is not settled" in text
+    assert "The oracle, which is told the truth, reaches 0.764" in text
+    for entry in results["pairs"].values():
+        entry["em"]["ci95"] = [entry["em"]["diff"] - 1e-3, entry["em"]["diff"] + 1e-3]
+    assert "intervals against every other method lie above zero" in summary_of(results, tmp_path)
+    results["methods"]["always"]["em"] = 0.9
+    assert "The highest exact match is that of always" in summary_of(results, tmp_path)
+    results["methods"]["never"]["em"] = 0.9
+    assert "never and always share the highest exact match" in summary_of(results, tmp_path)
+
+
+def test_flags_and_notes_are_shown(tmp_path: Path) -> None:
+    data = sample_data() | {"flags": {"rind_paper": "never fired", "never": "never fired"}}
+    _, page = render(sample_results(), data, tmp_path)
+    assert "rind_paper never fired on these questions." in page.text
+    assert "never never fired" not in page.text  # true by definition
+    assert data["notes"][0] in page.text
+
+
+def test_null_figures_are_dashes(tmp_path: Path) -> None:
+    results = sample_results()
+    results["methods"] = {"entropy": dict.fromkeys(results["methods"]["entropy"])}
+    results["pairs"] = {}
+    text, page = render(results, {}, tmp_path)
+    row = text.split('<th scope="row">')[1].split("</tr>")[0]
+    assert row.count("<td") == row.count("–") == 12
+    assert "None" not in page.text and "nan" not in page.text.lower().split()
+    assert "no gold answers" in page.text
+
+
+@pytest.mark.parametrize("part", [*sample_data(), "methods", "pairs"])
+@pytest.mark.parametrize("empty", [None, "absent"])
+def test_a_missing_part_leaves_the_rest(part: str, empty: str | None, tmp_path: Path) -> None:
+    results, data = sample_results(), sample_data()
+    holder = results if part in ("methods", "pairs") else data
+    if empty is None:
+        holder[part] = None
+    else:
+        del holder[part]
+    _, page = render(results, data, tmp_path)
+    expected = 4 - (part == "layers") - (part in ("roc",))
+    assert len(page.of_class("chart")) == expected
+    assert ("10 examples" in page.text) == (part != "examples")
+
+
+def test_nothing_at_all_still_makes_a_page(tmp_path: Path) -> None:
+    _, page = render({"schema": 1, "methods": {}}, {}, tmp_path)
+    assert "No method was run." in page.text
+    assert not page.of_class("chart") and not page.all("table")
+
+
+def test_one_method_and_one_layer(tmp_path: Path) -> None:
+    results, data = sample_results(), sample_data()
+    results["methods"] = {"probing": results["methods"]["probing"]}
+    results["pairs"] = {}
+    data["layers"] = data["layers"][10:11]
+    text, page = render(results, data, tmp_path)
+    assert "One way of deciding when to retrieve, probing, was run" in page.text
+    assert "<b>0.7" not in text.split("<tbody>")[1].split("</tbody>")[0]  # nothing to be better than
+    layers = text.split('aria-labelledby="layers-title')[1].split("</svg>")[0]
+    assert 'class="band' not in layers and 'class="whisker m1"' in layers
+
+
+def test_the_method_table_shows_the_numbers(sample: tuple[str, Page]) -> None:
+    text, _ = sample
+    row = next(row for row in text.split("<tr>") if "probing_with_entropy</th>" in row and "<small>" in row)
+    cells = [re.sub("<svg.*?</svg>", "", cell).split("</td>")[0] for cell in row.split("<td>")[1:]]
+    assert cells[0] == "<b>0.724</b><small>0.69 to 0.76</small>"
+    assert cells[3:5] == ["0.66", "39 / 57 / 4"]
+    assert cells[8:10] == ["<b>0.834</b><small>0.80 to 0.86</small>", "0.79<small>base 0.54</small>"]
+    oracle = next(row for row in text.split("<tr>") if "oracle</th>" in row)
+    assert "<b>" not in oracle
+
+
+def test_charts_draw_every_series(sample: tuple[str, Page]) -> None:
+    text, _ = sample
+    chart = {key: text.split(f'aria-labelledby="{key}-title')[1].split("</svg>")[0]
+             for key in ("tradeoff", "roc", "layers", "controls")}  # fmt: skip
+    assert chart["tradeoff"].count('class="line thin') == 6
+    assert chart["tradeoff"].count('class="whisker') == len(METHODS)
+    assert all(f">{name}</text>" in chart["tradeoff"] for name in METHODS)
+    assert chart["roc"].count('class="mark') == 2 * 7
+    assert ">probing 0.77</text>" in chart["roc"]
+    for name in ("mean entropy", "bag of words", "shuffled labels"):
+        assert f">{name}</text>" in chart["layers"] and f">{name}</text>" in chart["controls"]
+    assert "majority" not in chart["controls"]  # it has no AUROC
+
+
+def test_token_colours_follow_scores_and_marks_show_where_it_fired(tmp_path: Path) -> None:
+    scores = [0.0, 0.5, 1.0, 2.0, 3.0, None]
+    tokens = [{"text": f" w{i}", "score": score, "fired": score == 3.0} for i, score in enumerate(scores)]
+    by_token = {
+        "tokens": tokens,
+        "score": 3.0,
+        "threshold": 1.2,
+        "fired": True,
+        "query": "w4?",
+        "passages": [],
+    }
+    plain = [{"text": f" v{i}", "score": None, "fired": False} for i in range(3)]
+    whole = [
+        {"tokens": plain, "score": score, "threshold": 0.0, "fired": score > 0, "query": None, "passages": []}
+        for score in (2.0, -2.0)
+    ]
+    methods = [
+        {"method": "entropy", "answer": "x", "correct": True, "retrievals": 1, "rounds": [by_token]},
+        {"method": "probing", "answer": "y", "correct": False, "retrievals": 1, "rounds": whole},
+    ]
+    example = {"question": "q", "answers": ["x"], "knowledge": "", "methods": methods}
+    text, _ = render(sample_results(), {"examples": [example]}, tmp_path)
+    article = text.split("<article")[1]
+    levels = [int(found) for found in re.findall(r'class="tok s(\d)[^>]*> ?w', article)]
+    assert levels == sorted(levels) and levels[0] == 0 and levels[-1] == 6 and len(levels) == 5
+    assert '<span class="tok"> w5</span>' in article  # no score, no colour
+    assert ' <span class="tok s6 fired" title="score 3.000; fired">w4</span>' in article
+    assert article.count('title="whole answer: 2.000"') == article.count('title="whole answer: −2.000"') == 3
+    assert article.count("▲ fired") == 2
+    assert article.index(" v2</span>") < article.rindex("▲ fired") < article.rindex(" v0</span>")
+    assert "✓ right" in article and "✗ wrong" in article
+
+
+@given(st.lists(st.floats(-50, 350), max_size=15))
+def test_spread_labels_keep_their_order_and_distance(wanted: list[float]) -> None:
+    placed = spread(wanted, 0, 300, gap=15)
+    assert all(-1e-6 <= y <= 300 + 1e-6 for y in placed)
+    in_order = [placed[i] for i in sorted(range(len(wanted)), key=lambda i: wanted[i])]
+    assert all(b - a >= 15 - 1e-6 for a, b in itertools.pairwise(in_order))
+
+
+def test_labels_that_have_room_stay_where_they_want_to_be() -> None:
+    assert spread([10.0, 90.0, 50.0], 0, 100, gap=15) == [10.0, 90.0, 50.0]
+
+
+def test_labels_of_crowded_points_do_not_overlap() -> None:
+    rng = np.random.default_rng(3)
+    anchors = [
+        ((200 + float(dx), 150 + float(dy)), f"method_{i}")
+        for i, (dx, dy) in enumerate(rng.normal(0, 14, (8, 2)))
+    ]
+    placed = place(anchors, (40, 20, 400, 300))
+    assert not any(overlap(a.box, b.box) for a, b in itertools.combinations(placed, 2))
+    assert all(p.box[0] >= 40 and p.box[2] <= 400 and p.box[1] >= 20 and p.box[3] <= 300 for p in placed)
+
+
+def test_methods_look_different_and_keep_their_look() -> None:
+    names = [f"method{chr(97 + i)}" for i in range(20)]
+    looks = assign([*names, "entropy", "probing", "never"])
+    drawn = [(look.css, look.dash) for look in looks.values()]
+    assert len(set(drawn)) == len(drawn)
+    assert assign(["entropy", "probing"])["probing"] == looks["probing"]
+    assert looks["never"].reference and not looks["probing"].reference
+
+
+def luminance(colour: str) -> float:
+    digits = colour[1:] if len(colour) == 7 else "".join(2 * c for c in colour[1:])
+    parts = [int(digits[i : i + 2], 16) / 255 for i in (0, 2, 4)]
+    linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def contrast(a: str, b: str) -> float:
+    low, high = sorted((luminance(a), luminance(b)))
+    return (high + 0.05) / (low + 0.05)
+
+
+@pytest.mark.parametrize("theme", [0, 1, 2], ids=["light", "dark", "print"])
+def test_colours_are_readable(theme: int, sample: tuple[str, Page]) -> None:
+    blocks = re.findall(r":root \{(.*?)\}", sample[0], flags=re.S)
+    colours = dict(re.findall(r"--([a-z0-9-]+): (#[0-9a-f]+);", blocks[0]))
+    assert set(dict(re.findall(r"--([a-z0-9-]+): (#[0-9a-f]+);", blocks[1]))) == set(colours)
+    colours |= dict(re.findall(r"--([a-z0-9-]+): (#[0-9a-f]+);", blocks[theme]))
+    for text in ("ink", "muted", "right", "wrong", "link", "fired"):
+        assert contrast(colours[text], colours["paper"]) >= 4.5, text
+    for line in range(7):
+        assert contrast(colours[f"c{line}"], colours["paper"]) >= 3, f"c{line}"
+        assert contrast(colours["ink"], colours[f"s{line}"]) >= 4.5, f"s{line}"
+    shades = [luminance(colours[f"s{level}"]) for level in range(7)]
+    assert shades == sorted(shades, reverse=theme != 1)  # one direction: readable without hue
+
+
+def test_same_input_same_bytes_and_nothing_else_in_the_folder(tmp_path: Path) -> None:
+    first, _ = render(sample_results(), sample_data(), tmp_path)
+    second, _ = render(sample_results(), sample_data(), tmp_path)
+    assert first == second
+    assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
+
+
+def test_numbers() -> None:
+    assert [num(x) for x in (None, float("nan"), float("inf"), True, "0.5")] == ["–"] * 5
+    assert (num(-0.001), num(-0.5, 1), num(0.5, 1, sign=True), num(1234, 0)) == (
+        "0.00",
+        "−0.5",
+        "+0.5",
+        "1,234",
+    )
