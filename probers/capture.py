@@ -173,7 +173,7 @@ class AttentionTap(AbstractContextManager["AttentionTap"]):
 
     def __enter__(self) -> Self:
         for module in self._modules:
-            config = module.config
+            config: Any = module.config
             self.implementation = getattr(config, "_attn_implementation", None) or "eager"
             self._configs.append(config)
             tapped = copy.copy(config)
@@ -259,7 +259,7 @@ def _tapped_attention(
     if tap.queries:
         tap.record(query, key, attention_mask, scaling, options)
     # Families define their own eager function; it is in the file of the attention class.
-    eager = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
+    eager: Any = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
     attend = ALL_ATTENTION_FUNCTIONS.get_interface(tap.implementation, eager)
     return attend(module, query, key, value, attention_mask, scaling=scaling, **options)
 

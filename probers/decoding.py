@@ -23,22 +23,13 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from .capture import AttentionTap, StateTap
+from .encoding import Prompt
 from .forward import Decoder, token_scores
-from .offsets import Span, TextStream, token_offsets
+from .offsets import TextStream, token_offsets
 from .recorder import Recorder
 from .types import Generation, Needs, RunError, StopReason
 
 StopCallable = Callable[[str], bool]
-
-
-@dataclass(frozen=True, slots=True)
-class Prompt:
-    """A tokenized prompt and its place in the caller's list, for error messages."""
-
-    index: int
-    text: str
-    ids: tuple[int, ...]
-    offsets: tuple[Span, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +79,8 @@ class _Row:
             text = self.stream.visible
             place = stops.find(text, known)
             if place is not None:
-                self.kept = sum(end <= place for _, end in self.stream.offsets())
+                kept = sum(end <= place for _, end in self.stream.offsets())
+                self.kept = max(kept, self.stream.settled(0))  # what was pooled stays
                 self.stop = "stop"
                 return
             if any(stop(text) for stop in stops.callables):

@@ -17,11 +17,10 @@ class Decoder:
     derive positions from the mask, the ones without ``logits_to_keep`` compute all logits.
     """
 
-    def __init__(self, model: Any, pad_id: int) -> None:
+    def __init__(self, model: Any) -> None:
         accepted = inspect.signature(model.forward).parameters
         self.model = model
         self.device: torch.device = model.device
-        self._pad_id = pad_id
         self._positions = "position_ids" in accepted
         self._keeps = "logits_to_keep" in accepted
 
@@ -34,6 +33,7 @@ class Decoder:
             ids: (batch, length).
             mask: (batch, cached + length), 1 where a token is, or None without padding.
             positions: (batch, length), of each token in its own sequence.
+            keep: positions whose logits are wanted, counted from the end.
             cache: key/value cache that the call extends; None for a pass without one.
         """
         options: dict[str, Any] = {"use_cache": cache is not None, "past_key_values": cache}
@@ -45,10 +45,14 @@ class Decoder:
         return logits[:, -keep:]
 
     def pad(self, sequences: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor | None, Tensor]:
-        """Left-padded ids, mask (None when nothing had to be padded) and positions, each (batch, length)."""
+        """Left-padded ids, mask (None when nothing had to be padded) and positions, each (batch, length).
+
+        Padding is masked, so that it may be any token; 0 exists in every vocabulary, while
+        a tokenizer's padding token may be missing or unknown to the model.
+        """
         width = max(len(ids) for ids in sequences)
         pads = [width - len(ids) for ids in sequences]
-        rows = [[self._pad_id] * pad + list(ids) for pad, ids in zip(pads, sequences, strict=True)]
+        rows = [[0] * pad + list(ids) for pad, ids in zip(pads, sequences, strict=True)]
         ids = torch.tensor(rows, device=self.device)
         positions = torch.arange(width, device=self.device) - torch.tensor(pads, device=self.device)[:, None]
         mask = (positions >= 0).long() if any(pads) else None

@@ -13,16 +13,19 @@ import torch
 from tqdm import tqdm
 
 from .capture import check_needs, decoder_layers
-from .decoding import Prompt, StopCallable, Stops, generate_batch
+from .decoding import StopCallable, Stops, generate_batch
+from .encoding import Prompt, encode_continuation, encode_prompts
 from .features import ModelSpec
 from .forward import Decoder
 from .loading import fingerprint, load, pick_device, pick_dtype
-from .offsets import decode, token_offsets
 from .scoring import attend_alone, score_batch
 from .types import AttentionRows, Generation, Needs, RunError, UserError
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+#: Record tokens, log-probabilities and entropies only.
+NOTHING = Needs()
 
 _AUTO_BATCH = 32
 _T = TypeVar("_T")
@@ -60,7 +63,7 @@ class CausalLM:
         self._auto = batch_size == "auto"
         self._batch_size = _AUTO_BATCH if self._auto else int(batch_size)
         self._name, self._revision = name or type(model).__name__, revision
-        self._decoder = Decoder(model, pad_id=_first(tokenizer.pad_token_id, tokenizer.eos_token_id, 0))
+        self._decoder = Decoder(model)
         config = model.config.get_text_config()
         self.width = int(config.hidden_size)
         self._context: int | None = getattr(config, "max_position_embeddings", None)
@@ -85,6 +88,8 @@ class CausalLM:
             dtype: "auto" (float32 on a CPU, else the checkpoint's), "float32", "bfloat16", "float16".
             device: "auto", "cpu", "cuda", "cuda:1", ..
             attn: attention implementation of transformers; None for the model's default.
+            trust_remote_code: run Python code that comes with the model.
+            batch_size: texts per forward pass, or "auto".
 
         Raises:
             UserError: there is no such model, device or number format.
@@ -117,13 +122,16 @@ class CausalLM:
         prompts: Sequence[str],
         *,
         max_new_tokens: int,
-        needs: Needs = Needs(),
+        needs: Needs = NOTHING,
         stop: Sequence[str | StopCallable] = (),
         progress: str | None = None,
     ) -> list[Generation]:
         """Continue every prompt greedily, in batches of like length; order out is order in.
 
         Args:
+            prompts: texts; tokenized as the tokenizer does by default, its BOS included.
+            max_new_tokens: most tokens per text.
+            needs: what to record besides log-probabilities and entropies.
             stop: strings before which the text is cut (see :mod:`probers.decoding` for
                 what that means for tokens), and callables that are given the text after
                 each token and end it by returning True.
@@ -144,7 +152,7 @@ class CausalLM:
             strings=tuple(s for s in stop if isinstance(s, str)),
             callables=tuple(s for s in stop if not isinstance(s, str)),
         )
-        encoded = self._encode(prompts)
+        encoded = encode_prompts(self.tokenizer, prompts)
         for prompt in encoded:
             self._check_length(prompt, max_new_tokens, f"max_new_tokens={max_new_tokens}")
 
@@ -161,7 +169,7 @@ class CausalLM:
         prompts: Sequence[str],
         continuations: Sequence[str | Sequence[int]],
         *,
-        needs: Needs = Needs(),
+        needs: Needs = NOTHING,
         progress: str | None = None,
     ) -> list[Generation]:
         """Record the same as :meth:`generate` for given continuations, in one forward pass.
@@ -178,20 +186,14 @@ class CausalLM:
         check_needs(needs, self.num_layers)
         if len(prompts) != len(continuations):
             raise UserError(f"{len(prompts)} prompts but {len(continuations)} continuations were given")
-        encoded = self._encode(prompts)
-        ids = [self._continuation(p, c) for p, c in zip(encoded, continuations, strict=True)]
+        encoded = encode_prompts(self.tokenizer, prompts)
+        ids = [encode_continuation(self.tokenizer, p, c) for p, c in zip(encoded, continuations, strict=True)]
         for prompt, tokens in zip(encoded, ids, strict=True):
             self._check_length(prompt, len(tokens), f"its continuation of {len(tokens)}")
 
         def work(chosen: list[int]) -> list[Generation]:
-            results = {i: _empty(encoded[i], needs) for i in chosen if not ids[i]}
-            full = [i for i in chosen if ids[i]]
-            if full:
-                batch = [encoded[i] for i in full]
-                tokens = [ids[i] for i in full]
-                scored = score_batch(self._decoder, self.tokenizer, batch, tokens, needs=needs)
-                results.update(zip(full, scored, strict=True))
-            return [results[i] for i in chosen]
+            batch, tokens = [encoded[i] for i in chosen], [ids[i] for i in chosen]
+            return score_batch(self._decoder, self.tokenizer, batch, tokens, needs=needs)
 
         lengths = [len(p.ids) + len(tokens) for p, tokens in zip(encoded, ids, strict=True)]
         return self._in_batches(lengths, work, progress)
@@ -224,25 +226,6 @@ class CausalLM:
         listed = declared if isinstance(declared, list) else [declared]
         return frozenset(i for i in [*listed, self.tokenizer.eos_token_id] if i is not None)
 
-    def _encode(self, prompts: Sequence[str]) -> list[Prompt]:
-        if isinstance(prompts, str):
-            raise UserError("prompts must be a list of texts, not one text")
-        for index, text in enumerate(prompts):
-            if not text:
-                raise UserError(f"prompt {index} is empty; there is nothing to continue")
-        if not prompts:
-            return []
-        fast = bool(getattr(self.tokenizer, "is_fast", False))
-        found = self.tokenizer(list(prompts), return_offsets_mapping=fast, verbose=False)
-        encoded = []
-        for index, text in enumerate(prompts):
-            ids = tuple(found["input_ids"][index])
-            if not ids:
-                raise UserError(f"prompt {index} has no tokens: {text!r}")
-            spans = found["offset_mapping"][index] if fast else token_offsets(self.tokenizer, ids)[1]
-            encoded.append(Prompt(index, text, ids, tuple((int(a), int(b)) for a, b in spans)))
-        return encoded
-
     def _check_length(self, prompt: Prompt, more: int, what: str) -> None:
         if self._context is not None and len(prompt.ids) + more > self._context:
             raise UserError(
@@ -250,33 +233,10 @@ class CausalLM:
                 f"the model's context of {self._context}; shorten it or ask for fewer tokens"
             )
 
-    def _continuation(self, prompt: Prompt, continuation: str | Sequence[int]) -> tuple[int, ...]:
-        if not isinstance(continuation, str):
-            return tuple(int(i) for i in continuation)
-        if not continuation:
-            return ()
-        before = decode(self.tokenizer, prompt.ids)
-
-        def tokens(text: str, special: bool = False) -> tuple[int, ...]:
-            return tuple(self.tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"])
-
-        # SentencePiece puts a space before any text by itself: try without the text's own.
-        candidates = [tokens(continuation), tokens(continuation.removeprefix(" "))]
-        together = tokens(prompt.text + continuation, special=True)
-        if together[: len(prompt.ids)] == prompt.ids:
-            candidates.append(together[len(prompt.ids) :])
-        for ids in candidates:
-            if ids and decode(self.tokenizer, [*prompt.ids, *ids]) == before + continuation:
-                return ids
-        raise UserError(
-            f"the continuation of prompt {prompt.index} cannot be written in the model's tokens after it: "
-            f"{continuation!r}; pass token ids instead"
-        )
-
     def _in_batches(
         self, lengths: Sequence[int], work: Callable[[list[int]], list[_T]], progress: str | None
     ) -> list[_T]:
-        """Run ``work`` on batches of indices, longest texts first, so that memory runs out at once if at all."""
+        """Run ``work`` on batches of indices, longest texts first: if memory runs out, it does so at once."""
         waiting = sorted(range(len(lengths)), key=lambda i: -lengths[i])
         results: dict[int, _T] = {}
         with tqdm(total=len(lengths), desc=progress, unit="text", disable=progress is None) as bar:
@@ -309,33 +269,7 @@ class CausalLM:
         print(f"out of memory: going on with batch_size={self._batch_size}", file=sys.stderr)
 
 
-def _first(*values: int | None) -> int:
-    return next(value for value in values if value is not None)
-
-
 def _out_of_memory(error: BaseException) -> bool:
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
         return True
     return "out of memory" in str(error) or "can't allocate memory" in str(error)
-
-
-def _empty(prompt: Prompt, needs: Needs) -> Generation:
-    """The record of a continuation without tokens."""
-    none = np.zeros(0, np.float32)
-    attention = None
-    if needs.attention:
-        raise UserError(f"the continuation of prompt {prompt.index} is empty; it has no attention to record")
-    return Generation(
-        prompt=prompt.text,
-        prompt_ids=prompt.ids,
-        prompt_offsets=prompt.offsets,
-        token_ids=(),
-        text="",
-        offsets=(),
-        logprobs=none,
-        entropies=none,
-        stop="length",
-        needs=needs,
-        states=None,
-        attention=attention,
-    )

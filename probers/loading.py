@@ -58,7 +58,9 @@ def load(
     options: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
     try:
         tokenizer = AutoTokenizer.from_pretrained(source, **options)
-        model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, attn_implementation=attn, **options)
+        model: Any = AutoModelForCausalLM.from_pretrained(
+            source, dtype=dtype, attn_implementation=attn, **options
+        )
     except (OSError, ValueError, KeyError, ImportError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise UserError(f"model={source} cannot be loaded as a causal language model: {reason}") from error

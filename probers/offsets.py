@@ -11,12 +11,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from .types import RunError
-
 Span = tuple[int, int]
 
 #: Prompt tokens decoded along with the first generated ones, so that their spaces survive.
 CONTEXT = 4
+_FAR_CONTEXT = 64
 _BROKEN = "�"  # what decoders print for bytes that are no character (yet)
 
 
@@ -26,67 +25,48 @@ class TextStream:
     Each step decodes a few tokens, not the whole sequence: those since the last place
     where the text was known to be complete, and those just before it for context.
 
-    Attributes:
-        text: the part of the text that no later token can change.
-
     Args:
         context: tokens before the first one; they decide whether a leading space
             belongs to the text.
-        whole: decode from the very beginning at each step: right for any tokenizer
-            whose decoding is incremental at all, at quadratic cost.
+
+    Attributes:
+        text: the text of the tokens up to the last complete character.
+        clean: whether no token has changed the text of those before it. Bytes that are
+            no character can do that where contiguous bytes are decoded as one.
     """
 
-    def __init__(self, tokenizer: Any, context: Sequence[int] = (), *, whole: bool = False) -> None:
+    def __init__(self, tokenizer: Any, context: Sequence[int] = ()) -> None:
         self._tokenizer = tokenizer
-        self._context = tuple(context)
-        self._begin(whole)
-
-    def _begin(self, whole: bool) -> None:
-        self._whole = whole
-        self._ids = list(self._context if whole else self._context[-CONTEXT:])
-        self._given = len(self._ids)
-        self._anchor, self._read = 0, self._given
-        self._base = decode(self._tokenizer, self._ids)
-        self.text = ""
+        self._ids = list(context)[-CONTEXT:]
+        self._anchor, self._read = 0, len(self._ids)
+        self._base = decode(tokenizer, self._ids)
         self._tail = ""  # decoded, but its last character may lack bytes
         self._after: list[tuple[int, str]] = []  # per token: len(text) and tail once it was read
         self._settled = 0
+        self.text = ""
+        self.clean = True
 
     def push(self, token: int) -> None:
-        """Read one more token.
-
-        Raises:
-            RunError: the text of the tokens does not begin with the text of those before.
-        """
+        """Read one more token."""
         self._ids.append(token)
         window = decode(self._tokenizer, self._ids[self._anchor :])
-        if not window.startswith(self._base):
-            if self._whole:
-                raise RunError(f"decoding is not incremental: {window!r} does not go on from {self._base!r}")
-            tokens = self._ids[self._given :]
-            self._begin(whole=True)
-            for earlier in tokens:
-                self.push(earlier)
-            return
-        self._tail = window[len(self._base) :]
-        if not self._tail.endswith(_BROKEN):
-            self.text += self._tail
+        goes_on = window.startswith(self._base)
+        if window.endswith(_BROKEN):
+            self._tail = window[len(self._base) :] if goes_on else _BROKEN
+        else:
+            known = len(self._base) if goes_on else _common(self._base, window)
+            if not goes_on:
+                self.clean = False
+                self.text = self.text[: max(0, len(self.text) - len(self._base) + known)]
+            self.text += window[known:]
             self._tail = ""
-            if self._whole:
-                self._base = window
+            last = decode(self._tokenizer, self._ids[self._read :])
+            if last:  # a token without text would not keep the space of the next one
+                self._anchor, self._base = self._read, last
             else:
-                self._anchor, self._read = self._read, len(self._ids)
-                self._base = decode(self._tokenizer, self._ids[self._anchor : self._read])
+                self._base = window
+            self._read = len(self._ids)
         self._after.append((len(self.text), self._tail))
-
-    def settled(self, characters: int) -> int:
-        """How many leading tokens are sure to end at or before a position (never goes back)."""
-        while self._settled < len(self._after):
-            stable, tail = self._after[self._settled]
-            if stable + len(tail) > characters:
-                break
-            self._settled += 1
-        return self._settled
 
     @property
     def visible(self) -> str:
@@ -99,27 +79,17 @@ class TextStream:
         return self.text + self._tail
 
     def offsets(self) -> tuple[Span, ...]:
-        """[start, end) in ``full`` of every token.
+        """[start, end) in ``full`` of every token, as :func:`token_offsets` says."""
+        return _spans(self._after, self.full)
 
-        Tokens that share a character each span all of it; a token without text (a
-        special token) has an empty span at its place.
-        """
-        full = self.full
-        spans: list[Span] = []
-        start = 0
-        for stable, tail in self._after:
-            known = stable
-            while known - stable < len(tail) and known < len(full) and tail[known - stable] == full[known]:
-                known += 1
-            partial = known - stable < len(tail)
-            if partial:
-                spans.append((start, min(known + 1, len(full))))
-            elif known == start and tail:  # more bytes of a character that never became complete
-                spans.append((max(start - 1, 0), start))
-            else:
-                spans.append((start, known))
-            start = known
-        return tuple(spans)
+    def settled(self, characters: int) -> int:
+        """How many leading tokens are sure to end at or before a position (never goes back)."""
+        while self._settled < len(self._after):
+            stable, tail = self._after[self._settled]
+            if stable + len(tail) > characters:
+                break
+            self._settled += 1
+        return self._settled
 
 
 def decode(tokenizer: Any, ids: Sequence[int]) -> str:
@@ -137,19 +107,49 @@ def token_offsets(
 ) -> tuple[str, tuple[Span, ...]]:
     """Text of ``ids`` and the [start, end) characters of each.
 
+    Tokens that share a character each span all of it; a token without text (a special
+    token) has an empty span at its place. Together the spans cover the text.
+
     Args:
+        tokenizer: any tokenizer of transformers.
+        ids: the tokens.
         context: tokens before ``ids`` (the prompt's); they decide whether a leading
             space belongs to the text, and are not part of it.
-
-    Raises:
-        RunError: the tokenizer's text of a sequence does not begin with its text of a
-            part of it, so that no alignment exists.
     """
-    text = decode(tokenizer, [*context, *ids])
-    for whole in (False, True):
-        stream = TextStream(tokenizer, context, whole=whole)
-        for token in ids:
-            stream.push(token)
-        if text.endswith(stream.full):
-            return stream.full, stream.offsets()
-    raise RunError(f"tokens do not align with their text: {stream.full!r} is not the end of {text!r}")
+    stream = TextStream(tokenizer, context)
+    for token in ids:
+        stream.push(token)
+    before = list(context)[-_FAR_CONTEXT:]
+    base, text = decode(tokenizer, before), decode(tokenizer, [*before, *ids])
+    if stream.clean and text == base + stream.full:
+        return stream.full, stream.offsets()
+    # Step-wise decoding and decoding at once differ (bytes that are no character): compare
+    # the text of every prefix with the whole one, in time quadratic in the tokens.
+    if not text.startswith(base):  # the first tokens destroy the prompt's last character
+        before, base = [], ""
+        text = decode(tokenizer, ids)
+    text = text[len(base) :]
+    prefixes = [decode(tokenizer, [*before, *ids[: i + 1]])[len(base) :] for i in range(len(ids))]
+    return text, _spans([(0, prefix) for prefix in prefixes], text)
+
+
+def _spans(read: Sequence[tuple[int, str]], text: str) -> tuple[Span, ...]:
+    """Spans from what each prefix of the tokens decodes to: ``text[:stable] + tail``."""
+    spans: list[Span] = []
+    start = 0
+    for stable, tail in read:
+        known = max(start, stable + _common(tail, text[stable : stable + len(tail)]))
+        if known - stable < len(tail):  # its last character is not complete yet
+            spans.append((start, min(known + 1, len(text))))
+        elif known == start and tail.endswith(_BROKEN):  # more bytes of one that never will be
+            spans.append((max(start - 1, 0), start))
+        else:
+            spans.append((start, known))
+        start = known
+    return tuple(spans)
+
+
+def _common(one: str, other: str) -> int:
+    """Length of the common beginning."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))

@@ -65,8 +65,10 @@ class Recorder:
         """Take what was read while token ``index`` of ``rows`` was forwarded.
 
         Args:
+            index: which generated token, from 0.
             rows: (b,) original rows of the batch that ran.
-            states: (b, layers, d).
+            states: (b, layers, d), or None when no layer is read.
+            attended: the last block's attention, or None when it is not read.
         """
         columns = None
         if states is not None:

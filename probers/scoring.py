@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from .capture import AttentionTap, StateTap
-from .decoding import Prompt
+from .encoding import Prompt
 from .forward import Decoder, token_scores
 from .offsets import token_offsets
 from .types import AttentionRows, Generation, Needs, RunError

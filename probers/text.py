@@ -1,0 +1,151 @@
+"""Words and sentences of English text: stop words, content words, sentence borders."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
+from pathlib import Path
+from typing import Any
+
+from .types import UserError
+
+#: Parts of speech that carry content in DRAGIN's released code.
+CONTENT_POS = frozenset({"NOUN", "ADJ", "VERB", "PROPN", "NUM"})
+TAGGER = "en_core_web_sm"
+
+
+def _set(words: str) -> frozenset[str]:
+    return frozenset(words.split())
+
+
+# Never followed by the end of a sentence.
+_TITLES = _set(
+    "mr mrs ms dr prof st mt gen col lt sgt capt cmdr adm rev hon gov sen rep pres fr vs cf fig eq approx "
+    "e.g i.e jan feb mar apr jun jul aug sep sept oct nov dec"
+)
+# May end a sentence; they do when the next word is one that begins sentences.
+_SHORT = _set("inc ltd co corp bros jr sr etc al ph.d a.m p.m u.s u.k e.u u.n b.c a.d d.c no vol pp")
+_STARTERS = _set(
+    "The He She It They We This That These Those His Her Its Their There In On At So But And However When "
+    "After Before As For From Therefore Thus Both Who What Where Which"
+)
+_END = re.compile(r"""[.!?…]+["'”’)\]]*(?=\s|$)|\n+""")
+_LAST_WORD = re.compile(r"[\w.]*\w$")
+_NEXT_WORD = re.compile(r"""\s*["'“‘(\[]*(\w*)""")
+
+
+def split_sentences(text: str) -> list[tuple[int, int]]:
+    """[start, end) of every sentence, without the white space around it.
+
+    A sentence ends at ``.``, ``!``, ``?`` or an ellipsis before white space, at a line
+    break and at the end of the text; not after titles, initials and abbreviations, and
+    not before a lower-case word. Every visible character lies in exactly one sentence.
+    """
+    spans: list[tuple[int, int]] = []
+    start = 0
+    for match in _END.finditer(text):
+        if _is_border(text, match):
+            spans.append((start, match.end()))
+            start = match.end()
+    spans.append((start, len(text)))
+    return [_trim(text, *span) for span in spans if text[slice(*span)].strip()]
+
+
+def _is_border(text: str, match: re.Match[str]) -> bool:
+    mark = match.group()
+    if "\n" in mark:
+        return True
+    following = _NEXT_WORD.match(text, match.end())
+    word = following.group(1) if following else ""
+    if "\n" in text[match.end() : following.start(1) if following else match.end()] or not word:
+        return True
+    if word[0].islower():
+        return False
+    if mark[0] != ".":
+        return True
+    before = _LAST_WORD.search(text, max(0, match.start() - 20), match.start())
+    last = before.group() if before else ""
+    if last.lower() in _TITLES:
+        return False
+    initial = len(last) == 1 and last.isupper()
+    if last.lower() == "no":  # "No. 5" against "He said no. Then .."
+        return not word[0].isdigit()
+    if initial or last.lower() in _SHORT or re.fullmatch(r"(?:[A-Z]\.)+[A-Z]", last):
+        return word in _STARTERS
+    return True
+
+
+def _trim(text: str, start: int, end: int) -> tuple[int, int]:
+    inner = text[start:end]
+    return start + len(inner) - len(inner.lstrip()), start + len(inner.rstrip())
+
+
+@lru_cache(maxsize=1)
+def stop_words() -> frozenset[str]:
+    """English stop words of spaCy, lower case, contractions included.
+
+    Its list is a file of its own that is read without importing the rest of spaCy,
+    which would take seconds.
+
+    Raises:
+        UserError: spaCy is not installed.
+    """
+    package = find_spec("spacy")
+    if package is None or not package.submodule_search_locations:
+        raise UserError("the stop-word list is spaCy's, which is not installed: pip install spacy")
+    path = Path(next(iter(package.submodule_search_locations))) / "lang" / "en" / "stop_words.py"
+    spec = spec_from_file_location("probers._spacy_stop_words", path)
+    assert spec is not None and spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return frozenset(module.STOP_WORDS)
+
+
+def __getattr__(name: str) -> Any:
+    """``STOP_WORDS``, read when it is first asked for."""
+    if name == "STOP_WORDS":
+        return stop_words()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def is_stop_word(word: str) -> bool:
+    """Whether a white-space separated word, its punctuation aside, is a stop word.
+
+    A contraction ("don't", "he's") is one when both of its parts are.
+    """
+    bare = re.sub(r"^\W+|\W+$", "", word).lower().replace("’", "'")
+    known = stop_words()
+    if bare in known:
+        return True
+    contraction = re.fullmatch(r"(.+?)(n't|'(?:d|ll|m|re|s|ve))", bare)
+    return contraction is not None and contraction.group(1) in known and contraction.group(2) in known
+
+
+@lru_cache(maxsize=1)
+def _tagger() -> Any:
+    """The small English pipeline of spaCy, or None where it is not installed."""
+    if find_spec("spacy") is None or find_spec(TAGGER) is None:
+        return None
+    import spacy
+
+    return spacy.load(TAGGER, exclude=["parser", "ner", "lemmatizer"])
+
+
+def content_filter() -> str:
+    """What decides about content words here: "pos" with spaCy's tagger, else "stop_words"."""
+    return "stop_words" if _tagger() is None else "pos"
+
+
+def is_content(sentence: str, words: list[str]) -> list[bool]:
+    """For each white-space separated word of a sentence, whether it carries content.
+
+    With spaCy's ``en_core_web_sm`` installed: it contains a token tagged as noun,
+    adjective, verb, proper noun or number (as a substring, like DRAGIN's released code).
+    Without: it has a letter or digit and is no stop word.
+    """
+    tagger = _tagger()
+    if tagger is None:
+        return [any(c.isalnum() for c in word) and not is_stop_word(word) for word in words]
+    real = {token.text for token in tagger(sentence) if token.pos_ in CONTENT_POS}
+    return [any(token in word for token in real) for word in words]

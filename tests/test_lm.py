@@ -1,0 +1,299 @@
+"""generate() and score() agree with each other, with transformers, and with themselves in any batch."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from tiny import CONTEXT, FAMILIES, PROMPTS, save_tiny, sentence_piece, tiny_lm
+
+import probers.lm
+from probers.lm import CausalLM
+from probers.types import Generation, Needs, RunError, UserError
+
+ALL = Needs(layers=(0, 1, 2, 3), attention=True)
+CLOSE = {"rtol": 0, "atol": 1e-4}
+
+
+def assert_same(one: Generation, other: Generation) -> None:
+    """Everything that was recorded is the same to float tolerance."""
+    assert one.token_ids == other.token_ids
+    assert (one.text, one.offsets, one.prompt_ids) == (other.text, other.offsets, other.prompt_ids)
+    np.testing.assert_allclose(one.logprobs, other.logprobs, **CLOSE)
+    np.testing.assert_allclose(one.entropies, other.entropies, **CLOSE)
+    assert (one.states is None) == (other.states is None)
+    if one.states is not None:
+        np.testing.assert_allclose(one.states, other.states, **CLOSE)
+    assert (one.attention is None) == (other.attention is None)
+    if one.attention is not None:
+        np.testing.assert_allclose(one.attention.rows, other.attention.rows, **CLOSE)
+        np.testing.assert_allclose(one.attention.column_max, other.attention.column_max, **CLOSE)
+
+
+def rescored(lm: CausalLM, generations: list[Generation]) -> list[Generation]:
+    return lm.score(
+        [g.prompt for g in generations], [g.token_ids for g in generations], needs=generations[0].needs
+    )
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("pool", ["mean", "last", "tokens"])
+def test_score_repeats_what_generate_recorded(family, pool):
+    lm = tiny_lm(family)
+    needs = Needs(layers=ALL.layers, pool=pool, attention=True)
+    generations = lm.generate(PROMPTS, max_new_tokens=14, needs=needs)
+    for one, other in zip(generations, rescored(lm, generations), strict=True):
+        assert_same(one, other)
+    shape = (14, 4, 32) if pool == "tokens" else (4, 32)
+    assert generations[0].states.shape == shape
+    assert generations[0].states.dtype == np.float32
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_neighbours_do_not_matter_and_order_is_kept(family):
+    together = tiny_lm(family, batch_size=3).generate(PROMPTS, max_new_tokens=10, needs=ALL)
+    lm = tiny_lm(family)
+    for prompt, one in zip(PROMPTS, together, strict=True):
+        assert one.prompt == prompt
+        assert_same(one, lm.generate([prompt], max_new_tokens=10, needs=ALL)[0])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_tokens_and_scores_are_those_of_transformers(family):
+    lm = tiny_lm(family)
+    for generation in lm.generate(PROMPTS, max_new_tokens=12):
+        ids = torch.tensor([generation.prompt_ids])
+        out = lm.model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=12,
+            do_sample=False,
+            pad_token_id=0,
+            output_logits=True,
+            return_dict_in_generate=True,
+        )
+        n = len(generation.token_ids)
+        new = out.sequences[0, ids.shape[1] :]
+        assert tuple(new[:n].tolist()) == generation.token_ids
+        logits = torch.stack(out.logits)[:n, 0].double()
+        distribution = torch.distributions.Categorical(logits=logits)
+        np.testing.assert_allclose(generation.entropies, distribution.entropy(), **CLOSE)
+        np.testing.assert_allclose(generation.logprobs, distribution.log_prob(new[:n]), **CLOSE)
+
+
+def with_eos(family: str, token: int) -> CausalLM:
+    lm = tiny_lm(family)
+    lm.model.generation_config.eos_token_id = [token, 0]
+    return lm
+
+
+def test_a_text_that_ends_early_gets_nothing_from_later_steps():
+    free = tiny_lm("llama").generate(PROMPTS, max_new_tokens=20, needs=ALL)
+    eos = free[0].token_ids[5]
+    lm = with_eos("llama", eos)
+    generations = lm.generate(PROMPTS, max_new_tokens=20, needs=ALL)
+    lengths = [g.token_ids.index(eos) if eos in g.token_ids else 20 for g in free]
+    assert [len(g.token_ids) for g in generations] == lengths
+    assert len(set(lengths)) > 1  # some go on while others have ended
+    assert [g.stop for g in generations] == ["eos" if n < 20 else "length" for n in lengths]
+    for full, cut, n in zip(free, generations, lengths, strict=True):
+        assert cut.token_ids == full.token_ids[:n]
+        assert cut.attention.rows.shape == (n + 1, len(cut.prompt_ids) + n)
+    ended = [g for g in generations if g.token_ids]
+    for one, other in zip(ended, rescored(lm, ended), strict=True):
+        assert_same(one, other)
+
+
+def test_nothing_is_forwarded_after_the_end(monkeypatch):
+    free = tiny_lm("llama").generate(PROMPTS, max_new_tokens=20)
+    eos = free[0].token_ids[5]
+    lm = with_eos("llama", eos)
+    rows = []
+    forward = lm.model.forward
+    monkeypatch.setattr(
+        lm.model, "forward", lambda **given: rows.append(given["input_ids"].shape) or forward(**given)
+    )
+    generations = lm.generate(PROMPTS, max_new_tokens=20)
+    # Without needs the last token need not be forwarded either.
+    expected = sum(len(g.token_ids) - (g.stop == "length") for g in generations)
+    assert sum(batch for batch, length in rows[1:]) == expected
+    assert all(length == 1 for _, length in rows[1:])
+
+
+def test_a_generation_without_tokens():
+    first = tiny_lm("llama").generate(PROMPTS[:1], max_new_tokens=1)[0].token_ids[0]
+    empty = with_eos("llama", first).generate(PROMPTS[:1], max_new_tokens=5, needs=ALL)[0]
+    assert (empty.token_ids, empty.text, empty.offsets, empty.stop) == ((), "", (), "eos")
+    assert empty.states is None
+    assert empty.logprobs.shape == empty.entropies.shape == empty.attention.column_max.shape == (0,)
+    np.testing.assert_allclose(empty.attention.rows.sum(axis=1), 1.0, rtol=1e-5)
+
+
+@pytest.mark.parametrize("pool", ["mean", "last", "tokens"])
+@pytest.mark.parametrize("reach", [1, 4, 9])
+def test_stop_strings_cut_everything_before_them(pool, reach):
+    needs = Needs(layers=(1, 3), pool=pool, attention=True)
+    lm = tiny_lm("llama")
+    free = lm.generate(PROMPTS, max_new_tokens=24, needs=needs)
+    for number in range(len(PROMPTS)):
+        text, offsets = free[number].text, free[number].offsets
+        begin = offsets[9][0] + 1 if offsets[9][1] - offsets[9][0] > 1 else offsets[9][0]
+        stop = text[begin : begin + reach]
+        generations = lm.generate(PROMPTS, max_new_tokens=24, needs=needs, stop=["never that", stop])
+        for whole, cut in zip(free, generations, strict=True):
+            place = whole.text.find(stop)
+            expected = 24 if place < 0 else sum(end <= place for _, end in whole.offsets)
+            assert cut.token_ids == whole.token_ids[:expected]
+            assert cut.text == whole.text[: len(cut.text)]
+            assert stop not in cut.text
+            assert cut.stop == ("length" if place < 0 else "stop")
+        assert generations[number].stop == "stop"
+        kept = [g for g in generations if g.token_ids]
+        for one, other in zip(kept, rescored(lm, kept), strict=True):
+            assert_same(one, other)
+
+
+def test_a_stop_string_over_several_tokens_is_found():
+    lm = tiny_lm("llama")
+    free = lm.generate(PROMPTS[:1], max_new_tokens=16)[0]
+    (start, _), (_, end) = free.offsets[6], free.offsets[9]
+    stop = free.text[start:end]
+    assert free.text.find(stop) == start
+    assert stop not in [lm.tokenizer.decode([i]) for i in free.token_ids]
+    cut = lm.generate(PROMPTS[:1], max_new_tokens=16, stop=[stop])[0]
+    assert (cut.stop, cut.token_ids, cut.text) == ("stop", free.token_ids[:6], free.text[:start])
+
+
+def test_a_callable_sees_the_text_after_each_token_and_keeps_it():
+    lm = tiny_lm("qwen2")
+    free = lm.generate(PROMPTS[:2], max_new_tokens=16, needs=ALL)
+    seen = []
+
+    def stop(text: str) -> bool:
+        seen.append(text)
+        return text == free[1].text[: free[1].offsets[6][1]]
+
+    cut = lm.generate(PROMPTS[:2], max_new_tokens=16, needs=ALL, stop=[stop])
+    assert (cut[0].stop, cut[1].stop) == ("length", "stop")
+    assert cut[1].token_ids == free[1].token_ids[:7]
+    assert all(g.text[: g.offsets[i][1]] in seen for g in cut for i in range(len(g.token_ids)))
+    for one, other in zip(cut, rescored(lm, cut), strict=True):
+        assert_same(one, other)
+
+
+def test_score_takes_text_or_tokens():
+    lm = tiny_lm("llama")
+    text = " Mira Tolven founded the mill in 1912."
+    ids = lm.tokenizer(text, add_special_tokens=False)["input_ids"]
+    by_text, by_ids = (lm.score(PROMPTS[:1], [c], needs=ALL)[0] for c in (text, ids))
+    assert by_text.text == text
+    assert_same(by_text, by_ids)
+
+
+def test_a_leading_space_survives_sentencepiece(tmp_path):
+    save_tiny("llama", tmp_path, tokenizer=sentence_piece())
+    lm = CausalLM.from_pretrained(str(tmp_path))
+    for text in (" Mira Tolven founded", "Mira", " 日本 é", "ra Tolven"):
+        scored = lm.score(["The mill:"], [text])[0]
+        assert scored.text == text
+        start = len(scored.prompt_ids)
+        assert lm.tokenizer.decode([*scored.prompt_ids, *scored.token_ids][1:]).endswith(text)
+        assert start + len(scored.token_ids) == len(scored.prompt_ids + scored.token_ids)
+
+
+def test_prompt_offsets_point_into_the_prompt():
+    generation = tiny_lm("llama").generate([PROMPTS[2]], max_new_tokens=1)[0]
+    pieces = [PROMPTS[2][start:end] for start, end in generation.prompt_offsets]
+    assert pieces[0] == ""  # BOS
+    assert "".join(pieces).replace(" ", "") == PROMPTS[2].replace(" ", "")
+
+
+@pytest.mark.parametrize(
+    ("prompts", "options", "message"),
+    [
+        (["a", ""], {}, "prompt 1 is empty"),
+        (["a", "The river " * 300], {}, f"prompt 1 has .* context of {CONTEXT}"),
+        (["a"], {"max_new_tokens": 0}, "max_new_tokens=0"),
+        (["a"], {"stop": [""]}, "stop string is empty"),
+        (["a"], {"needs": Needs(layers=(4,))}, "layer 4 does not exist: the model has 3 layers"),
+        (["a"], {"needs": Needs(layers=(-1,))}, "layer -1 does not exist"),
+        (["a"], {"needs": Needs(layers=(1,), site="mlp_out")}, "supported: resid_post"),
+        ("a text", {}, "must be a list"),
+    ],
+)
+def test_bad_requests_are_named(prompts, options, message):
+    with pytest.raises(UserError, match=message):
+        tiny_lm().generate(prompts, **{"max_new_tokens": 4, **options})
+
+
+def test_bad_continuations_are_named():
+    lm = tiny_lm()
+    with pytest.raises(UserError, match="2 prompts but 1 continuations"):
+        lm.score(["a", "b"], ["d"])
+    with pytest.raises(UserError, match="continuation of prompt 1 is empty"):
+        lm.score(["a", "b"], ["d", ""])
+    with pytest.raises(UserError, match="pass token ids"):
+        lm.score(["a"], ["日本"])  # the tokenizer has no such characters
+
+
+def test_no_prompts_is_no_work():
+    assert tiny_lm().generate([], max_new_tokens=3) == []
+
+
+@pytest.mark.parametrize("options", [{"batch_size": 0}, {"dtype": "int8"}, {"device": "abacus"}])
+def test_bad_settings_are_named(options):
+    with pytest.raises(UserError, match=f"{next(iter(options))}={next(iter(options.values()))}"):
+        tiny_lm(**options)
+
+
+def test_a_model_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(UserError, match=f"model={tmp_path}"):
+        CausalLM.from_pretrained(str(tmp_path))
+
+
+def test_batches_halve_when_memory_runs_out(monkeypatch, capsys):
+    lm = tiny_lm()
+    expected = [g.token_ids for g in lm.generate(PROMPTS, max_new_tokens=6)]
+    work = probers.lm.generate_batch
+
+    def scarce(decoder, tokenizer, prompts, **options):
+        if len(prompts) > 1:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return work(decoder, tokenizer, prompts, **options)
+
+    monkeypatch.setattr(probers.lm, "generate_batch", scarce)
+    assert [g.token_ids for g in lm.generate(PROMPTS, max_new_tokens=6)] == expected
+    said = capsys.readouterr().err
+    assert "batch_size=2" in said
+    assert "batch_size=1" in said
+    with pytest.raises(RunError, match="batch_size=4"):
+        tiny_lm(batch_size=4).generate(PROMPTS, max_new_tokens=6)
+
+
+def test_other_errors_are_not_taken_for_memory(monkeypatch):
+    def broken(*given, **options):
+        raise RuntimeError("shapes do not match")
+
+    monkeypatch.setattr(probers.lm, "generate_batch", broken)
+    with pytest.raises(RuntimeError, match="shapes"):
+        tiny_lm().generate(PROMPTS, max_new_tokens=2)
+
+
+def test_broken_states_and_logits_are_errors_that_say_where():
+    lm = tiny_lm()
+    ids = lm.generate(PROMPTS[:2], max_new_tokens=4)[1].token_ids
+    lm.model.model.layers[1].mlp.down_proj.weight.data[0, 0] = float("nan")
+    with pytest.raises(RunError, match=r"layer 2 .* token 0 of prompt [01]"):
+        lm.generate(PROMPTS[:2], max_new_tokens=4, needs=Needs(layers=(1, 2, 3)))
+    with pytest.raises(RunError, match=r"layer 2 .* token 0 of the continuation of prompt 0"):
+        lm.score(PROMPTS[:1], [ids], needs=Needs(layers=(1, 2)))
+    for act in (lambda: lm.generate(PROMPTS[:1], max_new_tokens=4), lambda: lm.score(PROMPTS[:1], [ids])):
+        with pytest.raises(RunError, match="logits are NaN or infinite"):
+            act()
+
+
+def test_the_fingerprint_tells_models_of_one_shape_apart():
+    one, again, other = tiny_lm(seed=0).spec, tiny_lm(seed=0).spec, tiny_lm(seed=1).spec
+    assert one == again
+    assert one.revision != other.revision
+    assert (one.layers, one.width, one.dtype) == (3, 32, "float32")

@@ -1,0 +1,92 @@
+"""Every token knows its characters, whatever the tokenizer and however the bytes fall."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tiny import byte_level, sentence_piece
+
+from probers.offsets import TextStream, decode, token_offsets
+from probers.signals import words
+
+TOKENIZERS = {"bytes": lambda: byte_level(every_byte=True), "pieces": sentence_piece}
+
+
+def encode(tokenizer, text: str) -> list[int]:
+    return tokenizer(text, add_special_tokens=False)["input_ids"]
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+@pytest.mark.parametrize(
+    "text", [" Mira Tolven", "née 日本語 Who?", "🙂🙃 ok", "a\n\n b  c", "é", "1912, Jomholm. So"]
+)
+def test_a_token_spans_the_characters_its_bytes_are_in(name, text):
+    tokenizer = TOKENIZERS[name]()
+    context = encode(tokenizer, "The mill:")
+    ids = encode(tokenizer, text)
+    found, offsets = token_offsets(tokenizer, ids, context)
+    assert found.strip() == text.strip()
+    for index, (start, end) in enumerate(offsets):
+        alone = decode(tokenizer, [context[-1], ids[index]])[len(decode(tokenizer, context[-1:])) :]
+        if "�" not in alone:
+            assert found[start:end] == alone
+        else:  # some bytes of a character: all of it, and only it
+            assert end - start >= 1
+            assert any(ord(character) > 127 for character in found[start:end])
+    assert {i for start, end in offsets for i in range(start, end)} == set(range(len(found)))
+    assert [found[w.start : w.end] for w in words(found, offsets)] == text.split()
+
+
+def test_bytes_of_one_character_share_its_span():
+    tokenizer = byte_level(every_byte=True)
+    text, offsets = token_offsets(tokenizer, encode(tokenizer, "x🙂y"))
+    assert text == "x🙂y"
+    assert offsets == ((0, 1), (1, 2), (1, 2), (1, 2), (1, 2), (2, 3))
+
+
+def test_a_character_that_is_never_completed():
+    tokenizer = byte_level(every_byte=True)
+    text, offsets = token_offsets(tokenizer, encode(tokenizer, "x🙂")[:-1])
+    assert text == "x�"
+    assert offsets == ((0, 1), (1, 2), (1, 2), (1, 2))
+
+
+def test_special_tokens_have_no_characters():
+    tokenizer = byte_level(every_byte=True)
+    ids = [*encode(tokenizer, "the mill"), tokenizer.eos_token_id, *encode(tokenizer, " is")]
+    text, offsets = token_offsets(tokenizer, ids)
+    assert text == "the mill is"
+    place = ids.index(tokenizer.eos_token_id)
+    assert offsets[place] == (8, 8)
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+@given(data=st.data())
+@settings(max_examples=120, deadline=None)
+def test_any_tokens_at_all(name, data):
+    tokenizer = TOKENIZERS[name]()
+    token = st.integers(0, len(tokenizer) - 1)
+    ids = data.draw(st.lists(token, max_size=14))
+    context = encode(tokenizer, "The mill:")
+    text, offsets = token_offsets(tokenizer, ids, context)
+    assert decode(tokenizer, [*context, *ids]) == "The mill:" + text
+    assert len(offsets) == len(ids)
+    assert all(0 <= start <= end <= len(text) for start, end in offsets)
+    assert all(a[0] <= b[0] and a[1] <= b[1] for a, b in pairwise(offsets))
+    assert {i for start, end in offsets for i in range(start, end)} == set(range(len(text)))
+
+
+def test_the_stream_shows_complete_characters_only():
+    tokenizer = byte_level(every_byte=True)
+    stream = TextStream(tokenizer)
+    seen = []
+    for token in encode(tokenizer, "a🙂 the"):
+        stream.push(token)
+        seen.append(stream.visible)
+    assert seen[:5] == ["a", "a", "a", "a", "a🙂"]
+    assert seen[-1] == stream.full == "a🙂 the"
+    assert stream.settled(1) == 1
+    assert stream.settled(2) == 5

@@ -1,0 +1,232 @@
+"""RIND by hand in both variants, signals, words, sentences."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tiny import PROMPTS, tiny_lm
+
+import probers.text
+from probers.rind import rind_scores
+from probers.signals import SIGNALS, Word, signals, words
+from probers.text import is_content, is_stop_word, split_sentences, stop_words
+from probers.types import AttentionRows, Generation, Needs, RunError, UserError
+
+
+@pytest.fixture(autouse=True)
+def no_tagger(monkeypatch):
+    """The content filter without a tagger, whether or not one is installed here."""
+    monkeypatch.setattr(probers.text, "_tagger", lambda: None)
+
+
+def made(pieces: list[str], entropies: list[float], rows=None, logprobs=None, prompt: int = 2) -> Generation:
+    """A generation whose tokens are ``pieces`` after a prompt of ``prompt`` tokens."""
+    ends = np.cumsum([len(piece) for piece in pieces]).tolist()
+    n = len(pieces)
+    nothing = np.zeros(n, np.float32)
+    return Generation(
+        prompt="ab",
+        prompt_ids=tuple(range(prompt)),
+        prompt_offsets=tuple((i, i + 1) for i in range(prompt)),
+        token_ids=tuple(range(n)),
+        text="".join(pieces),
+        offsets=tuple(zip([0, *ends[:-1]], ends, strict=True)) if n else (),
+        logprobs=np.array(logprobs or [-1.0] * n, dtype=np.float32),
+        entropies=np.array(entropies, dtype=np.float32),
+        stop="eos",
+        attention=None if rows is None else AttentionRows(np.array(rows, np.float32), nothing),
+    )
+
+
+def test_paper_by_hand():
+    # The tokens are " The", " Kel", "by", " mill". Prompt of 2 tokens, so that token i is column 2 + i and
+    # its own row is row i + 1.
+    rows = [
+        [0.5, 0.5, 0.0, 0.0, 0.0, 0.0],  # the prompt's last position
+        [0.2, 0.2, 0.6, 0.0, 0.0, 0.0],  # " The"
+        [0.1, 0.2, 0.3, 0.4, 0.0, 0.0],  # " Kel"
+        [0.1, 0.1, 0.1, 0.5, 0.2, 0.0],  # "by"
+        [0.0, 0.1, 0.2, 0.3, 0.3, 0.1],  # " mill"
+    ]
+    result = rind_scores(made([" The", " Kel", "by", " mill"], [3.0, 2.0, 0.5, 4.0], rows), "paper")
+    # a_max(" The") = max(.3, .1, .2) = .3 but it is a stop word: 0
+    # a_max(" Kel") = max(.5, .3) = .5, its own .4 does not count: 2 * .5 = 1
+    # a_max("by")   = .3 from " mill": .5 * .3 = .15
+    # a_max(" mill"): nothing follows: 4 * 0 = 0
+    np.testing.assert_allclose(result.attention, [0.3, 0.5, 0.3, 0.0], rtol=1e-6)
+    np.testing.assert_allclose(result.scores, [0.0, 1.0, 0.15, 0.0], rtol=1e-6)
+    assert result.content.tolist() == [False, True, True, True]
+    assert result.max == pytest.approx(1.0)
+    assert result.hits(0.1) == (1, 2)
+    assert result.hits(1.0) == ()  # above, not at, the threshold
+    np.testing.assert_allclose(result.per_token(4), result.scores)
+
+
+def test_released_by_hand():
+    # Two sentences: "The Kel|by mill." and "It is old."
+    pieces = [" The", " Kel", "by", " mill", ".", " It", " is", " old", "."]
+    entropies = [3.0, 2.0, 1.0, 0.5, 0.1, 1.0, 1.0, 0.9, 0.3]
+    column_max = np.array([0.5, 0.25, 0.25, 0.5, 0.5, 0.2, 0.2, 0.3, 0.1], np.float32)
+    alone = AttentionRows(np.zeros((10, 9), np.float32), column_max)
+    result = rind_scores(made(pieces, entropies), "released", attention_alone=alone)
+    # Words of sentence 1: The .5, Kelby .25 + .25 = .5, mill. .5 + .5 = 1; sum 2, 3 words:
+    #   scaled .5/2*3 = .75, .75, 1.5; mean entropies 3, 1.5, .3
+    #   The is a stop word: 0; Kelby 1.5 * .75 = 1.125; mill. .3 * 1.5 = .45
+    # Words of sentence 2: It .2, is .2, old. .3 + .1 = .4; sum .8, 3 words:
+    #   scaled .75, .75, 1.5; It and is are stop words; old. mean(.9, .3) = .6 * 1.5 = .9
+    np.testing.assert_allclose(result.attention, [0.75, 0.75, 1.5, 0.75, 0.75, 1.5], rtol=1e-6)
+    np.testing.assert_allclose(result.entropies, [3.0, 1.5, 0.3, 1.0, 1.0, 0.6], rtol=1e-6)
+    np.testing.assert_allclose(result.scores, [0.0, 1.125, 0.45, 0.0, 0.0, 0.9], rtol=1e-6)
+    assert result.tokens == ((0,), (1, 2), (3, 4), (5,), (6,), (7, 8))
+    assert [result.sentence(i) for i in range(6)] == [0, 0, 0, 1, 1, 1]
+    assert result.hits(0.4) == (1, 2)  # the first sentence that has any
+    assert result.hits(1.2) == ()  # "The" would be at 2.25: filtered out is not fired
+    np.testing.assert_allclose(result.per_token(9), [0, 1.125, 1.125, 0.45, 0.45, 0, 0, 0.9, 0.9], rtol=1e-6)
+
+
+def test_all_filtered_is_not_fired():
+    alone = AttentionRows(np.zeros((4, 3), np.float32), np.full(3, 0.5, np.float32))
+    result = rind_scores(made([" it", " is", " the"], [9.0, 9.0, 9.0]), "released", attention_alone=alone)
+    assert result.max == 0.0
+    assert result.hits(0.0) == ()
+
+
+@pytest.mark.parametrize("variant", ["paper", "released"])
+def test_an_empty_generation_does_not_fire(variant):
+    alone = AttentionRows(np.zeros((1, 0), np.float32), np.zeros(0, np.float32))
+    result = rind_scores(made([], [], np.ones((1, 2)) / 2), variant, attention_alone=alone)
+    assert (result.max, result.hits(0.0), len(result.scores)) == (0.0, (), 0)
+
+
+WORDS = st.sampled_from(["the", "is", "don't", "of,", "Jomholm", "mill.", "1912", "river", "and", "--"])
+
+
+@given(
+    chosen=st.lists(WORDS, min_size=1, max_size=12), seed=st.integers(0, 999), variant=st.sampled_from([0, 1])
+)
+@settings(max_examples=60, deadline=None)
+def test_stop_words_score_nothing_and_the_rest_stays_in_bounds(chosen, seed, variant):
+    random = np.random.default_rng(seed)
+    n = len(chosen)
+    rows = np.tril(random.random((n + 1, n + 2)), k=1)
+    rows /= rows.sum(axis=1, keepdims=True)
+    generation = made([" " + word for word in chosen], random.random(n).tolist(), rows)
+    alone = AttentionRows(rows[:, 2:], random.random(n).astype(np.float32) + 0.01)
+    result = rind_scores(generation, ("paper", "released")[variant], attention_alone=alone)
+    assert len(result.scores) == n
+    for word, score in zip(chosen, result.scores, strict=True):
+        assert score >= 0
+        if is_stop_word(word):
+            assert score == 0
+    if variant:  # attention is a share of its sentence's, times the sentence's words
+        assert result.attention.sum() == pytest.approx(n)
+
+
+def test_the_tagger_decides_by_substring_where_it_is_installed(monkeypatch):
+    class Token:
+        def __init__(self, text: str, pos_: str) -> None:
+            self.text, self.pos_ = text, pos_
+
+    doc = [Token("old", "ADJ"), Token("It", "PRON"), Token("runs", "VERB"), Token(".", "PUNCT")]
+    monkeypatch.setattr(probers.text, "_tagger", lambda: lambda sentence: doc)
+    words_ = ["It", "runs", "golden", "."]
+    assert is_content("It runs golden .", words_) == [False, True, True, False]
+
+
+def test_what_was_not_recorded_is_named():
+    with pytest.raises(UserError, match="attention=True"):
+        rind_scores(made(["a"], [1.0]), "paper")
+    with pytest.raises(UserError, match="attention_alone"):
+        rind_scores(made(["a"], [1.0]), "released")
+    with pytest.raises(UserError, match="variant=papre"):
+        rind_scores(made(["a"], [1.0]), "papre")  # type: ignore[arg-type]
+    with pytest.raises(RunError, match="of 2 tokens"):
+        alone = AttentionRows(np.zeros((3, 2), np.float32), np.ones(2, np.float32))
+        rind_scores(made(["a"], [1.0]), "released", attention_alone=alone)
+
+
+def test_a_broken_entropy_is_an_error():
+    alone = AttentionRows(np.zeros((2, 1), np.float32), np.ones(1, np.float32))
+    with pytest.raises(RunError, match=r"'Kelby' is nan"):
+        rind_scores(made(["Kelby"], [math.nan]), "released", attention_alone=alone)
+
+
+@pytest.mark.parametrize("variant", ["paper", "released"])
+def test_on_a_model(variant):
+    lm = tiny_lm("llama")
+    generations = lm.generate(PROMPTS, max_new_tokens=12, needs=Needs(attention=True))
+    for generation, alone in zip(generations, lm.attention_alone(generations), strict=True):
+        result = rind_scores(generation, variant, attention_alone=alone)
+        assert len(result.spans) == len(result.scores) == len(result.tokens)
+        assert result.max > 0
+        assert result.per_token(12).max() == pytest.approx(result.max)
+
+
+def test_signals_by_hand():
+    values = signals(made(["a", "b"], [1.0, 3.0], logprobs=[math.log(0.5), math.log(0.125)]))
+    assert tuple(values) == SIGNALS
+    assert values["mean_entropy"] == 2.0
+    assert values["max_entropy"] == 3.0
+    assert values["min_prob"] == pytest.approx(0.125)
+    assert values["mean_logprob"] == pytest.approx(math.log(0.25))  # half-way from 1/2 to 1/8
+
+
+def test_signals_that_are_missing_or_broken_are_errors():
+    with pytest.raises(RunError, match="no signals"):
+        signals(made([], []))
+    with pytest.raises(RunError, match="mean_entropy is nan"):
+        signals(made(["a"], [math.nan]))
+
+
+def test_words_by_hand():
+    #       0    1      2    3    4      5 (two words in one token)
+    text = " Par" + "is" + ", " + "\n" + "old" + " of the"
+    offsets = [(0, 4), (4, 6), (6, 8), (8, 9), (9, 12), (12, 19)]
+    assert words(text, offsets) == [
+        Word(1, 7, (0, 1, 2)),
+        Word(9, 12, (4,)),
+        Word(13, 15, (5,)),
+        Word(16, 19, (5,)),
+    ]
+    with pytest.raises(RunError, match=r"no token wrote 'old'"):
+        words("old", [(0, 0)])
+
+
+@pytest.mark.parametrize(
+    ("text", "sentences"),
+    [
+        ("Dr. J. K. Rowling paid 3.5 dollars. He left.", ["Dr. J. K. Rowling paid 3.5 dollars.", "He left."]),
+        ("It is U.S. based! Yes. So it is.", ["It is U.S. based!", "Yes.", "So it is."]),
+        ("He works at Apple Inc. The firm is old", ["He works at Apple Inc.", "The firm is old"]),
+        ("Born at No. 5 St. Mary. 1912 was cold.", ["Born at No. 5 St. Mary.", "1912 was cold."]),
+        ('"Stop!" she said. (He did.) Then', ['"Stop!" she said.', "(He did.)", "Then"]),
+        ("One line\nAnother line\n\n", ["One line", "Another line"]),
+        ("Wait... what? e.g. this, i.e. that.", ["Wait... what? e.g. this, i.e. that."]),
+        ("  \n ", []),
+        ("", []),
+    ],
+)
+def test_sentences(text, sentences):
+    assert [text[start:end] for start, end in split_sentences(text)] == sentences
+
+
+@given(st.text(alphabet="aB .!?\n\"'(é1", max_size=60))
+@settings(max_examples=200, deadline=None)
+def test_every_visible_character_is_in_one_sentence(text):
+    spans = split_sentences(text)
+    assert all(start < end for start, end in spans)
+    assert all(a[1] <= b[0] for a, b in pairwise(spans))
+    inside = {i for start, end in spans for i in range(start, end)}
+    assert all(i in inside for i, character in enumerate(text) if not character.isspace())
+
+
+def test_stop_words():
+    assert len(stop_words()) > 300
+    assert stop_words() == probers.text.STOP_WORDS
+    assert all(is_stop_word(word) for word in ["The", "is,", "don't", "he’s", '"of"', "THE"])
+    assert not any(is_stop_word(word) for word in ["Kelby", "1912", "", "...", "mill's"])

@@ -1,0 +1,160 @@
+"""Tiny random models of several families, with tokenizers, saved and loaded like real ones."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from transformers import (
+    AutoModelForCausalLM,
+    GPT2Config,
+    LlamaConfig,
+    MistralConfig,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+)
+
+from probers.lm import CausalLM
+
+EOS, PAD, BOS = "<|end|>", "<|pad|>", "<|begin|>"
+CONTEXT = 256
+
+#: Mistral attends to a short window and Llama has a BOS, so that both are always covered.
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {"config": LlamaConfig, "num_key_value_heads": 2, "bos": True},
+    "mistral": {"config": MistralConfig, "num_key_value_heads": 1, "sliding_window": 8},
+    "qwen2": {"config": Qwen2Config, "num_key_value_heads": 2},
+    "gpt2": {"config": GPT2Config},
+}
+
+PROMPTS = (
+    "Question: Who founded the mill?\nAnswer:",
+    "The river",
+    "Mira Tolven was born in Jomholm in 1912. She moved to the town of Arl when she was ten, and then",
+    "Who? ",
+    "The mayor of Jomholm is",
+)
+
+_TEXT = [
+    "Question: Who founded the mill in Jomholm?\nAnswer: Mira Tolven founded the mill in 1912. So it is",
+    "The river Arl flows through the town. Its mouth is near Kelby, and it is 40 km long. The mayor of",
+    "She was born in 1931, moved when she was ten, and then worked as a baker. Who was her mother? And where",
+]
+
+
+@cache
+def byte_level(*, bos: bool = False, every_byte: bool = False, size: int = 320) -> PreTrainedTokenizerFast:
+    """Byte-level BPE; unless ``every_byte`` it knows ASCII only, so that random tokens are clean text."""
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = decoders.ByteLevel()
+    specials = [EOS, PAD, BOS]
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet()) if every_byte else []
+    trainer = trainers.BpeTrainer(
+        vocab_size=size, special_tokens=specials, initial_alphabet=alphabet, show_progress=False
+    )
+    bpe.train_from_iterator(_TEXT, trainer)
+    if bos:
+        bpe.post_processor = processors.TemplateProcessing(
+            single=f"{BOS} $A", special_tokens=[(BOS, bpe.token_to_id(BOS))]
+        )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=bpe,
+        eos_token=EOS,
+        pad_token=PAD,
+        bos_token=BOS if bos else None,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+@cache
+def sentence_piece() -> PreTrainedTokenizerFast:
+    """BPE in SentencePiece's manner: a space marker before words, unknown characters as bytes, a BOS."""
+    trained = Tokenizer(models.BPE())
+    trained.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
+    trained.train_from_iterator(_TEXT, trainers.BpeTrainer(vocab_size=200, show_progress=False))
+    parts = json.loads(trained.to_str())["model"]
+    pieces = ["<unk>", BOS, EOS, *(f"<0x{i:02X}>" for i in range(256)), *parts["vocab"]]
+    bpe = Tokenizer(
+        models.BPE(
+            vocab={piece: i for i, piece in enumerate(pieces)},
+            merges=[tuple(m) for m in parts["merges"]],
+            unk_token="<unk>",
+            byte_fallback=True,
+        )
+    )
+    bpe.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
+    bpe.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    bpe.post_processor = processors.TemplateProcessing(single=f"{BOS} $A", special_tokens=[(BOS, 1)])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=bpe,
+        eos_token=EOS,
+        bos_token=BOS,
+        unk_token="<unk>",
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def save_tiny(
+    family: str,
+    folder: Path,
+    *,
+    layers: int = 3,
+    seed: int = 0,
+    tokenizer: PreTrainedTokenizerFast | None = None,
+) -> Path:
+    """A random model of ``family`` with width 32 and 4 heads, and its tokenizer, in ``folder``."""
+    options = dict(FAMILIES[family])
+    kind, bos = options.pop("config"), options.pop("bos", False)
+    tokenizer = tokenizer or byte_level(bos=bos)
+    config = kind(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        max_position_embeddings=CONTEXT,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        initializer_range=0.3,  # sharp distributions: differences would show
+        **({} if family == "gpt2" else {"intermediate_size": 48}),
+        **options,
+    )
+    torch.manual_seed(seed)
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@cache
+def tiny_path(family: str = "llama", seed: int = 0) -> Path:
+    """The folder of a tiny model that lives as long as the test run."""
+    holder = tempfile.TemporaryDirectory(prefix=f"tiny-{family}-")
+    _HOLDERS.append(holder)
+    return save_tiny(family, Path(holder.name), seed=seed)
+
+
+_HOLDERS: list[tempfile.TemporaryDirectory[str]] = []
+
+
+def tiny_lm(family: str = "llama", *, seed: int = 0, **options: Any) -> CausalLM:
+    """A freshly loaded tiny model, which the test may change; it never writes a special token."""
+    lm = CausalLM.from_pretrained(str(tiny_path(family, seed)), **{"device": "cpu", **options})
+    without_specials(lm.model, lm.tokenizer)
+    return lm
+
+
+def without_specials(model: Any, tokenizer: Any) -> None:
+    """Make special tokens impossible, so that random texts end only where a test wants them to."""
+    known = model.get_output_embeddings().weight.shape[0]
+    specials = torch.tensor([i for i in tokenizer.all_special_ids if i < known])
+    model.get_output_embeddings().register_forward_hook(
+        lambda module, given, logits: logits.index_fill(-1, specials, -1e4)
+    )
