@@ -96,11 +96,14 @@ class ProbeBank:
         return found
 
     def margins(self, states: np.ndarray | torch.Tensor) -> np.ndarray:
-        """(n, layers) contribution of each layer to the score: wrong minus correct."""
+        """(n, layers) logit of "wrong" minus logit of "correct"."""
         logits = self.logits(states).astype(np.float64)
-        margin = logits[..., WRONG] - logits[..., CORRECT]
+        return logits[..., WRONG] - logits[..., CORRECT]
+
+    def combine_margins(self, margins: np.ndarray) -> np.ndarray:
+        """Scores (n,) of margins (n, layers): their sum, of logits or of probabilities."""
         # softmax[0] - softmax[1] of two logits is tanh of half their difference.
-        return np.tanh(margin / 2) if self.combine == "probabilities" else margin
+        return (np.tanh(margins / 2) if self.combine == "probabilities" else margins).sum(axis=1)
 
     def score(
         self, states: np.ndarray | torch.Tensor, signals: Mapping[str, Any] | None = None
@@ -113,7 +116,7 @@ class ProbeBank:
         """
         if signals is not None:
             return self.score_with_entropy(states, signals)
-        return self.margins(states).sum(axis=1)
+        return self.combine_margins(self.margins(states))
 
     __call__ = score
 

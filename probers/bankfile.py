@@ -82,11 +82,11 @@ def _folder(path: str | Path, revision: str | None) -> Path:
     if folder.exists() or not owner.strip(".~") or not name or "/" in name or owner == "runs":
         return folder
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
         return Path(snapshot_download(str(path), revision=revision))
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise UserError(f"prober={path} is no folder, and not on the Hub either ({reason})") from error
 

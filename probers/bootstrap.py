@@ -17,7 +17,7 @@ from .types import RunError
 #: Called as ``metric(values, weights)`` with weights (n,) or (n, r); returns a scalar or (r,).
 Metric = Callable[[np.ndarray, np.ndarray], Any]
 
-_CHUNK = 4_000_000  # weights held at once, about 32 MB
+_CHUNK = 4_000_000  # weights held at once, 16 MB; whole numbers, exact in single precision
 
 
 class Interval(NamedTuple):
@@ -88,7 +88,7 @@ class Bootstrap:
     def _weights(self) -> Iterator[np.ndarray]:
         step = max(1, _CHUNK // len(self._index))
         for start in range(0, self._draws.shape[1], step):
-            yield self._draws[:, start : start + step].astype(np.float64)[self._index]
+            yield self._draws[:, start : start + step].astype(np.float32)[self._index]
 
     def _interval(self, value: float, parts: list[np.ndarray]) -> Interval:
         found = np.concatenate([np.atleast_1d(p) for p in parts])

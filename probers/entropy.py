@@ -44,7 +44,8 @@ class EntropyModel:
         """
         if value.get("inputs") != ["score", *SIGNALS] or set(value) != {"inputs", *cls.__dataclass_fields__}:
             raise UserError(f"the prober's entropy model is not over {', '.join(SIGNALS)}: train it again")
-        return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in value.items() if k != "inputs"})
+        vectors = {name: tuple(map(float, value[name])) for name in ("mean", "scale", "weights")}
+        return cls(**vectors, intercept=float(value["intercept"]), threshold=float(value["threshold"]))
 
     def __call__(self, score: np.ndarray, signals: Mapping[str, Any]) -> np.ndarray:
         """Log-odds (n,) that the text is wrong.

@@ -108,7 +108,7 @@ class FeatureSpec:
         if absent:
             raise UserError(
                 f"layer={absent[0] if len(absent) == 1 else absent} is not in the features: they hold "
-                f"layers {_ranges(self.layers)} of {self.model.id}, which has {self.model.layers} "
+                f"layers {_ranges(self.layers)} of {self.model.id}, which has {self.model.layers} layers "
                 "(0 is the embedding output); choose among these"
             )
         return FeatureSpec(

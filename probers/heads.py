@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -39,8 +39,8 @@ class ProbeHead(nn.Module):
         """Keyword arguments that rebuild this kind of head, beside streams and width."""
         raise NotImplementedError
 
-    def prepare(self, states: Tensor) -> None:
-        """Fit what is not learned by gradient, on training states (n, H, d); nothing by default."""
+    def prepare(self, states: Iterable[Tensor]) -> None:
+        """Fit what is not learned by gradient, on each head's training states (n, d); nothing by default."""
 
     def forward(self, states: Tensor) -> Tensor:
         """Logits (n, H, 2) of states (n, H, d), every head on its own slice.
@@ -126,11 +126,10 @@ class LinearHead(ProbeHead):
         return {}
 
     @torch.no_grad()
-    def prepare(self, states: Tensor) -> None:
-        """Take mean and deviation per head and dimension; a constant dimension stays as it is."""
-        # A head at a time: a double-precision copy of all states at once may not fit.
-        for head in range(states.shape[1]):
-            x = states[:, head].double()
+    def prepare(self, states: Iterable[Tensor]) -> None:
+        """Take mean and deviation per head and dimension; a constant dimension is left unscaled."""
+        for head, vectors in enumerate(states):
+            x = vectors.double()
             scale = x.std(dim=0, correction=0)
             self.mean[head] = x.mean(dim=0)
             self.scale[head] = torch.where(scale > 1e-6, scale, torch.ones_like(scale))

@@ -129,11 +129,12 @@ def _levels(labels: np.ndarray, scores: np.ndarray, weights: np.ndarray | None) 
     order = np.argsort(scores, kind="stable")
     ranked = scores[order]
     starts = np.flatnonzero(np.r_[True, ranked[1:] != ranked[:-1]])
-    w = np.ones(len(labels)) if weights is None else np.asarray(weights, dtype=np.float64)
-    w, event = w[order], labels[order]
-    event = event.reshape(-1, *[1] * (w.ndim - 1))
-    positive = np.add.reduceat(w * event, starts, axis=0)
-    negative = np.add.reduceat(w * (1 - event), starts, axis=0)
+    w = np.ones(len(labels)) if weights is None else np.asarray(weights)
+    w = w[order]
+    event = labels[order].astype(w.dtype).reshape(-1, *[1] * (w.ndim - 1))
+    of_events = w * event
+    positive = np.add.reduceat(of_events, starts, axis=0)
+    negative = np.add.reduceat(w - of_events, starts, axis=0)
     return _Levels(positive, negative)
 
 

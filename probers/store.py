@@ -142,15 +142,10 @@ class FeatureStore:
         """Mark the store complete; ``summary`` is kept as plain figures.
 
         Raises:
-            RunError: shards are missing, ids repeat, or shards have different columns.
+            RunError: shards are missing, all are empty, ids repeat, or shards have different columns.
         """
-        if self.missing:
-            raise RunError(f"the feature store {self.path} lacks shards {self.missing[:10]}")
-        sidecars = [json.loads(self._file(i, "json").read_text("utf-8")) for i in range(self.shards)]
+        sidecars, rows = self._sidecars(), self._counts()
         files = {f"shards/{name}": file for s in sidecars for name, file in s["files"].items()}
-        rows = [s["rows"] for s in sidecars]
-        if not sum(rows):
-            raise RunError(f"the feature store {self.path} would be empty: no example was kept")
         self._check_rows(rows)
         manifest = self._manifest() | {
             "complete": True, "rows": rows, "files": files, "summary": dict(summary or {}),
@@ -233,10 +228,18 @@ class FeatureStore:
         return self._folder / f"{index:05d}.{suffix}"
 
     def _counts(self) -> list[int]:
+        """Rows per shard: from the manifest, or before it is finished from the shards themselves."""
         counts = _read_manifest(self.path)["rows"]
         if counts is None:
-            raise RunError(f"the feature store {self.path} is not finished")
+            counts = [sidecar["rows"] for sidecar in self._sidecars()]
+        if not sum(counts):
+            raise RunError(f"the feature store {self.path} is empty: no example was kept")
         return counts
+
+    def _sidecars(self) -> list[dict[str, Any]]:
+        if self.missing:
+            raise RunError(f"the feature store {self.path} lacks shards {self.missing[:10]}")
+        return [json.loads(self._file(i, "json").read_text("utf-8")) for i in range(self.shards)]
 
     def _manifest(self) -> dict[str, Any]:
         return {
