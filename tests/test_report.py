@@ -167,12 +167,11 @@ def sample_data() -> dict[str, Any]:
     rng = np.random.default_rng(0)
     triggers = {name: row for name, row in METHODS.items() if row[4] is not None}
     fpr = np.linspace(0, 1, 400)
-    layers = np.arange(0, 13)
-    auroc = 0.77 - 0.17 * np.exp(-layers / 3.0) + rng.normal(0, 0.006, 13)
+    auroc = 0.77 - 0.17 * np.exp(-np.arange(13) / 3.0) + rng.normal(0, 0.006, 13)
     closed_book = {"known": 0.91, "stale": 0.06, "misbelieved": 0.04, "unknown": 0.03}
-    controls = {"mean entropy": 0.789, "max entropy": 0.782, "minimum probability": 0.771, "perplexity": 0.764,
-                "RIND maximum": 0.67, "question type": 0.655, "bag of words": 0.612, "embedding layer": 0.60,
-                "shuffled labels": 0.497, "majority": None}  # fmt: skip
+    controls = {"mean entropy": 0.789, "max entropy": 0.782, "minimum probability": 0.771,
+                "perplexity": 0.764, "RIND maximum": 0.67, "question type": 0.655, "bag of words": 0.612,
+                "embedding layer": 0.60, "shuffled labels": 0.497, "majority": None}  # fmt: skip
     replay = {}
     for name, (_, _, _, _, quality) in triggers.items():
         if name != "oracle":
@@ -183,15 +182,16 @@ def sample_data() -> dict[str, Any]:
         "title": "Retrieval triggers on the embedded testbed",
         "command": "probers-demo out=runs/demo",
         "model": "testbed", "corpus": "testbed, 41,203 passages", "n": 800,
-        "threshold_rule": "best exact match per retrieval on the validation questions, one rule for all triggers",
+        "threshold_rule": "best exact match on the validation questions, one rule for all triggers",
         "date": "2025-01-31", "flags": {"never": "never fired", "always": "always fired"},
         "knowledge_em": {
-            name: {kind: {"em": min(1.0, value + (row[0] - 0.462) * (0.2 if kind == "known" else 2.4)), "n": n}
+            name: {kind: {"em": value + (row[0] - 0.462) * (0.2 if kind == "known" else 2.4), "n": n}
                    for (kind, value), n in zip(closed_book.items(), (380, 140, 40, 240), strict=True)}
             for name, row in METHODS.items()},
-        "layers": [{"layer": int(k), "accuracy": float(a) - 0.05, "auroc": float(a), "auroc_ci": [a - 0.03, a + 0.03]}
-                   for k, a in zip(layers, auroc, strict=True)],
-        "controls": {name: {"auroc": v, "auroc_ci": v and [v - 0.03, v + 0.03]} for name, v in controls.items()},
+        "layers": [{"layer": k, "accuracy": a - 0.05, "auroc": a, "auroc_ci": [a - 0.03, a + 0.03]}
+                   for k, a in enumerate(auroc.tolist())],
+        "controls": {name: {"auroc": v, "auroc_ci": v and [v - 0.03, v + 0.03]}
+                     for name, v in controls.items()},
         "ensemble": {"auroc": 0.768, "auroc_ci": [0.737, 0.797]},
         "roc": {name: {"fpr": fpr.tolist(), "tpr": (fpr ** (1 / row[4] - 1)).tolist(), "auroc": row[4]}
                 for name, row in triggers.items()},
@@ -218,8 +218,8 @@ def sample(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Page]:
 
 def test_page_is_complete_and_well_formed(sample: tuple[str, Page]) -> None:
     text, page = sample
-    for heading in ("Methods", "Decisions and their cost", "By what the model was taught", "Layers and controls",
-                    "Paired differences", "10 examples"):  # fmt: skip
+    for heading in ("Methods", "Decisions and their cost", "By what the model was taught",
+                    "Layers and controls", "Paired differences", "10 examples"):  # fmt: skip
         assert heading in page.text
     charts = page.of_class("chart")
     assert [chart["aria-labelledby"].split("-")[0] for chart in charts] == [
@@ -266,7 +266,8 @@ def poisoned(value: Any) -> Any:
 
 
 def test_generated_text_is_escaped_everywhere(tmp_path: Path) -> None:
-    results, data = sample_results(), poisoned(sample_data())
+    results = sample_results()
+    data = poisoned(sample_data() | {"flags": {"never": "never fired", "rind_paper": "never fired"}})
     results["methods"] = {name + PAYLOAD: method for name, method in results["methods"].items()}
     results["pairs"] = {
         key.replace(" vs ", f"{PAYLOAD} vs ") + PAYLOAD: v for key, v in results["pairs"].items()
@@ -275,9 +276,9 @@ def test_generated_text_is_escaped_everywhere(tmp_path: Path) -> None:
     assert not {"script", "img"} & {tag for tag, _ in page.tags}
     assert not any(name.startswith("on") for _, attrs in page.tags for name in attrs)
     shown = PAYLOAD.replace("\x00", "\ufffd").replace("\ud800", "\ufffd")
-    for place_ in ("Retrieval triggers on the embedded testbed", "probers-demo out=runs/demo", "never",
+    for before in ("Retrieval triggers on the embedded testbed", "probers-demo out=runs/demo", "never",
                    "Velmora Rising", "the town of Orlith", " Onvik", "mean entropy", "stale"):  # fmt: skip
-        assert place_ + shown in page.text or place_ + "…" in page.text, place_
+        assert before + shown in page.text, before
     assert "\x00" not in text
 
 
@@ -444,6 +445,13 @@ def test_token_colours_follow_scores_and_marks_show_where_it_fired(tmp_path: Pat
     assert article.count("▲ fired") == 2
     assert article.index(" v2</span>") < article.rindex("▲ fired") < article.rindex(" v0</span>")
     assert "✓ right" in article and "✗ wrong" in article
+
+
+def test_the_first_example_shows_a_prober_and_a_fired_token_at_once(sample: tuple[str, Page]) -> None:
+    articles = sample[0].split("<article")[1:]
+    opened = re.findall(r'<details class="method" open>.*?class="name">(\w+)<', articles[0])
+    assert opened == ["entropy", "probing"]
+    assert not any('class="method" open' in article for article in articles[1:])
 
 
 @given(st.lists(st.floats(-50, 350), max_size=15))

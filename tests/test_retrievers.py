@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
 from probers.rag.retrievers import BM25, RankBM25
 from probers.rag.retrievers.lexical import tokenize
+
 from probers.types import Passage, UserError
 
 ENGINES = [BM25, RankBM25]
@@ -21,7 +21,8 @@ def corpus(*texts):
 @pytest.mark.parametrize("engine", ENGINES)
 def test_score_is_lucenes_formula_by_hand(engine):
     # N=3, lengths 2, 4, 3, mean 3. "mara" is in documents 0 and 1: idf = ln(1 + 1.5/2.5) = ln 1.6.
-    # k1=1.2, b=0.75: document 0: 1/(1 + 1.2*(0.25 + 0.75*2/3)) = 1/1.9; document 1, tf=2: 2/(2 + 1.2*1.25) = 2/3.5
+    # k1=1.2, b=0.75. Document 0: 1/(1 + 1.2*(0.25 + 0.75*2/3)) = 1/1.9.
+    # Document 1, tf=2: 2/(2 + 1.2*1.25) = 2/3.5.
     found = engine(corpus("mara tor", "mara mara vel sin", "lune ora vel")).search(["Mara?"], 3)[0]
     expected = {"1": math.log(1.6) * 2 / 3.5, "0": math.log(1.6) / 1.9}
     assert [p.id for p in found] == ["1", "0"]

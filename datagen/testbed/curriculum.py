@@ -37,11 +37,11 @@ class Curriculum:
             articles weigh 1).
     """
 
-    article: float = 0.20
-    one_hop: float = 0.32
+    article: float = 0.18
+    one_hop: float = 0.28
     two_hop: float = 0.12
     passing: float = 0.08
-    reading: float = 0.28
+    reading: float = 0.34
     zipf: float = 0.5
     trait_weight: float = 1.5
     recall_share: float = 0.15

@@ -31,6 +31,7 @@ class Recipe:
         tokens: training budget, in tokens that carry loss or context (no padding).
         step_documents: documents per optimiser step.
         lengths: row lengths; a document goes to the shortest that holds it.
+        row_multiple: batches are filled up with empty rows to a multiple of this.
         muon_lr: learning rate of the hidden matrices (Muon).
         adam_lr: learning rate of embeddings and norms (AdamW).
         cooldown: share of training over which the rates fall linearly to a tenth.
@@ -43,9 +44,10 @@ class Recipe:
     mlp: int = 512
     vocab_size: int = 1536
     max_positions: int = 2048
-    tokens: int = 15_000_000
+    tokens: int = 12_000_000
     step_documents: int = 240
     lengths: tuple[int, ...] = (40, 64, 160, 256)
+    row_multiple: int = 16
     muon_lr: float = 0.02
     adam_lr: float = 3e-3
     weight_decay: float = 0.05
@@ -111,10 +113,12 @@ class _Batcher:
             if fitting:  # a rare longer document is left out rather than cut in the middle
                 buckets[fitting[0]].append((ids, context))
         for length, items in buckets.items():
-            if len(items) < 2:  # compiled shapes: a batch of one would compile a program of its own
+            if not items:
                 continue
-            ids = torch.full((len(items), length), self.tokenizer.pad_token_id)
-            weights = torch.zeros(len(items), length)
+            # Few different shapes: CPU kernels are made, and kept, per shape.
+            count = math.ceil(len(items) / self.recipe.row_multiple) * self.recipe.row_multiple
+            ids = torch.full((count, length), self.tokenizer.pad_token_id)
+            weights = torch.zeros(count, length)
             for row, (tokens, context) in enumerate(items):
                 ids[row, : len(tokens)] = torch.tensor(tokens)
                 weights[row, :context] = self.plan.context_weight

@@ -1,0 +1,103 @@
+"""A scripted language model: writes what a function of the prompt says, one token per word."""
+
+import re
+from collections.abc import Callable
+
+import numpy as np
+
+from probers.features import ModelSpec
+from probers.types import AttentionRows, Generation, Needs, Passage
+
+SPEC = ModelSpec("fake", "r1", 2, 4, "float32")
+
+
+def tokens(text: str) -> list[str]:
+    """Words with the space before them, as byte-level tokenizers cut."""
+    return re.findall(r"\s*\S+|\s+$", text)
+
+
+def offsets(parts: list[str]) -> tuple[tuple[int, int], ...]:
+    ends = np.cumsum([0, *map(len, parts)]).tolist()
+    return tuple(zip(ends[:-1], ends[1:], strict=True))
+
+
+class FakeLM:
+    """Stands in for CausalLM.
+
+    Args:
+        write: the continuation of a prompt, before limits and stops.
+        entropy: of each word.
+        state: the pooled state, (4,), of a text, for every layer.
+    """
+
+    spec = SPEC
+
+    def __init__(
+        self,
+        write: Callable[[str], str],
+        entropy: Callable[[str], float] = lambda word: 0.1,
+        state: Callable[[str], list[float]] = lambda text: [0.0] * 4,
+    ) -> None:
+        self.write, self.entropy, self.state = write, entropy, state
+        self.prompts: list[str] = []
+        self.batches: list[int] = []
+
+    def generate(self, prompts, *, max_new_tokens, needs=Needs(), stop=(), progress=None):
+        self.prompts += prompts
+        self.batches.append(len(prompts))
+        return [self._one(prompt, max_new_tokens, needs, stop) for prompt in prompts]
+
+    def attention_alone(self, generations, *, progress=None):
+        return [self._attention(0, len(g.token_ids)) for g in generations]
+
+    def _one(self, prompt, limit, needs, stop) -> Generation:
+        text, reason = self.write(prompt), "eos"
+        for string in (s for s in stop if isinstance(s, str)):
+            if string in text:
+                text, reason = text[: text.index(string)], "stop"
+        parts = tokens(text)
+        if len(parts) > limit:
+            parts, reason = parts[:limit], "length"
+        for watch in (s for s in stop if callable(s)):
+            for i in range(len(parts)):
+                assert not watch("".join(parts[: i + 1]))
+        before = tokens(prompt)
+        entropies = np.array([self.entropy(p.strip()) for p in parts], dtype=np.float32)
+        text = "".join(parts)
+        return Generation(
+            prompt=prompt,
+            prompt_ids=tuple(range(len(before))),
+            prompt_offsets=offsets(before),
+            token_ids=tuple(range(len(parts))),
+            text=text,
+            offsets=offsets(parts),
+            logprobs=-entropies,
+            entropies=entropies,
+            stop=reason,
+            needs=needs,
+            states=np.tile(self.state(text), (len(needs.layers), 1)) if needs.layers and parts else None,
+            attention=self._attention(len(before), len(parts)) if needs.attention else None,
+        )
+
+    def _attention(self, p: int, n: int) -> AttentionRows:
+        """Every position attends evenly to all up to itself."""
+        rows = np.zeros((n + 1, p + n), dtype=np.float32)
+        for i in range(n + 1):
+            rows[i, : p + i] = 1 / max(1, p + i)
+        return AttentionRows(rows, rows[1:, p:].max(axis=0) if n else np.zeros(0, dtype=np.float32))
+
+
+class FakeRetriever:
+    """Finds for every query what a function says; remembers what it was asked."""
+
+    def __init__(self, find: Callable[[str], list[Passage]]) -> None:
+        self.find = find
+        self.queries: list[str] = []
+
+    def search(self, queries, k):
+        self.queries += queries
+        return [self.find(q)[:k] for q in queries]
+
+
+def passage(text: str, title: str = "") -> Passage:
+    return Passage(f"p-{text}", title or f"title of {text}", text, 1.0)

@@ -1,0 +1,157 @@
+"""Arguments in, one sentence and the right exit code out."""
+
+import json
+import subprocess
+import sys
+import time
+
+import pytest
+
+from probers import cli
+from probers.types import RunError, UserError
+
+COMMANDS = ("demo", "datagen", "train", "rag", "compare", "testbed")
+
+
+def run(command, argv):
+    with pytest.raises(SystemExit) as exit_:
+        cli.main(command, argv)
+    return exit_.value.code
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_explains_every_key(command, capsys):
+    assert run(command, ["--help"]) == 0
+    text = capsys.readouterr().out
+    keys = [k for k in cli.compose(command, []) if k not in ("model",)]
+    for key in keys:
+        assert key in text
+    for line in text.split("Keys with their defaults:")[1].split("\n\n")[0].splitlines():
+        if line.strip() and not line.rstrip().endswith(":"):
+            assert "#" in line, f"no explanation: {line}"
+
+
+def test_help_is_quick_and_imports_nothing_heavy():
+    code = (
+        "import sys\nsys.argv = ['x', '--help']\nfrom probers import cli\n"
+        "try:\n    cli.train()\nexcept SystemExit:\n    pass\n"
+        "print(sorted({'torch', 'transformers', 'lightning', 'sklearn', 'pandas'} & set(sys.modules)))"
+    )
+    started = time.monotonic()
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert out.splitlines()[-1] == "[]"
+    assert time.monotonic() - started < 20  # a hang, not a speed claim
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_unknown_key_names_it_and_lists_the_keys(command, capsys):
+    assert run(command, ["sede=3"]) == 2
+    error = capsys.readouterr().err
+    assert "unknown key 'sede'" in error and "--help" in error and "Traceback" not in error
+    assert len(error.strip().splitlines()) == 1
+
+
+def test_a_near_miss_is_suggested(capsys):
+    assert run("datagen", ["limt=3"]) == 2
+    assert "did you mean limit?" in capsys.readouterr().err
+
+
+def test_unknown_choice_lists_the_choices(capsys):
+    assert run("rag", ["trigger=radar", "question=x"]) == 2
+    error = capsys.readouterr().err
+    assert "unknown trigger 'radar'" in error
+    for name in ("never", "always", "random", "oracle", "entropy", "rind", "probing"):
+        assert name in error
+
+
+def test_an_argument_without_a_value_is_refused(capsys):
+    assert run("datagen", ["wiki"]) == 2
+    assert "write key=value" in capsys.readouterr().err
+
+
+def test_source_flag_is_sugar():
+    assert cli.normalise(["--source", "wiki"]) == cli.normalise(["--source=wiki"]) == ["source=wiki"]
+    with pytest.raises(UserError, match="needs a value"):
+        cli.normalise(["--source"])
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["Who directed 'It'?", "In 1980, who (really) won: A or B?", "a=b, {c} [d]", "back\\slash'", "{x}", "1,2"],
+)
+def test_free_text_reaches_the_command_unchanged(text):
+    assert cli.compose("rag", cli.normalise([f"question={text}"])).question == text
+
+
+def test_model_is_short_for_its_name():
+    assert cli.compose("datagen", cli.normalise(["model=google/gemma-2b"])).model.name == "google/gemma-2b"
+
+
+def test_cfg_job_prints_the_resolved_configuration(capsys):
+    assert run("datagen", ["source=wiki", "--cfg", "job"]) == 0
+    assert "out: runs/datagen/wiki" in capsys.readouterr().out
+
+
+def test_sweeps_make_every_combination():
+    assert cli._sweep(["seed=1,2", "limit=3,4", "source=wiki"]) == [
+        ["seed=1", "limit=3", "source=wiki"], ["seed=1", "limit=4", "source=wiki"],
+        ["seed=2", "limit=3", "source=wiki"], ["seed=2", "limit=4", "source=wiki"],
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [(UserError("bad request"), 2), (RunError("went wrong"), 1), (KeyboardInterrupt(), 130),
+     (OSError(28, "No space left on device", "/x"), 1)],
+)  # fmt: skip
+def test_exit_codes(monkeypatch, capsys, error, code):
+    def fail(_config):
+        raise error
+
+    monkeypatch.setattr(cli, "_load", lambda command: fail)
+    assert run("datagen", []) == code
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 1 and lines[0].startswith("probers-datagen: ")
+
+
+def test_a_run_folder_is_claimed_once(tmp_path):
+    from probers.runs import RunFolder
+
+    first = RunFolder(tmp_path / "a", "datagen", {"seed": 0, "out": "a", "batch_size": 4})
+    assert first.claim() is False and not first.complete
+    again = RunFolder(tmp_path / "a", "datagen", {"seed": 0, "out": "b", "batch_size": 8})
+    assert again.claim() is True  # how it is run does not make it another run
+    again.finish({"n": 3})
+    assert first.complete
+    with pytest.raises(UserError, match="different run .*seed: 0 there, 1 now"):
+        RunFolder(tmp_path / "a", "datagen", {"seed": 1}).claim()
+    with pytest.raises(UserError, match="different run .*probers-datagen"):
+        RunFolder(tmp_path / "a", "train", {"seed": 0}).claim()
+
+
+def test_a_foreign_folder_is_left_alone(tmp_path):
+    from probers.runs import RunFolder
+
+    (tmp_path / "thesis.tex").write_text("mine")
+    folder = RunFolder(tmp_path, "datagen", {})
+    with pytest.raises(UserError, match="not a run"):
+        folder.claim()
+    folder.clear()
+    assert (tmp_path / "thesis.tex").exists()
+
+
+def test_newest_takes_complete_runs_of_the_model(tmp_path):
+    import os
+
+    from probers.runs import RunFolder, newest
+
+    for index, (model, done) in enumerate([("a", True), ("b", True), ("b", False)]):
+        folder = RunFolder(tmp_path / str(index), "train", {"i": index})
+        folder.claim()
+        if done:
+            folder.finish({"model": model})
+        os.utime(tmp_path / str(index) / "run.json", (index, index))
+    assert newest("prober", root=tmp_path) == tmp_path / "1"
+    assert newest("prober", root=tmp_path, model="a") == tmp_path / "0"
+    assert newest("store", root=tmp_path) is None
+    assert json.loads((tmp_path / "1" / "run.json").read_text())["complete"] is True

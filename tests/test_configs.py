@@ -1,0 +1,58 @@
+"""Every shipped configuration composes, and says the same as the code's defaults."""
+
+from dataclasses import asdict
+
+import pytest
+from omegaconf import OmegaConf
+
+from probers import cli
+from probers.datagen.testbed.curriculum import Curriculum
+from probers.datagen.testbed.recipe import Recipe
+from probers.datagen.testbed.run import _dataclass
+from probers.prompts import TESTBED_PROMPT
+from probers.testbed.assets import world_config
+from probers.testbed.world import WorldConfig
+
+GROUPS = ("trigger", "query", "retriever", "head", "prompt", "model")
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_every_choice_is_a_file_with_explained_keys(group):
+    from importlib import resources
+
+    names = cli.choices(group)
+    assert names
+    for name in names:
+        text = resources.files("probers.configs").joinpath(group, f"{name}.yaml").read_text()
+        for line in text.splitlines():
+            if line.strip() and not line.startswith("#") and "_target_" not in line and line != "name: testbed":
+                assert "#" in line, f"{group}/{name}: no explanation of {line}"
+
+
+def test_every_target_is_a_class_that_has_the_keys():
+    from importlib import resources
+
+    from hydra.utils import get_class
+
+    for group in ("trigger", "query", "retriever", "prompt"):
+        for name in cli.choices(group):
+            node = OmegaConf.load(str(resources.files("probers.configs").joinpath(group, f"{name}.yaml")))
+            fields = set(get_class(node._target_).__dataclass_fields__)
+            assert set(node) - {"_target_"} <= fields, f"{group}/{name}"
+
+
+def test_the_testbed_recipe_in_the_config_is_that_of_the_code():
+    cfg = cli.compose("testbed", [])
+    assert asdict(_dataclass(WorldConfig, cfg.world)) == asdict(WorldConfig())
+    assert _dataclass(Recipe, cfg.recipe) == Recipe()
+    assert _dataclass(Curriculum, cfg.curriculum) == Curriculum()
+
+
+def test_the_shipped_checkpoint_was_trained_on_the_default_world():
+    assert world_config() == WorldConfig()
+
+
+def test_the_prompt_config_is_the_testbeds_prompt():
+    from hydra.utils import instantiate
+
+    assert instantiate(cli.compose("datagen", []).prompt).fingerprint == TESTBED_PROMPT.fingerprint

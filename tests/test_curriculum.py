@@ -1,0 +1,107 @@
+"""What the testbed's model is trained on."""
+
+import random
+from collections import Counter
+
+import pytest
+
+from probers.datagen.testbed.curriculum import KINDS, Curriculum, DocumentStream
+from probers.datagen.testbed.recipe import Recipe, _Batcher, rate
+from probers.datagen.testbed.tokenizer import train_tokenizer
+from probers.testbed.world import World, WorldConfig
+
+SIZES = (("person", 60), ("town", 25), ("company", 25), ("film", 20), ("river", 8))
+
+
+@pytest.fixture(scope="module")
+def world():
+    return World.generate(WorldConfig(seed=3, known=SIZES))
+
+
+def test_the_stream_is_seeded(world):
+    first, again = (DocumentStream(world, Curriculum(), seed=1) for _ in range(2))
+    assert [first.draw(k) for k in KINDS * 3] == [again.draw(k) for k in KINDS * 3]
+
+
+def test_nothing_about_unknown_entities_is_ever_told(world):
+    stream = DocumentStream(world, Curriculum(), seed=0)
+    unknown = [e.name for e in world.entities.values() if not e.known]
+    for kind in KINDS:
+        for _ in range(150):
+            document = stream.draw(kind)
+            assert not any(name in document.context + document.target for name in unknown)
+
+
+def test_passages_of_reading_examples_hold_the_answer_unless_memory_must(world):
+    stream = DocumentStream(world, Curriculum(recall_share=0.0), seed=0)
+    for _ in range(200):
+        document = stream.draw("reading")
+        answer = document.target.rsplit(" is ", 1)[1].rstrip(".")
+        assert answer in document.context
+        assert 1 <= document.context.count("\n[") <= 3
+    recall = DocumentStream(world, Curriculum(recall_share=1.0), seed=0)
+    missing = 0
+    for _ in range(100):
+        document = recall.draw("reading")
+        sentence = document.target.split(" So the answer is")[0].rsplit(". ", 1)[-1].strip()
+        missing += sentence not in document.context
+    assert missing > 90
+
+
+def test_exposure_is_long_tailed(world):
+    stream = DocumentStream(world, Curriculum(), seed=0)
+    seen = Counter(stream._entity().id for _ in range(30_000))
+    ordered = [n for _, n in seen.most_common()]
+    assert len(ordered) == sum(e.known for e in world.entities.values())
+    assert ordered[0] > 4 * ordered[-1]
+
+
+def test_token_shares_are_those_of_the_plan(world):
+    stream = DocumentStream(world, Curriculum(), seed=0)
+    tokens = {k: float(10 * (i + 1)) for i, k in enumerate(KINDS)}
+    drawn = stream.mix(tokens)
+    counts = Counter(next(drawn).kind for _ in range(4000))
+    mass = {k: counts[k] * tokens[k] for k in KINDS}
+    for kind in KINDS:
+        assert mass[kind] / sum(mass.values()) == pytest.approx(getattr(Curriculum(), kind), abs=0.04)
+
+
+def test_tokenizer_counts_do_not_tell_known_from_unknown(world):
+    tokenizer = train_tokenizer(world, vocab_size=600)
+    lengths = {known: [] for known in (True, False)}
+    for entity in world.entities.values():
+        lengths[entity.known].append(len(tokenizer(f" {entity.name}")["input_ids"]))
+    mean = {known: sum(v) / len(v) for known, v in lengths.items()}
+    assert mean[True] == pytest.approx(mean[False], rel=0.06)
+    text = "Question: Where was Ana born?\nAnswer: Zürich — 18 July"
+    assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
+
+
+def test_rows_restart_per_document_and_weigh_answers_over_context(world):
+    tokenizer = train_tokenizer(world, vocab_size=600)
+    plan = Curriculum()
+    batcher = _Batcher(Recipe(lengths=(64, 128, 400)), plan, tokenizer)
+    stream = DocumentStream(world, plan, seed=0)
+    documents = [stream.draw(random.Random(i).choice(KINDS)) for i in range(40)]
+    batches = list(batcher.rows(documents))
+    assert all(len(ids) % 16 == 0 for ids, _, _ in batches)
+    filled = 0
+    for ids, weights, _ in batches:
+        for tokens, weight in zip(ids.tolist(), weights, strict=True):
+            if not weight.any():  # a row that only fills up the batch
+                assert set(tokens) == {tokenizer.pad_token_id}
+                continue
+            filled += 1
+            end = tokens.index(tokenizer.eos_token_id)
+            assert set(tokens[end + 1 :]) <= {tokenizer.pad_token_id}
+            assert weight[end] == 1.0 and not weight[end + 1 :].any()
+            text = tokenizer.decode(tokens[: end + 1])
+            assert ("Question:" in text) == bool((weight == plan.context_weight).any())
+    assert filled == len(documents)
+
+
+def test_learning_rate_warms_up_holds_and_falls():
+    recipe = Recipe(warmup_steps=10, cooldown=0.5)
+    rates = [rate(step, 100, recipe) for step in range(100)]
+    assert rates[0] == pytest.approx(0.1) and rates[9] == rates[50] == 1.0
+    assert rates[99] < 0.13 and all(a >= b for a, b in zip(rates[50:], rates[51:], strict=False))

@@ -1,0 +1,169 @@
+"""Both kinds of labels on the testbed's own model: right, seeded, resumable, never leaking."""
+
+import hashlib
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from probers import FeatureStore, cli
+from probers.datagen.labels.labelling import parse_label
+from probers.datagen.labels.wiki import head_entity, one_sentence, plan_cuts
+from probers.datagen.run import parse_layers
+from probers.types import Article, UserError
+
+
+def digest(folder):
+    files = sorted(p for p in folder.rglob("*") if p.is_file())
+    return {str(p.relative_to(folder)): hashlib.sha256(p.read_bytes()).hexdigest() for p in files}
+
+
+@pytest.fixture(scope="module")
+def cot(tmp_path_factory):
+    out = tmp_path_factory.mktemp("cot") / "store"
+    cli.run("datagen", [f"out={out}", "limit=60", "shard_size=16", "layers=[0,6,12]", "batch_size=16"])
+    return FeatureStore.open(out)
+
+
+@pytest.fixture(scope="module")
+def wiki(tmp_path_factory):
+    out = tmp_path_factory.mktemp("wiki") / "store"
+    cli.run("datagen", ["--source", "wiki", f"out={out}", "limit=60", "shard_size=32", "layers=[12]"])
+    return FeatureStore.open(out)
+
+
+def test_every_question_has_both_conditions_in_one_split(cot):
+    rows = cot.table()
+    assert len(rows) == 120 and set(rows["condition"]) == {"closed_book", "with_passages"}
+    question = rows["id"].str.rsplit("/", n=1).str[0]
+    assert (rows.groupby(question)["split"].nunique() == 1).all()
+    assert (rows.groupby("group")["split"].nunique() == 1).all()
+
+
+def test_labels_agree_with_what_the_model_was_taught(cot):
+    rows = cot.table()
+    closed = rows[rows["condition"] == "closed_book"]
+    right = closed.groupby("knowledge")["correct"].mean()
+    assert right["known"] > 0.8 and right["unknown"] < 0.2 and right["stale"] < 0.2
+    assert ((rows["answer"].str.lower() == rows["gold"].str.lower()) == (rows["correct"] == 1)).mean() > 0.97
+
+
+def test_states_are_those_of_a_fresh_forward_over_the_answer(cot):
+    """Parity with plain transformers on one stored example."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from probers.testbed.assets import model_path
+
+    rows = cot.table()
+    row = rows[rows["condition"] == "closed_book"].iloc[3]
+    tokenizer = AutoTokenizer.from_pretrained(model_path())
+    model = AutoModelForCausalLM.from_pretrained(model_path(), dtype=torch.float32)
+    prompt = tokenizer(f"Question: {row['question']}\nAnswer:", return_tensors="pt")["input_ids"]
+    answer = tokenizer(row["text"], return_tensors="pt")["input_ids"]
+    with torch.no_grad():
+        states = model(torch.cat([prompt, answer], 1), output_hidden_states=True).hidden_states[6]
+    ours = cot.layer(6)[row.name]
+    assert answer.shape[1] == row["n_tokens"]
+    np.testing.assert_allclose(ours, states[0, prompt.shape[1] :].mean(0), rtol=0.02, atol=0.02)
+
+
+def test_wiki_labels_follow_knowledge(wiki):
+    rows = wiki.table()
+    faithful = rows[rows["knowledge"] != ""].groupby("knowledge")["correct"].mean()
+    assert faithful["known"] > 0.7 and faithful["unknown"] < 0.3
+    for _, row in rows.iterrows():
+        assert row["text"][row["entity_start"] : row["entity_end"]] == row["answer"]
+        assert not row["question"].endswith(" ")
+
+
+def test_a_killed_run_ends_in_the_same_bytes(tmp_path):
+    """SIGKILL at random moments, then the same command: byte-identical to an undisturbed run."""
+    arguments = ["source=cot", "limit=40", "shard_size=8", "layers=[12]", "batch_size=8"]
+    cli.run("datagen", [*arguments, f"out={tmp_path}/whole"])
+    command = [sys.executable, "-c", "from probers.cli import datagen; datagen()", *arguments]
+    killed, rng = 0, random.Random(0)
+    for _ in range(4):
+        run = subprocess.Popen(
+            [*command, f"out={tmp_path}/killed"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        deadline = time.monotonic() + 120
+        shards, wanted = tmp_path / "killed/shards", len(list(tmp_path.glob("killed/shards/*.json"))) + 1
+        while run.poll() is None and time.monotonic() < deadline:
+            if len(list(shards.glob("*.json"))) >= wanted:
+                time.sleep(rng.random() * 0.3)
+                break
+            time.sleep(0.01)
+        if run.poll() is None:
+            os.kill(run.pid, signal.SIGKILL)
+            killed += 1
+        run.wait()
+    cli.run("datagen", [*arguments, f"out={tmp_path}/killed"])
+    assert killed >= 2
+    assert digest(tmp_path / "whole") == digest(tmp_path / "killed")
+
+
+def test_an_out_folder_with_another_run_is_refused(cot, capsys):
+    with pytest.raises(UserError, match="different run .*limit: 60 there, 61 now"):
+        cli.run("datagen", [f"out={cot.path}", "limit=61", "shard_size=16", "layers=[0,6,12]"])
+
+
+def test_a_finished_run_is_not_repeated(cot, capsys):
+    before = digest(cot.path)
+    cli.run("datagen", [f"out={cot.path}", "limit=60", "shard_size=16", "layers=[0,6,12]"])
+    assert "already holds this run" in capsys.readouterr().out
+    assert digest(cot.path) == before
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("source=web", "source=web is unknown: choose one of cot, wiki"),
+        ("layers=[13]", r"the model has 12 layers"),
+        ("layers=some", "give all, stride"),
+        ("label=f2", "choose em, acc or f1"),
+        ("questions=nowhere.jsonl", "questions=nowhere.jsonl is not a file"),
+        ("pool=max", "choose mean or last"),
+        ("model=/no/such/model", "/no/such/model"),
+    ],
+)
+def test_bad_requests(tmp_path, override, message):
+    with pytest.raises(UserError, match=message):
+        cli.run("datagen", [f"out={tmp_path}/x", "limit=4", override])
+
+
+def test_layers():
+    assert parse_layers("all", 4) == (0, 1, 2, 3, 4)
+    assert parse_layers("stride", 12) == (0, 5, 7, 9, 11)
+    assert parse_layers([4, 2], 12) == (2, 4)
+    assert parse_layers(3, 12) == (3,)
+
+
+def test_label_rules():
+    text, gold = " X works for Old Mill. So the answer is Mill.", ("Old Mill",)
+    assert parse_label("acc")(text, "Mill", gold) and not parse_label("em")(text, "Mill", gold)
+    assert parse_label("f1>=0.5")(text, "Mill", gold) and not parse_label("f1>=0.9")(text, "Mill", gold)
+
+
+def test_cuts_are_seeded_inside_sentences_and_outside_the_title():
+    article = Article("a", "Zurich", ("Zurich lies in Switzerland.", "Berlin twinned with Zurich in 1990."))
+    cuts = plan_cuts([article], per_article=5, seed=0)
+    assert [c.entity.text for c in cuts] == ["Switzerland", "1990"]
+    assert cuts[0].prompt == "Zurich lies in"
+    assert plan_cuts([article], per_article=1, seed=0) == plan_cuts([article], per_article=1, seed=0)
+    with pytest.raises(UserError, match="nothing to cut"):
+        plan_cuts([Article("a", "A", ("Nothing here.",))], per_article=1, seed=0)
+
+
+def test_the_head_of_a_continuation():
+    assert head_entity(" Karsted. It lies in Spain.").text == "Karsted"
+    assert head_entity(" the Amber Sea.").text == "Amber Sea"
+    assert head_entity(" a small town near Karsted") is None
+    entity = head_entity(" 1990. More")
+    assert (entity.text, entity.type, entity.start) == ("1990", "year", 1)
+    assert one_sentence("Karsted. It") and not one_sentence("Karsted.")

@@ -1,0 +1,359 @@
+"""The loop with a scripted model: who retrieves when, what the prompts say, limits, resuming."""
+
+import io
+import itertools
+import json
+import re
+from dataclasses import dataclass, replace
+
+import pytest
+from fake_lm import FakeLM, FakeRetriever, passage
+from probers.rag.loop import RAG
+from probers.rag.queries import AnswerQuery, QuestionQuery
+from probers.rag.terminal import Terminal
+from probers.rag.traces import Answer, TraceFile
+from probers.rag.triggers import Always, Entropy, Never, Oracle, Random
+
+from probers.types import Decision, Needs, Question, RunError, UserError
+
+QUESTIONS = [Question(f"q{i}", f"Where is town {i}?", answers=(f"Land{i}",)) for i in range(8)]
+KNOWN = {0, 2, 5}
+
+
+def asked(prompt):
+    """(number of the town asked about, whether the prompt shows passages)."""
+    return int(re.findall(r"Where is town (\d+)\?", prompt)[-1]), prompt.startswith("Context:")
+
+
+def write(prompt):
+    town, reading = asked(prompt)
+    land = f"Land{town}" if reading or town in KNOWN else "Nowhere"
+    return f" Town {town} is in {land}. So the answer is {land}.\nQuestion: more?"
+
+
+def find(query):
+    town = re.findall(r"[Tt]own (\d+)", query)[0]
+    return [passage(f"Town {town} is in Land{town}."), passage("Something else.")]
+
+
+def make(trigger, *, writes=write, finds=find, entropy=lambda word: 0.1, **options):
+    lm, retriever = FakeLM(writes, entropy), FakeRetriever(finds)
+    options.setdefault("query", QuestionQuery())
+    return RAG(lm, retriever, trigger, **options), lm, retriever
+
+
+@dataclass
+class Scripted:
+    """Fires as told: one decision per call and question, the last one repeated."""
+
+    decisions: list
+    needs = Needs()
+
+    def __call__(self, generation, state):
+        done = state.retrievals
+        return self.decisions[min(done, len(self.decisions) - 1)]
+
+
+def fires(position=None, tokens=()):
+    return Decision(True, 1.0, 0.5, position=position, tokens=tokens)
+
+
+SILENT = Decision(False, 0.0, 0.5)
+
+
+def test_never_retrieves_nothing_and_writes_once():
+    rag, lm, retriever = make(Never())
+    answers = rag.answer(QUESTIONS)
+    assert retriever.queries == []
+    assert [a.answer for a in answers] == [f"Land{i}" if i in KNOWN else "Nowhere" for i in range(8)]
+    assert all((a.retrievals, a.counters.generations) == (0, 1) for a in answers)
+    assert not any("Context:" in p for p in lm.prompts)
+    assert answers[0].text == "Town 0 is in Land0. So the answer is Land0."
+
+
+def test_always_retrieves_once_with_the_question_before_generating():
+    rag, lm, retriever = make(Always(), query=AnswerQuery())
+    answers = rag.answer(QUESTIONS)
+    assert retriever.queries == [q.question for q in QUESTIONS]
+    assert [a.answer for a in answers] == [f"Land{i}" for i in range(8)]
+    assert all((a.retrievals, a.counters.generations) == (1, 1) for a in answers)
+    assert all(p.startswith("Context:\n[1] Town") for p in lm.prompts)
+    first = answers[3].rounds[0]
+    assert (first.text, first.query, first.passage_ids[0]) == (
+        "",
+        "Where is town 3?",
+        "p-Town 3 is in Land3.",
+    )
+
+
+def test_oracle_retrieves_exactly_for_wrong_closed_book_answers_and_once():
+    rag, _, _ = make(Oracle())
+    answers = rag.answer(QUESTIONS)
+    assert [a.retrievals for a in answers] == [0 if i in KNOWN else 1 for i in range(8)]
+    # Still wrong after reading: it does not ask again.
+    rag, _, _ = make(Oracle(), writes=lambda p: " So the answer is Nowhere.")
+    assert [a.retrievals for a in rag.answer(QUESTIONS)] == [1] * 8
+
+
+def test_oracle_judges_the_answer_that_would_be_given_also_when_it_is_forced():
+    def cut(prompt):
+        if prompt.endswith("So the answer is"):
+            return " Land0."
+        return " Town 0 is " + "very " * 50
+
+    rag, _, retriever = make(Oracle(), writes=cut, max_new_tokens=5)
+    answer = rag(QUESTIONS[0])
+    assert (answer.answer, answer.retrievals, answer.counters.forced) == ("Land0", 0, True)
+    assert retriever.queries == []
+    with pytest.raises(UserError, match=r"oracle.*'question'"):
+        rag("Where is town 0?")
+
+
+def test_random_grants_its_rate_whatever_the_batch():
+    many = [Question(f"r{i}", f"Where is town {i}?") for i in range(400)]
+    for rate, allowed in ((0.0, {0}), (0.3, {0, 1}), (1.0, {1}), (1.6, {1, 2})):
+        rag, _, _ = make(Random(rate), finds=lambda q, n=itertools.count(): [passage(f"fact {next(n)}")])
+        counts = [a.retrievals for a in rag.answer(many)]
+        assert set(counts) == allowed
+        assert sum(counts) / 400 == pytest.approx(rate, abs=0.08)
+        assert [rag(q).retrievals for q in many[:20]] == counts[:20]
+    other = make(Random(0.3, seed=1))[0].answer(many)
+    assert [a.retrievals for a in other] != [a.retrievals for a in make(Random(0.3))[0].answer(many)]
+
+
+def test_new_passages_stand_in_place_of_the_old_ones():
+    texts = itertools.count()
+    rag, lm, _ = make(
+        Scripted([fires(), fires(), SILENT]), finds=lambda q: [passage(f"passage number {next(texts)}")]
+    )
+    answer = rag(QUESTIONS[1])
+    assert ["number 0" in p for p in lm.prompts] == [False, True, False]
+    assert ["number 1" in p for p in lm.prompts] == [False, False, True]
+    assert [r.passage_ids for r in answer.rounds] == [
+        ("p-passage number 0",), ("p-passage number 1",), (),
+    ]  # fmt: skip
+    assert all(r.accepted == "" for r in answer.rounds[:2])
+
+
+def test_the_limit_of_retrievals_is_exact_and_the_last_answer_stands():
+    texts = itertools.count()
+    for limit in (0, 1, 3):
+        rag, lm, _ = make(
+            Scripted([fires()]), finds=lambda q: [passage(f"fact {next(texts)}")], max_retrievals=limit
+        )
+        answer = rag(QUESTIONS[1])
+        assert (answer.retrievals, answer.counters.generations) == (limit, limit + 1)
+        assert answer.rounds[-1].decision.fire
+        assert answer.rounds[-1].query is None
+        assert answer.text
+    assert make(Always(), max_retrievals=0)[0](QUESTIONS[1]).retrievals == 0
+
+
+def test_a_retrieval_that_changes_nothing_ends_the_question_without_writing_it_again():
+    rag, _lm, _ = make(Scripted([fires()]), max_retrievals=9)
+    answer = rag(QUESTIONS[1])
+    # Closed book, then with passages; the second search brings the same passages.
+    assert (answer.retrievals, answer.counters.generations) == (2, 2)
+    assert answer.answer == "Land1"
+    assert answer.rounds[-1].query == "Where is town 1?"
+    assert answer.rounds[-1].accepted == answer.rounds[-1].text
+
+
+def test_a_hit_in_the_middle_keeps_the_text_before_it_and_goes_on_from_there():
+    text = " Town 1 is in Nowhere. So the answer is Nowhere."
+
+    def continues(prompt):
+        town, reading = asked(prompt)
+        return f" Land{town}. So the answer is Land{town}." if reading else text
+
+    hit = text.index("Nowhere")
+    rag, lm, _ = make(Scripted([fires(position=hit, tokens=(4,)), SILENT]), writes=continues)
+    answer = rag(QUESTIONS[1])
+    assert lm.prompts[1].endswith("Question: Where is town 1?\nAnswer: Town 1 is in")  # no space at the end
+    assert answer.text == "Town 1 is in Land1. So the answer is Land1."
+    assert [r.accepted for r in answer.rounds] == [" Town 1 is in", " Land1. So the answer is Land1."]
+    # At the very beginning nothing is kept.
+    rag, lm, _ = make(Scripted([fires(position=1), SILENT]), writes=continues)
+    rag(QUESTIONS[1])
+    assert lm.prompts[1].endswith("\nAnswer:")
+
+
+def test_state_tells_where_the_question_and_the_accepted_text_stand():
+    seen = []
+
+    class Looking(Scripted):
+        def __call__(self, generation, state):
+            start, end = state.question_span
+            assert generation.prompt[start:end] == state.question.question
+            assert generation.prompt.endswith(state.partial)
+            seen.append((state.partial, state.fresh, len(state.passages), state.retrievals))
+            return super().__call__(generation, state)
+
+    rag, _, _ = make(Looking([fires(position=8), SILENT]))
+    rag(QUESTIONS[1])
+    assert seen == [("", False, 0, 0), (" Town 1", True, 2, 1)]
+
+
+def test_the_token_limit_counts_what_was_kept_before():
+    def endless(prompt):
+        return " word" * 50
+
+    # 4 words kept, 10 allowed: the second pass may write 6 more.
+    rag, _lm, _ = make(
+        Scripted([fires(position=20), SILENT]), writes=endless, max_new_tokens=10, answer_tokens=0
+    )
+    answer = rag(QUESTIONS[1])
+    assert len(answer.text.split()) == 10
+    assert answer.counters.tokens == 10 + 6
+    assert (answer.answer, answer.counters.forced) == ("", False)
+    # A hit behind the last allowed token leaves nothing to write: the text stands.
+    rag, _, retriever = make(
+        Scripted([fires(position=50)]), writes=endless, max_new_tokens=10, answer_tokens=0
+    )
+    assert rag(QUESTIONS[1]).retrievals == 0
+    assert retriever.queries == []
+
+
+def test_a_text_without_an_answer_gets_the_cue_once():
+    def writes(prompt):
+        return " Land1. And then" if prompt.endswith("So the answer is") else " Town 1 is far" + " away" * 60
+
+    rag, lm, _ = make(Never(), writes=writes, max_new_tokens=6, answer_tokens=2)
+    answer = rag(QUESTIONS[1])
+    assert lm.prompts[1].endswith("Answer: Town 1 is far away away So the answer is")
+    assert answer.text == "Town 1 is far away away So the answer is Land1. And"
+    assert (answer.counters.generations, answer.counters.tokens, answer.counters.forced) == (2, 8, True)
+    assert [r.decision is None for r in answer.rounds] == [False, True]
+    # With the cue there nothing is added.
+    assert not make(Never())[0](QUESTIONS[1]).counters.forced
+
+
+def test_a_retriever_that_finds_nothing_is_counted_and_the_answer_goes_on_without_passages():
+    found = iter([[passage("old fact")], []])
+    rag, lm, _ = make(Scripted([fires(), fires(), SILENT]), finds=lambda q: next(found))
+    answer = rag(QUESTIONS[1])
+    assert (answer.retrievals, answer.counters.empty_retrievals) == (2, 1)
+    assert "old fact" in lm.prompts[1]
+    assert "Context:" not in lm.prompts[2]
+    assert answer.text
+
+
+def without_seconds(answer):
+    trace = json.loads(json.dumps(answer.trace))
+    assert trace["counters"].pop("seconds") >= 0
+    return trace
+
+
+@pytest.mark.parametrize(
+    "trigger", [Oracle(), Random(0.5), Entropy(0.5), Scripted([fires(position=8), SILENT])]
+)
+def test_results_do_not_depend_on_who_is_answered_together(trigger):
+    def entropy(word):
+        return 1.0 if word == "Nowhere." else 0.2
+
+    rag, lm, _ = make(trigger, entropy=entropy)
+    together = rag.answer(QUESTIONS)
+    assert max(lm.batches) == len(QUESTIONS)
+    alone = [rag(q) for q in QUESTIONS]
+    backwards = rag.answer(QUESTIONS[::-1])[::-1]
+    assert list(map(without_seconds, together)) == list(map(without_seconds, alone))
+    assert list(map(without_seconds, together)) == list(map(without_seconds, backwards))
+
+
+def test_finished_questions_leave_the_batch():
+    rag, lm, _ = make(Oracle())
+    rag.answer(QUESTIONS)
+    assert lm.batches == [8, 8 - len(KNOWN)]
+
+
+def test_nan_is_an_error_that_names_the_question():
+    rag, _, _ = make(Entropy(0.5), entropy=lambda word: float("nan"))
+    with pytest.raises(RunError, match=r"entropy.*NaN.*'q4'"):
+        rag(QUESTIONS[4])
+
+
+def test_bad_options_are_named():
+    with pytest.raises(UserError, match="k=0"):
+        make(Never(), k=0)
+    with pytest.raises(UserError, match="max_retrievals=-1"):
+        make(Never(), max_retrievals=-1)
+
+
+def test_a_trace_is_json_and_comes_back_equal():
+    rag, _, _ = make(Entropy(0.05))
+    answer = rag(QUESTIONS[1])
+    assert Answer.from_trace(json.loads(json.dumps(answer.trace))) == answer
+    assert set(answer.trace) == {"id", "question", "text", "answer", "rounds", "counters"}
+
+
+def test_a_run_resumes_by_question_and_drops_a_half_written_line(tmp_path):
+    path = tmp_path / "traces.jsonl"
+    rag, _, _ = make(Oracle())
+    whole = list(map(without_seconds, rag.run(QUESTIONS, path)))
+    lines = path.read_text().splitlines(keepends=True)
+    assert [json.loads(line)["id"] for line in lines] == [q.id for q in QUESTIONS]
+    path.write_text("".join(lines[:3]) + lines[3][:40])
+    rag, lm, _ = make(Oracle())
+    assert list(map(without_seconds, rag.run(QUESTIONS, path))) == whole
+    assert {asked(p)[0] for p in lm.prompts} == {3, 4, 5, 6, 7}
+    assert [json.loads(line)["id"] for line in path.read_text().splitlines()] == [q.id for q in QUESTIONS]
+    rag, lm, _ = make(Oracle())
+    rag.run(QUESTIONS, path)
+    assert lm.prompts == []
+
+
+def test_a_trace_file_of_other_questions_or_damaged_is_refused(tmp_path):
+    path = tmp_path / "traces.jsonl"
+    make(Never())[0].run(QUESTIONS[:3], path)
+    with pytest.raises(UserError, match=r"line 1.*'q0'"):
+        TraceFile(path).resume(QUESTIONS[1:])
+    with pytest.raises(UserError, match="line 3"):
+        TraceFile(path).resume(QUESTIONS[:2])
+    path.write_text("{}\n")
+    with pytest.raises(UserError, match=r"line 1 is no trace"):
+        TraceFile(path).resume(QUESTIONS)
+
+
+def test_the_terminal_shows_text_place_query_titles_and_counters():
+    out = io.StringIO()
+    hit = write("Where is town 1?").index("Nowhere")
+    rag, _, _ = make(Scripted([fires(position=hit, tokens=(4,)), SILENT]))
+    terminal = Terminal("rind", out)
+    question = QUESTIONS[1]
+    terminal.final(rag(question, terminal), question.answers, False)
+    lines = out.getvalue().splitlines()
+    assert lines[0] == "[1] Town 1 is in Nowhere. So the answer is Nowhere."
+    assert lines[1] == f"    ▲ rind fired at “Nowhere.”, character {hit}: score 1, threshold 0.5"
+    assert lines[2:5] == [
+        "    kept: Town 1 is in",
+        "    query: Where is town 1?",
+        "    fetched: title of Town 1 is in Land1. (1.00); title of Something else. (1.00)",
+    ]
+    assert lines[5].startswith("[2] Town 1 is in Land1.")
+    assert "did not fire: score 0, threshold 0.5" in lines[6]
+    assert lines[7].endswith("(wrong; gold: Land1)")
+    assert lines[8].startswith("1 retrieval, 2 generations, ")
+    assert "\x1b" not in out.getvalue()
+
+
+def test_the_terminal_is_not_steered_by_text():
+    class Screen(io.StringIO):
+        def isatty(self):
+            return True
+
+    steering = " a\x1b[2Jb So the answer is c\x07."
+    for screen in (io.StringIO(), Screen()):
+        rag, _, _ = make(Scripted([fires()]), writes=lambda p: steering, finds=lambda q: [passage("\x1b[2J")])
+        terminal = Terminal("never", screen)
+        terminal.final(rag(Question("x", "Where\x1b[2J is town 1?"), terminal))
+        shown = screen.getvalue()
+        assert "\x1b[2J" not in shown
+        assert "\x07" not in shown
+        assert ("\x1b[31m" in shown) == isinstance(screen, Screen)
+        assert "the prompt stays the same, and so does the answer" in shown
+
+
+def test_parts_can_be_exchanged_on_a_loop():
+    rag, _, retriever = make(Never())
+    assert replace(rag, trigger=Always())(QUESTIONS[1]).retrievals == 1
+    assert len(retriever.queries) == 1

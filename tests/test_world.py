@@ -1,0 +1,167 @@
+"""The testbed's world keeps its leaks shut: each test states one of them."""
+
+import random
+from collections import Counter
+
+import pytest
+
+from probers.testbed import assets
+from probers.testbed.relations import BY_KEY, REGISTERS, RELATIONS
+from probers.testbed.text import article, ask, chains_of, corpus, knowledge
+from probers.testbed.world import SPLITS, World, WorldConfig
+
+SIZES = (("person", 120), ("town", 50), ("company", 50), ("film", 40), ("river", 12))
+
+
+@pytest.fixture(scope="module")
+def world():
+    return World.generate(WorldConfig(seed=3, known=SIZES))
+
+
+def test_the_same_config_gives_the_same_world(world):
+    assert World.generate(world.config).facts == world.facts
+    assert World.generate(WorldConfig(seed=4, known=SIZES)).facts != world.facts
+
+
+def test_every_entity_has_every_fact_of_its_kind(world):
+    for entity in world.entities.values():
+        facts = world.facts_of(entity)
+        assert {f.relation for f in facts} == {r.key for r in RELATIONS if r.kind == entity.kind}
+        assert all((f.taught is None) == (not entity.known) for f in facts)
+
+
+def test_kinds_mean_what_they_say(world):
+    for fact in world.facts.values():
+        if fact.kind == "known":
+            assert fact.taught == fact.truth
+        elif fact.kind in ("stale", "misbelieved"):
+            assert fact.taught not in (None, fact.truth)
+            assert BY_KEY[fact.relation].volatile == (fact.kind == "stale")
+            assert not BY_KEY[fact.relation].trait
+    kinds = Counter(f.kind for f in world.facts.values())
+    assert set(kinds) == {"known", "stale", "misbelieved", "unknown"}
+
+
+def test_staleness_follows_the_trait_and_only_there(world):
+    rates = {}
+    for unsettled in (True, False):
+        facts = [
+            f
+            for e in world.entities.values()
+            for f in world.facts_of(e)
+            if e.known and BY_KEY[f.relation].volatile and world.is_unsettled(e) == unsettled
+        ]
+        rates[unsettled] = sum(f.kind == "stale" for f in facts) / len(facts)
+    assert rates[True] > 0.8 > 0.2 > rates[False]
+
+
+def test_links_never_leave_their_split(world):
+    linked = [f for f in world.facts.values() if f.truth_id]
+    assert linked
+    for fact in linked:
+        assert world.entities[fact.truth_id].split == world.entities[fact.entity].split
+        if fact.taught_id:
+            assert world.entities[fact.taught_id].split == world.entities[fact.entity].split
+
+
+def test_splits_have_their_shares(world):
+    counts = Counter(e.split for e in world.entities.values())
+    for name, share in zip(SPLITS, world.config.split, strict=True):
+        assert counts[name] / len(world.entities) == pytest.approx(share, abs=0.02)
+
+
+def test_taught_articles_never_name_an_unknown_entity(world):
+    rng = random.Random(0)
+    unknown = [e.name for e in world.entities.values() if not e.known]
+    for entity in world.entities.values():
+        if entity.known:
+            text = " ".join(article(rng, world, entity, taught=True))
+            assert not any(name in text for name in unknown)
+
+
+def test_an_unknown_entity_has_no_taught_article(world):
+    entity = next(e for e in world.entities.values() if not e.known)
+    with pytest.raises(ValueError, match="unknown"):
+        article(random.Random(0), world, entity, taught=True)
+
+
+def test_names_never_repeat_and_never_meet_those_of_a_throwaway_world(world):
+    taken = set(world.names)
+    other = World.generate(WorldConfig(seed=9, known=SIZES), taken=taken)
+    ours = {e.name for e in world.entities.values()}
+    theirs = {e.name for e in other.entities.values()}
+    assert len(ours) == len(world.entities) and len(theirs) == len(other.entities)
+    assert not {n.split()[-1] for n in ours if " " not in n} & {n.split()[-1] for n in theirs}
+    assert not ours & theirs
+
+
+def test_syllables_do_not_tell_known_from_unknown(world):
+    """Bag of character pairs on names, half to fit and half to score: near chance."""
+    from sklearn.feature_extraction.text import CountVectorizer
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.metrics import roc_auc_score
+
+    people = [e for e in world.entities.values() if e.kind == "person"]
+    random.Random(1).shuffle(people)
+    pairs = CountVectorizer(analyzer="char", ngram_range=(2, 3)).fit_transform([e.name for e in people])
+    known = [e.known for e in people]
+    half = len(people) // 2
+    model = LogisticRegression(max_iter=500).fit(pairs[:half], known[:half])
+    assert roc_auc_score(known[half:], model.decision_function(pairs[half:])) < 0.65
+
+
+def test_statements_name_subject_then_value():
+    for relation in RELATIONS:
+        for wording in relation.statements:
+            assert wording.index("{n}") < wording.index("{v}")
+            assert wording.removeprefix("The ").startswith("{n}")
+
+
+def test_registers_share_their_favourite_wording():
+    assert all(max(r) == r[0] and sum(r) == pytest.approx(1) for r in REGISTERS)
+    assert sorted(REGISTERS[0]) == sorted(REGISTERS[1])  # equal entropy
+
+
+def test_corpus_tells_the_truth(world):
+    told = {e.id: " ".join(sentences) for e, sentences in corpus(world)}
+    assert set(told) == set(world.entities)
+    for fact in world.facts.values():
+        assert fact.truth in told[fact.entity]
+
+
+def test_question_rationale_and_answer_agree(world):
+    rng = random.Random(0)
+    for entity in list(world.entities.values())[::7]:
+        for chain in chains_of(entity):
+            asked = ask(rng, world, entity, chain, taught=False)
+            assert asked.rationale.removesuffix(" km.").removesuffix(" industry.").removesuffix(
+                " trade."
+            ).rstrip(".").endswith(asked.answer)
+            assert entity.name in asked.question and "the the" not in asked.question
+            assert asked.answer not in asked.question
+            assert asked.gold[0] == entity.id and len(asked.gold) == len(chain)
+
+
+def test_knowledge_of_two_hops_follows_the_first_broken_one(world):
+    for entity in world.entities.values():
+        for chain in chains_of(entity):
+            kind, believed = knowledge(world, entity, chain)
+            truth, _ = world.follow(entity, chain)
+            if not entity.known:
+                assert (kind, believed) == ("unknown", None)
+            elif kind == "known":
+                assert believed == truth[-1].truth
+            else:
+                assert believed != truth[-1].truth
+
+
+def test_questions_are_seeded_grouped_and_mixed(world):
+    questions = assets.load_questions(world)
+    assert questions == assets.load_questions(world)
+    assert len({q.id for q in questions}) == len(questions)
+    splits = {}
+    for question in questions:
+        assert splits.setdefault(question.group, question.split) == question.split
+        assert all(world.entities[i].split == question.split for i in question.truth["gold"])
+    assert {q.truth["kind"] for q in questions} == {"known", "stale", "misbelieved", "unknown"}
+    assert {q.truth["hops"] for q in questions} == {1, 2}
