@@ -11,16 +11,17 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from probers.answers import extract_answer
 from probers.prompts import TESTBED_PROMPT, PromptTemplate
 from probers.text import split_sentences
-from probers.types import Decision, Generation, Needs, Passage, Question, Retriever, Round, UserError
+from probers.types import Generation, Question, Retriever, Round, UserError
 
 from .queries.answer import AnswerQuery
 from .queries.base import QueryFormulator
-from .traces import Answer, Counters, TraceFile
+from .rounds import Listener, Open, Pass
+from .traces import Answer, TraceFile
 from .triggers.base import State, Trigger, check, decide
 
 if TYPE_CHECKING:
@@ -29,32 +30,13 @@ if TYPE_CHECKING:
 _CHUNK = 64  # questions answered together and then written: what a kill can lose
 
 
-class Listener(Protocol):
-    """Told what happens while questions are answered; the terminal's view of the loop."""
-
-    def text(self, question: Question, text: str) -> None:
-        """The text of the running generation has grown to ``text``."""
-
-    def round(self, question: Question, done: Round, passages: Sequence[Passage]) -> None:
-        """A round is over; ``passages`` are those it fetched."""
-
-
-@dataclass(slots=True)
-class _Open:
-    """A question on its way through the loop."""
-
-    question: Question
-    partial: str = ""  # accepted so far; the next prompt ends with it
-    partial_tokens: int = 0
-    passages: tuple[Passage, ...] = ()
-    fresh: bool = False
-    rounds: list[Round] = field(default_factory=list)
-    counters: Counters = field(default_factory=Counters)
-
-
 @dataclass
 class RAG:
     """Answers questions with retrieval on demand.
+
+    A question is answered when the trigger does not fire, when a limit is reached,
+    or when a retrieval brings what the prompt shows already, since the model would
+    write the same again.
 
     Attributes:
         lm: the model.
@@ -104,25 +86,24 @@ class RAG:
             RunError: a trigger's score is not a number.
         """
         started = time.perf_counter()
-        everyone = [_Open(q) for q in questions]
+        everyone = [Open(q) for q in questions]
         if getattr(self.trigger, "before", False) and self.max_retrievals:
             self._retrieve(everyone, [q.question for q in questions])
             for run in everyone:
-                self._record(run, Round("", None, run.question.question, _ids(run), ""), listener)
+                run.record(Round("", None, run.question.question, run.passage_ids, ""), listener)
         active = everyone
         while active:
             active = self._round(active, listener)
         seconds = (time.perf_counter() - started) / max(1, len(everyone))
         for run in everyone:
             run.counters.seconds = seconds
-        return [self._finished(run) for run in everyone]
+        return [self._answer(run) for run in everyone]
 
-    def run(
-        self, questions: Sequence[Question], path: Path, *, progress: str | None = None
-    ) -> list[Answer]:
+    def run(self, questions: Sequence[Question], path: Path, *, progress: str | None = None) -> list[Answer]:
         """Answer questions into a trace file, going on where an earlier run of it stopped.
 
         Args:
+            questions: in the order of the file.
             path: JSON lines, one per question in order.
             progress: name of a progress bar, None for none.
         """
@@ -130,51 +111,48 @@ class RAG:
 
         file = TraceFile(path)
         answers = file.resume(questions)
-        bar = tqdm(
-            total=len(questions), initial=len(answers), desc=progress, unit="question", disable=progress is None
-        )
-        with bar:
-            while len(answers) < len(questions):
-                done = self.answer(questions[len(answers) : len(answers) + _CHUNK])
-                file.append(done)
-                answers += done
-                bar.update(len(done))
+        total, found = len(questions), len(answers)
+        with tqdm(
+            total=total, initial=found, desc=progress, unit="question", disable=progress is None
+        ) as bar:
+            while len(answers) < total:
+                more = self.answer(questions[len(answers) : len(answers) + _CHUNK])
+                file.append(more)
+                answers += more
+                bar.update(len(more))
         return answers
 
-    def _round(self, active: list[_Open], listener: Listener | None) -> list[_Open]:
+    def _round(self, active: Sequence[Open], listener: Listener | None) -> list[Open]:
         """One pass for every open question; returns those that go on."""
-        generations = self._generate(active, listener)
+        passes = self._generate(active, listener)
         judges = getattr(self.trigger, "judges_answer", False)
-        texts = [run.partial + g.text for run, g in zip(active, generations, strict=True)]
-        endings = self._endings(active, texts) if judges else [""] * len(active)
-        finals = [self._extract(t + e) if judges else None for t, e in zip(texts, endings, strict=True)]
-        states = [self._state(*each) for each in zip(active, generations, finals, strict=True)]
-        decisions = decide(self.trigger, generations, states)
+        if judges:
+            self._complete(passes)
+        states = [self._state(p, judged=judges) for p in passes]
+        decisions = decide(self.trigger, [p.generation for p in passes], states)
+        fired = []
+        for each, state, decision in zip(passes, states, decisions, strict=True):
+            each.decision = decision
+            searches_left = each.run.counters.retrievals < self.max_retrievals
+            if decision.fire and searches_left and each.next_tokens < self.max_new_tokens:
+                each.query = self.query(each.run.question, each.generation, decision, state)
+                fired.append((each.run, each.query))
+        self._retrieve([run for run, _ in fired], [query for _, query in fired])
 
-        fired: list[int] = []
-        accepted: list[int] = []
-        for index, (run, decision) in enumerate(zip(active, decisions, strict=True)):
-            searches_left = run.counters.retrievals < self.max_retrievals
-            tokens_left = self.max_new_tokens - run.partial_tokens - _kept(generations[index], decision)[1]
-            (fired if decision.fire and searches_left and tokens_left else accepted).append(index)
+        going: list[Pass] = []
+        ended: list[Pass] = []
+        for each in passes:
+            goes_on = each.query is not None and self._changed(each)
+            (going if goes_on else ended).append(each)
         if not judges:
-            for index, ending in zip(
-                accepted, self._endings([active[i] for i in accepted], [texts[i] for i in accepted]), strict=True
-            ):
-                endings[index] = ending
-        for index in accepted:
-            self._accept(active[index], generations[index], decisions[index], endings[index], listener)
+            self._complete(ended)
+        for each in ended:
+            each.accept(listener)
+        for each in going:
+            each.truncate(listener)
+        return [each.run for each in going]
 
-        queries = [
-            self.query(active[i].question, generations[i], decisions[i], states[i]) for i in fired
-        ]
-        going = [active[i] for i in fired]
-        self._retrieve(going, queries)
-        for index, query in zip(fired, queries, strict=True):
-            self._truncate(active[index], generations[index], decisions[index], query, listener)
-        return going
-
-    def _generate(self, active: Sequence[_Open], listener: Listener | None) -> list[Generation]:
+    def _generate(self, active: Sequence[Open], listener: Listener | None) -> list[Pass]:
         """The continuation of every open question, each within what is left of its token limit."""
         by_budget: dict[int, list[int]] = {}
         for index, run in enumerate(active):
@@ -184,31 +162,29 @@ class RAG:
             stop: list[str | Callable[[str], bool]] = list(self.stop)
             if listener is not None and len(indices) == 1:
                 stop.append(_tell(listener, active[indices[0]].question))
-            made = self.lm.generate(
-                [self._prompt(active[i]) for i in indices], max_new_tokens=budget, needs=self._needs, stop=stop
-            )
+            prompts = [self._prompt(active[i], active[i].partial) for i in indices]
+            made = self.lm.generate(prompts, max_new_tokens=budget, needs=self._needs, stop=stop)
             generations.update(zip(indices, made, strict=True))
-        for index, run in enumerate(active):
-            self._count(run, generations[index])
-        return [generations[i] for i in range(len(active))]
+        passes = [Pass(run, generations[i]) for i, run in enumerate(active)]
+        for each in passes:
+            _count(each.run, each.generation)
+        return passes
 
-    def _endings(self, active: Sequence[_Open], texts: Sequence[str]) -> list[str]:
-        """What has to be appended to each text so that it ends in an answer; mostly nothing."""
+    def _complete(self, passes: Sequence[Pass]) -> None:
+        """Append the announcing words to texts that ended without an answer, and let the model go on."""
         cue = self.prompt.answer_cue
-        short = [i for i, text in enumerate(texts) if cue.lower() not in text.lower() and self.answer_tokens]
-        endings = [""] * len(active)
+        short = [p for p in passes if cue.lower() not in p.text.lower() and self.answer_tokens]
         if not short:
-            return endings
-        heads = {i: ("" if texts[i][-1:].isspace() else " ") + cue for i in short}
-        prompts = [self._prompt(active[i], texts[i] + heads[i]) for i in short]
-        made = self.lm.generate(prompts, max_new_tokens=self.answer_tokens, needs=Needs(), stop=list(self.stop))
-        for index, generation in zip(short, made, strict=True):
-            self._count(active[index], generation)
-            active[index].counters.forced = True
-            endings[index] = heads[index] + generation.text
-        return endings
+            return
+        heads = [("" if p.text[-1:].isspace() else " ") + cue for p in short]
+        prompts = [self._prompt(p.run, p.text + head) for p, head in zip(short, heads, strict=True)]
+        made = self.lm.generate(prompts, max_new_tokens=self.answer_tokens, stop=list(self.stop))
+        for each, head, generation in zip(short, heads, made, strict=True):
+            _count(each.run, generation)
+            each.run.counters.forced = True
+            each.ending = head + generation.text
 
-    def _retrieve(self, runs: Sequence[_Open], queries: Sequence[str]) -> None:
+    def _retrieve(self, runs: Sequence[Open], queries: Sequence[str]) -> None:
         """Search for all at once; what is found takes the place of earlier passages, also when nothing is."""
         if not runs:
             return
@@ -217,35 +193,17 @@ class RAG:
             run.counters.retrievals += 1
             run.counters.empty_retrievals += not passages
 
-    def _accept(
-        self, run: _Open, generation: Generation, decision: Decision, ending: str, listener: Listener | None
-    ) -> None:
-        run.partial += generation.text + ending
-        text = generation.text
-        self._record(run, Round(text, decision, None, (), text, generation.offsets), listener)
-        if ending:
-            self._record(run, Round(ending, None, None, (), ending), listener)
+    def _changed(self, done: Pass) -> bool:
+        """Whether the next prompt differs from the one that was just answered."""
+        return self._prompt(done.run, done.next_partial) != done.generation.prompt
 
-    def _truncate(
-        self, run: _Open, generation: Generation, decision: Decision, query: str, listener: Listener | None
-    ) -> None:
-        """Keep the text before the place where the trigger fired, or nothing of the answer."""
-        kept, tokens = _kept(generation, decision)
-        whole = decision.position is None
-        run.partial = "" if whole else run.partial + kept
-        run.partial_tokens = 0 if whole else run.partial_tokens + tokens
-        run.fresh = not whole
-        done = Round(generation.text, decision, query, _ids(run), kept, generation.offsets)
-        self._record(run, done, listener)
+    def _prompt(self, run: Open, partial: str) -> str:
+        return self.prompt.question(run.question.question, [p.text for p in run.passages], partial=partial)
 
-    def _prompt(self, run: _Open, partial: str | None = None) -> str:
-        texts = [p.text for p in run.passages]
-        shown = run.partial if partial is None else partial
-        return self.prompt.question(run.question.question, texts, partial=shown)
-
-    def _state(self, run: _Open, generation: Generation, final: str | None) -> State:
+    def _state(self, done: Pass, *, judged: bool) -> State:
+        run = done.run
         after = self.prompt.question_form.partition("{question}")[2].format()
-        end = len(generation.prompt) - len(run.partial) - len(after)
+        end = len(done.generation.prompt) - len(run.partial) - len(after)
         return State(
             question=run.question,
             lm=self.lm,
@@ -255,40 +213,21 @@ class RAG:
             passages=run.passages,
             retrievals=run.counters.retrievals,
             fresh=run.fresh,
-            answer=final,
+            answer=self._extract(done.text + done.ending) if judged else None,
         )
 
     def _extract(self, text: str) -> str:
         return extract_answer(text, self.prompt.answer_cue)
 
-    def _count(self, run: _Open, generation: Generation) -> None:
-        run.counters.generations += 1
-        run.counters.tokens += len(generation.token_ids)
-        run.counters.sentences += len(split_sentences(generation.text))
-
-    def _record(self, run: _Open, done: Round, listener: Listener | None) -> None:
-        run.rounds.append(done)
-        if listener is not None:
-            listener.round(run.question, done, run.passages if done.query is not None else ())
-
-    def _finished(self, run: _Open) -> Answer:
-        text = run.partial.strip()
-        return Answer(
-            run.question.id, run.question.question, text, self._extract(text), tuple(run.rounds), run.counters
-        )
+    def _answer(self, run: Open) -> Answer:
+        text, asked = run.partial.strip(), run.question
+        return Answer(asked.id, asked.question, text, self._extract(text), tuple(run.rounds), run.counters)
 
 
-def _kept(generation: Generation, decision: Decision) -> tuple[str, int]:
-    """The text that stays when the decision fires, and its number of tokens."""
-    if decision.position is None:
-        return "", 0
-    # A trailing space would keep the next word from being tokenised together with its own.
-    kept = generation.text[: decision.position].rstrip()
-    return kept, sum(start < len(kept) for start, _ in generation.offsets)
-
-
-def _ids(run: _Open) -> tuple[str, ...]:
-    return tuple(p.id for p in run.passages)
+def _count(run: Open, generation: Generation) -> None:
+    run.counters.generations += 1
+    run.counters.tokens += len(generation.token_ids)
+    run.counters.sentences += len(split_sentences(generation.text))
 
 
 def _tell(listener: Listener, question: Question) -> Callable[[str], bool]:

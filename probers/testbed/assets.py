@@ -14,9 +14,12 @@ from .relations import BY_KEY
 from .text import Asked, ask, chains_of, corpus, knowledge
 from .world import Entity, World, WorldConfig
 
-#: Share of two-hop questions; volatile attributes are asked this much more often.
+#: Questions asked about an entity the model was taught and about one it was not; share of
+#: two-hop ones; and how much more often a volatile attribute is asked. Together they set
+#: how many wrong answers come from ignorance and how many from outdated belief.
+QUESTIONS_PER = {True: 2, False: 1}
 TWO_HOP_SHARE = 0.3
-VOLATILE_WEIGHT = 2.5
+VOLATILE_WEIGHT = 12.0
 
 
 def model_path() -> Path:
@@ -69,7 +72,7 @@ def load_articles(world: World | None = None) -> list[Article]:
 
 
 def load_questions(world: World | None = None) -> list[Question]:
-    """One seeded question per entity, of one or two hops, in an order that mixes splits and kinds.
+    """Seeded questions of one or two hops, in an order that mixes splits and kinds.
 
     Two-hop questions stay inside a split because links do; each question's
     ``group`` is its subject entity.
@@ -78,25 +81,31 @@ def load_questions(world: World | None = None) -> list[Question]:
     rng = random.Random(f"questions:{world.config.seed}")
     questions = []
     for entity in world.entities.values():
-        chain = _draw_chain(rng, entity)
-        asked = ask(rng, world, entity, chain, taught=False)
-        questions.append(_question(world, entity, asked))
+        for number, chain in enumerate(_draw_chains(rng, entity, QUESTIONS_PER[entity.known])):
+            asked = ask(rng, world, entity, chain, taught=False)
+            questions.append(_question(world, entity, number, asked))
     rng.shuffle(questions)
     return questions
 
 
-def _draw_chain(rng: random.Random, entity: Entity) -> tuple[str, ...]:
-    two_hop = rng.random() < TWO_HOP_SHARE
-    chains = [c for c in chains_of(entity) if (len(c) == 2) == two_hop] or chains_of(entity)
-    weights = [VOLATILE_WEIGHT if BY_KEY[c[0]].volatile else 1.0 for c in chains]
-    return rng.choices(chains, weights=weights)[0]
+def _draw_chains(rng: random.Random, entity: Entity, count: int) -> list[tuple[str, ...]]:
+    """Different chains about one entity."""
+    left = chains_of(entity)
+    drawn: list[tuple[str, ...]] = []
+    while len(drawn) < min(count, len(chains_of(entity))):
+        two_hop = rng.random() < TWO_HOP_SHARE
+        eligible = [c for c in left if (len(c) == 2) == two_hop] or left
+        weights = [VOLATILE_WEIGHT if BY_KEY[c[0]].volatile else 1.0 for c in eligible]
+        drawn.append(rng.choices(eligible, weights=weights)[0])
+        left.remove(drawn[-1])
+    return drawn
 
 
-def _question(world: World, entity: Entity, asked: Asked) -> Question:
+def _question(world: World, entity: Entity, number: int, asked: Asked) -> Question:
     kind, believed = knowledge(world, entity, asked.chain)
     target = BY_KEY[asked.chain[-1]].target
     return Question(
-        id=f"testbed-{entity.id}",
+        id=f"testbed-{entity.id}-{number}",
         question=asked.question,
         answers=(asked.answer,),
         rationale=asked.rationale,

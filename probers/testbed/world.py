@@ -40,7 +40,7 @@ class WorldConfig:
 
     seed: int = 0
     known: tuple[tuple[str, int], ...] = (
-        ("person", 1200), ("town", 500), ("company", 500), ("film", 400), ("river", 80),
+        ("person", 1120), ("town", 460), ("company", 460), ("film", 380), ("river", 80),
     )  # fmt: skip
     split: tuple[float, float, float] = (0.6, 0.15, 0.25)
     volatile_rate: tuple[float, float] = (0.92, 0.08)

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import re
-import string
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
+from probers.signals import words
+from probers.text import is_content
 from probers.types import Decision, Generation, Needs, Question, RunError, UserError
 
 from ..retrievers.lexical import tokenize
 from ..triggers.base import State
 
-_EDGES = string.punctuation + "“”‘’«»…–—"
-
 
 @dataclass(frozen=True, slots=True)
-class Word:
-    """A whitespace-separated word of question or answer.
+class _Word:
+    """A word of question or answer.
 
     Attributes:
         columns: its tokens, as columns of the attention rows (prompt tokens first).
@@ -27,6 +26,7 @@ class Word:
 
     text: str
     columns: tuple[int, ...]
+    content: bool
 
 
 @dataclass(frozen=True)
@@ -63,34 +63,34 @@ class QFS:
     def __call__(self, question: Question, generation: Generation, decision: Decision, state: State) -> str:
         if generation.attention is None:
             raise RunError("query=qfs needs attention and the generation has none recorded")
-        words = _words(generation, state)
+        found = _words(generation, state)
         # A verdict on the whole answer names no token: the last one stands for it.
         hits = decision.tokens or (max(len(generation.token_ids) - 1, 0),)
         if self.variant == "paper":
-            candidates, weights = self._paper(words, generation, hits[0])
+            candidates, weights = self._paper(found, generation, hits[0])
         else:
-            candidates, weights = self._released(words, generation, hits)
-        ranked = sorted(candidates, key=lambda i: (-sum(weights[c] for c in words[i].columns), i))
-        chosen = [words[i].text for i in sorted(ranked[: self.top_n])]
+            candidates, weights = self._released(found, generation, hits)
+        ranked = sorted(candidates, key=lambda i: (-sum(weights[c] for c in found[i].columns), i))
+        chosen = [found[i].text for i in sorted(ranked[: self.top_n])]
         return _last_tokens(chosen, self.max_tokens) or question.question
 
-    def _paper(self, words: list[Word], generation: Generation, hit: int) -> tuple[list[int], np.ndarray]:
+    def _paper(self, found: list[_Word], generation: Generation, hit: int) -> tuple[list[int], np.ndarray]:
         """Words before the hit token, weighted by the hit token's own row."""
         rows = _rows(generation)
         column = len(generation.prompt_ids) + hit
-        before = [i for i, w in enumerate(words) if w.columns[-1] < column]
+        before = [i for i, w in enumerate(found) if w.columns[-1] < column]
         return before, rows[min(hit + 1, len(rows) - 1)]
 
     def _released(
-        self, words: list[Word], generation: Generation, hits: tuple[int, ...]
+        self, found: list[_Word], generation: Generation, hits: tuple[int, ...]
     ) -> tuple[list[int], np.ndarray]:
         """Content words before the last hit word, hit words left out, weighted by the predicting rows."""
         rows, start = _rows(generation), len(generation.prompt_ids)
         hit_columns = {start + t for t in hits}
-        hit_words = [i for i, w in enumerate(words) if hit_columns & set(w.columns)]
-        firsts = [words[i].columns[0] - start for i in hit_words] or [hits[0]]
+        hit_words = [i for i, w in enumerate(found) if hit_columns & set(w.columns)]
+        firsts = [found[i].columns[0] - start for i in hit_words] or [hits[0]]
         seen = np.zeros(rows.shape[1], dtype=bool)
-        seen[[c for w in words for c in w.columns]] = True
+        seen[[c for w in found for c in w.columns]] = True
         weights = np.zeros(rows.shape[1])
         for first in firsts:
             row = np.where(seen, rows[max(first, 0)], 0.0)
@@ -98,9 +98,7 @@ class QFS:
             weights += row / total if total > 0 else row
         last = start + max(firsts)
         candidates = [
-            i
-            for i, w in enumerate(words)
-            if w.columns[-1] < last and i not in hit_words and is_content_word(w.text)
+            i for i, w in enumerate(found) if w.columns[-1] < last and i not in hit_words and w.content
         ]
         return candidates, weights / len(firsts)
 
@@ -110,7 +108,7 @@ def _rows(generation: Generation) -> np.ndarray:
     return generation.attention.rows
 
 
-def _words(generation: Generation, state: State) -> list[Word]:
+def _words(generation: Generation, state: State) -> list[_Word]:
     """Words of the question, the accepted text and the generation, in this order.
 
     Words without a letter or digit are left out; so are quotes and commas around the others.
@@ -118,27 +116,16 @@ def _words(generation: Generation, state: State) -> list[Word]:
     text = generation.prompt + generation.text
     shift = len(generation.prompt)
     offsets = [*generation.prompt_offsets, *((a + shift, b + shift) for a, b in generation.offsets)]
-    answer_start = len(generation.prompt) - len(state.partial)
-    words = []
-    column = 0
-    for start, end in (state.question_span, (answer_start, len(text))):
-        for match in re.finditer(r"\S+", text[start:end]):
-            first, last = start + match.start(), start + match.end()
-            while column < len(offsets) and offsets[column][1] <= first:
-                column += 1
-            columns = []
-            while column < len(offsets) and offsets[column][0] < last:
-                if offsets[column][1] > offsets[column][0]:
-                    columns.append(column)
-                column += 1
-            if columns and offsets[column - 1][1] > last:
-                column -= 1  # this token reaches into the next word and counts there too
-            if not columns:
-                raise RunError(f"no token is aligned with the word {match.group()!r} of {text[start:end]!r}")
-            cleaned = match.group().strip(_EDGES)
-            if cleaned:
-                words.append(Word(cleaned, tuple(columns)))
-    return words
+    found = []
+    for start, end in (state.question_span, (shift - len(state.partial), len(text))):
+        part = text[start:end]
+        spans = words(part, [(a - start, b - start) for a, b in offsets])
+        content = is_content(part, [part[w.start : w.end] for w in spans])
+        for word, carries in zip(spans, content, strict=True):
+            bare = re.sub(r"^[\W_]+|[\W_]+$", "", part[word.start : word.end])
+            if bare:
+                found.append(_Word(bare, word.tokens, carries))
+    return found
 
 
 def _last_tokens(words: list[str], limit: int) -> str:

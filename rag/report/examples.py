@@ -7,7 +7,7 @@ from typing import Any
 
 from .glyphs import mark_glyph
 from .markup import DASH, count, esc, num, number
-from .series import Series
+from .series import Series, stem
 
 #: Steps of the token colours; the classes s0 .. s6 of the style sheet.
 LEVELS = 7
@@ -74,7 +74,11 @@ def _example(
     knowledge = example.get("knowledge")
     badge = f' <span class="badge">{esc(knowledge)}</span>' if knowledge else ""
     gold = " or ".join(f"<b>{esc(answer)}</b>" for answer in example.get("answers") or []) or DASH
-    methods = "".join(_method(method, looks, scales) for method in example.get("methods") or [])
+    unfolded = _shown_at_once(example) if index == 1 else ()
+    methods = "".join(
+        _method(method, looks, scales, unfold=method.get("method") in unfolded)
+        for method in example.get("methods") or []
+    )
     return (
         f'<article class="example"><h3><span class="count">{index}</span>'
         f'<span class="made">{esc(example.get("question", ""))}</span>{badge}</h3>'
@@ -82,8 +86,25 @@ def _example(
     )
 
 
+def _shown_at_once(example: Mapping[str, Any]) -> tuple[str, ...]:
+    """Methods to unfold, so that a reader meets the colours: a prober, and one that fired on a token."""
+    methods = example.get("methods") or []
+    probers = [method["method"] for method in methods if stem(str(method.get("method"))) == "probing"]
+    fired = [
+        method["method"]
+        for method in methods
+        for entry in method.get("rounds") or []
+        if any(token.get("fired") for token in entry.get("tokens") or [])
+    ]
+    return (*probers[:1], *fired[:1])
+
+
 def _method(
-    method: Mapping[str, Any], looks: Mapping[str, Series], scales: Mapping[str, tuple[float, float]]
+    method: Mapping[str, Any],
+    looks: Mapping[str, Series],
+    scales: Mapping[str, tuple[float, float]],
+    *,
+    unfold: bool,
 ) -> str:
     name = str(method.get("method"))
     right = bool(method.get("correct"))
@@ -94,13 +115,15 @@ def _method(
     )
     scale = scales.get(name)
     rounds = "".join(_round(entry, scale, tokened) for entry in method.get("rounds") or [])
-    ranged = scale is not None and scale[0] < scale[1]
-    range_ = f'<p class="range">Colours from {num(scale[0])} to {num(scale[1])}.</p>' if ranged else ""
+    range_ = ""
+    if scale is not None and scale[0] < scale[1]:
+        range_ = f'<p class="range">Colours from {num(scale[0])} to {num(scale[1])}.</p>'
     answer = esc(method.get("answer") or "") or f'<span class="none">{DASH}</span>'
     verdict = '<span class="right">✓ right</span>' if right else '<span class="wrong">✗ wrong</span>'
     searches = count(int(method.get("retrievals") or 0), "retrieval")
     return (
-        f'<details class="method"><summary>{mark_glyph(looks[name])}<span class="name">{esc(name)}</span>'
+        f'<details class="method"{" open" if unfold else ""}>'
+        f'<summary>{mark_glyph(looks[name])}<span class="name">{esc(name)}</span>'
         f'<span class="answer made">{answer}</span>{verdict}<span class="cost">{searches}</span></summary>'
         f'{range_}<ol class="rounds">{rounds}</ol></details>'
     )

@@ -71,16 +71,18 @@ def layers_chart(data: Mapping[str, Any]) -> str:
 
 
 def _layer_axis(first: float, last: float) -> Axis:
-    step = max(1, -(-int(last - first + 1) // 9))
-    ticks = tuple((float(layer), str(layer)) for layer in range(int(first), int(last) + 1, step))
+    step = next((nice for nice in (1, 2, 5, 10, 20) if (last - first) / nice <= 8), 50)
+    start = int(-(-first // step) * step)  # a round layer number, not wherever the range happens to begin
+    ticks = tuple((float(layer), str(layer)) for layer in range(start, int(last) + 1, step))
     margin = 0.5 if first == last else 0.02 * (last - first)
     return Axis("layer (residual stream after this block)", first - margin, last + margin, ticks)
 
 
 def _dots(plot: Plot, points: Sequence[Point], shape: str, css: str) -> None:
-    size = 3.2 if len(points) <= 16 else 1.6
+    if len(points) > 24:  # dots would cut the line to pieces; its dash tells it apart
+        return
     for x, y in points:
-        plot.add(marker(shape, plot.sx(x), plot.sy(y), css, size=size))
+        plot.add(marker(shape, plot.sx(x), plot.sy(y), css, size=3.2))
 
 
 def controls_chart(data: Mapping[str, Any]) -> str:
@@ -97,7 +99,7 @@ def controls_chart(data: Mapping[str, Any]) -> str:
         return ""
     rows.sort(key=lambda row: -row[1])
     names = [clipped(name) for name, *_ in rows]
-    ends = [end for _, value, ci, _ in rows for end in (value, *(ci or ()))]
+    ends = [end for _, value, ci, _ in rows for end in ((value, *ci) if ci else (value,))]
     left = int(max(map(text_width, names))) + 10
     plot = Plot(
         "controls",

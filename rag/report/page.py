@@ -102,7 +102,7 @@ def _sections(results: Mapping[str, Any], data: Mapping[str, Any], looks: Mappin
         " the controls, and all layers together. Which layer is best is only known afterwards.",
     ) + _figure(
         controls_chart(data),
-        "AUROC of all layers together and of every control on held-out answers, with 95% intervals, best first.",
+        "AUROC of all layers together and of every control, with 95% intervals, best first.",
     )
     examples = data.get("examples") or []
     parts = (

@@ -154,7 +154,7 @@ def knowledge_table(data: Mapping[str, Any], looks: Mapping[str, Series]) -> str
     return _table("knowledge", "Exact match by what the model was taught.", "Method", columns, rows)
 
 
-def pairs_table(results: Mapping[str, Any], *, shown: int = 12) -> str:
+def pairs_table(results: Mapping[str, Any], *, shown: int = 16) -> str:
     """Paired differences with intervals; those with a prober first, the rest folded away."""
     pairs: Mapping[str, Any] = results.get("pairs") or {}
     entries = [
@@ -165,7 +165,9 @@ def pairs_table(results: Mapping[str, Any], *, shown: int = 12) -> str:
     ]
     if not entries:
         return ""
-    entries.sort(key=lambda entry: stem(entry.pair) != "probing")
+    entries.sort(
+        key=lambda entry: (0, entry.pair.split(" vs ")[0]) if stem(entry.pair) == "probing" else (1, "")
+    )
     reach = max((abs(end) for entry in entries for end in entry.ci or (entry.diff,)), default=0.0) or 1.0
     rows = [_difference_row(entry, reach) for entry in entries]
     columns = [

@@ -81,7 +81,7 @@ def tradeoff_chart(data: Mapping[str, Any], looks: Mapping[str, Series]) -> str:
         return ""
     xs = [x for curve in replay.values() for x, _ in curve] + [x for x, _, _ in points.values()]
     ys = [y for curve in replay.values() for _, y in curve]
-    ys += [end for _, y, ci in points.values() for end in (y, *(ci or ()))]
+    ys += [end for _, y, ci in points.values() for end in ((y, *ci) if ci else (y,))]
     plot = Plot(
         "tradeoff",
         "Exact match against retrievals per question",
@@ -99,9 +99,9 @@ def tradeoff_chart(data: Mapping[str, Any], looks: Mapping[str, Series]) -> str:
             obstacles.append((at[0] - 3, at[1] - 3, at[0] + 3, at[1] + 3))
     for name, (x, _, ci) in points.items():
         if ci:
-            at, low, high = plot.sx(x), plot.sy(ci[0]), plot.sy(ci[1])
-            plot.path([(at, low), (at, high)], f"whisker {looks[name].css}")
-            obstacles.append((at - 1, high, at + 1, low))
+            centre, low, high = plot.sx(x), plot.sy(ci[0]), plot.sy(ci[1])
+            plot.path([(centre, low), (centre, high)], f"whisker {looks[name].css}")
+            obstacles.append((centre - 1, high, centre + 1, low))
     anchors = [((plot.sx(x), plot.sy(y)), clipped(name)) for name, (x, y, _) in points.items()]
     left, top, right, bottom = plot.box
     for name, ((x, y), _) in zip(points, anchors, strict=True):

@@ -59,7 +59,9 @@ def best(passages: Sequence[Passage], scores: np.ndarray, k: int) -> list[Passag
     """The ``k`` best passages with a score above 0; equal scores keep the corpus order.
 
     Args:
+        passages: the corpus.
         scores: (len(passages),) any float type.
+        k: how many at most.
 
     Raises:
         UserError: ``k`` is below 1.

@@ -13,7 +13,7 @@ from probers.types import Passage
 from . import lexical
 
 
-class _LuceneOkapi(BM25Okapi):
+class _LuceneOkapi(BM25Okapi):  # type: ignore[misc]
     """rank_bm25's scorer with Lucene's idf.
 
     Its own idf goes negative for tokens in more than half of the documents and is

@@ -25,7 +25,7 @@ class Oracle:
         if not gold:
             raise UserError(
                 f"trigger=oracle needs gold answers and question {state.question.id!r} has none: "
-                "give it \"answers\" or choose another trigger"
+                'give it "answers" or choose another trigger'
             )
         if state.answer is None:
             raise RunError("trigger=oracle was asked before the answer was complete")

@@ -48,13 +48,15 @@ class Probing:
 
     def __post_init__(self, theta: float | None) -> None:
         if self.bank is None:
-            raise UserError("trigger=probing needs a prober: make one with probers-train, or pass prober=PATH")
+            raise UserError(
+                "trigger=probing needs a prober: make one with probers-train, or pass prober=PATH"
+            )
         if theta is not None and self.threshold is not None:
             raise UserError(f"give trigger.theta={theta} or trigger.threshold={self.threshold}, not both")
         bank = _load(self.bank)
-        recombined = self.combine is not None and self.combine != bank.combine
-        if recombined:
-            bank = replace(bank, combine=self.combine)
+        recombined = False
+        if self.combine is not None and self.combine != bank.combine:
+            bank, recombined = replace(bank, combine=self.combine), True
         if self.with_entropy and (recombined or bank.entropy_model is None):
             reason = "was fitted with another combine" if recombined else "was trained without signals"
             raise UserError(f"trigger.with_entropy=true: the prober {reason}; use with_entropy=false")

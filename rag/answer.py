@@ -1,0 +1,110 @@
+"""The command ``probers-rag``: one question on the terminal, or many into a trace file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from omegaconf import DictConfig
+
+from probers.data import load_corpus, load_questions
+from probers.metrics import exact_match
+from probers.runs import RunFolder, canonical_json, write_atomic
+from probers.types import Question, UserError
+
+from .figures import Comparison, Outcomes, table_lines
+from .loop import RAG
+from .parts import build, find_prober, load_model, plain, with_bank
+from .terminal import Terminal
+from .traces import Answer, TraceFile
+from .triggers.base import name_of
+
+
+def run(cfg: DictConfig) -> Path | None:
+    """Answer ``cfg.question`` or ``cfg.questions``; returns the folder written, if any.
+
+    Raises:
+        UserError: before any model runs, for whatever is wrong with the request.
+    """
+    if cfg.question is not None and not str(cfg.question).strip():
+        raise UserError("question is empty: write a question in words")
+    one = cfg.question is not None
+    questions = [_known(cfg)] if one else _many(cfg)
+    corpus = load_corpus(cfg.corpus, on_bad_line=cfg.on_bad_line)
+    trigger = build(cfg.trigger, **with_bank(cfg.trigger, lambda: find_prober(cfg)))
+    name = name_of(trigger)
+    out = cfg.out if cfg.out is not None else (None if one else f"runs/rag/{name}")
+    folder = None if out is None else RunFolder(Path(out), "rag", plain(cfg))
+    if folder is not None:
+        if cfg.overwrite:
+            folder.clear()
+        if folder.claim() and folder.complete:
+            print(f"{folder.path} already holds this run, complete; overwrite=true makes it again")
+            return folder.path
+    print(f"questions: {'as typed' if one else cfg.questions}, corpus: {cfg.corpus}, {len(corpus)} passages")
+    rag = RAG(
+        load_model(cfg),
+        build(cfg.retriever, corpus),
+        trigger,
+        query=build(cfg.query),
+        prompt=build(cfg.prompt),
+        k=cfg.k,
+        max_new_tokens=cfg.max_new_tokens,
+        max_retrievals=cfg.max_retrievals,
+        answer_tokens=cfg.answer_tokens,
+    )
+    if one:
+        answers = [_show(rag, name, questions[0])]
+        if folder is not None:
+            (folder.path / "traces.jsonl").unlink(missing_ok=True)
+            TraceFile(folder.path / "traces.jsonl").append(answers)
+    else:
+        assert folder is not None
+        answers = rag.run(questions, folder.path / "traces.jsonl", progress=name)
+    if folder is not None:
+        _write(folder, name, questions, answers)
+        return folder.path
+    return None
+
+
+def _known(cfg: DictConfig) -> Question:
+    """The typed question; with its gold answers if it is one of ``cfg.questions``."""
+    text = " ".join(str(cfg.question).split())
+    known = load_questions(cfg.questions, seed=cfg.seed, on_bad_line=cfg.on_bad_line)
+    return next((q for q in known if q.question == text), Question("question", text))
+
+
+def _many(cfg: DictConfig) -> list[Question]:
+    return load_questions(
+        cfg.questions, limit=cfg.limit, split=cfg.split, seed=cfg.seed, on_bad_line=cfg.on_bad_line
+    )
+
+
+def _show(rag: RAG, name: str, question: Question) -> Answer:
+    terminal = Terminal(name)
+    print(f"\nQuestion: {question.question}", flush=True)
+    answer = rag(question, terminal)
+    right = bool(exact_match(answer.answer, question.answers)) if question.answers else None
+    terminal.final(answer, question.answers, right)
+    return answer
+
+
+def _write(folder: RunFolder, name: str, questions: Sequence[Question], answers: Sequence[Answer]) -> None:
+    """``results.json`` with one method, and what was written where."""
+    entry = Comparison(questions, None).figures(Outcomes(questions, answers))
+    config = dict(folder.config)
+    results = {"schema": 1, "config": config, "n": len(questions), "methods": {name: entry}, "pairs": {}}
+    write_atomic(folder.path / "results.json", canonical_json(results))
+    folder.finish({"trigger": name, "n": len(questions), "em": entry["em"]})
+    if len(questions) > 1:
+        print(*table_lines({name: entry}), sep="\n")
+        empty = sum(a.counters.empty_retrievals for a in answers)
+        if empty:
+            print(f"{empty} retrievals found nothing; those answers went on without passages")
+        missing = sum(not q.answers for q in questions)
+        if missing:
+            print(f"{missing} of {len(questions)} questions have no gold answer and count in no score")
+    traces, figures = folder.path / "traces.jsonl", folder.path / "results.json"
+    print(f"wrote {len(answers)} traces to {traces}, figures to {figures}")
+    source = config["questions"]
+    print("next: probers-compare" + ("" if source == "testbed" else f" questions={source}"))

@@ -1,0 +1,97 @@
+"""Retrieve in the middle of a sentence, where uncertain words carry the text on (DRAGIN's RIND)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from probers.rind import RindScores, Variant, rind_scores
+from probers.signals import words
+from probers.types import Decision, Generation, Needs, UserError
+
+from .base import State, verdict
+
+
+@dataclass(frozen=True)
+class Rind:
+    """Fires at the first place whose RIND score is above the threshold.
+
+    The text before that place is kept and the model goes on from there with the
+    passages it fetched: before the word that fired (paper), or before the sentence
+    that holds it (released). What it writes right there from fresh passages, a word
+    or a sentence, is taken as it is; otherwise the same place could fire for ever.
+
+    Attributes:
+        threshold: of the score; the two variants have scales of their own, and the
+            published 0.6 to 1.5 belong to the released one.
+        variant: which formula, see :func:`probers.rind.rind_scores`.
+    """
+
+    threshold: float = 1.0
+    variant: Variant = "released"
+
+    def __post_init__(self) -> None:
+        if self.variant not in ("paper", "released"):
+            raise UserError(f"trigger.variant={self.variant!r} is unknown: choose paper or released")
+
+    @property
+    def needs(self) -> Needs:
+        # The released variant looks at the generated tokens alone, in a pass of its own.
+        return Needs(attention=self.variant == "paper")
+
+    def __call__(self, generation: Generation, state: State) -> Decision:
+        return self.decide([generation], [state])[0]
+
+    def decide(self, generations: Sequence[Generation], states: Sequence[State]) -> list[Decision]:
+        """The decision on every generation; the released variant's pass runs once for all."""
+        if not generations:
+            return []
+        if self.variant == "paper":
+            scores = [rind_scores(g, "paper") for g in generations]
+        else:
+            alone = states[0].lm.attention_alone(generations)
+            scores = [
+                rind_scores(g, "released", attention_alone=a) for g, a in zip(generations, alone, strict=True)
+            ]
+        return [self._decide(*each) for each in zip(scores, generations, states, strict=True)]
+
+    def _decide(self, rind: RindScores, generation: Generation, state: State) -> Decision:
+        shown = tuple(map(float, rind.per_token(len(generation.token_ids))))
+        may_fire = rind.content.copy()
+        if state.fresh:
+            may_fire[: self._taken_as_it_is(rind, generation)] = False
+        # What may not fire has score 0, as S is defined for stop words.
+        eligible = np.where(may_fire, rind.scores, 0.0)
+        score = float(eligible.max(initial=0.0))
+        hits = np.flatnonzero(may_fire & (rind.scores > self.threshold))
+        if not hits.size:
+            return verdict(score, self.threshold, token_scores=shown)
+        first = int(hits[0])
+        if self.variant == "paper":
+            position, tokens = _word_start(generation, rind.spans[first]), set(rind.tokens[first])
+        else:
+            sentence = rind.sentence(first)
+            position = rind.sentences[sentence][0]
+            tokens = {t for i in hits if rind.sentence(int(i)) == sentence for t in rind.tokens[i]}
+        return verdict(
+            score, self.threshold, position=position, tokens=tuple(sorted(tokens)), token_scores=shown
+        )
+
+    def _taken_as_it_is(self, rind: RindScores, generation: Generation) -> int:
+        """Number of leading units that were written for this place from fresh passages."""
+        if self.variant == "paper":
+            first = words(generation.text, generation.offsets)[:1]
+            end = first[0].end if first else 0
+            return sum(start < end for start, _ in rind.spans)
+        return sum(rind.sentence(i) == 0 for i in range(len(rind.spans)))
+
+
+def _word_start(generation: Generation, span: tuple[int, int]) -> int:
+    """Where the word begins to which a token's first visible character belongs."""
+    start, end = span
+    for word in words(generation.text, generation.offsets):
+        if word.end > start and word.start < end:
+            return word.start
+    return start

@@ -1,0 +1,127 @@
+"""Thresholds for triggers that bring none: one rule for all, on validation questions.
+
+The rule, the same by which a prober's threshold is chosen when it is trained: of the
+thresholds halfway between neighbouring scores, and of those beyond both ends, the one
+with the highest balanced accuracy (mean of the share of wrong answers that fire and of
+right ones that do not) against "the closed-book answer is wrong"; of several equally
+good ones the middle one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+
+from probers.metrics import exact_match
+from probers.runs import canonical_json, write_atomic
+from probers.types import Decision, Generation, Needs, Question
+
+from .loop import RAG
+from .triggers.base import State, Trigger, decide
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What validation questions gave for one trigger.
+
+    Attributes:
+        threshold: the chosen one.
+        slope, intercept: P(wrong) = sigmoid(slope * score + intercept).
+    """
+
+    threshold: float
+    slope: float
+    intercept: float
+
+    def probability(self, scores: np.ndarray) -> np.ndarray:
+        """Calibrated P(answer is wrong) of scores (n,)."""
+        return 0.5 * (1 + np.tanh((self.slope * scores + self.intercept) / 2))
+
+
+@dataclass
+class _Panel:
+    """Asks several triggers about the same generations and never fires."""
+
+    triggers: Mapping[str, Trigger]
+    scores: dict[str, list[float]] = field(default_factory=dict)
+
+    @property
+    def needs(self) -> Needs:
+        needs = Needs()
+        for trigger in self.triggers.values():
+            needs = needs.union(trigger.needs)
+        return needs
+
+    def __call__(self, generation: Generation, state: State) -> Decision:
+        return self.decide([generation], [state])[0]
+
+    def decide(self, generations: Sequence[Generation], states: Sequence[State]) -> list[Decision]:
+        for name, trigger in self.triggers.items():
+            scores = [d.score for d in decide(trigger, generations, states)]
+            self.scores.setdefault(name, []).extend(scores)
+        return [Decision(False, 0.0, 0.0)] * len(generations)
+
+
+def stored_or_tuned(
+    file: Path, rag: RAG, triggers: Mapping[str, Trigger], questions: Sequence[Question]
+) -> dict[str, Tuned]:
+    """What :func:`tune` gives, kept in ``file`` so that a resumed run goes on with the same thresholds."""
+    if file.exists():
+        stored = json.loads(file.read_text(encoding="utf-8"))
+        return {name: Tuned(**entry) for name, entry in stored.items()}
+    tuned = tune(rag, triggers, questions)
+    write_atomic(file, canonical_json({name: asdict(entry) for name, entry in tuned.items()}))
+    return tuned
+
+
+def tune(rag: RAG, triggers: Mapping[str, Trigger], questions: Sequence[Question]) -> dict[str, Tuned]:
+    """Threshold and calibration of every trigger, from one closed-book pass over the questions.
+
+    Args:
+        rag: a loop whose model, prompt and limits are used; its trigger is not.
+        triggers: by name of the method.
+        questions: validation questions; those without gold answers are left out.
+
+    Returns:
+        By name; empty when the questions do not have both right and wrong answers.
+    """
+    answered = [q for q in questions if q.answers]
+    panel = _Panel(triggers)
+    answers = replace(rag, trigger=panel).answer(answered)
+    wrong = np.array([1 - exact_match(a.answer, q.answers) for a, q in zip(answers, answered, strict=True)])
+    if len(set(wrong)) < 2:
+        return {}
+    return {
+        name: Tuned(best_threshold(wrong, np.array(scores)), *_platt(wrong, np.array(scores)))
+        for name, scores in panel.scores.items()
+    }
+
+
+def best_threshold(wrong: np.ndarray, scores: np.ndarray) -> float:
+    """The threshold of the rule above.
+
+    Args:
+        wrong: (n,) 0 or 1, with both present.
+        scores: (n,) a trigger fires above the threshold.
+    """
+    levels = np.unique(scores)
+    candidates = np.concatenate([[levels[0] - 1.0], (levels[1:] + levels[:-1]) / 2, [levels[-1] + 1.0]])
+    wrongs, rights = np.sort(scores[wrong == 1]), np.sort(scores[wrong == 0])
+    # Shares that do not fire: of wrong answers (missed) and of right ones (spared).
+    missed = np.searchsorted(wrongs, candidates, side="right") / len(wrongs)
+    spared = np.searchsorted(rights, candidates, side="right") / len(rights)
+    best = np.flatnonzero(spared - missed >= (spared - missed).max() - 1e-12)
+    return float(candidates[best[len(best) // 2]])
+
+
+def _platt(wrong: np.ndarray, scores: np.ndarray) -> tuple[float, float]:
+    """Slope and intercept of a logistic fit of ``wrong`` on the score."""
+    from sklearn.linear_model import LogisticRegression
+
+    scale = float(scores.std()) or 1.0
+    model = LogisticRegression(C=1e4, max_iter=1000).fit((scores / scale)[:, None], wrong)
+    return float(model.coef_[0, 0] / scale), float(model.intercept_[0])
