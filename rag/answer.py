@@ -14,7 +14,7 @@ from probers.types import Question, UserError
 
 from .figures import Comparison, Outcomes, table_lines
 from .loop import RAG
-from .parts import build, find_prober, load_model, plain, with_bank
+from .parts import build, find_prober, inputs, load_model, plain, with_bank
 from .terminal import Terminal
 from .traces import Answer, TraceFile
 from .triggers.base import name_of
@@ -31,10 +31,17 @@ def run(cfg: DictConfig) -> Path | None:
     one = cfg.question is not None
     questions = [_known(cfg)] if one else _many(cfg)
     corpus = load_corpus(cfg.corpus, on_bad_line=cfg.on_bad_line)
-    trigger = build(cfg.trigger, **with_bank(cfg.trigger, lambda: find_prober(cfg)))
+    probers: list[str] = []
+
+    def prober() -> str:
+        probers.append(find_prober(cfg))
+        return probers[0]
+
+    trigger = build(cfg.trigger, **with_bank(cfg.trigger, prober))
     name = name_of(trigger)
     out = cfg.out if cfg.out is not None else (None if one else f"runs/rag/{name}")
-    folder = None if out is None else RunFolder(Path(out), "rag", plain(cfg))
+    config = plain(cfg) | {"inputs": inputs(cfg.questions, cfg.corpus, *probers)}
+    folder = None if out is None else RunFolder(Path(out), "rag", config)
     if folder is not None:
         if cfg.overwrite:
             folder.clear()

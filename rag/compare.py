@@ -16,8 +16,9 @@ from probers.types import Passage, Question, UserError
 from .figures import Comparison, Outcomes, first_scores, table_lines
 from .loop import RAG
 from .methods import Method, build_methods, in_running_order
-from .parts import build, find_prober, load_model, options_of, plain
+from .parts import build, find_prober, inputs, load_model, options_of, plain
 from .showcase import curves, examples, layer_figures
+from .triggers.base import check_questions
 from .triggers.never import Never
 from .tuning import Tuned, stored_or_tuned
 
@@ -32,7 +33,7 @@ class _Runs:
         by_name: every method asked for, in this order.
         reference: the closed-book run.
         bank: figures of the prober, {} when no method uses one.
-        fixed: methods that are meant to retrieve never or always.
+        fixed: methods that decide without looking.
         notes: what a reader has to know about how it was run.
     """
 
@@ -55,15 +56,17 @@ def run(cfg: DictConfig) -> Path:
 
     questions = load_questions(cfg.questions, limit=cfg.limit, split="test", **_reading(cfg))
     corpus = load_corpus(cfg.corpus, on_bad_line=cfg.on_bad_line)
-    banks: list[ProbeBank] = []
+    banks: dict[str, ProbeBank] = {}
 
     def bank() -> ProbeBank:
-        banks.append(ProbeBank.from_pretrained(find_prober(cfg)))
-        return banks[0]
+        path = find_prober(cfg)
+        return banks.setdefault(path, ProbeBank.from_pretrained(path))
 
     methods = build_methods(cfg, bank)
-    _check(methods, questions)
-    folder = RunFolder(Path(cfg.out), "compare", plain(cfg))
+    for method in methods:
+        check_questions(method.trigger, questions)
+    config = plain(cfg) | {"inputs": inputs(cfg.questions, cfg.corpus, *banks)}
+    folder = RunFolder(Path(cfg.out), "compare", config)
     if cfg.overwrite:
         folder.clear()
     if folder.claim() and folder.complete:
@@ -87,7 +90,8 @@ def run(cfg: DictConfig) -> Path:
     for method in methods:  # a trigger that refuses the model does so before anything runs
         replace(rag, trigger=method.trigger, query=method.query)
     fixed = frozenset(m.name for m in methods if m.fixed)
-    runs = _Runs(questions, corpus, banks[0].metrics if banks else {}, fixed)
+    figures = next((dict(b.metrics) for b in banks.values()), {})
+    runs = _Runs(questions, corpus, figures, fixed)
     tuned = _tune(cfg, rag, methods, folder.path, runs.notes)
     _run_all(cfg, rag, methods, tuned, folder.path, runs)
     comparison = Comparison(questions, runs.reference, resamples=cfg.resamples, seed=cfg.seed)
@@ -98,17 +102,6 @@ def run(cfg: DictConfig) -> Path:
 
 def _reading(cfg: DictConfig) -> dict[str, Any]:
     return {"seed": cfg.seed, "on_bad_line": cfg.on_bad_line}
-
-
-def _check(methods: Sequence[Method], questions: Sequence[Question]) -> None:
-    """Refuse at once what would fail in the middle of the run."""
-    unanswered = [q.id for q in questions if not q.answers]
-    judges = [m.name for m in methods if getattr(m.trigger, "judges_answer", False)]
-    if unanswered and judges:
-        raise UserError(
-            f"{judges[0]} needs gold answers and {len(unanswered)} questions have none, "
-            f'{unanswered[0]!r} among them: give them "answers" or leave {judges[0]} out of triggers'
-        )
 
 
 def _tune(

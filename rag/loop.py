@@ -22,7 +22,7 @@ from .queries.answer import AnswerQuery
 from .queries.base import QueryFormulator
 from .rounds import Listener, Open, Pass
 from .traces import Answer, TraceFile
-from .triggers.base import State, Trigger, check, decide
+from .triggers.base import State, Trigger, check, check_questions, decide
 
 if TYPE_CHECKING:
     from probers.lm import CausalLM
@@ -83,8 +83,10 @@ class RAG:
         """Answer questions together, in order; each as it would be alone.
 
         Raises:
+            UserError: the trigger needs gold answers and a question has none.
             RunError: a trigger's score is not a number.
         """
+        check_questions(self.trigger, questions)
         started = time.perf_counter()
         everyone = [Open(q) for q in questions]
         if getattr(self.trigger, "before", False) and self.max_retrievals:

@@ -38,8 +38,8 @@ class Method:
 
     @property
     def fixed(self) -> bool:
-        """Whether it is meant to retrieve never or always."""
-        return isinstance(self.trigger, Never) or bool(getattr(self.trigger, "before", False))
+        """Whether it decides without looking, so that there is nothing to test."""
+        return isinstance(self.trigger, (Never, Random)) or bool(getattr(self.trigger, "before", False))
 
     def with_options(self, **options: Any) -> Method:
         """The same method with some options of its trigger changed."""

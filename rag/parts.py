@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from importlib import resources
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -14,6 +16,8 @@ from probers.types import UserError
 
 if TYPE_CHECKING:
     from probers.lm import CausalLM
+
+_ENDS = 1 << 20  # bytes
 
 
 def load_model(cfg: DictConfig) -> CausalLM:
@@ -103,6 +107,27 @@ def named_part(group: str, name: str | Mapping[str, Any], options: Mapping[str, 
     merged = OmegaConf.merge(node, dict(options))
     assert isinstance(merged, DictConfig)
     return merged
+
+
+def inputs(*sources: str) -> dict[str, str]:
+    """A fingerprint of every file or folder a run reads, by the name it was given.
+
+    A run whose inputs have changed is another run, also under the same names. Of a
+    large file, its size and both ends count; names that are no path have none.
+    """
+    found = {}
+    for source in map(str, sources):
+        path = Path(source)
+        files = sorted(p for p in path.glob("*") if p.is_file()) if path.is_dir() else [path]
+        digest = hashlib.sha256()
+        for file in (f for f in files if f.is_file()):
+            size = file.stat().st_size
+            with open(file, "rb") as handle:
+                digest.update(f"{file.name} {size} ".encode() + handle.read(_ENDS))
+                handle.seek(max(0, size - _ENDS))
+                digest.update(handle.read())
+        found[source] = digest.hexdigest()[:16] if path.exists() else ""
+    return found
 
 
 def options_of(part: Any) -> dict[str, Any]:

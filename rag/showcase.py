@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -150,8 +151,8 @@ def _told(name: str, answer: Answer, question: Question, passages: Mapping[str, 
 def _told_round(done: Round, passages: Mapping[str, Passage]) -> dict[str, Any]:
     decision = done.decision
     # An offset leaves out what a token shares with its neighbour, so pieces run up to the next start.
-    starts = [a for a, _ in done.tokens]
-    pieces = [done.text[a:b] for a, b in zip(starts, [*starts[1:], len(done.text)], strict=True)]
+    edges = [*(a for a, _ in done.tokens), len(done.text)]
+    pieces = [done.text[a:b] for a, b in pairwise(edges)]
     scores = decision.token_scores if decision is not None else ()
     hits = set(decision.tokens) if decision is not None and decision.fire else set()
     tokens = [

@@ -15,13 +15,17 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
+from tqdm import tqdm
 
 from probers.metrics import exact_match
 from probers.runs import canonical_json, write_atomic
 from probers.types import Decision, Generation, Needs, Question
 
 from .loop import RAG
+from .traces import Answer
 from .triggers.base import State, Trigger, decide
+
+_CHUNK = 64  # questions answered together
 
 
 @dataclass(frozen=True)
@@ -91,7 +95,10 @@ def tune(rag: RAG, triggers: Mapping[str, Trigger], questions: Sequence[Question
     """
     answered = [q for q in questions if q.answers]
     panel = _Panel(triggers)
-    answers = replace(rag, trigger=panel).answer(answered)
+    loop = replace(rag, trigger=panel)
+    answers: list[Answer] = []
+    for start in tqdm(range(0, len(answered), _CHUNK), desc="thresholds", unit=f"{_CHUNK} questions"):
+        answers += loop.answer(answered[start : start + _CHUNK])
     wrong = np.array([1 - exact_match(a.answer, q.answers) for a, q in zip(answers, answered, strict=True)])
     if len(set(wrong)) < 2:
         return {}

@@ -2,12 +2,14 @@
 
 import re
 from collections.abc import Callable
+from itertools import pairwise
 
 import numpy as np
 
 from probers.features import ModelSpec
 from probers.types import AttentionRows, Generation, Needs, Passage
 
+NONE = Needs()
 SPEC = ModelSpec("fake", "r1", 2, 4, "float32")
 
 
@@ -18,7 +20,7 @@ def tokens(text: str) -> list[str]:
 
 def offsets(parts: list[str]) -> tuple[tuple[int, int], ...]:
     ends = np.cumsum([0, *map(len, parts)]).tolist()
-    return tuple(zip(ends[:-1], ends[1:], strict=True))
+    return tuple(pairwise(ends))
 
 
 class FakeLM:
@@ -42,7 +44,7 @@ class FakeLM:
         self.prompts: list[str] = []
         self.batches: list[int] = []
 
-    def generate(self, prompts, *, max_new_tokens, needs=Needs(), stop=(), progress=None):
+    def generate(self, prompts, *, max_new_tokens, needs=NONE, stop=(), progress=None):
         self.prompts += prompts
         self.batches.append(len(prompts))
         return [self._one(prompt, max_new_tokens, needs, stop) for prompt in prompts]

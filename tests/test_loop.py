@@ -111,8 +111,9 @@ def test_oracle_judges_the_answer_that_would_be_given_also_when_it_is_forced():
 
 def test_random_grants_its_rate_whatever_the_batch():
     many = [Question(f"r{i}", f"Where is town {i}?") for i in range(400)]
+    number = itertools.count()
     for rate, allowed in ((0.0, {0}), (0.3, {0, 1}), (1.0, {1}), (1.6, {1, 2})):
-        rag, _, _ = make(Random(rate), finds=lambda q, n=itertools.count(): [passage(f"fact {next(n)}")])
+        rag, _, _ = make(Random(rate), finds=lambda q: [passage(f"fact {next(number)}")])
         counts = [a.retrievals for a in rag.answer(many)]
         assert set(counts) == allowed
         assert sum(counts) / 400 == pytest.approx(rate, abs=0.08)
@@ -138,7 +139,7 @@ def test_new_passages_stand_in_place_of_the_old_ones():
 def test_the_limit_of_retrievals_is_exact_and_the_last_answer_stands():
     texts = itertools.count()
     for limit in (0, 1, 3):
-        rag, lm, _ = make(
+        rag, _, _ = make(
             Scripted([fires()]), finds=lambda q: [passage(f"fact {next(texts)}")], max_retrievals=limit
         )
         answer = rag(QUESTIONS[1])

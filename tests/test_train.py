@@ -49,7 +49,8 @@ def make_rows(n: int, rng: np.random.Generator, correct: np.ndarray, person: np.
         entropy = float(abs(rng.normal(1.2 - 0.6 * correct[i], 0.6)))
         rows.append({
             "id": f"q{i}", "group": f"g{group}", "split": ("train", "train", "validation", "test")[group % 4],
-            "correct": int(correct[i]), "dataset": "testbed", "condition": ("closed_book", "with_passages")[i % 2],
+            "correct": int(correct[i]), "dataset": "testbed",
+            "condition": ("closed_book", "with_passages")[i % 2],
             "text": f"w{rng.integers(9)} {'sure' if rng.random() < 0.4 + 0.2 * correct[i] else 'maybe'}",
             "question": f"what {rng.integers(30)}", "answer": "a", "gold": "b",
             "question_type": f"t{rng.integers(3)}", "answer_kind": "person" if person[i] else "town",
@@ -453,6 +454,7 @@ def test_requests_that_are_wrong_write_nothing(
         ([data, "epochs=0"], "epochs=0 must be above 0"),
         ([data, "logger=tensorboard"], "logger=tensorboard is unknown"),
         ([data, "device=tpu"], "device=tpu is unknown"),
+        ([data, "device=cuda:99"], "device=cuda:99: this machine has"),
         ([data, "resamples=3"], "too few"),
         ([data, "head=mlp"], "unknown head 'mlp': choose one of linear, probing_rag"),
     ]:

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from fake_lm import SPEC, FakeLM
+from fake_lm import NONE, SPEC, FakeLM
 from probers.rag.parts import named_part
 from probers.rag.triggers import Always, Entropy, Never, Oracle, Probing, Random, Rind, State
 from probers.rag.triggers.base import UNANSWERED, check, decide
@@ -17,10 +17,11 @@ from probers.heads import HEADS, WRONG
 from probers.prompts import TESTBED_PROMPT
 from probers.types import AttentionRows, Decision, Needs, Question, RunError, UserError
 
+BOTH = Needs(layers=(1, 2))
 QUESTION = Question("q", "Who?", answers=("Ana",))
 
 
-def generation(text, entropies=None, needs=Needs(), state=lambda text: [0.0] * 4):
+def generation(text, entropies=None, needs=NONE, state=lambda text: [0.0] * 4):
     made = FakeLM(lambda p: text, state=state).generate(
         ["Question: Who?\nAnswer:"], max_new_tokens=99, needs=needs
     )[0]
@@ -189,7 +190,7 @@ def bank(layers=(1, 2), threshold=0.25, **fields):
     return ProbeBank(spec, head, threshold, **fields)
 
 
-def probed(value, needs=Needs(layers=(1, 2))):
+def probed(value, needs=BOTH):
     return generation(" a b", needs=needs, state=lambda text: [value, 0, 0, 0])
 
 

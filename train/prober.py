@@ -88,51 +88,60 @@ def assemble(
     head = half_precision(fitted.head)
     probing = [i for i, t in enumerate(fitted.tasks) if t.target == "correct" and t.layer > 0]
     layers = [fitted.tasks[i].layer for i in probing]
-    bank = ProbeBank(spec.select(layers), head.select(probing), combine=combine)
     margins = _margins(fitted, states, state_layers)
-    by_layer = margins[:, probing]
-    score = bank.combine_margins(by_layer)
-    rows = examples.rows["validation"]
-    wrong = examples.wrong[rows]
-    bank = replace(bank, threshold=rule(wrong, score[rows]), temperature=fit_temperature(wrong, score[rows]))
+    bank = ProbeBank(spec.select(layers), head.select(probing), combine=combine)
+    score = bank.combine_margins(margins[:, probing])
+    bank, notes = _calibrated(bank, score, examples, rule, with_entropy=with_entropy)
     ensemble = [Detector(ENSEMBLE, score, f"sum over {len(layers)} layers", bank.probability, bank.threshold)]
-    notes: list[str] = []
-    if with_entropy:
-        lacking = [name for name in SIGNALS if name not in examples.table]
-        if lacking:
-            notes.append(f"prober with entropy left out: the store has no column {lacking[0]}")
-        else:
-            bank = replace(
-                bank,
-                entropy_model=fit_entropy_model(
-                    wrong, score[rows], {n: examples.column(n, "validation") for n in SIGNALS}, rule
-                ),
-            )
-            ensemble.append(_with_entropy(bank, score, examples))
-    controls, left_out = control_detectors(examples)
-    for index, task in enumerate(fitted.tasks):
-        about = f"the same head at layer {task.layer}"
-        if task == Task(0):
-            controls.append(_alone(EMBEDDING, margins[:, index], about, examples.wrong, rows))
-        elif task.target == "shuffled":
-            permuted = 1 - targets_of([task], examples, seed)[:, 0].numpy()
-            about += ", trained and tested on permuted labels"
-            control = _alone(SHUFFLED, margins[:, index], about, permuted, rows)
-            controls.append(replace(control, wrong=permuted))
+    if bank.entropy_model is not None:
+        ensemble.append(_with_entropy(bank, score, examples))
     alone = {
-        k: _alone(f"layer {k}", by_layer[:, i], "its head alone", examples.wrong, rows)
-        for i, k in enumerate(layers)
+        k: _alone(f"layer {k}", margins[:, i], "its head alone", examples)
+        for i, k in zip(probing, layers, strict=True)
     }
+    controls, left_out = control_detectors(examples)
     person = next((i for i, t in enumerate(fitted.tasks) if t.target == "person"), None)
     return Trained(
         bank=bank,
         layers=alone,
         ensemble=ensemble,
-        controls=controls,
+        controls=controls + _head_controls(fitted.tasks, margins, examples, seed),
         person=None if person is None else margins[:, person],
         best_layer=layers[int(np.argmax(fitted.auroc[probing]))],
         notes=notes + left_out,
     )
+
+
+def _calibrated(
+    bank: ProbeBank, score: np.ndarray, examples: Examples, rule: ThresholdRule, *, with_entropy: bool
+) -> tuple[ProbeBank, list[str]]:
+    """The bank with threshold, temperature and entropy model from validation, and notes."""
+    rows = examples.rows["validation"]
+    wrong, score = examples.wrong[rows], score[rows]
+    bank = replace(bank, threshold=rule(wrong, score), temperature=fit_temperature(wrong, score))
+    if not with_entropy:
+        return bank, []
+    lacking = [name for name in SIGNALS if name not in examples.table]
+    if lacking:
+        return bank, [f"prober with entropy left out: the store has no column {lacking[0]}"]
+    signals = {name: examples.column(name, "validation") for name in SIGNALS}
+    return replace(bank, entropy_model=fit_entropy_model(wrong, score, signals, rule)), []
+
+
+def _head_controls(
+    tasks: Sequence[Task], margins: np.ndarray, examples: Examples, seed: int
+) -> list[Detector]:
+    """The embedding layer's head, and the one on permuted labels, which is measured against such."""
+    found: list[Detector] = []
+    for index, task in enumerate(tasks):
+        about = f"the same head at layer {task.layer}"
+        if task == Task(0):
+            found.append(_alone(EMBEDDING, margins[:, index], about, examples))
+        elif task.target == "shuffled":
+            permuted = 1 - targets_of([task], examples, seed)[:, 0].numpy()
+            about += ", trained and tested on permuted labels"
+            found.append(_alone(SHUFFLED, margins[:, index], about, examples, permuted))
+    return found
 
 
 def _no_person(examples: Examples) -> str | None:
@@ -152,9 +161,16 @@ def _margins(fitted: Fitted, states: Tensor, state_layers: Sequence[int]) -> np.
     return (logits[..., WRONG] - logits[..., CORRECT]).numpy()
 
 
-def _alone(name: str, margins: np.ndarray, about: str, wrong: np.ndarray, rows: np.ndarray) -> Detector:
+def _alone(
+    name: str, margins: np.ndarray, about: str, examples: Examples, labels: np.ndarray | None = None
+) -> Detector:
+    """One head as a detector, with a temperature of its own."""
+    rows = examples.rows["validation"]
+    wrong = examples.wrong if labels is None else labels
     temperature = fit_temperature(wrong[rows], margins[rows])
-    return Detector(name, margins, about, lambda s: 0.5 * (1 + np.tanh(s / temperature / 2)))
+    return Detector(
+        name, margins, about, probability=lambda s: 0.5 * (1 + np.tanh(s / temperature / 2)), wrong=labels
+    )
 
 
 def _with_entropy(bank: ProbeBank, score: np.ndarray, examples: Examples) -> Detector:

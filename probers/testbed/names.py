@@ -7,6 +7,7 @@ whether the model was taught the entity.
 
 from __future__ import annotations
 
+import itertools
 import random
 
 _ONSETS = "b br d dr f g gr h j k kr l m n p pr r s st t tr v w z".split()
@@ -37,11 +38,13 @@ class NameMaker:
         self.taken: set[str] = set() if taken is None else taken
 
     def _fresh(self, syllables: int, ending: str = "") -> str:
-        while True:
-            word = _stem(self._rng, syllables) + ending
+        for draw in itertools.count():
+            # Short names run out: every 20 draws in vain, a name gets a syllable more.
+            word = _stem(self._rng, syllables + draw // 20) + ending
             if word not in self.taken and len(word) > 3:
                 self.taken.add(word)
                 return word
+        raise AssertionError  # the count is endless
 
     def make(self, kind: str) -> tuple[str, str]:
         """A fresh ``(name, pronoun)`` for an entity kind ("person", "town", ...)."""

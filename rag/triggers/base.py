@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from probers.prompts import PromptTemplate
-from probers.types import Decision, Generation, Needs, Passage, Question, RunError
+from probers.types import Decision, Generation, Needs, Passage, Question, RunError, UserError
 
 if TYPE_CHECKING:
     from probers.features import ModelSpec
@@ -83,6 +83,20 @@ def check(trigger: Trigger, model: ModelSpec, prompt: PromptTemplate) -> None:
     own = getattr(trigger, "check", None)
     if own is not None:
         own(model, prompt)
+
+
+def check_questions(trigger: Trigger, questions: Sequence[Question]) -> None:
+    """Refuse questions that a trigger cannot be used on, before anything runs.
+
+    Raises:
+        UserError: it judges answers, and a question has no gold answer to judge by.
+    """
+    without = [q.id for q in questions if not q.answers]
+    if without and getattr(trigger, "judges_answer", False):
+        raise UserError(
+            f"trigger {name_of(trigger)} needs gold answers and {len(without)} of {len(questions)} questions "
+            f'have none, {without[0]!r} among them: give them "answers" or choose another trigger'
+        )
 
 
 def name_of(part: object) -> str:

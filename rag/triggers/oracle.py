@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from probers.metrics import exact_match
-from probers.types import Decision, Generation, Needs, RunError, UserError
+from probers.types import Decision, Generation, Needs, RunError
 
 from .base import State, verdict
 
@@ -21,13 +21,7 @@ class Oracle:
         return Needs()
 
     def __call__(self, generation: Generation, state: State) -> Decision:
-        gold = state.question.answers
-        if not gold:
-            raise UserError(
-                f"trigger=oracle needs gold answers and question {state.question.id!r} has none: "
-                'give it "answers" or choose another trigger'
-            )
-        if state.answer is None:
-            raise RunError("trigger=oracle was asked before the answer was complete")
-        wrong = state.retrievals == 0 and not exact_match(state.answer, gold)
+        if state.answer is None or not state.question.answers:
+            raise RunError("trigger=oracle was asked without an answer to judge, or without gold answers")
+        wrong = state.retrievals == 0 and not exact_match(state.answer, state.question.answers)
         return verdict(float(wrong), 0.5)

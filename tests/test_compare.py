@@ -1,0 +1,336 @@
+"""probers-compare with a scripted model: figures that are known beforehand, equal terms, resuming."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+import torch
+from fake_lm import SPEC, FakeLM
+from probers.rag import showcase
+from probers.rag.figures import Comparison, Outcomes, first_scores
+from probers.rag.traces import Answer, Counters
+from probers.rag.tuning import best_threshold
+
+from probers import cli
+from probers.bank import ProbeBank
+from probers.features import FeatureSpec
+from probers.heads import HEADS, WRONG
+from probers.prompts import TESTBED_PROMPT
+from probers.types import Decision, Question, Round, UserError
+
+TEST = range(40)
+VALIDATION = range(100, 130)
+
+
+def knows(town):
+    return town % 5 < 2  # 40%
+
+
+def write(prompt):
+    town = int(re.findall(r"Where is town (\d+)\?", prompt)[-1])
+    right = f"Town {town} is in Land{town}." in prompt or knows(town)
+    land = f"Land{town}" if right else "Nowhere"
+    return f" It must be {land}. So the answer is {land}."
+
+
+def entropy(word):
+    return 2.0 if word == "Nowhere." else 0.1
+
+
+def model():
+    return FakeLM(write, entropy, lambda text: [1.0 if "Nowhere" in text else -1.0, 0, 0, 0])
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """A folder with questions, corpus and prober, and the scripted model in the commands' place of one."""
+    monkeypatch.chdir(tmp_path)
+    rows = [("test", i) for i in TEST] + [("validation", i) for i in VALIDATION]
+    lines = [
+        {"id": f"q{i}", "question": f"Where is town {i}?", "answers": [f"Land{i}"], "split": split}
+        for split, i in rows
+    ]
+    (tmp_path / "questions.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines))
+    corpus = [{"id": f"p{i}", "title": f"Town {i}", "text": f"Town {i} is in Land{i}."} for _, i in rows]
+    (tmp_path / "corpus.jsonl").write_text("".join(json.dumps(x) + "\n" for x in corpus))
+    head = HEADS["linear"](["layer1", "layer2"], 4)
+    with torch.no_grad():
+        head.linear.weight.zero_()
+        head.linear.bias.zero_()
+        head.linear.weight[:, 0, WRONG] = 1.0
+    spec = FeatureSpec(SPEC, (1, 2), 4, prompt=TESTBED_PROMPT.fingerprint)
+    layers = [{"layer": k, "accuracy": 0.9, "auroc": 0.95, "auroc_ci": [0.9, 1.0], "f1": 1} for k in (1, 2)]
+    metrics = {"layers": layers, "ensemble": layers[0], "controls": {"mean entropy": layers[1]}}
+    ProbeBank(spec, head, 0.0, metrics=metrics).save_pretrained(tmp_path / "prober")
+    made = []
+
+    def load(cfg):
+        made.append(model())
+        return made[-1]
+
+    monkeypatch.setattr("probers.rag.compare.load_model", load)
+    monkeypatch.setattr("probers.rag.answer.load_model", load)
+    return Place(tmp_path, made)
+
+
+class Place:
+    def __init__(self, path, models):
+        self.path, self.models = path, models
+
+    def compare(self, *more, out="out"):
+        names = "[never,always,random,oracle,entropy,rind_paper,rind_released,probing]"
+        base = ["questions=questions.jsonl", "corpus=corpus.jsonl", "prober=prober", f"out={out}"]
+        given = [m for m in more if m.startswith("triggers=")] or [f"triggers={names}"]
+        cli.run("compare", [*base, *given, "limit=null", *(m for m in more if not m.startswith("triggers="))])
+        return json.loads((self.path / out / "results.json").read_text())
+
+    def data(self, out="out"):
+        return json.loads((self.path / out / "report_data.json").read_text())
+
+
+def test_every_method_gets_the_figures_it_must_have(place, capsys):
+    results = place.compare()
+    methods = results["methods"]
+    assert (results["schema"], results["n"]) == (1, 40)
+    em = {name: entry["em"] for name, entry in methods.items()}
+    assert em["never"] == 0.4
+    assert em["always"] == em["oracle"] == em["probing"] == em["entropy"] == 1.0
+    retrievals = {name: entry["retrievals"] for name, entry in methods.items()}
+    assert (retrievals["never"], retrievals["always"]) == (0.0, 1.0)
+    assert retrievals["oracle"] == retrievals["probing"] == retrievals["entropy"] == 0.6
+    assert retrievals["random"] == pytest.approx(0.6, abs=0.25)
+    assert 0.4 < em["random"] < 1.0
+    assert methods["oracle"]["retrieval_share"] == {"none": 0.4, "single": 0.6, "multi": 0.0}
+    assert methods["probing"]["trigger"]["auroc"] == 1.0
+    assert methods["probing"]["trigger"]["base_rate"] == pytest.approx(0.6)
+    assert methods["probing"]["trigger"]["ece"] is not None
+    assert methods["random"]["trigger"]["ece"] is None
+    assert methods["never"]["trigger"]["auroc"] is None
+    assert all(methods[n]["consistency"] == 1.0 for n in ("never", "always", "probing"))
+    shown = capsys.readouterr().out
+    assert "probing" in shown
+    assert "The budget of random is matched to probing: 0.600 retrievals per question." in shown
+    assert "report.html" in shown.splitlines()[-1]
+
+
+def test_results_have_the_form_of_the_contract(place):
+    results = place.compare()
+    keys = {
+        "em", "f1", "precision", "recall", "acc", "retrievals", "retrieval_share", "generations", "tokens",
+        "sentences", "seconds", "consistency", "trigger", "ci95",
+    }  # fmt: skip
+    for name, entry in results["methods"].items():
+        assert set(entry) == keys, name
+        assert {"auroc", "auprc", "base_rate", "ece", "prr"} <= set(entry["trigger"])
+        low, high = entry["ci95"]["em"]
+        assert low <= entry["em"] <= high
+    pair = results["pairs"]["probing vs never"]["em"]
+    assert pair["diff"] == pytest.approx(0.6)
+    assert 0 < pair["ci95"][0] <= 0.6 <= pair["ci95"][1]
+    for other in ("never", "always", "random", "entropy"):
+        assert f"probing vs {other}" in results["pairs"]
+    assert results["pairs"]["entropy vs always"]["em"]["diff"] == 0.0
+    assert results["config"]["limit"] is None
+
+
+def test_the_page_and_its_data_are_written(place):
+    place.compare("examples=3")
+    data = place.data()
+    page = (place.path / "out" / "report.html").read_text()
+    assert "Which trigger knows when to retrieve?" in page
+    assert [entry["layer"] for entry in data["layers"]] == [1, 2]
+    assert set(data["controls"]) == {"mean entropy"}
+    assert data["roc"]["probing"]["auroc"] == 1.0
+    assert "never" not in data["roc"]
+    assert data["roc"]["probing"]["fpr"][0] == 0.0
+    assert data["replay"]["probing"]["retrievals"][-1] == 0.0
+    assert data["points"]["always"]["em"] == 1.0
+    assert len(data["examples"]) == 3
+    methods = data["examples"][0]["methods"]
+    assert [m["method"] for m in methods][:2] == ["never", "always"]
+    rind = next(m for e in data["examples"] for m in e["methods"] if m["method"] == "rind_paper")
+    assert "".join(t["text"] for t in rind["rounds"][0]["tokens"]).startswith(" It must be")
+    assert rind["rounds"][0]["tokens"][0]["score"] is not None
+    fetched = [r for e in data["examples"] for m in e["methods"] for r in m["rounds"] if r["query"]]
+    assert fetched[0]["passages"][0]["text"].startswith("Town ")
+
+
+def test_all_methods_answer_the_same_questions_with_the_same_prompts(place):
+    place.compare()
+    ids = [f"q{i}" for i in TEST]
+    for file in (place.path / "out" / "traces").glob("*.jsonl"):
+        lines = [json.loads(line) for line in file.read_text().splitlines()]
+        assert sorted(line["id"] for line in lines) == sorted(ids), file
+    closed = {p for p in place.models[0].prompts if not p.startswith("Context:") and p.endswith("Answer:")}
+    assert closed == {TESTBED_PROMPT.question(f"Where is town {i}?") for i in (*TEST, *VALIDATION)}
+
+
+def test_thresholds_come_from_validation_questions_only(place):
+    place.compare("triggers=[never,entropy,rind_paper]")
+    lm = place.models[0]
+    first = lm.prompts[: len(VALIDATION)]
+    assert {int(re.findall(r"\d+", p)[0]) for p in first} == set(VALIDATION)
+    stored = json.loads((place.path / "out" / "thresholds.json").read_text())
+    assert set(stored) == {"entropy", "rind_paper"}
+    # Mean entropy of a wrong answer is (6 * .1 + 2 * 2) / 8 or so, of a right one .1: halfway between.
+    assert 0.1 < stored["entropy"]["threshold"] < 0.6
+    options = json.loads((place.path / "out" / "results.json").read_text())["options"]
+    assert options["entropy"]["threshold"] == stored["entropy"]["threshold"]
+
+
+def test_a_threshold_that_is_given_is_kept(place):
+    results = place.compare("triggers=[never,entropy]", "+methods.entropy.trigger_options={threshold: 99}")
+    assert results["options"]["entropy"]["threshold"] == 99
+    assert results["methods"]["entropy"]["retrievals"] == 0
+    assert place.data()["flags"] == {"entropy": "never fired"}
+
+
+def test_methods_of_ones_own_by_dotted_path(place):
+    mine = "+methods.mine={trigger: {_target_: probers.rag.triggers.always.Always}, query: question}"
+    results = place.compare("triggers=[never,mine]", mine)
+    assert results["methods"]["mine"]["em"] == 1.0
+
+
+def stable(results):
+    """Everything but wall time."""
+    text = json.loads(json.dumps(results))
+    for entry in text["methods"].values():
+        del entry["seconds"]
+        del entry["ci95"]["seconds"]
+    return text
+
+
+def test_an_interrupted_comparison_goes_on_and_gives_the_same(place, monkeypatch):
+    whole = stable(place.compare(out="whole"))
+    calls = 0
+    original = FakeLM.generate
+
+    def limited(self, *args, **kwargs):
+        nonlocal calls
+        calls += 1
+        if calls > 12:
+            raise KeyboardInterrupt
+        return original(self, *args, **kwargs)
+
+    monkeypatch.setattr(FakeLM, "generate", limited)
+    with pytest.raises(KeyboardInterrupt):
+        place.compare()
+    assert not (place.path / "out" / "results.json").exists()
+    monkeypatch.setattr(FakeLM, "generate", original)
+    before = len(list((place.path / "out" / "traces").iterdir()))
+    assert before > 0
+    again = stable(place.compare())
+    again["config"]["out"] = whole["config"]["out"]
+    assert again == whole
+    assert len(place.models[-1].prompts) < len(place.models[0].prompts)
+    count = len(place.models)
+    place.compare()
+    assert len(place.models) == count  # complete: nothing is loaded again
+    # The same command with another corpus under the same name is another run.
+    with open(place.path / "corpus.jsonl", "a") as file:
+        file.write(json.dumps({"id": "new", "title": "New", "text": "New."}) + "\n")
+    with pytest.raises(UserError, match=r"different run \(inputs.corpus.jsonl"):
+        place.compare()
+
+
+def test_what_is_wrong_with_a_request_is_said_before_a_model_runs(place):
+    with pytest.raises(UserError, match=r"unknown method 'sometimes'.*never, always, random"):
+        place.compare("triggers=[never,sometimes]")
+    with pytest.raises(UserError, match="names never twice"):
+        place.compare("triggers=[never,never]")
+    with pytest.raises(UserError, match="compares nothing"):
+        place.compare("triggers=[]")
+    with pytest.raises(UserError, match="its options are rate, seed"):
+        place.compare("triggers=[random]", "+methods.random.trigger_options={budget: 1}")
+    with pytest.raises(UserError, match="unknown trigger 'radio'"):
+        place.compare("triggers=[mine]", "+methods.mine={trigger: radio, query: question}")
+    with pytest.raises(UserError, match="nowhere"):
+        place.compare("prober=nowhere")
+    assert place.models == []
+    assert not (place.path / "out").exists()
+
+
+def test_no_prober_says_how_to_make_one(place):
+    with pytest.raises(UserError, match=r"probers-datagen --source cot.*probers-train"):
+        place.compare("prober=null")
+    assert place.compare("prober=null", "triggers=[never,random]")["methods"]["random"]["em"] is not None
+
+
+def test_questions_without_answers_are_answered_and_their_figures_are_null(place):
+    rows = [json.loads(x) for x in (place.path / "questions.jsonl").read_text().splitlines()]
+    for row in rows:
+        row["answers"] = []
+    (place.path / "questions.jsonl").write_text("".join(json.dumps(x) + "\n" for x in rows))
+    with pytest.raises(UserError, match=r"oracle needs gold answers and 40 of 40"):
+        place.compare()
+    results = place.compare("triggers=[never,entropy,probing]")
+    entry = results["methods"]["probing"]
+    assert (entry["em"], entry["consistency"], entry["trigger"]["auroc"]) == (None, None, None)
+    assert entry["retrievals"] == 0.6
+    notes = " ".join(place.data()["notes"])
+    assert "40 of 40 questions have no gold answer" in notes
+    assert "thresholds of entropy are the configured ones" in notes
+
+
+def test_without_never_the_closed_book_run_is_made_and_named(place):
+    results = place.compare("triggers=[always,probing]")
+    assert list(results["methods"]) == ["always", "probing"]
+    assert results["methods"]["probing"]["trigger"]["auroc"] == 1.0
+    assert any("not in the table" in note for note in place.data()["notes"])
+
+
+# The parts, by hand.
+
+
+def test_best_threshold_by_hand():
+    wrong = np.array([0, 0, 1, 0, 1, 1])
+    scores = np.array([0.1, 0.2, 0.3, 0.4, 0.5, 0.6])
+    # Between .2 and .3: all wrong fire, one right of three fires: (1 + 2/3)/2.
+    # Between .4 and .5: two wrong of three fire, no right one: (2/3 + 1)/2, and of two the later is taken.
+    assert best_threshold(wrong, scores) == pytest.approx(0.45)
+    assert best_threshold(1 - wrong, scores) in (pytest.approx(-0.9), pytest.approx(1.6))
+    assert best_threshold(np.array([1, 0]), np.array([0.5, 0.5])) != 0.5
+
+
+def answers(ems, retrievals, scores=None):
+    made = []
+    for i, (em, r) in enumerate(zip(ems, retrievals, strict=True)):
+        rounds = () if scores is None else (Round("", Decision(False, scores[i], 0.0), None, (), ""),)
+        made.append(Answer(f"q{i}", "?", "", "yes" if em else "other", rounds, Counters(retrievals=r)))
+    return made
+
+
+def test_figures_by_hand_and_groups_widen_intervals():
+    single = [Question(f"q{i}", "?", ("yes",), group=f"g{i}") for i in range(40)]
+    paired = [Question(f"q{i}", "?", ("yes",), group=f"g{i // 10}") for i in range(40)]
+    ems = [i // 10 % 2 for i in range(40)]
+    widths = []
+    for questions in (single, paired):
+        reference = Outcomes(questions, answers([1] * 20 + [0] * 20, [0] * 40))
+        entry = Comparison(questions, reference).figures(Outcomes(questions, answers(ems, [2] * 40)))
+        assert (entry["em"], entry["retrievals"]) == (0.5, 2.0)
+        assert entry["consistency"] == 0.5
+        assert entry["retrieval_share"] == {"none": 0.0, "single": 0.0, "multi": 1.0}
+        widths.append(entry["ci95"]["em"][1] - entry["ci95"]["em"][0])
+    assert widths[1] > 1.5 * widths[0]
+
+
+def test_first_scores_are_none_where_nobody_looked():
+    assert first_scores(answers([1, 0], [0, 0])) is None
+    assert first_scores(answers([1, 0], [0, 0], [0.5, 0.5])) is None
+    assert first_scores(answers([1, 0], [0, 0], [0.5, 0.7])).tolist() == [0.5, 0.7]
+
+
+def test_replay_and_roc_by_hand():
+    scores = np.array([0.9, 0.8, 0.2, 0.1])
+    closed, retrieved = np.array([0.0, 1.0, 0.0, 1.0]), np.array([1.0, 1.0, 1.0, 0.0])
+    curve = showcase.replay(scores, closed, retrieved)
+    # Thresholds from below all scores to the highest: all four retrieve, then 3, 2, 1, none.
+    assert curve == {"retrievals": [1.0, 0.75, 0.5, 0.25, 0.0], "em": [0.75, 1.0, 0.75, 0.75, 0.5]}
+    found = showcase.roc(1 - closed, scores)
+    assert found["fpr"] == [0.0, 0.0, 0.5, 0.5, 1.0]
+    assert found["tpr"] == [0.0, 0.5, 0.5, 1.0, 1.0]
+    assert found["auroc"] == 0.75
+    many = showcase.roc(np.arange(1000) % 2, np.random.default_rng(0).random(1000))
+    assert (len(many["fpr"]) <= 61, many["fpr"][-1], many["tpr"][-1]) == (True, 1.0, 1.0)
