@@ -137,6 +137,10 @@ def fit(
             enable_progress_bar=False, enable_model_summary=False,
         )  # fmt: skip
         _run(trainer, module, data)
+    if settings.logger == "wandb":
+        import wandb
+
+        wandb.finish()  # the next run of a sweep is a run of its own
     return Fitted(
         tuple(tasks), module.restore_best(), module.accuracy, module.loss_value, module.auroc,
         trainer.global_step, time.perf_counter() - start,

@@ -14,7 +14,7 @@ from probers import metrics
 from .data import Examples
 from .evaluate import Evaluator, as_figures, split_sizes
 from .fit import Fitted
-from .prober import Trained
+from .prober import ENSEMBLE, WITH_ENTROPY, Trained
 
 _SCHEMA = 1
 
@@ -63,9 +63,10 @@ def table(figures: Mapping[str, Any]) -> str:
     for entry in figures["layers"]:
         star = " *" if entry["layer"] == figures["best_layer"] and len(figures["layers"]) > 1 else ""
         rows.append((f"layer {entry['layer']}{star}", entry))
-    rows.append(("all layers", figures["ensemble"]))
+    if len(rows) > 1:  # the sum over one layer is that layer
+        rows.append((ENSEMBLE, figures["ensemble"]))
     if figures["with_entropy"]:
-        rows.append(("all layers + entropy", figures["with_entropy"]))
+        rows.append((WITH_ENTROPY, figures["with_entropy"]))
     test = figures["splits"]["test"]
     lines = [
         f"test: {test['n']} examples, {test['groups']} groups, {test['wrong']:.0%} wrong; "
