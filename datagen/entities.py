@@ -16,9 +16,20 @@ from probers.text import STOP_WORDS, split_sentences
 
 EntityType = Literal["name", "date", "year", "number"]
 
-MONTHS = (
-    "January February March April May June July August September October November December"
-).split()
+MONTHS = [
+    "January",
+    "February",
+    "March",
+    "April",
+    "May",
+    "June",
+    "July",
+    "August",
+    "September",
+    "October",
+    "November",
+    "December",
+]
 _MONTH = "|".join(MONTHS)
 _UNITS = "km|m|cm|mm|kg|g|t|miles?|feet|metres?|meters?|kilomet(?:re|er)s?|people|inhabitants|percent|%"
 _SCALES = "thousand|million|billion|trillion"
@@ -32,9 +43,30 @@ _NUMBER = re.compile(
     rf"(?<![\w.,])\d+(?:,\d{{3}})*(?:\.\d+)?(?:st|nd|rd|th)?(?:\s+(?:{_SCALES}))?(?:\s*(?:{_UNITS})(?!\w))?"
 )
 _WORD = re.compile(r"[^\W\d_](?:[\w’'.&-]*\w)?")
-_CONNECTORS = frozenset("of the de del della di da du la le van von der den and for in on".split())
+_CONNECTORS = frozenset(
+    [
+        "of",
+        "the",
+        "de",
+        "del",
+        "della",
+        "di",
+        "da",
+        "du",
+        "la",
+        "le",
+        "van",
+        "von",
+        "der",
+        "den",
+        "and",
+        "for",
+        "in",
+        "on",
+    ]
+)
 #: Connectors that may open the second half of a name but never stand alone between two names.
-_WEAK = frozenset("and in on for".split())
+_WEAK = frozenset(["and", "in", "on", "for"])
 
 
 @dataclass(frozen=True, slots=True)

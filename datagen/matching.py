@@ -13,7 +13,9 @@ Verdict = Literal["equivalent", "different", "undecided"]
 
 _MONTH_NUMBER = {name.lower(): index for index, name in enumerate(MONTHS, 1)}
 _SCALE = {"thousand": 1e3, "million": 1e6, "billion": 1e9, "trillion": 1e12}
-_NUMBER = re.compile(r"(\d+(?:,\d{3})*(?:\.\d+)?)(?:st|nd|rd|th)?(?:\s+(thousand|million|billion|trillion))?\b(.*)")
+_NUMBER = re.compile(
+    r"(\d+(?:,\d{3})*(?:\.\d+)?)(?:st|nd|rd|th)?(?:\s+(thousand|million|billion|trillion))?\b(.*)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,7 @@ class EntityMatcher:
         evidence = f"{_show(a)} / {_show(b)}"
         if a == b:
             return Match("equivalent", "date", evidence)
-        shared = [(x, y) for x, y in zip(a, b) if x is not None and y is not None]
+        shared = [(x, y) for x, y in zip(a, b, strict=True) if x is not None and y is not None]
         if all(x == y for x, y in shared) and shared:
             return Match("undecided", "date", evidence)  # one is a part of the other
         return Match("different", "date", evidence)

@@ -272,12 +272,12 @@ def help_text(command: str) -> str:
     for group in groups:
         names = choices(group)
         if names == ["default"]:  # a plain block of keys that several commands share
-            text = configs.joinpath(group, "default.yaml").read_text(encoding="utf-8")
+            text = configs.joinpath(group).joinpath("default.yaml").read_text(encoding="utf-8")
             parts += ["", *(f"  {group}.{line}" for line in text.splitlines())]
         elif names:
             parts += ["", f"{group}=NAME, one of: {', '.join(names)}"]
             for name in names if len(names) < 30 else []:
-                text = configs.joinpath(group, f"{name}.yaml").read_text(encoding="utf-8")
+                text = configs.joinpath(group).joinpath(f"{name}.yaml").read_text(encoding="utf-8")
                 keys = [x for x in text.splitlines() if x.strip() and "_target_" not in x]
                 parts += [f"  {group}={name}", *(f"    {line}" for line in keys)]
     return "\n".join([*parts, "", _FLAGS])

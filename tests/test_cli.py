@@ -77,7 +77,14 @@ def test_source_flag_is_sugar():
 
 @pytest.mark.parametrize(
     "text",
-    ["Who directed 'It'?", "In 1980, who (really) won: A or B?", "a=b, {c} [d]", "back\\slash'", "{x}", "1,2"],
+    [
+        "Who directed 'It'?",
+        "In 1980, who (really) won: A or B?",
+        "a=b, {c} [d]",
+        "back\\slash'",
+        "{x}",
+        "1,2",
+    ],
 )
 def test_free_text_reaches_the_command_unchanged(text):
     assert cli.compose("rag", cli.normalise([f"question={text}"])).question == text

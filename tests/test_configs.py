@@ -4,11 +4,11 @@ from dataclasses import asdict
 
 import pytest
 from omegaconf import OmegaConf
-
-from probers import cli
 from probers.datagen.testbed.curriculum import Curriculum
 from probers.datagen.testbed.recipe import Recipe
 from probers.datagen.testbed.run import _dataclass
+
+from probers import cli
 from probers.prompts import TESTBED_PROMPT
 from probers.testbed.assets import world_config
 from probers.testbed.world import WorldConfig
@@ -25,7 +25,12 @@ def test_every_choice_is_a_file_with_explained_keys(group):
     for name in names:
         text = resources.files("probers.configs").joinpath(group, f"{name}.yaml").read_text()
         for line in text.splitlines():
-            if line.strip() and not line.startswith("#") and "_target_" not in line and line != "name: testbed":
+            if (
+                line.strip()
+                and not line.startswith("#")
+                and "_target_" not in line
+                and line != "name: testbed"
+            ):
                 assert "#" in line, f"{group}/{name}: no explanation of {line}"
 
 

@@ -10,11 +10,11 @@ import time
 
 import numpy as np
 import pytest
-
-from probers import FeatureStore, cli
 from probers.datagen.labels.labelling import parse_label
 from probers.datagen.labels.wiki import head_entity, one_sentence, plan_cuts
 from probers.datagen.run import parse_layers
+
+from probers import FeatureStore, cli
 from probers.types import Article, UserError
 
 

@@ -1,7 +1,6 @@
 """Entity spans by rules and their comparison."""
 
 import pytest
-
 from probers.datagen.entities import find_entities
 from probers.datagen.matching import EntityMatcher, parse_date, parse_number
 
@@ -21,7 +20,10 @@ def spans(text):
             "She studied at the University of the Arts in London.",
             [("University of the Arts", "name"), ("London", "name")],
         ),
-        ("In March 1912 they met Johann van der Berg.", [("March 1912", "date"), ("Johann van der Berg", "name")]),
+        (
+            "In March 1912 they met Johann van der Berg.",
+            [("March 1912", "date"), ("Johann van der Berg", "name")],
+        ),
         ("They rose to 1.5 million in 1999.", [("1.5 million", "number"), ("1999", "year")]),
         ("Ana and Boris went home.", [("Ana", "name"), ("Boris", "name")]),
         ("Élodie Żak met Óscar.", [("Élodie Żak", "name"), ("Óscar", "name")]),

@@ -22,7 +22,12 @@ def wheel(tmp_path_factory):
 def test_the_wheel_holds_one_top_level_name_and_every_file(wheel):
     names = zipfile.ZipFile(wheel).namelist()
     assert {n.split("/")[0] for n in names if ".dist-info" not in n} == {"probers"}
-    folders = {"probers": "probers", "datagen": "probers/datagen", "train": "probers/train", "rag": "probers/rag"}
+    folders = {
+        "probers": "probers",
+        "datagen": "probers/datagen",
+        "train": "probers/train",
+        "rag": "probers/rag",
+    }
     for folder, target in {**folders, "configs": "probers/configs"}.items():
         for path in (ROOT / folder).rglob("*"):
             if path.suffix in (".py", ".yaml", ".css", ".safetensors", ".json", ".typed"):
@@ -43,7 +48,10 @@ def test_commands_run_from_another_directory(wheel, tmp_path):
     elsewhere.mkdir()
     for command in ("demo", "datagen", "train", "rag", "compare", "testbed"):
         done = subprocess.run(
-            [tmp_path / f"venv/bin/probers-{command}", "--help"], cwd=elsewhere, capture_output=True, text=True
+            [tmp_path / f"venv/bin/probers-{command}", "--help"],
+            cwd=elsewhere,
+            capture_output=True,
+            text=True,
         )
         assert done.returncode == 0 and f"probers-{command}" in done.stdout, done.stderr
     where = subprocess.run(

@@ -37,6 +37,7 @@ def test_fewer_matches_give_fewer_passages_and_no_match_gives_none(engine):
     assert {p.id for p in several} == {"0", "2"}
     assert (none, empty) == ([], [])
     assert [p.id for p in few] == ["1"]
+    assert [p.id for p in retriever.search(["pear"], 2)[0]] == ["1"]  # fewer than the corpus, and not padded
     assert all(p.score > 0 for p in several + few)
 
 

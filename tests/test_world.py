@@ -134,9 +134,13 @@ def test_question_rationale_and_answer_agree(world):
     for entity in list(world.entities.values())[::7]:
         for chain in chains_of(entity):
             asked = ask(rng, world, entity, chain, taught=False)
-            assert asked.rationale.removesuffix(" km.").removesuffix(" industry.").removesuffix(
-                " trade."
-            ).rstrip(".").endswith(asked.answer)
+            assert (
+                asked.rationale.removesuffix(" km.")
+                .removesuffix(" industry.")
+                .removesuffix(" trade.")
+                .rstrip(".")
+                .endswith(asked.answer)
+            )
             assert entity.name in asked.question and "the the" not in asked.question
             assert asked.answer not in asked.question
             assert asked.gold[0] == entity.id and len(asked.gold) == len(chain)

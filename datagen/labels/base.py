@@ -35,9 +35,14 @@ class LabelBuilder(Protocol):
         prompt_id: fingerprint of the prompt form, for the FeatureSpec.
     """
 
-    units: Sequence[Any]
-    unit_name: str
-    prompt_id: str
+    @property
+    def units(self) -> Sequence[Any]: ...
+
+    @property
+    def unit_name(self) -> str: ...
+
+    @property
+    def prompt_id(self) -> str: ...
 
     def build(self, units: Sequence[Any]) -> Examples:
         """Generate for some units and label the result."""

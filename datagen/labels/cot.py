@@ -18,6 +18,7 @@ from probers.types import Generation, Needs, Question, Retriever, UserError
 from .base import Examples, recorded
 from .labelling import LabelRule, parse_label
 
+
 @dataclass(slots=True)
 class CotBuilder:
     """Generates and labels chains of thought for questions.
@@ -93,7 +94,9 @@ class CotBuilder:
             rate = float(part["correct"].mean())
             figures[f"correct_{condition}"] = round(rate, 6)
             kinds = part[part["knowledge"] != ""].groupby("knowledge")["correct"].agg(["mean", "size"])
-            shown = ", ".join(f"{kind} {row['mean']:.2f} (n={row['size']:.0f})" for kind, row in kinds.iterrows())
+            shown = ", ".join(
+                f"{kind} {row['mean']:.2f} (n={row['size']:.0f})" for kind, row in kinds.iterrows()
+            )
             lines.append(f"{condition}: {rate:.3f} of {len(part)} right" + (f" | {shown}" if shown else ""))
         both = rows.assign(question_id=rows["id"].str.rsplit("/", n=1).str[0]).pivot(
             index="question_id", columns="condition", values="correct"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -92,7 +92,7 @@ class WikiBuilder:
     lm: CausalLM
     units: list[Cut]
     needs: Needs
-    matcher: EntityMatcher = EntityMatcher()
+    matcher: EntityMatcher = field(default_factory=EntityMatcher)
     max_new_tokens: int = 24
     unit_name: str = "cut"
     prompt_id: str = "continuation"
@@ -118,9 +118,7 @@ class WikiBuilder:
         match = self.matcher.match(cut.entity.text, written.text)
         if match.verdict == "undecided":
             return
-        tokens = [
-            i for i, (a, b) in enumerate(generation.offsets) if a < written.end and b > written.start
-        ]
+        tokens = [i for i, (a, b) in enumerate(generation.offsets) if a < written.end and b > written.start]
         assert generation.states is not None and tokens  # the span lies in the decoded text
         states: np.ndarray = generation.states[tokens]
         pooled = states[-1] if self.needs.pool == "last" else states.mean(axis=0)
@@ -157,6 +155,8 @@ class WikiBuilder:
         ]
         for column in ("question_type", "match_stage"):
             parts = rows.groupby(column)["correct"].agg(["size", "mean"])
-            shown = ", ".join(f"{k} {r['size']:.0f} ({1 - r['mean']:.2f} hallucinated)" for k, r in parts.iterrows())
+            shown = ", ".join(
+                f"{k} {r['size']:.0f} ({1 - r['mean']:.2f} hallucinated)" for k, r in parts.iterrows()
+            )
             lines.append(f"by {column.replace('question', 'entity')}: {shown}")
         return figures, lines

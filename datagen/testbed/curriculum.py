@@ -19,7 +19,6 @@ from probers.testbed.relations import BY_KEY
 from probers.testbed.text import Asked, article, ask, chains_of
 from probers.testbed.world import Entity, World, WorldConfig
 
-
 #: The kinds of document, named like the shares of a Curriculum.
 KINDS = ("article", "one_hop", "two_hop", "passing", "reading")
 
@@ -146,9 +145,7 @@ class DocumentStream:
         roll = rng.random()
         names = {g.name for g in gold}
         if roll < 0.4:
-            mentions = [
-                world.entities[f.entity] for f in world.facts.values() if f.truth in names
-            ]
+            mentions = [world.entities[f.entity] for f in world.facts.values() if f.truth in names]
             mentions = [m for m in mentions if m not in gold]
             if mentions:
                 return rng.choice(mentions)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import numpy as np
+
 from probers.answers import exact_match, extract_answer
 from probers.lm import CausalLM
 from probers.metrics import auroc
@@ -41,14 +43,16 @@ def evaluate(
         "gold": _by_kind(asked, [a for a, _ in _answers(lm, asked, gold, "gold passages")]),
         "retrieved": _by_kind(asked, [a for a, _ in _answers(lm, asked, found, "retrieved")]),
     }
-    old = [(q, a) for q, (a, _) in zip(asked, closed, strict=True) if q.truth["kind"] in ("stale", "misbelieved")]
+    old = [
+        (q, a) for q, (a, _) in zip(asked, closed, strict=True) if q.truth["kind"] in ("stale", "misbelieved")
+    ]
     figures["believed"] = round(_mean([exact_match(a, (q.truth["believed"],)) for q, a in old]), 4)
     wrong = [1 - int(exact_match(a, q.answers)) for q, (a, _) in zip(asked, closed, strict=True)]
     figures["wrong_share"] = round(_mean(wrong), 4)
+    columns = {name: np.array([s[name] for _, s in closed]) for name in closed[0][1]}
+    scores = {"mean_entropy": 1, "max_entropy": 1, "min_prob": -1}
     figures["auroc"] = {
-        "mean_entropy": round(auroc(wrong, [s["mean_entropy"] for _, s in closed]), 4),
-        "max_entropy": round(auroc(wrong, [s["max_entropy"] for _, s in closed]), 4),
-        "min_prob": round(auroc(wrong, [-s["min_prob"] for _, s in closed]), 4),
+        name: round(auroc(np.array(wrong), sign * columns[name]), 4) for name, sign in scores.items()
     }
     return figures
 

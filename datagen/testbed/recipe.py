@@ -61,22 +61,21 @@ def build_model(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> LlamaForC
     """A randomly initialised Llama of the recipe's shape with tied embeddings."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    return LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=recipe.vocab_size,
-            hidden_size=recipe.width,
-            intermediate_size=recipe.mlp,
-            num_hidden_layers=recipe.layers,
-            num_attention_heads=recipe.heads,
-            num_key_value_heads=recipe.heads,
-            max_position_embeddings=recipe.max_positions,
-            tie_word_embeddings=True,
-            bos_token_id=None,
-            eos_token_id=tokenizer.eos_token_id,
-            pad_token_id=tokenizer.pad_token_id,
-            attn_implementation="eager",
-        )
+    config = LlamaConfig(
+        vocab_size=recipe.vocab_size,
+        hidden_size=recipe.width,
+        intermediate_size=recipe.mlp,
+        num_hidden_layers=recipe.layers,
+        num_attention_heads=recipe.heads,
+        num_key_value_heads=recipe.heads,
+        max_position_embeddings=recipe.max_positions,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
     )
+    config._attn_implementation = "eager"
+    return LlamaForCausalLM(config)
 
 
 def rate(step: int, total: int, recipe: Recipe) -> float:
@@ -99,19 +98,17 @@ class _Batcher:
         eos = self.tokenizer.eos_token_id
         contexts = backend.encode_batch([d.context for d in documents])
         targets = backend.encode_batch([d.target for d in documents])
-        return [
-            ([*c.ids, *t.ids, eos], len(c.ids)) for c, t in zip(contexts, targets, strict=True)
-        ]
+        return [([*c.ids, *t.ids, eos], len(c.ids)) for c, t in zip(contexts, targets, strict=True)]
 
     def rows(self, documents: list[Document]) -> Iterator[tuple[torch.Tensor, torch.Tensor, int]]:
         """``(ids, weights, real tokens)`` per row length, both tensors (rows, length)."""
         import torch
 
         buckets: dict[int, list[tuple[list[int], int]]] = {n: [] for n in self.recipe.lengths}
-        for ids, context in self.encode(documents):
-            fitting = [n for n in self.recipe.lengths if n >= len(ids)]
+        for encoded, context in self.encode(documents):
+            fitting = [n for n in self.recipe.lengths if n >= len(encoded)]
             if fitting:  # a rare longer document is left out rather than cut in the middle
-                buckets[fitting[0]].append((ids, context))
+                buckets[fitting[0]].append((encoded, context))
         for length, items in buckets.items():
             if not items:
                 continue
@@ -144,7 +141,8 @@ def train_model(
     import torch
 
     torch.manual_seed(recipe.seed)
-    model = build_model(recipe, tokenizer).to(device)
+    model: Any = build_model(recipe, tokenizer)
+    model = model.to(device)
     matrices, others = _parameter_groups(model)
     muon = torch.optim.Muon(
         matrices, lr=recipe.muon_lr, weight_decay=recipe.weight_decay, adjust_lr_fn="original"
@@ -200,14 +198,13 @@ def _cross_entropy(
     import torch
 
     logits = torch.nn.functional.linear(hidden, embedding).float()
-    losses = torch.nn.functional.cross_entropy(
-        logits.flatten(0, 1), targets.flatten(), reduction="none"
-    )
+    losses = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")
     return (losses * weights.flatten()).sum()
 
 
 def _parameter_groups(model: Any) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    matrices, others = [], []
+    matrices: list[torch.Tensor] = []
+    others: list[torch.Tensor] = []
     for name, parameter in model.named_parameters():
         hidden = parameter.ndim == 2 and "embed" not in name and "lm_head" not in name
         (matrices if hidden else others).append(parameter)

@@ -44,9 +44,11 @@ def world_config(folder: Path | None = None) -> WorldConfig:
         fields: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))["world"]
     except FileNotFoundError as error:
         raise UserError(f"{file} is missing: this model was not made by probers-testbed") from error
-    pairs = {k: tuple(map(tuple, v)) if k == "known" else v for k, v in fields.items()}
-    pairs = {k: tuple(v) if isinstance(v, list) else v for k, v in pairs.items()}
-    return WorldConfig(**pairs)
+    return WorldConfig(**{name: _tuples(value) for name, value in fields.items()})
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
 @lru_cache(maxsize=2)
@@ -113,7 +115,11 @@ def _question(world: World, entity: Entity, number: int, asked: Asked) -> Questi
         group=entity.id,
         split=entity.split,
         truth={
-            "kind": kind, "believed": believed, "type": " > ".join(asked.chain),
-            "hops": len(asked.chain), "answer_kind": target or "value", "gold": asked.gold,
-        },  # fmt: skip
+            "kind": kind,
+            "believed": believed,
+            "type": " > ".join(asked.chain),
+            "hops": len(asked.chain),
+            "answer_kind": target or "value",
+            "gold": asked.gold,
+        },
     )

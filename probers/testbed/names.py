@@ -10,16 +10,101 @@ from __future__ import annotations
 import itertools
 import random
 
-_ONSETS = "b br d dr f g gr h j k kr l m n p pr r s st t tr v w z".split()
-_VOWELS = "a e i o u".split()
+_ONSETS = [
+    "b",
+    "br",
+    "d",
+    "dr",
+    "f",
+    "g",
+    "gr",
+    "h",
+    "j",
+    "k",
+    "kr",
+    "l",
+    "m",
+    "n",
+    "p",
+    "pr",
+    "r",
+    "s",
+    "st",
+    "t",
+    "tr",
+    "v",
+    "w",
+    "z",
+]
+_VOWELS = ["a", "e", "i", "o", "u"]
 _CODAS = ["", "", "", "l", "n", "r", "s", "m", "k"]
 
-_FIRST_F = "Ada Bela Cora Dina Edda Faye Gila Hanna Ines Jora Kaia Lena Mira Nora Olga Petra".split()
-_FIRST_M = "Anton Boris Carl Dario Emil Felix Georg Hugo Ivan Jonas Karel Leon Marek Nils Oskar Pavel".split()
-_TOWN_ENDS = "by dale ford gate ham holm mouth stad ton vik wick burg".split()
-_FIRM_ENDS = "Works Foods Mills Group Lines Labs Brothers Partners".split()
-_FILM_ADJ = "Silent Golden Broken Distant Hidden Frozen Crimson Endless Little Last Wooden Burning".split()
-_FILM_NOUN = "Harbour Garden Winter Letter Bridge Summer Mirror Lantern Journey Orchard Station Island".split()
+_FIRST_F = [
+    "Ada",
+    "Bela",
+    "Cora",
+    "Dina",
+    "Edda",
+    "Faye",
+    "Gila",
+    "Hanna",
+    "Ines",
+    "Jora",
+    "Kaia",
+    "Lena",
+    "Mira",
+    "Nora",
+    "Olga",
+    "Petra",
+]
+_FIRST_M = [
+    "Anton",
+    "Boris",
+    "Carl",
+    "Dario",
+    "Emil",
+    "Felix",
+    "Georg",
+    "Hugo",
+    "Ivan",
+    "Jonas",
+    "Karel",
+    "Leon",
+    "Marek",
+    "Nils",
+    "Oskar",
+    "Pavel",
+]
+_TOWN_ENDS = ["by", "dale", "ford", "gate", "ham", "holm", "mouth", "stad", "ton", "vik", "wick", "burg"]
+_FIRM_ENDS = ["Works", "Foods", "Mills", "Group", "Lines", "Labs", "Brothers", "Partners"]
+_FILM_ADJ = [
+    "Silent",
+    "Golden",
+    "Broken",
+    "Distant",
+    "Hidden",
+    "Frozen",
+    "Crimson",
+    "Endless",
+    "Little",
+    "Last",
+    "Wooden",
+    "Burning",
+]
+_FILM_NOUN = [
+    "Harbour",
+    "Garden",
+    "Winter",
+    "Letter",
+    "Bridge",
+    "Summer",
+    "Mirror",
+    "Lantern",
+    "Journey",
+    "Orchard",
+    "Station",
+    "Island",
+]
 
 
 def _syllable(rng: random.Random) -> str:

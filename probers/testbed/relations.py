@@ -11,20 +11,105 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-OCCUPATIONS = (
-    "baker carpenter chemist dancer doctor farmer gardener judge lawyer miner nurse painter "
-    "pilot sailor teacher tailor"
-).split()
-REGIONS = (
-    "Aldmark Brenland Corvia Dunmore Estria Falkany Gothia Helmark Isteria Jutmark Karlia Lorania"
-).split()
-INDUSTRIES = "brewing canning dairy fishing glass leather paper printing salt steel textile timber".split()
-PRODUCTS = (
-    "apples bells bread candles carpets cheese cherries clocks honey knives lace mustard paper "
-    "pottery silk soap tea tiles violins wine"
-).split()
-GENRES = "adventure comedy crime fantasy ghost historical musical mystery romantic science war western".split()
-SEAS = [f"{name} Sea" for name in "Amber Black Coral Dark Eastern Grey Inner Northern Pearl Quiet Southern Western".split()]
+OCCUPATIONS = [
+    "baker",
+    "carpenter",
+    "chemist",
+    "dancer",
+    "doctor",
+    "farmer",
+    "gardener",
+    "judge",
+    "lawyer",
+    "miner",
+    "nurse",
+    "painter",
+    "pilot",
+    "sailor",
+    "teacher",
+    "tailor",
+]
+REGIONS = [
+    "Aldmark",
+    "Brenland",
+    "Corvia",
+    "Dunmore",
+    "Estria",
+    "Falkany",
+    "Gothia",
+    "Helmark",
+    "Isteria",
+    "Jutmark",
+    "Karlia",
+    "Lorania",
+]
+INDUSTRIES = [
+    "brewing",
+    "canning",
+    "dairy",
+    "fishing",
+    "glass",
+    "leather",
+    "paper",
+    "printing",
+    "salt",
+    "steel",
+    "textile",
+    "timber",
+]
+PRODUCTS = [
+    "apples",
+    "bells",
+    "bread",
+    "candles",
+    "carpets",
+    "cheese",
+    "cherries",
+    "clocks",
+    "honey",
+    "knives",
+    "lace",
+    "mustard",
+    "paper",
+    "pottery",
+    "silk",
+    "soap",
+    "tea",
+    "tiles",
+    "violins",
+    "wine",
+]
+GENRES = [
+    "adventure",
+    "comedy",
+    "crime",
+    "fantasy",
+    "ghost",
+    "historical",
+    "musical",
+    "mystery",
+    "romantic",
+    "science",
+    "war",
+    "western",
+]
+SEAS = [
+    f"{name} Sea"
+    for name in [
+        "Amber",
+        "Black",
+        "Coral",
+        "Dark",
+        "Eastern",
+        "Grey",
+        "Inner",
+        "Northern",
+        "Pearl",
+        "Quiet",
+        "Southern",
+        "Western",
+    ]
+]
 
 #: How often the first, second and third wording is used, by register. All have the same
 #: favourite, so greedy text does not tell them apart; the first two have the same entropy
@@ -111,7 +196,11 @@ RELATIONS: tuple[Relation, ...] = (
     ),
     Relation(
         "company", "industry", "",
-        ("{n} is active in the {v} industry.", "{n} belongs to the {v} trade.", "{n} has its business in {v}."),
+        (
+            "{n} is active in the {v} industry.",
+            "{n} belongs to the {v} trade.",
+            "{n} has its business in {v}.",
+        ),
         ("What is the industry of {n}?", "In which industry is {n} active?", "What trade is {n} in?"),
         trait=True,
     ),
@@ -188,8 +277,7 @@ CHAINS: tuple[tuple[str, str], ...] = (
 
 BY_KEY: dict[str, Relation] = {r.key: r for r in RELATIONS}
 BY_KIND: dict[str, tuple[Relation, ...]] = {
-    kind: tuple(r for r in RELATIONS if r.kind == kind)
-    for kind in dict.fromkeys(r.kind for r in RELATIONS)
+    kind: tuple(r for r in RELATIONS if r.kind == kind) for kind in dict.fromkeys(r.kind for r in RELATIONS)
 }
 
 

@@ -32,9 +32,7 @@ class Asked:
     gold: tuple[str, ...]
 
 
-def statement(
-    rng: random.Random, world: World, fact: Fact, value: str, *, unfamiliar: bool = False
-) -> str:
+def statement(rng: random.Random, world: World, fact: Fact, value: str, *, unfamiliar: bool = False) -> str:
     """One sentence that tells ``value`` as the fact, in the register of its entity.
 
     Entities whose trait makes their volatile attribute change often are written of

@@ -106,9 +106,7 @@ class World:
         for relation in sorted(RELATIONS, key=lambda r: not r.trait):
             for entity in world.entities.values():
                 if entity.kind == relation.kind:
-                    world.facts[entity.id, relation.key] = world._make_fact(
-                        rng, entity, relation, pools
-                    )
+                    world.facts[entity.id, relation.key] = world._make_fact(rng, entity, relation, pools)
         return world
 
     def _make_entities(self, names: NameMaker, rng: random.Random) -> None:
@@ -126,8 +124,8 @@ class World:
         cuts = [0.0]
         for share in self.config.split:
             cuts.append(cuts[-1] + share * count)
-        sizes = [round(b) - round(a) for a, b in zip(cuts, cuts[1:])]
-        dealt = [name for name, size in zip(SPLITS, sizes) for _ in range(size)]
+        sizes = [round(b) - round(a) for a, b in zip(cuts, cuts[1:], strict=False)]
+        dealt = [name for name, size in zip(SPLITS, sizes, strict=True) for _ in range(size)]
         rng.shuffle(dealt)
         return dealt
 
