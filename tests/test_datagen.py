@@ -3,6 +3,7 @@
 import hashlib
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -85,15 +86,16 @@ def test_wiki_labels_follow_knowledge(wiki):
 def test_a_killed_run_ends_in_the_same_bytes(tmp_path):
     """SIGKILL at random moments, then the same command: byte-identical to an undisturbed run."""
     arguments = ["source=cot", "limit=40", "shard_size=8", "layers=[12]", "batch_size=8"]
-    cli.run("datagen", [*arguments, f"out={tmp_path}/whole"])
+    out = tmp_path / "store"
+    cli.run("datagen", [*arguments, f"out={out}"])
+    undisturbed = digest(out)
+    shutil.rmtree(out)
     command = [sys.executable, "-c", "from probers.cli import datagen; datagen()", *arguments]
     killed, rng = 0, random.Random(0)
     for _ in range(4):
-        run = subprocess.Popen(
-            [*command, f"out={tmp_path}/killed"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
+        run = subprocess.Popen([*command, f"out={out}"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         deadline = time.monotonic() + 120
-        shards, wanted = tmp_path / "killed/shards", len(list(tmp_path.glob("killed/shards/*.json"))) + 1
+        shards, wanted = out / "shards", len(list(out.glob("shards/*.json"))) + 1
         while run.poll() is None and time.monotonic() < deadline:
             if len(list(shards.glob("*.json"))) >= wanted:
                 time.sleep(rng.random() * 0.3)
@@ -103,9 +105,9 @@ def test_a_killed_run_ends_in_the_same_bytes(tmp_path):
             os.kill(run.pid, signal.SIGKILL)
             killed += 1
         run.wait()
-    cli.run("datagen", [*arguments, f"out={tmp_path}/killed"])
+    cli.run("datagen", [*arguments, f"out={out}"])
     assert killed >= 2
-    assert digest(tmp_path / "whole") == digest(tmp_path / "killed")
+    assert digest(out) == undisturbed
 
 
 def test_an_out_folder_with_another_run_is_refused(cot, capsys):
