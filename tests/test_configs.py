@@ -62,3 +62,14 @@ def test_the_prompt_config_is_the_testbeds_prompt():
     from hydra.utils import instantiate
 
     assert instantiate(cli.compose("datagen", []).prompt).fingerprint == TESTBED_PROMPT.fingerprint
+
+
+def test_the_commands_of_the_readme_compose():
+    import shlex
+    from pathlib import Path
+
+    lines = (Path(__file__).parents[1] / "README.md").read_text().splitlines()
+    commands = [shlex.split(line.split(" # ")[0]) for line in lines if line.startswith("    probers-")]
+    assert len(commands) >= 6
+    for name, *arguments in commands:
+        cli.compose(name.removeprefix("probers-"), cli.normalise(arguments))
