@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import DictConfig, OmegaConf
 
 from probers.data import load_articles, load_corpus, load_questions
+from probers.parts import build, load_model, plain
+from probers.parts import inputs as fingerprints
 from probers.runs import RunFolder
 from probers.types import Needs, UserError
 
@@ -31,7 +33,8 @@ def run(cfg: DictConfig) -> Path:
     if cfg.pool not in ("mean", "last"):
         raise UserError(f"pool={cfg.pool} is not supported here: choose mean or last")
     inputs = _load_inputs(cfg)
-    folder = RunFolder(Path(cfg.out), "datagen", _plain(cfg))
+    config = plain(cfg) | {"inputs": fingerprints(cfg.questions, cfg.articles, cfg.corpus)}
+    folder = RunFolder(Path(cfg.out), "datagen", config)
     if cfg.overwrite:
         folder.clear()
     if folder.claim() and folder.complete:
@@ -41,25 +44,14 @@ def run(cfg: DictConfig) -> Path:
     from tqdm import tqdm
 
     from probers.features import FeatureSpec
-    from probers.lm import CausalLM
     from probers.store import FeatureStore
 
-    lm = CausalLM.from_pretrained(
-        cfg.model.name,
-        revision=cfg.model.revision,
-        dtype=cfg.model.dtype,
-        device=cfg.model.device,
-        attn=cfg.model.attn,
-        trust_remote_code=cfg.model.trust_remote_code,
-        batch_size=cfg.batch_size,
-    )
+    lm = load_model(cfg)
     layers = parse_layers(cfg.layers, lm.num_layers)
     builder = _builder(cfg, lm, Needs(layers, cfg.site, cfg.pool, attention=True), inputs)
     spec = FeatureSpec(lm.spec, layers, lm.width, site=cfg.site, pool=cfg.pool, prompt=builder.prompt_id)
     size = int(cfg.shard_size)
-    store = FeatureStore.create(
-        folder.path, spec, config=_plain(cfg), shards=math.ceil(len(builder.units) / size)
-    )
+    store = FeatureStore.create(folder.path, spec, config=config, shards=math.ceil(len(builder.units) / size))
     print(f"{len(builder.units)} {builder.unit_name}s -> {folder.path} (model={cfg.model.name})", flush=True)
     missing = store.missing
     done = len(builder.units) - sum(len(builder.units[i * size : (i + 1) * size]) for i in missing)
@@ -128,15 +120,13 @@ def _builder(cfg: DictConfig, lm: CausalLM, needs: Needs, inputs: dict[str, Any]
 
         cuts = plan_cuts(inputs["articles"], per_article=cfg.per_article, seed=cfg.seed)
         return WikiBuilder(lm, cuts, needs, max_new_tokens=cfg.max_new_tokens)
-    from hydra.utils import instantiate
-
     from .labels.cot import CotBuilder
 
     return CotBuilder(
         lm,
         inputs["questions"],
-        retriever=instantiate(cfg.retriever, inputs["corpus"]),
-        prompt=instantiate(cfg.prompt),
+        retriever=build(cfg.retriever, inputs["corpus"]),
+        prompt=build(cfg.prompt),
         needs=needs,
         label=cfg.label,
         k=cfg.k,
@@ -148,7 +138,3 @@ def _stack(states: list[Any], layers: int, width: int) -> Any:
     import numpy as np
 
     return np.stack(states) if states else np.zeros((0, layers, width), dtype=np.float32)
-
-
-def _plain(cfg: DictConfig) -> dict[str, Any]:
-    return OmegaConf.to_container(cfg, resolve=True)  # type: ignore[return-value]

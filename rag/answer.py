@@ -9,12 +9,13 @@ from omegaconf import DictConfig
 
 from probers.data import load_corpus, load_questions
 from probers.metrics import exact_match
+from probers.parts import build, inputs, load_model, plain
 from probers.runs import RunFolder, canonical_json, write_atomic
 from probers.types import Question, UserError
 
 from .figures import Comparison, Outcomes, table_lines
 from .loop import RAG
-from .parts import build, find_prober, inputs, load_model, plain, with_bank
+from .parts import find_prober, with_bank
 from .terminal import Terminal
 from .traces import Answer, TraceFile
 from .triggers.base import name_of

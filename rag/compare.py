@@ -10,13 +10,14 @@ from typing import Any
 from omegaconf import DictConfig
 
 from probers.data import load_corpus, load_questions
+from probers.parts import build, inputs, load_model, plain
 from probers.runs import RunFolder, canonical_json, write_atomic
 from probers.types import Passage, Question, UserError
 
 from .figures import Comparison, Outcomes, first_scores, table_lines
 from .loop import RAG
 from .methods import Method, build_methods, in_running_order
-from .parts import build, find_prober, inputs, load_model, options_of, plain
+from .parts import find_prober, options_of
 from .showcase import curves, examples, layer_figures
 from .triggers.base import check_questions
 from .triggers.never import Never

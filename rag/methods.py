@@ -8,9 +8,10 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from probers.parts import build
 from probers.types import UserError
 
-from .parts import build, named_part, with_bank
+from .parts import named_part, with_bank
 from .queries.base import QueryFormulator
 from .triggers.base import Trigger
 from .triggers.never import Never

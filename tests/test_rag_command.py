@@ -4,11 +4,12 @@ import json
 
 import pytest
 from hydra.utils import get_class
-from probers.rag.parts import build, named_part
+from probers.rag.parts import named_part
 from test_compare import place  # noqa: F401
 
 from probers import cli
 from probers.cli import choices, compose
+from probers.parts import build
 from probers.types import UserError
 
 COMMON = ["questions=questions.jsonl", "corpus=corpus.jsonl", "limit=null"]

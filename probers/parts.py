@@ -1,0 +1,77 @@
+"""From a resolved configuration to what every command needs: its model, its parts, its inputs."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from .types import UserError
+
+if TYPE_CHECKING:
+    from .lm import CausalLM
+
+_ENDS = 1 << 20  # bytes
+
+
+def load_model(cfg: DictConfig) -> CausalLM:
+    """The model of ``cfg.model``."""
+    from .lm import CausalLM
+
+    return CausalLM.from_pretrained(
+        cfg.model.name,
+        revision=cfg.model.revision,
+        dtype=cfg.model.dtype,
+        device=cfg.model.device,
+        attn=cfg.model.attn,
+        trust_remote_code=cfg.model.trust_remote_code,
+        batch_size=cfg.batch_size,
+    )
+
+
+def build(node: Any, *args: Any, **kwargs: Any) -> Any:
+    """Instantiate a ``_target_`` node; what is wrong with it is one sentence.
+
+    Raises:
+        UserError: an option the part does not have, a target that cannot be imported,
+            or what the part itself refuses.
+    """
+    from hydra.errors import InstantiationException
+    from hydra.utils import instantiate
+
+    # Only the options go through Hydra: it would take objects that are dataclasses for configurations.
+    try:
+        return instantiate(node, _partial_=True)(*args, **kwargs)
+    except (InstantiationException, TypeError, ValueError) as error:
+        reason = str(error.__cause__ or error).splitlines()[0]
+        raise UserError(f"{node.get('_target_')} cannot be made: {reason}") from error
+
+
+def inputs(*sources: str) -> dict[str, str]:
+    """A fingerprint of every file or folder a run reads, by the name it was given.
+
+    A run whose inputs have changed is another run, also under the same names. Of a
+    large file, its size and both ends count; names that are no path have none.
+    """
+    found = {}
+    for source in map(str, sources):
+        path = Path(source)
+        files = sorted(p for p in path.glob("*") if p.is_file()) if path.is_dir() else [path]
+        digest = hashlib.sha256()
+        for file in (f for f in files if f.is_file()):
+            size = file.stat().st_size
+            with open(file, "rb") as handle:
+                digest.update(f"{file.name} {size} ".encode() + handle.read(_ENDS))
+                handle.seek(max(0, size - _ENDS))
+                digest.update(handle.read())
+        found[source] = digest.hexdigest()[:16] if path.exists() else ""
+    return found
+
+
+def plain(cfg: DictConfig) -> dict[str, Any]:
+    """The resolved configuration as plain containers."""
+    found = OmegaConf.to_container(cfg, resolve=True)
+    assert isinstance(found, dict)
+    return {str(k): v for k, v in found.items()}
