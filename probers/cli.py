@@ -80,7 +80,10 @@ def main(command: str, argv: Sequence[str] | None = None) -> None:
     except RunError as error:
         code = _fail(f"probers-{command}: {error}", 1)
     except KeyboardInterrupt:
-        code = _fail(f"probers-{command}: interrupted; what was finished is kept, the same command goes on from there", 130)
+        code = _fail(
+            f"probers-{command}: interrupted; what was finished is kept, the same command goes on from there",
+            130,
+        )
     except BrokenPipeError:  # the reader of our output went away (`| head`)
         sys.stderr.close()
         code = 1
