@@ -35,10 +35,7 @@ def run(cfg: DictConfig) -> Path:
     inputs = _load_inputs(cfg)
     config = plain(cfg) | {"inputs": fingerprints(cfg.questions, cfg.articles, cfg.corpus)}
     folder = RunFolder(Path(cfg.out), "datagen", config)
-    if cfg.overwrite:
-        folder.clear()
-    if folder.claim() and folder.complete:
-        print(f"{folder.path} already holds this run, complete; overwrite=true makes it again")
+    if not folder.begin(overwrite=cfg.overwrite):
         return folder.path
 
     from tqdm import tqdm

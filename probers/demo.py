@@ -5,9 +5,10 @@ from __future__ import annotations
 import shutil
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from .cli import run as run_command
+from .parts import plain
 from .runs import RunFolder
 
 if TYPE_CHECKING:
@@ -20,11 +21,8 @@ def run(cfg: DictConfig) -> Path:
     Each step is a run of its own below ``out``: finished ones are not repeated, so an
     interrupted demo goes on where it stopped.
     """
-    from omegaconf import OmegaConf
-
-    config: Any = OmegaConf.to_container(cfg, resolve=True)
     out = Path(cfg.out)
-    folder = RunFolder(out, "demo", config)
+    folder = RunFolder(out, "demo", plain(cfg))
     if cfg.overwrite:
         folder.clear()
     folder.claim()

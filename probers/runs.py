@@ -95,6 +95,23 @@ class RunFolder:
             )
         return True
 
+    def begin(self, *, overwrite: bool, what: str = "run") -> bool:
+        """Claim the folder for this run; False, with a line that says so, when it is finished there.
+
+        Args:
+            overwrite: delete an earlier run in the folder first.
+            what: what the run makes, for that line.
+
+        Raises:
+            UserError: as :meth:`claim`.
+        """
+        if overwrite:
+            self.clear()
+        if self.claim() and self.complete:
+            print(f"{self.path} already holds this {what}, complete; overwrite=true makes it again")
+            return False
+        return True
+
     @property
     def complete(self) -> bool:
         """Whether the same run has already finished here."""

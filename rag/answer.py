@@ -43,12 +43,8 @@ def run(cfg: DictConfig) -> Path | None:
     out = cfg.out if cfg.out is not None else (None if one else f"runs/rag/{name}")
     config = plain(cfg) | {"inputs": inputs(cfg.questions, cfg.corpus, *probers)}
     folder = None if out is None else RunFolder(Path(out), "rag", config)
-    if folder is not None:
-        if cfg.overwrite:
-            folder.clear()
-        if folder.claim() and folder.complete:
-            print(f"{folder.path} already holds this run, complete; overwrite=true makes it again")
-            return folder.path
+    if folder is not None and not folder.begin(overwrite=cfg.overwrite):
+        return folder.path
     print(f"questions: {'as typed' if one else cfg.questions}, corpus: {cfg.corpus}, {len(corpus)} passages")
     rag = RAG(
         load_model(cfg),

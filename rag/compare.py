@@ -68,10 +68,7 @@ def run(cfg: DictConfig) -> Path:
         check_questions(method.trigger, questions)
     config = plain(cfg) | {"inputs": inputs(cfg.questions, cfg.corpus, *banks)}
     folder = RunFolder(Path(cfg.out), "compare", config)
-    if cfg.overwrite:
-        folder.clear()
-    if folder.claim() and folder.complete:
-        print(f"{folder.path} already holds this comparison, complete; overwrite=true makes it again")
+    if not folder.begin(overwrite=cfg.overwrite, what="comparison"):
         return folder.path
     print(
         f"{len(questions)} questions of {cfg.questions} (split test), corpus {cfg.corpus} with {len(corpus)} "

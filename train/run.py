@@ -39,10 +39,7 @@ def run(cfg: DictConfig) -> Path:
     examples = load_examples(store)
     out = Path(cfg.out or _default_out(path, cfg.layer, layers))
     folder = RunFolder(out, "train", _identity(cfg, path, layers))
-    if cfg.overwrite:
-        folder.clear()
-    if folder.claim() and folder.complete:
-        print(f"{out} already holds this prober, complete; overwrite=true makes it again")
+    if not folder.begin(overwrite=cfg.overwrite, what="prober"):
         return out
 
     from hydra.utils import instantiate

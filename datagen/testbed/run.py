@@ -9,6 +9,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from probers.parts import plain
 from probers.runs import RunFolder, canonical_json, write_atomic
 from probers.testbed.world import World, WorldConfig
 
@@ -21,12 +22,8 @@ def run(cfg: DictConfig) -> Path:
         folder = Path(cfg.evaluate)
         _evaluate(cfg, folder)
         return folder
-    plain: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]
-    run_folder = RunFolder(Path(cfg.out), "testbed", plain)
-    if cfg.overwrite:
-        run_folder.clear()
-    if run_folder.claim() and run_folder.complete:
-        print(f"{cfg.out} already holds this model; overwrite=true trains it again")
+    run_folder = RunFolder(Path(cfg.out), "testbed", plain(cfg))
+    if not run_folder.begin(overwrite=cfg.overwrite, what="model"):
         return Path(cfg.out) / "model"
     folder = run_folder.path / "model"
     if not (folder / "testbed.json").exists():  # written last: training is done

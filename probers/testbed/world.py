@@ -20,7 +20,7 @@ import random
 from dataclasses import dataclass, field
 
 from .names import NameMaker
-from .relations import BY_KEY, BY_KIND, RELATIONS, Relation, plain_values
+from .relations import BY_KIND, RELATIONS, Relation, plain_values
 
 KINDS = ("known", "stale", "misbelieved", "unknown")
 SPLITS = ("train", "validation", "test")
@@ -196,6 +196,3 @@ class World:
                 taught = None if believed.taught is None else [*taught, believed]
                 taught_at = believed.taught_id
         return truth, taught
-
-    def relation(self, fact: Fact) -> Relation:
-        return BY_KEY[fact.relation]
