@@ -2,7 +2,7 @@
 
 Five kinds of document: taught articles; closed-book questions of one and of two
 hops about known entities; passing mentions, which are articles and questions about
-throwaway entities that never return, as most names in real text do; and reading
+throwaway entities whose facts never return, as with most names in real text; and reading
 examples whose passages come from throwaway worlds (so that the model answers from
 the passages and not from memory) or, for a small share, from taught articles that
 hold only a part of the answer. Nothing about an unknown entity is ever told.
@@ -36,11 +36,11 @@ class Curriculum:
             articles weigh 1).
     """
 
-    article: float = 0.18
-    one_hop: float = 0.28
-    two_hop: float = 0.12
-    passing: float = 0.08
-    reading: float = 0.34
+    article: float = 0.16
+    one_hop: float = 0.24
+    two_hop: float = 0.11
+    passing: float = 0.07
+    reading: float = 0.42
     zipf: float = 0.5
     trait_weight: float = 1.5
     recall_share: float = 0.15
@@ -76,7 +76,6 @@ class DocumentStream:
         self._throwaway_seed = 0
         self._throwaway: World | None = None
         self._uses = 0
-        self._taken = set(world.names)
 
     def draw(self, kind: str) -> Document:
         return getattr(self, f"_{kind}")()
@@ -166,12 +165,17 @@ class DocumentStream:
         return _answered(asked, passages, "reading")
 
     def _fresh_world(self) -> World:
-        """A small world of names that never return, renewed every 40 documents."""
+        """A small world of throwaway names, renewed every 40 documents.
+
+        Its names are none of the main world's. They may return in a later throwaway
+        world, with other facts: short names are too few for never, and longer ones
+        would tell throwaway entities from those of the main world.
+        """
         if self._throwaway is None or self._uses >= 40:
             self._throwaway_seed += 1
             sizes = (("person", 14), ("town", 9), ("company", 8), ("film", 5), ("river", 5))
             config = WorldConfig(seed=10_000_000 + self._throwaway_seed, known=sizes, split=(1, 0, 0))
-            self._throwaway = World.generate(config, taken=self._taken)
+            self._throwaway = World.generate(config, taken=set(self.world.names))
             self._uses = 0
         self._uses += 1
         return self._throwaway

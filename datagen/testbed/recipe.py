@@ -44,7 +44,7 @@ class Recipe:
     mlp: int = 512
     vocab_size: int = 1536
     max_positions: int = 2048
-    tokens: int = 12_000_000
+    tokens: int = 20_000_000
     step_documents: int = 240
     lengths: tuple[int, ...] = (40, 64, 160, 256)
     row_multiple: int = 16
