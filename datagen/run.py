@@ -30,8 +30,9 @@ def run(cfg: DictConfig) -> Path:
     """
     if cfg.source not in SOURCES:
         raise UserError(f"source={cfg.source} is unknown: choose one of {', '.join(SOURCES)}")
-    if cfg.pool not in ("mean", "last"):
-        raise UserError(f"pool={cfg.pool} is not supported here: choose mean or last")
+    pools = ("mean", "last", "mind") if cfg.source == "cot" else ("mean", "last")
+    if cfg.pool not in pools:
+        raise UserError(f"pool={cfg.pool} is not there for source={cfg.source}: choose {' or '.join(pools)}")
     inputs = _load_inputs(cfg)
     config = plain(cfg) | {"inputs": fingerprints(cfg.questions, cfg.articles, cfg.corpus)}
     folder = RunFolder(Path(cfg.out), "datagen", config)
@@ -40,13 +41,17 @@ def run(cfg: DictConfig) -> Path:
 
     from tqdm import tqdm
 
+    from probers.capture import check_needs
     from probers.features import FeatureSpec
     from probers.store import FeatureStore
 
     lm = load_model(cfg)
-    layers = parse_layers(cfg.layers, lm.num_layers)
-    builder = _builder(cfg, lm, Needs(layers, cfg.site, cfg.pool, attention=True), inputs)
-    spec = FeatureSpec(lm.spec, layers, lm.width, site=cfg.site, pool=cfg.pool, prompt=builder.prompt_id)
+    layers = parse_layers(cfg.layers, lm.num_layers, site=cfg.site, pool=cfg.pool)
+    needs = Needs(layers, cfg.site, cfg.pool, attention=True)
+    check_needs(needs, lm.model)
+    width = lm.width * (2 if cfg.pool == "mind" else 1)
+    builder = _builder(cfg, lm, needs, inputs)
+    spec = FeatureSpec(lm.spec, layers, width, site=cfg.site, pool=cfg.pool, prompt=builder.prompt_id)
     size = int(cfg.shard_size)
     store = FeatureStore.create(folder.path, spec, config=config, shards=math.ceil(len(builder.units) / size))
     print(f"{len(builder.units)} {builder.unit_name}s -> {folder.path} (model={cfg.model.name})", flush=True)
@@ -57,7 +62,7 @@ def run(cfg: DictConfig) -> Path:
         for index in missing:
             units = builder.units[index * size : (index + 1) * size]
             examples = builder.build(units)
-            store.write_shard(index, examples.rows, _stack(examples.states, len(layers), lm.width))
+            store.write_shard(index, examples.rows, _stack(examples.states, len(layers), width))
             labelled += len(examples.rows)
             right += sum(row["correct"] for row in examples.rows)
             bar.set_postfix_str(f"{right / max(1, labelled):.2f} right")
@@ -72,19 +77,25 @@ def run(cfg: DictConfig) -> Path:
     return folder.path
 
 
-def parse_layers(value: Any, depth: int) -> tuple[int, ...]:
+def parse_layers(value: Any, depth: int, *, site: str = "resid_post", pool: str = "mean") -> tuple[int, ...]:
     """The layers asked for: "all" (0 to depth), "stride", one number or a list.
 
     "stride" is every second layer after the first third of the depth (Probing-RAG's
-    choice), with the embedding output as the control.
+    choice), with the embedding output as the control. Sites inside a block have no layer 0.
+    The one vector of pool "mind" belongs to the last layer.
 
     Raises:
         UserError: a layer the model does not have; says how many there are.
     """
+    if pool == "mind":
+        if value != "all":
+            raise UserError(f"pool=mind reads all layers into one vector: leave layers=all, not layers={value}")
+        return (depth,)
+    control = (0,) if site == "resid_post" else ()
     if value == "all":
-        return tuple(range(depth + 1))
+        return (*control, *range(1, depth + 1))
     if value == "stride":
-        return (0, *range(depth // 3 + 1, depth + 1, 2))
+        return (*control, *range(depth // 3 + 1, depth + 1, 2))
     wanted = [value] if isinstance(value, int) else value
     if not OmegaConf.is_list(wanted) and not isinstance(wanted, list):
         raise UserError(f"layers={value} is not understood: give all, stride, a number or a list like [4,8]")

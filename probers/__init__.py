@@ -7,12 +7,18 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .bank import ProbeBank
     from .lm import CausalLM
+    from .sampling import Sampling
+    from .stops import SentenceEnd
     from .store import FeatureStore
+    from .types import Needs
 
 __version__ = "0.1.0"
-__all__ = ["CausalLM", "FeatureStore", "ProbeBank", "__version__"]
+__all__ = ["CausalLM", "FeatureStore", "Needs", "ProbeBank", "Sampling", "SentenceEnd", "__version__"]
 
-_LAZY = {"CausalLM": "lm", "FeatureStore": "store", "ProbeBank": "bank"}
+_LAZY = {
+    "CausalLM": "lm", "FeatureStore": "store", "Needs": "types", "ProbeBank": "bank",
+    "Sampling": "sampling", "SentenceEnd": "stops",
+}  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

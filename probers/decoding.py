@@ -1,60 +1,34 @@
-"""Greedy decoding of one batch, with everything that was asked for read on the way.
+"""Decoding of one batch, with everything that was asked for read on the way.
 
 Conventions, shared with :mod:`probers.scoring`:
 
 - Logits that produced token i come from the position before it; states and attention
   of token i are read when token i itself is forwarded. The last token is forwarded too.
-- A stop string ends the text. Kept are the tokens that lie wholly before it, and
-  text, offsets, log-probabilities, states and attention all describe those tokens:
-  where one token holds both the last characters and the beginning of the stop string,
-  it is left out. Stop callables see the text after each token, which is kept.
+- Text, offsets, log-probabilities, states and attention all describe the tokens that
+  are kept (:mod:`probers.stops`).
 - A row that has ended leaves the batch; nothing is computed for it any more.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache
 
-from .capture import AttentionTap, StateTap
+from .attention import AttentionTap
+from .cache import Prefix, new_cache
+from .capture import StateTap, named_layer
 from .encoding import Prompt
 from .forward import Decoder, token_scores
 from .offsets import TextStream, token_offsets
 from .recorder import Recorder
+from .sampling import Sampler
+from .stops import Stops
 from .types import Generation, Needs, RunError, StopReason
-
-StopCallable = Callable[[str], bool]
-
-
-@dataclass(frozen=True, slots=True)
-class Stops:
-    """When a text ends before its length limit."""
-
-    eos: frozenset[int]
-    strings: tuple[str, ...] = ()
-    callables: tuple[StopCallable, ...] = ()
-
-    @property
-    def read_text(self) -> bool:
-        """Whether the text has to be decoded as it grows."""
-        return bool(self.strings or self.callables)
-
-    @property
-    def reach(self) -> int:
-        """Characters at the end of a text that may be the beginning of a stop string."""
-        return max((len(stop) for stop in self.strings), default=1) - 1
-
-    def find(self, text: str, known: int) -> int | None:
-        """Where the first stop string begins; none was in the first ``known`` characters."""
-        places = (text.find(stop, max(0, known - len(stop) + 1)) for stop in self.strings)
-        return min((place for place in places if place >= 0), default=None)
-
 
 @dataclass(slots=True)
 class _Row:
@@ -91,21 +65,41 @@ class _Row:
 
     def safe(self, stops: Stops) -> int:
         """How many tokens are kept whatever comes next."""
-        if self.stream is None or not stops.strings:
+        if self.stream is None or not stops.look_back:
             return len(self.ids)
-        return self.stream.settled(len(self.stream.visible) - stops.reach)
+        return self.stream.settled(stops.safe(self.stream.visible))
 
 
 class _Batch:
-    """The rows that still run: what the next forward pass needs of them."""
+    """The rows that still run: what the next forward pass needs of them.
 
-    def __init__(self, decoder: Decoder, prompts: Sequence[Prompt]) -> None:
+    Args:
+        limit: most tokens a row may get.
+        prefix: keys and values that the prompts share; None computes all of them.
+        use_cache: False computes the whole text again for every token.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        prompts: Sequence[Prompt],
+        limit: int,
+        *,
+        prefix: Prefix | None = None,
+        use_cache: bool = True,
+    ) -> None:
         self._decoder = decoder
         ids, self._mask, self._positions = decoder.pad([prompt.ids for prompt in prompts])
-        self._cache = DynamicCache(config=decoder.model.config)
         self.rows = torch.arange(len(prompts), device=decoder.device)
         self.active = list(range(len(prompts)))
         self.width = ids.shape[1]
+        self._ids = None if use_cache else ids
+        self._cache = new_cache(decoder.model.config, self.width + limit) if use_cache else None
+        if prefix is not None and use_cache:
+            shared = prefix.shared([prompt.ids for prompt in prompts])
+            pads = [self.width - len(prompt.ids) for prompt in prompts]
+            prefix.fill(self._cache, shared, pads)
+            ids, self._positions = ids[:, shared:], self._positions[:, shared:]
         self.logits = self._forward(ids)
 
     def _forward(self, ids: Tensor) -> Tensor:
@@ -117,7 +111,10 @@ class _Batch:
         if len(slots) == len(self.active):
             return
         chosen = torch.tensor(slots, device=self._decoder.device)
-        self._cache.batch_select_indices(chosen)
+        if self._cache is not None:
+            self._cache.batch_select_indices(chosen)
+        if self._ids is not None:
+            self._ids = self._ids[chosen]
         self.rows, self._positions = self.rows[chosen], self._positions[chosen]
         if self._mask is not None:
             self._mask = self._mask[chosen]
@@ -127,15 +124,35 @@ class _Batch:
         """Forward one token of each row (batch,)."""
         if self._mask is not None:
             self._mask = torch.cat([self._mask, self._mask.new_ones(len(tokens), 1)], dim=1)
-        self._positions = self._positions[:, -1:] + 1
-        self.logits = self._forward(tokens[:, None])
+        following = self._positions[:, -1:] + 1
+        if self._ids is None:
+            self._positions = following
+            self.logits = self._forward(tokens[:, None])
+        else:
+            self._positions = torch.cat([self._positions, following], dim=1)
+            self._ids = torch.cat([self._ids, tokens[:, None]], dim=1)
+            self.logits = self._forward(self._ids)
 
 
 @torch.inference_mode()
 def generate_batch(
-    decoder: Decoder, tokenizer: Any, prompts: Sequence[Prompt], *, limit: int, needs: Needs, stops: Stops
+    decoder: Decoder,
+    tokenizer: Any,
+    prompts: Sequence[Prompt],
+    *,
+    limit: int,
+    needs: Needs,
+    stops: Stops,
+    sampler: Sampler | None = None,
+    prefix: Prefix | None = None,
+    use_cache: bool = True,
 ) -> list[Generation]:
     """Continue ``prompts`` by at most ``limit`` >= 1 tokens each, in their order.
+
+    Args:
+        sampler: draws the tokens; None takes the likeliest.
+        prefix: keys and values of what all prompts begin with.
+        use_cache: False does without keys and values, for models whose cache is broken.
 
     Raises:
         RunError: a logit or a recorded state is NaN or infinite.
@@ -146,16 +163,17 @@ def generate_batch(
     logprobs = torch.zeros(2, len(rows), limit, device=decoder.device)  # and entropies
     reads = bool(needs.layers or needs.attention)
     with ExitStack() as taps:
-        states = taps.enter_context(StateTap(decoder.model, needs.layers))
-        attention = taps.enter_context(AttentionTap(decoder.model)) if needs.attention else None
-        if attention is not None:
+        states = taps.enter_context(StateTap(decoder.model, needs))
+        attention = None
+        if needs.attention:
+            attention = taps.enter_context(AttentionTap(decoder.model, needs.attention_layer))
             attention.queries = 1
-        batch = _Batch(decoder, prompts)
+        batch = _Batch(decoder, prompts, limit, prefix=prefix, use_cache=use_cache)
         if attention is not None:
             recorder.prefilled(attention.take())
         states.reduce = _last_position
         for index in range(limit):
-            tokens = batch.logits.argmax(dim=-1)
+            tokens = batch.logits.argmax(dim=-1) if sampler is None else sampler(batch.logits, batch.active)
             logprobs[0, batch.rows, index], logprobs[1, batch.rows, index] = token_scores(
                 batch.logits, tokens
             )
@@ -197,14 +215,14 @@ def _refuse_broken(rows: Sequence[_Row], needs: Needs, recorder: Recorder, score
     if broken is not None:
         row, token, layer = broken
         raise RunError(
-            f"the state of layer {needs.layers[layer]} is NaN or infinite at generated token {token} "
-            f"of prompt {rows[row].prompt.index}; try dtype=float32 or bfloat16"
+            f"the state of {named_layer(needs, layer)} is NaN or infinite at generated token {token} "
+            f"of {rows[row].prompt.name}; try dtype=float32 or bfloat16"
         )
     for row, token in (~scores.isfinite().all(dim=0)).nonzero().tolist():
         if token < max(rows[row].kept, 1):
             raise RunError(
-                f"the logits are NaN or infinite at generated token {token} of prompt "
-                f"{rows[row].prompt.index}; try dtype=float32 or bfloat16"
+                f"the logits are NaN or infinite at generated token {token} of "
+                f"{rows[row].prompt.name}; try dtype=float32 or bfloat16"
             )
 
 

@@ -67,5 +67,7 @@ def token_scores(logits: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
         tokens: (...).
     """
     logprobs = logits.float().log_softmax(dim=-1)
-    entropies = torch.special.entr(logprobs.exp()).sum(dim=-1)
-    return logprobs.gather(-1, tokens[..., None])[..., 0], entropies
+    chosen = logprobs.gather(-1, tokens[..., None])[..., 0]
+    # One product instead of a logarithm per token of the vocabulary; 0 * -inf would be NaN.
+    entropies = -torch.linalg.vecdot(logprobs.exp(), logprobs.clamp_min_(torch.finfo(torch.float32).min))
+    return chosen, entropies

@@ -2,33 +2,33 @@
 
 from __future__ import annotations
 
-import gc
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from tqdm import tqdm
 
-from .capture import check_needs, decoder_layers
-from .decoding import StopCallable, Stops, generate_batch
-from .encoding import Prompt, encode_continuation, encode_prompts
+from .anatomy import check_supported, decoder_layers
+from .batching import Batches
+from .cache import Prefix, can_share
+from .capture import check_needs
+from .decoding import generate_batch
+from .encoding import Prompt, TooLong, encode_continuation, encode_prompts, fit_context
 from .features import ModelSpec
 from .forward import Decoder
-from .loading import fingerprint, load, pick_device, pick_dtype
+from .loading import context_length, fingerprint, load, pick_device, pick_dtype
+from .sampling import Sampler, Sampling
 from .scoring import attend_alone, score_batch
-from .types import AttentionRows, Generation, Needs, RunError, UserError
+from .stops import Stop, Stops
+from .types import AttentionRows, Generation, Needs, UserError
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 #: Record tokens, log-probabilities and entropies only.
 NOTHING = Needs()
-
-_AUTO_BATCH = 32
-_T = TypeVar("_T")
 
 
 class CausalLM:
@@ -37,12 +37,20 @@ class CausalLM:
     Attributes:
         model: the transformers model, in evaluation mode and otherwise untouched.
         tokenizer: its tokenizer; no padding token is needed.
-        device: where it runs.
+        device: where its input goes.
+        num_layers: decoder blocks.
+        width: size d of the residual stream.
 
     Args:
         name: what the user calls it; part of every feature's specification.
-        batch_size: texts per forward pass; "auto" begins with 32 and halves when memory
-            runs out.
+        batch_size: texts per forward pass, or "auto" (:class:`probers.batching.Batches`).
+        on_too_long: what to do with a prompt that does not fit into the context: "error",
+            "skip" (its Generation has no tokens and the stop "skipped"), or "truncate_left"
+            (the beginning of the prompt goes, special tokens there stay).
+        use_cache: False does without keys and values, for models whose cache is broken.
+
+    Raises:
+        UserError: the model is no causal decoder, by name and reason.
     """
 
     def __init__(
@@ -53,20 +61,24 @@ class CausalLM:
         name: str = "",
         revision: str = "",
         batch_size: int | str = "auto",
+        on_too_long: TooLong = "error",
+        use_cache: bool = True,
     ) -> None:
-        if batch_size != "auto" and not (isinstance(batch_size, int) and batch_size > 0):
-            raise UserError(f"batch_size={batch_size} must be auto or a whole number above 0")
+        if on_too_long not in ("error", "skip", "truncate_left"):
+            raise UserError(f"on_too_long={on_too_long} is unknown: choose error, skip or truncate_left")
         self.model = model
         self.tokenizer = tokenizer
         self.device: torch.device = model.device
         self.num_layers = len(decoder_layers(model))
-        self._auto = batch_size == "auto"
-        self._batch_size = _AUTO_BATCH if self._auto else int(batch_size)
+        check_supported(model)
+        self.width = int(model.config.get_text_config().hidden_size)
+        self.on_too_long: TooLong = on_too_long
+        self.use_cache = use_cache
+        self._batches = Batches(batch_size, self.device)
         self._name, self._revision = name or type(model).__name__, revision
         self._decoder = Decoder(model)
-        config = model.config.get_text_config()
-        self.width = int(config.hidden_size)
-        self._context: int | None = getattr(config, "max_position_embeddings", None)
+        self._context = context_length(model.config)
+        self._prefix: tuple[str, Prefix] | None = None
 
     @classmethod
     def from_pretrained(
@@ -76,9 +88,11 @@ class CausalLM:
         revision: str | None = None,
         dtype: str = "auto",
         device: str = "auto",
+        device_map: str | Mapping[str, Any] | None = None,
+        quantization: Mapping[str, Any] | None = None,
         attn: str | None = None,
         trust_remote_code: bool = False,
-        batch_size: int | str = "auto",
+        **options: Any,
     ) -> Self:
         """Load a model.
 
@@ -87,12 +101,17 @@ class CausalLM:
             revision: hub branch, tag or commit.
             dtype: "auto" (float32 on a CPU, else the checkpoint's), "float32", "bfloat16", "float16".
             device: "auto", "cpu", "cuda", "cuda:1", ..
+            device_map: spread the model over devices, as transformers does ("auto", or a
+                mapping of modules); needs accelerate. In place of ``device``.
+            quantization: what transformers takes as a quantization config, e.g.
+                ``{"quant_method": "bitsandbytes", "load_in_4bit": True}``. Checkpoints that are
+                quantized already need nothing.
             attn: attention implementation of transformers; None for the model's default.
             trust_remote_code: run Python code that comes with the model.
-            batch_size: texts per forward pass, or "auto".
+            **options: those of the constructor.
 
         Raises:
-            UserError: there is no such model, device or number format.
+            UserError: there is no such model, device or number format, or the model is no causal decoder.
         """
         if name == "testbed":
             from .testbed.assets import model_path
@@ -106,10 +125,12 @@ class CausalLM:
             revision=revision,
             dtype=pick_dtype(dtype, place),
             device=place,
+            device_map=device_map,
+            quantization=quantization,
             attn=attn,
             trust_remote_code=trust_remote_code,
         )
-        return cls(model, tokenizer, name=name, revision=fingerprint(source, model), batch_size=batch_size)
+        return cls(model, tokenizer, name=name, revision=fingerprint(source, model), **options)
 
     @cached_property
     def spec(self) -> ModelSpec:
@@ -123,46 +144,50 @@ class CausalLM:
         *,
         max_new_tokens: int,
         needs: Needs = NOTHING,
-        stop: Sequence[str | StopCallable] = (),
+        stop: Sequence[Stop] = (),
+        sampling: Sampling | None = None,
+        prefix: str = "",
+        names: Sequence[str] | None = None,
         progress: str | None = None,
     ) -> list[Generation]:
-        """Continue every prompt greedily, in batches of like length; order out is order in.
+        """Continue every prompt, in batches of like length; order out is order in.
 
         Args:
             prompts: texts; tokenized as the tokenizer does by default, its BOS included.
             max_new_tokens: most tokens per text.
             needs: what to record besides log-probabilities and entropies.
-            stop: strings before which the text is cut (see :mod:`probers.decoding` for
-                what that means for tokens), and callables that are given the text after
-                each token and end it by returning True.
+            stop: strings before which the text is cut, :class:`probers.stops.SentenceEnd`, and
+                callables that are given the text after each token and end it by returning True
+                (see :mod:`probers.stops` for what that means for tokens).
+            sampling: draw tokens instead of taking the likeliest.
+            prefix: text that all prompts begin with (a run's exemplars). Its keys and values
+                are computed once and kept for later calls; results do not depend on it.
+            names: what messages call the prompts; by default their place in the list.
             progress: label of a progress bar; None shows none.
 
         Raises:
             UserError: an empty prompt, one that with ``max_new_tokens`` exceeds the model's
-                context, a layer or site the model lacks.
+                context or lacks ``prefix``, a layer or site the model lacks.
             RunError: NaN or infinite states or logits, out of memory for a single prompt.
         """
-        check_needs(needs, self.num_layers)
+        check_needs(needs, self.model)
         if max_new_tokens < 1:
             raise UserError(f"max_new_tokens={max_new_tokens} must be at least 1")
-        if "" in stop:
-            raise UserError("a stop string is empty; leave it out or give its text")
-        stops = Stops(
-            eos=self._eos,
-            strings=tuple(s for s in stop if isinstance(s, str)),
-            callables=tuple(s for s in stop if not isinstance(s, str)),
-        )
-        encoded = encode_prompts(self.tokenizer, prompts)
-        for prompt in encoded:
-            self._check_length(prompt, max_new_tokens, f"max_new_tokens={max_new_tokens}")
+        stops = Stops.of(self._eos, stop)
+        encoded = encode_prompts(self.tokenizer, prompts, names)
+        shared = self._shared(prefix, encoded)
+        what = f"max_new_tokens={max_new_tokens}"
+        fitting = self._fit(encoded, [max_new_tokens] * len(encoded), [what] * len(encoded))
+        streams = sampling.streams([p.ids for p in encoded]) if sampling is not None else []
 
         def work(chosen: list[int]) -> list[Generation]:
-            batch = [encoded[i] for i in chosen]
+            sampler = Sampler(sampling, [streams[i] for i in chosen]) if sampling is not None else None
             return generate_batch(
-                self._decoder, self.tokenizer, batch, limit=max_new_tokens, needs=needs, stops=stops
-            )
+                self._decoder, self.tokenizer, [fitting[i] for i in chosen], limit=max_new_tokens,
+                needs=needs, stops=stops, sampler=sampler, prefix=shared, use_cache=self.use_cache,
+            )  # fmt: skip
 
-        return self._in_batches([len(p.ids) for p in encoded], work, progress)
+        return self._run(encoded, fitting, [0] * len(encoded), needs, work, progress)
 
     def score(
         self,
@@ -170,6 +195,8 @@ class CausalLM:
         continuations: Sequence[str | Sequence[int]],
         *,
         needs: Needs = NOTHING,
+        prefix: str = "",
+        names: Sequence[str] | None = None,
         progress: str | None = None,
     ) -> list[Generation]:
         """Record the same as :meth:`generate` for given continuations, in one forward pass.
@@ -183,20 +210,20 @@ class CausalLM:
         Raises:
             UserError: as :meth:`generate`, or a text that no tokenization reproduces.
         """
-        check_needs(needs, self.num_layers)
+        check_needs(needs, self.model)
         if len(prompts) != len(continuations):
             raise UserError(f"{len(prompts)} prompts but {len(continuations)} continuations were given")
-        encoded = encode_prompts(self.tokenizer, prompts)
+        encoded = encode_prompts(self.tokenizer, prompts, names)
         ids = [encode_continuation(self.tokenizer, p, c) for p, c in zip(encoded, continuations, strict=True)]
-        for prompt, tokens in zip(encoded, ids, strict=True):
-            self._check_length(prompt, len(tokens), f"its continuation of {len(tokens)}")
+        shared = self._shared(prefix, encoded)
+        more = [len(tokens) for tokens in ids]
+        fitting = self._fit(encoded, more, [f"its continuation of {n}" for n in more])
 
         def work(chosen: list[int]) -> list[Generation]:
-            batch, tokens = [encoded[i] for i in chosen], [ids[i] for i in chosen]
-            return score_batch(self._decoder, self.tokenizer, batch, tokens, needs=needs)
+            batch, tokens = [fitting[i] for i in chosen], [ids[i] for i in chosen]
+            return score_batch(self._decoder, self.tokenizer, batch, tokens, needs=needs, prefix=shared)
 
-        lengths = [len(p.ids) + len(tokens) for p, tokens in zip(encoded, ids, strict=True)]
-        return self._in_batches(lengths, work, progress)
+        return self._run(encoded, fitting, more, needs, work, progress)
 
     def attention_alone(
         self, generations: Sequence[Generation], *, progress: str | None = None
@@ -218,7 +245,7 @@ class CausalLM:
                 results.update(zip(full, rows, strict=True))
             return [results[i] for i in chosen]
 
-        return self._in_batches([len(g.token_ids) for g in generations], work, progress)
+        return self._batches.run([len(g.token_ids) for g in generations], work, progress=progress)
 
     @cached_property
     def _eos(self) -> frozenset[int]:
@@ -226,50 +253,51 @@ class CausalLM:
         listed = declared if isinstance(declared, list) else [declared]
         return frozenset(i for i in [*listed, self.tokenizer.eos_token_id] if i is not None)
 
-    def _check_length(self, prompt: Prompt, more: int, what: str) -> None:
-        if self._context is not None and len(prompt.ids) + more > self._context:
-            raise UserError(
-                f"prompt {prompt.index} has {len(prompt.ids)} tokens, which with {what} exceeds "
-                f"the model's context of {self._context}; shorten it or ask for fewer tokens"
+    def _shared(self, prefix: str, encoded: Sequence[Prompt]) -> Prefix | None:
+        """Keys and values of ``prefix``, computed when it is another one than last time."""
+        for prompt in encoded:
+            if not prompt.text.startswith(prefix):
+                raise UserError(f"{prompt.name} does not begin with the prefix {prefix[:40]!r}..")
+        if not prefix or not encoded or not self.use_cache or not can_share(self.model.config):
+            return None
+        if self._prefix is None or self._prefix[0] != prefix:
+            (tokens,) = encode_prompts(self.tokenizer, [prefix])
+            if self._context is not None and len(tokens.ids) > self._context:
+                raise UserError(f"the prefix has {len(tokens.ids)} tokens, the model's context {self._context}")
+            self._prefix = None  # its memory is free before the next one is made
+            self._prefix = (prefix, Prefix.compute(self._decoder, tokens.ids))
+        return self._prefix[1]
+
+    def _fit(self, encoded: Sequence[Prompt], more: Sequence[int], what: Sequence[str]) -> list[Prompt]:
+        """The prompts as they go into the context; one to be left out has no tokens."""
+        if self._context is None:
+            return list(encoded)
+        found = [
+            fit_context(self.tokenizer, p, n, self._context, self.on_too_long, why)
+            for p, n, why in zip(encoded, more, what, strict=True)
+        ]
+        left_out = [p.name for p in found if not p.ids]
+        if left_out:
+            more_names = f" and {len(left_out) - 5} more" if len(left_out) > 5 else ""
+            print(
+                f"left out, too long for the context of {self._context} tokens (on_too_long=skip): "
+                f"{', '.join(left_out[:5])}{more_names}",
+                file=sys.stderr,
             )
+        return found
 
-    def _in_batches(
-        self, lengths: Sequence[int], work: Callable[[list[int]], list[_T]], progress: str | None
-    ) -> list[_T]:
-        """Run ``work`` on batches of indices, longest texts first: if memory runs out, it does so at once."""
-        waiting = sorted(range(len(lengths)), key=lambda i: -lengths[i])
-        results: dict[int, _T] = {}
-        with tqdm(total=len(lengths), desc=progress, unit="text", disable=progress is None) as bar:
-            while waiting:
-                chosen = waiting[: self._batch_size]
-                try:
-                    results.update(zip(chosen, work(chosen), strict=True))
-                except (RuntimeError, MemoryError) as error:
-                    if not _out_of_memory(error):
-                        raise
-                    self._shrink(len(chosen))
-                    continue
-                finally:
-                    bar.update(len(results) - bar.n)
-                waiting = waiting[len(chosen) :]
-        return [results[i] for i in range(len(lengths))]
-
-    def _shrink(self, failed: int) -> None:
-        """Halve the batch after ``failed`` texts did not fit in memory."""
-        if not self._auto:
-            raise RunError(
-                f"memory ran out with batch_size={self._batch_size}; choose a smaller one or batch_size=auto"
-            )
-        if failed == 1:
-            raise RunError("memory ran out for a single text; use a shorter one, a smaller dtype or model")
-        self._batch_size = max(1, failed // 2)
-        gc.collect()
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
-        print(f"out of memory: going on with batch_size={self._batch_size}", file=sys.stderr)
-
-
-def _out_of_memory(error: BaseException) -> bool:
-    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
-        return True
-    return "out of memory" in str(error) or "can't allocate memory" in str(error)
+    def _run(
+        self,
+        encoded: Sequence[Prompt],
+        fitting: Sequence[Prompt],
+        more: Sequence[int],
+        needs: Needs,
+        work: Callable[[list[int]], list[Generation]],
+        progress: str | None,
+    ) -> list[Generation]:
+        """``work`` for the prompts that fit; the others' generations are empty."""
+        kept = [i for i, prompt in enumerate(fitting) if prompt.ids]
+        lengths = [len(fitting[i].ids) + more[i] for i in kept]
+        made = self._batches.run(lengths, lambda chosen: work([kept[i] for i in chosen]), progress=progress)
+        results = dict(zip(kept, made, strict=True))
+        return [results[i] if i in results else encoded[i].skipped(needs) for i in range(len(encoded))]

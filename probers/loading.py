@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -45,26 +46,55 @@ def load(
     revision: str | None,
     dtype: str | torch.dtype,
     device: torch.device,
+    device_map: str | Mapping[str, Any] | None,
+    quantization: Mapping[str, Any] | None,
     attn: str | None,
     trust_remote_code: bool,
 ) -> tuple[Any, Any]:
-    """A model in evaluation mode on its device, and its tokenizer.
+    """A model in evaluation mode on its device or devices, and its tokenizer.
 
     Raises:
-        UserError: transformers finds or builds no causal language model there.
+        UserError: transformers finds or builds no causal language model there, or a package
+            that it needs for that is missing.
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     options: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
+    placed: dict[str, Any] = {}
+    if quantization is not None:
+        placed["quantization_config"] = _quantization(quantization)
+    if device_map is not None or quantization is not None:
+        # Quantized weights cannot be moved afterwards: they are made where they stay.
+        placed["device_map"] = {"": device} if device_map is None else device_map
     try:
         tokenizer = AutoTokenizer.from_pretrained(source, **options)
         model: Any = AutoModelForCausalLM.from_pretrained(
-            source, dtype=dtype, attn_implementation=attn, **options
+            source, dtype=dtype, attn_implementation=attn, **options, **placed
         )
-    except (OSError, ValueError, KeyError, ImportError) as error:
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise UserError(f"model={source} cannot be loaded as a causal language model: {reason}") from error
-    return model.to(device).eval(), tokenizer
+    return (model if placed else model.to(device)).eval(), tokenizer
+
+
+def _quantization(config: Mapping[str, Any]) -> Any:
+    from transformers.quantizers import AutoQuantizationConfig
+
+    try:
+        return AutoQuantizationConfig.from_dict(dict(config))
+    except (ValueError, TypeError, ImportError, AttributeError) as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(f"quantization={dict(config)} is not one that transformers offers: {reason}") from error
+
+
+def context_length(config: Any) -> int | None:
+    """Most tokens a model can read, where its configuration says so."""
+    text = config.get_text_config()
+    for name in ("max_position_embeddings", "max_seq_len", "n_positions", "seq_length"):
+        found = getattr(text, name, None)
+        if isinstance(found, int) and found > 0:
+            return found
+    return None
 
 
 def fingerprint(source: str, model: Any) -> str:

@@ -25,10 +25,17 @@ def load_model(cfg: DictConfig) -> CausalLM:
         revision=cfg.model.revision,
         dtype=cfg.model.dtype,
         device=cfg.model.device,
+        device_map=_plain(cfg.model.device_map),
+        quantization=_plain(cfg.model.quantization),
         attn=cfg.model.attn,
         trust_remote_code=cfg.model.trust_remote_code,
+        on_too_long=cfg.model.on_too_long,
         batch_size=cfg.batch_size,
     )
+
+
+def _plain(value: Any) -> Any:
+    return OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
 
 
 def build(node: Any, *args: Any, **kwargs: Any) -> Any:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .capture import Attended
+from .attention import Attended
 from .types import AttentionRows, Needs
 
 
@@ -59,7 +59,7 @@ class Recorder:
         if attended is not None:
             weights = attended.weights()[:, :, -1]
             keys = weights.shape[-1]
-            self._attention[:, 0, self._width - keys : self._width] = weights.mean(dim=1)
+            self._attention[:, 0, self._width - keys : self._width] = weights.mean(dim=1).to(self._device)
 
     def push(self, index: int, rows: Tensor, states: Tensor | None, attended: Attended | None) -> None:
         """Take what was read while token ``index`` of ``rows`` was forwarded.
@@ -77,7 +77,7 @@ class Recorder:
                 self._finite = torch.ones(shape, dtype=torch.bool, device=self._device)
             self._finite[rows, index] = states.isfinite().all(dim=-1).to(self._device)
         if attended is not None:
-            weights = attended.weights()[:, :, -1]  # (b, heads, k)
+            weights = attended.weights()[:, :, -1].to(self._device)  # (b, heads, k)
             end = self._width + index + 1
             self._attention[rows, index + 1, end - weights.shape[-1] : end] = weights.mean(dim=1)
             columns = weights[:, :, -(index + 1) :]
@@ -119,12 +119,16 @@ class Recorder:
                 self._tokens[row].append(state)
             return
         states = states.to(self._device, torch.float32)
+        if self._needs.pool == "mind":  # the last layer's sum is the final norm's, which is averaged over tokens
+            states = torch.stack([states[:, :-1].mean(dim=1), states[:, -1]], dim=1)
         if self._pooled is None:
             self._pooled = torch.zeros(self._rows, *states.shape[1:], device=self._device)
-        if self._needs.pool == "last":
-            self._pooled[rows] = states
-        else:
+        if self._needs.pool == "mean":
             self._pooled.index_add_(0, rows, states)
+            return
+        if self._needs.pool == "mind":
+            states[:, 1] += self._pooled[rows, 1]
+        self._pooled[rows] = states
 
     def close(self) -> None:
         """Pool what still waits; every row has finished."""
@@ -140,7 +144,7 @@ class Recorder:
         return None
 
     def states(self, row: int) -> np.ndarray | None:
-        """(layers, d) or, for pool "tokens", (n, layers, d) float32; None when nothing was pooled."""
+        """float32 states as :class:`probers.types.Generation` has them; None when nothing was pooled."""
         kept = self._kept[row]
         if not self._needs.layers or not kept:
             return None
@@ -148,7 +152,11 @@ class Recorder:
             return torch.stack(self._tokens[row]).numpy()
         assert self._pooled is not None
         pooled = self._pooled[row]
-        return np.array((pooled / kept if self._needs.pool == "mean" else pooled).cpu())
+        if self._needs.pool == "mean":
+            pooled = pooled / kept
+        elif self._needs.pool == "mind":
+            pooled = torch.cat([pooled[0], pooled[1] / kept])[None]
+        return np.array(pooled.cpu())
 
     def attention(self, row: int, prompt: int) -> AttentionRows | None:
         """The kept part of ``row``'s attention, whose prompt has ``prompt`` tokens."""

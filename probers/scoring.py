@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from .capture import AttentionTap, StateTap
+from .attention import AttentionTap
+from .cache import Prefix, new_cache
+from .capture import StateTap, named_layer
 from .encoding import Prompt
 from .forward import Decoder, token_scores
 from .offsets import token_offsets
@@ -29,8 +32,12 @@ def score_batch(
     continuations: Sequence[Sequence[int]],
     *,
     needs: Needs,
+    prefix: Prefix | None = None,
 ) -> list[Generation]:
     """What generation would have recorded, had it written ``continuations`` (each at least one token).
+
+    Args:
+        prefix: keys and values of what all prompts begin with.
 
     Raises:
         RunError: a logit or a recorded state is NaN or infinite.
@@ -38,16 +45,24 @@ def score_batch(
     lengths = [len(ids) for ids in continuations]
     longest = max(lengths)
     ids, mask, positions = decoder.pad([(*p.ids, *c) for p, c in zip(prompts, continuations, strict=True)])
+    columns, start, cache = ids, 0, None
+    if prefix is not None:
+        start = prefix.shared([p.ids for p in prompts])
+        pads = [ids.shape[1] - len(p.ids) - n for p, n in zip(prompts, lengths, strict=True)]
+        cache = new_cache(decoder.model.config, ids.shape[1])
+        prefix.fill(cache, start, pads)
+        columns, positions = ids[:, start:], positions[:, start:]
     count = torch.tensor(lengths, device=decoder.device)
     scored = torch.arange(longest, 0, -1, device=decoder.device) <= count[:, None]  # (batch, longest)
     finite: list[Tensor] = []
     with ExitStack() as taps:
-        states = taps.enter_context(StateTap(decoder.model, needs.layers))
-        attention = taps.enter_context(AttentionTap(decoder.model)) if needs.attention else None
-        if attention is not None:
+        states = taps.enter_context(StateTap(decoder.model, needs))
+        attention = None
+        if needs.attention:
+            attention = taps.enter_context(AttentionTap(decoder.model, needs.attention_layer))
             attention.queries = longest + 1
         states.reduce = _pooling(needs, scored, finite)
-        logits = decoder(ids, mask, positions, keep=longest + 1)
+        logits = decoder(columns, mask, positions, keep=longest + 1, cache=cache)
         pooled = states.take()
         attended = attention.take() if attention is not None else None
     _refuse_broken(prompts, needs, scored, finite)
@@ -59,8 +74,7 @@ def score_batch(
         text, offsets = token_offsets(tokenizer, continuations[row], prompt.ids)
         rows = None
         if attended is not None:
-            weights = attended.weights(row)[0, :, -length - 1 :, -len(prompt.ids) - length :]
-            rows = AttentionRows(np.array(weights.mean(dim=0).cpu()), _column_max(weights, length))
+            rows = _rows(attended.weights(row)[0], len(prompt.ids), length)
         generations.append(
             Generation(
                 prompt=prompt.text,
@@ -101,6 +115,14 @@ def attend_alone(decoder: Decoder, sequences: Sequence[Sequence[int]]) -> list[A
     return results
 
 
+def _rows(weights: Tensor, prompt: int, length: int) -> AttentionRows:
+    """The rows of a text's ``length`` tokens and the position before them, from (heads, q, k)."""
+    weights = weights[:, -length - 1 :, -prompt - length :]
+    rows = np.zeros((length + 1, prompt + length), dtype=np.float32)
+    rows[:, prompt + length - weights.shape[-1] :] = weights.mean(dim=0).cpu()  # k: the window at most
+    return AttentionRows(rows, _column_max(weights, length))
+
+
 def _column_max(weights: Tensor, length: int) -> np.ndarray:
     """(n,) from (heads, q, k): the maximum over the last n queries, then the mean over heads."""
     return np.array(weights[:, -length:, -length:].amax(dim=1).mean(dim=0).cpu())
@@ -118,7 +140,8 @@ def _pooling(needs: Needs, scored: Tensor, finite: list[Tensor]) -> Callable[[Te
             return states[:, -1]
         if needs.pool == "tokens":
             return states.cpu()
-        return states.masked_fill(~here[..., None], 0.0).sum(dim=1) / here.sum(dim=1, keepdim=True)
+        mean = states.masked_fill(~here[..., None], 0.0).sum(dim=1) / here.sum(dim=1, keepdim=True)
+        return torch.stack([states[:, -1], mean], dim=1) if needs.pool == "mind" else mean
 
     return pool
 
@@ -128,17 +151,20 @@ def _states(pooled: Tensor | None, row: int, length: int, needs: Needs) -> np.nd
         return None
     if needs.pool == "tokens":  # (batch, layers, longest, d)
         return np.array(pooled[row, :, -length:].transpose(0, 1))
+    if needs.pool == "mind":  # (batch, layers and the final norm, last and mean, d)
+        return np.array(torch.cat([pooled[row, :-1, 0].mean(dim=0), pooled[row, -1, 1]])[None].cpu())
     return np.array(pooled[row].cpu())
 
 
 def _refuse_broken(prompts: Sequence[Prompt], needs: Needs, scored: Tensor, finite: Sequence[Tensor]) -> None:
     """RunError for the first state that is not finite; blocks run in ascending order."""
-    for layer, good in zip(sorted(set(needs.layers)), finite, strict=True):
+    ascending = replace(needs, layers=tuple(sorted(set(needs.layers))))
+    for index, good in enumerate(finite):
         for row, column in (~good).nonzero().tolist():
             token = column - scored.shape[1] + int(scored[row].sum())
             raise RunError(
-                f"the state of layer {layer} is NaN or infinite at token {token} of the continuation "
-                f"of prompt {prompts[row].index}; try dtype=float32 or bfloat16"
+                f"the state of {named_layer(ascending, index)} is NaN or infinite at token {token} of the "
+                f"continuation of {prompts[row].name}; try dtype=float32 or bfloat16"
             )
 
 
@@ -147,5 +173,5 @@ def _refuse_broken_scores(prompt: Prompt, scores: Tensor) -> None:
     if len(broken):
         raise RunError(
             f"the logits are NaN or infinite at token {int(broken[0])} of the continuation "
-            f"of prompt {prompt.index}; try dtype=float32 or bfloat16"
+            f"of {prompt.name}; try dtype=float32 or bfloat16"
         )

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 if TYPE_CHECKING:
     import numpy as np
 
-Pool = Literal["mean", "last", "tokens"]
+Pool = Literal["mean", "last", "tokens", "mind"]
 Site = Literal["resid_post", "resid_mid", "attn_out", "mlp_out"]
-StopReason = Literal["eos", "stop", "length"]
+StopReason = Literal["eos", "stop", "length", "skipped"]
 
 
 class UserError(Exception):
@@ -78,8 +78,15 @@ class Needs:
     Attributes:
         layers: layers whose states are wanted, 1-based (0 is the embedding
             output, k the residual stream after the k-th block, before any final norm).
-        pool: "mean" and "last" over the generated tokens, or "tokens" for all of them.
-        attention: last-layer attention rows and column maxima.
+        site: where in the block. "resid_post" is the stream after it, "resid_mid" the one
+            between attention and MLP; "attn_out" and "mlp_out" are what those two add to
+            the stream. Only "resid_post" has a layer 0.
+        pool: over the generated tokens "mean" or "last"; "tokens" keeps every one; "mind"
+            is the vector of Su et al. 2024 (MIND), of width 2 d: the last token averaged
+            over layers 1 to L, then the mean over tokens of the last layer after the final
+            norm. It belongs to no single layer: ``layers`` must be (L,).
+        attention: attention rows and column maxima of one layer.
+        attention_layer: which, 1-based; None is the last.
 
     Log-probabilities and entropies cost nothing beside the logits and are always there.
     """
@@ -88,12 +95,18 @@ class Needs:
     site: Site = "resid_post"
     pool: Pool = "mean"
     attention: bool = False
+    attention_layer: int | None = None
 
     def union(self, other: Needs) -> Needs:
-        """Both needs at once; raises ValueError when their sites or poolings differ."""
+        """Both needs at once; raises ValueError when sites, poolings or attention layers differ."""
         if self.layers and other.layers and (self.site, self.pool) != (other.site, other.pool):
             raise ValueError(
                 f"cannot record {self.site}/{self.pool} and {other.site}/{other.pool} in one pass"
+            )
+        if self.attention and other.attention and self.attention_layer != other.attention_layer:
+            raise ValueError(
+                f"cannot record the attention of layers {self.attention_layer or 'last'} and "
+                f"{other.attention_layer or 'last'} in one pass"
             )
         states = self if self.layers else other
         return Needs(
@@ -101,6 +114,7 @@ class Needs:
             site=states.site,
             pool=states.pool,
             attention=self.attention or other.attention,
+            attention_layer=(self if self.attention else other).attention_layer,
         )
 
 
@@ -132,10 +146,11 @@ class Generation:
         offsets: [start, end) of each token in ``text``, characters.
         logprobs: (n,) float32, nats, from raw logits.
         entropies: (n,) float32, nats, of the distribution that produced each token.
-        states: (layers, d) for pooled needs, (n, layers, d) for pool "tokens",
-            layers in the order of ``needs.layers``; None when no layer was asked for.
+        states: (layers, d) for pooled needs, (n, layers, d) for pool "tokens", (1, 2 d) for
+            "mind", layers in the order of ``needs.layers``; None when no layer was asked for.
         prompt_offsets: [start, end) of each prompt token in ``prompt``.
-        stop: why it ended: "eos", "stop" (a stop string or callable) or "length".
+        stop: why it ended: "eos", "stop" (a stop string, sentence end or callable), "length",
+            or "skipped" for a prompt that was too long and left out; it has no tokens.
     """
 
     prompt: str

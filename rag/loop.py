@@ -126,7 +126,12 @@ class RAG:
 
     def _round(self, active: Sequence[Open], listener: Listener | None) -> list[Open]:
         """One pass for every open question; returns those that go on."""
-        passes = self._generate(active, listener)
+        passes = []
+        for each in self._generate(active, listener):
+            if each.generation.stop == "skipped":  # the model was told to leave such prompts out
+                each.accept(listener)
+            else:
+                passes.append(each)
         judges = getattr(self.trigger, "judges_answer", False)
         if judges:
             self._complete(passes)
@@ -165,7 +170,10 @@ class RAG:
             if listener is not None and len(indices) == 1:
                 stop.append(_tell(listener, active[indices[0]].question))
             prompts = [self._prompt(active[i], active[i].partial) for i in indices]
-            made = self.lm.generate(prompts, max_new_tokens=budget, needs=self._needs, stop=stop)
+            made = self.lm.generate(
+                prompts, max_new_tokens=budget, needs=self._needs, stop=stop, prefix=self.prompt.exemplars,
+                names=[active[i].question.id for i in indices],
+            )  # fmt: skip
             generations.update(zip(indices, made, strict=True))
         passes = [Pass(run, generations[i]) for i, run in enumerate(active)]
         for each in passes:
@@ -180,7 +188,10 @@ class RAG:
             return
         heads = [("" if p.text[-1:].isspace() else " ") + cue for p in short]
         prompts = [self._prompt(p.run, p.text + head) for p, head in zip(short, heads, strict=True)]
-        made = self.lm.generate(prompts, max_new_tokens=self.answer_tokens, stop=list(self.stop))
+        made = self.lm.generate(
+            prompts, max_new_tokens=self.answer_tokens, stop=list(self.stop), prefix=self.prompt.exemplars,
+            names=[p.run.question.id for p in short],
+        )  # fmt: skip
         for each, head, generation in zip(short, heads, made, strict=True):
             _count(each.run, generation)
             each.run.counters.forced = True

@@ -10,20 +10,26 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 import probers.decoding
-from probers.capture import AttentionTap, StateTap, decoder_layers
+from probers.anatomy import decoder_layers
+from probers.attention import AttentionTap
+from probers.capture import StateTap
 from probers.lm import CausalLM
 from probers.types import Needs, RunError, UserError
 
 CLOSE = {"rtol": 0, "atol": 1e-4}
 LAYERS = (0, 1, 2, 3)
+NORMS = ("norm", "ln_f", "final_layer_norm", "final_layernorm", "norm_f")
 
 
 def plain(family: str, ids: tuple[int, ...]):
     """A forward pass of an untouched model with eager attention, over one text without padding."""
     model = AutoModelForCausalLM.from_pretrained(tiny_path(family), attn_implementation="eager").eval()
-    norm = model.transformer.ln_f if family == "gpt2" else model.model.norm
+    tokens = torch.tensor([ids])
+    norm = next(getattr(model.get_decoder(), name) for name in NORMS if hasattr(model.get_decoder(), name))
     with torch.no_grad():
-        out = model(torch.tensor([ids]), output_hidden_states=True, output_attentions=True)
+        out = model(
+            tokens, attention_mask=torch.ones_like(tokens), output_hidden_states=True, output_attentions=True
+        )
     return out, norm
 
 
@@ -57,10 +63,10 @@ def test_pooling_is_over_the_generated_tokens(family):
         np.testing.assert_allclose(last.states, tokens.states[-1], **CLOSE)
 
 
-def expected_rows(family: str, generation) -> tuple[np.ndarray, np.ndarray]:
+def expected_rows(family: str, generation, *, layer: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """Rows and column maxima by their definitions, from eager attention."""
     out, _ = plain(family, generation.prompt_ids + generation.token_ids)
-    heads = out.attentions[-1][0].numpy()  # (heads, T, T)
+    heads = out.attentions[layer - 1][0].numpy()  # (heads, T, T); by default of the last
     p, n = len(generation.prompt_ids), len(generation.token_ids)
     among = heads[:, p:, p:]
     maxima = np.array([among[:, i:, i].max(axis=1).mean() for i in range(n)])
@@ -154,7 +160,7 @@ def test_nothing_is_read_that_nobody_asked_for(monkeypatch):
 def test_a_tap_that_is_not_armed_keeps_nothing():
     lm = tiny_lm("llama")
     ids = torch.tensor([[4, 5, 6]])
-    with StateTap(lm.model, (0, 2)) as tap, torch.no_grad():
+    with StateTap(lm.model, Needs(layers=(0, 2))) as tap, torch.no_grad():
         lm.model(ids)
         assert tap.take() is None
         tap.reduce = lambda states: states[:, -1]

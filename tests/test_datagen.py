@@ -131,12 +131,17 @@ def test_a_finished_run_is_not_repeated(cot, capsys):
         ("label=f2", "choose em, acc or f1"),
         ("questions=nowhere.jsonl", "questions=nowhere.jsonl is not a file"),
         ("pool=max", "choose mean or last"),
+        ("site=nowhere", "site=nowhere is unknown"),
+        (["pool=mind", "layers=[3]"], "leave layers=all"),
+        (["pool=mind", "source=wiki"], "pool=mind is not there for source=wiki"),
+        (["site=attn_out", "layers=[0,3]"], "site=attn_out has no layer 0"),
         ("model=/no/such/model", "/no/such/model"),
     ],
 )
 def test_bad_requests(tmp_path, override, message):
     with pytest.raises(UserError, match=message):
-        cli.run("datagen", [f"out={tmp_path}/x", "limit=4", override])
+        overrides = [override] if isinstance(override, str) else override
+        cli.run("datagen", [f"out={tmp_path}/x", "limit=4", *overrides])
 
 
 def test_layers():
@@ -144,6 +149,21 @@ def test_layers():
     assert parse_layers("stride", 12) == (0, 5, 7, 9, 11)
     assert parse_layers([4, 2], 12) == (2, 4)
     assert parse_layers(3, 12) == (3,)
+    assert parse_layers("all", 3, site="mlp_out") == (1, 2, 3)  # no layer 0 inside a block
+    assert parse_layers("stride", 12, site="attn_out") == (5, 7, 9, 11)
+    assert parse_layers("all", 12, pool="mind") == (12,)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "layers", "width"),
+    [(["pool=mind"], (12,), 384), (["site=mlp_out", "layers=[2,9]"], (2, 9), 192)],
+)
+def test_other_poolings_and_sites_reach_the_store(tmp_path, overrides, layers, width):
+    cli.run("datagen", [f"out={tmp_path}/x", "limit=6", *overrides])
+    store = FeatureStore.open(tmp_path / "x")
+    assert (store.spec.layers, store.spec.width) == (layers, width)
+    assert store.states(layers).shape == (len(store), len(layers), width)
+    assert np.abs(store.states(layers)).max() > 0
 
 
 def test_label_rules():

@@ -5,9 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tiny import CONTEXT, FAMILIES, PROMPTS, save_tiny, sentence_piece, tiny_lm
 
+import probers.batching
 import probers.lm
+from probers.batching import Batches, cut
 from probers.lm import CausalLM
 from probers.types import Generation, Needs, RunError, UserError
 
@@ -217,7 +221,17 @@ def test_prompt_offsets_point_into_the_prompt():
         (["a"], {"stop": [""]}, "stop string is empty"),
         (["a"], {"needs": Needs(layers=(4,))}, "layer 4 does not exist: the model has 3 layers"),
         (["a"], {"needs": Needs(layers=(-1,))}, "layer -1 does not exist"),
-        (["a"], {"needs": Needs(layers=(1,), site="mlp_out")}, "supported: resid_post"),
+        (["a"], {"needs": Needs(layers=(1,), site="inside")}, "site=inside is unknown; choose one of resid_post"),
+        (["a"], {"needs": Needs(layers=(0,), site="mlp_out")}, "site=mlp_out has no layer 0"),
+        (["a"], {"needs": Needs(layers=(1,), pool="max")}, "pool=max is unknown; choose one of mean"),
+        (["a"], {"needs": Needs(layers=(1,), pool="mind")}, "pool=mind .* ask for layers=.3,."),
+        (["a"], {"needs": Needs(attention=True, attention_layer=4)}, "layer 4 does not exist"),
+        (["a"], {"needs": Needs(attention=True, attention_layer=0)}, "attention_layer=0"),
+        (["a"], {"stop": "x"}, "stop='x' must be a list"),
+        (["a"], {"stop": [3]}, "stop=3 is neither"),
+        (["a"], {"names": ["q", "r"]}, "1 prompts but 2 names"),
+        (["", "a"], {"names": ["q-17", "r"]}, "prompt q-17 is empty"),
+        (["a", "b"], {"prefix": "a"}, "prompt 1 does not begin with the prefix 'a'"),
         ("a text", {}, "must be a list"),
     ],
 )
@@ -240,7 +254,9 @@ def test_no_prompts_is_no_work():
     assert tiny_lm().generate([], max_new_tokens=3) == []
 
 
-@pytest.mark.parametrize("options", [{"batch_size": 0}, {"dtype": "int8"}, {"device": "abacus"}])
+@pytest.mark.parametrize(
+    "options", [{"batch_size": 0}, {"dtype": "int8"}, {"device": "abacus"}, {"on_too_long": "shrug"}]
+)
 def test_bad_settings_are_named(options):
     with pytest.raises(UserError, match=f"{next(iter(options))}={next(iter(options.values()))}"):
         tiny_lm(**options)
@@ -268,6 +284,133 @@ def test_batches_halve_when_memory_runs_out(monkeypatch, capsys):
     assert "batch_size=1" in said
     with pytest.raises(RunError, match="batch_size=4"):
         tiny_lm(batch_size=4).generate(PROMPTS, max_new_tokens=6)
+
+
+@pytest.mark.parametrize(("share", "sizes"), [(0.1, [32, 64, 128, 256, 256]), (0.9, [32] * 5)])
+def test_batches_grow_while_an_accelerator_has_room(monkeypatch, share, sizes):
+    monkeypatch.setattr(probers.batching, "memory_share", lambda device: share)
+    seen = []
+
+    def work(chosen):
+        seen.append(len(chosen))
+        return chosen
+
+    batches = Batches("auto", torch.device("cpu"))
+    assert batches.run([1] * sum(sizes), work) == list(range(sum(sizes)))
+    assert seen == sizes
+
+
+def test_batches_that_ran_out_of_memory_do_not_grow_again(monkeypatch, capsys):
+    monkeypatch.setattr(probers.batching, "memory_share", lambda device: 0.1)
+    seen = []
+
+    def work(chosen):
+        if len(chosen) > 40:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        seen.append(len(chosen))
+        return chosen
+
+    Batches("auto", torch.device("cpu")).run([1] * 128, work)
+    assert seen == [32] * 4
+    assert "batch_size=32" in capsys.readouterr().err
+
+
+def test_batches_hold_texts_of_like_length_longest_first():
+    seen = []
+
+    def work(chosen):
+        seen.append(chosen)
+        return [str(i) for i in chosen]
+
+    assert Batches(2, torch.device("cpu")).run([30, 90, 34, 80, 29], work) == ["0", "1", "2", "3", "4"]
+    assert seen == [[1, 3], [2, 0], [4]]
+
+
+def waste(lengths: list[int], sizes: list[int]) -> tuple[int, float]:
+    """Padded places, and their share."""
+    starts = np.cumsum([0, *sizes[:-1]])
+    total = sum(lengths[start] * size for start, size in zip(starts, sizes, strict=True))
+    return total - sum(lengths), 1 - sum(lengths) / total
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.integers(1, 2000), min_size=1, max_size=150), st.integers(1, 40))
+def test_little_of_a_batch_is_padding(lengths, size):
+    lengths = sorted(lengths, reverse=True)
+    sizes = cut(lengths, size)
+    assert sum(sizes) == len(lengths) and 1 <= min(sizes) and max(sizes) <= size
+    places, share = waste(lengths, sizes)
+    assert share <= 0.15 or places <= 1024
+
+
+def test_batches_are_full_where_that_wastes_little():
+    assert cut([100] * 70, 32) == [32, 32, 6]
+    assert cut(list(range(1000, 900, -1)), 40) == [40, 40, 20]
+    mixed = sorted((20 + 380 * (i % 37) ** 2 // 36**2 for i in range(128)), reverse=True)
+    assert waste(mixed, [32] * 4)[1] > 0.15 >= waste(mixed, cut(mixed, 32))[1]
+    assert cut([40, 20, 11, 3], 32) == [4]  # a few padded places cost less than another batch
+
+
+LONG = "The river Arl flows through the town. " * 40
+
+
+def test_a_prompt_that_is_too_long_is_named_left_out_or_cut(capsys):
+    prompts, names = [PROMPTS[0], LONG, PROMPTS[1]], ["a", "b", "c"]
+    lm = tiny_lm("llama")
+    with pytest.raises(UserError, match=rf"prompt b has \d+ tokens.* context of {CONTEXT}.* on_too_long"):
+        lm.generate(prompts, max_new_tokens=4, names=names)
+    expected = lm.generate([PROMPTS[0], PROMPTS[1]], max_new_tokens=4, needs=ALL)
+
+    lm = tiny_lm("llama", on_too_long="skip")
+    ids = [g.token_ids for g in (expected[0], *expected)]
+    for act in (
+        lambda: lm.generate(prompts, max_new_tokens=4, needs=ALL, names=names),
+        lambda: lm.score(prompts, ids, needs=ALL, names=names),
+    ):
+        made = act()
+        assert (made[1].stop, made[1].token_ids, made[1].states, made[1].text) == ("skipped", (), None, "")
+        assert "on_too_long=skip): prompt b" in capsys.readouterr().err
+    generated = lm.generate(prompts, max_new_tokens=4, needs=ALL)
+    for one, other in zip(expected, (generated[0], generated[2]), strict=True):
+        assert_same(one, other)
+
+    lm = tiny_lm("llama", on_too_long="truncate_left")
+    cut = lm.generate(prompts, max_new_tokens=4, needs=ALL)[1]
+    whole = lm.tokenizer(LONG)["input_ids"]
+    assert len(cut.prompt_ids) == CONTEXT - 4
+    assert cut.prompt_ids == (whole[0], *whole[-(CONTEXT - 5) :])  # BOS, and the end of the text
+    assert cut.prompt == LONG
+    assert [LONG[a:b] for a, b in cut.prompt_offsets[1:]] == [
+        LONG[a:b] for a, b in lm.tokenizer(LONG, return_offsets_mapping=True)["offset_mapping"][-(CONTEXT - 5) :]
+    ]
+    assert_same(cut, lm.score([LONG], [cut.token_ids], needs=ALL)[0])
+    with pytest.raises(UserError, match="ask for fewer tokens"):
+        lm.generate([LONG], max_new_tokens=CONTEXT - 1)
+
+
+def test_no_padding_token_is_needed():
+    lm = tiny_lm("llama")
+    expected = [g.token_ids for g in lm.generate(PROMPTS, max_new_tokens=6)]
+    lm = tiny_lm("llama")
+    lm.tokenizer.pad_token = None
+    assert [g.token_ids for g in lm.generate(PROMPTS, max_new_tokens=6)] == expected
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "gpt2", "mpt"])
+def test_without_a_cache_the_same_comes_out(family):
+    expected = tiny_lm(family).generate(PROMPTS, max_new_tokens=8, needs=ALL)
+    for one, other in zip(
+        expected, tiny_lm(family, use_cache=False).generate(PROMPTS, max_new_tokens=8, needs=ALL), strict=True
+    ):
+        assert_same(one, other)
+
+
+def test_half_precision_is_close(tmp_path):
+    lm = tiny_lm("llama", dtype="bfloat16")
+    for generation in lm.generate(PROMPTS, max_new_tokens=10, needs=Needs(layers=(1, 2, 3), pool="tokens")):
+        again = lm.score([generation.prompt], [generation.token_ids], needs=generation.needs)[0]
+        scale = np.abs(again.states).max()
+        np.testing.assert_allclose(generation.states, again.states, rtol=0, atol=2e-2 * scale)
 
 
 def test_other_errors_are_not_taken_for_memory(monkeypatch):

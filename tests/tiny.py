@@ -12,11 +12,20 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import (
     AutoModelForCausalLM,
+    FalconConfig,
+    Gemma2Config,
+    Gemma3TextConfig,
+    GemmaConfig,
     GPT2Config,
+    GPTNeoXConfig,
     LlamaConfig,
     MistralConfig,
+    MptConfig,
+    OPTConfig,
+    PhiConfig,
     PreTrainedTokenizerFast,
     Qwen2Config,
+    Qwen3Config,
 )
 
 from probers.lm import CausalLM
@@ -24,13 +33,31 @@ from probers.lm import CausalLM
 EOS, PAD, BOS = "<|end|>", "<|pad|>", "<|begin|>"
 CONTEXT = 256
 
-#: Mistral attends to a short window and Llama has a BOS, so that both are always covered.
+#: Windows are short and Llama has a BOS, so that sliding attention and special tokens are always covered.
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {"config": LlamaConfig, "num_key_value_heads": 2, "bos": True},
     "mistral": {"config": MistralConfig, "num_key_value_heads": 1, "sliding_window": 8},
     "qwen2": {"config": Qwen2Config, "num_key_value_heads": 2},
+    "qwen3": {"config": Qwen3Config, "num_key_value_heads": 2, "head_dim": 8},
+    "gemma": {"config": GemmaConfig, "num_key_value_heads": 1, "head_dim": 16},
+    "gemma2": {
+        "config": Gemma2Config, "num_key_value_heads": 2, "head_dim": 8, "sliding_window": 8,
+        "query_pre_attn_scalar": 8, "attn_logit_softcapping": 5.0,
+    },
+    "gemma3": {
+        "config": Gemma3TextConfig, "num_key_value_heads": 1, "head_dim": 8, "sliding_window": 8,
+        "query_pre_attn_scalar": 8, "sliding_window_pattern": 2,
+    },
+    "phi": {"config": PhiConfig, "partial_rotary_factor": 0.5},
     "gpt2": {"config": GPT2Config},
-}
+    "gpt_neox": {"config": GPTNeoXConfig, "rotary_pct": 0.5},
+    "opt": {"config": OPTConfig, "word_embed_proj_dim": 32, "ffn_dim": 48, "init_std": 0.3},
+    "falcon": {"config": FalconConfig},
+    "falcon_alibi": {"config": FalconConfig, "alibi": True, "parallel_attn": False, "multi_query": False},
+    "mpt": {"config": MptConfig},
+}  # fmt: skip
+
+SHAPES = {MptConfig: {"d_model": 32, "n_heads": 4, "max_seq_len": CONTEXT}}
 
 PROMPTS = (
     "Question: Who founded the mill?\nAnswer:",
@@ -116,15 +143,13 @@ def save_tiny(
     tokenizer = tokenizer or byte_level(bos=bos)
     config = kind(
         vocab_size=len(tokenizer),
-        hidden_size=32,
-        num_hidden_layers=layers,
-        num_attention_heads=4,
-        max_position_embeddings=CONTEXT,
+        **SHAPES.get(kind, {"max_position_embeddings": CONTEXT, "num_attention_heads": 4, "hidden_size": 32}),
+        **{"n_layers" if kind is MptConfig else "num_hidden_layers": layers},
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
         initializer_range=0.3,  # sharp distributions: differences would show
-        **({} if family == "gpt2" else {"intermediate_size": 48}),
+        **({"intermediate_size": 48} if "intermediate_size" in kind().to_dict() else {}),
         **options,
     )
     torch.manual_seed(seed)

@@ -58,12 +58,13 @@ class CotBuilder:
         ]
         examples = Examples()
         generations = self.lm.generate(
-            [*closed, *opened], max_new_tokens=self.max_new_tokens, needs=self.needs
-        )
+            [*closed, *opened], max_new_tokens=self.max_new_tokens, needs=self.needs,
+            prefix=self.prompt.exemplars, names=[q.id for q in units] * 2,
+        )  # fmt: skip
         for index, generation in enumerate(generations):
             question = units[index % len(units)]
             condition = "closed_book" if index < len(units) else "with_passages"
-            if not generation.token_ids:  # the model ended at once: no state to read
+            if not generation.token_ids:  # the model ended at once, or the prompt was left out: no state
                 continue
             assert generation.states is not None  # the needs name layers
             examples.add(self._row(question, condition, generation), generation.states)

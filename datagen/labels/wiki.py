@@ -104,6 +104,7 @@ class WikiBuilder:
             max_new_tokens=self.max_new_tokens,
             needs=per_token,
             stop=[one_sentence],
+            names=[f"{cut.article.id}/{cut.entity.start}" for cut in units],
         )
         examples = Examples()
         for cut, generation in zip(units, generations, strict=True):

@@ -1,0 +1,121 @@
+"""A shared prefix changes what is computed, and nothing of what comes out."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from test_lm import assert_same
+from tiny import FAMILIES, tiny_lm
+from transformers import DynamicCache
+
+from probers.cache import GrowingLayer, new_cache
+from probers.types import Needs
+
+EXEMPLARS = "Question: Who was her mother?\nAnswer: She was born in 1931, moved when she was ten.\n"
+ENDS = (
+    "Question: Who founded the mill in Jomholm? And where\nAnswer:",
+    "The",
+    "Question: Where?\nAnswer:",
+    "She was born in 1931, moved when she was ten, and then worked as a baker. Who was her mother? And",
+)
+PROMPTS = [EXEMPLARS + end for end in ENDS]
+NEEDS = Needs(layers=(0, 1, 2, 3), attention=True)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_with_and_without_a_prefix_the_same_comes_out(family):
+    lm = tiny_lm(family)
+    plainly = lm.generate(PROMPTS, max_new_tokens=10, needs=NEEDS)
+    again = lm.generate(PROMPTS, max_new_tokens=10, needs=NEEDS, prefix=EXEMPLARS)
+    scored = lm.score(PROMPTS, [g.token_ids for g in plainly], needs=NEEDS, prefix=EXEMPLARS)
+    for one, other, third in zip(plainly, again, scored, strict=True):
+        assert_same(one, other)
+        assert_same(one, third)
+
+
+def forwarded(lm, monkeypatch) -> list[tuple[int, int]]:
+    """(rows, columns) of every pass from now on."""
+    passes = []
+    forward = lm.model.forward
+    monkeypatch.setattr(
+        lm.model, "forward", lambda **given: passes.append(tuple(given["input_ids"].shape)) or forward(**given)
+    )
+    return passes
+
+
+def test_the_prefix_is_computed_once_for_all_batches_and_calls(monkeypatch):
+    lm = tiny_lm("llama", batch_size=2)
+    passes = forwarded(lm, monkeypatch)
+    lm.generate(PROMPTS, max_new_tokens=1, prefix=EXEMPLARS)
+    tokens = len(lm.tokenizer(EXEMPLARS)["input_ids"])
+    lengths = sorted((len(lm.tokenizer(p)["input_ids"]) for p in PROMPTS), reverse=True)
+    assert passes[0] == (1, tokens)
+    assert len(passes) == 3
+    for (rows, columns), longest in zip(passes[1:], lengths[::2], strict=True):
+        assert rows == 2
+        assert columns < longest - tokens + 5  # a token or two at the seam may be another one
+    lm.generate(PROMPTS[:2], max_new_tokens=1, prefix=EXEMPLARS)
+    assert len(passes) == 4  # another call, no pass over the prefix
+    lm.generate(PROMPTS[:2], max_new_tokens=1)
+    assert passes[-1][1] > tokens  # and the converse: without it all of the prompt is forwarded
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "mpt"])
+def test_odd_prefixes(family):
+    """A prompt that is the prefix itself, prompts much shorter than the longest, a cut token at the seam."""
+    lm = tiny_lm(family)
+    for prefix, prompts in (
+        ("The river", ["The river", "The river"]),
+        ("The", ["The", "The river Arl flows through the town. Its mouth is near Kelby, and it is 40 km long."]),
+        ("The riv", ["The river Arl", "The rivalry"]),
+    ):
+        plainly = lm.generate(prompts, max_new_tokens=6, needs=NEEDS)
+        for one, other in zip(
+            plainly, lm.generate(prompts, max_new_tokens=6, needs=NEEDS, prefix=prefix), strict=True
+        ):
+            assert_same(one, other)
+        scored = lm.score(prompts, [g.token_ids for g in plainly], needs=NEEDS, prefix=prefix)
+        for one, other in zip(plainly, scored, strict=True):
+            assert_same(one, other)
+
+
+def test_another_prefix_replaces_the_one_before():
+    lm = tiny_lm("llama")
+    for prefix in ("The river", "Who? Who?", "The river"):
+        prompts = [prefix + " is", prefix + " was a baker"]
+        plainly = tiny_lm("llama").generate(prompts, max_new_tokens=5)
+        assert [g.token_ids for g in lm.generate(prompts, max_new_tokens=5, prefix=prefix)] == [
+            g.token_ids for g in plainly
+        ]
+
+
+def test_a_growing_layer_holds_what_the_dynamic_one_holds():
+    torch.manual_seed(0)
+    mine, theirs = GrowingLayer(capacity=5), DynamicCache()
+    for length in (3, 1, 1, 4, 1):  # beyond its room, too
+        keys, values = torch.randn(2, 3, 2, length, 4)
+        one = mine.update(keys, values)
+        other = theirs.update(keys, values, 0)
+        for a, b in zip(one, other, strict=True):
+            assert torch.equal(a, b)
+        assert mine.get_seq_length() == theirs.get_seq_length()
+        if length == 4:
+            chosen = torch.tensor([2, 0])
+            mine.batch_select_indices(chosen)
+            theirs.batch_select_indices(chosen)
+            keys, values = torch.randn(2, 2, 2, 1, 4)
+            for a, b in zip(mine.update(keys, values), theirs.update(keys, values, 0), strict=True):
+                assert torch.equal(a, b)
+            break
+
+
+def test_room_is_made_once_and_filled_in_place():
+    cache = new_cache(tiny_lm("llama").model.config, capacity=40)
+    keys, values = torch.randn(2, 1, 2, 10, 8)
+    places = set()
+    for _ in range(4):
+        found, _ = cache.update(keys, values, 0)
+        places.add(found.data_ptr())
+    assert len(places) == 1
+    assert np.prod(found.shape) == 1 * 2 * 40 * 8

@@ -1,0 +1,139 @@
+"""Sentence ends and sampling: where a text ends, and how its tokens are drawn."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_lm import assert_same, rescored
+from tiny import PROMPTS, tiny_lm
+
+from probers.sampling import Sampler, Sampling
+from probers.stops import SentenceEnd, Stops
+from probers.text import split_sentences
+from probers.types import Needs, UserError
+
+NEEDS = Needs(layers=(1, 3), attention=True)
+
+
+def grown(text: str, stops: Stops) -> tuple[int | None, list[int]]:
+    """Where a text that grows by one character at a time is ended, and what was safe before."""
+    safe = []
+    for end in range(1, len(text) + 1):
+        place = stops.find(text[:end], end - 1)
+        if place is not None:
+            return place, safe
+        safe.append(stops.safe(text[:end]))
+    return None, safe
+
+
+@pytest.mark.parametrize(
+    ("text", "count", "end"),
+    [
+        ("She was born in 1912. She moved", 1, "She was born in 1912."),
+        ("She was born in 1912. She moved", 2, None),
+        ("One. Two. Three. Four", 2, "One. Two."),
+        ("Dr. Tolven lived in the U.S. Army barracks. Then", 1, "Dr. Tolven lived in the U.S. Army barracks."),
+        ("She left the U.S. The mill", 1, "She left the U.S."),
+        ("She met a U.S. Theodore and", 1, None),
+        ('He said "go." And', 1, 'He said "go."'),
+        ("A line\nand another", 1, "A line"),
+        ("No end in sight", 1, None),
+    ],
+)
+def test_a_sentence_ends_where_it_is_split(text, count, end):
+    place, _ = grown(text, Stops(frozenset(), sentences=(SentenceEnd(count),)))
+    assert (None if place is None else text[:place]) == end
+
+
+WORDS = st.sampled_from(["The", "Theodore", "U.S.", "J.", "mill.", "etc.", "no.", "5", "she", "ran", "Go!", "\n"])
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(WORDS, min_size=1, max_size=12), st.integers(1, 2))
+def test_what_was_safe_is_never_cut(words, count):
+    text = " ".join(words)
+    place, safe = grown(text, Stops(frozenset(), ("mill. U",), (SentenceEnd(count),)))
+    if place is not None:
+        assert max(safe, default=0) <= place
+        spans = split_sentences(text)
+        assert place in {end for _, end in spans} or text[place:].startswith("mill. U")
+
+
+def test_generation_ends_with_its_sentence_and_records_only_that():
+    lm = tiny_lm("llama")
+    free = lm.generate(PROMPTS, max_new_tokens=40)
+    ended = lm.generate(PROMPTS, max_new_tokens=40, needs=NEEDS, stop=[SentenceEnd()])
+    assert {g.stop for g in ended} == {"stop", "length"}  # or the test shows nothing
+    for whole, cut in zip(free, ended, strict=True):
+        spans = split_sentences(whole.text)
+        if cut.stop == "stop":
+            assert len(spans) > 1
+            kept = sum(end <= spans[0][1] for _, end in whole.offsets)
+            assert cut.token_ids == whole.token_ids[:kept]
+        else:
+            assert cut.token_ids == whole.token_ids
+    texts = [g for g in ended if g.token_ids]
+    for one, other in zip(texts, rescored(lm, texts), strict=True):
+        assert_same(one, other)
+
+
+def test_a_sentence_count_must_make_sense():
+    with pytest.raises(UserError, match="count must be at least 1"):
+        SentenceEnd(0)
+
+
+def tokens(lm, prompts, **options) -> list[tuple[int, ...]]:
+    return [g.token_ids for g in lm.generate(prompts, max_new_tokens=8, sampling=Sampling(**options))]
+
+
+def test_samples_are_the_same_in_any_batch_and_differ_by_seed():
+    lm = tiny_lm("llama")
+    together = tokens(lm, PROMPTS, seed=3)
+    assert together == tokens(lm, PROMPTS, seed=3)
+    assert together != tokens(lm, PROMPTS, seed=4)
+    assert together != [g.token_ids for g in lm.generate(PROMPTS, max_new_tokens=8)]
+    assert [tokens(lm, [p], seed=3)[0] for p in PROMPTS] == together
+    assert tokens(tiny_lm("llama", batch_size=2), PROMPTS[::-1], seed=3) == together[::-1]
+
+
+def test_one_prompt_several_times_gives_several_samples():
+    drawn = tokens(tiny_lm("llama"), [PROMPTS[0]] * 4, seed=0)
+    assert len(set(drawn)) > 1
+    assert drawn[:2] == tokens(tiny_lm("llama"), [PROMPTS[0]] * 2, seed=0)
+
+
+def test_samples_are_scored_by_the_raw_logits():
+    lm = tiny_lm("qwen2")
+    made = lm.generate(PROMPTS, max_new_tokens=8, needs=NEEDS, sampling=Sampling(temperature=3.0, top_k=9))
+    for one, other in zip(made, rescored(lm, made), strict=True):
+        assert_same(one, other)
+
+
+def frequencies(count: int = 4000, **options) -> np.ndarray:
+    logits = torch.tensor([[2.0, 0.0, 1.0, -1.0, -float("inf")]]).log_softmax(-1)
+    sampler = Sampler(Sampling(**options), [(0, 0, 0)])
+    drawn = [int(sampler(logits, [0])) for _ in range(count)]
+    return np.bincount(drawn, minlength=5) / count
+
+
+def test_tokens_are_drawn_with_their_probabilities():
+    probabilities = torch.tensor([2.0, 0.0, 1.0, -1.0, -float("inf")]).softmax(-1).numpy()
+    np.testing.assert_allclose(frequencies(), probabilities, atol=0.03)
+    hot = torch.tensor([2.0, 0.0, 1.0, -1.0, -float("inf")]).div(4).softmax(-1).numpy()
+    np.testing.assert_allclose(frequencies(temperature=4.0), hot, atol=0.03)
+    two = probabilities[[0, 2]] / probabilities[[0, 2]].sum()
+    for options in ({"top_k": 2}, {"top_p": 0.7}):
+        found = frequencies(**options)
+        np.testing.assert_allclose(found[[0, 2]], two, atol=0.03)
+        assert found[[1, 3, 4]].sum() == 0
+    assert frequencies(count=50, top_p=0.5)[0] == 1
+
+
+@pytest.mark.parametrize("options", [{"temperature": 0.0}, {"top_p": 0.0}, {"top_p": 1.5}, {"top_k": -1}])
+def test_bad_sampling_is_named(options):
+    name, value = next(iter(options.items()))
+    with pytest.raises(UserError, match=f"{name}={value}"):
+        Sampling(**options)
