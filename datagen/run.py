@@ -89,7 +89,7 @@ def parse_layers(value: Any, depth: int, *, site: str = "resid_post", pool: str 
     """
     if pool == "mind":
         if value != "all":
-            raise UserError(f"pool=mind reads all layers into one vector: leave layers=all, not layers={value}")
+            raise UserError(f"pool=mind makes one vector of all layers: leave layers=all, not {value}")
         return (depth,)
     control = (0,) if site == "resid_post" else ()
     if value == "all":

@@ -21,7 +21,7 @@ _PROBE = 4  # tokens of the pass in which modules are told apart
 _ATTENTION = re.compile(r"attn|attention", re.IGNORECASE)
 
 
-def decoder_of(model: nn.Module) -> nn.Module:
+def decoder_of(model: Any) -> nn.Module:
     """The text decoder inside a model; its first output is the state after the final norm."""
     return model.get_decoder() if hasattr(model, "get_decoder") else model
 

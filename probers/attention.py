@@ -116,7 +116,7 @@ class AttentionTap(AbstractContextManager["AttentionTap"]):
             return self
         for module in self._modules:
             config: Any = module.config
-            self.implementation = getattr(config, "_attn_implementation", None) or "eager"
+            self.implementation = _implementation(module)
             self._configs.append(config)
             tapped = copy.copy(config)
             tapped._attn_implementation = _TAP
@@ -163,6 +163,9 @@ class AttentionTap(AbstractContextManager["AttentionTap"]):
         if "attention_mask" in kwargs:
             given = accepted.bind_partial(*args, **kwargs).arguments
             asked["attention_mask"] = _for_eager(module, given)
+            if isinstance(kwargs.get("alibi"), Tensor) and _implementation(module) == "sdpa":
+                # The fused kernel's mask holds ALiBi already; the eager path would add it once more.
+                asked["alibi"] = torch.zeros_like(kwargs["alibi"])
         return args, asked
 
     def _take_weights(self, module: nn.Module, args: Any, output: Any) -> None:
@@ -196,6 +199,10 @@ def _attention_module(block: nn.Module) -> nn.Module | None:
         if ("Attention" in name or name.endswith("Attn")) and "Norm" not in name:
             return module
     return None
+
+
+def _implementation(module: nn.Module) -> str:
+    return str(getattr(module.config, "_attn_implementation", None) or "eager")
 
 
 def _asks_for_its_function(attention: nn.Module) -> bool:

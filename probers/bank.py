@@ -21,6 +21,8 @@ from .types import Needs, RunError, UserError
 if TYPE_CHECKING:
     import torch
 
+    from .watch import Scores, StopOnScore
+
 Combine = Literal["logits", "probabilities"]
 
 __all__ = ["SIGNALS", "EntropyModel", "ProbeBank", "half_precision"]
@@ -148,6 +150,55 @@ class ProbeBank:
         """Move the heads in place; returns itself."""
         self.head.to(device)
         return self
+
+    def watch(
+        self, model: Any, *, per: Literal["sequence", "token"] = "sequence", tokenizer: Any = None
+    ) -> Scores:
+        """Scores of what a plain transformers model generates, without changing it.
+
+        ::
+
+            with bank.watch(model) as scores:
+                sequences = model.generate(**inputs)
+                scores.finish(sequences)  # the last token too
+            print(scores.sequence, scores.probability, scores.tokens)
+
+        Hooks are on the model inside the block only. What is read, and what cannot be, is
+        said in :mod:`probers.watch`.
+
+        Args:
+            model: the transformers model this prober was trained on.
+            per: after each token the score of the "sequence" so far, pooled as in training,
+                or of the "token" alone, to see where it rises.
+            tokenizer: gives its end-of-sequence and padding ids beside those of
+                ``model.generation_config``.
+
+        Raises:
+            UserError: another model; names both.
+        """
+        from .watch import Scores
+
+        return Scores(self, model, per=per, tokenizer=tokenizer)
+
+    def stopping_criteria(self, model: Any, tokenizer: Any, threshold: float | None = None) -> StopOnScore:
+        """For ``model.generate(..., stopping_criteria=[...])``: ends a row where the score is too high.
+
+        ``generate`` asks after sampling a token and before forwarding it, so that the decision
+        rests on the tokens before that one; the sampled token is part of what is returned.
+        Hooks are on the model until the object is closed (``.close()``) or collected.
+
+        Args:
+            model: the transformers model this prober was trained on.
+            tokenizer: gives its end-of-sequence and padding ids beside those of
+                ``model.generation_config``; may be None.
+            threshold: ends a row when its score exceeds it; None is :attr:`threshold`.
+
+        Raises:
+            UserError: another model; names both.
+        """
+        from .watch import StopOnScore
+
+        return StopOnScore(self, model, tokenizer, threshold)
 
     def save_pretrained(self, path: str | Path) -> None:
         """Write ``config.json``, ``heads.safetensors``, ``metrics.json`` and ``README.md``.

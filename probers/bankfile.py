@@ -15,9 +15,9 @@ from safetensors.torch import save as encode
 from .bank import ProbeBank
 from .entropy import EntropyModel
 from .features import FeatureSpec
+from .files import write_bytes, write_text, writing
 from .heads import HEADS, ProbeHead, head_name
-from .runs import canonical_json, write_atomic
-from .shards import write_bytes
+from .runs import canonical_json
 from .types import UserError
 
 _CONFIG, _HEADS, _METRICS, _CARD = "config.json", "heads.safetensors", "metrics.json", "README.md"
@@ -39,10 +39,11 @@ def save(bank: ProbeBank, folder: Path) -> None:
         "combine": bank.combine, "threshold": bank.threshold, "temperature": bank.temperature,
         "entropy_model": bank.entropy_model.to_dict() if bank.entropy_model else None,
     }  # fmt: skip
-    write_bytes(folder / _HEADS, encode(tensors))
-    write_atomic(folder / _METRICS, canonical_json(dict(bank.metrics)))
-    write_atomic(folder / _CARD, bank.card)
-    write_atomic(folder / _CONFIG, canonical_json(config))  # last: without it there is no prober
+    with writing(folder / _HEADS):
+        write_bytes(folder / _HEADS, encode(tensors))
+    write_text(folder / _METRICS, canonical_json(dict(bank.metrics)))
+    write_text(folder / _CARD, bank.card)
+    write_text(folder / _CONFIG, canonical_json(config))  # last: without it there is no prober
 
 
 def load(path: str | Path, *, revision: str | None, head_class: type[ProbeHead] | None) -> ProbeBank:

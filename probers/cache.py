@@ -50,8 +50,10 @@ class GrowingLayer(DynamicLayer):
         return self.keys, self.values
 
     def _make_room(self, keys: Tensor, values: Tensor, capacity: int) -> None:
-        start, made = self.get_seq_length(), []
-        for new, old in ((keys, self.keys), (values, self.values)):
+        start = self.get_seq_length()
+        made: list[Tensor] = []
+        pairs: list[tuple[Tensor, Any]] = [(keys, self.keys), (values, self.values)]
+        for new, old in pairs:
             buffer = new.new_empty(*new.shape[:2], max(capacity, self._capacity), new.shape[-1])
             if start:
                 buffer[:, :, :start] = old
@@ -68,7 +70,7 @@ class GrowingLayer(DynamicLayer):
 
 
 def new_cache(config: Any, capacity: int) -> DynamicCache:
-    """An empty cache for a model of ``config``; full-attention layers have room for ``capacity`` positions."""
+    """An empty cache for a model of ``config``; full attention has room for ``capacity`` positions."""
     cache = DynamicCache(config=config)
     # Sliding windows stay as they are, they are short; so does whatever else a family brings.
     cache.layers = [GrowingLayer(capacity) if type(c) is DynamicLayer else c for c in cache.layers]
@@ -96,7 +98,8 @@ class Prefix:
         # how far the window reaches depends on what follows.
         cache = DynamicCache()
         decoder(tokens, mask, positions, cache=cache)
-        found = [(layer.keys[0], layer.values[0]) for layer in cache.layers]
+        layers: list[Any] = cache.layers
+        found = [(layer.keys[0], layer.values[0]) for layer in layers]
         return cls(tuple(ids), tuple(k for k, _ in found), tuple(v for _, v in found))
 
     def shared(self, prompts: Sequence[Sequence[int]]) -> int:

@@ -30,6 +30,7 @@ from .sampling import Sampler
 from .stops import Stops
 from .types import Generation, Needs, RunError, StopReason
 
+
 @dataclass(slots=True)
 class _Row:
     """A prompt's text as it grows."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -39,8 +39,12 @@ class ProbeHead(nn.Module):
         """Keyword arguments that rebuild this kind of head, beside streams and width."""
         raise NotImplementedError
 
-    def prepare(self, states: Iterable[Tensor]) -> None:
-        """Fit what is not learned by gradient, on each head's training states (n, d); nothing by default."""
+    def prepare(self, mean: Tensor, deviation: Tensor) -> None:
+        """Fit what is not learned by gradient; nothing by default.
+
+        Args:
+            mean, deviation: (H, d) float64, of each head's training states.
+        """
 
     def forward(self, states: Tensor) -> Tensor:
         """Logits (n, H, 2) of states (n, H, d), every head on its own slice.
@@ -126,13 +130,10 @@ class LinearHead(ProbeHead):
         return {}
 
     @torch.no_grad()
-    def prepare(self, states: Iterable[Tensor]) -> None:
+    def prepare(self, mean: Tensor, deviation: Tensor) -> None:
         """Take mean and deviation per head and dimension; a constant dimension is left unscaled."""
-        for head, vectors in enumerate(states):
-            x = vectors.double()
-            scale = x.std(dim=0, correction=0)
-            self.mean[head] = x.mean(dim=0)
-            self.scale[head] = torch.where(scale > 1e-6, scale, torch.ones_like(scale))
+        self.mean.copy_(mean)
+        self.scale.copy_(torch.where(deviation > 1e-6, deviation, torch.ones_like(deviation)))
 
     def _logits(self, x: Tensor) -> Tensor:
         return self.linear((x - self.mean[:, None]) / self.scale[:, None])

@@ -263,7 +263,7 @@ class CausalLM:
         if self._prefix is None or self._prefix[0] != prefix:
             (tokens,) = encode_prompts(self.tokenizer, [prefix])
             if self._context is not None and len(tokens.ids) > self._context:
-                raise UserError(f"the prefix has {len(tokens.ids)} tokens, the model's context {self._context}")
+                raise UserError(f"the prefix has {len(tokens.ids)} tokens, the context only {self._context}")
             self._prefix = None  # its memory is free before the next one is made
             self._prefix = (prefix, Prefix.compute(self._decoder, tokens.ids))
         return self._prefix[1]

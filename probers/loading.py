@@ -78,13 +78,13 @@ def load(
 
 
 def _quantization(config: Mapping[str, Any]) -> Any:
-    from transformers.quantizers import AutoQuantizationConfig
+    from transformers.quantizers.auto import AutoQuantizationConfig
 
     try:
         return AutoQuantizationConfig.from_dict(dict(config))
     except (ValueError, TypeError, ImportError, AttributeError) as error:
         reason = str(error).splitlines()[0]
-        raise UserError(f"quantization={dict(config)} is not one that transformers offers: {reason}") from error
+        raise UserError(f"quantization={dict(config)} is none that transformers offers: {reason}") from error
 
 
 def context_length(config: Any) -> int | None:

@@ -119,7 +119,7 @@ class Recorder:
                 self._tokens[row].append(state)
             return
         states = states.to(self._device, torch.float32)
-        if self._needs.pool == "mind":  # the last layer's sum is the final norm's, which is averaged over tokens
+        if self._needs.pool == "mind":  # only the final norm's, the last ones, are averaged over tokens
             states = torch.stack([states[:, :-1].mean(dim=1), states[:, -1]], dim=1)
         if self._pooled is None:
             self._pooled = torch.zeros(self._rows, *states.shape[1:], device=self._device)

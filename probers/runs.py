@@ -10,28 +10,18 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from .files import write_text
 from .types import UserError
 
 #: Keys (dotted) that say how a run is carried out, not what it computes.
 NOT_IDENTITY = ("out", "batch_size", "logger", "model.device", "overwrite")
 
-_RUN_FILE = "run.json"
-
-
-def write_atomic(path: Path, text: str) -> None:
-    """Write a text file so that a reader sees the old or the new one, never a part."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    with open(temporary, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+_CONFIG_FILE, _RUN_FILE = "config.yaml", "run.json"
 
 
 def canonical_json(value: Any) -> str:
@@ -80,7 +70,7 @@ class RunFolder:
         """
         state = self._state()
         if state is None:
-            if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+            if self.path.exists() and not self._only_begun():
                 raise UserError(
                     f"out={self.path} exists and is not a run of probers-{self.command}: "
                     "choose another out or remove it"
@@ -129,18 +119,23 @@ class RunFolder:
         if self._state() is not None:
             shutil.rmtree(self.path)
 
+    def _only_begun(self) -> bool:
+        """Whether the folder holds nothing but what a run that was killed at once leaves."""
+        begun = {_CONFIG_FILE, f".{_CONFIG_FILE}.tmp", f".{_RUN_FILE}.tmp"}
+        return self.path.is_dir() and {p.name for p in self.path.iterdir()} <= begun
+
     def _state(self) -> dict[str, Any] | None:
         return read_state(self.path)
 
     def _write(self, *, complete: bool, summary: dict[str, Any]) -> None:
         from omegaconf import OmegaConf
 
-        write_atomic(self.path / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(dict(self.config))))
+        write_text(self.path / _CONFIG_FILE, OmegaConf.to_yaml(OmegaConf.create(dict(self.config))))
         state = {
             "command": self.command, "fingerprint": self.fingerprint, "complete": complete,
             "identity": identity(self.config), "summary": summary,
         }  # fmt: skip
-        write_atomic(self.path / _RUN_FILE, canonical_json(state))
+        write_text(self.path / _RUN_FILE, canonical_json(state))
 
     def _difference(self, state: Mapping[str, Any]) -> str:
         if state["command"] != self.command:

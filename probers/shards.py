@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import io
-import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -38,14 +36,15 @@ def encode_states(rows: Sequence[Mapping[str, Any]], states: np.ndarray, spec: F
     """
     from safetensors.numpy import save
 
+    # Layers first, in one pass: each layer's block is then contiguous, as the file has it.
     with np.errstate(over="ignore"):
-        stored = np.asarray(states, dtype=spec.dtype)
+        stored = np.ascontiguousarray(np.asarray(states).transpose(1, 0, 2), dtype=spec.dtype)
     if not np.isfinite(stored).all():
-        row, layer = (int(i[0]) for i in np.nonzero(~np.isfinite(stored).all(axis=2)))
+        row, layer = (int(i[0]) for i in np.nonzero(~np.isfinite(stored).all(axis=2).T))
         raise RunError(
             f"the states of {rows[row]['id']} at layer {spec.layers[layer]} are not finite in {spec.dtype}"
         )
-    return save({f"layer.{k}": np.ascontiguousarray(stored[:, i]) for i, k in enumerate(spec.layers)})
+    return save({f"layer.{k}": stored[i] for i, k in enumerate(spec.layers)})
 
 
 def encode_rows(rows: Sequence[Mapping[str, Any]]) -> bytes:
@@ -89,13 +88,3 @@ def _arrow_table(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
             raise RunError(f"{name} of {bad['id']} is {bad[name]}: a score that is no number is an error")
         arrays.append(pa.array(values, type=kinds[kind]))
     return pa.table(dict(zip(order, arrays, strict=True)))
-
-
-def write_bytes(path: Path, blob: bytes) -> None:
-    """Write a file so that a reader sees all of it or none."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    with temporary.open("wb") as file:
-        file.write(blob)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)

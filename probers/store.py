@@ -10,7 +10,8 @@ Layout of a store folder::
 
 Every file is written beside its place and then renamed, and holds neither times nor
 machine names: a store that was killed and resumed is byte-identical to one that was
-not. Concurrent writers of one folder are not supported.
+not. Concurrent writers of one folder are not supported; several workers write a folder
+each, and :meth:`FeatureStore.merge` joins them.
 """
 
 from __future__ import annotations
@@ -25,17 +26,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .features import FeatureSpec
-from .runs import canonical_json, identity, write_atomic
-from .shards import COLUMNS, encode_rows, encode_states, write_bytes
+from .files import write_bytes, writing
+from .manifest import MANIFEST, check_same, damaged, new_manifest, read_manifest, shard_file
+from .reader import StateReader
+from .rows import all_rows, check_rows, to_datasets
+from .runs import canonical_json, identity
+from .shards import COLUMNS, encode_rows, encode_states
 from .types import RunError, UserError
 
 if TYPE_CHECKING:
+    import datasets
     import pandas as pd
-    import pyarrow as pa
-
-_FORMAT = "probers-features"
-_SCHEMA = 1
-_MANIFEST = "manifest.json"
 
 __all__ = ["COLUMNS", "FeatureStore"]
 
@@ -64,30 +65,35 @@ class FeatureStore:
 
         Raises:
             UserError: ``path`` holds a store of another specification or configuration.
+            RunError: the folder cannot be written to.
         """
         if shards < 1:
             raise ValueError(f"a store has at least one shard, got shards={shards}")
         store = cls(Path(path), spec, identity(config), shards)
-        manifest = store.path / _MANIFEST
-        if manifest.exists():
-            store._check_same(_read_manifest(store.path))
+        if (store.path / MANIFEST).exists():
+            check_same(store.path, read_manifest(store.path), store._manifest())
         else:
-            store._folder.mkdir(parents=True, exist_ok=True)
-            write_atomic(manifest, canonical_json(store._manifest()))
-        for leftover in store._folder.glob(".*.tmp"):
+            with writing(store.path):
+                store._file(0, "json").parent.mkdir(parents=True, exist_ok=True)
+            store._write(MANIFEST, canonical_json(store._manifest()).encode())
+        for leftover in store.path.glob("shards/.*.tmp"):
             leftover.unlink()
         return store
 
     @classmethod
     def open(cls, path: str | Path) -> FeatureStore:
-        """A finished store, with the presence and size of every file checked.
+        """A finished store, with the manifest and the presence and size of every file checked.
 
         Raises:
             UserError: no store, an unfinished one, or a file that is missing or cut short.
         """
         path = Path(path)
-        manifest = _read_manifest(path)
-        store = cls(path, FeatureSpec.from_dict(manifest["spec"]), manifest["config"], manifest["shards"])
+        manifest = read_manifest(path)
+        try:
+            spec = FeatureSpec.from_dict(manifest["spec"])
+        except (TypeError, ValueError) as error:
+            raise UserError(f"{path / MANIFEST} is damaged ({error}): make the store again") from error
+        store = cls(path, spec, manifest["config"], manifest["shards"])
         if not manifest["complete"]:
             done = store.shards - len(store.missing)
             raise UserError(
@@ -95,11 +101,31 @@ class FeatureStore:
                 "that made it once more, it goes on where it stopped"
             )
         for name, file in manifest["files"].items():
-            size = (path / name).stat().st_size if (path / name).is_file() else None
+            try:
+                size = (path / name).stat().st_size
+            except (FileNotFoundError, NotADirectoryError):
+                raise damaged(path, name, "is missing") from None
             if size != file["bytes"]:
-                state = "is missing" if size is None else f"has {size} bytes instead of {file['bytes']}"
-                raise UserError(f"the feature store {path} is damaged: {name} {state}; make it again")
+                raise damaged(path, name, f"has {size} bytes instead of {file['bytes']}")
         return store
+
+    @classmethod
+    def merge(cls, stores: Sequence[FeatureStore | str | Path], out: str | Path) -> FeatureStore:
+        """Join finished stores of the same features, as several workers made them, into a new one.
+
+        Shard files are hard-linked where the file system allows it and copied otherwise,
+        with their checksums carried over; ``summary["merged"]`` says which rows came from
+        which store. The new folder appears whole or not at all, and the same stores in the
+        same order give the same bytes.
+
+        Raises:
+            UserError: stores of other features, models or columns; an id that occurs twice;
+                a group on two sides of a split; an ``out`` that exists; see also :meth:`open`.
+            RunError: ``out`` cannot be written.
+        """
+        from .merging import merge
+
+        return merge([cls.open(s.path if isinstance(s, FeatureStore) else s) for s in stores], Path(out))
 
     @property
     def missing(self) -> list[int]:
@@ -116,7 +142,7 @@ class FeatureStore:
             states: (len(rows), layers, d) in the order of ``spec.layers``.
 
         Raises:
-            RunError: states that are not finite in the store's number format.
+            RunError: states that are not finite in the store's number format; a full disk.
             ValueError: shapes, columns or labels that do not fit.
         """
         expected = (len(rows), len(self.spec.layers), self.spec.width)
@@ -129,60 +155,61 @@ class FeatureStore:
             blobs["parquet"] = encode_rows(rows)
             blobs["safetensors"] = encode_states(rows, states, self.spec)
         for suffix, blob in blobs.items():
-            write_bytes(self._file(index, suffix), blob)
+            self._write(shard_file(index, suffix), blob)
         files = {
             self._file(index, suffix).name: {
                 "bytes": len(blob), "sha256": hashlib.sha256(blob).hexdigest(),
             }
             for suffix, blob in blobs.items()
         }  # fmt: skip
-        write_atomic(self._file(index, "json"), canonical_json({"rows": len(rows), "files": files}))
+        self._write(shard_file(index, "json"), canonical_json({"rows": len(rows), "files": files}).encode())
 
     def finish(self, summary: Mapping[str, Any] | None = None) -> None:
         """Mark the store complete; ``summary`` is kept as plain figures.
 
         Raises:
-            RunError: shards are missing, all are empty, ids repeat, or shards have different columns.
+            RunError: shards are missing, all are empty, ids repeat, shards have different
+                columns, or the disk is full.
         """
         sidecars, rows = self._sidecars(), self._counts()
         files = {f"shards/{name}": file for s in sidecars for name, file in s["files"].items()}
-        self._check_rows(rows)
+        check_rows(self.path, [i for i, n in enumerate(rows) if n])
         manifest = self._manifest() | {
             "complete": True, "rows": rows, "files": files, "summary": dict(summary or {}),
         }  # fmt: skip
-        write_atomic(self.path / _MANIFEST, canonical_json(manifest))
+        self._write(MANIFEST, canonical_json(manifest).encode())
 
     def verify(self) -> None:
-        """Compare every file with its checksum.
+        """Compare every file with its checksum; of an unfinished store, those of its shards so far.
 
         Raises:
-            UserError: names the file that was altered.
+            UserError: names the file that is missing or was altered.
         """
-        for name, file in _read_manifest(self.path).get("files", {}).items():
-            with (self.path / name).open("rb") as handle:
-                digest = hashlib.sha256()
-                while block := handle.read(1 << 20):
-                    digest.update(block)
+        files = read_manifest(self.path)["files"]
+        for index in set(range(self.shards)) - set(self.missing) if not files else ():
+            files |= {f"shards/{name}": file for name, file in self._sidecar(index)["files"].items()}
+        for name, file in files.items():
+            digest = hashlib.sha256()
+            try:
+                with (self.path / name).open("rb") as handle:
+                    while block := handle.read(1 << 20):
+                        digest.update(block)
+            except (FileNotFoundError, NotADirectoryError):
+                raise damaged(self.path, name, "is missing") from None
             if digest.hexdigest() != file["sha256"]:
-                raise UserError(
-                    f"the feature store {self.path} is damaged: {name} was altered; make it again"
-                )
+                raise damaged(self.path, name, "was altered")
 
     @property
     def summary(self) -> dict[str, Any]:
         """Figures that :meth:`finish` was given; empty before."""
-        return _read_manifest(self.path).get("summary", {})
+        return read_manifest(self.path)["summary"]
 
     def __len__(self) -> int:
         return sum(self._counts())
 
     def table(self) -> pd.DataFrame:
         """All rows in the order of the states, with the columns that were written."""
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
-        tables = [pq.read_table(self._file(i, "parquet")) for i, n in enumerate(self._counts()) if n]
-        return pa.concat_tables(tables).to_pandas()
+        return all_rows(self.path, self._counts()).to_pandas()
 
     def layer(self, k: int) -> np.ndarray:
         """(N, d) states of one layer; only that layer's bytes are read.
@@ -200,36 +227,42 @@ class FeatureStore:
             rows: row numbers; None takes all. Shards without one of them are not read.
 
         Raises:
+            UserError: the store lacks a layer (lists those it has), or a shard is damaged.
+        """
+        return self.reader(layers)[slice(None) if rows is None else rows]
+
+    def reader(self, layers: Sequence[int]) -> StateReader:
+        """The states of some layers, for reading rows on demand; see :class:`StateReader`.
+
+        Raises:
             UserError: the store lacks a layer; lists those it has.
         """
-        from safetensors import safe_open
-
-        self.spec.select(layers)
         counts = self._counts()
-        wanted = np.arange(sum(counts)) if rows is None else np.asarray(rows, dtype=np.int64)
-        if wanted.size and (wanted.min() < 0 or wanted.max() >= sum(counts)):
-            raise IndexError(f"rows from {wanted.min()} to {wanted.max()}, but the store has {sum(counts)}")
-        result = np.empty((len(wanted), len(layers), self.spec.width), dtype=self.spec.dtype)
-        start = 0
-        for index, count in enumerate(counts):
-            here = np.flatnonzero((wanted >= start) & (wanted < start + count))
-            if here.size:
-                with safe_open(self._file(index, "safetensors"), framework="numpy") as file:
-                    for column, k in enumerate(layers):
-                        result[here, column] = file.get_tensor(f"layer.{k}")[wanted[here] - start]
-            start += count
-        return result
+        files = [self._file(i, "safetensors") for i in range(len(counts))]
+        return StateReader(files, counts, self.spec, layers)
 
-    @property
-    def _folder(self) -> Path:
-        return self.path / "shards"
+    def to_datasets(self, layers: Sequence[int] | None = None) -> datasets.Dataset:
+        """All rows as a Hugging Face ``Dataset``, with a column ``layer.<k>`` of vectors per layer asked for.
+
+        The states of those layers are read into memory; without layers none are.
+
+        Raises:
+            UserError: the store lacks a layer; lists those it has.
+        """
+        layers = tuple(layers or ())
+        self.spec.select(layers or self.spec.layers)
+        return to_datasets(self, all_rows(self.path, self._counts()), layers)
 
     def _file(self, index: int, suffix: str) -> Path:
-        return self._folder / f"{index:05d}.{suffix}"
+        return self.path / shard_file(index, suffix)
+
+    def _write(self, name: str, blob: bytes) -> None:
+        with writing(self.path / name):
+            write_bytes(self.path / name, blob)
 
     def _counts(self) -> list[int]:
         """Rows per shard: from the manifest, or before it is finished from the shards themselves."""
-        counts = _read_manifest(self.path)["rows"]
+        counts = read_manifest(self.path)["rows"]
         if counts is None:
             counts = [sidecar["rows"] for sidecar in self._sidecars()]
         if not sum(counts):
@@ -239,53 +272,18 @@ class FeatureStore:
     def _sidecars(self) -> list[dict[str, Any]]:
         if self.missing:
             raise RunError(f"the feature store {self.path} lacks shards {self.missing[:10]}")
-        return [json.loads(self._file(i, "json").read_text("utf-8")) for i in range(self.shards)]
+        return [self._sidecar(i) for i in range(self.shards)]
+
+    def _sidecar(self, index: int) -> dict[str, Any]:
+        """Rows and files of one shard that was written."""
+        try:
+            found = json.loads(self._file(index, "json").read_text("utf-8"))
+            return {"rows": int(found["rows"]), "files": dict(found["files"])}
+        except (ValueError, TypeError, KeyError) as error:
+            raise RunError(
+                f"{self._file(index, 'json')} is damaged ({error}): remove that file, and the command that "
+                "made the store makes the shard again"
+            ) from error
 
     def _manifest(self) -> dict[str, Any]:
-        return {
-            "format": _FORMAT, "schema": _SCHEMA, "complete": False, "shards": self.shards,
-            "spec": self.spec.to_dict(), "config": dict(self.config),
-            "rows": None, "files": {}, "summary": {},
-        }  # fmt: skip
-
-    def _check_same(self, manifest: Mapping[str, Any]) -> None:
-        mine = self._manifest()
-        for part, name in (("spec", "features"), ("config", "configuration"), ("shards", "number of shards")):
-            if manifest[part] != mine[part]:
-                there, here = manifest[part], mine[part]
-                if isinstance(there, dict) and isinstance(here, dict):
-                    key = next(k for k in sorted({*there, *here}) if there.get(k) != here.get(k))
-                    there, here, name = there.get(key), here.get(key), f"{name}, {key}"
-                raise UserError(
-                    f"{self.path} holds a feature store of another {name} ({there} there, {here} now): "
-                    "choose another out or remove the folder"
-                )
-
-    def _check_rows(self, counts: Sequence[int]) -> None:
-        import pyarrow.parquet as pq
-
-        schema: pa.Schema | None = None
-        seen: set[str] = set()
-        for index in (i for i, n in enumerate(counts) if n):
-            table = pq.read_table(self._file(index, "parquet"))
-            if schema is not None and not table.schema.equals(schema):
-                raise RunError(f"shard {index} of {self.path} has other columns than the shards before it")
-            schema = table.schema
-            for name in table["id"].to_pylist():
-                if name in seen:
-                    raise RunError(f"the feature store {self.path} has the id {name} twice")
-                seen.add(name)
-
-
-def _read_manifest(path: Path) -> dict[str, Any]:
-    try:
-        manifest = json.loads((path / _MANIFEST).read_text(encoding="utf-8"))
-    except (FileNotFoundError, NotADirectoryError):
-        raise UserError(f"{path} is no feature store (no {_MANIFEST}): probers-datagen makes one") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"{path / _MANIFEST} is damaged ({error}): make the store again") from error
-    if not isinstance(manifest, dict) or manifest.get("format") != _FORMAT:
-        raise UserError(f"{path / _MANIFEST} does not describe a feature store")
-    if manifest.get("schema") != _SCHEMA:
-        raise UserError(f"the feature store {path} has schema {manifest.get('schema')}, this reads {_SCHEMA}")
-    return manifest
+        return new_manifest(self.spec.to_dict(), self.config, self.shards)

@@ -8,9 +8,10 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from probers.data import load_corpus, load_questions
+from probers.files import write_text
 from probers.metrics import exact_match
 from probers.parts import build, inputs, load_model, plain
-from probers.runs import RunFolder, canonical_json, write_atomic
+from probers.runs import RunFolder, canonical_json
 from probers.types import Question, UserError
 
 from .figures import Comparison, Outcomes, table_lines
@@ -98,7 +99,7 @@ def _write(folder: RunFolder, name: str, questions: Sequence[Question], answers:
     entry = Comparison(questions, None).figures(Outcomes(questions, answers))
     config = dict(folder.config)
     results = {"schema": 1, "config": config, "n": len(questions), "methods": {name: entry}, "pairs": {}}
-    write_atomic(folder.path / "results.json", canonical_json(results))
+    write_text(folder.path / "results.json", canonical_json(results))
     folder.finish({"trigger": name, "n": len(questions), "em": entry["em"]})
     if len(questions) > 1:
         print(*table_lines({name: entry}), sep="\n")

@@ -10,8 +10,9 @@ from typing import Any
 from omegaconf import DictConfig
 
 from probers.data import load_corpus, load_questions
+from probers.files import write_text
 from probers.parts import build, inputs, load_model, plain
-from probers.runs import RunFolder, canonical_json, write_atomic
+from probers.runs import RunFolder, canonical_json
 from probers.types import Passage, Question, UserError
 
 from .figures import Comparison, Outcomes, first_scores, table_lines
@@ -230,8 +231,8 @@ def _write(folder: RunFolder, results: dict[str, Any], data: dict[str, Any]) -> 
     from .report import write_report
 
     out = folder.path
-    write_atomic(out / "results.json", canonical_json(results))
-    write_atomic(out / "report_data.json", canonical_json(data))
+    write_text(out / "results.json", canonical_json(results))
+    write_text(out / "report_data.json", canonical_json(data))
     write_report(results, data, out / "report.html")
     folder.finish({"n": results["n"], "methods": list(results["methods"])})
     print(*table_lines(results["methods"]), sep="\n")

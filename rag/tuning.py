@@ -17,8 +17,9 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
+from probers.files import write_text
 from probers.metrics import exact_match
-from probers.runs import canonical_json, write_atomic
+from probers.runs import canonical_json
 from probers.types import Decision, Generation, Needs, Question
 
 from .loop import RAG
@@ -78,7 +79,7 @@ def stored_or_tuned(
         stored = json.loads(file.read_text(encoding="utf-8"))
         return {name: Tuned(**entry) for name, entry in stored.items()}
     tuned = tune(rag, triggers, questions)
-    write_atomic(file, canonical_json({name: asdict(entry) for name, entry in tuned.items()}))
+    write_text(file, canonical_json({name: asdict(entry) for name, entry in tuned.items()}))
     return tuned
 
 

@@ -44,9 +44,7 @@ class FakeLM:
         self.prompts: list[str] = []
         self.batches: list[int] = []
 
-    def generate(
-        self, prompts, *, max_new_tokens, needs=NONE, stop=(), prefix="", names=None, progress=None
-    ):
+    def generate(self, prompts, *, max_new_tokens, needs=NONE, stop=(), prefix="", names=None, progress=None):
         assert all(prompt.startswith(prefix) for prompt in prompts)
         assert names is None or len(names) == len(prompts)
         self.prompts += prompts

@@ -106,7 +106,7 @@ def test_linear_head_agrees_with_scikit_learn() -> None:
     y = (x[:, 0, 0] + 0.1 * x[:, 0, 1] + rng.standard_normal(400) > 0.5).astype(int)
     states, target = torch.tensor(x, dtype=torch.float32), torch.tensor(y)
     head = LinearHead(["a", "b"], 5)
-    head.prepare(states[:, i] for i in range(2))
+    head.prepare(states.double().mean(dim=0), states.double().std(dim=0, correction=0))
     optimizer = torch.optim.LBFGS(head.parameters(), max_iter=200, tolerance_change=1e-10)
 
     def loss() -> torch.Tensor:
@@ -129,7 +129,7 @@ def test_constant_dimensions_are_harmless() -> None:
     head = LinearHead(["a"], 3)
     states = torch.randn(50, 3)
     states[:, 1] = 7.0
-    head.prepare([states])
+    head.prepare(states.double().mean(dim=0)[None], states.double().std(dim=0, correction=0)[None])
     assert torch.isfinite(head(states[:, None])).all() and head.scale[0, 1] == 1
 
 

@@ -38,9 +38,12 @@ def forwarded(lm, monkeypatch) -> list[tuple[int, int]]:
     """(rows, columns) of every pass from now on."""
     passes = []
     forward = lm.model.forward
-    monkeypatch.setattr(
-        lm.model, "forward", lambda **given: passes.append(tuple(given["input_ids"].shape)) or forward(**given)
-    )
+
+    def counted(**given):
+        passes.append(tuple(given["input_ids"].shape))
+        return forward(**given)
+
+    monkeypatch.setattr(lm.model, "forward", counted)
     return passes
 
 
@@ -67,7 +70,10 @@ def test_odd_prefixes(family):
     lm = tiny_lm(family)
     for prefix, prompts in (
         ("The river", ["The river", "The river"]),
-        ("The", ["The", "The river Arl flows through the town. Its mouth is near Kelby, and it is 40 km long."]),
+        (
+            "The",
+            ["The", "The river Arl flows through the town. Its mouth is near Kelby, and it is long."],
+        ),
         ("The riv", ["The river Arl", "The rivalry"]),
     ):
         plainly = lm.generate(prompts, max_new_tokens=6, needs=NEEDS)

@@ -36,7 +36,9 @@ def test_what_attention_and_mlp_add_is_what_the_stream_gains(family):
         with pytest.raises(UserError, match="side by side"):
             states(lm, "resid_mid")
     else:
-        for stream, attention, middle in zip(streams, added["attn_out"], states(lm, "resid_mid"), strict=True):
+        for stream, attention, middle in zip(
+            streams, added["attn_out"], states(lm, "resid_mid"), strict=True
+        ):
             np.testing.assert_allclose(stream[:, :-1] + attention, middle, **CLOSE)
 
 
@@ -110,9 +112,7 @@ def test_families_that_cannot_be_read_are_refused_by_name():
 
 def test_a_block_that_does_more_than_adding_has_no_sites_inside():
     scaled = GraniteConfig(**SMALL, intermediate_size=48, num_key_value_heads=4, residual_multiplier=0.5)
-    normed = OPTConfig(
-        **SMALL, ffn_dim=48, word_embed_proj_dim=32, do_layer_norm_before=False, init_std=0.3
-    )
+    normed = OPTConfig(**SMALL, ffn_dim=48, word_embed_proj_dim=32, do_layer_norm_before=False, init_std=0.3)
     for config, family in ((scaled, "Granite"), (normed, "OPT")):
         lm = refused(config)
         with pytest.raises(UserError, match=f"{family}ForCausalLM has no attn_out.* use site=resid_post"):

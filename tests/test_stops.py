@@ -35,7 +35,11 @@ def grown(text: str, stops: Stops) -> tuple[int | None, list[int]]:
         ("She was born in 1912. She moved", 1, "She was born in 1912."),
         ("She was born in 1912. She moved", 2, None),
         ("One. Two. Three. Four", 2, "One. Two."),
-        ("Dr. Tolven lived in the U.S. Army barracks. Then", 1, "Dr. Tolven lived in the U.S. Army barracks."),
+        (
+            "Dr. Tolven lived in U.S. Army barracks. Then",
+            1,
+            "Dr. Tolven lived in U.S. Army barracks.",
+        ),
         ("She left the U.S. The mill", 1, "She left the U.S."),
         ("She met a U.S. Theodore and", 1, None),
         ('He said "go." And', 1, 'He said "go."'),
@@ -48,7 +52,9 @@ def test_a_sentence_ends_where_it_is_split(text, count, end):
     assert (None if place is None else text[:place]) == end
 
 
-WORDS = st.sampled_from(["The", "Theodore", "U.S.", "J.", "mill.", "etc.", "no.", "5", "she", "ran", "Go!", "\n"])
+WORDS = st.sampled_from(
+    ["The", "Theodore", "U.S.", "J.", "mill.", "etc.", "no.", "5", "she", "ran", "Go!", "\n"]
+)
 
 
 @settings(max_examples=200, deadline=None)

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import hashlib
+import importlib
 import json
+import mmap
+import os
 import random
 import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from probers import reader
 from probers.features import FeatureSpec, ModelSpec
 from probers.store import FeatureStore
 from probers.types import Needs, RunError, UserError
@@ -220,3 +228,480 @@ def test_specs_name_both_sides() -> None:
         FeatureSpec(MODEL, layers=(7,), width=8)
     with pytest.raises(UserError, match="width"):
         FeatureSpec.from_dict({k: v for k, v in SPEC.to_dict().items() if k != "width"})
+
+
+def test_rows_in_any_order_from_any_number_of_maps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Claim: what is mapped and dropped in between changes nothing that is read."""
+    store = build(tmp_path / "s", sizes=(5, 0, 3, 1, 7))
+    everything = np.concatenate([make_states(n, i) for i, n in enumerate((5, 0, 3, 1, 7)) if n])
+    everything = everything.astype(np.float16)
+    for mapped, resident in ((256, 1 << 20), (1, 1 << 20), (256, 0)):
+        monkeypatch.setattr(reader, "_MOST_MAPPED", mapped)
+        monkeypatch.setattr(reader, "_MOST_RESIDENT", resident)
+        states = store.reader((5, 0))
+        assert states.shape == (16, 2, SPEC.width) and len(states) == 16 and states.dtype == np.float16
+        rng = np.random.default_rng(0)
+        for size in (0, 1, 4, 40):
+            rows = rng.integers(0, 16, size)
+            np.testing.assert_array_equal(states[rows], everything[rows][:, [2, 0]])
+        for part in (slice(None), slice(3, 9), slice(14, None, -3), slice(9, 9)):
+            np.testing.assert_array_equal(states[part], everything[part][:, [2, 0]])
+        assert states[[15, 0]].flags.writeable  # a copy: training may do with it what it likes
+    with pytest.raises(IndexError, match="but the store has 16"):
+        states[[16]]
+
+
+WIDE = replace(SPEC, model=replace(MODEL, width=4096), width=4096, layers=(0, 2, 3, 5))
+WIDE_ROWS = 48
+
+
+def build_wide(path: Path, shards: int) -> FeatureStore:
+    """Layers of 384 KiB per shard, so that pages can be told apart."""
+    rng = np.random.default_rng(0)
+    store = FeatureStore.create(path, WIDE, config={}, shards=shards)
+    for index in range(shards):
+        states = rng.standard_normal((WIDE_ROWS, len(WIDE.layers), WIDE.width), dtype=np.float32)
+        store.write_shard(index, make_rows(WIDE_ROWS, index * WIDE_ROWS), states)
+    store.finish()
+    return FeatureStore.open(path)
+
+
+def resident(file: Path, *, evict: bool = False) -> np.ndarray:
+    """Which pages of a file are in memory, first of all or after it was taken out of it."""
+    with file.open("rb") as handle:
+        if evict:
+            os.posix_fadvise(handle.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        memory = mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ)
+    address = np.frombuffer(memory, np.uint8).ctypes.data
+    pages = np.zeros(-(-len(memory) // mmap.PAGESIZE), np.uint8)
+    failed = ctypes.CDLL(None).mincore(
+        ctypes.c_void_p(address), ctypes.c_size_t(len(memory)), ctypes.c_void_p(pages.ctypes.data)
+    )
+    assert not failed
+    return (pages & 1).astype(bool)
+
+
+def span(file: Path, layer: int) -> tuple[int, int]:
+    """First and last byte of a layer in a shard's file."""
+    blob = file.read_bytes()
+    base = 8 + int.from_bytes(blob[:8], "little")
+    start, end = json.loads(blob[8:base])[f"layer.{layer}"]["data_offsets"]
+    return base + start, base + end - 1
+
+
+@pytest.mark.skipif(not hasattr(os, "posix_fadvise"), reason="the page cache cannot be looked at here")
+def test_one_layer_touches_that_layers_bytes_only(tmp_path: Path) -> None:
+    """Claim: of a store not in memory, only the layer's pages are read; converse: all layers read all."""
+    store = build_wide(tmp_path / "s", 3)
+    files = sorted((tmp_path / "s/shards").glob("*.safetensors"))
+    spans = [span(file, 5) for file in files]
+    if any(resident(file, evict=True).any() for file in files):
+        pytest.skip("this file system does not let go of pages")
+    store.layer(5)
+    for file, (first, last) in zip(files, spans, strict=True):
+        pages = resident(file)
+        wanted = slice(first // mmap.PAGESIZE, last // mmap.PAGESIZE + 1)
+        assert pages[wanted].all()
+        pages[wanted] = False
+        pages[0] = False  # the header's
+        assert not pages.any()
+    store.states(WIDE.layers)
+    assert all(resident(file).all() for file in files)
+
+
+def file_memory() -> int:
+    """Bytes of files that count as this process's memory."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.split("RssFile:")[1].split()[0]) * 1024
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc")
+def test_memory_does_not_grow_with_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Claim: batches from all over the store leave little of it mapped; converse: unlimited, they do not."""
+    store = build_wide(tmp_path / "s", 8)
+    rng = np.random.default_rng(0)
+    grown = {}
+    for limit in (1 << 20, 1 << 30):
+        monkeypatch.setattr(reader, "_MOST_RESIDENT", limit)
+        states = store.reader(WIDE.layers)
+        before, most = file_memory(), 0
+        for _ in range(60):
+            states[rng.integers(0, len(states), 12)]
+            most = max(most, file_memory() - before)
+        grown[limit] = most
+    whole = 8 * WIDE_ROWS * len(WIDE.layers) * WIDE.width * 2
+    assert grown[1 << 20] < whole / 3 and grown[1 << 30] > whole * 2 / 3
+
+
+def edit_header(change: Any) -> Any:
+    """An edit of a safetensors file's header that keeps the file's size."""
+
+    def edit(blob: bytearray) -> None:
+        length = int.from_bytes(blob[:8], "little")
+        header = json.loads(blob[8 : 8 + length])
+        change(header)
+        new = json.dumps(header, separators=(",", ":")).encode()
+        blob[8 : 8 + length] = new.ljust(length)[:length]
+
+    return edit
+
+
+def test_headers_that_cannot_be_used_are_named(tmp_path: Path) -> None:
+    """Sizes are as they were, so that only reading can notice; every message is one sentence."""
+    store = build(tmp_path / "s")
+    file = tmp_path / "s/shards/00002.safetensors"
+    whole = file.read_bytes()
+
+    def length(value: int) -> Any:
+        return lambda blob: blob.__setitem__(slice(0, 8), value.to_bytes(8, "little"))
+
+    for edit, reason in (
+        (length(1 << 60), f"it says it is {1 << 60} bytes long"),
+        (length(0), "it says it is 0 bytes long"),
+        (lambda blob: blob.__setitem__(8, 0xFF), "header that cannot be used"),
+        (lambda blob: blob.__setitem__(slice(8, 10), b"[1"), "header that cannot be used"),
+        (edit_header(lambda h: h["layer.2"].update(dtype="I16")), "'dtype': 'I16'"),
+        (edit_header(lambda h: h["layer.2"].update(shape=[2, 8])), r"'shape': \[2, 8\]"),
+        (edit_header(lambda h: h.update({"layer.3": h.pop("layer.2")})), r"tensors \['layer.0', 'layer.3'"),
+        (edit_header(lambda h: h["layer.2"].update(data_offsets=[0, 48])), "tensors overlap"),
+    ):
+        blob = bytearray(whole)
+        edit(blob)
+        assert len(blob) == len(whole)
+        file.write_bytes(blob)
+        again = FeatureStore.open(tmp_path / "s")
+        with pytest.raises(UserError, match=r"s is damaged: shards/00002\.safetensors .*" + reason) as caught:
+            again.layer(2)
+        assert "\n" not in str(caught.value) and str(caught.value).endswith("make it again")
+        with pytest.raises(UserError, match=r"00002\.safetensors was altered"):
+            again.verify()
+        again.states((2,), [0, 4])  # rows of the shards that are whole
+    file.write_bytes(whole[:-2])
+    with pytest.raises(UserError, match=rf"has {len(whole) - 2} bytes instead of {len(whole)}"):
+        store.layer(2)  # opened before it was cut
+    file.write_bytes(b"")
+    with pytest.raises(UserError, match="is missing or empty"):
+        store.layer(2)
+    file.unlink()
+    with pytest.raises(UserError, match=r"00002\.safetensors is missing"):
+        store.verify()
+
+
+def test_damaged_rows_and_lists_are_named(tmp_path: Path) -> None:
+    store = build(tmp_path / "s")
+    file = tmp_path / "s/shards/00000.parquet"
+    file.write_bytes(bytes(file.stat().st_size))
+    with pytest.raises(
+        UserError, match=r"damaged: shards/00000\.parquet cannot be read \(.*\); make it again"
+    ):
+        store.table()
+    manifest = tmp_path / "s/manifest.json"
+    whole = json.loads(manifest.read_text())
+    for change, reason in (
+        (lambda m: m.pop("rows"), "it lacks rows"),
+        (lambda m: m.update(shards="3"), "shards is '3'"),
+        (lambda m: m.update(rows=[5, 3]), "not one number of rows for each of its 3 shards"),
+        (lambda m: m["files"].pop("shards/00002.parquet"), r"shards/00002\.parquet is listed"),
+        (lambda m: m["files"].update({"../x": {"bytes": 1, "sha256": ""}}), r"\.\./x is listed"),
+        (lambda m: m["files"]["shards/00002.parquet"].pop("bytes"), "without its size and checksum"),
+        (lambda m: m["spec"].pop("pool"), "a FeatureSpec has the fields"),
+        (lambda m: m["spec"].update(layers=[2, 0, 5]), "layers must be ascending"),
+        (lambda m: m.update(schema=9), "has schema 9, this reads 1"),
+        (lambda m: m.update(format="other"), "does not describe a feature store"),
+    ):
+        altered = json.loads(json.dumps(whole))
+        change(altered)
+        manifest.write_text(json.dumps(altered))
+        with pytest.raises(UserError, match=reason):
+            FeatureStore.open(tmp_path / "s")
+    half = FeatureStore.create(tmp_path / "h", SPEC, config={}, shards=1)
+    half.write_shard(0, make_rows(2), make_states(2, 0))
+    half.verify()
+    (tmp_path / "h/shards/00000.parquet").write_bytes(b"")
+    with pytest.raises(UserError, match=r"00000\.parquet was altered"):
+        half.verify()
+    (tmp_path / "h/shards/00000.json").write_text("{")
+    with pytest.raises(RunError, match=r"00000\.json is damaged .* makes the shard again"):
+        half.finish()
+
+
+#: Files that one run of :func:`build` writes, in order.
+WRITES = [
+    "manifest.json", "shards/00000.parquet", "shards/00000.safetensors", "shards/00000.json",
+    "shards/00001.json", "shards/00002.parquet", "shards/00002.safetensors", "shards/00002.json",
+    "manifest.json",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("call", ["fsync", "replace"])
+@pytest.mark.parametrize(
+    ("number", "cause"),
+    [
+        (errno.ENOSPC, "the disk is full"),
+        (errno.EDQUOT, "the disk quota is used up"),
+        (errno.EACCES, "Permission denied"),
+    ],
+)
+def test_a_write_that_fails_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, number: int, cause: str
+) -> None:
+    """Claim: whichever write fails, earlier shards stay and the same calls end in the same bytes."""
+    build(tmp_path / "whole")
+    original, calls, failing = getattr(os, call), [0], [0]
+
+    def failed(*given: Any) -> None:
+        calls[0] += 1
+        if calls[0] == failing[0]:
+            raise OSError(number, os.strerror(number))
+        original(*given)
+
+    monkeypatch.setattr(os, call, failed)
+    for position, name in enumerate(WRITES, 1):
+        calls[0], failing[0] = 0, position
+        out = tmp_path / f"s{position}"
+        with pytest.raises(RunError) as caught:
+            build(out)
+        message = str(caught.value)
+        assert message == (
+            f"cannot write {out / name}: {cause}; what was finished is kept, and the same command resumes "
+            "once that is mended"
+        )
+        kept = tree(out)
+        assert set(kept) == set(WRITES[: position - 1])  # nothing else, no temporary file either
+        failing[0] = 0
+        build(out)
+        now = tree(out)
+        assert now == tree(tmp_path / "whole")
+        assert all(now[n] == digest for n, digest in kept.items() if n != "manifest.json")
+
+
+def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunError, match=r"cannot write .*file/s: Not a directory; what was finished is kept"):
+        FeatureStore.create(tmp_path / "file/s", SPEC, config={}, shards=1)
+
+
+def build_part(path: Path, start: int, *, sizes: tuple[int, ...] = (4, 0, 2), **changes: Any) -> FeatureStore:
+    """One worker's store; ``changes`` are "spec", "config" and "edit", which changes every row."""
+    spec, edit = changes.get("spec", SPEC), changes.get("edit", dict)
+    store = FeatureStore.create(path, spec, config=changes.get("config", {"seed": 0}), shards=len(sizes))
+    for index, size in enumerate(sizes):
+        states = make_states(size, start + index)[:, : len(spec.layers)]
+        store.write_shard(index, [edit(row) for row in make_rows(size, start + 10 * index)], states)
+    store.finish({"made": start})
+    return FeatureStore.open(path)
+
+
+def test_merged_stores_are_one_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    a = build_part(tmp_path / "a", 0, config={"seed": 0, "questions": "1.jsonl"})
+    b = build_part(tmp_path / "b", 100, sizes=(3,), config={"seed": 0, "questions": "2.jsonl"})
+    before = {path: tree(tmp_path / path) for path in "ab"}
+    merged = FeatureStore.merge([a, str(tmp_path / "b")], tmp_path / "new/m")
+    assert {path: tree(tmp_path / path) for path in "ab"} == before
+    assert [p.name for p in (tmp_path / "new").iterdir()] == ["m"]
+    assert merged.spec == SPEC and merged.shards == 3 and len(merged) == 9 and merged.config == {"seed": 0}
+    np.testing.assert_array_equal(
+        merged.states(SPEC.layers), np.concatenate([a.states(SPEC.layers), b.states(SPEC.layers)])
+    )
+    assert merged.table()["id"].tolist() == [*a.table()["id"], *b.table()["id"]]
+    sources = merged.summary["merged"]
+    assert [(s["store"], s["rows"], s["shards"]) for s in sources] == [("a", 6, 2), ("b", 3, 1)]
+    assert [s["config"] for s in sources] == [{"questions": "1.jsonl"}, {"questions": "2.jsonl"}]
+    assert [s["summary"] for s in sources] == [{"made": 0}, {"made": 100}]
+    manifest = (tmp_path / "a/manifest.json").read_bytes()
+    assert sources[0]["manifest"] == hashlib.sha256(manifest).hexdigest()
+    merged.verify()
+    inode = {
+        p: (tmp_path / p).stat().st_ino
+        for p in ("a/shards/00002.safetensors", "new/m/shards/00001.safetensors")
+    }
+    assert len(set(inode.values())) == 1  # hard-linked
+
+    def refused(*_: Any) -> None:
+        raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+
+    monkeypatch.setattr(os, "link", refused)
+    copied = FeatureStore.merge([a, b], tmp_path / "copied")
+    assert tree(tmp_path / "copied") == tree(tmp_path / "new/m")
+    assert (tmp_path / "copied/shards/00001.safetensors").stat().st_ino not in inode.values()
+    copied.verify()
+    turned = FeatureStore.merge([b, a], tmp_path / "turned")
+    assert turned.table()["id"].tolist() == [*b.table()["id"], *a.table()["id"]]
+    again = FeatureStore.merge([copied, build_part(tmp_path / "c", 200)], tmp_path / "again")
+    assert len(again) == 15  # a merged store is a store like any other
+
+
+def other_model(**changes: Any) -> dict[str, Any]:
+    return {"spec": replace(SPEC, model=replace(MODEL, **changes))}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (other_model(revision="zzz"), r"a was made by testbed@abc123 .* and .*b by testbed@zzz .* same"),
+        ({"spec": SPEC.select((2,))}, r"a has layers=\(0, 2, 5\), .*b layers=\(2,\): only stores of"),
+        ({"spec": replace(SPEC, dtype="float32")}, r"a has dtype='float16', .*b dtype='float32'"),
+        ({"spec": replace(SPEC, pool="last")}, r"a have pool='mean', those of .*b pool='last'"),
+        ({"spec": replace(SPEC, prompt="p2")}, r"a have prompt='p1', those of .*b prompt='p2'"),
+        ({"edit": lambda row: row | {"more": 1}}, r"b has other columns than .*a \(.*more: int64\)"),
+        ({"edit": lambda row: row | {"extra": 1}}, r"b has other columns than .*a \(.*extra: int64"),
+        ({"edit": lambda row: row | {"id": "q2" if row["id"] == "q101" else row["id"]}},
+         r"the id q2 is in .*a and again in .*b: give every worker its own part"),
+        ({"edit": lambda row: row | {"group": "g1", "split": "test"}},
+         r"merging leaks: the group 'g1' is in train of .*a and in test of .*b; deal the splits"),
+    ],
+)  # fmt: skip
+def test_stores_that_do_not_fit_are_not_merged(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    build_part(tmp_path / "a", 0)
+    build_part(tmp_path / "b", 100, **changes)
+    with pytest.raises(UserError, match=message) as caught:
+        FeatureStore.merge([tmp_path / "a", tmp_path / "b"], tmp_path / "m")
+    assert "\n" not in str(caught.value)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a", "b"]
+
+
+def test_merges_that_cannot_be_are_refused(tmp_path: Path) -> None:
+    a = build_part(tmp_path / "a", 0)
+    FeatureStore.create(tmp_path / "half", SPEC, config={}, shards=2)
+    (tmp_path / "there").mkdir()
+    for stores, out, message in (
+        ([], "m", "nothing to merge"),
+        ([a, a], "m", "the id q0 is in .*a and again in .*a"),
+        ([a, tmp_path / "half"], "m", r"half is incomplete \(0 of 2 shards\)"),
+        ([a, tmp_path / "nowhere"], "m", "nowhere is no feature store"),
+        ([a], "there", "out=.*there exists"),
+        ([a], "a", "out=.*a exists"),
+    ):
+        with pytest.raises(UserError, match=message):
+            FeatureStore.merge(stores, tmp_path / out)
+    (tmp_path / "a/shards/00000.parquet").write_bytes(b"")
+    with pytest.raises(UserError, match="has 0 bytes instead of"):
+        FeatureStore.merge([a], tmp_path / "m")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a", "half", "there"]
+    elsewhere = replace(SPEC, model=replace(MODEL, id="/moved/here"))  # the same weights under another name
+    merged = [build_part(tmp_path / "b", 100), build_part(tmp_path / "c", 200, spec=elsewhere)]
+    names = [s["model"]["id"] for s in FeatureStore.merge(merged, tmp_path / "m").summary["merged"]]
+    assert names == ["testbed", "/moved/here"]
+
+
+MERGER = """
+import os, sys
+from probers import merging
+from probers.store import FeatureStore
+original, step = merging.write_bytes, int(sys.argv[1])
+calls = 0
+def counted(path, blob):
+    global calls
+    calls += 1
+    if calls == step:
+        path.with_name(f".{path.name}.tmp").write_bytes(blob[:10])
+        os.kill(os.getpid(), 9)
+    original(path, blob)
+merging.write_bytes = counted
+if step == 5:
+    os.rename = lambda *_: os.kill(os.getpid(), 9)
+FeatureStore.merge(sys.argv[3:], sys.argv[2])
+"""
+
+
+@pytest.mark.parametrize("step", [2, 4, 5])  # at the second sidecar, the manifest, the renaming
+def test_a_merge_that_is_killed_leaves_nothing_that_looks_finished(tmp_path: Path, step: int) -> None:
+    paths = [tmp_path / "a", tmp_path / "b"]
+    for start, path in enumerate(paths):
+        build_part(path, 100 * start, sizes=(3, 2)[: 2 - start])
+    command = [sys.executable, "-c", MERGER, str(step), str(tmp_path / "m"), *map(str, paths)]
+    assert subprocess.run(command, timeout=60).returncode == -signal.SIGKILL
+    assert not (tmp_path / "m").exists()
+    FeatureStore.merge(paths, tmp_path / "m").verify()
+    FeatureStore.merge(paths, tmp_path / "whole")
+    assert tree(tmp_path / "m") == tree(tmp_path / "whole")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a", "b", "m", "whole"]
+
+
+def test_a_merge_on_a_full_disk_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    a = build_part(tmp_path / "a", 0)
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(RunError, match=r"cannot write .*json: the disk is full; the stores to be merged are"):
+        FeatureStore.merge([a], tmp_path / "m")
+    assert [p.name for p in tmp_path.iterdir()] == ["a"]
+
+
+def test_a_hugging_face_dataset_has_every_column_and_the_layers_asked_for(tmp_path: Path) -> None:
+    store = build(tmp_path / "s")
+    table = store.table()
+    plain = store.to_datasets()
+    assert plain.column_names == list(table.columns) and plain.num_rows == 8
+    assert plain["id"][:] == table["id"].tolist() and plain[1]["text"] == 'naïve\n"x"'
+    data = store.to_datasets(layers=[5, 2])
+    assert data.column_names == [*table.columns, "layer.2", "layer.5"]
+    feature = data.features["layer.5"]
+    assert feature.length == SPEC.width and feature.feature.dtype == "float16"
+    for k in (2, 5):
+        got = data.with_format("numpy")[:][f"layer.{k}"]
+        np.testing.assert_array_equal(got, store.layer(k))  # the library's own arrays are float32
+    right = data.filter(lambda row: row["correct"] == 1)  # in the dataset's own ways, vectors follow rows
+    np.testing.assert_array_equal(
+        right.with_format("numpy")[:]["layer.2"], store.layer(2)[table["correct"].to_numpy() == 1]
+    )
+    wide = replace(SPEC, dtype="float32")
+    assert (
+        build_part(tmp_path / "f", 0, spec=wide).to_datasets([0]).features["layer.0"].feature.dtype
+        == "float32"
+    )
+    with pytest.raises(UserError, match="layer=3 is not in the features"):
+        store.to_datasets([3])
+
+
+@pytest.fixture
+def benchmark(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The benchmark of the store, as a module."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "benchmarks"))
+    return importlib.import_module("store")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the benchmark looks into /proc")
+def test_the_benchmark_fills_its_table_and_cleans_up(
+    tmp_path: Path, benchmark: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing here looks at the clock: what the figures are is for the machine that runs it."""
+    import report
+
+    def in_this_process(path: Path, steps: int) -> tuple[int, int]:
+        benchmark.as_trainer(str(path), str(steps))
+        return tuple(json.loads(capsys.readouterr().out.splitlines()[-1]).values())  # type: ignore[return-value]
+
+    sections: list[tuple[str, str, str]] = []
+    monkeypatch.setattr(benchmark, "training_memory", in_this_process)
+    monkeypatch.setattr(report, "write_section", lambda *given: sections.append(given))
+    arguments = ["--examples=90", "--layers=3", "--width=64", "--shard-size=16", "--repeats=1", "--steps=2"]
+    (tmp_path / "disk").mkdir()
+    benchmark.main([*arguments, f"--folder={tmp_path / 'disk'}", "--write"])
+    assert not list((tmp_path / "disk").iterdir())
+    ((name, command, body),) = sections
+    assert name == "store" and command.startswith("python benchmarks/store.py --examples=90")
+    assert body in capsys.readouterr().out
+    rows = [line for line in body.splitlines() if line.startswith("| ")][2:]
+    assert [row.split(" | ")[0] for row in rows] == [
+        "| write", "| open", "| read one layer, in the page cache", "| read one layer, not in memory",
+        "| memory to read 22 examples for training", "| memory to read 90 examples for training",
+    ]  # fmt: skip
+    with pytest.raises(SystemExit):
+        benchmark.main(["--examples=0"])
+
+
+def test_a_section_of_the_results_is_replaced_and_the_others_stay(tmp_path: Path, benchmark: Any) -> None:
+    import report
+
+    file = tmp_path / "R.md"
+    for name, body in (("a", "one"), ("b", "two\n\n### part"), ("a", "three \\1"), ("a b", "four")):
+        report.write_section(name, "python x", body, file=file)
+    text = file.read_text()
+    assert text.startswith("# Results") and report.machine() in text
+    assert [line for line in text.splitlines() if line.startswith("## ")] == ["## a", "## b", "## a b"]
+    assert "one" not in text.split("## a")[1] and "three \\1\n\n## b" in text and "### part\n\n## a b" in text
+    report.write_section("a b", "python x", "four", file=file)
+    assert file.read_text() == text

@@ -19,7 +19,7 @@ from probers.train.calibrate import (
     fit_temperature,
 )
 from probers.train.controls import control_detectors
-from probers.train.data import Examples, load_examples, parse_layers
+from probers.train.data import CHUNK, Examples, StoreStates, load_examples, moments, parse_layers
 from probers.train.fit import FitSettings, Fitted, Task, fit, targets_of
 from probers.train.module import ProberModule, head_losses
 from sklearn.metrics import roc_auc_score
@@ -28,6 +28,7 @@ from probers import cli
 from probers.bank import SIGNALS, ProbeBank
 from probers.features import FeatureSpec, ModelSpec
 from probers.heads import LinearHead, ProbingRagHead
+from probers.reader import StateReader
 from probers.runs import RunFolder
 from probers.store import FeatureStore
 from probers.types import RunError, UserError
@@ -461,3 +462,80 @@ def test_requests_that_are_wrong_write_nothing(
         with pytest.raises(UserError, match=message):
             cli.run("train", arguments)
     assert [p.name for p in tmp_path.iterdir()] == ["half"]
+
+
+class SpyReader:
+    """Notes the most rows that any reader of a store has handed out at once."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.most = self.calls = 0
+        original = StateReader.__getitem__
+
+        def spied(reader: StateReader, rows: Any) -> np.ndarray:
+            found = original(reader, rows)
+            self.most, self.calls = max(self.most, len(found)), self.calls + 1
+            return found
+
+        patch.setattr(StateReader, "__getitem__", spied)
+
+
+@pytest.mark.parametrize("head", ["probing_rag", "linear"])
+def test_states_are_never_all_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, head: str) -> None:
+    """Claim: standardising, training and scoring take a chunk at most; converse: a whole layer shows."""
+    spy = SpyReader(monkeypatch)
+    store = make_store(tmp_path / "s", 3000)
+    options = [*OVERRIDES[:3], *OVERRIDES[4:], f"head={head}"]  # without head.hidden
+    cli.run("train", [f"data={store.path}", f"out={tmp_path / 'p'}", "layer=all", *options])
+    assert spy.calls > 100 and spy.most == CHUNK < 1500  # of 1500 to train on, 750 to validate, 3000 to score
+    store.layer(1)
+    assert spy.most == 3000
+
+
+@pytest.mark.parametrize("head", [small_head, LinearHead])
+def test_reading_from_the_store_gives_the_heads_that_a_tensor_gives(
+    store: FeatureStore, examples: Examples, head: Any
+) -> None:
+    """Bit for bit: weights, validation figures, and what indexing gives."""
+    tasks, layers = [Task(0), Task(2), Task(3), Task(2, "person")], [0, 2, 3]
+    tensor = torch.from_numpy(store.states(layers))
+    expected = fit(head, tasks, tensor, layers, examples, replace(QUICK, epochs=1))
+    found = fit(head, tasks, StoreStates(store, layers), layers, examples, replace(QUICK, epochs=1))
+    for name, value in expected.head.state_dict().items():
+        assert torch.equal(found.head.state_dict()[name], value), name
+    np.testing.assert_array_equal(found.loss, expected.loss)
+    states = StoreStates(store, layers)
+    assert states.shape == tensor.shape and len(states) == len(tensor)
+    rows = torch.tensor([7, 1, 1, 1199])
+    assert torch.equal(states[rows], tensor[rows]) and torch.equal(states[5:9], tensor[5:9])
+    assert torch.equal(states[rows, 1], tensor[rows, 1])
+
+
+def test_moments_in_chunks_are_those_of_the_whole() -> None:
+    """Also far from zero, where a sum of squares would have cancelled."""
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((3 * CHUNK + 7, 2, 5)) * [1, 10, 0.1, 1, 1] + [0, 5, 1e6, -2, 0]
+    x[:, 1, 4] = 3.0
+    rows = torch.from_numpy(rng.permutation(len(x))[: 2 * CHUNK + 5])
+    mean, deviation = moments(torch.from_numpy(x), rows)
+    np.testing.assert_allclose(mean.numpy(), x[rows].mean(axis=0), rtol=1e-12)
+    np.testing.assert_allclose(deviation.numpy(), x[rows].std(axis=0), rtol=1e-8, atol=1e-12)
+    assert deviation[1, 4] == 0
+
+
+def test_a_head_of_ones_own_is_given_the_moments_of_its_training_states(
+    store: FeatureStore, examples: Examples
+) -> None:
+    given: list[torch.Tensor] = []
+
+    class Own(ProbingRagHead):
+        def prepare(self, mean: torch.Tensor, deviation: torch.Tensor) -> None:
+            given.extend([mean, deviation])
+
+    layers = [1, 2]
+    make = partial(Own, hidden=8)
+    fit(make, [Task(2), Task(1)], StoreStates(store, layers), layers, examples, replace(QUICK, epochs=1))
+    rows = examples.rows["train"]
+    for head, layer in enumerate((2, 1)):
+        states = store.layer(layer)[rows].astype(np.float64)
+        np.testing.assert_allclose(given[0][head], states.mean(axis=0), rtol=0, atol=1e-9)
+        np.testing.assert_allclose(given[1][head], states.std(axis=0), rtol=0, atol=1e-9)

@@ -1,10 +1,10 @@
-"""From a feature store to training batches: the splits checked, the states in memory."""
+"""From a feature store to training batches: the splits checked, the states read when needed."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import pandas as pd
@@ -18,6 +18,68 @@ from probers.store import FeatureStore
 from probers.types import UserError
 
 SPLITS = ("train", "validation", "test")
+
+#: Rows read at once where their number does not matter to the result.
+CHUNK = 1024
+
+
+class States(Protocol):
+    """States (N, layers, d) that give some rows at a time: a tensor, or :class:`StoreStates`."""
+
+    @property
+    def shape(self) -> Sequence[int]: ...
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, rows: Any) -> Tensor:
+        """(n, layers, d) of a slice or of row numbers; (n, d) of row numbers and a layer's position."""
+        ...
+
+
+class StoreStates:
+    """States of a store as tensors, row by row from its memory-mapped files; holds none itself.
+
+    Args:
+        store: a finished store.
+        layers: numbers of the layers wanted, in the order wanted.
+    """
+
+    def __init__(self, store: FeatureStore, layers: Sequence[int]) -> None:
+        self._store, self._reader = store, store.reader(layers)
+        self.shape = self._reader.shape
+
+    def __len__(self) -> int:
+        return len(self._reader)
+
+    def __getitem__(self, rows: Any) -> Tensor:
+        if isinstance(rows, tuple):
+            rows, position = rows
+            layer = self._reader.layers[position]
+            return torch.from_numpy(self._store.states((layer,), _numbers(rows))[:, 0])
+        return torch.from_numpy(self._reader[_numbers(rows)])
+
+
+def _numbers(rows: Any) -> Any:
+    return rows.numpy() if isinstance(rows, Tensor) else rows
+
+
+def moments(states: States, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation (population's) of some rows' states, in float64, chunk by chunk.
+
+    Returns:
+        Two tensors (layers, d).
+    """
+    mean = torch.zeros(tuple(states.shape[1:]), dtype=torch.float64)
+    squares, seen = torch.zeros_like(mean), 0
+    for part in rows.split(CHUNK):
+        x = states[part].double()
+        count = len(part)
+        # Chan, Golub and LeVeque 1979: joins two sets' moments without cancellation.
+        step = x.mean(dim=0) - mean
+        squares += x.var(dim=0, correction=0) * count + step**2 * (seen * count / (seen + count))
+        mean += step * (count / (seen + count))
+        seen += count
+    return mean, (squares / seen).sqrt()
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +162,7 @@ def parse_layers(value: Any, spec: FeatureSpec) -> tuple[int, ...]:
 class Rows(Dataset[tuple[Tensor, Tensor]]):
     """Whole batches by row numbers: states (n, layers, d) as stored, targets (n, heads)."""
 
-    def __init__(self, states: Tensor, targets: Tensor) -> None:
+    def __init__(self, states: States, targets: Tensor) -> None:
         self.states, self.targets = states, targets
 
     def __getitem__(self, index: Tensor) -> tuple[Tensor, Tensor]:
@@ -136,7 +198,7 @@ class StoreData(LightningDataModule):
     """
 
     def __init__(
-        self, states: Tensor, targets: Tensor, rows: dict[str, np.ndarray], *, batch_size: int, seed: int
+        self, states: States, targets: Tensor, rows: dict[str, np.ndarray], *, batch_size: int, seed: int
     ) -> None:
         super().__init__()
         self._data, self._rows = Rows(states, targets), rows
@@ -146,15 +208,10 @@ class StoreData(LightningDataModule):
         return self._loader("train", self._batch_size, self._seed)
 
     def val_dataloader(self) -> DataLoader:
-        return self._loader("validation", 1024, None)
+        return self._loader("validation", CHUNK, None)
 
     def _loader(self, split: str, batch_size: int, seed: int | None) -> DataLoader:
         # batch_size=None: the sampler gives whole batches, which are cut out by one index each.
         return DataLoader(
             self._data, batch_size=None, sampler=Batches(self._rows[split], batch_size, seed=seed)
         )
-
-
-def as_tensor(store: FeatureStore, layers: Sequence[int]) -> Tensor:
-    """(N, len(layers), d) states of all rows in the store's number format."""
-    return torch.from_numpy(store.states(layers))

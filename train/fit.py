@@ -21,7 +21,7 @@ from tqdm import tqdm
 from probers.heads import ProbeHead
 from probers.types import UserError
 
-from .data import Examples, StoreData
+from .data import Examples, States, StoreData, moments
 from .module import Loss, ProberModule
 
 Target = Literal["correct", "shuffled", "person"]
@@ -102,7 +102,7 @@ def targets_of(tasks: Sequence[Task], examples: Examples, seed: int) -> Tensor:
 
 
 def fit(
-    make_head: Callable[[list[str], int], ProbeHead], tasks: Sequence[Task], states: Tensor,
+    make_head: Callable[[list[str], int], ProbeHead], tasks: Sequence[Task], states: States,
     layers: Sequence[int], examples: Examples, settings: FitSettings, *, out: Path | None = None,
 ) -> Fitted:  # fmt: skip
     """Train all tasks' heads in one pass; each comes out as if it had been trained alone.
@@ -110,7 +110,7 @@ def fit(
     Args:
         make_head: from stream names and width to untrained heads.
         tasks: what to train.
-        states: (N, len(layers), d).
+        states: (N, len(layers), d); read batch by batch.
         layers: which layers the states are of.
         examples: rows and splits.
         settings: how.
@@ -121,7 +121,8 @@ def fit(
     streams = [f"{settings.seed}/layer{task.layer}-{task.target}" for task in tasks]
     head = make_head(streams, states.shape[-1])
     train_rows = torch.from_numpy(examples.rows["train"])
-    head.prepare(states[train_rows, column] for column in columns)
+    if type(head).prepare is not ProbeHead.prepare:
+        head.prepare(*(found[columns] for found in moments(states, train_rows)))
     module = ProberModule(
         head, columns, lr=settings.lr, gamma=settings.gamma, weight_decay=settings.weight_decay,
         loss=settings.loss, warmup_epochs=settings.warmup_epochs,

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from probers.bank import Combine, ProbeBank, half_precision
 from probers.entropy import SIGNALS
@@ -16,7 +15,7 @@ from probers.heads import CORRECT, WRONG
 
 from .calibrate import ThresholdRule, fit_entropy_model, fit_temperature
 from .controls import Detector, control_detectors
-from .data import Examples
+from .data import CHUNK, Examples, States
 from .fit import Fitted, Task, targets_of
 
 ENSEMBLE, WITH_ENTROPY = "all layers", "all layers + entropy"
@@ -69,14 +68,14 @@ def plan_tasks(layers: Sequence[int], spec: FeatureSpec, examples: Examples) -> 
 
 
 def assemble(
-    fitted: Fitted, states: Tensor, state_layers: Sequence[int], spec: FeatureSpec, examples: Examples, *,
+    fitted: Fitted, states: States, state_layers: Sequence[int], spec: FeatureSpec, examples: Examples, *,
     combine: Combine, rule: ThresholdRule, with_entropy: bool, seed: int,
 ) -> Trained:  # fmt: skip
     """Round the weights, calibrate on validation, and score every example with everything.
 
     Args:
         fitted: trained heads.
-        states: (N, len(state_layers), d).
+        states: (N, len(state_layers), d); read chunk by chunk.
         state_layers: which layers the states are of.
         spec: of the store.
         examples: rows and splits.
@@ -153,11 +152,12 @@ def _no_person(examples: Examples) -> str | None:
     return None
 
 
-def _margins(fitted: Fitted, states: Tensor, state_layers: Sequence[int]) -> np.ndarray:
+def _margins(fitted: Fitted, states: States, state_layers: Sequence[int]) -> np.ndarray:
     """(N, tasks) logit of "wrong" minus logit of "correct"."""
     columns = [list(state_layers).index(task.layer) for task in fitted.tasks]
+    parts = (states[start : start + CHUNK] for start in range(0, len(states), CHUNK))
     with torch.inference_mode():
-        logits = torch.cat([fitted.head(part[:, columns].float()) for part in states.split(1024)]).double()
+        logits = torch.cat([fitted.head(part[:, columns].float()) for part in parts]).double()
     return (logits[..., WRONG] - logits[..., CORRECT]).numpy()
 
 

@@ -45,7 +45,7 @@ def run(cfg: DictConfig) -> Path:
     from hydra.utils import instantiate
 
     from .card import write_card
-    from .data import as_tensor
+    from .data import StoreStates
     from .evaluate import Evaluator
     from .fit import fit
     from .plots import write_plots
@@ -54,7 +54,7 @@ def run(cfg: DictConfig) -> Path:
 
     tasks, notes = plan_tasks(layers, store.spec, examples)
     read = sorted({task.layer for task in tasks})
-    states = as_tensor(store, read)
+    states = StoreStates(store, read)
     make_head = instantiate(cfg.head, _partial_=True)
     fitted = fit(make_head, tasks, states, read, examples, settings, out=out)
     trained = assemble(

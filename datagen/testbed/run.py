@@ -9,8 +9,9 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from probers.files import write_text
 from probers.parts import plain
-from probers.runs import RunFolder, canonical_json, write_atomic
+from probers.runs import RunFolder, canonical_json
 from probers.testbed.world import World, WorldConfig
 
 from .curriculum import Curriculum
@@ -62,7 +63,7 @@ def _train(cfg: DictConfig, folder: Path) -> None:
     model.half().save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     record = {"world": asdict(world.config), "recipe": asdict(recipe)}
-    write_atomic(folder / "testbed.json", canonical_json(record))
+    write_text(folder / "testbed.json", canonical_json(record))
     print(f"wrote the model to {folder}")
 
 

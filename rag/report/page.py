@@ -9,7 +9,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from probers.runs import write_atomic
+from probers.files import write_text
 
 from .examples import examples_html
 from .layer_charts import controls_chart, layers_chart
@@ -35,7 +35,7 @@ def write_report(results: Mapping[str, Any], data: Mapping[str, Any], path: Path
             ``examples``; every one may be absent.
         path: the file to write.
     """
-    write_atomic(Path(path), report_html(results, data))
+    write_text(Path(path), report_html(results, data))
 
 
 def report_html(results: Mapping[str, Any], data: Mapping[str, Any]) -> str:

@@ -1,0 +1,142 @@
+"""Speed and memory of the engine against plain generation and against the peers' way.
+
+    python benchmarks/capture.py                              # testbed and a random 12-layer model
+    python benchmarks/capture.py --models testbed,random,7b   # where there is a GPU
+
+Every figure is a ratio of ways that ran by turns in this process, so that a slow moment of the
+machine hits all of them; it is taken within each round, and of the rounds the median is shown
+with the lowest and highest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+
+import torch
+from cost import against_peers, speed
+from reuse import batching, prefix
+from timing import Results
+from workload import ABOUT, SECTIONS, SHAPES, Options, build
+
+from probers import CausalLM
+from probers.types import RunError, UserError
+
+TITLES = {
+    "capture": "Capture while generating, against plain generation",
+    "peers": "Capture against the peers' way",
+    "prefix": "Reuse of a common prefix",
+    "batching": "Batches of prompts of mixed length",
+}
+HEADS = {
+    "capture": "model | batch | way | tokens/s | of plain | target | verdict",
+    "peers": "model | batch | figure | peers | ours | ratio | target | verdict",
+    "prefix": "model | way | seconds | times as fast | target | verdict",
+    "batching": "model | way | prompts/s | times as fast | padding waste | target | verdict",
+}
+NOT_HERE = "not measured: needs CUDA"
+
+
+def measure(name: str, lm: CausalLM, options: Options, results: Results) -> None:
+    """All sections asked for, on one model."""
+    parts = {"capture": speed, "peers": against_peers, "prefix": prefix, "batching": batching}
+    for section in sections(options):
+        print(f"{name}: {section}", file=sys.stderr)
+        parts[section](name, lm, options, results)
+
+
+def sections(options: Options) -> list[str]:
+    """Tables asked for; capture and attention share one."""
+    return [s for s in TITLES if s in options.only or (s == "capture" and "attention" in options.only)]
+
+
+def surroundings(device: torch.device, load: Sequence[float]) -> str:
+    """What the figures depend on besides the machine."""
+    place = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+    loads = f"{load[0]:.1f} before and {os.getloadavg()[0]:.1f} after"
+    return f"On {place}, float32 unless said otherwise, {torch.get_num_threads()} threads, load {loads}."
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; 1 when the ways compared did not give the same."""
+    argv = list(sys.argv[1:] if arguments is None else arguments)
+    args = _parse(argv)
+    device = torch.device(args.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    options = Options(**{f.name: getattr(args, f.name) for f in fields(Options) if hasattr(args, f.name)})
+    results, load, begun, code = Results(HEADS), os.getloadavg(), time.monotonic(), 0
+    for name in args.models:
+        if name in SHAPES and SHAPES[name].cuda_only and device.type != "cuda":
+            for section in sections(options):
+                results.row(section, ABOUT[name], NOT_HERE)
+            continue
+        try:
+            measure(name, build(name, device), options, results)
+        except (UserError, RunError) as error:
+            print(f"error: {error}", file=sys.stderr)
+            code = 2 if isinstance(error, UserError) else 1
+            break
+    for section in [s for s in sections(options) if s in results.rows]:
+        results.note(section, surroundings(device, load))
+        title, body = f"{TITLES[section]} ({device.type})", results.body(section)
+        print(f"\n## {title}\n\n{body}")
+        if args.write and not code:
+            from report import write_section
+
+            write_section(title, shlex.join(["python", "benchmarks/capture.py", *argv]), body)
+    print(f"\n{(time.monotonic() - begun) / 60:.1f} minutes", file=sys.stderr)
+    if not results.same:
+        print("error: the ways compared did not give the same; see the notes", file=sys.stderr)
+    return code or int(not results.same)
+
+
+def _parse(argv: Sequence[str]) -> argparse.Namespace:
+    def listed(known: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
+        def parse(text: str) -> tuple[str, ...]:
+            for word in text.split(","):
+                if word not in known:
+                    raise argparse.ArgumentTypeError(f"{word!r} is unknown; choose among {', '.join(known)}")
+            return tuple(text.split(","))
+
+        return parse
+
+    def sizes(text: str) -> tuple[int, ...]:
+        return tuple(positive(word) for word in text.split(","))
+
+    def positive(text: str) -> int:
+        if not text.isdecimal() or not int(text):
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
+        return int(text)
+
+    usual = Options()
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    add = parser.add_argument
+    known = ", ".join(ABOUT)
+    add("--models", type=listed(list(ABOUT)), default=("testbed", "random", "7b"), help=f"among {known}")
+    add("--batches", type=sizes, default=usual.batches, help="default 1,8,32")
+    add("--repeats", type=positive, help="rounds per comparison; default: at least 3 (testbed) or 2")
+    add("--prompt-tokens", type=positive, default=usual.prompt_tokens)
+    add("--new-tokens", type=positive, default=usual.new_tokens)
+    add("--only", type=listed(SECTIONS), default=SECTIONS, help=f"among {', '.join(SECTIONS)}")
+    add("--device", choices=("cpu", "cuda"), help="default: cuda where there is one")
+    add("--quick", action="store_true", help="batches 1 and 8, two rounds, a quarter of the questions")
+    add("--slow", action="store_true", help="batching of the random model on a CPU as well")
+    add("--write", action="store_true", help="replace the tables in benchmarks/RESULTS.md")
+    args = parser.parse_args(argv)
+    if args.new_tokens < 2:
+        parser.error("--new-tokens must be at least 2: the peers' way has no state of the last token")
+    if args.quick:
+        args.batches = tuple(batch for batch in args.batches if batch <= 8) or parser.error(
+            "--quick takes batches up to 8"
+        )
+        args.repeats = args.repeats or 2
+        args.questions, args.mixed = usual.questions // 4, usual.mixed // 4
+    return args
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,156 @@
+"""What capture costs: against plain generation, and against the peers' way to the same features."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from memory import growth, memory_of
+from peers import differing, everything, ours, parity, plain, token_ids, ways
+from timing import Results, by_turns, ratios, spread, verdict
+from workload import ABOUT, Options, long_prompts
+
+from probers import CausalLM
+from probers.types import Needs
+
+
+def check(
+    results: Results, section: str, where: str, lm: CausalLM, prompts: Sequence[str], written: dict[str, Any]
+) -> None:
+    """Note whether all ways wrote the same tokens."""
+    (first, reference), *others = ((way, token_ids(result)) for way, result in written.items())
+    ties = 0
+    for way, tokens in others:
+        different, wrong = differing(lm, prompts, reference, tokens)
+        ties += different - wrong
+        if wrong:
+            results.same = False
+            results.note(section, f"**{where}: {wrong} texts of '{way}' are not those of '{first}'.**")
+    if ties:
+        total = len(prompts) * len(others)
+        results.note(
+            section, f"{where}: {ties} of {total} texts part from '{first}' at a tie within rounding."
+        )
+    results.note(section, "The run checks that all ways write the same tokens; exceptions are named here.")
+
+
+def least(name: str) -> int:
+    """Rounds per comparison, unless told otherwise."""
+    return 3 if name == "testbed" else 2
+
+
+def _warm(lm: CausalLM, batch: Sequence[str], tokens: int) -> tuple[Sequence[str], int]:
+    """Arguments of a warm-up: on CUDA the real shapes, whose kernels are chosen on first use."""
+    return (batch, tokens) if lm.device.type == "cuda" else ([text[:40] for text in batch[:2]], 3)
+
+
+def speed(name: str, lm: CausalLM, options: Options, results: Results) -> None:
+    """Plain generation against ours with different needs."""
+    wanted: dict[str, tuple[Needs, float | None]] = {"entropies, log-probs": (Needs(), None)}
+    if "capture" in options.only:
+        target = 0.99 if name == "7b" else 0.95
+        wanted["+ mean of all layers"] = (Needs(layers=everything(lm).layers), target)
+    if "attention" in options.only:
+        wanted["+ last layer's attention rows"] = (Needs(attention=True), 0.90)
+    calls: dict[str, Callable[..., Any]] = {"plain": partial(plain, lm)}
+    calls |= {way: partial(ours, lm, needs=needs) for way, (needs, _) in wanted.items()}
+    for batch in options.batches:
+        prompts = long_prompts(lm.tokenizer, batch, options.prompt_tokens)
+        tokens = options.new_tokens
+        seconds, written = by_turns(
+            {way: partial(call, prompts, tokens) for way, call in calls.items()},
+            warm={way: partial(call, *_warm(lm, prompts, tokens)) for way, call in calls.items()},
+            least=least(name),
+            exactly=options.repeats,
+            device=lm.device,
+        )
+        check(results, "capture", f"{ABOUT[name]}, batch {batch}", lm, prompts, written)
+        for way in calls:
+            rate = spread([batch * tokens / s for s in seconds[way]], 1)
+            if way == "plain":
+                results.row("capture", ABOUT[name], batch, "plain `generate`", rate, "1")
+                continue
+            shares, target = ratios(seconds["plain"], seconds[way]), wanted[way][1]
+            goal: tuple[str, ...] = ()
+            if target is not None:
+                goal = (f">= {target:.2f}", verdict(statistics.median(shares) >= target))
+            results.row("capture", ABOUT[name], batch, way, rate, spread(shares, 3), *goal)
+    results.note(
+        "capture",
+        f"Greedy, {options.prompt_tokens}-token prompts (left-padded: up to a sixteenth shorter), "
+        f"{options.new_tokens} new tokens, no EOS; each way goes from texts to texts.",
+    )
+
+
+def against_peers(name: str, lm: CausalLM, options: Options, results: Results) -> None:
+    """All layers and the last attention: ours in one pass, theirs in two."""
+    for batch in [b for b in options.batches if b <= 8]:
+        prompts = long_prompts(lm.tokenizer, batch, options.prompt_tokens)
+        calls = {way: call for way, call in ways(lm).items() if way != "plain"}
+        seconds, written = by_turns(
+            {way: partial(call, prompts, options.new_tokens) for way, call in calls.items()},
+            warm={way: partial(call, *_warm(lm, prompts, options.new_tokens)) for way, call in calls.items()},
+            least=least(name),
+            exactly=options.repeats,
+            device=lm.device,
+        )
+        where = f"{ABOUT[name]}, batch {batch}"
+        check(results, "peers", where, lm, prompts, written)
+        _parity(where, lm, prompts[:2], min(options.new_tokens, 16), results)
+        faster = ratios(seconds["peers"], seconds["ours"])
+        goal = (">= 1.5", verdict(statistics.median(faster) >= 1.5)) if batch == 1 else ()
+        times = [spread(seconds[way]) for way in ("peers", "ours")]
+        results.row("peers", ABOUT[name], batch, "seconds", *times, spread(faster), *goal)
+        _memory(name, lm, batch, prompts, options, results)
+
+
+def _parity(where: str, lm: CausalLM, prompts: Sequence[str], new_tokens: int, results: Results) -> None:
+    """Note how far apart what both ways record is."""
+    off = parity(lm, prompts, new_tokens)
+    if off is None:
+        results.note("peers", f"{where}: states not compared, for the texts part at ties within rounding.")
+        return
+    tolerance = 1e-4 if lm.model.dtype == torch.float32 else 2e-2
+    text = f"{where}: states, scores and attention of both differ by at most {off:.0e}"
+    if off > tolerance:
+        results.same = False
+        text = f"**{text}, more than {tolerance:.0e}.**"
+    results.note("peers", text)
+
+
+def _memory(
+    name: str, lm: CausalLM, batch: int, prompts: Sequence[str], options: Options, results: Results
+) -> None:
+    """Peak memory over that of plain generation."""
+    peaks: dict[str, list[int]] = {}
+    for _ in range(max(2, options.repeats or least(name))):  # noise shows only in repeats
+        for way, call in ways(lm).items():
+            if lm.device.type == "cuda":
+                peak = growth(partial(call, prompts, options.new_tokens), lm.device)
+            else:
+                peak = memory_of(name, way, batch, options.prompt_tokens, options.new_tokens, lm.device)
+            peaks.setdefault(way, []).append(peak)
+    middle = {way: statistics.median(found) / 1e6 for way, found in peaks.items()}
+    floor = max(max(found) - min(found) for way, found in peaks.items() if way != "peers") / 1e6
+    theirs, mine = middle["peers"] - middle["plain"], middle["ours"] - middle["plain"]
+    # A difference below the floor says only that it is not larger than the floor.
+    share = max(mine, floor, 0.0) / max(theirs, 1e-9)
+    word = verdict(share <= 1 / 20)
+    if share > 1 / 20 and mine <= floor:
+        word = "below noise"
+    cells = (f"{theirs:.1f}", f"{mine:.1f} (noise {floor:.1f})", f"<= {share:.4f}", "<= 0.05", word)
+    results.row("peers", ABOUT[name], batch, "extra memory, MB", *cells)
+    results.note(
+        "peers",
+        "Extra memory: peak over that of plain `generate`, which itself adds "
+        f"{middle['plain']:.0f} MB ({ABOUT[name]}, batch {batch}).",
+    )
+    kind = "allocated by torch" if lm.device.type == "cuda" else "resident, each run in a process of its own"
+    results.note(
+        "peers",
+        f"Memory is {kind}. Noise is the largest difference between repeats of plain or ours; the ratio "
+        "takes ours to be no smaller than it.",
+    )

@@ -1,0 +1,98 @@
+"""How much memory a way of generating takes at its peak.
+
+On a CPU each way runs in a process of its own, which is this file:
+``python benchmarks/memory.py MODEL WAY BATCH PROMPT_TOKENS NEW_TOKENS DEVICE`` prints bytes.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from peers import ways
+from workload import build, long_prompts
+
+from probers.types import RunError
+
+#: glibc otherwise keeps freed memory, and how much depends on the order of requests.
+_STRICT_MALLOC = {
+    "MALLOC_ARENA_MAX": "1",
+    "MALLOC_MMAP_THRESHOLD_": "65536",
+    "MALLOC_TRIM_THRESHOLD_": "65536",
+}
+
+
+def growth(work: Callable[[], Any], device: torch.device) -> int:
+    """Bytes by which memory in use peaks above what it was before ``work``.
+
+    On CUDA what torch allocated; else the process's resident memory, whose peak Linux can
+    set back, so that loading the model does not hide what comes after it.
+    """
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        work()
+        return torch.cuda.max_memory_allocated(device) - before
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:  # no Linux: the peak since the process began
+        before, unit = _max_rss(), 1 if sys.platform == "darwin" else 1024
+        work()
+        return (_max_rss() - before) * unit
+    before = _resident("VmRSS")
+    work()
+    return _resident("VmHWM") - before
+
+
+def _max_rss() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def _resident(field: str) -> int:
+    lines = Path("/proc/self/status").read_text("utf-8").splitlines()
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(field))
+
+
+def memory_of(
+    model: str, way: str, batch: int, prompt_tokens: int, new_tokens: int, device: torch.device
+) -> int:
+    """:func:`growth` of one way in a process of its own.
+
+    Raises:
+        RunError: the process failed; its last line is in the message.
+    """
+    command = [
+        sys.executable,
+        __file__,
+        model,
+        way,
+        str(batch),
+        str(prompt_tokens),
+        str(new_tokens),
+        str(device),
+    ]
+    done = subprocess.run(command, env={**os.environ, **_STRICT_MALLOC}, capture_output=True, text=True)
+    if done.returncode:
+        reason = (done.stderr.strip() or "no message").splitlines()[-1]
+        raise RunError(f"measuring the memory of {way} on {model} ended with {done.returncode}: {reason}")
+    return int(done.stdout.split()[-1])
+
+
+def main(model: str, way: str, batch: str, prompt_tokens: str, new_tokens: str, device: str) -> None:
+    lm = build(model, torch.device(device))
+    work = ways(lm)[way]
+    prompts = long_prompts(lm.tokenizer, int(batch), int(prompt_tokens))
+    work([prompt[:40] for prompt in prompts[:2]], 3)  # code and tables that are loaded on first use
+    print(growth(lambda: work(prompts, int(new_tokens)), lm.device))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,188 @@
+"""The ways that are compared: plain generation, ours, and what peers do for the same features."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from probers import CausalLM
+from probers.types import Generation, Needs
+
+Tokens = list[tuple[int, ...]]
+
+
+def everything(lm: CausalLM) -> Needs:
+    """All layers mean-pooled and the last layer's attention, with the scores that are always there."""
+    return Needs(layers=tuple(range(lm.num_layers + 1)), attention=True)
+
+
+def pad_left(lm: CausalLM, prompts: Sequence[str]) -> tuple[Tensor, Tensor]:
+    """Token ids and mask, each (batch, length)."""
+    rows = lm.tokenizer(list(prompts), verbose=False)["input_ids"]
+    width = max(map(len, rows))
+    ids = torch.tensor([[0] * (width - len(row)) + row for row in rows], device=lm.device)
+    mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows], device=lm.device)
+    return ids, mask
+
+
+def plain(lm: CausalLM, prompts: Sequence[str], new_tokens: int) -> Tokens:
+    """Transformers' own greedy generation, from texts to texts."""
+    ids, mask = pad_left(lm, prompts)
+    written = lm.model.generate(ids, attention_mask=mask, max_new_tokens=new_tokens, do_sample=False)
+    rows = written[:, ids.shape[1] :].tolist()
+    lm.tokenizer.batch_decode(rows)
+    return [tuple(row) for row in rows]
+
+
+@dataclass(frozen=True, slots=True)
+class PeerFeatures:
+    """What the peers' way gives for a batch of b texts of n tokens.
+
+    Attributes:
+        states: (b, layers + 1, d) float32, mean over the tokens but the last, which ``generate``
+            never forwards; the last layer's are after the final norm.
+        logprobs: (b, n).
+        entropies: (b, n), nats.
+        rows: (b, n + 1, p + n) last-layer attention, mean over heads, padding included.
+        column_max: (b, n), as in :class:`probers.types.AttentionRows`.
+    """
+
+    tokens: Tokens
+    states: Tensor
+    logprobs: Tensor
+    entropies: Tensor
+    rows: Tensor
+    column_max: Tensor
+
+
+@torch.inference_mode()
+def peers(lm: CausalLM, prompts: Sequence[str], new_tokens: int) -> PeerFeatures:
+    """Generate with every hidden state kept, pool from the tuples, then run again for the attention.
+
+    In the peers' favour: batches, greedy decoding on the fast kernel, no logits in the second
+    pass, and the states are dropped before it.
+    """
+    ids, mask = pad_left(lm, prompts)
+    output = lm.model.generate(
+        ids,
+        attention_mask=mask,
+        max_new_tokens=new_tokens,
+        do_sample=False,
+        output_hidden_states=True,
+        output_scores=True,
+        return_dict_in_generate=True,
+    )
+    read = [torch.stack([layer[:, -1] for layer in step], dim=1).float() for step in output.hidden_states[1:]]
+    states = torch.stack(read).mean(dim=0)
+    written = output.sequences[:, ids.shape[1] :]
+    scores = torch.stack(output.scores, dim=1).float().log_softmax(dim=-1)
+    logprobs = scores.gather(-1, written[..., None])[..., 0]
+    entropies = torch.special.entr(scores.exp()).sum(dim=-1)
+    sequences = output.sequences
+    del output, scores, read
+    attention = _last_attention(lm.model, sequences, torch.cat([mask, torch.ones_like(written)], dim=1))
+    rows = attention[:, :, -new_tokens - 1 :].float()
+    column_max = rows[:, :, 1:, -new_tokens:].amax(dim=2).mean(dim=1)
+    tokens = [tuple(row) for row in written.tolist()]
+    lm.tokenizer.batch_decode(tokens)
+    return PeerFeatures(
+        tokens, states.cpu(), logprobs.cpu(), entropies.cpu(), rows.mean(1).cpu(), column_max.cpu()
+    )
+
+
+def _last_attention(model: Any, ids: Tensor, mask: Tensor) -> Tensor:
+    """(batch, heads, length, length) of the last layer, from an eager pass that computes every layer's."""
+    usual = model.config._attn_implementation
+    model.set_attn_implementation("eager")
+    try:
+        positions = (mask.cumsum(dim=1) - 1).clamp_min(0)
+        output = model(
+            input_ids=ids,
+            attention_mask=mask,
+            position_ids=positions,
+            output_attentions=True,
+            use_cache=False,
+            logits_to_keep=1,
+        )
+    finally:
+        model.set_attn_implementation(usual)
+    return output.attentions[-1]
+
+
+def ours(lm: CausalLM, prompts: Sequence[str], new_tokens: int, needs: Needs) -> list[Generation]:
+    """The engine."""
+    return lm.generate(prompts, max_new_tokens=new_tokens, needs=needs)
+
+
+def token_ids(result: Any) -> Tokens:
+    """The tokens that any of the ways wrote."""
+    if isinstance(result, PeerFeatures):
+        return result.tokens
+    return [row.token_ids if isinstance(row, Generation) else row for row in result]
+
+
+def differing(lm: CausalLM, prompts: Sequence[str], one: Tokens, other: Tokens) -> tuple[int, int]:
+    """How many texts differ, and how many of them not because two tokens were equally likely.
+
+    Tokens are equally likely where their logits are closer than rounding: 1e-3 in float32,
+    a fiftieth of the logit in half precision.
+    """
+    different = wrong = 0
+    for prompt, mine, theirs in zip(prompts, one, other, strict=True):
+        if mine == theirs:
+            continue
+        different += 1
+        pairs = enumerate(zip(mine, theirs, strict=False))
+        place = next((i for i, (a, b) in pairs if a != b), None)
+        wrong += place is None or not _tied(lm, prompt, mine[: place + 1], theirs[place])
+    return different, wrong
+
+
+@torch.inference_mode()
+def _tied(lm: CausalLM, prompt: str, written: Sequence[int], other: int) -> bool:
+    ids = lm.tokenizer(prompt, verbose=False)["input_ids"] + list(written[:-1])
+    logits = lm.model(torch.tensor([ids], device=lm.device)).logits[0, -1].float()
+    one, two = float(logits[written[-1]]), float(logits[other])
+    close = 1e-3 if lm.model.dtype == torch.float32 else max(abs(one), abs(two)) / 50
+    return abs(one - two) <= close
+
+
+def parity(lm: CausalLM, prompts: Sequence[str], new_tokens: int) -> float | None:
+    """Largest difference between our states, scores and attention and the peers', relative above 1.
+
+    The last layer's states are left out: the peers' are after the final norm. Texts that
+    differ (ties) are too; None when all do.
+    """
+    theirs = peers(lm, prompts, new_tokens)
+    layers = tuple(range(lm.num_layers))
+    mine = ours(lm, prompts, new_tokens, Needs(layers=layers, pool="tokens", attention=True))
+    worst: float | None = None
+    for row, generation in enumerate(mine):
+        if generation.token_ids != theirs.tokens[row]:
+            continue
+        assert generation.states is not None and generation.attention is not None
+        pad = theirs.rows.shape[2] - generation.attention.rows.shape[1]
+        pairs = [
+            (generation.states[:-1].mean(axis=0), theirs.states[row, :-1]),
+            (generation.logprobs, theirs.logprobs[row]),
+            (generation.entropies, theirs.entropies[row]),
+            (generation.attention.rows, theirs.rows[row, :, pad:]),
+            (generation.attention.column_max, theirs.column_max[row]),
+        ]
+        for got, expected in pairs:
+            off = (torch.from_numpy(got) - expected).abs() / expected.abs().clamp_min(1.0)
+            worst = max(worst or 0.0, float(off.max()))
+    return worst
+
+
+def ways(lm: CausalLM) -> dict[str, Callable[[Sequence[str], int], Any]]:
+    """The ways by name; ours records everything the peers' way gives."""
+    return {
+        "plain": lambda prompts, n: plain(lm, prompts, n),
+        "ours": lambda prompts, n: ours(lm, prompts, n, everything(lm)),
+        "peers": lambda prompts, n: peers(lm, prompts, n),
+    }

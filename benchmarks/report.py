@@ -1,0 +1,65 @@
+"""Where benchmarks write their figures: one section each of RESULTS.md, with the machine they ran on."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import platform
+import re
+from importlib.metadata import version
+from pathlib import Path
+
+RESULTS = Path(__file__).with_name("RESULTS.md")
+_HEAD = """\
+# Results
+
+Each section was written by the command it names, on the machine it names; running the command again with
+`--write` replaces it. Compare the ratios within a section: both sides of a ratio were measured in one run.
+"""
+_PACKAGES = ("torch", "transformers", "numpy", "safetensors", "pyarrow")
+
+
+def machine() -> str:
+    """Processor, cores, memory, accelerator and versions, in a line."""
+    parts = [_processor(), f"{os.cpu_count()} cores", f"{_memory() / 2**30:.0f} GiB RAM", *_accelerators()]
+    parts += [
+        f"{platform.system()} {platform.release().split('-')[0]}",
+        f"Python {platform.python_version()}",
+    ]
+    return ", ".join(parts + [f"{name} {version(name)}" for name in _PACKAGES])
+
+
+def write_section(name: str, command: str, body: str, *, file: Path = RESULTS) -> None:
+    """Write the section ``## name``: replaces the one of that name, or is added at the end.
+
+    Args:
+        name: the heading.
+        command: what repeats the measurement.
+        body: Markdown without headings of the first two levels.
+        file: where.
+    """
+    text = file.read_text(encoding="utf-8") if file.exists() else _HEAD
+    about = f"`{command}`, {datetime.date.today().isoformat()}, on {machine()}."
+    section = f"## {name}\n\n{about}\n\n{body.strip()}\n"
+    old = re.search(rf"^## {re.escape(name)}\n.*?(?=^## |\Z)", text, flags=re.MULTILINE | re.DOTALL)
+    before, after = (text[: old.start()], text[old.end() :]) if old else (f"{text.rstrip()}\n\n", "")
+    text = f"{before}{section}\n{after}"
+    file.write_text(f"{text.rstrip()}\n", encoding="utf-8")
+
+
+def _processor() -> str:
+    try:
+        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), flags=re.MULTILINE)
+    except OSError:
+        found = None
+    return found[1] if found else platform.processor() or platform.machine()
+
+
+def _memory() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _accelerators() -> list[str]:
+    import torch
+
+    return [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]

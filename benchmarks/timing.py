@@ -1,0 +1,115 @@
+"""Ways of doing the same, timed by turns; their ratios; and the tables these become."""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+_CELL_S = 25.0  # a comparison that takes less than this is repeated more often
+_MOST = 9
+
+
+@dataclass(slots=True)
+class Results:
+    """Rows and remarks per section, and whether all ways gave the same.
+
+    Attributes:
+        heads: column titles per section, separated as the cells of a row are.
+    """
+
+    heads: dict[str, str]
+    rows: dict[str, list[str]] = field(default_factory=dict)
+    notes: dict[str, list[str]] = field(default_factory=dict)
+    same: bool = True
+
+    def row(self, section: str, *cells: object) -> None:
+        """Add a row; cells left out at its end are empty."""
+        cells += ("",) * (len(self.heads[section].split(" | ")) - len(cells))
+        self.rows.setdefault(section, []).append(" | ".join(map(str, cells)))
+
+    def note(self, section: str, text: str) -> None:
+        """Add a remark unless it is there."""
+        notes = self.notes.setdefault(section, [])
+        if text not in notes:
+            notes.append(text)
+
+    def body(self, section: str) -> str:
+        """The section as Markdown."""
+        head = self.heads[section]
+        rule = " | ".join("---" for _ in head.split(" | "))
+        table = "\n".join(f"| {line} |" for line in (head, rule, *self.rows.get(section, [])))
+        return table + "\n\n" + "\n".join(f"- {note}" for note in self.notes.get(section, []))
+
+
+def by_turns(
+    work: dict[str, Callable[[], Any]],
+    *,
+    warm: dict[str, Callable[[], Any]],
+    least: int,
+    exactly: int | None,
+    device: torch.device,
+) -> tuple[dict[str, list[float]], dict[str, Any]]:
+    """Seconds of every way in every round, and what each returned first.
+
+    Each round begins with another way, so that none is always the one after the slowest.
+
+    Args:
+        work: the ways.
+        warm: run once before, untimed.
+        least: rounds at least; more where they are short.
+        exactly: rounds, whatever they take; None leaves it to ``least``.
+    """
+    for warm_up in warm.values():
+        warm_up()
+    gc.collect()
+    gc.freeze()  # what is there now is never garbage: collecting between the ways costs nothing
+    names = list(work)
+    seconds: dict[str, list[float]] = {name: [] for name in names}
+    results: dict[str, Any] = {}
+    rounds, done = exactly or least, 0
+    while done < rounds:
+        start = done % len(names)
+        for name in names[start:] + names[:start]:
+            gc.collect()
+            begun = _now(device)
+            result = work[name]()
+            seconds[name].append(_now(device) - begun)
+            results.setdefault(name, result)
+        done += 1
+        if done == 1 and exactly is None:
+            spent = sum(times[0] for times in seconds.values())
+            rounds = max(least, min(_MOST, int(_CELL_S / spent)))
+    gc.unfreeze()
+    print(
+        f"  {', '.join(f'{n} {t[0]:.2f} s' for n, t in seconds.items())}; rounds: {rounds}", file=sys.stderr
+    )
+    return seconds, results
+
+
+def _now(device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
+def spread(values: Sequence[float], digits: int = 2) -> str:
+    """Median with lowest and highest."""
+    middle, low, high = statistics.median(values), min(values), max(values)
+    return f"{middle:.{digits}f} ({low:.{digits}f}-{high:.{digits}f})"
+
+
+def ratios(above: Sequence[float], below: Sequence[float]) -> list[float]:
+    """How many times as fast as what took ``above`` is what took ``below``, round by round."""
+    return [a / b for a, b in zip(above, below, strict=True)]
+
+
+def verdict(reached: bool) -> str:
+    """Whether a target was reached, as the table says it."""
+    return "met" if reached else "**not met**"

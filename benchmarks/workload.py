@@ -1,0 +1,168 @@
+"""What the engine's benchmark runs on: its sizes, models, and prompts of a given number of tokens."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast
+
+from probers import CausalLM
+from probers.prompts import TESTBED_PROMPT
+from probers.testbed.assets import load_corpus, load_questions
+
+CONTEXT = 2048
+SECTIONS = ("capture", "attention", "peers", "prefix", "batching")
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the command line asked for.
+
+    Attributes:
+        repeats: rounds per cell; None chooses by how long one takes, at least 3 for the
+            testbed and 2 for other models.
+        answer_tokens: new tokens where prefix reuse is measured; batching uses half.
+    """
+
+    batches: tuple[int, ...] = (1, 8, 32)
+    repeats: int | None = None
+    prompt_tokens: int = 512
+    new_tokens: int = 64
+    only: tuple[str, ...] = SECTIONS
+    questions: int = 64
+    exemplar_tokens: int = 60
+    answer_tokens: int = 32
+    mixed: int = 128
+    mixed_lengths: tuple[int, int] = (20, 400)
+    slow: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A Llama with random weights and untied embeddings.
+
+    Attributes:
+        spread: standard deviation of the weights.
+        cuda_only: too large for a CPU, and in bfloat16.
+    """
+
+    about: str
+    layers: int
+    width: int
+    heads: int
+    mlp: int
+    vocab: int
+    spread: float = 0.02
+    cuda_only: bool = False
+
+
+SHAPES = {
+    "tiny": Shape("random, 3 layers of width 32", 3, 32, 4, 48, 512, spread=0.3),
+    "random": Shape("random, 12 layers of width 768, untied", 12, 768, 12, 2048, 32_000),
+    "7b": Shape("random, 7B, bfloat16, untied", 32, 4096, 32, 11_008, 32_000, cuda_only=True),
+}
+ABOUT = {"testbed": "testbed"} | {name: shape.about for name, shape in SHAPES.items()}
+
+
+def build(name: str, device: torch.device) -> CausalLM:
+    """The model called ``name``, which never ends a text by itself: all are as long as asked."""
+    if name == "testbed":
+        lm = CausalLM.from_pretrained("testbed", device=str(device), dtype="float32")
+        model, tokenizer = lm.model, lm.tokenizer
+    else:
+        shape = SHAPES[name]
+        model, tokenizer = _random(shape, device), byte_tokenizer(shape.vocab)
+    model.generation_config.eos_token_id = None
+    model.generation_config.pad_token_id = 0
+    tokenizer.eos_token = None
+    return CausalLM(model, tokenizer, name=name)
+
+
+def _random(shape: Shape, device: torch.device) -> Any:
+    config = LlamaConfig(
+        vocab_size=shape.vocab,
+        hidden_size=shape.width,
+        intermediate_size=shape.mlp,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        max_position_embeddings=CONTEXT,
+        initializer_range=shape.spread,
+        tie_word_embeddings=False,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+    torch.manual_seed(0)
+    with torch.device(device):  # made where it runs: 7B parameters are slow to draw and to move
+        model = AutoModelForCausalLM.from_config(
+            config, dtype=torch.bfloat16 if shape.cuda_only else torch.float32
+        )
+    return model.eval()
+
+
+def byte_tokenizer(size: int) -> PreTrainedTokenizerFast:
+    """One token per byte; the ids above, which only a model writes, are words of their own."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    pieces = alphabet + [f"Ġ{number:x}" for number in range(size - len(alphabet))]
+    bpe = Tokenizer(models.BPE(vocab={piece: i for i, piece in enumerate(pieces)}, merges=[]))
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=bpe, clean_up_tokenization_spaces=False)
+
+
+@cache
+def _sentences() -> tuple[str, ...]:
+    return tuple(passage.text for passage in load_corpus())
+
+
+def cut(tokenizer: Any, text: str, tokens: int) -> str:
+    """The beginning of ``text`` with ``tokens`` tokens, or a few fewer where that cuts a word badly."""
+    spans = tokenizer(text, return_offsets_mapping=True, verbose=False)["offset_mapping"]
+    for _, end in reversed(spans[:tokens]):
+        if 0 < len(tokenizer(text[:end], verbose=False)["input_ids"]) <= tokens:
+            return text[:end]
+    raise ValueError(f"no beginning of the text has {tokens} tokens: {text[:40]!r}")
+
+
+def texts(tokenizer: Any, lengths: Sequence[int], seed: int = 0) -> list[str]:
+    """One text of encyclopedia articles per length in tokens; no two begin alike."""
+    rng = random.Random(seed)
+    found = []
+    for length in lengths:
+        text = ""
+        while len(tokenizer(text, verbose=False)["input_ids"]) <= length:
+            text += " ".join(rng.sample(_sentences(), 8)) + " "
+        found.append(cut(tokenizer, text, length))
+    return found
+
+
+def long_prompts(tokenizer: Any, batch: int, tokens: int) -> list[str]:
+    """``batch`` prompts of ``tokens`` tokens; all but the first up to a sixteenth shorter, for padding."""
+    rng = random.Random(batch)
+    return texts(tokenizer, [tokens, *(tokens - rng.randint(0, tokens // 16) for _ in range(batch - 1))])
+
+
+def mixed_prompts(tokenizer: Any, count: int, shortest: int, longest: int) -> list[str]:
+    """``count`` prompts of log-normal length within the limits, in random order."""
+    rng = random.Random(count)
+    middle = (shortest * longest) ** 0.5
+    lengths = [min(longest, max(shortest, round(rng.lognormvariate(0, 0.7) * middle))) for _ in range(count)]
+    return texts(tokenizer, lengths)
+
+
+def few_shot(tokenizer: Any, count: int, exemplars: int, tokens: int) -> tuple[str, list[str]]:
+    """``exemplars`` answered questions of ``tokens`` tokens each as one text, and prompts behind it."""
+    asked = load_questions()
+    shown = []
+    for question in asked[:exemplars]:
+        answered = TESTBED_PROMPT.answer(question.rationale, question.answers[0])
+        full = f"{TESTBED_PROMPT.question(question.question)} {answered} {_sentences()[len(shown)]}"
+        shown.append(cut(tokenizer, full, tokens - 1) + "\n")
+    prefix = "".join(shown)
+    chosen = asked[exemplars : exemplars + count]
+    return prefix, [prefix + TESTBED_PROMPT.question(cut(tokenizer, q.question, 20)) for q in chosen]

@@ -1,0 +1,54 @@
+"""Writing files whole or not at all."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from .types import RunError
+
+#: What a failed write leaves possible, where the caller does not know better.
+RESUMES = "what was finished is kept, and the same command resumes once that is mended"
+
+
+def write_bytes(path: Path, blob: bytes) -> None:
+    """Write a file so that a reader sees all of it or none; a failure leaves nothing behind."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            file.write(blob)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        with suppress(OSError):
+            temporary.unlink()
+        raise
+
+
+def write_text(path: Path, text: str) -> None:
+    """:func:`write_bytes` for text in UTF-8.
+
+    Raises:
+        RunError: as :func:`writing`.
+    """
+    with writing(path):
+        write_bytes(path, text.encode())
+
+
+@contextmanager
+def writing(path: Path, then: str = RESUMES) -> Iterator[None]:
+    """Turn a failure to write ``path`` into one sentence that says what ``then`` is possible.
+
+    Raises:
+        RunError: a full disk, a used-up quota, a folder that may not be written to, ...
+    """
+    try:
+        yield
+    except OSError as error:
+        causes = {errno.ENOSPC: "the disk is full", errno.EDQUOT: "the disk quota is used up"}
+        cause = causes.get(error.errno or 0, error.strerror or str(error))
+        raise RunError(f"cannot write {path}: {cause}; {then}") from error

@@ -1,0 +1,170 @@
+"""`kill -9` at 20 random moments of a generation run, each followed by the same command: the same bytes.
+
+Slow (`pytest -m slow tests/test_kill.py`). The moments are seeded and spread over what a run does:
+starting up, generating, and writing a shard.
+"""
+
+from __future__ import annotations
+
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from probers.store import FeatureStore
+
+KILLS, LIMIT = 20, 240
+SHARD = 8
+PHASES = ("start-up", "generation", "writing")
+PATIENCE = 300  # seconds that any one step of a run may take
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How long an undisturbed run took: until its store was there, per shard, and in all, in seconds."""
+
+    startup: float
+    shard: float
+    total: float
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """When a run was killed, and what it left: finished shards, and files of an unfinished one."""
+
+    phase: str
+    seconds: float
+    shards: int
+    parts: int
+
+
+def launch(where: Path, limit: int) -> subprocess.Popen[str]:
+    """The command, in a folder of its own, so that its ``out`` has the same name everywhere."""
+    where.mkdir(exist_ok=True)
+    arguments = ["source=cot", f"limit={limit}", f"shard_size={SHARD}", "out=store"]
+    code = "from probers.cli import datagen; datagen()"
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *arguments],
+        cwd=where, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+    )  # fmt: skip
+
+
+def wait_until_ready(run: subprocess.Popen[str]) -> None:
+    """Until the model is loaded and the store there: the run says so with one line."""
+    assert run.stdout is not None
+    for line in run.stdout:
+        if " -> store" in line:
+            return
+    raise AssertionError(f"the run ended with code {run.wait()} before it began to generate")
+
+
+def whole_run(where: Path, limit: int) -> Pace:
+    """Run the command to its end."""
+    start = time.monotonic()
+    with launch(where, limit) as run:
+        wait_until_ready(run)
+        ready = time.monotonic() - start
+        assert run.stdout is not None
+        run.stdout.read()
+    assert run.returncode == 0
+    total = time.monotonic() - start
+    return Pace(ready, (total - ready) / len(list((where / "store/shards").glob("*.json"))), total)
+
+
+def listing(where: Path) -> set[str]:
+    folder = where / "store/shards"
+    return {f.name for f in folder.iterdir()} if folder.is_dir() else set()
+
+
+def kill(where: Path, limit: int, phase: str, pace: Pace, rng: random.Random) -> Kill:
+    """Start the command and kill it at a random moment of a phase."""
+    before, start = listing(where), time.monotonic()
+    with launch(where, limit) as run:
+        if phase == "start-up":
+            time.sleep(rng.uniform(0, pace.startup))
+        else:
+            wait_until_ready(run)
+        if phase == "generation":
+            time.sleep(rng.uniform(0, 1.5 * pace.shard))
+        elif phase == "writing":  # a shard is three files in some ten milliseconds
+            while listing(where) <= before and run.poll() is None and time.monotonic() < start + PATIENCE:
+                time.sleep(0.0002)
+            time.sleep(rng.uniform(0, 0.01))
+        assert run.poll() is None, f"a run ended before it could be killed ({phase}): raise LIMIT"
+        run.send_signal(signal.SIGKILL)
+    assert run.returncode == -signal.SIGKILL
+    left = listing(where)
+    done = {Path(name).stem for name in left if name.endswith(".json") and not name.startswith(".")}
+    parts = [name for name in left if name.startswith(".") or Path(name).stem not in done]
+    return Kill(phase, time.monotonic() - start, len(done), len(parts))
+
+
+def chain(where: Path, limit: int, kills: int, pace: Pace, *, seed: int = 0) -> list[Kill]:
+    """Kill the same run again and again, then let it end."""
+    rng = random.Random(seed)
+    phases = [PHASES[i % len(PHASES)] for i in range(kills)]
+    rng.shuffle(phases)
+    found = [kill(where, limit, phase, pace, rng) for phase in phases]
+    whole_run(where, limit)
+    return found
+
+
+def differences(one: Path, other: Path) -> list[str]:
+    """Every file that is not the same in both folders, with the first byte that differs."""
+    names = {str(f.relative_to(p)) for p in (one, other) for f in p.rglob("*") if f.is_file()}
+    found = []
+    for name in sorted(names):
+        if not ((one / name).exists() and (other / name).exists()):
+            found.append(f"{name} is in one of them only")
+            continue
+        a, b = (one / name).read_bytes(), (other / name).read_bytes()
+        if a != b:
+            place = next(
+                (i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b))
+            )
+            found.append(f"{name} ({len(a)} and {len(b)} bytes) from byte {place}: {a[place:][:40]!r}")
+    return found
+
+
+def check(folder: Path, *, limit: int = LIMIT, kills: int = KILLS) -> str:
+    """An undisturbed run and a killed one, compared byte by byte; what happened, in a line."""
+    pace = whole_run(folder / "whole", limit)
+    found = chain(folder / "killed", limit, kills, pace)
+    wrong = differences(folder / "whole", folder / "killed")
+    assert not wrong, "\n".join(wrong)
+    FeatureStore.open(folder / "killed/store").verify()
+    files = [f for f in (folder / "killed").rglob("*") if f.is_file()]
+    phases = ", ".join(f"{n} in {phase}" for phase, n in Counter(k.phase for k in found).items())
+    parts = sum(k.parts > 0 for k in found)
+    return (
+        f"{kills} kills of a run of {pace.total:.0f} s ({phases}; {parts} left a part of a shard, shards "
+        f"after each: {[k.shards for k in found]}): all {len(files)} files byte-identical"
+    )
+
+
+@pytest.mark.slow
+def test_twenty_kills_end_in_the_same_bytes(tmp_path: Path, capsys: Any) -> None:
+    said = check(tmp_path)
+    with capsys.disabled():
+        print(f"\n{said}")
+
+
+def test_a_difference_would_be_seen(tmp_path: Path) -> None:
+    """The converse: what compares the two runs tells a changed byte, a missing and a leftover file."""
+    for name in ("a", "b"):
+        (tmp_path / name / "shards").mkdir(parents=True)
+        (tmp_path / name / "shards/0").write_bytes(b"same")
+    assert differences(tmp_path / "a", tmp_path / "b") == []
+    (tmp_path / "a/x").write_bytes(b"12345")
+    (tmp_path / "b/x").write_bytes(b"12-45")
+    (tmp_path / "b/shards/.0.tmp").write_bytes(b"")
+    assert differences(tmp_path / "a", tmp_path / "b") == [
+        "shards/.0.tmp is in one of them only", "x (5 and 5 bytes) from byte 2: b'345'",
+    ]  # fmt: skip
