@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
-import torch
 from torch import Tensor
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
@@ -49,6 +49,21 @@ class GrowingLayer(DynamicLayer):
         self.keys, self.values = (buffer[:, :, :end] for buffer in self._buffers)
         return self.keys, self.values
 
+    def reserve(self, rows: int, length: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Begin with ``length`` positions in each row, for the caller to fill.
+
+        Args:
+            keys, values: (heads, _, width) of one row, for their shape and kind.
+
+        Returns:
+            Keys and values (rows, heads, length, width) as the cache holds them.
+        """
+        self.lazy_initialization(keys, values)
+        buffers = _empty(rows, max(length, self._capacity), keys, values)
+        self._buffers = buffers
+        self.keys, self.values = (buffer[:, :, :length] for buffer in buffers)
+        return self.keys, self.values
+
     def _make_room(self, keys: Tensor, values: Tensor, capacity: int) -> None:
         start = self.get_seq_length()
         made: list[Tensor] = []
@@ -67,6 +82,12 @@ class GrowingLayer(DynamicLayer):
             kept = [buffer.index_select(0, indices.to(buffer.device)) for buffer in self._buffers]
             self._buffers = (kept[0], kept[1])
             self.keys, self.values = (buffer[:, :, :length] for buffer in self._buffers)
+
+
+def _empty(rows: int, length: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    """Uninitialised (rows, heads, length, width) like keys and values (heads, _, width)."""
+    made = [one.new_empty(rows, one.shape[0], length, one.shape[2]) for one in (keys, values)]
+    return made[0], made[1]
 
 
 def new_cache(config: Any, capacity: int) -> DynamicCache:
@@ -123,12 +144,20 @@ class Prefix:
         """
         if not length:
             return
-        shift = torch.tensor(pads)[:, None]
-        columns = (torch.arange(length) - shift).clamp_min(0)  # padding may hold anything
-        for index, (keys, values) in enumerate(zip(self.keys, self.values, strict=True)):
-            here = columns.to(keys.device)
-            rows = [torch.stack([found[:, row] for row in here]) for found in (keys, values)]
-            cache.update(rows[0], rows[1], index)
+        runs = [(pad, len(list(rows))) for pad, rows in groupby(pads)]
+        for layer, keys, values in zip(cache.layers, self.keys, self.values, strict=True):
+            grows = isinstance(layer, GrowingLayer)
+            make = layer.reserve if grows else _empty
+            places = make(len(pads), length, keys, values)
+            for place, found in zip(places, (keys, values), strict=True):
+                start = 0
+                for pad, count in runs:
+                    rows = slice(start, start + count)
+                    place[rows, :, :pad] = 0  # never seen, but it must be a number
+                    place[rows, :, pad:] = found[:, : max(0, length - pad)]
+                    start += count
+            if not grows:
+                layer.update(*places)
 
 
 def can_share(config: Any) -> bool:
