@@ -63,8 +63,8 @@ class PeerFeatures:
 def peers(lm: CausalLM, prompts: Sequence[str], new_tokens: int) -> PeerFeatures:
     """Generate with every hidden state kept, pool from the tuples, then run again for the attention.
 
-    In the peers' favour: batches, greedy decoding on the fast kernel, no logits in the second
-    pass, and the states are dropped before it.
+    In the peers' favour: batches, greedy decoding on the fast kernel, and the states are
+    dropped before the second pass. That one is a plain call of the model, logits and all.
     """
     ids, mask = pad_left(lm, prompts)
     output = lm.model.generate(
@@ -106,7 +106,6 @@ def _last_attention(model: Any, ids: Tensor, mask: Tensor) -> Tensor:
             position_ids=positions,
             output_attentions=True,
             use_cache=False,
-            logits_to_keep=1,
         )
     finally:
         model.set_attn_implementation(usual)

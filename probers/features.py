@@ -45,7 +45,8 @@ class ModelSpec:
         return self.id == other.id
 
     def __str__(self) -> str:
-        revision = f"@{self.revision[:12]}" if self.revision else ""
+        weights, plus, quantized = self.revision.partition("+")
+        revision = f"@{weights[:12]}{plus}{quantized}" if self.revision else ""
         return f"{self.id}{revision} ({self.layers} layers of width {self.width})"
 
     def to_dict(self) -> dict[str, Any]:

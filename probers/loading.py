@@ -102,8 +102,18 @@ def fingerprint(source: str, model: Any) -> str:
 
     Of each weight file the hash takes the size, the header and samples throughout, so
     that another training run of the same shape has another fingerprint and a large
-    model need not be read twice. "" when neither is there.
+    model need not be read twice. Weights that are quantized are others: how is added.
+    "" when neither is there.
     """
+    quantized = getattr(model.config, "quantization_config", None)
+    if quantized is None:
+        return _weights(source, model)
+    plain = quantized if isinstance(quantized, dict) else quantized.to_dict()
+    how = hashlib.sha256(json.dumps(plain, sort_keys=True, default=str).encode()).hexdigest()[:6]
+    return f"{_weights(source, model)}+{how}"
+
+
+def _weights(source: str, model: Any) -> str:
     folder = Path(source)
     if not folder.is_dir():
         return str(getattr(model.config, "_commit_hash", None) or "")

@@ -43,10 +43,12 @@ class FakeLM:
         self.write, self.entropy, self.state = write, entropy, state
         self.prompts: list[str] = []
         self.batches: list[int] = []
+        self.prefixes: set[str] = set()
 
     def generate(self, prompts, *, max_new_tokens, needs=NONE, stop=(), prefix="", names=None, progress=None):
         assert all(prompt.startswith(prefix) for prompt in prompts)
         assert names is None or len(names) == len(prompts)
+        self.prefixes.add(prefix)
         self.prompts += prompts
         self.batches.append(len(prompts))
         return [self._one(prompt, max_new_tokens, needs, stop) for prompt in prompts]

@@ -7,12 +7,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny import CONTEXT, FAMILIES, PROMPTS, save_tiny, sentence_piece, tiny_lm
+from tiny import CONTEXT, FAMILIES, PROMPTS, save_tiny, sentence_piece, tiny_lm, tiny_path
 
 import probers.lm
 from probers import batching
 from probers.batching import Batches
 from probers.lm import CausalLM
+from probers.loading import fingerprint
 from probers.types import Generation, Needs, RunError, UserError
 
 ALL = Needs(layers=(0, 1, 2, 3), attention=True)
@@ -266,6 +267,31 @@ def test_bad_settings_are_named(options):
         tiny_lm(**options)
 
 
+def test_a_model_spread_over_devices_is_the_same_model():
+    pytest.importorskip("accelerate")
+    expected = tiny_lm().generate(PROMPTS, max_new_tokens=6, needs=ALL)
+    for one, other in zip(
+        expected, tiny_lm(device_map={"": "cpu"}).generate(PROMPTS, max_new_tokens=6, needs=ALL), strict=True
+    ):
+        assert_same(one, other)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"quantization": {"quant_method": "nonsense"}},
+            "nonsense.* is none that transformers offers",
+        ),
+        ({"quantization": {"bits": 4}}, "quantization=.*bits.* is none that"),
+        ({"device_map": "sideways"}, "cannot be loaded"),
+    ],
+)
+def test_bad_ways_of_loading_are_named(options, message):
+    with pytest.raises(UserError, match=message):
+        tiny_lm(**options)
+
+
 def test_a_model_that_is_not_there_is_named(tmp_path):
     with pytest.raises(UserError, match=f"model={tmp_path}"):
         CausalLM.from_pretrained(str(tmp_path))
@@ -443,3 +469,13 @@ def test_the_fingerprint_tells_models_of_one_shape_apart():
     assert one == again
     assert one.revision != other.revision
     assert (one.layers, one.width, one.dtype) == (3, 32, "float32")
+
+
+def test_quantized_weights_are_other_weights():
+    lm, path = tiny_lm(), str(tiny_path())
+    plain = fingerprint(path, lm.model)
+    lm.model.config.quantization_config = {"quant_method": "bitsandbytes", "load_in_4bit": True}
+    four = fingerprint(path, lm.model)
+    lm.model.config.quantization_config = {"quant_method": "bitsandbytes", "load_in_8bit": True}
+    assert len({plain, four, fingerprint(path, lm.model)}) == 3
+    assert four.startswith(plain)

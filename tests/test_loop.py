@@ -14,6 +14,7 @@ from probers.rag.terminal import Terminal
 from probers.rag.traces import Answer, TraceFile
 from probers.rag.triggers import Always, Entropy, Never, Oracle, Random
 
+from probers.prompts import TESTBED_PROMPT
 from probers.types import Decision, Needs, Question, RunError, UserError
 
 QUESTIONS = [Question(f"q{i}", f"Where is town {i}?", answers=(f"Land{i}",)) for i in range(8)]
@@ -358,3 +359,29 @@ def test_parts_can_be_exchanged_on_a_loop():
     rag, _, retriever = make(Never())
     assert replace(rag, trigger=Always())(QUESTIONS[1]).retrievals == 1
     assert len(retriever.queries) == 1
+
+
+def test_exemplars_are_named_as_the_prefix_of_every_prompt():
+    template = replace(TESTBED_PROMPT, exemplars="Question: Who?\nAnswer: Nobody.\n")
+    rag, lm, _ = make(Scripted([fires(), SILENT]), prompt=template)
+    rag.lm.write = lambda prompt: write(prompt.removeprefix(template.exemplars))
+    rag.answer(QUESTIONS[:2])
+    assert lm.prefixes == {template.exemplars}
+
+
+def test_a_question_whose_prompt_was_left_out_is_answered_with_nothing():
+    rag, lm, _ = make(Scripted([fires(), SILENT]))
+    whole = lm.generate
+
+    def skips(prompts, **options):
+        made = whole(prompts, **options)
+        return [
+            replace(g, token_ids=(), text="", offsets=(), stop="skipped") if "town 1" in g.prompt else g
+            for g in made
+        ]
+
+    lm.generate = skips
+    answers = rag.answer(QUESTIONS[:3])
+    assert [a.answer for a in answers] == ["Land0", "", "Land2"]
+    assert [a.retrievals for a in answers] == [1, 0, 1]  # and the trigger was not asked about it
+    assert answers[1].rounds[0].decision is None

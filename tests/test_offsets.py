@@ -7,8 +7,9 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny import byte_level, sentence_piece
+from tiny import PROMPTS, byte_level, save_tiny, sentence_piece, without_specials, word_piece
 
+from probers.lm import CausalLM
 from probers.offsets import TextStream, decode, token_offsets
 from probers.signals import words
 
@@ -90,3 +91,27 @@ def test_the_stream_shows_complete_characters_only():
     assert seen[-1] == stream.full == "a🙂 the"
     assert stream.settled(1) == 1
     assert stream.settled(2) == 5
+
+
+def test_word_pieces_get_the_spaces_that_the_decoder_puts_in():
+    tokenizer = word_piece()
+    context = encode(tokenizer, "The mill")
+    ids = encode(tokenizer, "Mira Tolven founded the mill in 1912.")
+    pieces = tokenizer.convert_ids_to_tokens(ids)
+    assert any(piece.startswith("##") for piece in pieces)  # or the test shows nothing
+    text, offsets = token_offsets(tokenizer, ids, context)
+    assert text == " Mira Tolven founded the mill in 1912 ."
+    for piece, (start, end) in zip(pieces, offsets, strict=True):
+        assert text[start:end] == (piece[2:] if piece.startswith("##") else f" {piece}")
+    assert token_offsets(tokenizer, ids)[0] == text[1:]  # nothing before it: no space either
+
+
+def test_a_model_that_writes_word_pieces(tmp_path):
+    save_tiny("gpt2", tmp_path, tokenizer=word_piece())
+    lm = CausalLM.from_pretrained(str(tmp_path))
+    without_specials(lm.model, lm.tokenizer)
+    for generation in lm.generate([*PROMPTS[:2], "The mayor"], max_new_tokens=20, stop=["never that"]):
+        assert "".join(generation.text[a:b] for a, b in generation.offsets) == generation.text
+        pieces = lm.tokenizer.convert_ids_to_tokens(list(generation.token_ids))
+        for piece, (start, end) in zip(pieces, generation.offsets, strict=True):
+            assert generation.text[start:end].strip() == piece.removeprefix("##")

@@ -129,6 +129,25 @@ def sentence_piece() -> PreTrainedTokenizerFast:
     )
 
 
+@cache
+def word_piece() -> PreTrainedTokenizerFast:
+    """WordPiece in BERT's manner: no spaces in the vocabulary, the decoder puts them between words."""
+    pieces = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    pieces.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    pieces.decoder = decoders.WordPiece(prefix="##", cleanup=False)
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=160, special_tokens=["[UNK]", EOS, PAD], show_progress=False
+    )
+    pieces.train_from_iterator(_TEXT, trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=pieces,
+        eos_token=EOS,
+        pad_token=PAD,
+        unk_token="[UNK]",
+        clean_up_tokenization_spaces=False,
+    )
+
+
 def save_tiny(
     family: str,
     folder: Path,
