@@ -31,8 +31,9 @@ with bank.watch(model) as scores:
 for row, wrong in zip(sequences, scores.probability, strict=True):
     print(f"P(wrong) {wrong:.2f} {tokenizer.decode(row[length:], skip_special_tokens=True)!r}")
 
-# Stopping: a row ends as soon as its score exceeds the prober's threshold.
-stop = bank.stopping_criteria(model, tokenizer)
+# Stopping: a row ends where its score exceeds the prober's threshold. The heads were trained on
+# whole answers, so the first tokens, which look like none, are not judged.
+stop = bank.stopping_criteria(model, tokenizer, min_tokens=16)
 sequences = model.generate(**inputs, max_new_tokens=48, do_sample=False, stopping_criteria=[stop])
 for row, fired in zip(sequences, stop.fired, strict=True):
     text = tokenizer.decode(row[length:], skip_special_tokens=True)

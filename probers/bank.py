@@ -180,7 +180,9 @@ class ProbeBank:
 
         return Scores(self, model, per=per, tokenizer=tokenizer)
 
-    def stopping_criteria(self, model: Any, tokenizer: Any, threshold: float | None = None) -> StopOnScore:
+    def stopping_criteria(
+        self, model: Any, tokenizer: Any, threshold: float | None = None, *, min_tokens: int = 1
+    ) -> StopOnScore:
         """For ``model.generate(..., stopping_criteria=[...])``: ends a row where the score is too high.
 
         ``generate`` asks after sampling a token and before forwarding it, so that the decision
@@ -192,13 +194,15 @@ class ProbeBank:
             tokenizer: gives its end-of-sequence and padding ids beside those of
                 ``model.generation_config``; may be None.
             threshold: ends a row when its score exceeds it; None is :attr:`threshold`.
+            min_tokens: tokens to read before the first decision. Heads that were trained on
+                whole answers know little of what the first few tokens of one look like.
 
         Raises:
             UserError: another model; names both.
         """
         from .watch import StopOnScore
 
-        return StopOnScore(self, model, tokenizer, threshold)
+        return StopOnScore(self, model, tokenizer, threshold, min_tokens=min_tokens)
 
     def save_pretrained(self, path: str | Path) -> None:
         """Write ``config.json``, ``heads.safetensors``, ``metrics.json`` and ``README.md``.

@@ -224,7 +224,18 @@ class StopOnScore(StoppingCriteria):
     :meth:`close` is called. In between it may serve any number of ``generate`` calls.
     """
 
-    def __init__(self, bank: ProbeBank, model: Any, tokenizer: Any, threshold: float | None = None) -> None:
+    def __init__(
+        self,
+        bank: ProbeBank,
+        model: Any,
+        tokenizer: Any,
+        threshold: float | None = None,
+        *,
+        min_tokens: int = 1,
+    ) -> None:
+        if min_tokens < 1:
+            raise UserError(f"min_tokens={min_tokens} must be at least 1")
+        self.min_tokens = min_tokens
         self.threshold = float(bank.threshold if threshold is None else threshold)
         if math.isnan(self.threshold):
             raise UserError(f"threshold={threshold} is no number")
@@ -267,6 +278,7 @@ class StopOnScore(StoppingCriteria):
         text.asked += 1
         if read and bool(text.live.any()):
             self._follower.refuse_broken(text.finite[None], read - 1)
+        if read >= self.min_tokens and bool(text.live.any()):
             fires = self._follower.score(text.pooled[text.live]) > self.threshold
             text.stopped[text.live.cpu()] = torch.from_numpy(fires)
         return text.stopped.to(input_ids.device)  # type: ignore[return-value]

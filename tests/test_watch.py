@@ -350,6 +350,9 @@ def test_thresholds_without_end() -> None:
 
     assert written(threshold=np.inf) == 8
     assert written(threshold=-np.inf) == 2  # one was read, one sampled
+    assert written(threshold=-np.inf, min_tokens=4) == 5
+    with pytest.raises(UserError, match="min_tokens=0 must be at least 1"):
+        written(min_tokens=0)
     with pytest.raises(UserError, match="threshold=nan is no number"):
         written(threshold=np.nan)
     stop = make_bank(threshold=-1e9).stopping_criteria(model, tokenizer)
