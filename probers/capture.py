@@ -90,15 +90,16 @@ class StateTap(AbstractContextManager["StateTap"]):
             self._layers = tuple(range(1, needs.layers[0] + 2))  # the final norm counts as one more
 
     def __enter__(self) -> Self:
+        blocks = decoder_layers(self._model) if self._layers else nn.ModuleList()
         for layer in set(self._layers):
-            module, incoming = self._place(layer)
+            module, incoming = self._place(layer, blocks)
             if incoming:
                 handle = module.register_forward_pre_hook(self._on_input(layer), with_kwargs=True)
             else:
                 handle = module.register_forward_hook(self._on_output(layer))
             self._handles.append(handle)
             if self._needs.site != "resid_post":
-                block = decoder_layers(self._model)[layer - 1]
+                block = blocks[layer - 1]
                 self._handles.append(block.register_forward_pre_hook(self._note_shape, with_kwargs=True))
         return self
 
@@ -110,9 +111,8 @@ class StateTap(AbstractContextManager["StateTap"]):
         self._read.clear()
         self.reduce = None
 
-    def _place(self, layer: int) -> tuple[nn.Module, bool]:
+    def _place(self, layer: int, blocks: nn.ModuleList) -> tuple[nn.Module, bool]:
         """The module whose output, or input when True, is the site at ``layer``."""
-        blocks = decoder_layers(self._model)
         if self._needs.site == "resid_post":
             if layer > len(blocks):
                 return decoder_of(self._model), False
@@ -144,9 +144,9 @@ class StateTap(AbstractContextManager["StateTap"]):
             return
         if states.dim() == 2 and self._shape is not None:  # OPT's MLP sees all tokens in one row
             states = states.view(self._shape)
-        reduced = self.reduce(states)
-        # Some families go on to add to what attention or MLP put out, in place.
-        self._read[layer] = reduced if self._needs.site == "resid_post" else reduced.clone()
+        # Copied: a view would keep the prompt's states alive, and some families go on to
+        # add to these tensors in place.
+        self._read[layer] = self.reduce(states).clone()
 
     def take(self) -> Tensor | None:
         """What the last pass left, layers stacked in the order asked for on axis 1; then forgotten."""
