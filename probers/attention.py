@@ -53,6 +53,8 @@ class Computed:
         query: (batch, heads, q, head_dim), the last q positions of the pass.
         key: (batch, kv_heads, k, head_dim).
         mask: (batch or 1, 1, q, k) additive float32, or None when nothing is hidden.
+        sinks: (heads,) logits of a place that takes attention and is no token (GPT-OSS); rows
+            then sum to less than 1. None where there is none.
     """
 
     query: Tensor
@@ -60,6 +62,7 @@ class Computed:
     mask: Tensor | None
     scaling: float
     softcap: float | None
+    sinks: Tensor | None
 
     def weights(self, row: int | None = None) -> Tensor:
         rows = slice(None) if row is None else slice(row, row + 1)
@@ -72,7 +75,10 @@ class Computed:
             scores = torch.tanh(scores / self.softcap) * self.softcap
         if self.mask is not None:
             scores = scores + (self.mask if self.mask.shape[0] == 1 else self.mask[rows])
-        return scores.softmax(dim=-1)
+        if self.sinks is None:
+            return scores.softmax(dim=-1)
+        sinks = self.sinks.float().view(1, -1, 1, 1).expand(batch, -1, q, 1)
+        return torch.cat([scores, sinks], dim=-1).softmax(dim=-1)[..., :-1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,9 +145,8 @@ class AttentionTap(AbstractContextManager["AttentionTap"]):
         self, query: Tensor, key: Tensor, mask: Tensor | None, scaling: float | None, options: dict[str, Any]
     ) -> None:
         """Keep what the weights of the last ``queries`` positions need."""
-        for option in ("position_bias", "s_aux"):
-            if options.get(option) is not None:
-                raise UserError(f"attention of {self._family} cannot be read: it uses {option}")
+        if options.get("position_bias") is not None:
+            raise UserError(f"attention of {self._family} cannot be read: it uses position_bias")
         length = query.shape[2]
         self._read = Computed(
             query=query[:, :, -self.queries :],
@@ -149,6 +154,7 @@ class AttentionTap(AbstractContextManager["AttentionTap"]):
             mask=_additive(mask, length, key.shape[2], self.queries, query.device),
             scaling=query.shape[-1] ** -0.5 if scaling is None else scaling,
             softcap=options.get("softcap"),
+            sinks=options.get("s_aux"),
         )
 
     def _ask_for_weights(
@@ -202,7 +208,7 @@ def _attention_module(block: nn.Module) -> nn.Module | None:
 
 
 def _implementation(module: nn.Module) -> str:
-    return str(getattr(module.config, "_attn_implementation", None) or "eager")
+    return str(getattr(getattr(module, "config", None), "_attn_implementation", None) or "eager")
 
 
 def _asks_for_its_function(attention: nn.Module) -> bool:

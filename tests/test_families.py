@@ -1,0 +1,97 @@
+"""Families beyond those of tests/tiny.py, which nothing in the code was written for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from test_lm import assert_same, rescored
+from tiny import CONTEXT, PROMPTS, byte_level, without_specials
+from transformers import AutoModelForCausalLM
+
+from probers.lm import CausalLM
+from probers.types import Needs
+
+BASE = {
+    "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "intermediate_size": 48, "max_position_embeddings": CONTEXT,
+}  # fmt: skip
+OLD = {"n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": CONTEXT}
+OTHERS: dict[str, dict[str, Any]] = {
+    "Bloom": {"n_layer": 3, "n_head": 4, "hidden_size": 32},
+    "GPTJ": {**OLD, "rotary_dim": 4},
+    "GPTNeo": {
+        "hidden_size": 32, "num_layers": 3, "num_heads": 4, "window_size": 8,
+        "attention_types": [[["global", "local"], 1], [["global"], 1]], "max_position_embeddings": CONTEXT,
+    },
+    "CodeGen": {**OLD, "rotary_dim": 4},
+    "Phi3": BASE,
+    "Starcoder2": BASE,
+    "StableLm": BASE,
+    "Olmo2": BASE,
+    "Cohere2": {**BASE, "sliding_window": 8},
+    "Mixtral": {**BASE, "num_local_experts": 4},
+    "DeepseekV3": {
+        **BASE, "num_key_value_heads": 4, "n_routed_experts": 4, "kv_lora_rank": 8, "q_lora_rank": 8,
+        "qk_rope_head_dim": 4, "qk_nope_head_dim": 4, "v_head_dim": 8, "n_group": 1, "topk_group": 1,
+        "num_experts_per_tok": 2, "first_k_dense_replace": 1, "moe_intermediate_size": 16,
+    },
+    "GptOss": {**BASE, "head_dim": 8, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 8},
+}  # fmt: skip
+
+
+def make(name: str, attn: str) -> CausalLM:
+    tokenizer = byte_level()
+    special = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+    config = getattr(transformers, f"{name}Config")(
+        vocab_size=len(tokenizer), bos_token_id=None, **special, **OTHERS[name]
+    )
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation=attn).eval()
+    for parameter in model.parameters():
+        if parameter.dim() > 1:  # sharp distributions: differences would show
+            torch.nn.init.normal_(parameter, 0, 0.3)
+    without_specials(model, tokenizer)
+    return CausalLM(model, tokenizer)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_any_decoder_can_be_read(name):
+    lm = make(name, "eager")
+    needs = Needs(layers=(0, 1, 2, 3), attention=True)
+    made = lm.generate(PROMPTS, max_new_tokens=10, needs=needs)
+    for one, other in zip(made, rescored(lm, made), strict=True):
+        assert_same(one, other)
+    for prompt, one in zip(PROMPTS, made, strict=True):
+        assert_same(one, lm.generate([prompt], max_new_tokens=10, needs=needs)[0])
+    shared = lm.generate(["The river" + p for p in PROMPTS], max_new_tokens=6, needs=needs)
+    again = lm.generate(["The river" + p for p in PROMPTS], max_new_tokens=6, needs=needs, prefix="The river")
+    for one, other in zip(shared, again, strict=True):
+        assert_same(one, other)
+    for generation in made:
+        ids = torch.tensor([generation.prompt_ids + generation.token_ids])
+        with torch.no_grad():
+            out = lm.model(
+                ids, attention_mask=torch.ones_like(ids), output_hidden_states=True, output_attentions=True
+            )
+        p, n = len(generation.prompt_ids), len(generation.token_ids)
+        for layer in (0, 1, 2):
+            expected = out.hidden_states[layer][0, p:].mean(dim=0).numpy()
+            np.testing.assert_allclose(generation.states[layer], expected, rtol=0, atol=1e-4)
+        heads = out.attentions[-1].view(4, p + n, -1)[..., -(p + n) :].numpy()
+        np.testing.assert_allclose(generation.attention.rows, heads.mean(axis=0)[p - 1 :], rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_what_attention_and_mlp_add_is_what_the_stream_gains(name):
+    lm = make(name, "eager")
+    stream, *added = (
+        lm.generate(PROMPTS, max_new_tokens=6, needs=Needs(layers=layers, site=site, pool="tokens"))
+        for layers, site in (((0, 1, 2, 3), "resid_post"), ((1, 2, 3), "attn_out"), ((1, 2, 3), "mlp_out"))
+    )
+    for whole, attention, mlp in zip(stream, *added, strict=True):
+        gained = whole.states[:, 1:] - whole.states[:, :-1]
+        np.testing.assert_allclose(attention.states + mlp.states, gained, rtol=0, atol=1e-4)
