@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
+from .runs import taking_back
 from .types import RunError, UserError
 
 if TYPE_CHECKING:
@@ -117,7 +118,8 @@ def _main(command: str, arguments: list[str]) -> int:
     for job, config in zip(jobs, configs, strict=True):
         if len(jobs) > 1:
             print(f"== {' '.join(job)}", flush=True)
-        target(config)
+        with taking_back():
+            target(config)
     return 0
 
 
@@ -128,7 +130,8 @@ def _load(command: str) -> Callable[[DictConfig], Any]:
 
 def run(command: str, overrides: Sequence[str]) -> Any:
     """Run a command inside this process, as ``probers-demo`` does; returns what it returns."""
-    return _load(command)(compose(command, normalise(list(overrides))))
+    with taking_back():
+        return _load(command)(compose(command, normalise(list(overrides))))
 
 
 def normalise(arguments: list[str]) -> list[str]:

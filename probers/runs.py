@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,6 +42,30 @@ def identity(config: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(node, dict):
             node.pop(leaf, None)
     return kept
+
+
+#: Run folders made by the command that is running.
+_MADE: list[Path] = []
+_MANIFEST = "manifest.json"
+
+
+@contextmanager
+def taking_back() -> Iterator[None]:
+    """Remove the folders a command made when its request proves wrong before anything was computed.
+
+    Some mistakes show only once the model is there (a layer it lacks, a prompt it cannot hold).
+    """
+    before = len(_MADE)
+    try:
+        yield
+    except UserError:
+        for path in _MADE[before:]:
+            written = {p.name for p in path.rglob("*") if p.is_file()}
+            if written <= {_CONFIG_FILE, _RUN_FILE, _MANIFEST}:
+                shutil.rmtree(path, ignore_errors=True)
+        raise
+    finally:
+        del _MADE[before:]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +102,7 @@ class RunFolder:
                     "choose another out or remove it"
                 )
             self.path.mkdir(parents=True, exist_ok=True)
+            _MADE.append(self.path)
             self._write(complete=False, summary={})
             return False
         if state["fingerprint"] != self.fingerprint:
@@ -114,8 +141,6 @@ class RunFolder:
 
     def clear(self) -> None:
         """Delete an earlier run in this folder (``overwrite=true``); foreign folders are refused."""
-        import shutil
-
         if self._state() is not None:
             shutil.rmtree(self.path)
 

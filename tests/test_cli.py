@@ -166,3 +166,30 @@ def test_newest_takes_complete_runs_of_the_model(tmp_path):
     assert newest("prober", root=tmp_path, model="a") == tmp_path / "0"
     assert newest("store", root=tmp_path) is None
     assert json.loads((tmp_path / "1" / "run.json").read_text())["complete"] is True
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [["layers=[13]"], ["model=/no/such/model"], ["max_new_tokens=2040"], ["pool=mind", "layers=[3]"]],
+)
+def test_a_wrong_request_leaves_no_folder_behind(tmp_path, overrides, capsys):
+    """Also where the mistake shows only once the model is there."""
+    with pytest.raises(SystemExit) as caught:
+        cli.main("datagen", [f"out={tmp_path}/x", "limit=4", *overrides])
+    assert caught.value.code == 2
+    assert not (tmp_path / "x").exists()
+
+
+def test_a_wrong_request_removes_nothing_that_was_computed(tmp_path):
+    from probers.runs import RunFolder, taking_back
+
+    old, new = RunFolder(tmp_path / "old", "datagen", {}), RunFolder(tmp_path / "new", "datagen", {})
+    old.claim()  # an unfinished run of another time
+    with pytest.raises(UserError), taking_back():
+        assert old.claim()
+        new.claim()
+        (new.path / "shards").mkdir()
+        (new.path / "shards" / "00000.json").write_text("{}")
+        raise UserError("a prompt is too long")
+    assert (old.path / "run.json").exists()
+    assert (new.path / "shards" / "00000.json").exists()
