@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from probers.data import load_articles, load_corpus, load_questions
+from probers.data import load_corpus, load_questions
 from probers.parts import build, load_model, plain
 from probers.parts import inputs as fingerprints
 from probers.runs import RunFolder
-from probers.types import Needs, UserError
+from probers.types import Article, Needs, UserError
 
 if TYPE_CHECKING:
     from probers.lm import CausalLM
@@ -112,7 +113,10 @@ def _load_inputs(cfg: DictConfig) -> dict[str, Any]:
     """Everything read from files, before the model is loaded."""
     common = {"on_bad_line": cfg.on_bad_line}
     if cfg.source == "wiki":
-        return {"articles": load_articles(cfg.articles, limit=cfg.limit, seed=cfg.seed, **common)}
+        from .matching import EntityMatcher
+
+        matcher = EntityMatcher(**plain(cfg.matcher))
+        return {"articles": _articles(cfg), "matcher": matcher}
     from .labels.labelling import parse_label
 
     parse_label(cfg.label)
@@ -122,12 +126,32 @@ def _load_inputs(cfg: DictConfig) -> dict[str, Any]:
     }
 
 
+def _articles(cfg: DictConfig) -> list[Article]:
+    """All articles asked for, in natural text; what could not be used is listed with its reason."""
+    from .detokenise import detokenise_sentences
+    from .sources import open_articles
+
+    source = open_articles(
+        cfg.articles,
+        limit=cfg.limit,
+        seed=cfg.seed,
+        on_bad_line=cfg.on_bad_line,
+        min_sentences=cfg.min_sentences,
+        max_chars=cfg.max_chars,
+        wikipedia=plain(cfg.wikipedia),
+    )
+    found = [replace(a, sentences=tuple(detokenise_sentences(a.sentences))) for a in source.articles]
+    for line in source.problems.lines():
+        print(line)
+    return found
+
+
 def _builder(cfg: DictConfig, lm: CausalLM, needs: Needs, inputs: dict[str, Any]) -> LabelBuilder:
     if cfg.source == "wiki":
         from .labels.wiki import WikiBuilder, plan_cuts
 
         cuts = plan_cuts(inputs["articles"], per_article=cfg.per_article, seed=cfg.seed)
-        return WikiBuilder(lm, cuts, needs, max_new_tokens=cfg.max_new_tokens)
+        return WikiBuilder(lm, cuts, needs, inputs["matcher"], max_new_tokens=cfg.max_new_tokens)
     from .labels.cot import CotBuilder
 
     return CotBuilder(

@@ -1,8 +1,19 @@
 """Entity spans by rules and their comparison."""
 
+import hashlib
+import json
+import os
+import re
+from pathlib import Path
+
 import pytest
-from probers.datagen.entities import find_entities
+from hypothesis import given
+from hypothesis import strategies as st
+from probers.datagen.detokenise import detokenise_sentences
+from probers.datagen.entities import Recogniser, find_entities
 from probers.datagen.matching import EntityMatcher, parse_date, parse_number
+
+from probers.types import UserError
 
 
 def spans(text):
@@ -58,7 +69,8 @@ def test_offsets_point_at_the_text():
         ("18th", "19th", "different", "number"),
         ("The Beatles", "beatles", "equivalent", "string"),
         ("Café Müller’s", "Cafe Muller", "equivalent", "string"),
-        ("Albert Einstein", "Einstein", "undecided", "partial"),
+        ("Albert Einstein", "Einstein", "equivalent", "name"),
+        ("Albert Einstein", "Albert", "undecided", "partial"),
         ("Karel Brusgus", "Karel Tokzo", "different", "string"),
         ("1995", "Berlin", "different", "string"),
     ],
@@ -80,3 +92,250 @@ def test_parsers_refuse_what_they_cannot_read():
     assert parse_date("the 18th of July") == (None, 7, 18)
     assert parse_number("about five") is None
     assert parse_number("2 billion") == (2e9, "")
+
+
+LETTERS = {
+    "n": "name",
+    "d": "date",
+    "y": "year",
+    "#": "number",
+    "w": "work",
+    "o": "organisation",
+    "p": "place",
+}
+
+#: Sentences with their spans as [type letter|span]; not all of them are within the rules' reach.
+ANNOTATED = """
+The [p|River Tarn] rises near [p|Mount Odrin] and flows [#|140 km] to the sea.
+In [d|June 1923] [n|Ida van den Berg] moved from [p|Bergen] to the [p|United States].
+[n|J. R. Holloway] wrote "[w|The Glass Orchard]" in [y|1954].
+She was born on [d|July 18, 1995], in [p|Lisbon], [p|Portugal].
+The treaty of [d|1648-10-24] ended [#|thirty years] of war.
+The [o|University of North Harbour] enrolled [#|12,000] students in [y|2011].
+Its [#|third] album sold [#|1.5 million] copies during the [d|1990s].
+The [d|19th century] saw many wars between [p|France] and [p|Prussia].
+The city fell in [d|44 BC] to the army of [n|Marcus Valerius].
+[n|Ludwig van Essen] studied at the [o|Royal Academy of Music].
+He joined the [o|Bank of England] as a clerk in [d|May 1901].
+The company paid [#|$2.4 billion] for [o|Helm & Sons] in [y|2008].
+The film "[w|A Cold Morning in March]" was shot in [#|three weeks].
+[n|Anne-Marie O'Dowd] met [n|Renée Żeleńska] in [p|Kraków].
+The tower is [#|324 metres] high and weighs [#|10,100 tonnes].
+"We will never give up the harbour," said the mayor of [p|Ostend].
+Since [d|August], the team has won [#|12] matches and lost [#|two].
+The [o|Department of Health and Human Services] employs [#|80,000 people].
+On [d|3 May 1808] the painter left [p|Madrid] for good.
+The [#|17th] king, [n|Harald III], ruled from [y|1046] to [y|1066].
+The museum holds [n|Dutch] and [n|Flemish] paintings from the [d|17th century].
+Many critics praised the novel [w|Waiting for the Tide].
+The [n|Battle of the Three Rivers] lasted [#|two days].
+About [#|45%] of the voters in [p|Scotland] agreed.
+[n|Queen Margaret]'s palace burned down; nobody was hurt.
+Her brother, [n|John F. Keating Jr.], practised law in [p|St. Louis].
+They crossed the [p|Isle of Skye] on foot and reached [p|Portree] by [d|12 April].
+The [o|National Institute for Water Research] opened a branch in [p|Nairobi].
+However, the plan failed because the money never came.
+When the rain stopped, everyone walked home.
+Written in haste, the letter contains [#|forty-two] mistakes.
+The [#|first] bridge was built by [n|Roman] soldiers.
+Winters are mild here, while summers are dry.
+[o|NASA] launched [n|Pioneer 10] in [d|March 1972].
+The show [w|Star Harbour: The Next Tide] ran on [o|BBC Two] from [d|1987–94].
+A non-[n|English] speaker, [n|Ortega] learned [n|French] in [#|six months].
+The [n|Swiss]-born chemist won the [n|Nobel Prize] in [y|1913].
+Around [d|AD 70] the fort had [#|500 inhabitants].
+The road runs [#|30 miles] from [p|Fort Collins] to [p|Laramie].
+[p|São Paulo] and [p|Rio de Janeiro] compete for the [n|World Cup].
+The [p|People's Republic of Corvia] joined the [o|United Nations] in [y|1971].
+He read the [w|Journal of Applied Botany] on the [#|second] day.
+The orchestra of [n|Karl-Heinz Bauer] played for [#|$500] a night.
+By the late [d|1800s] the mill employed [#|300] women.
+Farm road [n|FM 1938] meets [p|Davis Boulevard] in [p|Southlake].
+The [n|French and Indian War] was fought in [p|Canada] too.
+She owns a copy of [w|Food in the North] by [n|Dora Hartwell].
+He worked in [p|Washington, D.C.], until [y|1950].
+Sales of [w|Lights and Sounds] reached [#|one million].
+Candidates of the [o|Green Party] came [#|third] in [p|Ardal].
+[o|McDonald's] opened [#|40] restaurants in [p|Norway] and [p|Denmark].
+"""
+
+
+def _annotated():
+    for line in ANNOTATED.strip().splitlines():
+        text, spans = "", {}
+        for part in re.split(r"(\[[a-z#]\|[^\]]+\])", line):
+            if part.startswith("["):
+                spans[len(text), len(text) + len(part) - 4] = LETTERS[part[1]]
+                part = part[3:-1]
+            text += part
+        yield text, spans
+
+
+def score(cases):
+    """(precision, recall, F1) of exact spans, and the share right of the types that say more than "name"."""
+    hits = found = wanted = sure = right = 0
+    for text, gold in cases:
+        ours = {(e.start, e.end): e.type for e in find_entities(text, fine=True)}
+        both = ours.keys() & gold.keys()
+        hits, found, wanted = hits + len(both), found + len(ours), wanted + len(gold)
+        sure += sum(ours[s] != "name" for s in both)
+        right += sum(ours[s] == gold[s] for s in both if ours[s] != "name")
+    precision, recall = hits / found, hits / wanted
+    return precision, recall, 2 * precision * recall / (precision + recall), right / sure
+
+
+def test_the_rules_on_sentences_written_for_them():
+    cases = list(_annotated())
+    assert len(cases) >= 40
+    precision, recall, f1, types = score(cases)
+    assert min(precision, recall, f1) >= 0.85 and types >= 0.9, (precision, recall, f1, types)
+
+
+def test_the_score_can_fail():
+    """Spans one character off are misses."""
+    shifted = [(text, {(a + 1, b): kind for (a, b), kind in gold.items()}) for text, gold in _annotated()]
+    assert score([*shifted, ("In 1999.", {(3, 7): "year"})])[2] < 0.1
+
+
+@pytest.mark.skipif(
+    not os.environ.get("PROBERS_WIKI_ARTICLES"), reason="PROBERS_WIKI_ARTICLES names no folder"
+)
+@pytest.mark.parametrize("held_out", [False, True, None])
+def test_the_rules_on_annotated_articles(held_out):
+    """``held_out`` articles were first seen after the rules were done."""
+    articles = {}
+    path = Path(os.environ["PROBERS_WIKI_ARTICLES"]) / "wiki_articles.jsonl"
+    for line in path.read_text(encoding="utf-8").splitlines():
+        row = json.loads(line)
+        articles.setdefault(row["title"], []).append(row["sentences"])
+    cases = []
+    annotated = Path(__file__).parent / "data" / "annotated_entities.jsonl"
+    for line in annotated.read_text(encoding="utf-8").splitlines():
+        row = json.loads(line)
+        window = slice(*row["sentences"])
+        texts = [" ".join(detokenise_sentences(s)[window]) for s in articles[row["title"]]]
+        text = next((t for t in texts if hashlib.sha256(t.encode()).hexdigest() == row["sha256"]), None)
+        assert text is not None, f"{row['title']}: the text is not the one that was annotated"
+        if held_out in (None, row["held_out"]):
+            cases.append((text, {(a, b): kind for a, b, kind in row["spans"]}))
+    assert len(cases) == {False: 34, True: 16, None: 50}[held_out]
+    precision, recall, f1, types = score(cases)
+    figures = f"precision {precision:.3f}, recall {recall:.3f}, F1 {f1:.3f}, types {types:.3f}"
+    print(f"{len(cases)} articles: {figures}")
+    assert f1 >= 0.85 and types >= 0.9
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("It is by July 18 , 1995 at last", ["July 18 , 1995"]),
+        ("on 1995-07-18, the 1990s, May 11–14, 1993", ["1995-07-18", "1990s", "May 11–14, 1993"]),
+        ("from 500 BC to AD 70 and Sept. 5, 1990", ["500 BC", "AD 70", "Sept. 5, 1990"]),
+        ("the 18th and early 19th century, by 1913–16", ["18th and early 19th century", "1913–16"]),
+        ("she may march in august company", []),
+        ("$1.5 million, 12,000, 40 km and 98.6 °F", ["$1.5 million", "12,000", "40 km", "98.6 °F"]),
+        ("one of them first met twenty-two of us", ["twenty-two"]),
+        ('a "very big" dog', []),
+        ('in "The Big Dog (Part 2)" and', ["The Big Dog (Part 2)"]),
+        ("by Kim of the Northern League and Ola", ["Kim of the Northern League", "Ola"]),
+        ("by Kim Dahl of the Northern League", ["Kim Dahl", "Northern League"]),
+        ("the 17th Brigade at U.S. Route 199", ["17th Brigade", "U.S. Route 199"]),
+        ("the mid-1950s Swedish-born Tove", ["1950s", "Swedish", "Tove"]),
+        ("an iPod in 2 boxes", ["iPod", "2"]),
+    ],
+)
+def test_forms(text, expected):
+    assert [e.text for e in find_entities(f"Here, {text}.")] == expected
+
+
+def test_fine_types_are_a_choice():
+    text = 'The song "Blue Door" by Acme Records sold in Norway Bay.'
+    assert {e.type for e in find_entities(text)} == {"name"}
+    assert [e.type for e in find_entities(text, fine=True)] == ["work", "organisation", "place"]
+
+
+_PIECES = st.sampled_from(
+    ["The", "Kim", "of", "and", "12", "km", "May", "1999", '"', "'", ".", ",", "the", "St.", "I's", ":", "-"]
+)
+
+
+@given(st.text(max_size=80) | st.lists(_PIECES).map(" ".join))
+def test_spans_are_in_order_apart_and_inside_the_text(text):
+    last = 0
+    for entity in find_entities(text, fine=True):
+        assert last <= entity.start < entity.end
+        assert text[entity.start : entity.end] == entity.text == entity.text.strip()
+        last = entity.end
+
+
+@pytest.mark.parametrize("text", ["东京举办了奥运会。", "ولد في القاهرة", "\x00\x07", '"' * 50, "(" * 50])
+def test_text_without_english_entities(text):
+    assert find_entities(text) == []
+
+
+def test_a_megabyte_is_no_problem():
+    text = 'The mayor, Ida Morrow, met "The Long Road" in 1999. ' * 20_000
+    assert len(text) > 1_000_000
+    assert len(find_entities(text)) == 60_000
+
+
+def test_auto_uses_the_rules_where_no_pipeline_is(monkeypatch, capsys):
+    monkeypatch.setattr("probers.datagen.entities.recogniser.installed_pipeline", lambda: None)
+    recogniser = Recogniser()
+    assert recogniser.name == "rules"
+    assert "by rules (no English spaCy pipeline is installed)" in capsys.readouterr().out
+    assert recogniser("He met Ida Morrow.") == find_entities("He met Ida Morrow.")
+    with pytest.raises(UserError, match="spacy download en_core_web_sm, or recogniser=rules"):
+        Recogniser("spacy")
+
+
+@pytest.fixture
+def pipeline(monkeypatch):
+    """A blank English pipeline that knows a few entities, in place of an installed one."""
+    spacy = pytest.importorskip("spacy")
+    blank = spacy.blank("en")
+    patterns = [
+        ("ORG", "the Acme Bank"),
+        ("DATE", "1999"),
+        ("DATE", "last May"),
+        ("GPE", "Norway's"),
+        ("MONEY", "$5"),
+    ]
+    blank.add_pipe("entity_ruler").add_patterns([{"label": k, "pattern": p} for k, p in patterns])
+    monkeypatch.setattr("probers.datagen.entities.recogniser.installed_pipeline", lambda: "en_core_web_sm")
+    monkeypatch.setattr("probers.datagen.entities.spacy._load", lambda name: blank)
+
+
+@pytest.mark.parametrize("kind", ["auto", "spacy"])
+def test_spacy_where_a_pipeline_is(pipeline, capsys, kind):
+    text = "In 1999 and last May the Acme Bank paid $5 for Norway's ships."
+    recogniser = Recogniser(kind)
+    assert "by the NER of en_core_web_sm" in capsys.readouterr().out
+    expected = [
+        ("1999", "year"),
+        ("last May", "date"),
+        ("Acme Bank", "name"),
+        ("$5", "number"),
+        ("Norway", "name"),
+    ]
+    assert [(e.text, e.type) for e in recogniser(text)] == expected
+    assert [e.type for e in Recogniser(kind, fine=True)(text)] == [
+        "year",
+        "date",
+        "organisation",
+        "number",
+        "place",
+    ]
+    assert all(text[e.start : e.end] == e.text for e in recogniser(text))
+
+
+def test_rules_are_used_on_request_even_so(pipeline, capsys):
+    assert Recogniser("rules").name == "rules"
+    assert capsys.readouterr().out == "entities: by rules\n"
+    Recogniser("rules", quiet=True)
+    assert capsys.readouterr().out == ""
+
+
+def test_an_unknown_recogniser_is_an_error():
+    with pytest.raises(UserError, match="recogniser=flair is unknown: choose rules, spacy or auto"):
+        Recogniser("flair")

@@ -1,0 +1,143 @@
+"""Natural text back from pre-tokenised text ("( born 1950 ) , Cuba 's" to "(born 1950), Cuba's").
+
+Text that is natural already is returned as it is, byte for byte: nothing is changed
+unless most of the text's punctuation stands alone between spaces.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from .entities import MONTHS
+
+#: Tokens that show tokenised text, because natural text attaches them to a word.
+#: Not ``: ; ! ?``, which French sets after a space.
+_DETACHED = re.compile(r"[,.()]|['’](?:s|t|re|ve|ll|d|m)|n['’]t|@[-,.]@|``|-[LR]RB-", re.IGNORECASE)
+_ATTACHED = re.compile(r"[\w\"”'’)]+[,;:!?)]|\(\w+\S*|.*\w\.[\"”)]*$|\w+(?:['’]s|n['’]t)")
+_LEFT = re.compile(r"[,.;:!?%)\]}…′″]|\.{2,}|['’](?:s|t|re|ve|ll|d|m)|n['’]t", re.IGNORECASE)
+_RIGHT = frozenset(["(", "[", "{", "$", "£", "€", "₱", "¡", "¿"])
+_REPLACED = {"``": '"', "''": '"', "-LRB-": "(", "-RRB-": ")", "-LSB-": "[", "-RSB-": "]"}
+_DOLLARS = frozenset(["US", "A", "C", "CA", "AU", "NZ", "HK", "S", "R"])
+#: Words that begin with an apostrophe of their own.
+_ELIDED = re.compile(r"['’](?:n|em|til|cause|round|bout|tis|twas|\d0s|\d\d)", re.IGNORECASE)
+_PREFIX = frozenset(["D", "L", "O", "M", "N", "d", "l", "o"])
+
+
+def is_tokenised(text: str) -> bool:
+    """Whether punctuation stands alone between spaces more often than it is attached to words."""
+    detached = attached = 0
+    for line in text.splitlines():
+        tokens = line.split()
+        for position, token in enumerate(tokens):
+            around = [*tokens[max(0, position - 1) : position], *tokens[position + 1 : position + 2]]
+            spaced_ellipsis = token == "." and "." in around
+            if _DETACHED.fullmatch(token):
+                if token[0] == "@":
+                    return True  # no other text writes this
+                detached += not spaced_ellipsis
+            elif token[-1] != "." or position == len(tokens) - 1:  # "Inc." may end any token, "end." the last
+                attached += _ATTACHED.fullmatch(token) is not None
+    return detached > attached
+
+
+def detokenise(text: str) -> str:
+    """The text with its punctuation attached; the very same text when it is natural already.
+
+    Line breaks are kept. Applying it twice changes nothing more.
+    """
+    while is_tokenised(text):
+        joined = _join_lines(text)
+        if joined == text:
+            break
+        text = joined
+    return text
+
+
+def detokenise_sentences(sentences: Sequence[str]) -> list[str]:
+    """The sentences of one article, judged together so that all or none are joined.
+
+    A short sentence alone may not show that it was tokenised.
+    """
+    if not is_tokenised("\n".join(sentences)):
+        return list(sentences)
+    return [_join_lines(sentence) for sentence in sentences]
+
+
+def _join_lines(text: str) -> str:
+    return "".join(
+        _join([_REPLACED.get(t, t) for t in line.split()]) + line[len(line.rstrip("\r\n")) :]
+        for line in text.splitlines(keepends=True)
+    )
+
+
+def _join(tokens: list[str]) -> str:
+    parts: list[str] = []
+    double = single = False  # inside quotes of either kind
+    glue = True  # whether the next token follows without a space
+    for position, token in enumerate(tokens):
+        before = tokens[position - 1] if position else ""
+        after = tokens[position + 1] if position + 1 < len(tokens) else ""
+        infix = re.fullmatch(r"@([-,.])@", token)
+        left = right = False
+        if infix:
+            token, left, right = infix.group(1), True, True
+        elif token == '"':
+            closing = double or not after
+            left, right, double = closing, not closing, not closing
+        elif token in ("'", "’"):
+            opens = not single and not _elides(before) and token in tokens[position + 1 :]
+            left, right = not opens, opens
+            single = opens or (single and _elides(before) and token in tokens[position + 1 :])
+        elif _LEFT.fullmatch(token):
+            left = True
+            right = token in ":.," and _digits(before, after) and token == ":"
+            right = right or (token == "." and after == ".")
+        elif token in _RIGHT:
+            right = True
+            left = token == "$" and before in _DOLLARS
+        elif token == "#":
+            right = after[:1].isdigit()
+        elif token == "°":
+            right = True
+            left = after[:1] not in ("C", "F")
+        elif token == "/":
+            left = right = True
+        elif token == "&":
+            left = right = all(len(t) == 1 and t.isupper() for t in (before, after))
+        elif token == "–":
+            left = right = _is_range(tokens, position)
+        elif token[0] in "'’" and len(token) > 1:
+            left = _continues(before, token)
+        if parts and not (glue or left):
+            parts.append(" ")
+        parts.append(token)
+        glue = right
+    return "".join(parts)
+
+
+def _elides(word: str) -> bool:
+    """Whether an apostrophe after the word is its own: a plural's possessive, "gettin'", "'n'"."""
+    return word.lower().endswith(("s", "x", "z", "in", "'n", "’n")) or word == "o"
+
+
+def _continues(before: str, token: str) -> bool:
+    """Whether "'Brien", "'an" is the rest of a word ("O'Brien", "Xi'an") and no opening quote."""
+    if _ELIDED.fullmatch(token):
+        return False
+    return before in _PREFIX or (before.isalpha() and before[0].isupper() and token[1:].islower())
+
+
+def _digits(before: str, after: str) -> bool:
+    return before[-1:].isdigit() and after[:1].isdigit()
+
+
+def _is_range(tokens: list[str], position: int) -> bool:
+    """Whether an en dash joins two numbers; between two full dates it keeps its spaces."""
+    before, after = tokens[position - 1 : position], tokens[position + 1 : position + 2]
+    if not before or not after or not _digits(before[0], after[0]):
+        return False
+    if not re.fullmatch(r"\d{4}", before[0]):
+        return True
+    dated = position >= 2 and (tokens[position - 2] in MONTHS or tokens[position - 2] == ",")
+    return not dated and (position + 2 >= len(tokens) or tokens[position + 2] not in MONTHS)

@@ -1,0 +1,250 @@
+"""Names: runs of capitalised words, joined over connectors, initials and numbers.
+
+A word that only the beginning of a sentence made upper-case is no name.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from probers.text import is_stop_word, split_sentences
+
+from .base import Cover, Span
+from .words import (
+    COMMON_TAILS,
+    HEADS_FOR,
+    JOINTS,
+    LOWER_PREFIXES,
+    NOT_NAMES,
+    OPENERS,
+    ORDERED,
+    OWNED,
+    OWNERS,
+    PARTICLES,
+    PREDICATES,
+    WITH_S,
+    WORK_NOUNS,
+)
+
+_TOKEN = re.compile(
+    r"(?:[^\W\d_]\.){2,}"  # U.S., J.R.R.
+    r"|(?:St|Dr|Mr|Mrs|Ms|Jr|Sr|Lt|Gen|Col|Sgt|Capt|Rev|Prof|Mt|Ft|No|vs|Bros|Inc|Ltd|Co)\.(?=\s|$|[,)])"
+    r"|[A-Z]\.(?=\s[^\W\d_])"  # an initial
+    r"|[^\W_](?:[\w’'&+-]*\w)?(?:\.\w+)*[!]?(?=\W|$)"
+    r"|[^\W_]"
+)
+_POSSESSIVE = re.compile(r"['’](?:s|S)?$")
+_INNER_CAPITAL = re.compile(r"[a-z]{1,2}[A-Z]")  # iPod, eBay
+_NUMBER = re.compile(r"\d{1,3}[A-Za-z]?")
+_YEAR_AHEAD = re.compile(r"\s?\((?:1[0-9]|20)\d{2}\)")
+_PREPOSITIONS = frozenset(["In", "On", "For", "Of", "To", "With", "At", "From", "By", "Under", "Over"])
+_ANNOUNCED = re.compile(r"\b(?:album|novel|song|single|film|book|mixtape|EP|musical|poem|opera|memoir)\s$")
+_ORDINAL = re.compile(r"\d{1,3}(?:st|nd|rd|th)\s$")
+_SPEECH = re.compile(r"[:;•*|]\s*[\"“]$|[.!?]\s?[\"”“]\s*$")
+_QUANTITY = re.compile(r"[,.]\d|\s(?:million|billion|thousand|percent|km|miles|people|years)|%|[–-]\d")
+_AFTER = re.compile(r",?\s*\(?(\w+)")
+_SUFFIX = re.compile(r".*(?:ly|ing|ed|tion|tions|ment|ments|ness|ings|ers|ists|als|ies|isms?)$")
+
+
+@dataclass(frozen=True, slots=True)
+class _Token:
+    start: int
+    end: int
+    text: str
+    opens: bool  # at the beginning of a sentence
+    possessive: bool
+
+    @property
+    def capital(self) -> bool:
+        return self.text[0].isupper() or _INNER_CAPITAL.match(self.text) is not None
+
+
+def find_names(text: str, cover: Cover) -> Iterator[Span]:
+    """Spans of names outside the characters already taken."""
+    tokens = _tokenise(text, cover)
+    seen = {t.text for t in tokens if t.capital and not t.opens}
+    lower = {t.text for t in tokens if not t.capital}
+    position = 0
+    while position < len(tokens):
+        if not tokens[position].capital:
+            position += 1
+            continue
+        last = _last(text, tokens, position)
+        run = tokens[position : last + 1]
+        position = last + 1
+        while run and _is_opener(run, seen, lower, text):
+            run = run[1:]
+            while run and not run[0].capital:
+                run = run[1:]
+        if not run or (len(run) == 1 and _is_plain(run[0])):
+            continue
+        ordinal = _ORDINAL.search(text, max(0, run[0].start - 6), run[0].start)
+        joins = ordinal and run[0].text in ORDERED and cover.free(ordinal.span())
+        yield ordinal.start() if ordinal and joins else run[0].start, run[-1].end
+
+
+def _tokenise(text: str, cover: Cover) -> list[_Token]:
+    """The words outside the taken spans, compounds and possessives reduced to their names."""
+    sentences = [start for start, _ in split_sentences(text)]
+    tokens = []
+    previous = 0
+    for match in _TOKEN.finditer(text):
+        start, end = match.span()
+        gap = text[previous:start]
+        border = bisect_left(sentences, previous)
+        opens = border < len(sentences) and sentences[border] <= start
+        previous = end
+        if not cover.free((start, end)) or gap.endswith("°"):  # "°F" is a unit
+            continue
+        opens = opens or _SPEECH.search(gap) is not None
+        word = match.group()
+        head, hyphen, tail = word.partition("-")
+        if hyphen and head in LOWER_PREFIXES and tail[:1].isupper():
+            start += len(head) + 1
+        elif hyphen and word.rsplit("-", 1)[1] in COMMON_TAILS:
+            end = start + word.rfind("-")
+        possessive = _POSSESSIVE.search(text[start:end])
+        if possessive and text[start : start + possessive.start()] not in WITH_S:
+            end = start + possessive.start()
+            tokens.append(_Token(start, end, text[start:end], opens, True))
+        else:
+            tokens.append(_Token(start, end, text[start:end], opens, False))
+    return tokens
+
+
+def _last(text: str, tokens: list[_Token], first: int) -> int:
+    """Index of the last token of the name that begins at ``first``."""
+    last = first
+    while True:
+        ahead = _bridge(text, tokens, first, last)
+        if ahead is None:
+            return last
+        last = ahead
+
+
+def _bridge(text: str, tokens: list[_Token], first: int, last: int) -> int | None:
+    """Index of the next token that belongs to the name, past connectors; None at its end."""
+    ahead = last + 1
+    if tokens[last].possessive:
+        if ahead == len(tokens) or not tokens[ahead].capital:
+            return None
+        saint = tokens[max(first, last - 1)].text in ("St.", "St")
+        joins = saint or tokens[last].text in OWNERS or tokens[ahead].text in OWNED
+        return ahead if joins and _adjacent(text, tokens[last], tokens[ahead]) else None
+    words: list[str] = []
+    while ahead < len(tokens) and len(words) < 3 and _adjacent(text, tokens[ahead - 1], tokens[ahead]):
+        token = tokens[ahead]
+        if not words and _NUMBER.fullmatch(token.text) and not _counts(text, tokens, ahead):
+            return ahead
+        if token.capital:
+            break
+        article = token.text in ("a", "an") and is_stop_word(tokens[ahead - 1].text)
+        if token.text not in JOINTS and token.text not in PARTICLES and not article:
+            return None
+        words.append(token.text)
+        ahead += 1
+    else:
+        if not words and ahead < len(tokens) and _colon(text, tokens, first, last):
+            return ahead
+        if not words and ahead < len(tokens) and re.fullmatch(r"Jr\.?|Sr\.?", tokens[ahead].text):
+            return ahead if text[tokens[last].end : tokens[ahead].start] == ", " else None
+        return None
+    if not words:
+        return ahead
+    return ahead if _joins(text, tokens, first, last, ahead, words) else None
+
+
+def _joins(text: str, tokens: list[_Token], first: int, last: int, ahead: int, words: list[str]) -> bool:
+    """Whether the connectors between two capitalised runs make them one name."""
+    left = [t.text for t in tokens[first : last + 1]]
+    if left[-1] in _PREPOSITIONS and words[-1] in ("a", "an", "the"):  # a title: "In a Silent Way"
+        return not tokens[last].opens
+    announced = _ANNOUNCED.search(text, max(0, tokens[first].start - 12), tokens[first].start)
+    if announced:  # 'the song Waiting for Summer'
+        return True
+    if words[0] in PARTICLES and all(w in PARTICLES or w == "the" for w in words):
+        return True
+    right = ahead
+    while (
+        right + 1 < len(tokens)
+        and tokens[right + 1].capital
+        and _adjacent(text, tokens[right], tokens[right + 1])
+    ):
+        right += 1
+    headed = any(word in HEADS_FOR for word in left)
+    if words[0] == "of":  # "Jordan Vale of the Northern League" is two names
+        league = tokens[right].text in ("League", "Conference", "Division", "Association")
+        return not (league and len(left) >= 2)
+    if words[0] in ("for", "at"):
+        return headed
+    if words[0] == "and":
+        if headed and "of" in left:
+            return True
+        before = text[max(0, tokens[first].start - 160) : tokens[first].start].lower()
+        named = any(noun in before for noun in WORK_NOUNS)
+        return named and _YEAR_AHEAD.match(text, tokens[right].end) is not None
+    return False
+
+
+def _adjacent(text: str, left: _Token, right: _Token) -> bool:
+    """Whether only a space, or an ampersand between spaces, lies between two tokens."""
+    between = text[left.end : right.start]
+    if left.possessive and between in ("'s ", "’s ", "'S "):
+        return True
+    if between in ("' ", "’ "):  # "Keeps Gettin' Better", "Winners' Cup"
+        return left.text.endswith("in") or (left.text.endswith("s") and right.text in OWNED)
+    return between in (" ", " & ", "\u00a0")
+
+
+def _colon(text: str, tokens: list[_Token], first: int, last: int) -> bool:
+    """Whether a subtitle follows ("Star Trek: The Next Generation"), and no list or gloss."""
+    ahead = tokens[last + 1]
+    if text[tokens[last].end : ahead.start] != ": " or not ahead.capital:
+        return False
+    if last == first and ahead.text not in ("A", "The"):
+        return False
+    following = last + 2
+    return following < len(tokens) and (
+        tokens[following].capital or tokens[following].text in JOINTS or ahead.text in ("A", "The")
+    )
+
+
+def _counts(text: str, tokens: list[_Token], index: int) -> bool:
+    """Whether a number after a name begins a quantity or a list of numbers instead of ending the name."""
+    return _QUANTITY.match(text, tokens[index].end) is not None
+
+
+def _is_opener(run: list[_Token], seen: set[str], lower: set[str], text: str) -> bool:
+    """Whether the first word of a run owes its capital to the sentence it opens."""
+    first = run[0]
+    if not first.opens:
+        return first.text in OPENERS and is_stop_word(first.text) and first.text.lower() not in ("the", "a")
+    word = first.text
+    if is_stop_word(word) or word in OPENERS:
+        return True
+    if len(run) > 1:
+        return False
+    if not word.isascii() or sum(c.isupper() for c in word) > 1 or any(c.isdigit() for c in word):
+        return False
+    if word in seen:
+        return False
+    if word.lower() in lower or f"{word.lower()}s" in lower or word.lower().rstrip("s") in lower:
+        return True
+    if first.possessive:
+        return False
+    if _SUFFIX.match(word):
+        return True
+    following = _AFTER.match(text, first.end)
+    after = following.group(1) if following else ""
+    return not (after in PREDICATES or (after.endswith("ed") and len(after) > 4))
+
+
+def _is_plain(token: _Token) -> bool:
+    """Whether a single token is a pronoun, an article or a lone letter rather than a name."""
+    word = token.text
+    if word in NOT_NAMES:
+        return True
+    return is_stop_word(word) and not (word.isupper() and len(word) > 1)

@@ -1,0 +1,173 @@
+"""Names as strings: normalisation, spelling variants, plural, word order and acronyms."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from functools import lru_cache
+
+from .lists import GIVEN, LANDFORMS, SPELLINGS, TWO_UNIVERSITIES
+from .words import CARDINALS, ORDINALS, listed, roman
+
+_LETTERS = str.maketrans(
+    {"ø": "o", "Ø": "O", "ł": "l", "Ł": "L", "đ": "d", "Đ": "D", "ð": "d", "þ": "th", "æ": "ae", "Æ": "AE"}
+    | {"œ": "oe", "Œ": "OE", "ı": "i", "İ": "I"}
+)
+_GERMAN = str.maketrans({"ä": "ae", "ö": "oe", "ü": "ue", "Ä": "Ae", "Ö": "Oe", "Ü": "Ue"})
+#: Upper-case abbreviations written out where a word follows ("US Army").
+_BEFORE_A_NAME = (
+    (re.compile(r"\bU\.?\s?S\.?(?=\s+[A-Z])"), "United States"),
+    (re.compile(r"\bU\.?\s?K\.?(?=\s+[A-Z])"), "United Kingdom"),
+    (re.compile(r"\bL\.?\s?A\.?(?=\s+[A-Z])"), "Los Angeles"),
+)
+_SMALL_WORDS = frozenset(listed("of the and for in on at to de la del des du und et y a an"))
+
+
+def normalise(mention: str) -> str:
+    """Lower case without diacritics, punctuation, articles or a possessive ending."""
+    text = unicodedata.normalize("NFKD", mention.translate(_LETTERS))
+    text = "".join(c for c in text if not unicodedata.combining(c)).casefold()
+    text = re.sub(r"\s*[’']s\b", "", text)
+    text = re.sub(r"[^\w\s]", " ", text)
+    return " ".join(w for w in text.split() if w not in ("the", "a", "an"))
+
+
+@lru_cache(maxsize=8192)
+def words(mention: str) -> tuple[str, ...]:
+    """Normalised words in one spelling: numbers as digits, "&" as "and", "St." as "saint"."""
+    for pattern, full in _BEFORE_A_NAME:
+        mention = pattern.sub(full, mention)
+    found = normalise(mention.replace("&", " and ")).split()
+    out = []
+    for position, word in enumerate(found):
+        following = found[position + 1] if position + 1 < len(found) else ""
+        if word == "no" and position and (following.isdigit() or following in CARDINALS):
+            continue
+        out.append(_word(word, first=position == 0, last=not following))
+    return tuple(out)
+
+
+def _word(word: str, *, first: bool, last: bool) -> str:
+    if word == "st" and not (last and not first):
+        return "saint"
+    if word == "ft" and first:
+        return "fort"
+    if re.fullmatch(r"\d+(?:st|nd|rd|th)", word):
+        return word[:-2]
+    if word in CARDINALS or word in ORDINALS:
+        return str(CARDINALS.get(word, ORDINALS.get(word)))
+    number = None if first else roman(word)
+    if number is not None and (word != "v" or last):
+        return str(number)
+    word = SPELLINGS.get(word, word)
+    return re.sub(r"isation(s?)$", r"ization\1", word)
+
+
+def forms(mention: str) -> set[tuple[str, ...]]:
+    """The word tuples a mention may be compared by.
+
+    Plain, with German umlauts as "ue", and with the "s" of a possessive kept, since
+    some leave its apostrophe out.
+    """
+    kept = re.sub(r"[’'](?=s\b)", "", mention)
+    return {words(mention), words(mention.translate(_GERMAN)), words(kept)}
+
+
+def same_string(a: str, b: str) -> str:
+    """How two names are the same string up to spelling: a word for the evidence, or ""."""
+    for x in forms(a):
+        for y in forms(b):
+            if not x or not y:
+                continue
+            if x == y:
+                return "the same words"
+            digits = any(c.isdigit() for c in "".join(x + y))
+            if not digits and "".join(x) == "".join(y):
+                return "the same letters"
+            if same_plural(x, y):
+                return "singular and plural"
+            if same_reordered(a, b, x, y):
+                return "the same words in another order"
+    bare = a.strip().casefold() == b.strip().casefold()
+    return "the same signs" if bare else ""
+
+
+def same_plural(a: tuple[str, ...], b: tuple[str, ...]) -> bool:
+    """Whether two names differ by the plural of their last word alone.
+
+    "William" and "Williams" do not: one is a given name, the other a family's.
+    """
+    if len(a) != len(b) or a[:-1] != b[:-1] or min(len(a[-1]), len(b[-1])) < 3:
+        return False
+    one, many = sorted((a[-1], b[-1]), key=len)
+    if one in GIVEN:
+        return False
+    plurals = [one + "s"]
+    if one.endswith(("s", "x", "z", "ch", "sh")):
+        plurals = [one + "es"]
+    elif one.endswith("y") and one[-2] not in "aeiou":
+        plurals = [one[:-1] + "ies"]
+    return many in plurals
+
+
+def same_reordered(a: str, b: str, x: tuple[str, ...], y: tuple[str, ...]) -> bool:
+    """Whether the words of ``x`` and ``y`` are one name in two orders.
+
+    "Einstein, Albert", "Oxford University" / "University of Oxford", "Fifth
+    Symphony" / "Symphony No. 5"; any other order is another name.
+    """
+    x, y = merge_letters(x), merge_letters(y)
+    for p, q, written in ((x, y, a), (y, x, b)):
+        head, comma, tail = written.partition(",")
+        if comma and "," not in tail and len(q) > 1 and words(tail) + words(head) == q:
+            return True
+        if "of" in p and "of" not in q and not TWO_UNIVERSITIES & set(p):
+            cut = p.index("of")
+            if p[cut + 1 :] + p[:cut] == q:
+                return True
+    if sorted(x) != sorted(y) or len(x) < 2:
+        return False
+    numbers = [w for w in x if w.isdigit()]
+    if len(numbers) == 1:
+        rest = [tuple(w for w in z if not w.isdigit()) for z in (x, y)]
+        return rest[0] == rest[1]
+    return len(x) == 2 and bool((LANDFORMS | {"fc"}) & set(x))
+
+
+def merge_letters(found: tuple[str, ...]) -> tuple[str, ...]:
+    """Runs of single letters as one word: "f", "c" becomes "fc"."""
+    out: list[str] = []
+    run = False
+    for word in found:
+        single = len(word) == 1 and word.isalpha()
+        if single and run:
+            out[-1] += word
+        else:
+            out.append(word)
+        run = single
+    return tuple(out)
+
+
+def acronym_of(short: str, long: str) -> str:
+    """The capitals in which ``short`` is the acronym of ``long``, or "".
+
+    Small words ("of", "and") may count or not; a roman numeral at the end is kept.
+    """
+    letters = re.sub(r"[\s.&]", "", short)
+    spaced = len(short.split()) > 1 and not re.fullmatch(r"(?:\w\.?\s*)+", short.strip())
+    if spaced or not 2 <= len(letters) <= 8 or not letters.isalpha():
+        return ""
+    if not (letters.isupper() or (letters.islower() and len(letters) > 2)):
+        return ""
+    parts = [w for w in re.split(r"[\s\-–]+", re.sub(r"[’']s?\b|[.,:()\"]", "", long)) if w not in ("&", "")]
+    parts = [unicodedata.normalize("NFKD", w).casefold() for w in parts]
+    full = [w for w in parts if w not in ("the",)]
+    if len([w for w in full if w not in _SMALL_WORDS]) < 2:
+        return ""
+    tails = [full] + ([full[:-1]] if roman(full[-1]) is not None else [])
+    for kept in tails:
+        numeral = full[-1] if kept is not full else ""
+        for chosen in (kept, [w for w in kept if w not in _SMALL_WORDS]):
+            if "".join(w[0] for w in chosen) + numeral == letters.casefold():
+                return letters.upper()
+    return ""

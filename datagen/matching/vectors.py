@@ -1,0 +1,75 @@
+"""Word2Vec cosine between names, from a vector file in the word2vec format."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from probers.types import UserError
+
+from .names import normalise
+
+
+@dataclass(frozen=True, slots=True)
+class Cosine:
+    """Similarity in [-1, 1], or None with the words that have no vector."""
+
+    value: float | None
+    unknown: tuple[str, ...] = ()
+
+
+@lru_cache(maxsize=2)
+def load_vectors(path: str) -> Any:
+    """Gensim ``KeyedVectors`` from a word2vec file: text, or binary when it ends in ``.bin``.
+
+    Raises:
+        UserError: no such file, a pickled file, or one that is not in the word2vec format.
+    """
+    try:
+        with open(path, "rb") as file:
+            start = file.read(2)
+    except OSError as e:
+        raise UserError(f"the vector file {path} cannot be read: {e.strerror}") from e
+    if start[:1] == b"\x80" or path.endswith((".kv", ".model", ".pkl", ".pickle")):
+        raise UserError(
+            f"{path} is a pickled gensim file, which is not opened: save it with save_word2vec_format"
+        )
+    from gensim.models import KeyedVectors
+
+    try:
+        binary = path.removesuffix(".gz").endswith(".bin")
+        vectors = KeyedVectors.load_word2vec_format(path, binary=binary)
+    except (ValueError, EOFError, UnicodeDecodeError, IndexError) as e:
+        raise UserError(f"{path} is not a vector file in the word2vec format: {e}") from e
+    vectors.fill_norms()
+    return vectors
+
+
+def cosine(a: str, b: str, vectors: Any) -> Cosine:
+    """Cosine of the mean vectors of two names' words.
+
+    A word without a vector leaves the cosine undecided: the mean of the others
+    would be the similarity of two other names.
+    """
+    means, unknown = [], []
+    for mention in (a, b):
+        found = []
+        for written in mention.split():
+            for word in normalise(written).split():
+                bare = "".join(c for c in written if c.isalnum())
+                key = next((k for k in (bare, word, word.capitalize()) if k in vectors.key_to_index), None)
+                if key is None:
+                    unknown.append(word)
+                else:
+                    found.append(vectors.get_vector(key))
+        if not found:
+            unknown.append(mention)
+        else:
+            means.append(np.mean(found, axis=0, dtype=np.float64))
+    if unknown:
+        return Cosine(None, tuple(dict.fromkeys(unknown)))
+    size = float(np.linalg.norm(means[0]) * np.linalg.norm(means[1]))
+    return Cosine(float(np.dot(means[0], means[1])) / size) if size else Cosine(None, (a, b))

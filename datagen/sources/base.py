@@ -1,0 +1,139 @@
+"""What every source of articles shares: problems, drawing, splits and the source itself."""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from probers.data import SPLIT_SHARES
+from probers.types import Article, RunError, UserError
+
+from .cleaning import clean
+
+#: Called with the articles delivered so far, how many are expected (None: unknown) and what is going on.
+Progress = Callable[[int, "int | None", str], None]
+
+#: Problems kept word for word; more are only counted, so that memory stays bounded.
+KEPT = 1000
+
+
+def no_progress(done: int, total: int | None, text: str) -> None:
+    """A :data:`Progress` that says nothing."""
+
+
+@dataclass
+class Problems:
+    """Articles that could not be used, with the reasons; iterates over (title, reason).
+
+    Attributes:
+        listed: the first :data:`KEPT` of them.
+        counts: how many there were by kind, which is the reason up to its first colon.
+        failed: how many were failures of the network rather than of the article.
+    """
+
+    listed: list[tuple[str, str]] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)
+    failed: int = 0
+
+    def add(self, title: str, reason: str, *, failure: bool = False) -> None:
+        if len(self.listed) < KEPT:  # as one printable line each
+            self.listed.append((" ".join(clean(title).split())[:200], " ".join(clean(reason).split())))
+        self.counts[reason.partition(":")[0]] += 1
+        self.failed += failure
+
+    def __iter__(self) -> Iterator[tuple[str, str]]:
+        return iter(self.listed)
+
+    def __len__(self) -> int:
+        return sum(self.counts.values())
+
+    def summary(self) -> str:
+        """How many by kind, the most frequent first: "3 missing, 1 too short"."""
+        return ", ".join(f"{n} {kind}" for kind, n in self.counts.most_common(5))
+
+    def lines(self, most: int = 20) -> list[str]:
+        """The report at the end of a run; no line when there was no problem."""
+        if not len(self):
+            return []
+        lines = [f"{len(self)} articles were left out: {self.summary()}"]
+        lines += [f"  {title}: {reason}" for title, reason in self.listed[:most]]
+        if len(self) > most:
+            lines.append(f"  and {len(self) - min(most, len(self.listed))} more")
+        return lines
+
+    def nothing_usable(self, spec: str) -> UserError | RunError:
+        """The error for a source that delivered no article at all."""
+        why = self.summary() or "the source is empty"
+        first = f" (first: {self.listed[0][0]}: {self.listed[0][1]})" if self.listed else ""
+        kind = RunError if self.failed else UserError
+        return kind(f"articles={spec} holds no usable article: {why}{first}")
+
+
+@dataclass
+class ArticleSource:
+    """Articles, made one at a time while it is iterated, once.
+
+    Attributes:
+        spec: the option's value.
+        articles: the articles; raises UserError or RunError at its end when there was none.
+        problems: what was left out and why; complete when the iteration has ended.
+        total: how many articles are expected at most, None when nobody knows.
+    """
+
+    spec: str
+    articles: Iterator[Article]
+    problems: Problems
+    total: int | None
+
+    def __iter__(self) -> Iterator[Article]:
+        return self.articles
+
+
+def at_least_one(spec: str, articles: Iterator[Article], problems: Problems) -> Iterator[Article]:
+    """The articles themselves; an error at the end when there was none."""
+    empty = True
+    for article in articles:
+        empty = False
+        yield article
+    if empty:
+        raise problems.nothing_usable(spec)
+
+
+def draw_key(purpose: str, seed: int, text: str) -> int:
+    """A number below 2**64 that looks random and is the same wherever it is computed."""
+    blob = f"{purpose}:{seed}:{text}".encode("utf-8", "surrogatepass")
+    return int.from_bytes(hashlib.blake2b(blob, digest_size=8).digest(), "big")
+
+
+class Splits:
+    """Deals titles to splits by their hash, so that one title is always on one side.
+
+    Given all titles' keys the shares are exact to within one title; without, they are
+    met on average, which needs no memory and no second pass.
+    """
+
+    def __init__(self, seed: int, keys: array[int] | None = None) -> None:
+        self.seed = seed
+        self.ends: list[tuple[int, str]] = []
+        unique = np.unique(np.frombuffer(keys, dtype=np.uint64)) if keys else None
+        upto = 0.0
+        for name, share in SPLIT_SHARES:
+            upto += share
+            if unique is None:
+                end = round(upto * 2**64)
+            else:
+                rank = round(upto * len(unique))
+                end = int(unique[rank]) if rank < len(unique) else 2**64
+            self.ends.append((end, name))
+
+    def key(self, title: str) -> int:
+        return draw_key("split", self.seed, title)
+
+    def __call__(self, title: str) -> str:
+        key = self.key(title)
+        return next((name for end, name in self.ends if key < end), self.ends[-1][1])

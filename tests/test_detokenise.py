@@ -1,0 +1,133 @@
+"""Natural text from pre-tokenised text; natural text untouched; nothing but spacing changed."""
+
+import json
+import os
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from probers.datagen.detokenise import detokenise, detokenise_sentences, is_tokenised
+
+PAIRS = [
+    ('" The Glass Orchard " is the 12th episode .', '"The Glass Orchard" is the 12th episode.'),
+    ("It aired on January 11 , 1988 .", "It aired on January 11, 1988."),
+    ("Ida Holm ( born 1950 ) , a painter , left .", "Ida Holm (born 1950), a painter, left."),
+    ("Norway 's fjords and the owners ' houses .", "Norway's fjords and the owners' houses."),
+    ("They did n't and she didn 't ; we 're late .", "They didn't and she didn't; we're late."),
+    ("A well @-@ known 1 @,@ 500 @.@ 5 m wall .", "A well-known 1,500.5 m wall."),
+    ("It ran from 1905 – 1985 , winning 7 – 6 .", "It ran from 1905–1985, winning 7–6."),
+    ("( 21 September 1929 – 10 June 2003 ) .", "(21 September 1929 – 10 June 2003)."),
+    ("The defence – though weak – held .", "The defence – though weak – held."),
+    ("It cost $ 5 million , or 50 % , or US $ 7 .", "It cost $5 million, or 50%, or US$7."),
+    ("Wait ... it said , and then . . . nothing .", "Wait... it said, and then... nothing."),
+    ("R & B by Smith & Sons [ sic ] , again .", "R&B by Smith & Sons [sic], again."),
+    ("Star Harbour : The Next Tide , at 10 : 30 .", "Star Harbour: The Next Tide, at 10:30."),
+    ("Mr. O 'Brien saw it ; L 'Hôpital did not .", "Mr. O'Brien saw it; L'Hôpital did not."),
+    ("Is it so ? Yes ! said he .", "Is it so? Yes! said he."),
+    ("He said ' perhaps ' , then left .", "He said 'perhaps', then left."),
+    ("`` Hold on , '' she said -LRB- twice -RRB- .", '"Hold on," she said (twice).'),
+    ("The U.S. Navy , Acme Inc. , and J. R. Poe .", "The U.S. Navy, Acme Inc., and J. R. Poe."),
+    ("At 40 ° C , near 12 ° N .", "At 40 °C, near 12°N."),
+    ('One " ( two ) " and " three , four " .', 'One "(two)" and "three, four".'),
+]
+NATURAL = [
+    "Plain words, nothing else.",
+    'He wrote "The Glass Orchard" (1988), which wasn\'t read.',
+    "Wait . . . what? The boys' school, Norway's best -- 50% of it.",
+    "Le roi est mort ; vive le roi ! Qui ? Lui : l'État, c'est moi.",
+    "A lone typo , here, and there (again), is no sign of it.",
+    "  two  spaces\tand\ttabs,\r\n\r\nlines. ",
+    "no punctuation at all",
+    "The .NET runtime, e.g. 1.5 and 1,500, costs $5 - or $6.",
+    "東京は、日本の首都です。",
+    "",
+]
+
+
+@pytest.mark.parametrize(("tokenised", "natural"), PAIRS)
+def test_tokenised_text_becomes_natural(tokenised, natural):
+    assert is_tokenised(tokenised) and not is_tokenised(natural)
+    assert detokenise(tokenised) == natural
+
+
+@pytest.mark.parametrize("text", [*NATURAL, *(natural for _, natural in PAIRS)])
+def test_natural_text_is_left_as_it_is(text):
+    assert detokenise(text) == text
+    assert detokenise_sentences([text, text]) == [text, text]
+
+
+def test_the_sentences_of_an_article_are_judged_together():
+    plain, quoted = "Nobody knows why", 'It is " Hooked "'
+    assert not is_tokenised(quoted)
+    article = ["Born in 1950 , she sang .", plain, quoted]
+    assert detokenise_sentences(article) == ["Born in 1950, she sang.", plain, 'It is "Hooked"']
+    assert detokenise_sentences(["Born in 1950, she sang.", quoted]) == ["Born in 1950, she sang.", quoted]
+
+
+def test_line_breaks_are_kept():
+    assert detokenise("One , two .\nThree , four .\n") == "One, two.\nThree, four.\n"
+
+
+_TOKENS = [
+    "a",
+    "I",
+    "Bo",
+    "'s",
+    "'",
+    '"',
+    ",",
+    ".",
+    ";",
+    ":",
+    "(",
+    ")",
+    "[",
+    "]",
+    "?",
+    "!",
+    "–",
+    "/",
+    "&",
+    "$",
+    "12",
+    "1988",
+    "...",
+    "@-@",
+    "@,@",
+    "n't",
+    "``",
+    "''",
+]
+_WORDS = st.sampled_from([*_TOKENS, "\n"])
+
+
+@given(st.lists(_WORDS, max_size=25).map(" ".join) | st.text(max_size=60))
+def test_twice_is_once_and_only_spacing_changes(text):
+    once = detokenise(text)
+    assert detokenise(once) == once
+
+    def bare(s):
+        s = re.sub(r"``|''", '"', re.sub(r"@([-,.])@", r"\1", re.sub(r"\s", "", s)))
+        return s.replace("'", "").replace('"', "").replace("`", "").replace("@", "")
+
+    assert bare(once) == bare(text)
+    assert once == text or is_tokenised(text)
+
+
+@pytest.mark.skipif(
+    not os.environ.get("PROBERS_WIKI_ARTICLES"), reason="PROBERS_WIKI_ARTICLES names no folder"
+)
+def test_real_articles():
+    """Every natural article is left as it is; all but a few scraps of the tokenised ones are recognised."""
+    path = Path(os.environ["PROBERS_WIKI_ARTICLES"]) / "wiki_articles.jsonl"
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    natural = [r["sentences"] for r in rows if not r["tokenized"]]
+    assert natural and all(detokenise_sentences(s) == s for s in natural)
+    tokenised = [r["sentences"] for r in rows if r["tokenized"]]
+    joined = [detokenise_sentences(s) for s in tokenised]
+    assert sum(a == b for a, b in zip(tokenised, joined, strict=True)) <= 0.01 * len(tokenised)
+    assert not any(is_tokenised("\n".join(s)) for s in joined)
+    text = [t for a, b in zip(tokenised, joined, strict=True) if a != b for t in b]
+    assert sum(re.search(r"\w [,;.)]|\w 's\b|\( ", t) is not None for t in text) <= 0.001 * len(text)

@@ -1,0 +1,331 @@
+"""Whether two mentions mean the same: each stage, the options, and F1 on a pair set written by hand."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from probers.datagen.matching import STAGES, EntityMatcher, parse_number, read_time, wordnet_available
+from probers.datagen.matching import wordnet as wordnet_module
+
+from probers.types import UserError
+
+PLAIN = tuple(s for s in STAGES if s not in ("wordnet", "vectors"))
+PAIRS = [
+    json.loads(line)
+    for line in (Path(__file__).parent / "data" / "entity_pairs.jsonl")
+    .read_text(encoding="utf-8")
+    .splitlines()
+]
+needs_wordnet = pytest.mark.skipif(not wordnet_available(), reason="WordNet's files are not on this machine")
+
+
+def f1(matcher, pairs):
+    """F1 of "equivalent"; undecided counts as not equivalent."""
+    said = [matcher.match(p["a"], p["b"]).verdict == "equivalent" for p in pairs]
+    true = [p["equivalent"] for p in pairs]
+    both = sum(s and t for s, t in zip(said, true, strict=True))
+    return 2 * both / (sum(said) + sum(true))
+
+
+def test_the_pair_set_has_what_it_must():
+    for equivalent in (True, False):
+        chosen = [p for p in PAIRS if p["equivalent"] is equivalent]
+        assert len(chosen) >= 300
+        assert {p["type"] for p in chosen} == {"person", "place", "organisation", "date", "number", "work"}
+    assert 0.3 < sum(p["held_out"] for p in PAIRS) / len(PAIRS) < 0.36
+    assert len({frozenset((p["a"], p["b"])) for p in PAIRS}) == len(PAIRS)
+
+
+def test_f1_by_rules_alone():
+    matcher = EntityMatcher(stages=PLAIN)
+    assert f1(matcher, PAIRS) >= 0.92
+    assert f1(matcher, [p for p in PAIRS if p["held_out"]]) >= 0.92
+    strings_only = EntityMatcher(stages=("string",))
+    assert f1(strings_only, PAIRS) < 0.7  # the set is not one that lower-casing solves
+
+
+@needs_wordnet
+def test_f1_with_wordnet():
+    assert f1(EntityMatcher(), PAIRS) >= 0.95
+
+
+def test_the_order_of_the_two_mentions_does_not_matter():
+    matcher = EntityMatcher(stages=PLAIN)
+    for p in PAIRS:
+        there, back = matcher.match(p["a"], p["b"]), matcher.match(p["b"], p["a"])
+        assert (there.verdict, there.stage) == (back.verdict, back.stage), p
+        assert there.evidence
+
+
+def test_a_mention_is_equivalent_to_itself():
+    matcher = EntityMatcher(stages=PLAIN)
+    for mention in {m for p in PAIRS for m in (p["a"], p["b"])} | {"!!!", "The", "中文", "عربي", "a\x00b"}:
+        assert matcher.match(mention, mention).verdict == "equivalent", mention
+    assert matcher.match("中文", "日本").verdict == "different"
+    assert matcher.match("!!!", "???").verdict == "different"
+
+
+PIECES = ["18", "July", "1995", "-", "–", ",", ".", ":", "the", "of", "st", "II", "half", "a", "and", "no"]
+PIECES += ["century", "million", "s", "'", "BC", "$", "km", "J", "Jr", "New", "York", "University"]
+PIECES += ["ß", "é", "中", "\x00"]
+
+
+@settings(max_examples=300, deadline=None)
+@given(*2 * [st.lists(st.sampled_from(PIECES), min_size=1, max_size=6)], st.sampled_from([" ", ""]))
+def test_anything_can_be_compared_in_either_order(left, right, gap):
+    matcher = EntityMatcher(stages=PLAIN)
+    a, b = gap.join(left), gap.join(right)
+    there, back = matcher.match(a, b), matcher.match(b, a)
+    assert (there.verdict, there.stage) == (back.verdict, back.stage)
+    assert matcher.match(a, a).verdict == "equivalent"
+
+
+def test_very_long_mentions_take_no_long_time():
+    matcher = EntityMatcher(stages=PLAIN)
+    for piece in ("1", "a ", "- ", "I, ", "c-", ".", "1,000 "):
+        long = piece * 20_000
+        assert matcher.match(long, "1995").verdict != "equivalent"
+        assert matcher.match(long, long).verdict == "equivalent"
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "verdict", "stage"),
+    [
+        ("18 July 1995", "July 1995", "undecided", "date"),
+        ("1915-", "April 20 , 1915 – October 18 , 2006", "undecided", "date"),
+        ("1916-", "April 20 , 1915 – October 18 , 2006", "different", "date"),
+        ("1960s", "1965", "undecided", "date"),
+        ("1960s", "1975", "different", "date"),
+        ("early 1964", "1964", "undecided", "date"),
+        ("1995-07-18", "18/07/1995", "equivalent", "date"),
+        ("first", "1", "undecided", "number"),
+        ("about 500", "500", "undecided", "number"),
+        ("first", "first battle", "undecided", "number"),
+        ("26 miles", "41.8 km", "equivalent", "number"),
+        ("26 miles", "26 km", "different", "number"),
+        ("NBA", "National Basketball Association", "equivalent", "acronym"),
+        ("NBA", "National Football League", "different", "string"),
+        ("no", "New Orleans", "different", "string"),
+        ("J. F. Kennedy", "John F. Kennedy", "equivalent", "name"),
+        ("R. F. Kennedy", "John F. Kennedy", "different", "name"),
+        ("Einstein", "Albert Einstein", "equivalent", "name"),
+        ("Albert", "Albert Einstein", "undecided", "partial"),
+        ("Alfred Einstein", "Albert Einstein", "different", "name"),
+        ("York", "New York", "different", "name"),
+        ("University", "Oxford University", "undecided", "partial"),
+        ("Bombay", "Mumbai", "equivalent", "alias"),
+    ],
+)
+def test_decisions_with_their_stage(a, b, verdict, stage):
+    match = EntityMatcher(stages=PLAIN).match(a, b)
+    assert (match.verdict, match.stage) == (verdict, stage)
+
+
+def test_numbers_in_words():
+    for text, value in (
+        ("one hundred and twenty-five thousand", 125e3),
+        ("two million three hundred thousand and one", 2300001),
+        ("half a million", 5e5),
+        ("two and a half billion", 2.5e9),
+        ("three dozen", 36),
+    ):
+        assert parse_number(text) == (value, "")
+    assert parse_number("the and") is None
+    assert parse_number("hundreds") is None
+
+
+def test_times_that_are_none():
+    for text in (
+        "spring",
+        "40 May flowers",
+        "31/31/1995",
+        "Berlin",
+        "1",
+        "32 July 1995",
+        "century",
+        "05/06/1995",
+    ):
+        assert read_time(text) is None, text
+
+
+def test_verdicts_of_parts_and_family_names_are_options():
+    strict = EntityMatcher(stages=PLAIN, partial="different", family="undecided")
+    assert strict.match("Einstein", "Albert Einstein").verdict == "undecided"
+    assert strict.match("Albert", "Albert Einstein").verdict == "different"
+    assert strict.match("1995", "18 July 1995").verdict == "different"
+
+
+def test_stages_can_be_left_out_and_reordered():
+    pair = ("Seven Samurai", "7 Samurai")
+    assert EntityMatcher(stages=("number", "string")).match(*pair).stage == "number"
+    assert EntityMatcher(stages=("string", "number")).match(*pair).stage == "string"
+    assert EntityMatcher(stages=("name",)).match("Bombay", "Mumbai").verdict == "different"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"stages": ("date", "magic")}, "magic"),
+        ({"stages": ("date", "date")}, "at most once"),
+        ({"partial": "maybe"}, "partial='maybe'"),
+        ({"related": "equivalent"}, "not its country"),
+        ({"same_cosine": 0.2}, "different_cosine"),
+        ({"unit_tolerance": -1.0}, "unit_tolerance"),
+        ({"wordnet": "/no/such/folder"}, "wordnet=/no/such/folder"),
+        ({"vectors": "/no/such/file"}, "cannot be read"),
+        ({"aliases": "/no/such/file"}, "cannot be read"),
+    ],
+)
+def test_wrong_options_are_usage_errors(options, message):
+    with pytest.raises(UserError, match=message):
+        EntityMatcher(**options)
+
+
+def test_the_users_aliases(tmp_path):
+    table = tmp_path / "aliases.jsonl"
+    table.write_text('["Gotham", "New York City"]\n\n["The Boss", "Bruce Springsteen"]\n', encoding="utf-8")
+    matcher = EntityMatcher(stages=PLAIN, aliases=str(table))
+    match = matcher.match("the boss", "Bruce Springsteen")
+    assert (match.verdict, match.stage) == ("equivalent", "alias")
+    assert str(table) in match.evidence
+    assert matcher.match("Gotham", "Bruce Springsteen").verdict == "different"
+    assert EntityMatcher(stages=PLAIN).match("the boss", "Bruce Springsteen").verdict == "different"
+
+
+@pytest.mark.parametrize("line", ["not json", '["one"]', '{"a": "b"}', '["a b", 3]', '["x", "..."]'])
+def test_a_bad_alias_line_is_named(tmp_path, line):
+    table = tmp_path / "aliases.jsonl"
+    table.write_text(f'["Gotham", "New York City"]\n{line}\n', encoding="utf-8")
+    with pytest.raises(UserError, match="line 2"):
+        EntityMatcher(aliases=str(table))
+
+
+def vector_file(path, binary=False):
+    """A word2vec file of five words; "car" and "automobile" are near, "banana" is opposite."""
+    from gensim.models import KeyedVectors
+
+    vectors = KeyedVectors(vector_size=3)
+    rows = {
+        "car": [1, 0, 0],
+        "automobile": [1, 0.1, 0],
+        "truck": [1, 1, 0],
+        "banana": [-1, 0, 0],
+        "red": [0, 0, 1],
+    }
+    vectors.add_vectors(list(rows), np.array(list(rows.values()), dtype=np.float32))
+    vectors.save_word2vec_format(str(path), binary=binary)
+    return str(path)
+
+
+@pytest.mark.parametrize("name", ["v.txt", "v.bin"])
+def test_vectors_decide_by_cosine(tmp_path, name):
+    path = vector_file(tmp_path / name, binary=name.endswith(".bin"))
+    matcher = EntityMatcher(stages=("string", "vectors"), vectors=path)
+    for generated, verdict in (("automobile", "equivalent"), ("truck", "undecided"), ("banana", "different")):
+        match = matcher.match("Car", generated)
+        assert (match.verdict, match.stage) == (verdict, "vectors")
+        assert "cosine" in match.evidence
+    lenient = EntityMatcher(stages=("vectors",), vectors=path, same_cosine=0.7)
+    assert lenient.match("car", "truck").verdict == "equivalent"
+    assert lenient.match("red car", "red automobile").verdict == "equivalent"
+
+
+def test_a_word_without_a_vector_is_undecided_and_named(tmp_path):
+    matcher = EntityMatcher(stages=("vectors",), vectors=vector_file(tmp_path / "v.txt"))
+    for generated in ("Zorblatt", "red Zorblatt"):
+        match = matcher.match("red car", generated)
+        assert (match.verdict, match.stage) == ("undecided", "vectors")
+        assert "zorblatt" in match.evidence
+
+
+def test_pickled_and_broken_vector_files_are_refused(tmp_path):
+    pickled = tmp_path / "v.txt"
+    pickled.write_bytes(b"\x80\x04rest")
+    broken = tmp_path / "w.txt"
+    broken.write_text("no header here\n", encoding="utf-8")
+    named = tmp_path / "v.kv"
+    named.write_text("1 2\ncar 1 0\n", encoding="utf-8")
+    for path, message in ((pickled, "pickled"), (named, "pickled"), (broken, "word2vec format")):
+        with pytest.raises(UserError, match=message):
+            EntityMatcher(vectors=str(path))
+
+
+def test_without_wordnet_the_stage_is_absent_and_says_so_once(monkeypatch, capsys):
+    monkeypatch.setattr("probers.datagen.matching.matcher.find_wordnet", lambda: None)
+    wordnet_module.say_absent.cache_clear()
+    matcher = EntityMatcher()
+    assert matcher.active == tuple(s for s in STAGES if s not in ("wordnet", "vectors"))
+    for _ in range(2):
+        assert matcher.match("car", "automobile").stage == "string"
+        EntityMatcher()
+    assert capsys.readouterr().err.count("WordNet") == 1
+    EntityMatcher(stages=PLAIN)
+    assert capsys.readouterr().err == ""
+
+
+TINY_INDEX = "  1 a licence line\n"
+
+
+def tiny_wordnet(folder):
+    """Four synsets in WordNet's format: car = automobile; Berlin, an instance of city, part of Germany."""
+    folder.mkdir()
+    rows = [  # name, lemmas, pointers
+        ("car", ["car", "automobile"], []),
+        ("city", ["city"], []),
+        ("germany", ["Germany"], []),
+        ("berlin", ["Berlin"], [("@i", "city"), ("#p", "germany")]),
+    ]
+    offsets = {name: 100 + 200 * i for i, (name, _, _) in enumerate(rows)}
+    data = b"  1 a licence line".ljust(99) + b"\n"
+    index: dict = {}
+    for name, lemmas, pointers in rows:
+        shown = " ".join(f"{p} {offsets[target]:08d} n 0000" for p, target in pointers)
+        body = f"{offsets[name]:08d} 06 n {len(lemmas):02x} {' '.join(f'{w} 0' for w in lemmas)} "
+        body += f"{len(pointers):03d} {shown}{' ' if shown else ''}| a gloss"
+        data += body.encode().ljust(199) + b"\n"
+        for lemma in lemmas:
+            symbols = " ".join(p for p, _ in pointers)
+            index[lemma.lower()] = (
+                f"{lemma.lower()} n 1 {len(pointers)} {symbols}{' ' if symbols else ''}1 0 "
+            )
+            index[lemma.lower()] += f"{offsets[name]:08d}  \n"
+    (folder / "data.noun").write_bytes(data)
+    (folder / "index.noun").write_text(
+        TINY_INDEX + "".join(index[k] for k in sorted(index)), encoding="utf-8"
+    )
+    for part in ("verb", "adj", "adv"):
+        (folder / f"data.{part}").write_text(TINY_INDEX, encoding="utf-8")
+        (folder / f"index.{part}").write_text(TINY_INDEX, encoding="utf-8")
+    for part in ("noun", "verb", "adj", "adv"):
+        (folder / f"{part}.exc").write_text("", encoding="utf-8")
+    return str(folder)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "verdict", "said"),
+    [
+        ("car", "Automobile", "equivalent", "synset"),
+        ("Berlin", "Germany", "different", "part"),
+        ("Berlin", "city", "different", "instance"),
+        ("car", "city", "different", ""),
+    ],
+)
+def test_wordnet_synonyms_and_relations(tmp_path, a, b, verdict, said):
+    folder = tiny_wordnet(tmp_path / "wordnet")
+    for x, y in ((a, b), (b, a)):
+        match = EntityMatcher(wordnet=folder).match(x, y)
+        assert (match.verdict, match.stage) == (verdict, "wordnet" if said else "string")
+        assert said in match.evidence
+    if said in ("part", "instance"):
+        assert EntityMatcher(wordnet=folder, related="undecided").match(a, b).verdict == "undecided"
+
+
+@needs_wordnet
+def test_wordnet_from_its_own_files():
+    matcher = EntityMatcher()
+    assert matcher.match("car", "automobile").stage == "wordnet"
+    assert matcher.match("Berlin", "Germany").verdict == "different"
+    assert matcher.match("Robert", "Roberts").verdict == "different"

@@ -1,0 +1,593 @@
+"""Article sources: a live Wikipedia (a local server that speaks its API), files, datasets, bad articles."""
+
+import gzip
+import json
+import socket
+import threading
+import time
+import tracemalloc
+from collections import Counter
+from datetime import datetime, timedelta, timezone
+from email.utils import format_datetime
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+from probers.datagen.sources import open_articles
+from probers.datagen.sources.cleaning import prose, sentences_of
+from probers.datagen.sources.client import GIVE_UP
+
+from probers.data import load_articles
+from probers.types import RunError, UserError
+
+PROSE = (
+    "{0} is a town on the river. It was founded in 1204 by a bishop.\n\n\n== History ==\n"
+    "The castle burned in 1402. It was built again.\n\n=== Mayors ===\nAda Lovelace\nOtto Hahn\n\n\n"
+    "== References ==\nA reference is here.\n\n=== Books ===\nA book is here.\n\n"
+    "== Culture ==\nThere is a museum."
+)
+SENTENCES = (
+    "{0} is a town on the river.",
+    "It was founded in 1204 by a bishop.",
+    "The castle burned in 1402.",
+    "It was built again.",
+    "There is a museum.",
+)
+
+
+class Wiki:
+    """A MediaWiki: pages by title, category members, and faults to answer with first."""
+
+    def __init__(self):
+        self.pages = {}  # title -> extract
+        self.props = {}  # title -> pageprops
+        self.redirects = {}
+        self.categories = {}  # title -> member titles
+        self.faults = []  # what the next requests get instead of an answer
+        self.broken = {}  # title -> the fault every request for it gets
+        self.requests = []
+        self.agents = set()
+        self.drawn = 0
+
+    def answer(self, asked):
+        if asked.get("list") == "categorymembers":
+            members = self.categories.get(asked["cmtitle"], [])
+            at = int(asked.get("cmcontinue", 0))
+            part = members[at : at + 2]  # pages of two, so that every listing continues
+            made = [{"pageid": 1, "ns": self.space(t), "title": t} for t in part]
+            more = {"continue": {"cmcontinue": str(at + 2)}} if at + 2 < len(members) else {}
+            return {"query": {"categorymembers": made}, **more}
+        if asked.get("list") == "random":
+            titles = list(self.pages)
+            chosen = [titles[(self.drawn + i) % len(titles)] for i in range(int(asked["rnlimit"]))]
+            self.drawn += len(chosen)
+            return {"query": {"random": [{"id": 1, "ns": 0, "title": t} for t in chosen]}}
+        assert asked["explaintext"] and "extracts" in asked["prop"] and asked["redirects"] == "1"
+        title = self.redirects.get(asked["titles"], asked["titles"])
+        if title not in self.pages:
+            return {"query": {"pages": {"-1": {"ns": 0, "title": title, "missing": ""}}}}
+        number = 1 + list(self.pages).index(title)
+        page = {"pageid": number, "ns": 0, "title": title, "lastrevid": 7, "extract": self.pages[title]}
+        if title in self.props:
+            page["pageprops"] = self.props[title]
+        return {"query": {"pages": {str(number): page}}}
+
+    @staticmethod
+    def space(title):
+        return {"Category": 14, "File": 6}.get(title.partition(":")[0], 0)
+
+
+@pytest.fixture
+def wiki(tmp_path, monkeypatch):
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    state = Wiki()
+    stop = threading.Event()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            asked = {k: v[0] for k, v in parse_qs(urlsplit(self.path).query).items()}
+            state.requests.append(asked)
+            state.agents.add(self.headers["User-Agent"])
+            fault = state.faults.pop(0) if state.faults else state.broken.get(asked.get("titles"))
+            if fault == "hang":
+                stop.wait(5)
+                return
+            if fault == "reset":
+                self.connection.shutdown(socket.SHUT_RDWR)
+                return
+            status, headers, answer = fault if isinstance(fault, tuple) else (200, {}, state.answer(asked))
+            blob = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
+            if fault == "gzip":
+                blob, headers = gzip.compress(blob), {"Content-Encoding": "gzip"}
+            self.send_response(status)
+            for name, value in headers.items():
+                self.send_header(name, value)
+            self.send_header("Content-Length", str(len(blob)))
+            self.end_headers()
+            self.wfile.write(blob[: len(blob) // 2] if fault == "half" else blob)
+
+        def log_message(self, *args):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    state.options = {
+        "api_url": f"http://127.0.0.1:{server.server_port}/w/api.php",
+        "cache": str(tmp_path / "cache"),
+        "rate": 1000.0,
+        "backoff": 0.01,
+        "timeout": 0.3,
+    }
+    yield state
+    stop.set()
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def town(name):
+    return PROSE.format(name)
+
+
+def fetch(wiki, limit=None, seed=0, **options):
+    """(articles, problems) of one run."""
+    source = open_articles("wikipedia", limit=limit, seed=seed, wikipedia={**wiki.options, **options})
+    return list(source), list(source.problems)
+
+
+def test_a_page_becomes_prose_without_headings_lists_and_references(wiki):
+    wiki.pages["Aston"] = town("Aston")
+    (article,), problems = fetch(wiki, titles=["Aston"], contact="someone@example.org")
+    assert article.title == "Aston" and article.split in ("train", "validation", "test")
+    assert article.sentences == tuple(s.format("Aston") for s in SENTENCES)
+    assert not problems and len(wiki.requests) == 1
+    (agent,) = wiki.agents
+    assert agent.startswith("probers/") and "someone@example.org" in agent
+
+
+def test_a_second_run_asks_nothing_and_a_changed_one_asks_only_what_is_new(wiki):
+    wiki.pages = {t: town(t) for t in ("Aston", "Bexley", "Calder")}
+    titles = ["Aston", "Nowhere", "Bexley"]
+    first = fetch(wiki, titles=titles)
+    assert len(wiki.requests) == 3 and [t for t, _ in first[1]] == ["Nowhere"]
+    wiki.requests.clear()
+    assert fetch(wiki, titles=titles) == first and not wiki.requests
+    fetch(wiki, titles=[*titles, "Calder"])
+    assert [r["titles"] for r in wiki.requests] == ["Calder"]
+
+
+def test_a_damaged_cache_file_is_fetched_again_and_an_unwritable_folder_is_said(wiki, tmp_path):
+    wiki.pages["Aston"] = town("Aston")
+    first = fetch(wiki, titles=["Aston"])
+    (file,) = (tmp_path / "cache").rglob("*.json")
+    file.write_bytes(file.read_bytes()[:40])
+    assert fetch(wiki, titles=["Aston"]) == first and len(wiki.requests) == 2
+    assert json.loads(file.read_bytes())["title"] == "Aston"
+    (tmp_path / "taken").write_text("a file")
+    with pytest.raises(RunError, match=r"cannot write .*wikipedia\.cache"):
+        fetch(wiki, titles=["Aston"], cache=str(tmp_path / "taken"))
+
+
+def test_a_category_is_followed_to_its_depth_once_round_a_circle_and_cached(wiki):
+    wiki.pages = {t: town(t) for t in ("Aston", "Bexley", "Calder", "Dunmore")}
+    wiki.categories = {
+        "Category:Towns": ["Aston", "File:Map.png", "Category:Ports", "Bexley", "Category:Towns"],
+        "Category:Ports": ["Bexley", "Category:Towns", "Calder", "Category:Deep"],
+        "Category:Deep": ["Dunmore"],
+    }
+    names = {d: [a.title for a in fetch(wiki, category="Towns", depth=d)[0]] for d in (0, 1, 2)}
+    assert names[0] == ["Aston", "Bexley"]
+    assert names[1] == ["Aston", "Bexley", "Calder"]
+    assert names[2] == ["Aston", "Bexley", "Calder", "Dunmore"]
+    wiki.requests.clear()
+    assert [a.title for a in fetch(wiki, category="Category:Towns", depth=2)[0]] == names[2]
+    assert not wiki.requests
+    with pytest.raises(UserError, match=r"no usable article.*empty category"):
+        fetch(wiki, category="Nothing")
+
+
+def test_random_pages_are_kept_under_their_seed(wiki):
+    wiki.pages = {f"Town {i}": town(f"Town {i}") for i in range(60)}
+    first = fetch(wiki, random=True, limit=12)
+    assert len(first[0]) == 12
+    wiki.requests.clear()
+    assert fetch(wiki, random=True, limit=12) == first and not wiki.requests
+    assert fetch(wiki, random=True, limit=20)[0][:12] == first[0]
+    other = fetch(wiki, random=True, limit=12, seed=1)
+    assert {a.title for a in other[0]} != {a.title for a in first[0]}
+
+
+def test_a_limit_counts_usable_articles_and_draws_by_seed(wiki):
+    wiki.pages = {f"Town {i}": town(f"Town {i}") for i in range(0, 20, 2)}
+    titles = [f"Town {i}" for i in range(20)]
+    articles, problems = fetch(wiki, titles=titles, limit=6)
+    assert len(articles) == 6 and all("missing" in reason for _, reason in problems)
+    assert [a.title for a in fetch(wiki, titles=titles, limit=4)[0]] == [a.title for a in articles[:4]]
+    assert fetch(wiki, titles=titles, limit=6, seed=3)[0] != articles
+
+
+def test_each_problem_is_listed_with_its_reason_and_the_others_are_delivered(wiki):
+    wiki.pages = {
+        "Aston": town("Aston"),
+        "Mercury": "Mercury may refer to: a planet.",
+        "Bare": "",
+        "Stub": "A stub.",
+    }
+    wiki.props = {"Mercury": {"disambiguation": ""}, "Aston": {"wikibase_item": "Q1"}}
+    wiki.redirects = {"Astonville": "Aston"}
+    wiki.broken = {"Locked": (403, {}, {})}
+    titles = ["Nowhere", "Mercury", "Bare", "Stub", "Locked", "a|b", "Aston", "Astonville"]
+    articles, problems = fetch(wiki, titles=titles)
+    assert [a.title for a in articles] == ["Aston"]
+    wanted = [
+        "missing",
+        "disambiguation",
+        "empty",
+        "too short: 1",
+        "HTTP 403",
+        "missing",
+        "the same article as Aston",
+    ]
+    assert [t for t, _ in problems] == [t for t in titles if t != "Aston"]
+    assert all(w in reason for w, (_, reason) in zip(wanted, problems, strict=True)), problems
+    assert len(wiki.requests) == len(titles) - 1  # "a|b" would ask for two pages
+
+
+def waits(monkeypatch):
+    """The waits of the transport, which are only noted down."""
+    made = []
+    monkeypatch.setattr(time, "sleep", lambda seconds: made.append(seconds))
+    from probers.datagen.sources import transport
+
+    monkeypatch.setattr(
+        transport.PoliteTransport.__init__, "__kwdefaults__",
+        {**transport.PoliteTransport.__init__.__kwdefaults__, "sleep": made.append},
+    )  # fmt: skip
+    return made
+
+
+def test_429_and_503_wait_as_told_and_then_succeed(wiki, monkeypatch):
+    wiki.pages["Aston"] = town("Aston")
+    noted = waits(monkeypatch)
+    date = format_datetime(datetime.now(timezone.utc) + timedelta(seconds=40), usegmt=True)
+    wiki.faults = [(429, {"Retry-After": "7"}, {}), (503, {"Retry-After": date}, {}), (429, {}, {})]
+    articles, problems = fetch(wiki, titles=["Aston"], backoff=0.5)
+    assert len(articles) == 1 and not problems and len(wiki.requests) == 4
+    told = [w for w in noted if w > 0.1]
+    assert told[0] == 7 and 30 < told[1] <= 40 and told[2] == 0.5 * 4  # the third failure, doubled twice
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "half",
+        "reset",
+        "hang",
+        (500, {}, {}),
+        (200, {}, b"<html>busy</html>"),
+        (200, {}, {"error": {"code": "maxlag", "info": "3 s"}}),
+    ],
+    ids=["half a body", "reset", "timeout", "500", "not JSON", "maxlag"],
+)
+def test_a_passing_fault_is_tried_again_and_a_lasting_one_is_listed(wiki, fault):
+    wiki.pages = {t: town(t) for t in ("Aston", "Bexley")}
+    wiki.faults = [fault]
+    assert len(fetch(wiki, titles=["Aston"])[0]) == 1 and len(wiki.requests) == 2
+    wiki.requests.clear()
+    wiki.broken = {"Calder": fault}
+    articles, problems = fetch(wiki, titles=["Calder", "Bexley"], retries=1)
+    assert [a.title for a in articles] == ["Bexley"]
+    ((title, reason),) = problems
+    assert title == "Calder" and reason.startswith("not fetched") and "tried 2 times" in reason
+    wiki.broken, wiki.pages["Calder"] = {}, town("Calder")
+    assert len(fetch(wiki, titles=["Calder", "Bexley"])[0]) == 2  # a failure is not kept
+
+
+def test_an_answer_that_no_repetition_mends_is_asked_once(wiki):
+    wiki.pages["Aston"] = town("Aston")
+    wiki.broken = {
+        "A": (404, {}, {}),
+        "B": (200, {}, {"error": {"code": "badvalue", "info": "no such value"}}),
+        "C": (200, {}, {"query": {"interwiki": [{"title": "fr:Paris"}]}}),
+        "D": (429, {"Retry-After": "4000"}, {}),
+    }
+    articles, problems = fetch(wiki, titles=["A", "B", "C", "D", "Aston"])
+    assert len(articles) == 1 and len(wiki.requests) == 5
+    for word, (_, reason) in zip(("404", "no such value", "not understood", "4000 s"), problems, strict=True):
+        assert word in reason
+
+
+def test_a_dead_network_is_left_alone_and_the_cache_still_serves(wiki):
+    wiki.pages["Aston"] = town("Aston")
+    fetch(wiki, titles=["Aston"])
+    wiki.requests.clear()
+    wiki.faults = ["reset"] * 1000
+    titles = [f"Town {i}" for i in range(30)]
+    articles, problems = fetch(wiki, titles=[*titles, "Aston"], retries=0)
+    assert [a.title for a in articles] == ["Aston"]
+    assert len(wiki.requests) == GIVE_UP and len(problems) == 30 and "in a row" in problems[-1][1]
+    with pytest.raises(RunError, match="no usable article: 30 not fetched"):
+        fetch(wiki, titles=titles, retries=0)
+    with pytest.raises(RunError, match="was not fetched"):
+        fetch(wiki, category="Towns", retries=0)
+
+
+def test_requests_are_spaced_by_the_rate(wiki, monkeypatch):
+    wiki.pages = {t: town(t) for t in ("Aston", "Bexley", "Calder")}
+    noted = waits(monkeypatch)
+    fetch(wiki, titles=list(wiki.pages), rate=0.1)
+    assert len(noted) == 2 and 9 < noted[0] <= 10 and 18 < noted[1] <= 20
+
+
+def test_a_compressed_answer_is_read_and_progress_is_told(wiki):
+    wiki.pages = {t: town(t) for t in ("Aston", "Bexley")}
+    wiki.faults = ["gzip", (500, {}, {})]
+    told = []
+    source = open_articles(
+        "wikipedia",
+        wikipedia={**wiki.options, "titles": ["Aston", "Bexley"]},
+        progress=lambda *event: told.append(event),
+    )
+    assert source.total == 2 and not wiki.requests  # nothing is asked before the first article is
+    assert len(list(source)) == 2
+    assert told[0] == (0, 2, "Aston") and told[-1][:2] == (2, 2) and any("500" in t[2] for t in told)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "exactly one of"),
+        ({"titles": ["a"], "random": True}, "titles and random given"),
+        ({"titels": ["a"]}, "titels is unknown"),
+        ({"titles": [" "]}, "holds no title"),
+        ({"titles": "no/such/file.txt"}, "cannot be read"),
+        ({"titles": ["a"], "rate": 0}, "rate=0 must be a number above 0"),
+        ({"titles": ["a"], "retries": -1}, "retries=-1"),
+        ({"titles": ["a"], "language": "en/x"}, "language=en/x"),
+        ({"titles": ["a"], "api_url": "ftp://x"}, "api_url=ftp"),
+        ({"titles": ["a"], "contact": "jö@x"}, "ASCII"),
+        ({"random": True}, "needs a limit"),
+    ],
+)
+def test_a_mistaken_request_is_told_at_once(options, message):
+    with pytest.raises(UserError, match=message):
+        open_articles("wikipedia", wikipedia=options)
+
+
+def test_titles_come_from_a_file_too(wiki, tmp_path):
+    wiki.pages["New Aston"] = town("New Aston")
+    (tmp_path / "titles.txt").write_text("New_Aston\n\nNew Aston\n")
+    assert [a.title for a in fetch(wiki, titles=str(tmp_path / "titles.txt"))[0]] == ["New Aston"]
+
+
+# --- files ------------------------------------------------------------------------------------------
+
+
+def write(path, records):
+    path.write_text("".join(json.dumps(r) + "\n" for r in records))
+    return str(path)
+
+
+def records(n):
+    return [{"title": f"Town {i}", "text": f"Town {i} is here. It is old."} for i in range(n)]
+
+
+def test_a_file_gives_what_load_articles_gives_in_exact_shares(tmp_path):
+    path = write(tmp_path / "a.jsonl", records(200))
+    articles = list(open_articles(path))
+    assert [(a.id, a.title, a.sentences) for a in articles] == [
+        (a.id, a.title, a.sentences) for a in load_articles(path)
+    ]
+    assert Counter(a.split for a in articles) == {"train": 120, "validation": 30, "test": 50}
+    splits = [[a.split for a in open_articles(path, seed=s)] for s in (0, 0, 1)]
+    assert splits[0] == splits[1] != splits[2]
+
+
+def test_a_smaller_limit_is_a_part_of_a_larger_one(tmp_path):
+    path = write(tmp_path / "a.jsonl", records(100))
+    drawn = {n: list(open_articles(path, limit=n)) for n in (10, 30, 500)}
+    assert [len(d) for d in drawn.values()] == [10, 30, 100]
+    assert all(a in drawn[30] for a in drawn[10])
+    assert [a.title for a in open_articles(path, limit=10, seed=1)] != [a.title for a in drawn[10]]
+    with pytest.raises(UserError, match="limit=0"):
+        open_articles(path, limit=0)
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ('{"title": "x", "text": ', "Expecting"),
+        ('{"text": "x"}', "no 'title'"),
+        ('{"title": "x"}', "no 'text' and no 'sentences'"),
+        ('{"title": 3, "text": "x"}', "title must be a string"),
+        ('{"title": "x", "text": ["x"]}', "text must be a string"),
+        ('{"title": "x", "sentences": "y"}', "list of strings"),
+        ("[1]", "JSON object"),
+        ("[" * 100_000, "recursion|Expecting"),
+        ('{"id": "n", "title": "x", "text": "It is. It was."}', "already on line 1"),
+    ],
+)
+def test_a_malformed_line_stops_before_the_first_article_or_is_listed(tmp_path, line, reason):
+    path = tmp_path / "a.jsonl"
+    path.write_text(json.dumps({"id": "n", **records(1)[0]}) + "\n\n" + line + "\n")
+    with pytest.raises(UserError, match=rf"a.jsonl line 3: .*(?:{reason}).*on_bad_line=skip"):
+        open_articles(str(path))
+    source = open_articles(str(path), on_bad_line="skip")
+    assert len(list(source)) == 1 and [t for t, _ in source.problems] == ["line 3"]
+
+
+def test_a_repeated_title_without_ids_is_listed_and_with_ids_kept_on_one_side(tmp_path):
+    source = open_articles(write(tmp_path / "a.jsonl", [*records(4), records(4)[1]]))
+    assert [a.title for a in source] == [r["title"] for r in records(4)]
+    assert list(source.problems) == [("line 5", "repeated title: also on line 2")]
+    twice = [{"id": i, **r} for i, r in enumerate([*records(40), *records(40)])]
+    sides = {}
+    for article in open_articles(write(tmp_path / "b.jsonl", twice)):
+        sides.setdefault(article.title, []).append(article.split)
+    assert all(len(s) == 2 and s[0] == s[1] for s in sides.values()) and len(sides) == 40
+
+
+ODD = {
+    "Control": ("The\x00 town\x07 is\there.\r\nIt is\x1b old.\ud800", ("The town is here.", "It is old.")),
+    "One": ("A single sentence.", "too short: 1 of at least 2"),
+    "Empty": ("", "empty"),
+    "Blank": (" \n\x00\n ", "empty"),
+    "Large": ("It is a town. " * 75_000, 100_000),
+    "Endless": ("word " * 210_000, "too long"),
+    "مدينة": ("تقع المدينة على النهر. هل هي قديمة؟ نعم.", ("تقع المدينة على النهر.", "هل هي قديمة؟", "نعم.")),
+    "城市": ("这座城市位于河边。它建于1204年！", ("这座城市位于河边。", "它建于1204年！")),
+    "": ("It has no title. It is odd.", "no title"),
+}
+
+
+@pytest.mark.parametrize("form", ["text", "sentences"])
+def test_odd_articles_are_cleaned_or_listed(tmp_path, form):
+    made = {t: text if form == "text" else [*sentences_of(text)] for t, (text, _) in ODD.items()}
+    path = write(tmp_path / "odd.jsonl", [{"title": t, form: c} for t, c in made.items()])
+    source = open_articles(path)
+    got = {a.title: a.sentences for a in source}
+    refused = dict(source.problems)
+    for number, (title, (_, wanted)) in enumerate(ODD.items(), 1):
+        if isinstance(wanted, str):
+            assert wanted in refused.pop(title or f"line {number}")
+        elif isinstance(wanted, tuple):
+            assert got.pop(title) == wanted
+        else:
+            size = len(" ".join(got.pop(title)))
+            assert wanted - 20 < size <= wanted
+    assert not got and not refused
+    json.dumps(source.problems.lines(), ensure_ascii=False).encode()  # printable everywhere
+
+
+def test_rules_are_options_and_nothing_usable_says_why(tmp_path):
+    path = write(tmp_path / "a.jsonl", [*records(2), {"title": "One", "text": "A town."}])
+    assert len(list(open_articles(path, min_sentences=1))) == 3
+    assert next(open_articles(path, min_sentences=1, max_chars=16).articles).sentences == ("Town 0 is here.",)
+    with pytest.raises(UserError, match=r"no usable article: 3 too short \(first: Town 0: too short: 2"):
+        open_articles(path, min_sentences=9)
+    for bad in ({"min_sentences": 0}, {"max_chars": 0}):
+        with pytest.raises(UserError, match="must be 1 or more"):
+            open_articles(path, **bad)
+    with pytest.raises(UserError, match="not a file: give testbed"):
+        open_articles("wikipeda")
+    empty = tmp_path / "empty.jsonl"
+    empty.write_text("")
+    with pytest.raises(UserError, match="the source is empty"):
+        open_articles(str(empty))
+
+
+def test_the_report_counts_by_kind_and_names_the_first(tmp_path):
+    path = write(tmp_path / "a.jsonl", [*records(1), *({"title": f"E{i}", "text": ""} for i in range(1500))])
+    source = open_articles(path)
+    assert len(list(source)) == 1 and len(source.problems) == 1500 and len(list(source.problems)) == 1000
+    lines = source.problems.lines(most=3)
+    assert lines[0] == "1500 articles were left out: 1500 empty" and lines[1] == "  E0: empty"
+    assert lines[-1] == "  and 1497 more"
+    clean = open_articles(write(tmp_path / "b.jsonl", records(1)))
+    assert list(clean) and clean.problems.lines() == []
+
+
+def test_memory_does_not_grow_with_the_number_of_articles(tmp_path):
+    path = tmp_path / "many.jsonl"
+    with path.open("w") as file:
+        for i in range(100_000):
+            file.write(f'{{"title": "T{i}", "sentences": ["T{i} is here.", "It is old."]}}\n')
+    tracemalloc.start()
+    source = open_articles(str(path))
+    opening = tracemalloc.get_traced_memory()
+    tracemalloc.reset_peak()
+    assert sum(1 for _ in source) == 100_000
+    streaming = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert opening[1] < 16e6  # some numbers per article while splits are dealt ...
+    assert opening[0] < 1e6 and streaming < 1e6  # ... which nothing keeps
+
+
+def test_the_testbed_comes_through_as_it_is():
+    source = open_articles("testbed", limit=5)
+    assert list(source) == load_articles("testbed", limit=5) and source.total == 5
+
+
+# --- datasets ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture(autouse=True)
+def quiet(monkeypatch):
+    import datasets
+
+    datasets.disable_progress_bars()
+    # The library sleeps for five seconds whenever a shuffled stream is not read to its end.
+    monkeypatch.setattr(datasets.config, "SLEEP_TIME_ON_THREADS_SHUTDOWN", 0, raising=False)
+
+
+def test_a_dataset_is_streamed_from_parquet_with_its_splits(tmp_path):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    rows = [{"id": f"x{i}", "title": f"Town {i}", "text": town(f"Town {i}")} for i in range(50)]
+    rows[3]["text"], rows[4]["title"] = None, None
+    for split, part in (("train", rows[:40]), ("test", rows[40:])):
+        pq.write_table(pa.Table.from_pylist(part), tmp_path / f"{split}.parquet")
+    source = open_articles(f"hf:{tmp_path}")
+    articles = list(source)
+    assert len(articles) == 38 and articles[0].id == "x0"
+    assert articles[0].sentences == tuple(s.format("Town 0") for s in SENTENCES)
+    assert list(source.problems) == [("Town 3", "empty"), ("row 5", "no title")]
+    assert len(list(open_articles(f"hf:{tmp_path}::test"))) == 10
+    few = [[a.id for a in open_articles(f"hf:{tmp_path}", limit=n, seed=1)] for n in (5, 9)]
+    assert len(few[1]) == 9 and few[0] == few[1][:5] != [a.id for a in articles[:5]]
+    with pytest.raises(UserError, match=r"no split validation: choose one of"):
+        open_articles(f"hf:{tmp_path}::validation")
+    with pytest.raises(UserError, match="cannot be opened"):
+        open_articles(f"hf:{tmp_path}:20230101.xx")
+
+
+def test_a_dataset_of_json_lines_may_have_sentences(tmp_path):
+    write(tmp_path / "train.jsonl", [{"title": "Aston", "sentences": ["It is here.", "It is old."]}])
+    (article,) = open_articles(f"hf:{tmp_path}")
+    assert article.sentences == ("It is here.", "It is old.") and article.id == "1"
+
+
+def test_a_dataset_that_is_not_there_or_has_other_columns_is_said(tmp_path):
+    write(tmp_path / "train.jsonl", [{"name": "Aston", "text": "It is here."}])
+    with pytest.raises(UserError, match=r"needs the columns title and text or sentences: it has name, text"):
+        list(open_articles(f"hf:{tmp_path}"))
+    with pytest.raises(UserError, match="no such dataset"):
+        open_articles(f"hf:{tmp_path}/nowhere")
+    for spec in ("hf:", "hf:a:b:c:d"):
+        with pytest.raises(UserError, match="is not understood"):
+            open_articles(spec)
+
+
+def test_a_hub_out_of_reach_is_a_failure_of_the_run(tmp_path, monkeypatch):
+    import datasets
+
+    def unreachable(*args, **options):
+        raise ConnectionError("Couldn't reach 'a/b' on the Hub")
+
+    monkeypatch.setattr(datasets, "load_dataset", unreachable)
+    with pytest.raises(RunError, match=r"hf:a/b cannot be reached.*Couldn't reach.*check the network"):
+        open_articles("hf:a/b")
+
+
+def test_a_stream_that_breaks_off_keeps_what_it_gave(monkeypatch):
+    import datasets
+
+    def rows():
+        yield {"title": "Aston", "text": town("Aston")}
+        raise OSError("connection lost")
+
+    made = datasets.IterableDataset.from_generator(rows)
+    monkeypatch.setattr(datasets, "load_dataset", lambda *a, **o: {"train": made})
+    source = open_articles("hf:a/b")
+    assert [a.title for a in source] == ["Aston"]
+    ((_, reason),) = source.problems
+    assert "broke off" in reason and "connection lost" in reason
+
+
+def test_a_dump_without_marked_headings_ends_at_its_appendix():
+    page = "A town is here.\n\nHistory\n\nIt burned in 1402.\n\nSee also\n\nA list is here."
+    assert prose(page) == "A town is here.\nIt burned in 1402."
+    assert prose("It burned.\nHistory of a\nx = {\\displaystyle y}.") == "It burned."
