@@ -59,21 +59,17 @@ class GrowingLayer(DynamicLayer):
             Keys and values (rows, heads, length, width) as the cache holds them.
         """
         self.lazy_initialization(keys, values)
-        buffers = _empty(rows, max(length, self._capacity), keys, values)
-        self._buffers = buffers
-        self.keys, self.values = (buffer[:, :, :length] for buffer in buffers)
+        self._buffers = _empty(rows, max(length, self._capacity), keys, values)
+        self.keys, self.values = (buffer[:, :, :length] for buffer in self._buffers)
         return self.keys, self.values
 
     def _make_room(self, keys: Tensor, values: Tensor, capacity: int) -> None:
-        start = self.get_seq_length()
-        made: list[Tensor] = []
-        pairs: list[tuple[Tensor, Any]] = [(keys, self.keys), (values, self.values)]
-        for new, old in pairs:
-            buffer = new.new_empty(*new.shape[:2], max(capacity, self._capacity), new.shape[-1])
-            if start:
+        start, before = self.get_seq_length(), (self.keys, self.values)
+        self._buffers = _empty(len(keys), max(capacity, self._capacity), keys[0], values[0])
+        if start:
+            for buffer, old in zip(self._buffers, before, strict=True):
+                assert old is not None  # there are positions already
                 buffer[:, :, :start] = old
-            made.append(buffer)
-        self._buffers = (made[0], made[1])
 
     def batch_select_indices(self, indices: Tensor) -> None:
         """Keep some rows, and the room there was."""

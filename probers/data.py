@@ -124,7 +124,7 @@ def _read(source: str, option: str, parse: Callable[[Any], T], on_bad_line: BadL
     items: list[T] = []
     seen: dict[str, int] = {}
     bad: list[str] = []
-    for number, line in _lines(path):
+    for number, line in read_lines(path):
         try:
             item = parse(json.loads(line))
             if item.id in seen:
@@ -146,7 +146,12 @@ def _read(source: str, option: str, parse: Callable[[Any], T], on_bad_line: BadL
     return items
 
 
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
+def read_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Number (from 1) and text of every line that is not blank; ``.gz`` is unpacked.
+
+    Raises:
+        UserError: the file is not UTF-8 text, or cut short.
+    """
     opener = gzip.open if path.suffix == ".gz" else open
     try:
         with opener(path, "rt", encoding="utf-8") as file:

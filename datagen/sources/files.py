@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from probers.data import BadLine, _lines
+from probers.data import BadLine, read_lines
 from probers.types import Article, UserError
 
 from .base import ArticleSource, Problems, Splits, draw_key
@@ -40,7 +40,7 @@ def open_file(
     problems = Problems()
     splits = Splits(seed)
     ids, titles, draws, numbers, own = array("Q"), array("Q"), array("Q"), array("Q"), array("B")
-    for number, line in _lines(path):
+    for number, line in read_lines(path):
         try:
             article = _article(line, rules)
         except (ValueError, RecursionError) as error:
@@ -84,7 +84,7 @@ def open_file(
 def _deliver(
     path: Path, rules: Rules, seed: int, upto: int, repeated: set[int], splits: Splits
 ) -> Iterator[Article]:
-    for number, line in _lines(path):
+    for number, line in read_lines(path):
         if number in repeated or (upto < 2**64 and _draw(number, seed) > upto):
             continue
         try:
