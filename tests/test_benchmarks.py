@@ -65,13 +65,12 @@ def test_every_row_is_there_and_all_ways_agree(lm: CausalLM, monkeypatch: pytest
         "+ last layer's attention rows",
     )
     assert [row[1:3] for row in cells(results, "capture")] == [[b, w] for b in "13" for w in names]
-    assert [row[1:3] for row in cells(results, "peers")] == [
-        [b, what] for b in "13" for what in ("seconds", "extra memory, MB")
-    ]
+    figures = ("seconds", "seconds, forward calls alone", "extra memory, MB")
+    assert [row[1:3] for row in cells(results, "peers")] == [[b, what] for b in "13" for what in figures]
     assert [row[1] for row in cells(results, "prefix")] == ["every prompt in full", "`prefix=`"]
     ways = ["one at a time", "batch_size=32", "batch_size=auto"]
     assert [row[1] for row in cells(results, "batching")] == ways
-    memory = cells(results, "peers")[1]
+    memory = cells(results, "peers")[2]
     assert memory[3:] == ["20.0", "0.5 (noise 0.0)", "<= 0.0250", "<= 0.05", "met"]
     assert cells(results, "batching")[0][4] == "0.0%"  # one at a time pads nothing
     for section in capture.TITLES:
