@@ -10,6 +10,7 @@ import re
 from collections.abc import Sequence
 
 from .entities import MONTHS
+from .shifted import is_shifted, unshift
 
 #: Tokens that show tokenised text, because natural text attaches them to a word.
 #: Not ``: ; ! ?``, which French sets after a space.
@@ -55,12 +56,13 @@ def detokenise(text: str) -> str:
 
 
 def detokenise_sentences(sentences: Sequence[str]) -> list[str]:
-    """The sentences of one article, judged together so that all or none are joined.
+    """The sentences of one article in natural text, judged together so that all or none are mended.
 
     A short sentence alone may not show that it was tokenised.
     """
     if not is_tokenised("\n".join(sentences)):
-        return list(sentences)
+        shifted = any(map(is_shifted, sentences))
+        return [unshift(sentence) for sentence in sentences] if shifted else list(sentences)
     return [_join_lines(sentence) for sentence in sentences]
 
 

@@ -1,7 +1,9 @@
 """Judging a generated answer against gold answers, as question answering does it.
 
-Normalisation follows SQuAD's: lower case, no punctuation, no English articles,
-single spaces. Every score is the maximum over the accepted answers.
+Normalisation follows SQuAD's (Rajpurkar et al., EMNLP 2016): lower case, no ASCII
+punctuation, no English articles, single spaces. Every score is the maximum over the
+accepted answers. EM and F1 are those of SQuAD's evaluation script, but for the rule on
+yes, no and noanswer, which is that of HotpotQA's (Yang et al., EMNLP 2018).
 """
 
 from __future__ import annotations
@@ -32,7 +34,11 @@ def normalize_answer(text: str) -> str:
 
 
 def exact_match(prediction: str, answers: Sequence[str]) -> float:
-    """1.0 when the normalised prediction is one of the normalised answers."""
+    """1.0 when the normalised prediction is one of the normalised answers.
+
+    As in SQuAD's script an answer of which normalisation leaves nothing equals an empty
+    prediction; :mod:`.questions` leaves such answers out when it reads them.
+    """
     return float(normalize_answer(prediction) in {normalize_answer(a) for a in answers})
 
 
@@ -65,8 +71,8 @@ def accuracy_contains(
     Args:
         text: the whole generated text, rationale included.
         answers: accepted answers; one that normalises to nothing is never contained.
-        mode: "tokens" asks for whole words; "substring" is the released variant,
-            for which "no" stands in "know".
+        mode: "tokens" asks for whole words; "substring" is the rule of Probing-RAG's released
+            code (Baek et al., NAACL 2025), for which "no" stands in "know".
     """
     if mode not in ("tokens", "substring"):
         raise ValueError(f"mode={mode!r} is unknown: choose tokens or substring")

@@ -42,9 +42,9 @@ def check_needs(needs: Needs, model: nn.Module) -> None:
         raise UserError(f"pool={needs.pool} is unknown; choose one of {', '.join(POOLS)}")
     if not needs.layers:
         return
-    if needs.pool == "mind" and (needs.layers != (layers,) or needs.site != "resid_post"):
+    if needs.of_mind and (needs.layers != (layers,) or needs.site != "resid_post"):
         raise UserError(
-            f"pool=mind reads all layers at site=resid_post and belongs to the last one: ask for "
+            f"pool={needs.pool} reads all layers at site=resid_post and belongs to the last one: ask for "
             f"layers=({layers},), not {needs.layers} at {needs.site}"
         )
     if needs.site == "resid_post":
@@ -61,7 +61,7 @@ def check_needs(needs: Needs, model: nn.Module) -> None:
 
 def named_layer(needs: Needs, index: int) -> str:
     """How the ``index``-th of the layers that a :class:`StateTap` stacks is called in messages."""
-    if needs.pool != "mind":
+    if not needs.of_mind:
         return f"layer {needs.layers[index]}"
     return f"layer {index + 1}" if index < needs.layers[0] else "the final norm"
 
@@ -71,7 +71,7 @@ class StateTap(AbstractContextManager["StateTap"]):
 
     Attributes:
         reduce: applied to every layer's (batch, length, d) states while it is set, so
-            that only its result is kept; None reads nothing. For pool "mind" the layers
+            that only its result is kept; None reads nothing. For MIND's pools the layers
             are 1 to L, and after them the output of the final norm.
 
     Args:
@@ -86,7 +86,7 @@ class StateTap(AbstractContextManager["StateTap"]):
         self.reduce: Callable[[Tensor], Tensor] | None = None
         self._shape: torch.Size | None = None
         self._layers = needs.layers
-        if needs.layers and needs.pool == "mind":
+        if needs.layers and needs.of_mind:
             self._layers = tuple(range(1, needs.layers[0] + 2))  # the final norm counts as one more
 
     def __enter__(self) -> Self:

@@ -15,6 +15,7 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from importlib import resources
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .runs import taking_back
@@ -151,8 +152,17 @@ def normalise(arguments: list[str]) -> list[str]:
         elif argument in ("--cfg", "-c"):
             overrides.append(argument)
             continue
-        overrides.append(_quoted(argument))
+        overrides += [_quoted(part) for part in _of_file(argument)]
     return overrides
+
+
+def _of_file(argument: str) -> list[str]:
+    """``questions=FILE`` as the choice of a file and its path; any other argument as it is."""
+    key, equals, value = argument.partition("=")
+    if key != "questions" or not equals or set(value.split(",")) <= set(choices("questions")):
+        return [argument]
+    known = "." not in value and "/" not in value and not Path(value).exists()
+    return [argument] if known else ["questions=file", f"questions.path={value}"]
 
 
 def _quoted(argument: str) -> str:

@@ -10,49 +10,52 @@ import gzip
 import json
 import random
 import sys
-from collections.abc import Callable, Iterator
+import zlib
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from .types import Article, Passage, Question, UserError
 
+if TYPE_CHECKING:
+    from .questions import QuestionSource
+
 BadLine = Literal["error", "skip"]
-T = TypeVar("T", Question, Article, Passage)
+T = TypeVar("T", Question, Article)
 
 SPLIT_SHARES = (("train", 0.6), ("validation", 0.15), ("test", 0.25))
 
 
 def load_questions(
-    source: str,
+    source: str | QuestionSource,
     *,
     limit: int | None = None,
     split: str | None = None,
     seed: int = 0,
     on_bad_line: BadLine = "error",
 ) -> list[Question]:
-    """Questions of the testbed or of a JSONL file, every one with a split.
+    """Questions of the testbed, of a JSONL file or of a published set, every one with a split.
+
+    The short form of :func:`.questions.open_questions`; what was left out is said on the
+    standard error.
 
     Args:
-        source: "testbed" or a path.
+        source: "testbed", a path, the name of a set (its copy on the Hub is read then), or a
+            set with its options.
         limit: keep this many; they are drawn with ``seed`` so that a smaller
             limit is a part of a larger one. None keeps all.
         split: keep only "train", "validation" or "test".
 
     Raises:
         UserError: missing file, malformed line, duplicate id, nothing left.
+        RunError: the Hub cannot be reached.
     """
-    if source == "testbed":
-        from .testbed import assets
+    from .questions import open_questions
 
-        questions = assets.load_questions()
-    else:
-        questions = _read(source, "questions", _question, on_bad_line)
-        questions = _with_splits(questions, seed)
-    if split is not None:
-        questions = [q for q in questions if q.split == split]
-        if not questions:
-            raise UserError(f"questions={source} has no question in the {split} split")
-    return _limited(questions, limit, seed)
+    found = open_questions(source, limit=limit, split=split, seed=seed, on_bad_line=on_bad_line)
+    for line in found.lines():
+        print(line, file=sys.stderr)
+    return found.questions
 
 
 def load_articles(
@@ -66,19 +69,39 @@ def load_articles(
     else:
         articles = _read(source, "articles", _article, on_bad_line)
         articles = _with_article_splits(articles, seed)
-    return _limited(articles, limit, seed)
+    return limited(articles, limit, seed)
 
 
-def load_corpus(source: str, *, on_bad_line: BadLine = "error") -> list[Passage]:
-    """Passages of the testbed or of a JSONL file (``.gz`` too)."""
+def load_corpus(
+    source: str,
+    *,
+    on_bad_line: BadLine = "error",
+    passage_words: int | None = None,
+    cache: str | Path | None = None,
+) -> Sequence[Passage]:
+    """Passages of the testbed, of a JSONL file or of DPR's TSV (``.gz`` too).
+
+    Of a large file the texts stay on the disk; see :func:`.corpus.open_corpus`.
+
+    Args:
+        source: "testbed" or a path.
+        passage_words: cut texts into passages of this many words; None keeps them whole.
+        cache: the folder for what large files are turned into; None is runs/cache/corpus.
+
+    Raises:
+        UserError: missing file, malformed line, duplicate id, nothing left.
+    """
     if source == "testbed":
         from .testbed import assets
 
         return assets.load_corpus()
-    return _read(source, "corpus", _passage, on_bad_line)
+    from .corpus import CACHE, open_corpus
+
+    return open_corpus(source, on_bad_line=on_bad_line, passage_words=passage_words, cache=cache or CACHE)
 
 
-def _limited(items: list[T], limit: int | None, seed: int) -> list[T]:
+def limited(items: list[T], limit: int | None, seed: int) -> list[T]:
+    """``limit`` items drawn by ``seed``, in the order of the draw; all in theirs when there are no more."""
     if limit is None or limit >= len(items):
         return items
     if limit < 1:
@@ -88,33 +111,25 @@ def _limited(items: list[T], limit: int | None, seed: int) -> list[T]:
     return [items[i] for i in order[:limit]]
 
 
-def _deal(keys: list[str], seed: int) -> dict[str, str]:
+def dealt(keys: list[str], seed: int) -> dict[str, str]:
     """A split per group key, in the shares of SPLIT_SHARES to within one group."""
     groups = sorted(set(keys))
     random.Random(f"split:{seed}").shuffle(groups)
-    dealt: dict[str, str] = {}
+    sides: dict[str, str] = {}
     upto, start = 0.0, 0
     for name, share in SPLIT_SHARES:
         upto += share
         end = round(upto * len(groups))
-        dealt.update(dict.fromkeys(groups[start:end], name))
+        sides.update(dict.fromkeys(groups[start:end], name))
         start = end
-    return dealt
-
-
-def _with_splits(questions: list[Question], seed: int) -> list[Question]:
-    from dataclasses import replace
-
-    keyed = [(q, q.group or q.id) for q in questions]
-    dealt = _deal([k for q, k in keyed if not q.split], seed)
-    return [replace(q, group=k, split=q.split or dealt[k]) for q, k in keyed]
+    return sides
 
 
 def _with_article_splits(articles: list[Article], seed: int) -> list[Article]:
     from dataclasses import replace
 
-    dealt = _deal([a.title for a in articles if not a.split], seed)
-    return [replace(a, split=a.split or dealt[a.title]) for a in articles]
+    sides = dealt([a.title for a in articles if not a.split], seed)
+    return [replace(a, split=a.split or sides[a.title]) for a in articles]
 
 
 def _read(source: str, option: str, parse: Callable[[Any], T], on_bad_line: BadLine) -> list[T]:
@@ -158,7 +173,7 @@ def read_lines(path: Path) -> Iterator[tuple[int, str]]:
             for number, line in enumerate(file, 1):
                 if line.strip():
                     yield number, line
-    except (UnicodeDecodeError, gzip.BadGzipFile, EOFError) as error:
+    except (UnicodeDecodeError, gzip.BadGzipFile, zlib.error, EOFError) as error:
         raise UserError(f"{path} cannot be read as UTF-8 text: {error}") from error
 
 
@@ -178,24 +193,6 @@ def _strings(record: dict[str, Any], key: str) -> tuple[str, ...]:
     return tuple(value)
 
 
-def _question(record: Any) -> Question:
-    text = _text(record, "question")
-    passages = tuple(
-        Passage(str(i), _text(p, "title"), _text(p, "text"), is_gold=p.get("is_gold"))
-        for i, p in enumerate(record.get("passages", []))
-    )
-    return Question(
-        id=str(record["id"]),
-        question=text,
-        answers=_strings(record, "answers") if "answers" in record else (),
-        rationale=record.get("rationale", ""),
-        dataset=record.get("dataset", ""),
-        passages=passages,
-        group=record.get("group", ""),
-        split=record.get("split", ""),
-    )
-
-
 def _article(record: Any) -> Article:
     title = _text(record, "title")
     if "sentences" in record:
@@ -206,7 +203,3 @@ def _article(record: Any) -> Article:
         text = _text(record, "text")
         sentences = tuple(text[a:b] for a, b in split_sentences(text))
     return Article(str(record.get("id", title)), title, sentences)
-
-
-def _passage(record: Any) -> Passage:
-    return Passage(str(record["id"]), record.get("title", ""), _text(record, "text"))

@@ -24,6 +24,7 @@ from .cache import Prefix, new_cache
 from .capture import StateTap, named_layer
 from .encoding import Prompt
 from .forward import Decoder, token_scores
+from .nesting import nested_cache
 from .offsets import TextStream, token_offsets
 from .recorder import Recorder
 from .sampling import Sampler
@@ -90,14 +91,20 @@ class _Batch:
         use_cache: bool = True,
     ) -> None:
         self._decoder = decoder
-        ids, self._mask, self._positions = decoder.pad([prompt.ids for prompt in prompts])
+        tokens = [prompt.ids for prompt in prompts]
+        ids, self._mask, self._positions = decoder.pad(tokens)
         self.rows = torch.arange(len(prompts), device=decoder.device)
         self.active = list(range(len(prompts)))
         self.width = ids.shape[1]
         self._ids = None if use_cache else ids
-        self._cache = new_cache(decoder.model.config, self.width + limit) if use_cache else None
+        capacity = self.width + limit
+        self._cache = nested_cache(decoder, tokens, capacity) if use_cache and prefix is None else None
+        if self._cache is not None:
+            ids, self._positions = ids[:, -1:], self._positions[:, -1:]
+        elif use_cache:
+            self._cache = new_cache(decoder.model.config, capacity)
         if prefix is not None and use_cache:
-            shared = prefix.shared([prompt.ids for prompt in prompts])
+            shared = prefix.shared(tokens)
             pads = [self.width - len(prompt.ids) for prompt in prompts]
             prefix.fill(self._cache, shared, pads)
             ids, self._positions = ids[:, shared:], self._positions[:, shared:]

@@ -19,6 +19,7 @@ from .encoding import Prompt, TooLong, encode_continuation, encode_prompts, fit_
 from .features import ModelSpec
 from .forward import Decoder
 from .loading import context_length, fingerprint, load, pick_device, pick_dtype
+from .nesting import longest
 from .sampling import Sampler, Sampling
 from .scoring import attend_alone, score_batch
 from .stops import Stop, Stops
@@ -187,7 +188,10 @@ class CausalLM:
                 needs=needs, stops=stops, sampler=sampler, prefix=shared, use_cache=self.use_cache,
             )  # fmt: skip
 
-        return self._run(encoded, fitting, [0] * len(encoded), needs, work, progress)
+        # A prompt that another one begins with belongs beside it, in whose pass it is computed.
+        leaf = longest([p.ids for p in fitting]) if shared is None else range(len(fitting))
+        lengths = [len(fitting[i].ids) for i in leaf]
+        return self._run(encoded, fitting, lengths, needs, work, progress)
 
     def score(
         self,
@@ -223,7 +227,8 @@ class CausalLM:
             batch, tokens = [fitting[i] for i in chosen], [ids[i] for i in chosen]
             return score_batch(self._decoder, self.tokenizer, batch, tokens, needs=needs, prefix=shared)
 
-        return self._run(encoded, fitting, more, needs, work, progress)
+        lengths = [len(p.ids) + n for p, n in zip(fitting, more, strict=True)]
+        return self._run(encoded, fitting, lengths, needs, work, progress)
 
     def attention_alone(
         self, generations: Sequence[Generation], *, progress: str | None = None
@@ -290,14 +295,14 @@ class CausalLM:
         self,
         encoded: Sequence[Prompt],
         fitting: Sequence[Prompt],
-        more: Sequence[int],
+        lengths: Sequence[int],
         needs: Needs,
         work: Callable[[list[int]], list[Generation]],
         progress: str | None,
     ) -> list[Generation]:
-        """``work`` for the prompts that fit; the others' generations are empty."""
+        """``work`` for the prompts that fit, batched by ``lengths``; the others' generations are empty."""
         kept = [i for i, prompt in enumerate(fitting) if prompt.ids]
-        lengths = [len(fitting[i].ids) + more[i] for i in kept]
-        made = self._batches.run(lengths, lambda chosen: work([kept[i] for i in chosen]), progress=progress)
+        sizes = [lengths[i] for i in kept]
+        made = self._batches.run(sizes, lambda chosen: work([kept[i] for i in chosen]), progress=progress)
         results = dict(zip(kept, made, strict=True))
         return [results[i] if i in results else encoded[i].skipped(needs) for i in range(len(encoded))]

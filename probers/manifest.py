@@ -12,13 +12,13 @@ from .types import UserError
 MANIFEST = "manifest.json"
 FORMAT, SCHEMA = "probers-features", 1
 _FIELDS: dict[str, Any] = {
-    "complete": bool, "shards": int, "spec": dict, "config": dict,
+    "complete": bool, "shards": (int, type(None)), "spec": dict, "config": dict,
     "rows": (list, type(None)), "files": dict, "summary": dict,
 }  # fmt: skip
 
 
-def new_manifest(spec: Mapping[str, Any], config: Mapping[str, Any], shards: int) -> dict[str, Any]:
-    """The manifest of a store whose shards are still to be written."""
+def new_manifest(spec: Mapping[str, Any], config: Mapping[str, Any], shards: int | None) -> dict[str, Any]:
+    """The manifest of a store whose shards are still to be written; None: nobody knows how many."""
     return {
         "format": FORMAT, "schema": SCHEMA, "complete": False, "shards": shards,
         "spec": dict(spec), "config": dict(config), "rows": None, "files": {}, "summary": {},

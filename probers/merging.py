@@ -14,6 +14,7 @@ from .files import write_bytes, writing
 from .manifest import MANIFEST, read_manifest, shard_file
 from .rows import read_rows
 from .runs import canonical_json
+from .sidecars import read_sidecar
 from .store import FeatureStore
 from .types import UserError
 
@@ -62,9 +63,9 @@ def _build(stores: Sequence[FeatureStore], counts: Sequence[Sequence[int]], fold
                 with writing(folder / new, _THEN):
                     _link_or_copy(store.path / old, folder / new)
                 files[new] = here[Path(new).name] = listed[old]
-            sidecar = shard_file(len(rows), "json")
+            about = read_sidecar(store.path, index) | {"files": here}
+            _write(folder / shard_file(len(rows), "json"), about)
             rows.append(sizes[index])
-            _write(folder / sidecar, {"rows": sizes[index], "files": here})
     config, apart = _configs([store.config for store in stores])
     sources = [_source(*parts) for parts in zip(stores, counts, apart, strict=True)]
     manifest = read_manifest(stores[0].path) | {

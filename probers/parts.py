@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from .types import UserError
+from .types import Passage, UserError
 
 if TYPE_CHECKING:
     from .lm import CausalLM
@@ -31,6 +32,15 @@ def load_model(cfg: DictConfig) -> CausalLM:
         trust_remote_code=cfg.model.trust_remote_code,
         on_too_long=cfg.model.on_too_long,
         batch_size=cfg.batch_size,
+    )
+
+
+def load_passages(cfg: DictConfig) -> Sequence[Passage]:
+    """The passages of ``cfg.corpus``; of large files, read when they are asked for."""
+    from .data import load_corpus
+
+    return load_corpus(
+        cfg.corpus, on_bad_line=cfg.on_bad_line, passage_words=cfg.passage_words, cache=cfg.corpus_cache
     )
 
 

@@ -1,4 +1,4 @@
-"""Prompt templates: how a question, its passages and an answer so far become text.
+"""Prompt templates: how a question, its passages, an answer so far or an article become text.
 
 One template serves datagen and the RAG loop, so that no method can differ from
 another by a typo, and its hash is part of the FeatureSpec.
@@ -8,23 +8,34 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from .types import UserError
+
+#: Stands for a text while a chat template is put around it; no text of anybody's holds it.
+_PLACE = "\ue000"
 
 
 @dataclass(frozen=True, slots=True)
 class PromptTemplate:
-    """Few-shot question prompt with optional passages.
+    """Few-shot question prompt with optional passages, and the prompt for continuing an article.
 
-    A prompt is ``exemplars``, then the passages (if any) under ``context``, one
+    A question's prompt is ``exemplars``, then the passages (if any) under ``context``, one
     ``passage`` line each, then ``question``; the model continues with a rationale
-    and ``answer_cue`` followed by the answer.
+    and ``answer_cue`` followed by the answer. An article's is ``article``, and then the
+    article up to where the model is to go on.
 
     Attributes:
         exemplars: text put before everything else, shared by all prompts of a run.
         context: header of the passages.
         passage: one passage, with ``{i}`` (from 1), ``{title}`` and ``{text}``.
-        question: the question with ``{question}``, up to where the model goes on.
+        question_form: the question with ``{question}``, up to where the model goes on.
         answer_cue: words that announce the final answer.
+        article: instruction before an article, with ``{title}``; "" continues it as it stands.
+        chat: put it all through the chat template of the model's tokenizer: questions and
+            instructions as the user's message, what the model continues as the beginning of
+            its answer. The template must then be bound with :meth:`bind`.
     """
 
     name: str
@@ -33,6 +44,21 @@ class PromptTemplate:
     passage: str = "[{i}] {text}\n"
     question_form: str = "Question: {question}\nAnswer:"
     answer_cue: str = "So the answer is"
+    article: str = ""
+    chat: bool = False
+    _around: tuple[str, str] | None = field(default=None, init=False, repr=False, compare=False)
+
+    def bind(self, tokenizer: Any) -> PromptTemplate:
+        """The template for one model; itself unless ``chat``.
+
+        Raises:
+            UserError: the tokenizer has no chat template.
+        """
+        if not self.chat:
+            return self
+        bound = replace(self)
+        object.__setattr__(bound, "_around", _chat_frame(tokenizer, self.name))
+        return bound
 
     def question(self, question: str, passages: Sequence[str] = (), *, partial: str = "") -> str:
         """The prompt for ``question``.
@@ -46,17 +72,68 @@ class PromptTemplate:
             parts.append(self.context)
             parts += [self.passage.format(i=i, text=t) for i, t in enumerate(passages, 1)]
         parts.append(self.question_form.format(question=question))
-        return "".join(parts) + partial
+        return self._framed("".join(parts), partial)
+
+    def question_span(self, prompt: str, question: str, partial: str = "") -> tuple[int, int]:
+        """Where ``question`` stands in the ``prompt`` that :meth:`question` made of it, [start, end)."""
+        after = self.question_form.partition("{question}")[2].format()
+        behind = len(after) + (len(self._frame[1]) if self.chat else 0) + len(partial)
+        end = len(prompt) - behind
+        return end - len(question), end
+
+    def continuation(self, title: str, text: str) -> str:
+        """The prompt for going on with ``text``, the beginning of the article ``title``."""
+        instruction = self.article.format(title=title)
+        if self.chat:
+            return self._framed(instruction, text)
+        return f"{instruction} {text}" if instruction else text
 
     def answer(self, rationale: str, answer: str) -> str:
         """The text of a full answer, without the leading space."""
         return f"{rationale} {self.answer_cue} {answer}."
 
     @property
+    def prefix(self) -> str:
+        """What every question's prompt begins with."""
+        return (self._frame[0] if self.chat else "") + self.exemplars
+
+    @property
     def fingerprint(self) -> str:
         """Hash of every field: two runs compare only when it is the same."""
-        blob = repr(sorted(asdict(self).items())).encode()
-        return hashlib.sha256(blob).hexdigest()[:12]
+        fields = {k: v for k, v in asdict(self).items() if k != "_around"}
+        return hashlib.sha256(repr(sorted(fields.items())).encode()).hexdigest()[:12]
+
+    @property
+    def _frame(self) -> tuple[str, str]:
+        if self._around is None:
+            raise ValueError(f"the chat prompt {self.name} is not bound to a tokenizer: call bind first")
+        return self._around
+
+    def _framed(self, message: str, answer: str) -> str:
+        if not self.chat:
+            return message + answer
+        before, between = self._frame
+        return before + message + between + answer
+
+
+def _chat_frame(tokenizer: Any, name: str) -> tuple[str, str]:
+    """What a tokenizer's chat template puts before a user's message, and between it and the answer."""
+    if not getattr(tokenizer, "chat_template", None):
+        raise UserError(
+            f"prompt={name} is a chat prompt, and the model's tokenizer has no chat template: choose a "
+            "prompt without chat, or a model that was tuned for it"
+        )
+    text = tokenizer.apply_chat_template(
+        [{"role": "user", "content": _PLACE}], tokenize=False, add_generation_prompt=True
+    )
+    before, found, between = text.partition(_PLACE)
+    if not found:
+        raise UserError(f"prompt={name}: the tokenizer's chat template leaves out the user's message")
+    # The tokenizer puts its BOS before every prompt by itself.
+    bos = tokenizer.bos_token
+    if bos and tokenizer("x", verbose=False)["input_ids"][:1] == [tokenizer.bos_token_id]:
+        before = before.removeprefix(bos)
+    return before, between
 
 
 #: The form the testbed's model was trained on.

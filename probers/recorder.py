@@ -27,6 +27,12 @@ class _Step:
     columns: Tensor | None  # (b, heads, g) weights on the last g generated tokens
 
 
+def mind_vector(tokens: np.ndarray) -> np.ndarray:
+    """MIND's vector (1, 2 d) of a run of tokens, from their states (n, 1, 2 d) of pool "mind_tokens"."""
+    width = tokens.shape[-1] // 2
+    return np.concatenate([tokens[-1, :, :width], tokens[:, :, width:].mean(axis=0)], axis=-1)
+
+
 class Recorder:
     """Pools the states and attention of the tokens that are kept.
 
@@ -114,13 +120,15 @@ class Recorder:
             self._column_max[rows, :, first : step.index + 1] = torch.maximum(best, columns)
 
     def _pool_states(self, rows: Tensor, states: Tensor) -> None:
-        if self._needs.pool == "tokens":
+        if self._needs.of_mind:  # of each token the average over layers, and the final norm's
+            states = torch.stack([states[:, :-1].float().mean(dim=1), states[:, -1].float()], dim=1)
+        if self._needs.pool in ("tokens", "mind_tokens"):
+            if self._needs.of_mind:
+                states = states.flatten(1)[:, None]
             for row, state in zip(rows.tolist(), states.float().cpu(), strict=True):
                 self._tokens[row].append(state)
             return
         states = states.to(self._device, torch.float32)
-        if self._needs.pool == "mind":  # only the final norm's, the last ones, are averaged over tokens
-            states = torch.stack([states[:, :-1].mean(dim=1), states[:, -1]], dim=1)
         if self._pooled is None:
             self._pooled = torch.zeros(self._rows, *states.shape[1:], device=self._device)
         if self._needs.pool == "mean":
@@ -148,7 +156,7 @@ class Recorder:
         kept = self._kept[row]
         if not self._needs.layers or not kept:
             return None
-        if self._needs.pool == "tokens":
+        if self._needs.pool in ("tokens", "mind_tokens"):
             return torch.stack(self._tokens[row]).numpy()
         assert self._pooled is not None
         pooled = self._pooled[row]

@@ -47,16 +47,17 @@ def check_rows(store: Path, shards: Iterable[int]) -> None:
         RunError: other columns than the shards before it, or an id that occurs twice.
     """
     schema: pa.Schema | None = None
-    seen: set[str] = set()
+    seen: set[int] = set()  # hashes: the ids of millions of rows would be large
     for index in shards:
         table = read_rows(store, index)
         if schema is not None and not table.schema.equals(schema):
             raise RunError(f"shard {index} of {store} has other columns than the shards before it")
         schema = table.schema
         for name in table["id"].to_pylist():
-            if name in seen:
+            key = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "big")
+            if key in seen:
                 raise RunError(f"the feature store {store} has the id {name} twice")
-            seen.add(name)
+            seen.add(key)
 
 
 def to_datasets(store: FeatureStore, rows: pa.Table, layers: Sequence[int]) -> datasets.Dataset:

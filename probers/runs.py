@@ -20,8 +20,17 @@ from typing import Any
 from .files import write_text
 from .types import UserError
 
+#: Options of ``retriever=elasticsearch`` about the server and the way to it.
+_OF_SERVERS = (
+    "url", "shards", "replicas", "bulk_passages", "bulk_mb", "search_queries", "timeout", "retries",
+    "backoff", "max_wait", "verify", "ca_file", "rebuild", "progress",
+)  # fmt: skip
 #: Keys (dotted) that say how a run is carried out, not what it computes.
-NOT_IDENTITY = ("out", "batch_size", "logger", "model.device", "overwrite")
+NOT_IDENTITY = (
+    "out", "batch_size", "logger", "model.device", "overwrite",
+    "corpus_cache", "retriever.cache", "retriever.device", "retriever.batch_size",
+    *(f"retriever.{option}" for option in _OF_SERVERS),
+)  # fmt: skip
 
 _CONFIG_FILE, _RUN_FILE = "config.yaml", "run.json"
 

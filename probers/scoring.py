@@ -138,7 +138,7 @@ def _pooling(needs: Needs, scored: Tensor, finite: list[Tensor]) -> Callable[[Te
         finite.append((states.isfinite().all(dim=-1) | ~here).to(scored.device))
         if needs.pool == "last":
             return states[:, -1]
-        if needs.pool == "tokens":
+        if needs.pool in ("tokens", "mind_tokens"):
             return states.cpu()
         mean = states.masked_fill(~here[..., None], 0.0).sum(dim=1) / here.sum(dim=1, keepdim=True)
         return torch.stack([states[:, -1], mean], dim=1) if needs.pool == "mind" else mean
@@ -151,6 +151,9 @@ def _states(pooled: Tensor | None, row: int, length: int, needs: Needs) -> np.nd
         return None
     if needs.pool == "tokens":  # (batch, layers, longest, d)
         return np.array(pooled[row, :, -length:].transpose(0, 1))
+    if needs.pool == "mind_tokens":  # (batch, layers and the final norm, longest, d)
+        own = pooled[row, :, -length:]
+        return np.array(torch.cat([own[:-1].mean(dim=0), own[-1]], dim=-1)[:, None])
     if needs.pool == "mind":  # (batch, layers and the final norm, last and mean, d)
         return np.array(torch.cat([pooled[row, :-1, 0].mean(dim=0), pooled[row, -1, 1]])[None].cpu())
     return np.array(pooled[row].cpu())

@@ -5,7 +5,8 @@ Layout of a store folder::
     manifest.json            FeatureSpec, configuration, counts, checksums, complete or not
     shards/00000.parquet     one row per example (labels, texts, signals)
     shards/00000.safetensors one tensor "layer.<k>" (rows, d) per layer
-    shards/00000.json        sizes and checksums of the two; written last, so its
+    shards/00000.json        sizes and checksums of the two, the pieces of work the shard
+                             covers and what of them was left out; written last, so its
                              presence says that the shard is whole
 
 Every file is written beside its place and then renamed, and holds neither times nor
@@ -16,9 +17,7 @@ each, and :meth:`FeatureStore.merge` joins them.
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,9 +28,10 @@ from .features import FeatureSpec
 from .files import write_bytes, writing
 from .manifest import MANIFEST, check_same, damaged, new_manifest, read_manifest, shard_file
 from .reader import StateReader
-from .rows import all_rows, check_rows, to_datasets
+from .rows import all_rows, check_rows, read_rows, to_datasets
 from .runs import canonical_json, identity
 from .shards import COLUMNS, encode_rows, encode_states
+from .sidecars import read_sidecar, sidecar, verify_files, written_shards
 from .types import RunError, UserError
 
 if TYPE_CHECKING:
@@ -49,29 +49,34 @@ class FeatureStore:
         path: the folder.
         spec: what the vectors are.
         config: the part of the configuration that decided what was computed.
-        shards: number of shards it has when complete.
+        shards: number of shards it has when complete; None when only the last one tells.
     """
 
     path: Path
     spec: FeatureSpec
     config: Mapping[str, Any]
-    shards: int
+    shards: int | None = None
 
     @classmethod
     def create(
-        cls, path: str | Path, spec: FeatureSpec, *, config: Mapping[str, Any], shards: int
+        cls, path: str | Path, spec: FeatureSpec, *, config: Mapping[str, Any], shards: int | None = None
     ) -> FeatureStore:
         """A new store, or the unfinished one in ``path`` to go on with.
+
+        Args:
+            shards: how many there will be; None leaves it open until :meth:`finish`, for work
+                whose amount is not known before it is done.
 
         Raises:
             UserError: ``path`` holds a store of another specification or configuration.
             RunError: the folder cannot be written to.
         """
-        if shards < 1:
+        if shards is not None and shards < 1:
             raise ValueError(f"a store has at least one shard, got shards={shards}")
         store = cls(Path(path), spec, identity(config), shards)
         if (store.path / MANIFEST).exists():
-            check_same(store.path, read_manifest(store.path), store._manifest())
+            there = read_manifest(store.path)
+            check_same(store.path, there | ({"shards": None} if shards is None else {}), store._manifest())
         else:
             with writing(store.path):
                 store._file(0, "json").parent.mkdir(parents=True, exist_ok=True)
@@ -95,9 +100,9 @@ class FeatureStore:
             raise UserError(f"{path / MANIFEST} is damaged ({error}): make the store again") from error
         store = cls(path, spec, manifest["config"], manifest["shards"])
         if not manifest["complete"]:
-            done = store.shards - len(store.missing)
+            written = f"{len(written_shards(path))} of {store.shards or 'an unknown number of'} shards"
             raise UserError(
-                f"the feature store {path} is incomplete ({done} of {store.shards} shards): run the command "
+                f"the feature store {path} is incomplete ({written}): run the command "
                 "that made it once more, it goes on where it stopped"
             )
         for name, file in manifest["files"].items():
@@ -129,10 +134,37 @@ class FeatureStore:
 
     @property
     def missing(self) -> list[int]:
-        """Indices of the shards not yet written."""
-        return [i for i in range(self.shards) if not self._file(i, "json").exists()]
+        """Indices of the shards not yet written; with an open number, the gaps before the last one."""
+        written = written_shards(self.path)
+        upto = self.shards if self.shards is not None else max(written, default=-1) + 1
+        return sorted(set(range(upto)) - set(written))
 
-    def write_shard(self, index: int, rows: Sequence[Mapping[str, Any]], states: np.ndarray) -> None:
+    @property
+    def next_shard(self) -> int:
+        """The lowest index without a shard."""
+        return next(iter(self.missing), len(written_shards(self.path)))
+
+    @property
+    def units(self) -> set[str]:
+        """The pieces of work that the shards written so far cover."""
+        return {
+            unit for index in written_shards(self.path) for unit in read_sidecar(self.path, index)["units"]
+        }
+
+    def left_out(self) -> Iterator[dict[str, Any]]:
+        """What the shards say was left out of them, in their order."""
+        for index in written_shards(self.path):
+            yield from read_sidecar(self.path, index)["left_out"]
+
+    def write_shard(
+        self,
+        index: int,
+        rows: Sequence[Mapping[str, Any]],
+        states: np.ndarray,
+        *,
+        units: Sequence[str] = (),
+        left_out: Sequence[Mapping[str, Any]] = (),
+    ) -> None:
         """Write one shard, all or nothing.
 
         Args:
@@ -140,6 +172,8 @@ class FeatureStore:
             rows: one mapping per example, with the keys of :data:`COLUMNS` (id, group,
                 split and correct at least) and any further ones; the same keys in every row.
             states: (len(rows), layers, d) in the order of ``spec.layers``.
+            units: ids of the pieces of work the shard covers, so that they are not done again.
+            left_out: what gave no row: JSON objects with the id, the reason and whatever else tells why.
 
         Raises:
             RunError: states that are not finite in the store's number format; a full disk.
@@ -148,21 +182,33 @@ class FeatureStore:
         expected = (len(rows), len(self.spec.layers), self.spec.width)
         if states.shape != expected:
             raise ValueError(f"states of shard {index} have shape {states.shape}, expected {expected}")
-        if not 0 <= index < self.shards:
+        if index < 0 or (self.shards is not None and index >= self.shards):
             raise ValueError(f"shard {index} is out of range for {self.shards} shards")
         blobs: dict[str, bytes] = {}
         if rows:
             blobs["parquet"] = encode_rows(rows)
             blobs["safetensors"] = encode_states(rows, states, self.spec)
+        self._file(index, "json").unlink(missing_ok=True)  # until it is written again there is no shard
         for suffix, blob in blobs.items():
             self._write(shard_file(index, suffix), blob)
-        files = {
-            self._file(index, suffix).name: {
-                "bytes": len(blob), "sha256": hashlib.sha256(blob).hexdigest(),
-            }
-            for suffix, blob in blobs.items()
-        }  # fmt: skip
-        self._write(shard_file(index, "json"), canonical_json({"rows": len(rows), "files": files}).encode())
+        for suffix in {"parquet", "safetensors"} - set(blobs):
+            self._file(index, suffix).unlink(missing_ok=True)
+        files = {self._file(index, suffix).name: blob for suffix, blob in blobs.items()}
+        about = sidecar(len(rows), files, units, left_out)
+        self._write(shard_file(index, "json"), canonical_json(about).encode())
+
+    def read_shard(
+        self, index: int
+    ) -> tuple[list[dict[str, Any]], np.ndarray, list[str], list[dict[str, Any]]]:
+        """What :meth:`write_shard` was given for a shard, states as stored; memory holds all of it."""
+        about = read_sidecar(self.path, index)
+        rows: list[dict[str, Any]] = []
+        states = np.zeros((0, len(self.spec.layers), self.spec.width), self.spec.dtype)
+        if about["rows"]:
+            rows = read_rows(self.path, index).to_pylist()
+            file = self._file(index, "safetensors")
+            states = np.array(StateReader([file], [len(rows)], self.spec, self.spec.layers)[:])
+        return rows, states, about["units"], about["left_out"]
 
     def finish(self, summary: Mapping[str, Any] | None = None) -> None:
         """Mark the store complete; ``summary`` is kept as plain figures.
@@ -171,11 +217,12 @@ class FeatureStore:
             RunError: shards are missing, all are empty, ids repeat, shards have different
                 columns, or the disk is full.
         """
-        sidecars, rows = self._sidecars(), self._counts()
-        files = {f"shards/{name}": file for s in sidecars for name, file in s["files"].items()}
+        rows = self._counts()
+        files = {f"shards/{name}": file for s in self._sidecars() for name, file in s["files"].items()}
         check_rows(self.path, [i for i, n in enumerate(rows) if n])
         manifest = self._manifest() | {
-            "complete": True, "rows": rows, "files": files, "summary": dict(summary or {}),
+            "complete": True, "shards": len(rows), "rows": rows, "files": files,
+            "summary": dict(summary or {}),
         }  # fmt: skip
         self._write(MANIFEST, canonical_json(manifest).encode())
 
@@ -186,18 +233,10 @@ class FeatureStore:
             UserError: names the file that is missing or was altered.
         """
         files = read_manifest(self.path)["files"]
-        for index in set(range(self.shards)) - set(self.missing) if not files else ():
-            files |= {f"shards/{name}": file for name, file in self._sidecar(index)["files"].items()}
-        for name, file in files.items():
-            digest = hashlib.sha256()
-            try:
-                with (self.path / name).open("rb") as handle:
-                    while block := handle.read(1 << 20):
-                        digest.update(block)
-            except (FileNotFoundError, NotADirectoryError):
-                raise damaged(self.path, name, "is missing") from None
-            if digest.hexdigest() != file["sha256"]:
-                raise damaged(self.path, name, "was altered")
+        for index in written_shards(self.path) if not files else ():
+            found = read_sidecar(self.path, index)["files"]
+            files |= {f"shards/{name}": file for name, file in found.items()}
+        verify_files(self.path, files)
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -210,6 +249,16 @@ class FeatureStore:
     def table(self) -> pd.DataFrame:
         """All rows in the order of the states, with the columns that were written."""
         return all_rows(self.path, self._counts()).to_pandas()
+
+    def tables(self, columns: Sequence[str] | None = None) -> Iterator[pd.DataFrame]:
+        """The rows shard by shard, so that memory does not grow with their number.
+
+        Args:
+            columns: only these; all by default.
+        """
+        for index, count in enumerate(self._counts()):
+            if count:
+                yield read_rows(self.path, index, columns).to_pandas()
 
     def layer(self, k: int) -> np.ndarray:
         """(N, d) states of one layer; only that layer's bytes are read.
@@ -269,21 +318,11 @@ class FeatureStore:
             raise RunError(f"the feature store {self.path} is empty: no example was kept")
         return counts
 
-    def _sidecars(self) -> list[dict[str, Any]]:
+    def _sidecars(self) -> Iterator[dict[str, Any]]:
         if self.missing:
             raise RunError(f"the feature store {self.path} lacks shards {self.missing[:10]}")
-        return [self._sidecar(i) for i in range(self.shards)]
-
-    def _sidecar(self, index: int) -> dict[str, Any]:
-        """Rows and files of one shard that was written."""
-        try:
-            found = json.loads(self._file(index, "json").read_text("utf-8"))
-            return {"rows": int(found["rows"]), "files": dict(found["files"])}
-        except (ValueError, TypeError, KeyError) as error:
-            raise RunError(
-                f"{self._file(index, 'json')} is damaged ({error}): remove that file, and the command that "
-                "made the store makes the shard again"
-            ) from error
+        for index in written_shards(self.path):
+            yield read_sidecar(self.path, index)
 
     def _manifest(self) -> dict[str, Any]:
         return new_manifest(self.spec.to_dict(), self.config, self.shards)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 if TYPE_CHECKING:
     import numpy as np
 
-Pool = Literal["mean", "last", "tokens", "mind"]
+Pool = Literal["mean", "last", "tokens", "mind", "mind_tokens"]
 Site = Literal["resid_post", "resid_mid", "attn_out", "mlp_out"]
 StopReason = Literal["eos", "stop", "length", "skipped"]
 
@@ -84,7 +84,9 @@ class Needs:
         pool: over the generated tokens "mean" or "last"; "tokens" keeps every one; "mind"
             is the vector of Su et al. 2024 (MIND), of width 2 d: the last token averaged
             over layers 1 to L, then the mean over tokens of the last layer after the final
-            norm. It belongs to no single layer: ``layers`` must be (L,).
+            norm. It belongs to no single layer: ``layers`` must be (L,). "mind_tokens" keeps what
+            that vector is made of for every token (:func:`probers.recorder.mind_vector`), so
+            that it can be had of a part of the text.
         attention: attention rows and column maxima of one layer.
         attention_layer: which, 1-based; None is the last.
 
@@ -96,6 +98,11 @@ class Needs:
     pool: Pool = "mean"
     attention: bool = False
     attention_layer: int | None = None
+
+    @property
+    def of_mind(self) -> bool:
+        """Whether MIND's vector is asked for, pooled or in parts."""
+        return self.pool in ("mind", "mind_tokens")
 
     def union(self, other: Needs) -> Needs:
         """Both needs at once; raises ValueError when sites, poolings or attention layers differ."""
@@ -147,7 +154,8 @@ class Generation:
         logprobs: (n,) float32, nats, from raw logits.
         entropies: (n,) float32, nats, of the distribution that produced each token.
         states: (layers, d) for pooled needs, (n, layers, d) for pool "tokens", (1, 2 d) for
-            "mind", layers in the order of ``needs.layers``; None when no layer was asked for.
+            "mind", (n, 1, 2 d) for "mind_tokens", layers in the order of ``needs.layers``; None
+            when no layer was asked for.
         prompt_offsets: [start, end) of each prompt token in ``prompt``.
         stop: why it ended: "eos", "stop" (a stop string, sentence end or callable), "length",
             or "skipped" for a prompt that was too long and left out; it has no tokens.

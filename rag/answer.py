@@ -7,10 +7,11 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from probers.data import load_corpus, load_questions
+from probers.data import load_questions
 from probers.files import write_text
 from probers.metrics import exact_match
-from probers.parts import build, inputs, load_model, plain
+from probers.parts import build, inputs, load_model, load_passages, plain
+from probers.questions import QuestionSource
 from probers.runs import RunFolder, canonical_json
 from probers.types import Question, UserError
 
@@ -31,8 +32,9 @@ def run(cfg: DictConfig) -> Path | None:
     if cfg.question is not None and not str(cfg.question).strip():
         raise UserError("question is empty: write a question in words")
     one = cfg.question is not None
-    questions = [_known(cfg)] if one else _many(cfg)
-    corpus = load_corpus(cfg.corpus, on_bad_line=cfg.on_bad_line)
+    asked = build(cfg.questions)
+    questions = [_known(cfg, asked)] if one else _many(cfg, asked)
+    corpus = load_passages(cfg)
     probers: list[str] = []
 
     def prober() -> str:
@@ -42,11 +44,11 @@ def run(cfg: DictConfig) -> Path | None:
     trigger = build(cfg.trigger, **with_bank(cfg.trigger, prober))
     name = name_of(trigger)
     out = cfg.out if cfg.out is not None else (None if one else f"runs/rag/{name}")
-    config = plain(cfg) | {"inputs": inputs(cfg.questions, cfg.corpus, *probers)}
+    config = plain(cfg) | {"inputs": inputs(*asked.files, cfg.corpus, *probers)}
     folder = None if out is None else RunFolder(Path(out), "rag", config)
     if folder is not None and not folder.begin(overwrite=cfg.overwrite):
         return folder.path
-    print(f"questions: {'as typed' if one else cfg.questions}, corpus: {cfg.corpus}, {len(corpus)} passages")
+    print(f"{'the question typed' if one else asked.spec}, corpus: {cfg.corpus}, {len(corpus)} passages")
     rag = RAG(
         load_model(cfg),
         build(cfg.retriever, corpus),
@@ -67,22 +69,20 @@ def run(cfg: DictConfig) -> Path | None:
         assert folder is not None
         answers = rag.run(questions, folder.path / "traces.jsonl", progress=name)
     if folder is not None:
-        _write(folder, name, questions, answers)
+        _write(folder, name, asked, questions, answers)
         return folder.path
     return None
 
 
-def _known(cfg: DictConfig) -> Question:
+def _known(cfg: DictConfig, asked: QuestionSource) -> Question:
     """The typed question; with its gold answers if it is one of ``cfg.questions``."""
     text = " ".join(str(cfg.question).split())
-    known = load_questions(cfg.questions, seed=cfg.seed, on_bad_line=cfg.on_bad_line)
+    known = load_questions(asked, seed=cfg.seed, on_bad_line=cfg.on_bad_line)
     return next((q for q in known if q.question == text), Question("question", text))
 
 
-def _many(cfg: DictConfig) -> list[Question]:
-    return load_questions(
-        cfg.questions, limit=cfg.limit, split=cfg.split, seed=cfg.seed, on_bad_line=cfg.on_bad_line
-    )
+def _many(cfg: DictConfig, asked: QuestionSource) -> list[Question]:
+    return load_questions(asked, limit=cfg.limit, split=cfg.split, seed=cfg.seed, on_bad_line=cfg.on_bad_line)
 
 
 def _show(rag: RAG, name: str, question: Question) -> Answer:
@@ -94,7 +94,13 @@ def _show(rag: RAG, name: str, question: Question) -> Answer:
     return answer
 
 
-def _write(folder: RunFolder, name: str, questions: Sequence[Question], answers: Sequence[Answer]) -> None:
+def _write(
+    folder: RunFolder,
+    name: str,
+    asked: QuestionSource,
+    questions: Sequence[Question],
+    answers: Sequence[Answer],
+) -> None:
     """``results.json`` with one method, and what was written where."""
     entry = Comparison(questions, None).figures(Outcomes(questions, answers))
     config = dict(folder.config)
@@ -111,5 +117,4 @@ def _write(folder: RunFolder, name: str, questions: Sequence[Question], answers:
             print(f"{missing} of {len(questions)} questions have no gold answer and count in no score")
     traces, figures = folder.path / "traces.jsonl", folder.path / "results.json"
     print(f"wrote {len(answers)} traces to {traces}, figures to {figures}")
-    source = config["questions"]
-    print("next: probers-compare" + ("" if source == "testbed" else f" questions={source}"))
+    print("next: probers-compare" + ("" if asked.name == "testbed" else f" {asked.typed}"))

@@ -9,11 +9,12 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from probers.data import load_corpus, load_questions
+from probers.data import load_questions
 from probers.files import write_text
-from probers.parts import build, inputs, load_model, plain
+from probers.parts import build, inputs, load_model, load_passages, plain
+from probers.questions import EmptySplitError
 from probers.runs import RunFolder, canonical_json
-from probers.types import Passage, Question, UserError
+from probers.types import Passage, Question
 
 from .figures import Comparison, Outcomes, first_scores, table_lines
 from .loop import RAG
@@ -56,8 +57,9 @@ def run(cfg: DictConfig) -> Path:
     """
     from probers.bank import ProbeBank
 
-    questions = load_questions(cfg.questions, limit=cfg.limit, split="test", **_reading(cfg))
-    corpus = load_corpus(cfg.corpus, on_bad_line=cfg.on_bad_line)
+    asked = build(cfg.questions)
+    questions = load_questions(asked, limit=cfg.limit, split="test", **_reading(cfg))
+    corpus = load_passages(cfg)
     banks: dict[str, ProbeBank] = {}
 
     def bank() -> ProbeBank:
@@ -67,12 +69,12 @@ def run(cfg: DictConfig) -> Path:
     methods = build_methods(cfg, bank)
     for method in methods:
         check_questions(method.trigger, questions)
-    config = plain(cfg) | {"inputs": inputs(cfg.questions, cfg.corpus, *banks)}
+    config = plain(cfg) | {"inputs": inputs(*asked.files, cfg.corpus, *banks)}
     folder = RunFolder(Path(cfg.out), "compare", config)
     if not folder.begin(overwrite=cfg.overwrite, what="comparison"):
         return folder.path
     print(
-        f"{len(questions)} questions of {cfg.questions} (split test), corpus {cfg.corpus} with {len(corpus)} "
+        f"{len(questions)} questions, {asked.spec} (split test), corpus {cfg.corpus} with {len(corpus)} "
         f"passages, model {cfg.model.name}",
         flush=True,
     )
@@ -111,8 +113,10 @@ def _tune(
     if not triggers:
         return {}
     try:
-        questions = load_questions(cfg.questions, limit=cfg.validation, split="validation", **_reading(cfg))
-    except UserError:  # a file that says of every question that it is of the test split
+        questions = load_questions(
+            build(cfg.questions), limit=cfg.validation, split="validation", **_reading(cfg)
+        )
+    except EmptySplitError:  # a file that says of every question that it is of the test split
         questions = []
     tuned = stored_or_tuned(out / "thresholds.json", rag, triggers, questions)
     if tuned:
@@ -187,7 +191,7 @@ def _page(
     rule = "best balanced accuracy on validation questions" if tuned else "as configured"
     return {
         "title": "Which trigger knows when to retrieve?",
-        "command": f"probers-compare questions={cfg.questions} limit={cfg.limit} seed={cfg.seed}",
+        "command": f"probers-compare {build(cfg.questions).typed} limit={cfg.limit} seed={cfg.seed}",
         "model": cfg.model.name,
         "corpus": cfg.corpus,
         "n": len(runs.questions),

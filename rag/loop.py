@@ -73,6 +73,8 @@ class RAG:
         except ValueError as error:
             raise UserError(f"this trigger and query do not go together: {error}") from error
         check(self.trigger, self.lm.spec, self.prompt)
+        if self.prompt.chat:
+            self.prompt = self.prompt.bind(self.lm.tokenizer)
 
     def __call__(self, question: str | Question, listener: Listener | None = None) -> Answer:
         """Answer one question."""
@@ -171,7 +173,7 @@ class RAG:
                 stop.append(_tell(listener, active[indices[0]].question))
             prompts = [self._prompt(active[i], active[i].partial) for i in indices]
             made = self.lm.generate(
-                prompts, max_new_tokens=budget, needs=self._needs, stop=stop, prefix=self.prompt.exemplars,
+                prompts, max_new_tokens=budget, needs=self._needs, stop=stop, prefix=self.prompt.prefix,
                 names=[active[i].question.id for i in indices],
             )  # fmt: skip
             generations.update(zip(indices, made, strict=True))
@@ -189,7 +191,7 @@ class RAG:
         heads = [("" if p.text[-1:].isspace() else " ") + cue for p in short]
         prompts = [self._prompt(p.run, p.text + head) for p, head in zip(short, heads, strict=True)]
         made = self.lm.generate(
-            prompts, max_new_tokens=self.answer_tokens, stop=list(self.stop), prefix=self.prompt.exemplars,
+            prompts, max_new_tokens=self.answer_tokens, stop=list(self.stop), prefix=self.prompt.prefix,
             names=[p.run.question.id for p in short],
         )  # fmt: skip
         for each, head, generation in zip(short, heads, made, strict=True):
@@ -215,13 +217,13 @@ class RAG:
 
     def _state(self, done: Pass, *, judged: bool) -> State:
         run = done.run
-        after = self.prompt.question_form.partition("{question}")[2].format()
-        end = len(done.generation.prompt) - len(run.partial) - len(after)
         return State(
             question=run.question,
             lm=self.lm,
             prompt=self.prompt,
-            question_span=(end - len(run.question.question), end),
+            question_span=self.prompt.question_span(
+                done.generation.prompt, run.question.question, run.partial
+            ),
             partial=run.partial,
             passages=run.passages,
             retrievals=run.counters.retrievals,

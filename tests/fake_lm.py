@@ -32,7 +32,7 @@ class FakeLM:
         state: the pooled state, (4,), of a text, for every layer.
     """
 
-    spec = SPEC
+    spec, width = SPEC, SPEC.width
 
     def __init__(
         self,
@@ -66,7 +66,9 @@ class FakeLM:
             parts, reason = parts[:limit], "length"
         for watch in (s for s in stop if callable(s)):
             for i in range(len(parts)):
-                assert not watch("".join(parts[: i + 1]))
+                if watch("".join(parts[: i + 1])):
+                    parts, reason = parts[: i + 1], "stop"
+                    break
         before = tokens(prompt)
         entropies = np.array([self.entropy(p.strip()) for p in parts], dtype=np.float32)
         text = "".join(parts)
@@ -81,9 +83,13 @@ class FakeLM:
             entropies=entropies,
             stop=reason,
             needs=needs,
-            states=np.tile(self.state(text), (len(needs.layers), 1)) if needs.layers and parts else None,
+            states=self._states(text, needs, len(parts)) if needs.layers and parts else None,
             attention=self._attention(len(before), len(parts)) if needs.attention else None,
         )
+
+    def _states(self, text: str, needs: Needs, n: int) -> np.ndarray:
+        pooled = np.tile(self.state(text), (len(needs.layers), 1))
+        return np.tile(pooled, (n, 1, 1)) if needs.pool == "tokens" else pooled
 
     def _attention(self, p: int, n: int) -> AttentionRows:
         """Every position attends evenly to all up to itself."""

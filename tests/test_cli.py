@@ -193,3 +193,27 @@ def test_a_wrong_request_removes_nothing_that_was_computed(tmp_path):
         raise UserError("a prompt is too long")
     assert (old.path / "run.json").exists()
     assert (new.path / "shards" / "00000.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("typed", "target", "path"),
+    [
+        ("questions=mine.jsonl", "JSONL", "mine.jsonl"),
+        ("questions=../data/qa", "JSONL", "../data/qa"),
+        ("questions=testbed", "Testbed", None),
+        ("questions=hotpotqa", "HotpotQA", None),
+    ],
+)
+def test_questions_take_a_file_or_a_name(typed, target, path):
+    node = cli.compose("rag", cli.normalise([typed])).questions
+    assert node._target_.endswith(f".{target}") and node.get("path") == path
+
+
+def test_questions_take_the_options_of_their_set(capsys):
+    typed = ["questions=2wikimultihopqa", "questions.path=dev.json", "questions.aliases=ids.json"]
+    node = cli.compose("datagen", cli.normalise(typed)).questions
+    assert (node.path, node.aliases) == ("dev.json", "ids.json")
+    with pytest.raises(UserError, match="unknown questions 'hotpot': choose one of 2wikimultihopqa, file"):
+        cli.compose("rag", cli.normalise(["questions=hotpot"]))
+    with pytest.raises(UserError, match=r"unknown key 'questions.aliases'"):
+        cli.compose("rag", cli.normalise(["questions=nq", "questions.aliases=x"]))

@@ -11,10 +11,11 @@ from probers.datagen.testbed.run import _dataclass
 
 from probers import cli
 from probers.prompts import TESTBED_PROMPT
+from probers.questions import DATASETS, source_class
 from probers.testbed.assets import world_config
 from probers.testbed.world import WorldConfig
 
-GROUPS = ("trigger", "query", "retriever", "head", "prompt", "model")
+GROUPS = ("trigger", "query", "retriever", "head", "prompt", "model", "questions")
 
 
 @pytest.mark.parametrize("group", GROUPS)
@@ -40,11 +41,26 @@ def test_every_target_is_a_class_that_has_the_keys():
 
     from hydra.utils import get_class
 
-    for group in ("trigger", "query", "retriever", "prompt"):
+    for group in ("trigger", "query", "retriever", "prompt", "questions"):
         for name in cli.choices(group):
             node = OmegaConf.load(str(resources.files("probers.configs").joinpath(group, f"{name}.yaml")))
+            if "defaults" in node:
+                node = cli.compose("datagen", [f"{group}={name}"])[group]
             options = set(inspect.signature(get_class(node._target_)).parameters)
             assert set(node) - {"_target_"} <= options, f"{group}/{name}"
+
+
+def test_the_question_sets_in_the_configs_are_those_of_the_code():
+    from dataclasses import fields
+    from importlib import resources
+
+    assert set(cli.choices("questions")) == set(DATASETS)
+    for name in DATASETS:
+        node = OmegaConf.load(str(resources.files("probers.configs").joinpath("questions", f"{name}.yaml")))
+        made = source_class(name)
+        assert node._target_ == f"{made.__module__}.{made.__name__}"
+        defaults = {f.name: f.default for f in fields(made)}
+        assert {k: v for k, v in node.items() if k != "_target_"}.items() <= defaults.items()
 
 
 def test_the_testbed_recipe_in_the_config_is_that_of_the_code():

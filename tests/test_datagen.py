@@ -12,11 +12,10 @@ import time
 import numpy as np
 import pytest
 from probers.datagen.labels.labelling import parse_label
-from probers.datagen.labels.wiki import head_entity, one_sentence, plan_cuts
-from probers.datagen.run import parse_layers
+from probers.datagen.request import parse_layers
 
 from probers import FeatureStore, cli
-from probers.types import Article, UserError
+from probers.types import UserError
 
 
 def digest(folder):
@@ -28,13 +27,6 @@ def digest(folder):
 def cot(tmp_path_factory):
     out = tmp_path_factory.mktemp("cot") / "store"
     cli.run("datagen", [f"out={out}", "limit=60", "shard_size=16", "layers=[0,6,12]", "batch_size=16"])
-    return FeatureStore.open(out)
-
-
-@pytest.fixture(scope="module")
-def wiki(tmp_path_factory):
-    out = tmp_path_factory.mktemp("wiki") / "store"
-    cli.run("datagen", ["--source", "wiki", f"out={out}", "limit=60", "shard_size=32", "layers=[12]"])
     return FeatureStore.open(out)
 
 
@@ -72,15 +64,6 @@ def test_states_are_those_of_a_fresh_forward_over_the_answer(cot):
     ours = cot.layer(6)[row.name]
     assert answer.shape[1] == row["n_tokens"]
     np.testing.assert_allclose(ours, states[0, prompt.shape[1] :].mean(0), rtol=0.02, atol=0.02)
-
-
-def test_wiki_labels_follow_knowledge(wiki):
-    rows = wiki.table()
-    faithful = rows[rows["knowledge"] != ""].groupby("knowledge")["correct"].mean()
-    assert faithful["known"] > 0.7 and faithful["unknown"] < 0.3
-    for _, row in rows.iterrows():
-        assert row["text"][row["entity_start"] : row["entity_end"]] == row["answer"]
-        assert not row["question"].endswith(" ")
 
 
 def test_a_killed_run_ends_in_the_same_bytes(tmp_path):
@@ -130,10 +113,16 @@ def test_a_finished_run_is_not_repeated(cot, capsys):
         ("layers=some", "give all, stride"),
         ("label=f2", "choose em, acc or f1"),
         ("questions=nowhere.jsonl", "questions=nowhere.jsonl is not a file"),
-        ("pool=max", "choose mean or last"),
+        ("pool=max", "choose mean, last, mind"),
+        ("pool=tokens", "pool=tokens is not there for source=cot"),
+        ("shard_size=0", "shard_size=0 must be 1 or more"),
+        (["source=wiki", "per_article=0"], "per_article=0 leaves nothing"),
+        (["source=wiki", "within=0"], "within=0 leaves nothing"),
+        (["source=wiki", "negatives=none"], "negatives=none is unknown: choose generated or untouched"),
+        (["source=wiki", "recogniser=spacy"], "needs an English spaCy pipeline"),
+        (["source=wiki", "prompt=chat"], "prompt=chat is a chat prompt, and .* has no chat template"),
         ("site=nowhere", "site=nowhere is unknown"),
         (["pool=mind", "layers=[3]"], "leave layers=all"),
-        (["pool=mind", "source=wiki"], "pool=mind is not there for source=wiki"),
         (["site=attn_out", "layers=[0,3]"], "site=attn_out has no layer 0"),
         ("model=/no/such/model", "/no/such/model"),
     ],
@@ -170,22 +159,3 @@ def test_label_rules():
     text, gold = " X works for Old Mill. So the answer is Mill.", ("Old Mill",)
     assert parse_label("acc")(text, "Mill", gold) and not parse_label("em")(text, "Mill", gold)
     assert parse_label("f1>=0.5")(text, "Mill", gold) and not parse_label("f1>=0.9")(text, "Mill", gold)
-
-
-def test_cuts_are_seeded_inside_sentences_and_outside_the_title():
-    article = Article("a", "Zurich", ("Zurich lies in Switzerland.", "Berlin twinned with Zurich in 1990."))
-    cuts = plan_cuts([article], per_article=5, seed=0)
-    assert [c.entity.text for c in cuts] == ["Switzerland", "1990"]
-    assert cuts[0].prompt == "Zurich lies in"
-    assert plan_cuts([article], per_article=1, seed=0) == plan_cuts([article], per_article=1, seed=0)
-    with pytest.raises(UserError, match="nothing to cut"):
-        plan_cuts([Article("a", "A", ("Nothing here.",))], per_article=1, seed=0)
-
-
-def test_the_head_of_a_continuation():
-    assert head_entity(" Karsted. It lies in Spain.").text == "Karsted"
-    assert head_entity(" the Amber Sea.").text == "Amber Sea"
-    assert head_entity(" a small town near Karsted") is None
-    entity = head_entity(" 1990. More")
-    assert (entity.text, entity.type, entity.start) == ("1990", "year", 1)
-    assert one_sentence("Karsted. It") and not one_sentence("Karsted.")

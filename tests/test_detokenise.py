@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from probers.datagen.detokenise import detokenise, detokenise_sentences, is_tokenised
+from probers.datagen.shifted import is_shifted
 
 PAIRS = [
     ('" The Glass Orchard " is the 12th episode .', '"The Glass Orchard" is the 12th episode.'),
@@ -120,14 +121,57 @@ def test_twice_is_once_and_only_spacing_changes(text):
     not os.environ.get("PROBERS_WIKI_ARTICLES"), reason="PROBERS_WIKI_ARTICLES names no folder"
 )
 def test_real_articles():
-    """Every natural article is left as it is; all but a few scraps of the tokenised ones are recognised."""
+    """Natural articles are left as they are; all but a few scraps of the others are recognised."""
     path = Path(os.environ["PROBERS_WIKI_ARTICLES"]) / "wiki_articles.jsonl"
     rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     natural = [r["sentences"] for r in rows if not r["tokenized"]]
-    assert natural and all(detokenise_sentences(s) == s for s in natural)
+    whole = [s for s in natural if not any(map(is_shifted, s))]
+    assert len(whole) > 3000 and all(detokenise_sentences(s) == s for s in whole)
+    mended = [detokenise_sentences(s) for s in natural if s not in whole]
+    assert len(mended) > 500 and not any(is_shifted(sentence) for s in mended for sentence in s)
     tokenised = [r["sentences"] for r in rows if r["tokenized"]]
     joined = [detokenise_sentences(s) for s in tokenised]
     assert sum(a == b for a, b in zip(tokenised, joined, strict=True)) <= 0.01 * len(tokenised)
     assert not any(is_tokenised("\n".join(s)) for s in joined)
     text = [t for a, b in zip(tokenised, joined, strict=True) if a != b for t in b]
     assert sum(re.search(r"\w [,;.)]|\w 's\b|\( ", t) is not None for t in text) <= 0.001 * len(text)
+
+
+@pytest.mark.parametrize(
+    ("shifted", "natural"),
+    [
+        (
+            'Lam directed" City on Fire" in 1987, and" Aces".',
+            'Lam directed "City on Fire" in 1987, and "Aces".',
+        ),
+        ("Tuttu Goma( 1918 – 5 February 2008) was", "Tuttu Goma (1918 – 5 February 2008) was"),
+        ("( Cantonese: Lam Ling- tung, 1955)", "(Cantonese: Lam Ling-tung, 1955)"),
+        ('It starred Jean- Claude Van Damme," Risk"', 'It starred Jean-Claude Van Damme, "Risk"'),
+        ('He wrote a novel(" Local") in 2005', 'He wrote a novel ("Local") in 2005'),
+        ('"Home" and" Away" are songs( of 1990)', '"Home" and "Away" are songs (of 1990)'),
+    ],
+)
+def test_marks_that_cling_to_the_word_before_are_put_right(shifted, natural):
+    assert detokenise_sentences([shifted]) == [natural]
+    assert detokenise_sentences([natural]) == [natural]
+
+
+@pytest.mark.parametrize(
+    "natural",
+    [
+        'He said "no" and left, then "yes" came (in May).',
+        "Pre- and post-war prices (1950 – 1960) of f(x) fell.",
+        'The 12" single and the 7" single.',
+        'A 5" screen "of old" sold.',
+        "See [1] and [2].",
+    ],
+)
+def test_natural_marks_are_left_alone(natural):
+    assert detokenise_sentences([natural]) == [natural]
+
+
+def test_a_hyphen_is_joined_only_where_the_article_shows_it():
+    assert detokenise_sentences(["A two- way street.", "Goma( 1918) lived."]) == [
+        "A two-way street.", "Goma (1918) lived.",
+    ]  # fmt: skip
+    assert detokenise_sentences(["A two- way street.", "Goma (1918) lived."])[0] == "A two- way street."

@@ -1,6 +1,7 @@
 """Whether two mentions mean the same: each stage, the options, and F1 on a pair set written by hand."""
 
 import json
+import random
 from pathlib import Path
 
 import numpy as np
@@ -9,8 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from probers.datagen.matching import STAGES, EntityMatcher, parse_number, read_time, wordnet_available
 from probers.datagen.matching import wordnet as wordnet_module
+from probers.datagen.matching.training import train_vectors
+from probers.datagen.matching.vectors import cosine, load_vectors
 
-from probers.types import UserError
+from probers.types import Article, UserError
 
 PLAIN = tuple(s for s in STAGES if s not in ("wordnet", "vectors"))
 PAIRS = [
@@ -231,6 +234,37 @@ def test_vectors_decide_by_cosine(tmp_path, name):
     lenient = EntityMatcher(stages=("vectors",), vectors=path, same_cosine=0.7)
     assert lenient.match("car", "truck").verdict == "equivalent"
     assert lenient.match("red car", "red automobile").verdict == "equivalent"
+
+
+def test_shared_words_do_not_make_names_alike(tmp_path):
+    """Averaged in, the shared words would make these two nearly one; only the rest is compared."""
+    path = vector_file(tmp_path / "v.txt")
+    vectors = load_vectors(path)
+    rest = cosine("car", "banana", vectors).value
+    assert cosine("red car", "red banana", vectors).value == pytest.approx(rest) and rest < 0.4
+    assert cosine("red car", "car red", vectors).value is None
+
+
+def test_vectors_of_ones_own_articles(tmp_path):
+    """Words in the same places are close, others are not; the same articles give the same file."""
+    rng = random.Random(0)
+    pairs = [("cat", "dog"), ("red", "blue")]
+    sentences = []
+    for _ in range(400):
+        animal, colour = (rng.choice(pair) for pair in pairs)
+        sentences.append(f"The {animal} ran home to eat. My coat of wool is {colour} and warm.")
+    articles = [Article("a", "A", tuple(sentences)), Article("b", "B", ("Rarely seen words.",))]
+    for name in ("one", "two"):
+        train_vectors(iter(articles), tmp_path / f"{name}.bin", seed=1)
+    assert (tmp_path / "one.bin").read_bytes() == (tmp_path / "two.bin").read_bytes()
+    vectors = load_vectors(str(tmp_path / "one.bin"))
+    assert cosine("cat", "dog", vectors).value > 0.8 > 0.2 > cosine("cat", "blue", vectors).value
+    np.testing.assert_allclose(vectors.vectors.mean(axis=0), 0, atol=1e-6)
+    assert cosine("cat", "rarely", vectors).unknown == ("rarely",)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["one.bin", "two.bin"]
+    with pytest.raises(UserError, match="no word occurs 5 times"):
+        train_vectors(articles[1:], tmp_path / "none.bin", seed=1)
+    assert not list(tmp_path.glob("*none*"))
 
 
 def test_a_word_without_a_vector_is_undecided_and_named(tmp_path):

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from fake_elasticsearch import FakeElasticsearch
 from hydra.utils import get_class
 from probers.rag.parts import named_part
 from test_compare import place  # noqa: F401
@@ -97,8 +98,15 @@ def test_bad_requests_are_one_sentence(rag, overrides, message):
         rag(*overrides)
 
 
-def test_every_part_in_the_configuration_can_be_made(rag):
+def test_every_part_in_the_configuration_can_be_made(rag, monkeypatch):
     """The YAML of a part and its class have the same options with the same defaults."""
+    with FakeElasticsearch() as server:
+        monkeypatch.setenv("ES_URL", server.url)
+        monkeypatch.setenv("no_proxy", "127.0.0.1")
+        _make_every_part()
+
+
+def _make_every_part():
     for group, given in (("trigger", {"bank": "prober"}), ("query", {}), ("retriever", {})):
         for name in choices(group):
             node = named_part(group, name, {})
@@ -130,5 +138,5 @@ def test_every_key_of_the_commands_is_explained():
         text = cli.help_text(command)
         for key in compose(command, []):
             lines = [x for x in text.splitlines() if x.strip().startswith(f"{key}:")]
-            groups = ("model", "prompt", "trigger", "query", "retriever", "methods")
+            groups = ("model", "prompt", "trigger", "query", "retriever", "methods", "questions")
             assert key in groups or any("#" in line for line in lines), key

@@ -1,14 +1,22 @@
 """Both BM25 engines: the formula by hand, one ranking, no padding."""
 
+import gzip
+import json
 import math
+from itertools import pairwise
+from pathlib import Path
 
+import bm25s
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from probers.rag.retrievers import BM25, RankBM25
-from probers.rag.retrievers.lexical import tokenize
+from probers.rag.retrievers import BM25, RankBM25, bm25, bm25_index, rank_bm25
+from probers.rag.retrievers.bm25_index import Formula, build_index
+from probers.rag.retrievers.lexical import document_tokens, tokenize
+from probers.rag.retrievers.vocabulary import Vocabulary, write_vocabulary
 
+from probers.corpus import open_corpus
 from probers.types import Passage, UserError
 
 ENGINES = [BM25, RankBM25]
@@ -58,8 +66,9 @@ def test_ties_keep_the_corpus_order_also_where_k_cuts_them(engine):
 def test_titles_are_searched_and_bad_requests_are_named(engine):
     retriever = engine([Passage("a", "Vamora", "a river"), Passage("b", "Telka", "a town")])
     assert [p.id for p in retriever.search(["telka"], 1)[0]] == ["b"]
-    with pytest.raises(UserError, match="k=0"):
-        retriever.search(["telka"], 0)
+    for query in ("telka", "unknown"):
+        with pytest.raises(UserError, match="k=0"):
+            retriever.search([query], 0)
     with pytest.raises(UserError, match="empty"):
         engine([])
     with pytest.raises(UserError, match="holds a word"):
@@ -105,3 +114,202 @@ def test_parity_on_a_corpus_with_skewed_words():
     queries = [draw(6) for _ in range(50)]
     fast, exact = (e(corpus(*texts)).search(queries, 10) for e in ENGINES)
     assert [[p.id for p in row] for row in fast] == [[p.id for p in row] for row in exact]
+
+
+def skewed(n, seed=0):
+    """Texts whose words are as unequally frequent as those of a language."""
+    rng = np.random.default_rng(seed)
+    draw = lambda size: " ".join(f"t{min(int(x), 400)}" for x in rng.zipf(1.3, size))  # noqa: E731
+    return [draw(int(rng.integers(1, 60))) for _ in range(n)], [draw(6) for _ in range(50)]
+
+
+def stored(folder, texts):
+    """The same corpus on the disk."""
+    path = folder / "corpus.jsonl"
+    path.write_text("".join(json.dumps({"id": i, "text": t}) + "\n" for i, t in enumerate(texts)))
+    return open_corpus(path, cache=folder / "cache", in_memory=0)
+
+
+@pytest.mark.parametrize(("shard", "block"), [(10**6, 10**6), (300, 40), (1, 500)])
+def test_the_streamed_index_is_that_of_bm25s_whatever_the_size_of_shards_and_blocks(tmp_path, shard, block):
+    texts, _ = skewed(50)
+    texts[3] = texts[49] = "..."  # no token
+    build_index(stored(tmp_path, texts), tmp_path, Formula(1.2, 0.75), shard=shard, block=block)
+    streamed, vocabulary = bm25s.BM25.load(tmp_path, mmap=True, load_vocab=False), Vocabulary(tmp_path)
+    assert not (tmp_path / "shards").exists()
+    plain = bm25s.BM25(method="lucene", k1=1.2, b=0.75)
+    plain.index(document_tokens(corpus(*texts)), show_progress=False)
+    tokens = sorted(t for t in plain.vocab_dict if t)
+    assert len(vocabulary) == len(tokens)
+    for token in tokens:
+        here, there = vocabulary.get(token), plain.vocab_dict[token]
+        for name in ("indices", "data"):
+            ours, theirs = (
+                i.scores[name][slice(*i.scores["indptr"][n : n + 2])]
+                for i, n in ((streamed, here), (plain, there))
+            )
+            assert np.array_equal(ours, theirs) if name == "indices" else np.allclose(ours, theirs, rtol=1e-6)
+
+
+def test_a_stored_corpus_gives_the_same_passages_and_scores_as_a_list(tmp_path):
+    texts, queries = skewed(400)
+    texts[100:120] = ["t1 t2"] * 20  # ties
+    queries += ["t1", "zebra", "", "?!", "t1 zebra t1"]
+    on_disk = BM25(stored(tmp_path, texts), cache=tmp_path / "bm25")
+    for k in (1, 7, 1000):
+        assert on_disk.search(queries, k) == BM25(corpus(*texts)).search(queries, k)
+
+
+def test_compiled_search_finds_the_same(monkeypatch):
+    texts, queries = skewed(300)
+    texts[100:120] = ["t1 t2"] * 20
+    plain = BM25(corpus(*texts))
+    monkeypatch.setattr(bm25, "COMPILED_FROM", 1)
+    compiled = BM25(corpus(*texts))
+    assert compiled._index._compute_relevance_from_scores is not plain._index._compute_relevance_from_scores
+    for k in (1, 10, 300):
+        assert compiled.search([*queries, "t1 t2", "zebra"], k) == plain.search(
+            [*queries, "t1 t2", "zebra"], k
+        )
+
+
+def test_an_index_is_made_once_for_its_corpus_and_parameters(tmp_path, monkeypatch):
+    texts, queries = skewed(60)
+    cache = tmp_path / "bm25"
+    store = stored(tmp_path, texts)
+    first = BM25(store, cache=cache).search(queries, 5)
+    monkeypatch.setattr(bm25_index, "count_shard", None)
+    assert BM25(store, cache=cache).search(queries, 5) == first
+    monkeypatch.undo()
+    other = BM25(store, cache=cache, k1=2.0).search(queries, 5)
+    assert other != first and other == BM25(corpus(*texts), k1=2.0).search(queries, 5)
+    changed = [f"{t} t1" for t in texts]
+    now = BM25(stored(tmp_path, changed), cache=cache).search(queries, 5)
+    assert now == BM25(corpus(*changed)).search(queries, 5) != first
+    assert len([p for p in cache.iterdir() if p.is_dir()]) == 3
+
+
+def test_an_interrupted_index_goes_on_with_its_shards(tmp_path, monkeypatch):
+    texts, queries = skewed(200)
+    store, begun, limit = stored(tmp_path, texts), [], 3
+
+    def count(folder, number, first, passages, tokens):
+        if len(begun) == limit:
+            raise KeyboardInterrupt
+        begun.append(first)
+        return counted(folder, number, first, passages, 1000)
+
+    counted = bm25_index.count_shard
+    monkeypatch.setattr(bm25_index, "count_shard", count)
+    with pytest.raises(KeyboardInterrupt):
+        BM25(store, cache=tmp_path / "bm25")
+    assert begun[0] == 0 and all(a < b for a, b in pairwise(begun))
+    half = next((tmp_path / "bm25").glob("*.partial")) / "shards"
+    (half / "00003.terms").write_text("a shard that was cut off")
+    done = sum(json.loads(p.read_bytes())["passages"] for p in half.glob("*.json"))
+    limit = 1000
+    found = BM25(store, cache=tmp_path / "bm25").search(queries, 5)
+    assert begun[3] == done > begun[2]  # nothing is counted twice
+    assert found == BM25(corpus(*texts)).search(queries, 5)
+
+
+def test_a_stored_corpus_without_a_word_is_refused(tmp_path):
+    with pytest.raises(UserError, match="none of the 2 passages"):
+        BM25(stored(tmp_path, ["...", "?!"]), cache=tmp_path / "bm25")
+    with pytest.raises(UserError, match="none of the 2 passages"):
+        RankBM25(stored(tmp_path, ["...", "?!"]))
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    words=st.sets(st.text(st.characters(categories=["L", "N"]), min_size=1, max_size=4)),
+    other=st.text(max_size=4),
+)
+def test_a_vocabulary_on_the_disk_knows_its_words_and_no_others(tmp_path_factory, words, other):
+    folder = tmp_path_factory.mktemp("vocabulary")
+    ordered = sorted(words) or ["x"]
+    assert write_vocabulary(folder, ordered) == len(ordered)
+    vocabulary = Vocabulary(folder)
+    assert [vocabulary.get(w) for w in ordered] == list(range(len(ordered)))
+    assert (vocabulary.get(other) is not None) == (other in ordered)
+
+
+def test_rank_bm25_warns_of_large_corpora_only(monkeypatch, capsys):
+    monkeypatch.setattr(rank_bm25, "SMALL", 3)
+    RankBM25(corpus("a", "b", "c"))
+    assert not capsys.readouterr().err
+    found = RankBM25(corpus("a", "b", "c", "d")).search(["d"], 5)
+    assert [p.id for p in found[0]] == ["3"]
+    text = rank_bm25._warning(100_000)
+    assert (
+        "up to 3 passages; 100,000 take about" in text
+        and "1.0 GB of memory" in text
+        and "retriever=bm25" in text
+    )
+    assert "4 take about" in capsys.readouterr().err
+
+
+@pytest.fixture
+def benchmark(tmp_path, monkeypatch):
+    """The benchmark over a few passages, its processes run in this one."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "benchmarks"))
+    import retrieval
+
+    texts, queries = skewed(60)
+    texts = [f"{t} only{i}." for i, t in enumerate(texts)]
+    (tmp_path / "qa").mkdir()
+    with gzip.open(tmp_path / "passages.jsonl.gz", "wt") as file:
+        file.writelines(json.dumps({"id": i, "title": "T", "text": t}) + "\n" for i, t in enumerate(texts))
+    for dataset in retrieval.DATASETS:
+        rows = [
+            ("only3 only5", [texts[3], texts[5]]),
+            ("only7", [texts[7], "nowhere"]),
+            (queries[0], ["nowhere"]),
+        ]
+        records = [
+            {"question": q, "passages": [{"text": t, "is_gold": True} for t in gold] + [{"text": texts[9]}]}
+            for q, gold in rows
+        ]
+        (tmp_path / "qa" / f"{dataset}.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
+
+    def run(command, **options):
+        assert command[2] == "--as-worker" and options["env"]["OMP_NUM_THREADS"] == "1"
+        retrieval.as_worker(*command[3:])
+
+    monkeypatch.setattr(retrieval.subprocess, "run", run)
+    return retrieval, tmp_path
+
+
+def test_the_benchmark_counts_the_gold_passages_that_the_corpus_holds(benchmark):
+    retrieval, data = benchmark
+    table = retrieval.recall(data, data / "kept", ["rank_bm25", "bm25"]).splitlines()
+    for line, name in zip(table[2:4], ("rank_bm25", "bm25"), strict=True):
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        assert cells[:7] == [name, *["1.000"] * 6] and len(cells) == table[0].count("|") - 1
+    assert "6 gold passages that the corpus does not hold" in "\n".join(table)
+    question = [{"dataset": "nq", "gold": ["a", "b", "absent"]}, {"dataset": "nq", "gold": ["absent"]}]
+    assert retrieval.share(question, [["a", "x", "b"], ["y"]], "nq", 2, {"a", "b"}) == 0.5
+    assert retrieval.share(question, [["a", "x", "b"], ["y"]], "nq", 3, {"a", "b"}) == 1
+
+
+def test_the_benchmark_of_growth_has_every_row_and_its_passages_grow_like_real_ones(benchmark, monkeypatch):
+    retrieval, data = benchmark
+    assert "On paper" not in retrieval.growth(data, data / "kept", [80, 240])
+    monkeypatch.setattr(retrieval, "STRAIGHT_FROM", 80)
+    table = retrieval.growth(data, data / "kept", [80, 240])
+    rows = [line for line in table.splitlines() if line.startswith("| ")][2:]
+    assert [row.split(" | ")[:2] for row in rows] == [
+        [f"| {n}", name] for n in (80, 240) for name in ("rank_bm25", "bm25", "SQLite FTS5")
+    ]
+    assert "On paper, 21,015,324 passages" in table
+    made = [json.loads(x) for x in (data / "kept" / "recombined-240.jsonl").read_text().splitlines()]
+    words = {w for r in made for w in tokenize(r["text"])}
+    assert (
+        len(made) == 240 and sum(w.startswith("x") for w in words) > 60
+    )  # as many new ones as passages, nearly
+
+
+def test_the_benchmark_names_no_folder_of_the_machine_it_ran_on(benchmark):
+    retrieval, _ = benchmark
+    given = ["--folder", "/somewhere", "--sizes", "10,20", "--write"]
+    assert retrieval.command(given) == "python benchmarks/retrieval.py --sizes 10,20 --write"

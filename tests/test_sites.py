@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM, BertConfig, GraniteConfig, MambaC
 
 from probers.anatomy import block_parts
 from probers.lm import CausalLM
+from probers.recorder import mind_vector
 from probers.types import Needs, UserError
 
 CLOSE = {"rtol": 0, "atol": 1e-4}
@@ -79,6 +80,20 @@ def test_mind_pooling_is_by_its_definition(family):
         assert one.states.shape == (1, 64)
         np.testing.assert_allclose(one.states[0], expected, **CLOSE)
         np.testing.assert_allclose(other.states, one.states, **CLOSE)
+
+
+@pytest.mark.parametrize("family", ["llama", "opt"])
+def test_minds_vector_of_a_part_comes_from_its_tokens(family):
+    lm = tiny_lm(family)
+    parts, whole = Needs(layers=(3,), pool="mind_tokens"), Needs(layers=(3,), pool="mind")
+    made = lm.generate(PROMPTS, max_new_tokens=9, needs=parts)
+    again = lm.score(PROMPTS, [g.token_ids for g in made], needs=parts)
+    heads = [g.token_ids[:2] for g in made]
+    for one, other, head in zip(made, again, lm.score(PROMPTS, heads, needs=whole), strict=True):
+        assert one.states.shape == (len(one.token_ids), 1, 64)
+        np.testing.assert_allclose(other.states, one.states, **CLOSE)
+        np.testing.assert_allclose(mind_vector(one.states[:2]), head.states, **CLOSE)
+        assert not np.allclose(mind_vector(one.states), head.states, atol=1e-2)
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3", "falcon", "mpt"])

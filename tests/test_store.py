@@ -321,6 +321,7 @@ def test_memory_does_not_grow_with_the_store(tmp_path: Path, monkeypatch: pytest
     store = build_wide(tmp_path / "s", 8)
     rng = np.random.default_rng(0)
     grown = {}
+    store.reader(WIDE.layers)[rng.integers(0, 100, 12)]  # code that is loaded on first use
     for limit in (1 << 20, 1 << 30):
         monkeypatch.setattr(reader, "_MOST_RESIDENT", limit)
         states = store.reader(WIDE.layers)
@@ -705,3 +706,50 @@ def test_a_section_of_the_results_is_replaced_and_the_others_stay(tmp_path: Path
     assert "one" not in text.split("## a")[1] and "three \\1\n\n## b" in text and "### part\n\n## a b" in text
     report.write_section("a b", "python x", "four", file=file)
     assert file.read_text() == text
+
+
+def test_a_store_of_unknown_size_is_filled_shard_by_shard(tmp_path: Path) -> None:
+    """What is written counts, a gap is filled first, and only finishing says how many there are."""
+    store = FeatureStore.create(tmp_path, SPEC, config={})
+    assert (store.missing, store.next_shard, store.units) == ([], 0, set())
+    for index in range(3):
+        rows, left_out = make_rows(2, 10 * index), [{"id": f"x{index}", "reason": "no"}]
+        store.write_shard(index, rows, make_states(2, index), units=[f"u{index}"], left_out=left_out)
+    assert store.next_shard == 3 and store.units == {"u0", "u1", "u2"}
+    (tmp_path / "shards/00001.json").unlink()
+    assert (store.missing, store.next_shard, store.units) == ([1], 1, {"u0", "u2"})
+    with pytest.raises(RunError, match=r"lacks shards \[1\]"):
+        store.finish()
+    with pytest.raises(UserError, match="incomplete .2 of an unknown number of shards."):
+        FeatureStore.open(tmp_path)
+    again = FeatureStore.create(tmp_path, SPEC, config={})
+    again.write_shard(1, make_rows(2, 10), make_states(2, 1), units=["u1"])
+    store.finish()
+    assert FeatureStore.open(tmp_path).shards == 3 and len(store) == 6
+    assert FeatureStore.create(tmp_path, SPEC, config={}).next_shard == 3  # finished, and gone on with
+    assert [found["id"] for found in store.left_out()] == ["x0", "x2"]
+    assert [len(table) for table in store.tables(["id"])] == [2, 2, 2]
+
+
+def test_a_shard_is_written_anew_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed between the files of a shard that is replaced: the shard is missing, not half old, half new."""
+    store = FeatureStore.create(tmp_path, SPEC, config={})
+    rows = make_rows(3)
+    store.write_shard(0, rows, make_states(3, 0), units=["u"], left_out=[{"id": "x", "reason": "no"}])
+    found, states, units, left_out = store.read_shard(0)
+    assert [r["id"] for r in found] == [r["id"] for r in rows] and states.shape[0] == 3
+    assert (units, left_out) == (["u"], [{"id": "x", "reason": "no"}])
+    before = {p.name: p.read_bytes() for p in tmp_path.glob("shards/*")}
+    store.write_shard(0, found, states, units=units, left_out=left_out)
+    assert {p.name: p.read_bytes() for p in tmp_path.glob("shards/*")} == before
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("probers.store.write_bytes", killed)
+        with pytest.raises(KeyboardInterrupt):
+            store.write_shard(0, found[:1], states[:1], units=units)
+    assert store.next_shard == 0 and store.units == set()
+    store.write_shard(0, [], states[:0], units=units)  # nothing left of it: no file but its own
+    assert [p.name for p in tmp_path.glob("shards/*")] == ["00000.json"]

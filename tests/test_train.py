@@ -53,9 +53,9 @@ def make_rows(n: int, rng: np.random.Generator, correct: np.ndarray, person: np.
             "correct": int(correct[i]), "dataset": "testbed",
             "condition": ("closed_book", "with_passages")[i % 2],
             "text": f"w{rng.integers(9)} {'sure' if rng.random() < 0.4 + 0.2 * correct[i] else 'maybe'}",
-            "question": f"what {rng.integers(30)}", "answer": "a", "gold": "b",
+            "question": f"what {rng.integers(30)}", "answer": "ab"[i % 2] * (1 + i % 3), "gold": "b",
             "question_type": f"t{rng.integers(3)}", "answer_kind": "person" if person[i] else "town",
-            "knowledge": "", "n_tokens": 5, "mean_entropy": entropy, "max_entropy": 2 * entropy,
+            "knowledge": "", "n_tokens": 3 + i % 3, "mean_entropy": entropy, "max_entropy": 2 * entropy,
             "min_prob": float(np.exp(-2 * entropy)), "mean_logprob": -entropy,
             "rind_max": entropy * float(rng.random()),
         })  # fmt: skip
@@ -318,7 +318,7 @@ def test_controls_know_what_they_can_and_no_more(examples: Examples) -> None:
     for name in ("mean entropy", "max entropy", "min probability", "perplexity", "entropies combined"):
         assert auroc[name] > 0.65, name
     assert auroc["bag of words, text"] > 0.52
-    for name in ("bag of words, question", "question type", "condition"):
+    for name in ("bag of words, question", "question type", "condition", "bag of words, answer", "length"):
         assert 0.38 < auroc[name] < 0.62, name
 
 

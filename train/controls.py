@@ -11,8 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from pandas.api.types import is_numeric_dtype
 
+from probers.baselines import RANGES, bag_of_words, categories, numbers
 from probers.entropy import SIGNALS
+from probers.store import COLUMNS
 
 from .data import Examples
 
@@ -43,6 +46,8 @@ def control_detectors(examples: Examples) -> tuple[list[Detector], list[str]]:
     found: list[Detector] = [_majority(examples)]
     notes: list[str] = []
     for name, (make, *columns) in _CONTROLS.items():
+        if any(c not in COLUMNS and c not in examples.table for c in columns):
+            continue  # of another source
         problem = next((p for c in columns if (p := _unusable(examples, c))), None)
         if problem:
             notes.append(f"control {name!r} left out: {problem}")
@@ -69,40 +74,28 @@ def _majority(examples: Examples) -> Detector:
 
 
 def _bag_of_words(examples: Examples, name: str, column: str) -> Detector:
-    from sklearn.feature_extraction.text import TfidfVectorizer
-
-    texts = examples.table[column].tolist()
-    rows = examples.rows["train"]
-    vectorizer = TfidfVectorizer(token_pattern=r"\w+", min_df=2, sublinear_tf=True)
-    try:
-        vectorizer.fit([texts[i] for i in rows])
-    except ValueError:  # no word occurs twice
-        vectorizer = TfidfVectorizer(token_pattern=r"\S+").fit([texts[i] or "-" for i in rows])
-    return _logistic(examples, name, vectorizer.transform(texts), "tf-idf of its words, logistic regression")
+    scores = bag_of_words(examples.table[column].tolist(), examples.wrong, examples.rows["train"])
+    return Detector(name, scores, "tf-idf of its words, logistic regression")
 
 
 def _category(examples: Examples, name: str, column: str) -> Detector:
-    from sklearn.preprocessing import OneHotEncoder
+    scores = categories(examples.table[[column]].to_numpy(), examples.wrong, examples.rows["train"])
+    return Detector(name, scores, "one-hot, logistic regression")
 
-    values = examples.table[[column]].to_numpy()
-    encoder = OneHotEncoder(handle_unknown="ignore").fit(values[examples.rows["train"]])
-    return _logistic(examples, name, encoder.transform(values), "one-hot, logistic regression")
+
+def _numbers(examples: Examples, name: str, *columns: str) -> Detector:
+    """From numeric columns, and from the lengths of texts in characters."""
+    table = examples.table[list(columns)]
+    sizes = [c if is_numeric_dtype(c) else c.str.len() for _, c in table.items()]
+    values = np.stack([np.asarray(c, dtype=float) for c in sizes], axis=1)
+    scores = numbers(values, examples.wrong, examples.rows["train"], bins=RANGES)
+    return Detector(name, scores, "numbers and their ranges, logistic regression")
 
 
 def _combined(examples: Examples, name: str, *columns: str) -> Detector:
-    inputs = examples.table[list(columns)].to_numpy(dtype=float)
-    train = inputs[examples.rows["train"]]
-    scale = np.where(train.std(axis=0) > 0, train.std(axis=0), 1.0)
-    standardised = (inputs - train.mean(axis=0)) / scale
-    return _logistic(examples, name, standardised, "all entropy signals, logistic regression")
-
-
-def _logistic(examples: Examples, name: str, inputs: Any, about: str) -> Detector:
-    from sklearn.linear_model import LogisticRegression
-
-    rows = examples.rows["train"]
-    model = LogisticRegression(max_iter=1000).fit(inputs[rows], examples.wrong[rows])
-    return Detector(name, model.decision_function(inputs), about)
+    values = examples.table[list(columns)].to_numpy(dtype=float)
+    scores = numbers(values, examples.wrong, examples.rows["train"])
+    return Detector(name, scores, "all entropy signals, logistic regression")
 
 
 def _rising(examples: Examples, name: str, column: str) -> Detector:
@@ -117,6 +110,9 @@ def _falling(examples: Examples, name: str, column: str) -> Detector:
 _CONTROLS: dict[str, tuple[Any, ...]] = {
     "bag of words, text": (_bag_of_words, "text"),
     "bag of words, question": (_bag_of_words, "question"),
+    "bag of words, answer": (_bag_of_words, "answer"),
+    "length": (_numbers, "n_tokens", "answer"),
+    "position": (_numbers, "cut_at", "sentence"),
     "question type": (_category, "question_type"),
     "condition": (_category, "condition"),
     "mean entropy": (_rising, "mean_entropy"),

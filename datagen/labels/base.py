@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -10,46 +10,79 @@ import numpy as np
 
 from probers.rind import rind_scores
 from probers.signals import signals
+from probers.store import FeatureStore
 from probers.types import Generation
 
 
 @dataclass(slots=True)
 class Examples:
-    """Rows for the store with their states, one (layers, d) array per row."""
+    """Rows for the store with their states, one (layers, d) array per row, and what gave none."""
 
     rows: list[dict[str, Any]] = field(default_factory=list)
     states: list[np.ndarray] = field(default_factory=list)
+    left_out: list[dict[str, Any]] = field(default_factory=list)
 
     def add(self, row: dict[str, Any], states: np.ndarray) -> None:
         self.rows.append(row)
         self.states.append(states)
 
+    def leave_out(self, id: str, reason: str, **evidence: str) -> None:
+        """Note a piece of work that gave no row; reasons are counted by their words up to a colon."""
+        self.left_out.append({"id": id, "reason": reason, **evidence})
+
 
 class LabelBuilder(Protocol):
-    """A source of labelled examples, planned before any model runs.
+    """A source of labelled examples.
 
     Attributes:
-        units: the planned pieces of work; their number and order depend on the
-            configuration alone, so that a resumed run cuts the same shards.
-        unit_name: what a unit is called in progress bars.
+        item_name: what a progress bar counts: "question", "article".
+        unit_name: what a piece of work is called: "question", "cut".
+        items: how many of them were read so far.
+        total: how many there are at most, None when nobody knows.
+        wrong_name: what a label of 0 is called.
         prompt_id: fingerprint of the prompt form, for the FeatureSpec.
+        position: which tokens are read, for the FeatureSpec.
+        balance_by: columns for each of whose values labels are balanced when that is asked for.
     """
 
     @property
-    def units(self) -> Sequence[Any]: ...
+    def item_name(self) -> str: ...
 
     @property
     def unit_name(self) -> str: ...
 
     @property
+    def items(self) -> int: ...
+
+    @property
+    def total(self) -> int | None: ...
+
+    @property
+    def wrong_name(self) -> str: ...
+
+    @property
     def prompt_id(self) -> str: ...
+
+    @property
+    def position(self) -> str: ...
+
+    @property
+    def balance_by(self) -> tuple[str, ...]: ...
+
+    def units(self) -> Iterator[Any]:
+        """The pieces of work, in an order that depends on the configuration alone; iterated once."""
+        ...
+
+    def unit_id(self, unit: Any) -> str:
+        """The id of a piece of work, by which a resumed run knows that it is done."""
+        ...
 
     def build(self, units: Sequence[Any]) -> Examples:
         """Generate for some units and label the result."""
         ...
 
-    def summarise(self, rows: Any) -> tuple[dict[str, Any], list[str]]:
-        """Figures for the manifest and lines to print, from the table of all rows."""
+    def summarise(self, store: FeatureStore) -> tuple[dict[str, Any], list[str]]:
+        """Figures for the manifest and lines to print, from all rows and what was left out."""
         ...
 
 

@@ -1,83 +1,34 @@
 """Entity hallucination labels from articles (RaDIO; MIND for the plain continuation).
 
-An article is cut right before an entity that opens no sentence and is not in the
-title; the model goes on; the entity at the head of what it wrote is compared with
-the article's. The states are those of the tokens of the entity it wrote.
+An article is cut right before an entity; the model goes on; the entity at the head of
+what it wrote is compared with the article's. The states are those of the tokens of
+the entity, from the pass that wrote it.
 """
 
 from __future__ import annotations
 
-import random
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
-import numpy as np
-
+from probers.encoding import encode_continuation, encode_prompts
 from probers.lm import CausalLM
-from probers.text import split_sentences
-from probers.types import Article, Generation, Needs, UserError
+from probers.prompts import PromptTemplate
+from probers.store import FeatureStore
+from probers.types import Generation, Needs, UserError
 
-from ..entities import Entity, find_entities
-from ..matching import EntityMatcher, normalise
-from .base import Examples, recorded
+from ..cuts import Cut, CutPlan
+from ..entities import Entity, Recogniser
+from ..matching import EntityMatcher, Match
+from .base import Examples
+from .head import head_entity, stop_rule
+from .spans import span_needs, span_rows, span_tokens
 
-#: Characters between the cut and the written entity that still count as "at its head".
-_HEAD = 5
-
-
-@dataclass(frozen=True, slots=True)
-class Cut:
-    """An article cut before ``entity``; ``prompt`` is the text up to it, without the space."""
-
-    article: Article
-    entity: Entity
-    prompt: str
-
-
-def plan_cuts(articles: Sequence[Article], *, per_article: int, seed: int) -> list[Cut]:
-    """The seeded choice of entities to cut at.
-
-    Raises:
-        UserError: no article has a usable entity.
-    """
-    cuts = []
-    for article in articles:
-        text = " ".join(article.sentences)
-        starts = {start for start, _ in split_sentences(text)}
-        title = f" {normalise(article.title)} "
-        usable = [
-            e
-            for e in find_entities(text)
-            if e.start not in starts and f" {normalise(e.text)} " not in title and text[: e.start].strip()
-        ]
-        rng = random.Random(f"cuts:{seed}:{article.id}")
-        chosen = sorted(rng.sample(usable, min(per_article, len(usable))), key=lambda e: e.start)
-        cuts += [Cut(article, e, text[: e.start].rstrip()) for e in chosen]
-    if not cuts:
-        raise UserError(
-            f"none of the {len(articles)} articles has an entity inside a sentence and outside its title: "
-            "there is nothing to cut at"
-        )
-    return cuts
-
-
-def one_sentence(text: str) -> bool:
-    """Stop rule: a second sentence has begun."""
-    return len(split_sentences(text)) > 1
-
-
-def head_entity(text: str) -> Entity | None:
-    """The entity at the head of a continuation, or None."""
-    # The continuation begins mid-sentence: a lower-case word before it keeps the
-    # first word from being taken for the beginning of a sentence.
-    lead = "x"
-    for entity in find_entities(lead + text if text[:1].isspace() else f"{lead} {text}"):
-        shift = len(lead) + (not text[:1].isspace())
-        if entity.start - shift <= _HEAD:
-            return Entity(entity.start - shift, entity.end - shift, entity.text, entity.type)
-        return None
-    return None
+NEGATIVES = ("generated", "untouched")
+#: Bytes of per-token states that may be held at once.
+_HELD = 512 << 20
 
 
 @dataclass(slots=True)
@@ -85,79 +36,170 @@ class WikiBuilder:
     """Continues cut articles and labels the entities written.
 
     Attributes:
-        units: the cuts.
-        needs: layers to read; the pooling of the needs is applied to the entity's tokens.
+        plan: the cuts.
+        needs: layers to read; the pooling is applied to the entity's tokens.
+        recognise: finds the entity at the head of a continuation.
+        prompt: how an article is put to the model.
+        negatives: what faithful examples are made of. "generated": entities the model wrote
+            that mean the same as the article's. "untouched": the article itself, read by
+            the model (MIND): every hallucinated entity is paired with the one the article has.
     """
 
     lm: CausalLM
-    units: list[Cut]
+    plan: CutPlan
     needs: Needs
-    matcher: EntityMatcher = field(default_factory=EntityMatcher)
+    matcher: EntityMatcher
+    recognise: Recogniser
+    prompt: PromptTemplate
+    negatives: str = "generated"
     max_new_tokens: int = 24
+    item_name: str = "article"
     unit_name: str = "cut"
-    prompt_id: str = "continuation"
+    wrong_name: str = "hallucinated"
+    position: str = "entity"
+    balance_by: tuple[str, ...] = ("split",)
+
+    def __post_init__(self) -> None:
+        if self.prompt.chat:
+            self.prompt = self.prompt.bind(self.lm.tokenizer)
+
+    @property
+    def prompt_id(self) -> str:
+        return self.prompt.fingerprint
+
+    @property
+    def items(self) -> int:
+        return self.plan.articles
+
+    @property
+    def total(self) -> int | None:
+        return self.plan.source.total
+
+    def units(self) -> Iterator[Cut]:
+        return iter(self.plan)
+
+    def unit_id(self, unit: Cut) -> str:
+        return unit.id
 
     def build(self, units: Sequence[Cut]) -> Examples:
-        per_token = Needs(self.needs.layers, self.needs.site, "tokens", attention=True)
-        generations = self.lm.generate(
-            [cut.prompt for cut in units],
-            max_new_tokens=self.max_new_tokens,
-            needs=per_token,
-            stop=[one_sentence],
-            names=[f"{cut.article.id}/{cut.entity.start}" for cut in units],
-        )
         examples = Examples()
-        for cut, generation in zip(units, generations, strict=True):
-            self._label(cut, generation, examples)
+        needs = span_needs(self.needs)
+        layers = 2 if self.needs.of_mind else len(self.needs.layers)
+        at_once = max(1, _HELD // (4 * self.max_new_tokens * layers * self.lm.width))
+        waiting = iter(units)
+        while part := list(islice(waiting, at_once)):
+            generations = self.lm.generate(
+                [self.prompt.continuation(cut.article.title, cut.before) for cut in part],
+                max_new_tokens=self.max_new_tokens,
+                needs=needs,
+                stop=[stop_rule(self.recognise, cheap=self.recognise.name == "rules")],
+                names=[cut.id for cut in part],
+            )
+            hallucinated = [
+                cut for cut, made in zip(part, generations, strict=True) if self._label(cut, made, examples)
+            ]
+            if self.negatives == "untouched":
+                self._read_articles(hallucinated, needs, examples)
         return examples
 
-    def _label(self, cut: Cut, generation: Generation, examples: Examples) -> None:
-        """Add the example unless no entity was written or the comparison is undecided."""
-        written = head_entity(generation.text)
+    def _label(self, cut: Cut, generation: Generation, examples: Examples) -> bool:
+        """Add the example, or why there is none; whether it is a hallucination."""
+        if generation.stop == "skipped":
+            reason = "too long: the prompt exceeds the model's context"
+            examples.leave_out(cut.id, reason, gold=cut.entity.text)
+            return False
+        written = head_entity(generation.text, self.recognise)
         if written is None:
-            return
+            text = generation.text[:100]
+            examples.leave_out(cut.id, "no entity at the head", gold=cut.entity.text, written=text)
+            return False
         match = self.matcher.match(cut.entity.text, written.text)
+        why = ""
         if match.verdict == "undecided":
-            return
-        tokens = [i for i, (a, b) in enumerate(generation.offsets) if a < written.end and b > written.start]
-        assert generation.states is not None and tokens  # the span lies in the decoded text
-        states: np.ndarray = generation.states[tokens]
-        pooled = states[-1] if self.needs.pool == "last" else states.mean(axis=0)
+            why = "undecided"
+        elif match.verdict == "equivalent" and self.negatives == "untouched":
+            why = "faithful: with negatives=untouched articles stand for these"
+        if why:
+            examples.leave_out(
+                cut.id, why, gold=cut.entity.text, written=written.text, type=cut.entity.type,
+                stage=match.stage, evidence=match.evidence,
+            )  # fmt: skip
+            return False
+        self._add(cut, generation, written, match, "generated", examples)
+        return match.verdict == "different"
+
+    def _read_articles(self, cuts: Sequence[Cut], needs: Needs, examples: Examples) -> None:
+        """Add the entities of the articles themselves, as the model reads them."""
+        kept, prompts, texts = [], [], []
+        for cut in cuts:
+            prompt = self.prompt.continuation(cut.article.title, cut.before)
+            try:
+                (encoded,) = encode_prompts(self.lm.tokenizer, [prompt], [cut.id])
+                tokens = encode_continuation(self.lm.tokenizer, encoded, cut.between + cut.entity.text)
+            except UserError as error:
+                examples.leave_out(f"{cut.id}/untouched", f"unreadable: {error}", gold=cut.entity.text)
+                continue
+            kept.append(cut)
+            prompts.append(prompt)
+            texts.append(tokens)
+        read = self.lm.score(prompts, texts, needs=needs, names=[cut.id for cut in kept]) if kept else []
+        for cut, generation in zip(kept, read, strict=True):
+            start = len(cut.between)
+            entity = Entity(start, start + len(cut.entity.text), cut.entity.text, cut.entity.type)
+            match = Match("equivalent", "untouched", "the article's own entity")
+            self._add(cut, generation, entity, match, "untouched", examples)
+
+    def _add(
+        self, cut: Cut, generation: Generation, entity: Entity, match: Match, how: str, examples: Examples
+    ) -> None:
+        tokens = span_tokens(generation, entity.start, entity.end)
+        assert tokens  # the span lies in the decoded text
         facts = cut.article.truth.get("facts", {})
+        id = cut.id if how == "generated" else f"{cut.id}/{how}"
         row = {
-            "id": f"{cut.article.id}/{cut.entity.start}",
             "group": cut.article.id,
             "split": cut.article.split,
             "correct": int(match.verdict == "equivalent"),
             "dataset": "wiki",
-            "condition": "continuation",
-            "question": cut.prompt,
-            "answer": written.text,
+            "condition": how,
+            "span": id,
+            "question": cut.before,
+            "answer": entity.text,
             "gold": cut.entity.text,
             "question_type": cut.entity.type,
-            "answer_kind": cut.entity.type,
+            "answer_kind": entity.type,
             "knowledge": facts.get(cut.entity.text, ""),
-            "entity_start": written.start,
-            "entity_end": written.end,
+            "title": cut.article.title,
+            "cut_at": cut.entity.start,
+            "sentence": cut.sentence,
+            "entity_start": entity.start,
+            "entity_end": entity.end,
             "match_stage": match.stage,
             "match_evidence": match.evidence,
-            **recorded(generation, tokens),
         }
-        examples.add(row, pooled)
+        for index, columns, states in span_rows(generation, tokens, self.needs):
+            own = id if index < 0 else f"{id}#{index}"
+            examples.add({"id": own, "token": index, **row, **columns}, states)
 
-    def summarise(self, rows: Any) -> tuple[dict[str, Any], list[str]]:
-        """Label balance, by entity type and by matching stage, and what could not be decided."""
-        hallucinated = 1.0 - float(rows["correct"].mean())
-        undecided = 1.0 - len(rows) / len(self.units)
-        figures = {"hallucinated": round(hallucinated, 6), "undecided": round(undecided, 6)}
+    def summarise(self, store: FeatureStore) -> tuple[dict[str, Any], list[str]]:
+        """Label balance, and what gave no label."""
+        labels: Counter[int] = Counter()
+        for table in store.tables(["correct", "token"]):
+            labels.update(table["correct"][table["token"] <= 0].tolist())
+        reasons = Counter(found["reason"].partition(":")[0] for found in store.left_out())
+        spans = sum(labels.values())
+        cuts = len(store.units)
+        figures = {
+            "recogniser": self.recognise.name, "matcher_stages": list(self.matcher.active),
+            "articles": self.plan.articles, "cuts": cuts, "spans": spans,
+            "hallucinated": round(labels[0] / spans, 6), "left_out": dict(sorted(reasons.items())),
+            "articles_left_out": dict(sorted(self.plan.source.problems.counts.items())),
+        }  # fmt: skip
+        shown = ", ".join(f"{n} {reason}" for reason, n in reasons.most_common())
         lines = [
-            f"{len(rows)} of {len(self.units)} cuts labelled, {hallucinated:.3f} hallucinated; "
-            f"{undecided:.3f} without an entity at the head or undecided"
+            f"{self.plan.articles} articles, {cuts} cuts, {spans} labelled spans, "
+            f"{labels[0] / spans:.3f} of them hallucinated; no label for {sum(reasons.values())}"
+            + (f" ({shown})" if shown else ""),
+            *self.plan.source.problems.lines(),
         ]
-        for column in ("question_type", "match_stage"):
-            parts = rows.groupby(column)["correct"].agg(["size", "mean"])
-            shown = ", ".join(
-                f"{k} {r['size']:.0f} ({1 - r['mean']:.2f} hallucinated)" for k, r in parts.iterrows()
-            )
-            lines.append(f"by {column.replace('question', 'entity')}: {shown}")
         return figures, lines

@@ -36,8 +36,8 @@ class EntityMatcher:
             member of the other; "equivalent" is not allowed.
         stages: the stages in the order they are asked; leave one out to switch it off.
         aliases: JSONL file of the user's aliases, a list of names per line, or "".
-        wordnet: folder of WordNet's files, or "auto" to look for it where nltk does;
-            the stage is absent, and says so once, when nothing is found.
+        wordnet: folder of WordNet's files, "auto" to look for it where nltk does, or "" for
+            none; the stage is then absent, and with "auto" says so once.
         vectors: file in the word2vec format (text, or ``.bin``), or "" for none.
         same_cosine: at least this cosine is equivalent.
         different_cosine: at most this cosine is different; between the two, and
@@ -81,7 +81,7 @@ class EntityMatcher:
         if not 0 <= self.unit_tolerance < 1:
             raise UserError(f"unit_tolerance={self.unit_tolerance}: at least 0 and below 1")
         if "wordnet" in self.stages:
-            folder = find_wordnet() if self.wordnet == "auto" else self.wordnet
+            folder = find_wordnet() if self.wordnet == "auto" else self.wordnet or None
             if folder and not has_wordnet(folder):
                 raise UserError(f"wordnet={folder}: the folder has not both data.noun and index.noun")
             object.__setattr__(self, "_folder", folder)
@@ -152,7 +152,8 @@ class EntityMatcher:
 
     def _by_wordnet(self, a: str, b: str) -> Match | None:
         if self._folder is None:
-            say_absent()
+            if self.wordnet:
+                say_absent()
             return None
         found = same_in_wordnet(a, b, self._folder)
         if found is None:

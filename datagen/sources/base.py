@@ -56,7 +56,7 @@ class Problems:
         """How many by kind, the most frequent first: "3 missing, 1 too short"."""
         return ", ".join(f"{n} {kind}" for kind, n in self.counts.most_common(5))
 
-    def lines(self, most: int = 20) -> list[str]:
+    def lines(self, most: int = 5) -> list[str]:
         """The report at the end of a run; no line when there was no problem."""
         if not len(self):
             return []

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from .markup import DASH, num, number
+from probers.markup import DASH, num, number
+
 from .series import Series
 from .svg import marker
 

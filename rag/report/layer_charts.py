@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from probers.markup import interval, num, number, span
+
 from .labels import spread
-from .markup import interval, num, number, span
 from .svg import Axis, Plot, Point, clipped, marker, text_width
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from .markup import count, esc, listing, metric, metric_ci, num, pair, span
+from probers.markup import count, esc, listing, num, span
+
+from .lookup import metric, metric_ci, pair
 from .series import stem
 
 #: Methods that never or always fire by definition: no news.

@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .markup import esc, num
+from probers.markup import esc, num
 
 WIDTH = 420
 FONT = 12.0

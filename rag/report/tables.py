@@ -6,8 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from probers.markup import DASH, esc, interval, num, number, span
+
 from .glyphs import interval_glyph, level_glyph, mark_glyph, shares_glyph
-from .markup import DASH, esc, interval, metric, metric_ci, num, number, span
+from .lookup import metric, metric_ci
 from .series import Series, stem
 from .summary import FIXED, verdict
 

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
+from probers.markup import interval, num, number
+
 from .labels import Box, place
-from .markup import interval, num, number
 from .series import Series
 from .svg import WIDTH, Axis, Plot, Point, clipped, marker
 

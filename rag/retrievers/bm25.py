@@ -3,22 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import bm25s
+import numpy as np
 
+from probers.corpus import PassageStore
 from probers.types import Passage
 
 from . import lexical
+from .bm25_index import Formula, open_index
+
+#: From as many passages on queries run as code that numba compiles, which takes 3 s at the first of them
+#: and saves 4 ms of each here, more of larger corpora.
+COMPILED_FROM = 200_000
 
 
 class BM25:
-    """Fast BM25 in memory; ranks as :class:`~probers.rag.retrievers.rank_bm25.RankBM25` does.
+    """Fast BM25; ranks as :class:`~probers.rag.retrievers.rank_bm25.RankBM25` does.
+
+    Passages in a list are indexed in memory. Those of a stored corpus are indexed once on the disk with
+    bounded memory, and the index is memory-mapped: a query reads the scores of its own words.
 
     Args:
-        passages: the corpus, kept in memory.
+        passages: the corpus.
         k1: how soon repeated tokens stop adding; larger is later.
         b: how much long passages are held back, 0 (not) to 1 (fully).
-        progress: show a bar while indexing (off for corpora that take under a second).
+        cache: the folder for indexes of stored corpora.
+        progress: show a bar while indexing in memory (off for corpora that take under a second).
+
+    Raises:
+        UserError: an empty corpus, no passage with a word, parameters out of range.
+        RunError: the cache cannot be written to, or lacks room.
     """
 
     def __init__(
@@ -27,16 +44,50 @@ class BM25:
         *,
         k1: float = lexical.K1,
         b: float = lexical.B,
+        cache: str | Path = "runs/cache/bm25",
         progress: bool | None = None,
     ) -> None:
         lexical.check_options(k1, b)
-        self._passages = list(passages)
-        documents = lexical.document_tokens(self._passages)
-        shown = len(documents) > 20_000 if progress is None else progress
-        self._index = bm25s.BM25(method="lucene", k1=k1, b=b)
-        self._index.index(documents, show_progress=shown)
-        self._vocabulary = frozenset(t for document in documents for t in document)
+        lexical.check_corpus(passages)
+        self._passages: Sequence[Passage] = passages
+        if isinstance(passages, PassageStore):
+            self._index, vocabulary = open_index(passages, Formula(k1, b), Path(cache))
+            self._number = vocabulary.get
+        else:
+            self._passages = list(passages)
+            self._index = _index(self._passages, k1, b, progress)
+            self._number = self._index.vocab_dict.get
+        self._select = lexical.candidates
+        if len(passages) >= COMPILED_FROM:
+            self._index.activate_numba_scorer()
+            self._select = _candidates
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
-        """Up to ``k`` passages per query, best first; fewer when fewer share a token with it."""
-        return lexical.search(self._passages, self._vocabulary, self._index.get_scores, queries, k)
+        """Up to ``k`` passages per query, best first; fewer when fewer share a token with it.
+
+        Raises:
+            UserError: ``k`` is below 1.
+        """
+        return lexical.search(self._passages, self._scores, queries, k, self._select)
+
+    def _scores(self, tokens: list[str]) -> np.ndarray | None:
+        known = [n for n in map(self._number, tokens) if n is not None]
+        return self._index.get_scores_from_ids(known) if known else None
+
+
+def _index(passages: Sequence[Passage], k1: float, b: float, progress: bool | None) -> Any:
+    documents = lexical.document_tokens(passages)
+    index = bm25s.BM25(method="lucene", k1=k1, b=b)
+    index.index(documents, show_progress=len(documents) > 20_000 if progress is None else progress)
+    return index
+
+
+def _candidates(scores: np.ndarray, k: int) -> np.ndarray:
+    """:func:`.lexical.candidates` by ``bm25s``'s heap, which keeps no order among equal scores."""
+    from bm25s.numba.selection import topk
+
+    values, rows = topk(scores, k + 1)
+    if values[k] < values[k - 1]:
+        return np.sort(rows[:k])
+    # As many as k share their scores with others, which may come before them in the corpus.
+    return np.flatnonzero(scores >= values[k] if values[k] > 0 else scores > 0)

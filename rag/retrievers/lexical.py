@@ -13,17 +13,21 @@ exchanged without changing a result.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
 
 from probers.types import Passage, UserError
 
-if TYPE_CHECKING:
-    import numpy as np
-
 #: Lucene's and Elasticsearch's defaults.
 K1, B = 1.2, 0.75
+
+#: Counts changes of :func:`tokenize` and :func:`tokens_of`: an index made before one is made again.
+TOKENS_VERSION = 1
+
+#: The scores of all passages for the tokens of one query; None when the corpus knows none of them.
+Scorer = Callable[[list[str]], "np.ndarray | None"]
 
 _WORD = re.compile(r"\w+")
 
@@ -33,18 +37,33 @@ def tokenize(text: str) -> list[str]:
     return _WORD.findall(text.lower())
 
 
+def tokens_of(passage: Passage) -> list[str]:
+    """The tokens by which a passage is found: those of its title and its text."""
+    return tokenize(f"{passage.title} {passage.text}")
+
+
 def document_tokens(passages: Sequence[Passage]) -> list[list[str]]:
-    """The tokens of every passage's title and text.
+    """The tokens of every passage.
 
     Raises:
         UserError: there is no passage, or none of them holds a word.
     """
-    if not passages:
-        raise UserError("the corpus is empty: give corpus=testbed or a JSONL file with at least one passage")
-    documents = [tokenize(f"{p.title} {p.text}") for p in passages]
+    check_corpus(passages)
+    documents = [tokens_of(p) for p in passages]
     if not any(documents):
-        raise UserError(f"none of the {len(passages)} passages of the corpus holds a word: nothing to search")
+        raise no_word(len(documents))
     return documents
+
+
+def check_corpus(passages: Sequence[Passage]) -> None:
+    """Refuse a corpus without a passage."""
+    if not len(passages):
+        raise UserError("the corpus is empty: give corpus=testbed or a JSONL file with at least one passage")
+
+
+def no_word(passages: int) -> UserError:
+    """The error for a corpus without a token."""
+    return UserError(f"none of the {passages} passages of the corpus holds a word: nothing to search")
 
 
 def check_options(k1: float, b: float) -> None:
@@ -55,42 +74,52 @@ def check_options(k1: float, b: float) -> None:
         raise UserError(f"retriever.b={b} must be between 0 and 1")
 
 
-def best(passages: Sequence[Passage], scores: np.ndarray, k: int) -> list[Passage]:
+def check_k(k: int) -> None:
+    """Refuse a number of passages that retrieves none."""
+    if k < 1:
+        raise UserError(f"k={k} retrieves nothing: give 1 or more")
+
+
+def candidates(scores: np.ndarray, k: int) -> np.ndarray:
+    """Rows, in order, of the scores above 0 that reach the ``k``-th largest of more than ``k`` scores."""
+    floor = np.partition(scores, -k)[-k]
+    return np.flatnonzero(scores >= floor if floor > 0 else scores > 0)
+
+
+def best(
+    passages: Sequence[Passage],
+    scores: np.ndarray,
+    k: int,
+    select: Callable[[np.ndarray, int], np.ndarray] = candidates,
+) -> list[Passage]:
     """The ``k`` best passages with a score above 0; equal scores keep the corpus order.
 
     Args:
         passages: the corpus.
         scores: (len(passages),) any float type.
-        k: how many at most.
+        k: how many at most, 1 or more.
+        select: does what :func:`candidates` does.
+    """
+    rows = select(scores, k) if k < len(scores) else np.flatnonzero(scores > 0)
+    order = rows[np.argsort(-scores[rows], kind="stable")][:k]
+    return [replace(passages[int(i)], score=float(scores[i])) for i in order]
+
+
+def search(
+    passages: Sequence[Passage],
+    score: Scorer,
+    queries: Sequence[str],
+    k: int,
+    select: Callable[[np.ndarray, int], np.ndarray] = candidates,
+) -> list[list[Passage]]:
+    """Run every query; one whose words the corpus does not know finds no passage.
 
     Raises:
         UserError: ``k`` is below 1.
     """
-    import numpy as np
-
-    if k < 1:
-        raise UserError(f"k={k} retrieves nothing: give 1 or more")
-    if k < len(scores):
-        floor = np.partition(scores, -k)[-k]
-        candidates = np.flatnonzero((scores >= floor) & (scores > 0))
-    else:
-        candidates = np.flatnonzero(scores > 0)
-    order = candidates[np.argsort(-scores[candidates], kind="stable")][:k]
-    return [replace(passages[i], score=float(scores[i])) for i in order]
-
-
-class Scorer(Protocol):
-    """The scores of all passages for one tokenised query."""
-
-    def __call__(self, tokens: list[str]) -> np.ndarray: ...
-
-
-def search(
-    passages: Sequence[Passage], vocabulary: frozenset[str], score: Scorer, queries: Sequence[str], k: int
-) -> list[list[Passage]]:
-    """Run every query: tokens the corpus does not know are dropped, and none left means no passage."""
+    check_k(k)
     found: list[list[Passage]] = []
     for query in queries:
-        tokens = [t for t in tokenize(query) if t in vocabulary]
-        found.append(best(passages, score(tokens), k) if tokens else [])
+        scores = score(tokenize(query))
+        found.append([] if scores is None else best(passages, scores, k, select))
     return found

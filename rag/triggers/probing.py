@@ -54,6 +54,11 @@ class Probing:
         if theta is not None and self.threshold is not None:
             raise UserError(f"give trigger.theta={theta} or trigger.threshold={self.threshold}, not both")
         bank = _load(self.bank)
+        if bank.spec.position != "generated" or bank.spec.pool == "tokens":
+            raise UserError(
+                f"trigger=probing scores whole answers, and the prober reads {bank.spec.pool} states of the "
+                f"{bank.spec.position} tokens: train one on a store of probers-datagen --source cot"
+            )
         recombined = False
         if self.combine is not None and self.combine != bank.combine:
             bank, recombined = replace(bank, combine=self.combine), True

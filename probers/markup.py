@@ -1,4 +1,4 @@
-"""Text for the page: escaping, numbers, intervals.
+"""Text for HTML pages: the document itself, escaping, numbers, intervals.
 
 Everything a model, a corpus or a user wrote passes through :func:`esc` before it
 meets markup; every number passes through :func:`num`, so that a figure that does
@@ -7,10 +7,12 @@ not apply is a dash everywhere.
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import html
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 DASH = "–"
@@ -18,6 +20,27 @@ MINUS = "−"
 
 #: Characters HTML does not allow (most C0 and C1 controls, lone surrogates, non-characters).
 _NOT_HTML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufdd0-\ufdef\ufffe\uffff]")
+
+
+def document(title: str, style: str, body: str) -> str:
+    """A self-contained page that needs nothing else, no network and no script.
+
+    Args:
+        title: plain text.
+        style: the style sheet.
+        body: markup of the page's main part.
+    """
+    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    # Nothing may load or run but this very style sheet: injected markup stays inert even if escaping failed.
+    policy = f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        '<meta name="color-scheme" content="light dark">\n<meta name="referrer" content="no-referrer">\n'
+        f"<title>{esc(title)}</title>\n<style>{style}</style>\n</head>\n<body>\n<main>\n"
+        f"{body}\n</main>\n</body>\n</html>\n"
+    )
 
 
 def esc(value: object) -> str:
@@ -66,29 +89,3 @@ def listing(items: Iterable[str]) -> str:
     """Markup fragments as an enumeration in prose: "a, b and c"."""
     found = list(items)
     return found[0] if len(found) == 1 else ", ".join(found[:-1]) + f" and {found[-1]}" if found else ""
-
-
-def metric(method: Mapping[str, Any], name: str) -> float | None:
-    """One figure of a method of results.json; ``trigger.x`` reaches into its trigger part."""
-    node: Any = method
-    for part in name.split("."):
-        node = node.get(part) if isinstance(node, Mapping) else None
-    return number(node)
-
-
-def metric_ci(method: Mapping[str, Any], name: str) -> tuple[float, float] | None:
-    """The 95% interval of a figure; trigger figures may be filed as ``trigger.x`` or ``x``."""
-    intervals = method.get("ci95") or {}
-    return interval(intervals.get(name, intervals.get(name.removeprefix("trigger."))))
-
-
-def pair(results: Mapping[str, Any], a: str, b: str, name: str) -> tuple[float, tuple[float, float]] | None:
-    """The paired difference a - b of a figure with its 95% interval, in whichever order it is filed."""
-    pairs = results.get("pairs") or {}
-    for key, direction in ((f"{a} vs {b}", 1), (f"{b} vs {a}", -1)):
-        found = pairs.get(key) or {}
-        entry = found.get(name) or found.get(name.removeprefix("trigger.")) or {}
-        diff, ci = number(entry.get("diff")), interval(entry.get("ci95"))
-        if diff is not None and ci is not None:
-            return (diff, ci) if direction == 1 else (-diff, (-ci[1], -ci[0]))
-    return None

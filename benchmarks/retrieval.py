@@ -1,0 +1,478 @@
+"""Retrievers side by side: what they find, how fast, and what they take.
+
+``python benchmarks/retrieval.py`` writes two tables:
+
+- recall: of the gold passages of real questions over a real corpus, the share among the first 3 and the
+  first 10 that each retriever returns;
+- growth: build time, disk, memory and query time at 10,000, 100,000 and 1,000,000 passages, next to
+  SQLite's FTS5. These passages are made of the real ones: sentences of different passages put together
+  at random, with as many words as a real one, and new words coming in at the rate at which they come in
+  in the real passages (Heaps' law), because the size of the vocabulary decides a part of the memory.
+
+Every figure comes from a process of its own, which starts with nothing in memory. With ``--folder``,
+what was measured is kept, and a later run measures only what is missing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import re
+import shlex
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from probers.rag.retrievers.bm25 import COMPILED_FROM
+from probers.rag.retrievers.lexical import tokenize, tokens_of
+
+from probers.corpus import PassageStore, open_corpus
+from probers.types import Passage
+
+DATASETS = ("hotpotqa", "2wikimultihopqa", "nq")
+NAMES = {
+    "rank_bm25": "rank_bm25",
+    "bm25": "bm25",
+    "dense": "dense (all-MiniLM-L6-v2, bfloat16)",
+    "fts5": "SQLite FTS5",
+}
+#: rank_bm25 is not run beyond: it visits every passage in Python objects for every word.
+RANK_BM25_UP_TO = 100_000
+#: Of psgs_w100, the corpus that growth is extrapolated to.
+WIKIPEDIA = 21_015_324
+#: Below, one shard holds the corpus and memory grows with it; above, memory grows as it does for Wikipedia.
+STRAIGHT_FROM = 100_000
+#: Processor time of the thread that does all the work: what else runs on the machine is not in it.
+clock = time.thread_time
+SECONDS = 30.0  # after so long no more queries are asked, but for the first 20
+
+
+def main(argv: list[str]) -> None:
+    args = parse(argv)
+    if not (args.data / "passages.jsonl.gz").is_file():
+        raise SystemExit(
+            f"{args.data} holds no passages.jsonl.gz: give the folder of the real text as --data"
+        )
+    with tempfile.TemporaryDirectory(prefix="probers-retrieval-") as temporary:
+        folder = Path(args.folder or temporary)
+        folder.mkdir(parents=True, exist_ok=True)
+        sections = {}
+        if "recall" in args.only:
+            sections["retrieval: gold passages found"] = recall(args.data, folder, args.engines)
+        if "growth" in args.only:
+            sections["retrieval: growth with the corpus"] = growth(args.data, folder, args.sizes)
+    for name, body in sections.items():
+        print(f"## {name}\n\n{body}\n")
+        if args.write:
+            from report import write_section
+
+            write_section(name, command(argv), body)
+
+
+def command(argv: Sequence[str]) -> str:
+    """What repeats the measurement, without the folder in which this run kept it."""
+    kept = [a for a, before in zip(argv, ["", *argv], strict=False) if "--folder" not in (a, before)]
+    return shlex.join(["python", "benchmarks/retrieval.py", *kept])
+
+
+def parse(argv: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    add = parser.add_argument
+    add("--data", type=Path, default=Path("../shared/data"), help="passages.jsonl.gz and qa/<dataset>.jsonl")
+    add("--sizes", type=numbers, default=[10_000, 100_000, 1_000_000], help="passages, separated by commas")
+    add("--engines", type=lambda t: t.split(","), default=["rank_bm25", "bm25", "dense"], help="for recall")
+    add("--only", type=lambda t: t.split(","), default=["recall", "growth"])
+    add("--folder", help="keep corpora, indexes and measurements here, and use those that are there")
+    add("--write", action="store_true", help="put the tables into benchmarks/RESULTS.md")
+    return parser.parse_args(argv)
+
+
+def numbers(text: str) -> list[int]:
+    try:
+        return [int(n) for n in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text} is not a list of numbers") from None
+
+
+def recall(data: Path, folder: Path, engines: Sequence[str]) -> str:
+    """The table of what every retriever finds of the gold passages."""
+    corpus = data / "passages.jsonl.gz"
+    there = {key(p.text) for p in stored(corpus, folder)}
+    questions: list[dict[str, Any]] = []
+    for dataset in DATASETS:
+        for line in (data / "qa" / f"{dataset}.jsonl").read_text(encoding="utf-8").splitlines():
+            record = json.loads(line)
+            gold = {key(p["text"]) for p in record["passages"] if p.get("is_gold")}
+            questions.append({"dataset": dataset, "question": record["question"], "gold": sorted(gold)})
+    asked = folder / "questions.json"
+    asked.write_text(json.dumps([q["question"] for q in questions]), encoding="utf-8")
+    head = [f"{d} @{k}" for d in DATASETS for k in (3, 10)]
+    lines = [
+        f"| retriever | {' | '.join(head)} | queries/s | made in | memory to make, to use |",
+        f"|{' --- |' * (len(head) + 4)}",
+    ]
+    for engine in engines:
+        made, used = made_and_used(folder, engine, corpus, asked, every=True)
+        cells = [
+            f"{share(questions, used['found'], dataset, k, there):.3f}"
+            for dataset in DATASETS
+            for k in (3, 10)
+        ]
+        lines.append(
+            f"| {NAMES[engine]} | {' | '.join(cells)} | {1000 / used['batched']:.0f} | "
+            f"{spell(made['seconds'])} | {amount(made)}, {amount(used)} |"
+        )
+    counts = {d: [q for q in questions if q["dataset"] == d] for d in DATASETS}
+    absent = sum(len(set(q["gold"]) - there) for q in questions)
+    lines += [
+        "",
+        f"- Mean over questions of the share of their gold passages among the first 3 and the first 10 of "
+        f"{len(stored(corpus, folder)):,}; "
+        f"{', '.join(f'{d} {len(q)} questions' for d, q in counts.items())}. "
+        f"A passage is gold when its text is, up to white space; {absent} gold passages that the corpus does "
+        "not hold, and questions left with none, do not count.",
+        "- Queries in batches of 32. Times are processor time of the one thread that works. Memory is the "
+        "most that the process held, anonymous / with mapped files; `bm25` and `dense` are made once and "
+        "opened by later runs.",
+    ]
+    return "\n".join(lines)
+
+
+def stored(corpus: Path, folder: Path) -> Sequence[Passage]:
+    """The corpus on the disk, whatever its size."""
+    return open_corpus(corpus, cache=folder / "corpus", in_memory=0)
+
+
+def share(
+    questions: Sequence[dict[str, Any]], found: Sequence[Sequence[str]], dataset: str, k: int, there: set[str]
+) -> float:
+    """Mean recall at k of one data set."""
+    shares = []
+    for question, texts in zip(questions, found, strict=True):
+        gold = set(question["gold"]) & there
+        if question["dataset"] == dataset and gold:
+            shares.append(len(gold & set(texts[:k])) / len(gold))
+    return statistics.mean(shares)
+
+
+def key(text: str) -> str:
+    return " ".join(text.split())
+
+
+def growth(data: Path, folder: Path, sizes: Sequence[int]) -> str:
+    """The table of what size does, and what follows for Wikipedia."""
+    real = list(stored(data / "passages.jsonl.gz", folder))
+    asked = folder / "sample.json"
+    questions = [
+        json.loads(line)["question"]
+        for d in DATASETS
+        for line in (data / "qa" / f"{d}.jsonl").read_text(encoding="utf-8").splitlines()
+    ]
+    drawn = np.random.default_rng(0).permutation(len(questions))[:256]
+    asked.write_text(json.dumps([questions[i] for i in drawn]), encoding="utf-8")
+    rows, ours, stores = [], {}, {}
+    for size in sizes:
+        corpus = folder / f"recombined-{size}.jsonl"
+        if not corpus.exists():
+            recombine(real, size, corpus)
+        stores[size] = measure(folder, "store", corpus, asked, "made")
+        for engine in ("rank_bm25", "bm25", "fts5"):
+            if engine == "rank_bm25" and size > RANK_BM25_UP_TO:
+                rows.append(f"| {size:,} | {NAMES[engine]} | not run: see below |  |  |  |  |  |")
+                continue
+            made, used = made_and_used(folder, engine, corpus, asked)
+            if engine == "bm25":
+                ours[size] = made, used
+            rows.append(
+                f"| {size:,} | {NAMES[engine]} | {spell(made['seconds'])} | {megabytes(used['disk'])} | "
+                f"{amount(made)} | {amount(used)} | {milliseconds(used['p50'])} / "
+                f"{milliseconds(used['p95'])} ms | {milliseconds(used['batched'])} ms |"
+            )
+    lines = [
+        "| passages | engine | made in | on disk | memory to make | memory to use | p50 / p95 of one query | "
+        "per query in batches of 32 |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+        *rows,
+        "",
+        f"- {len(json.loads(asked.read_text()))} real questions, all words, k=10, after three "
+        "queries to warm up (the first one waits "
+        f"{max(u['first'] for _, u in ours.values()):.1f} s for numba from {COMPILED_FROM:,} passages on). "
+        "Times are processor time of the one thread that works. Memory is the most that the process held, "
+        "anonymous / with mapped files, which the kernel can take back.",
+        f"- rank_bm25 is not run beyond {RANK_BM25_UP_TO:,} passages. FTS5 holds no texts (contentless).",
+        *(
+            f"- The passage store of {size:,}: {spell(s['seconds'])}, {megabytes(s['disk'])} of disk, "
+            f"{amount(s)} of memory."
+            for size, s in stores.items()
+        ),
+        *targets(ours),
+        *extrapolation(ours, stores),
+    ]
+    return "\n".join(lines)
+
+
+def extrapolation(ours: dict[int, Any], stores: dict[int, Any]) -> list[str]:
+    """What the two largest sizes say about Wikipedia, as straight lines through both."""
+    large_enough = sorted(n for n in ours if n >= STRAIGHT_FROM)
+    if len(large_enough) < 2:
+        return []
+    small, large = large_enough[-2:]
+
+    def at(figure: Callable[[int], float]) -> float:
+        return figure(large) + (figure(large) - figure(small)) / (large - small) * (WIKIPEDIA - large)
+
+    store = at(lambda n: stores[n]["seconds"]), at(lambda n: stores[n]["disk"])
+    made = at(lambda n: ours[n][0]["seconds"]), at(lambda n: ours[n][1]["disk"])
+    memory = at(lambda n: ours[n][0]["anonymous"])
+    # Not a straight line: numba comes in between. A query has a score and a mark for every passage.
+    used = ours[large][1]["anonymous"] + 5 * (WIKIPEDIA - large)
+    return [
+        f"- On paper, {WIKIPEDIA:,} passages (psgs_w100), by straight lines through {small:,} and {large:,}: "
+        f"the store {spell(store[0])} and {megabytes(store[1])}; the bm25 index {spell(made[0])} and "
+        f"{megabytes(made[1])} (twice that while it is made); anonymous memory {megabytes(memory)} to make "
+        f"and, with 5 bytes per passage in a query, {megabytes(used)} to use, besides the mapped scores of "
+        f"the words asked for; p50 {at(lambda n: ours[n][1]['p50']):.0f} ms while the index is in the page "
+        "cache. While making, what grows with the corpus is one number per passage, per distinct word and "
+        "per word of a shard; postings and texts stay on the disk.",
+    ]
+
+
+def targets(ours: dict[int, Any]) -> list[str]:
+    """What was asked of a million passages, and what came out."""
+    if 1_000_000 not in ours:
+        return []
+    made, used = ours[1_000_000]
+    asked = [
+        ("memory to make", made["resident"], 2e9, megabytes),
+        ("memory to use", used["resident"], 713e6, megabytes),
+        ("p50", used["p50"], 2.8, lambda x: f"{milliseconds(x)} ms"),
+    ]
+    found = [
+        f"{what} {show(value)}, at most {show(most)}: {'met' if value <= most else '**not met**'}"
+        for what, value, most, show in asked
+    ]
+    return [f"- Targets of bm25 at 1,000,000: {'; '.join(found)}."]
+
+
+def recombine(real: Sequence[Passage], size: int, path: Path) -> None:
+    """Write ``size`` passages made of the sentences of real ones."""
+    rng = np.random.default_rng(0)
+    sentences = [s for p in real for s in re.split(r"(?<=[.!?])\s+", p.text) if s]
+    lengths = np.array([len(p.text) for p in real])
+    seen: set[str] = set()
+    counts = []
+    for passage in real:
+        seen.update(tokens_of(passage))
+        counts.append(len(seen))
+    growth = math.log(counts[-1] / counts[len(real) // 2 - 1], 2)  # the exponent of Heaps' law
+    new = (counts[-1] * (np.arange(size + 1) / len(real)) ** growth).astype(int)
+    with path.with_suffix(".part").open("w", encoding="utf-8") as file:
+        for number, (before, after) in enumerate(pairwise(new)):
+            wanted, text = int(lengths[rng.integers(len(real))]), ""
+            while len(text) < wanted:
+                text += sentences[int(rng.integers(len(sentences)))] + " "
+            words = " ".join(f"x{n}" for n in range(max(before, counts[-1]), after))
+            record = {
+                "id": number,
+                "title": real[int(rng.integers(len(real)))].title,
+                "text": f"{text}{words}",
+            }
+            file.write(json.dumps(record, ensure_ascii=False) + "\n")
+    path.with_suffix(".part").rename(path)
+
+
+def made_and_used(
+    folder: Path, engine: str, corpus: Path, asked: Path, *, every: bool = False
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Figures of the process that makes the index, and of one that opens it and searches."""
+    made = measure(folder, engine, corpus, asked, "made", every=every)
+    # rank_bm25 keeps nothing: whoever uses it makes it.
+    return made, made if engine == "rank_bm25" else measure(
+        folder, engine, corpus, asked, "used", every=every
+    )
+
+
+def measure(
+    folder: Path, engine: str, corpus: Path, asked: Path, phase: str, *, every: bool = False
+) -> dict[str, Any]:
+    """Run a worker, or read what it said in an earlier run."""
+    kept = folder / f"{engine}-{corpus.name}-{phase}{'-every' if every else ''}.json"
+    if not kept.exists():
+        print(f"{NAMES.get(engine, engine)}, {corpus.name}, {phase} ...", file=sys.stderr)
+        job = [str(folder), engine, str(corpus), str(asked), str(int(every)), str(kept)]
+        one_thread = os.environ | {"OMP_NUM_THREADS": "1"}
+        subprocess.run([sys.executable, __file__, "--as-worker", *job], check=True, env=one_thread)
+    return json.loads(kept.read_text(encoding="utf-8"))
+
+
+def as_worker(folder: str, engine: str, corpus: str, asked: str, every: str, out: str) -> None:
+    """Make or open an index, ask it, and write the figures; runs in a process of its own."""
+    queries = json.loads(Path(asked).read_text(encoding="utf-8"))
+    with Peaks() as peaks:
+        start = clock()
+        passages = stored(Path(corpus), Path(folder))
+        if engine != "store":
+            start = clock()
+            search = ENGINES[engine](passages, Path(folder))
+        figures: dict[str, Any] = {"seconds": clock() - start}
+        figures["disk"] = disk(Path(folder), engine, passages)
+        # The process that uses the index is another one; rank_bm25's is both.
+        if engine != "store" and not (
+            engine != "rank_bm25" and out.endswith(("made.json", "made-every.json"))
+        ):
+            figures |= timed(search, queries, bool(int(every)))
+    Path(out).write_text(json.dumps(figures | peaks.most), encoding="utf-8")
+
+
+def timed(search: Callable[[list[str], int], Any], queries: list[str], every: bool) -> dict[str, Any]:
+    """Milliseconds per query one by one and in batches of 32; the texts found when ``every`` counts."""
+    start = clock()
+    search(queries[:1], 10)
+    first = clock() - start
+    search(queries[1:3], 10)
+    single, begun = [], clock()
+    for query in queries[:256]:
+        if len(single) >= 20 and clock() - begun > SECONDS:
+            break
+        start = clock()
+        search([query], 10)
+        single.append(1000 * (clock() - start))
+    found: list[Any] = []
+    start = clock()
+    for place in range(0, len(queries), 32):
+        if not every and place and clock() - start > SECONDS:
+            break
+        found += search(queries[place : place + 32], 10)
+    batched = 1000 * (clock() - start) / len(found)
+    p50, p95 = np.percentile(single, (50, 95))
+    texts = [[key(p.text) for p in row] for row in found] if every else []
+    return {"first": first, "p50": p50, "p95": p95, "batched": batched, "found": texts}
+
+
+def _bm25(passages: Sequence[Passage], folder: Path) -> Callable[[list[str], int], Any]:
+    from probers.rag.retrievers.bm25 import BM25
+
+    return BM25(passages, cache=folder / "bm25").search
+
+
+def _rank_bm25(passages: Sequence[Passage], folder: Path) -> Callable[[list[str], int], Any]:
+    from probers.rag.retrievers.rank_bm25 import RankBM25
+
+    return RankBM25(passages).search
+
+
+def _dense(passages: Sequence[Passage], folder: Path) -> Callable[[list[str], int], Any]:
+    from probers.rag.retrievers.dense import Dense
+
+    return Dense(passages, dtype="bfloat16", cache=folder / "dense").search
+
+
+def _fts5(passages: Sequence[Passage], folder: Path) -> Callable[[list[str], int], Any]:
+    """SQLite's full-text index, with the words of :func:`tokenize` joined by OR."""
+    import sqlite3
+
+    path = folder / f"{len(passages)}.sqlite"
+    if not path.exists():
+        part = path.with_suffix(".part")
+        part.unlink(missing_ok=True)
+        with closing(sqlite3.connect(part)) as made, made:
+            made.execute(
+                "create virtual table p using fts5(title, text, content='', "
+                "tokenize='unicode61 remove_diacritics 0')"
+            )
+            rows = ((i, p.title, p.text) for i, p in enumerate(passages))
+            made.executemany("insert into p(rowid, title, text) values (?, ?, ?)", rows)
+            made.execute("insert into p(p) values ('optimize')")
+        part.rename(path)
+    base = sqlite3.connect(path)
+
+    def search(queries: list[str], k: int) -> list[list[Passage]]:
+        found = []
+        for query in queries:
+            words = " OR ".join(f'"{t}"' for t in tokenize(query))
+            rows = base.execute("select rowid from p where p match ? order by rank limit ?", (words, k))
+            found.append([passages[row] for (row,) in rows])
+        return found
+
+    return search
+
+
+ENGINES = {"bm25": _bm25, "rank_bm25": _rank_bm25, "dense": _dense, "fts5": _fts5}
+
+
+def disk(folder: Path, engine: str, passages: Sequence[Passage]) -> int:
+    """Bytes that an engine has on the disk for a corpus; none for what lives in memory."""
+    if engine == "fts5":
+        return (folder / f"{len(passages)}.sqlite").stat().st_size
+    if engine == "rank_bm25":
+        return 0
+    assert isinstance(passages, PassageStore)
+    where = [passages.path] if engine == "store" else list((folder / engine).glob(f"{passages.fingerprint}*"))
+    return sum(p.stat().st_size for w in where if w.is_dir() for p in w.iterdir())
+
+
+class Peaks:
+    """The most memory of this process while it is entered, in bytes, looked at every 20 ms."""
+
+    def __init__(self) -> None:
+        self.most = {"anonymous": 0, "resident": 0}
+        self._over = threading.Event()
+        self._watcher = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> Peaks:
+        self._watcher.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._over.set()
+        self._watcher.join()
+
+    def _watch(self) -> None:
+        for _ in self._ticks():
+            status = Path("/proc/self/status").read_text()
+            here = {n: int(status.split(f"{n}:")[1].split()[0]) * 1024 for n in ("RssAnon", "VmHWM")}
+            self.most["anonymous"] = max(self.most["anonymous"], here["RssAnon"])
+            self.most["resident"] = here["VmHWM"]
+
+    def _ticks(self) -> Iterator[None]:
+        yield
+        while not self._over.wait(0.02):
+            yield
+        yield
+
+
+def spell(seconds: float) -> str:
+    if seconds < 10:
+        return f"{seconds:.2g} s"
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.1f} min"
+
+
+def milliseconds(count: float) -> str:
+    return f"{count:.2g}" if count < 100 else f"{count:.0f}"
+
+
+def megabytes(count: float) -> str:
+    return f"{count / 1e6:.0f} MB" if count < 1e9 else f"{count / 1e9:.1f} GB"
+
+
+def amount(figures: dict[str, Any]) -> str:
+    """Most anonymous memory, and with mapped files."""
+    return f"{megabytes(figures['anonymous'])} / {megabytes(figures['resident'])}"
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--as-worker"]:
+        as_worker(*sys.argv[2:])
+    else:
+        main(sys.argv[1:])

@@ -1,0 +1,206 @@
+"""What labelled data is made of, and whether its labels can be told without the model.
+
+A head that finds hallucinations proves something only where the text alone does not give
+them away. So the labels of held-out articles are predicted from words, length, position and
+entity type, and the result is held against a linear probe on the hidden states.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from probers.bootstrap import Interval
+from probers.store import FeatureStore
+
+from .drawn import Drawn, Tally, draw_rows, read_drawn
+from .leaks import BASELINES, PROBE, Leaks, measure_leaks
+from .stratified import UNDECIDED
+
+#: Text-only AUROC that is a leak whatever a probe reaches, where its interval is above chance.
+FAR = 0.65
+#: Characters read of a prompt (its end), of a continuation and of an answer (their beginnings).
+_READ = 4000
+#: How far from a half the share of wrong texts may be before balancing is worth a word.
+_UNEVEN = 0.05
+#: Values of a column that are printed, the most frequent ones.
+_LISTED = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """The result of :func:`audit`.
+
+    Attributes:
+        figures: for JSON: ``rows``, ``spans``, ``drawn``, ``wrong`` (share), ``labels`` (by column
+            and value: ``n``, ``wrong``), ``undecided`` (``n``, ``share`` of all cuts, ``by_stage``; of
+            compared entities only), ``splits``, ``detectors`` (``accuracy`` and ``auroc``, each
+            with ``_ci95``), ``probe`` (``layer``, ``tried``, ``validation_auroc``), ``differences``
+            (AUROC of the probe minus a baseline's, with ``ci95``), ``warnings`` and ``notes``.
+        lines: the same to print.
+    """
+
+    figures: dict[str, Any]
+    lines: list[str]
+
+
+def audit(store: FeatureStore, *, seed: int, most: int = 20_000) -> Audit:
+    """Label counts, and what predicts the labels of held-out articles.
+
+    Everything is fitted on training groups (articles) and measured on test groups, with 95%
+    bootstrap intervals clustered by group. Spans that have a row per token (pool=tokens) count
+    once, with their last token. Of long prompts the end is read, of long texts the beginning.
+
+    Args:
+        store: with all its shards, finished or not.
+        seed: of the draw and of the resamples.
+        most: how many spans the predictions are made of at most; the counts are of all.
+
+    Raises:
+        UserError: a shard that cannot be read.
+    """
+    drawn = draw_rows(store, seed=seed, most=most, tally=("correct", "question_type", "match_stage"))
+    columns = ["group", "split", "correct", *(c for b in BASELINES for c in b.columns)]
+    cuts = {"question": slice(-_READ, None), "text": slice(_READ), "answer": slice(_READ)}
+    table = read_drawn(store, drawn, columns, cuts)
+    if "answer" in table:
+        table["characters"] = table["answer"].str.len()
+    leaks = measure_leaks(store, drawn.rows, table, seed=seed)
+    both = table.groupby("group")["split"].nunique()
+    warnings = _warnings(leaks, [str(group) for group in both.index[both > 1]], store.config)
+    labels = {name: tally for name, tally in drawn.tallies.items() if name != "correct"}
+    wrong = drawn.tallies["correct"].wrong / drawn.spans
+    undecided = _undecided(store) if "match_stage" in labels else None
+    figures = {
+        "rows": drawn.stored, "spans": drawn.spans, "drawn": len(drawn.rows), "wrong": round(wrong, 4),
+        "labels": {name: tally.figures() for name, tally in labels.items()}, "undecided": undecided,
+        "splits": leaks.splits,
+        "detectors": {
+            name: _figures("accuracy", m.accuracy) | _figures("auroc", m.auroc)
+            for name, m in leaks.detectors.items()
+        },
+        "probe": leaks.probe and {
+            "layer": leaks.probe.layer, "tried": list(leaks.probe.tried),
+            "validation_auroc": leaks.probe.validation and round(leaks.probe.validation, 4),
+        },
+        "differences": {name: _figures("auroc", d) for name, d in leaks.differences.items()},
+        "warnings": warnings, "notes": leaks.notes,
+    }  # fmt: skip
+    word = "hallucinated" if "match_stage" in labels else "wrong"
+    lines = [*_counts(drawn, wrong, labels, word), *_left_out(undecided), *_table(leaks, word), *warnings]
+    return Audit(figures, lines)
+
+
+def _undecided(store: FeatureStore) -> dict[str, Any]:
+    stages = Counter(str(case.get("stage", "")) for case in store.left_out() if case["reason"] == UNDECIDED)
+    n, cuts = stages.total(), len(store.units)
+    return {"n": n, "share": round(n / cuts, 4) if cuts else None, "by_stage": dict(sorted(stages.items()))}
+
+
+def _left_out(undecided: Mapping[str, Any] | None) -> list[str]:
+    if undecided is None:
+        return []
+    share = "" if undecided["share"] is None else f" ({undecided['share']:.1%} of all cuts)"
+    stages = ", ".join(f"{stage} {n:,}" for stage, n in undecided["by_stage"].items())
+    return [f"  undecided and left out: {undecided['n']:,}{share}{f': {stages}' if stages else ''}"]
+
+
+def _counts(drawn: Drawn, wrong: float, labels: Mapping[str, Tally], word: str) -> list[str]:
+    lines = [f"audit: {drawn.spans:,} examples, {wrong:.1%} {word}"]
+    if drawn.stored != drawn.spans:
+        lines.append(
+            f"  {drawn.stored:,} rows are tokens of {drawn.spans:,} spans: every figure is of one row per "
+            "span, its last token"
+        )
+    if len(drawn.rows) < drawn.spans:
+        lines.append(f"  the predictions below are made of {len(drawn.rows):,} examples drawn by seed")
+    for name, tally in labels.items():
+        found = sorted(tally.counts.items(), key=lambda item: (-item[1][0], item[0]))
+        shown = [f"{value or '(none)'} {n:,} ({events / n:.0%} {word})" for value, (n, events) in found]
+        if len(shown) > _LISTED:
+            shown[_LISTED:] = [f"{len(shown) - _LISTED} more"]
+        kind = name.replace("question", "entity") if "match_stage" in labels else name
+        lines.append(f"  by {kind.replace('_', ' ')}: {', '.join(shown)}")
+    return lines
+
+
+def _table(leaks: Leaks, word: str) -> list[str]:
+    notes = [f"note: {note}" for note in leaks.notes]
+    if leaks.probe is None:
+        return notes
+    train, test = leaks.splits["train"], leaks.splits["test"]
+    lines = [
+        f"what tells the labels apart: fitted on {train['n']:,} examples of {train['groups']:,} groups, "
+        f"measured on {test['n']:,} of {test['groups']:,} others ({test['wrong']:.0%} {word}); 95% intervals",
+        f"  {'':24}{'accuracy':22}AUROC",
+    ]
+    for name, measured in leaks.detectors.items():
+        shown = f"{name}, layer {leaks.probe.layer}" if name == PROBE else name
+        lines.append(f"  {shown:24}{_shown(measured.accuracy):22}{_shown(measured.auroc)}")
+    return [*lines, *notes]
+
+
+def _warnings(leaks: Leaks, two_sided: list[str], config: Mapping[str, Any]) -> list[str]:
+    """What makes a head's figure on these labels prove less than it seems to, and what to do about it."""
+    found = []
+    if two_sided:
+        found.append(
+            f"warning: {len(two_sided)} groups are on two sides of the split (such as {two_sided[0]!r}): "
+            "nothing measured on it is held out"
+        )
+    if leaks.probe is None:
+        return found
+    probe = leaks.detectors[PROBE].auroc
+    blind = probe is None or not probe.low > 0.5
+    if blind:
+        found.append(
+            f"warning: the probe is not above chance (AUROC {_shown(probe)}): these states are not shown to "
+            "tell the labels apart, and every baseline is within reach"
+        )
+    for name, difference in leaks.differences.items():
+        measured = leaks.detectors[name].auroc
+        far = measured is not None and measured.low > 0.5 and measured.value >= FAR
+        near = not blind and not difference.low > 0
+        if not far and not near:
+            continue
+        says = f"warning: {name} predicts the labels without the model, AUROC {_shown(measured)}"
+        if near:
+            says += (
+                f", and is within reach of what a head could claim: the probe has {_shown(probe)}, "
+                f"difference {_shown(difference, sign=True)}"
+            )
+        found.append(says)
+    return [*found, *_advice(found, leaks, config)]
+
+
+def _advice(warnings: list[str], leaks: Leaks, config: Mapping[str, Any]) -> list[str]:
+    """What may help, as far as the options are there and not in force already."""
+    if not warnings:
+        return []
+    options = []
+    uneven = any(abs((size["wrong"] or 0.5) - 0.5) > _UNEVEN for size in leaks.splits.values())
+    if uneven and not config.get("balance", True):
+        options.append("balance=true (as many of one label as of the other in every split)")
+    if config.get("negatives") == "untouched":
+        options.append("negatives=generated (both labels from texts the model wrote)")
+    options.append("more articles or questions (a higher limit narrows the intervals)")
+    return [f"what may help: {'; '.join(options)}"]
+
+
+def _figures(name: str, interval: Interval | None) -> dict[str, Any]:
+    """Value and limits rounded, null where undefined."""
+    if interval is None or np.isnan(interval.value):
+        return {name: None, f"{name}_ci95": None}
+    limits = None if np.isnan(interval.low) else [round(interval.low, 4), round(interval.high, 4)]
+    return {name: round(interval.value, 4), f"{name}_ci95": limits}
+
+
+def _shown(interval: Interval | None, *, sign: bool = False) -> str:
+    if interval is None or np.isnan(interval.value):
+        return "-"
+    form = "+.2f" if sign else ".2f"
+    return f"{interval.value:{form}} ({interval.low:{form}} to {interval.high:{form}})"

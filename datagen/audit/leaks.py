@@ -1,0 +1,158 @@
+"""How well labels of held-out articles are predicted without the model, and by a linear probe on it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+
+from probers import metrics
+from probers.baselines import RANGES, bag_of_words, categories, numbers
+from probers.bootstrap import Bootstrap, Interval
+from probers.store import FeatureStore
+
+from .probe import Probe, linear_probe
+
+SPLITS = ("train", "validation", "test")
+MAJORITY, PROBE = "majority", "linear probe"
+#: Held-out spans and groups below which intervals would be too wide to tell anything.
+LEAST_SPANS, LEAST_GROUPS = 20, 5
+
+
+@dataclass(frozen=True, slots=True)
+class Baseline:
+    """A detector that never sees a state; it reads those of its columns that the store has."""
+
+    name: str
+    kind: Literal["words", "numbers", "category"]
+    columns: tuple[str, ...]
+
+
+#: "characters" are those of the answer.
+BASELINES = (
+    Baseline("bag of words, answer", "words", ("answer",)),
+    Baseline("bag of words, text", "words", ("text",)),
+    Baseline("bag of words, question", "words", ("question",)),
+    Baseline("length", "numbers", ("n_tokens", "characters")),
+    Baseline("position", "numbers", ("cut_at", "sentence")),
+    Baseline("type", "category", ("question_type",)),
+    Baseline("condition", "category", ("condition",)),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Figures on held-out groups with 95% intervals; no AUROC for a constant, which ranks nothing."""
+
+    accuracy: Interval
+    auroc: Interval | None
+
+
+@dataclass(frozen=True, slots=True)
+class Leaks:
+    """The result of :func:`measure_leaks`.
+
+    Attributes:
+        splits: spans, groups and share of wrong texts per split.
+        detectors: figures by name, :data:`MAJORITY` first and :data:`PROBE` last; empty where
+            the splits allow none.
+        differences: AUROC of the probe minus that of each baseline, paired.
+        probe: what the probe reads.
+        notes: what was left out, and why.
+    """
+
+    splits: dict[str, dict[str, Any]]
+    detectors: dict[str, Measured] = field(default_factory=dict)
+    differences: dict[str, Interval] = field(default_factory=dict)
+    probe: Probe | None = None
+    notes: list[str] = field(default_factory=list)
+
+
+def measure_leaks(store: FeatureStore, rows: np.ndarray, table: pd.DataFrame, *, seed: int) -> Leaks:
+    """Fit every detector on the training groups and measure it on the test groups.
+
+    Args:
+        store: with the states.
+        rows: (n,) row numbers in the store.
+        table: the n rows: group, split, correct and the baselines' columns as far as there are any.
+        seed: of the resamples.
+
+    Raises:
+        UserError: a shard that cannot be read.
+    """
+    wrong = 1 - table["correct"].to_numpy()
+    places = {split: np.flatnonzero(table["split"] == split) for split in SPLITS}
+    splits = {split: _size(table.iloc[found], wrong[found]) for split, found in places.items()}
+    problem = _problem(splits)
+    if problem:
+        return Leaks(splits, notes=[f"no leak check: {problem}"])
+    train, test = places["train"], places["test"]
+    bootstrap = Bootstrap(table["group"].to_numpy()[test], seed=seed)
+    auroc = partial(metrics.auroc, wrong[test])
+
+    def measured(scores: np.ndarray) -> Measured:
+        constant = np.ptp(scores) == 0
+        return Measured(
+            bootstrap.interval((scores > 0).astype(float), partial(metrics.accuracy, wrong[test])),
+            None if constant else bootstrap.interval(scores, auroc),
+        )
+
+    notes: list[str] = []
+    found = {name: scores[test] for name, scores in _scores(table, wrong, train, notes).items()}
+    usual = np.full(len(test), 1.0 if wrong[train].mean() > 0.5 else -1.0)
+    probe = linear_probe(store, rows, wrong, places)
+    if probe.validation is None:
+        notes.append("validation has not both labels: the probe's layer and penalty are the middle ones")
+    detectors = {name: measured(s) for name, s in {MAJORITY: usual, **found, PROBE: probe.scores}.items()}
+    differences = {name: bootstrap.difference(probe.scores, s, auroc) for name, s in found.items()}
+    return Leaks(splits, detectors, differences, probe, notes)
+
+
+def _size(table: pd.DataFrame, wrong: np.ndarray) -> dict[str, Any]:
+    share = round(float(wrong.mean()), 4) if len(wrong) else None
+    return {"n": len(table), "groups": int(table["group"].nunique()), "wrong": share}
+
+
+def _problem(splits: Mapping[str, Mapping[str, Any]]) -> str | None:
+    """Why nothing can be fitted or measured, or None."""
+    for split in ("train", "test"):
+        size = splits[split]
+        if not size["n"]:
+            return f"there are no {split} examples"
+        if size["wrong"] in (0.0, 1.0):
+            label = "wrong" if size["wrong"] else "right"
+            return f"all {size['n']} {split} examples are {label}"
+    test = splits["test"]
+    if test["n"] < LEAST_SPANS or test["groups"] < LEAST_GROUPS:
+        return (
+            f"{test['n']} test examples of {test['groups']} groups are too few "
+            f"(at least {LEAST_SPANS} of {LEAST_GROUPS})"
+        )
+    return None
+
+
+def _scores(
+    table: pd.DataFrame, wrong: np.ndarray, train: np.ndarray, notes: list[str]
+) -> dict[str, np.ndarray]:
+    """(n,) scores of every baseline that has something to read; notes say which have not."""
+    found, constant = {}, []
+    for baseline in BASELINES:
+        there = [c for c in baseline.columns if c in table]
+        columns = [c for c in there if table[c].iloc[train].nunique() > 1]
+        if not there:
+            notes.append(f"{baseline.name} left out: the store has no column {' or '.join(baseline.columns)}")
+        elif not columns:
+            constant += [baseline.name] if baseline.name != "condition" else []  # one is the usual case
+        elif baseline.kind == "words":
+            found[baseline.name] = bag_of_words(table[columns[0]].tolist(), wrong, train)
+        elif baseline.kind == "category":
+            found[baseline.name] = categories(table[columns].to_numpy(), wrong, train)
+        else:
+            found[baseline.name] = numbers(table[columns].to_numpy(dtype=float), wrong, train, bins=RANGES)
+    if constant:
+        notes.append(f"{', '.join(constant)} left out: the same in all training examples")
+    return found

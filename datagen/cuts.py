@@ -1,0 +1,145 @@
+"""Where articles are cut: right before an entity inside a sentence and outside the title (RaDIO, MIND)."""
+
+from __future__ import annotations
+
+import random
+from bisect import bisect_right
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from itertools import chain
+
+from probers.text import split_sentences
+from probers.types import Article, UserError
+
+from .detokenise import detokenise_sentences
+from .entities import Entity
+from .matching import normalise
+from .sources import ArticleSource
+
+#: Finds the entities of a text, from left to right.
+Recognise = Callable[[str], list[Entity]]
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """An article cut before ``entity``.
+
+    Attributes:
+        article: the whole article, in natural text.
+        entity: its span in the article's sentences joined by spaces.
+        before: the article up to the entity, without the space there.
+        between: that space, or "" where the entity follows a bracket or a quote.
+        sentence: index of the sentence it is in.
+    """
+
+    article: Article
+    entity: Entity
+    before: str
+    between: str
+    sentence: int
+
+    @property
+    def id(self) -> str:
+        return f"{self.article.id}/{self.entity.start}"
+
+
+def cut_article(
+    article: Article, recognise: Recognise, *, per_article: int, within: int | None, seed: int
+) -> list[Cut]:
+    """The seeded choice of at most ``per_article`` entities to cut before, from left to right.
+
+    Args:
+        article: in natural text.
+        within: only in this many sentences from the beginning; None takes all.
+    """
+    text = " ".join(article.sentences)
+    sentences = split_sentences(text)[:within]
+    if not sentences:
+        return []
+    starts = [start for start, _ in sentences]
+    text = text[: sentences[-1][1]]
+    title = f" {normalise(article.title)} "
+    usable = [
+        e
+        for e in recognise(text)
+        if e.start not in starts and f" {normalise(e.text)} " not in title and text[: e.start].strip()
+    ]
+    rng = random.Random(f"cuts:{seed}:{article.id}")
+    chosen = sorted(rng.sample(usable, min(per_article, len(usable))), key=lambda e: e.start)
+    cuts = []
+    for entity in chosen:
+        before = text[: entity.start].rstrip()
+        between = text[len(before) : entity.start]
+        cuts.append(Cut(article, entity, before, between, bisect_right(starts, entity.start) - 1))
+    return cuts
+
+
+def natural(article: Article) -> Article:
+    """The article in natural text; sentences that are so already stay as they are."""
+    return replace(article, sentences=tuple(detokenise_sentences(article.sentences)))
+
+
+@dataclass(slots=True)
+class CutPlan:
+    """The cuts of all articles of a source, made one article at a time while it is iterated, once.
+
+    Attributes:
+        source: where the articles come from; those without a cut join its problems.
+        recognise: finds entities.
+        per_article: cuts per article at most.
+        within: cut only in this many sentences from the beginning; None anywhere.
+        seed: of the choice.
+        articles: how many were read so far.
+        cuts: how many cuts they gave.
+    """
+
+    source: ArticleSource
+    recognise: Recognise
+    per_article: int
+    within: int | None
+    seed: int
+    articles: int = field(default=0, init=False)
+    cuts: int = field(default=0, init=False)
+    _stream: Iterator[Cut] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self._stream = self._all()
+        for name in ("per_article", "within"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UserError(f"{name}={value} leaves nothing to cut at: give 1 or more")
+
+    def peek(self) -> None:
+        """Make the first cut and keep it, so that articles nothing can be made of are an error now."""
+        first = next(self._stream)
+        self._stream = chain([first], self._stream)
+
+    def __iter__(self) -> Iterator[Cut]:
+        """The cuts in the order of the articles.
+
+        Raises:
+            UserError: at the end, when no article had an entity to cut before; and what the
+                source raises.
+        """
+        return self._stream
+
+    def _all(self) -> Iterator[Cut]:
+        for article in self.source:
+            self.articles += 1
+            cuts = cut_article(
+                natural(article),
+                self.recognise,
+                per_article=self.per_article,
+                within=self.within,
+                seed=self.seed,
+            )
+            if not cuts:
+                reason = "no entity: none inside a sentence and not in the title"
+                self.source.problems.add(article.title, reason)
+            self.cuts += len(cuts)
+            yield from cuts
+        if not self.cuts:
+            raise UserError(
+                f"articles={self.source.spec}: none of the {self.articles} articles has an entity inside a "
+                "sentence and outside its title, so there is nothing to cut at"
+            )

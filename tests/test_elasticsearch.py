@@ -1,0 +1,704 @@
+"""The Elasticsearch retriever against a server of ours that fails on request, and a real one if there is."""
+
+import logging
+import os
+import shutil
+import subprocess
+import uuid
+
+import httpx
+import numpy as np
+import pytest
+from fake_elasticsearch import FULL, FakeElasticsearch
+from omegaconf import OmegaConf
+from probers.rag.retrievers import BM25
+from probers.rag.retrievers.elastic.access import find_access
+from probers.rag.retrievers.elasticsearch import Elasticsearch
+
+from probers.parts import build
+from probers.types import Passage, RunError, UserError
+
+FAST = {"backoff": 0.01, "timeout": 0.3, "retries": 3}
+WORDS = "amber basil cedar dune ember fjord grove heron inlet juniper kelp larch moss nettle osier".split()  # noqa: SIM905
+
+
+@pytest.fixture
+def server(monkeypatch):
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    for name in ("ES_URL", "ES_API_KEY", "ES_USERNAME", "ES_PASSWORD"):
+        monkeypatch.delenv(name, raising=False)
+    with FakeElasticsearch() as fake:
+        yield fake
+
+
+def corpus(*texts):
+    return [Passage(f"p{i}", "", text) for i, text in enumerate(texts)]
+
+
+def skewed(count, seed=0):
+    """Passages of up to 38 words with the frequencies of a text, and titles of two."""
+    rng = np.random.default_rng(seed)
+    draw = lambda n: " ".join(f"t{min(int(x), 300)}" for x in rng.zipf(1.4, n))  # noqa: E731
+    return [Passage(f"id {i}", draw(2), draw(int(rng.integers(3, 37)))) for i in range(count)]
+
+
+def connect(server, passages, **options):
+    return Elasticsearch(passages, **{"url": server.url, **FAST, **options})
+
+
+def ids(rows):
+    return [[p.id for p in row] for row in rows]
+
+
+# --- ranking ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("formula", [{}, {"k1": 0.9, "b": 0.4}])
+def test_it_ranks_as_bm25_does(server, formula):
+    passages = skewed(300)
+    queries = [p.text for p in skewed(40, seed=1)] + ["t1", "T2, t2? (t3)", "t299 nothing", "t7-t8"]
+    ours, theirs = connect(server, passages, **formula), BM25(passages, **formula)
+    found, expected = ours.search(queries, 10), theirs.search(queries, 10)
+    assert ids(found) == ids(expected)
+    factor = 1 + formula.get("k1", 1.2)
+    scores = [p.score for row in found for p in row]
+    assert scores == pytest.approx([factor * p.score for row in expected for p in row], rel=1e-4)
+    assert found[0][0].text == expected[0][0].text and len(server.asked("msearch")) == 1
+
+
+def test_lengths_as_lucene_keeps_them_change_nothing_up_to_40_words_and_little_above(server):
+    """Why a real server may rank long passages a little otherwise, and why its test has short ones."""
+    server.coarse_lengths = True
+    rng = np.random.default_rng(2)
+    long = corpus(*(" ".join(f"t{min(int(x), 300)}" for x in rng.zipf(1.4, n)) for n in range(41, 341)))
+    queries = [p.text for p in skewed(40, seed=1)]
+    for passages, same in ((skewed(300), True), (long, False)):
+        found, exact = connect(server, passages).search(queries, 10), BM25(passages).search(queries, 10)
+        assert (ids(found) == ids(exact)) == same
+        shared = [len({*a} & {*b}) / 10 for a, b in zip(ids(found), ids(exact), strict=True)]
+        assert np.mean(shared) > 0.85
+
+
+def test_ties_keep_the_corpus_order_and_few_matches_are_not_padded(server):
+    retriever = connect(server, corpus(*["same words"] * 20, "other"), search_queries=2)
+    tied, one, none, blank, all_ = retriever.search(["words", "other", "zebra", " ", "same other"], 30)
+    assert [p.id for p in tied] == [f"p{i}" for i in range(20)] and [p.id for p in one] == ["p20"]
+    assert none == [] and blank == [] and len(all_) == 21
+    assert ids(retriever.search(["words"], 7)) == [[f"p{i}" for i in range(7)]]
+    assert [len(body.splitlines()) for body in server.asked("msearch")] == [4, 4, 2]
+
+
+def test_an_analyzer_of_the_server_with_stop_words_and_two_fields(server):
+    passages = [
+        Passage("a", "The Heron", "It is a bird of the inlet."),
+        Passage("b", "Inlet", "The heron is not in it."),
+        Passage("c", "Moss", "Of the moss and the kelp."),
+    ]
+    english = connect(server, passages, analyzer="english", fields="separate")
+    found, stops = english.search(["the heron", "it is not of the"], 5)
+    assert {p.id for p in found} == {"a", "b"} and stops == []
+    assert connect(server, passages).search(["the"], 5)[0]  # the word analyzer has no stop list
+    mapping = server.indices[english._index.name].mappings["properties"]
+    assert mapping["title"]["analyzer"] == mapping["text"]["analyzer"] == "english"
+    # Half of the worse field is added to the better one: both fields hold "heron inlet" words in a and b.
+    both = english.search(["heron inlet"], 2)[0]
+    alone = english.search(["heron"], 2)[0]
+    assert both[0].score > alone[0].score
+    with pytest.raises(UserError, match=r"analyzer \[klingon\] has not been configured.*analyzer=klingon"):
+        connect(server, passages, analyzer="klingon")
+
+
+@pytest.mark.parametrize(
+    "query",
+    ['"quoted" AND (amber OR', "amber~2 +basil -cedar", "title:amber*", "\\ / { } [ ] ^", '{"match_all": {}}',
+     "amber\nbasil\x00\ud800", "the", ""],
+)  # fmt: skip
+def test_a_query_is_words_and_nothing_else(server, query):
+    passages = corpus("amber basil", "cedar dune", "title match")
+    assert ids(connect(server, passages).search([query], 5)) == ids(BM25(passages).search([query], 5))
+
+
+def test_a_query_with_too_many_words_is_cut_from_its_beginning(server, capsys):
+    passages = corpus("amber basil", "cedar dune", "early heron")
+    retriever = connect(server, passages, max_query_words=20)
+    long = "early " * 200 + "cedar " * 30
+    assert ids(retriever.search([long, "amber", long], 5)) == [["p1"], ["p0"], ["p1"]]
+    assert capsys.readouterr().err.count("cut to its last 20 (max_query_words)") == 1
+    server.most_clauses = 8  # the server's own limit, which none of ours knows
+    assert ids(connect(server, passages).search(["basil", long], 5)) == [["p0"], ["p1"]]
+    assert "too many words for the server" in capsys.readouterr().err
+
+
+NESTED = {"type": "too_many_nested_clauses", "reason": "Query contains too many nested clauses"}
+
+
+@pytest.mark.parametrize("reply", [
+    (500, {"type": "search_phase_execution_exception", "failed_shards": [{"reason": NESTED}]}),
+    (400, {"type": "illegal_argument_exception", "reason": "Query rewrite failed: too many clauses"}),
+])  # fmt: skip
+def test_every_way_a_server_says_too_many_clauses_is_understood(server, reply):
+    retriever = connect(server, corpus("amber basil", "cedar dune"))
+    server.query_faults = [{"error": reply[1], "status": reply[0]}]
+    assert ids(retriever.search(["amber cedar"], 5)) == [["p1"]]  # the second half
+
+
+def test_k_is_checked_and_may_exceed_the_corpus(server):
+    retriever = connect(server, corpus("amber", "amber basil"))
+    assert len(retriever.search(["amber"], 10**9)[0]) == 2
+    with pytest.raises(UserError, match="k=0"):
+        retriever.search(["amber"], 0)
+    retriever._searcher.recipe = OmegaConf.create({"passages": 10**6})
+    with pytest.raises(UserError, match="at most 10000"):
+        retriever.search(["amber"], 10_001)
+    assert retriever.search([], 3) == []
+
+
+# --- loading ----------------------------------------------------------------------------------------
+
+
+def test_a_complete_index_is_used_again_and_another_corpus_or_setting_is_not(server):
+    passages = corpus(*WORDS)
+    connect(server, passages)
+    assert len(server.asked("bulk")) == 1
+    server.requests.clear()
+    connect(server, passages)
+    assert {name for name, _ in server.requests} == {"root", "mapping", "count", "search"}
+    connect(server, corpus(*WORDS[::-1]))
+    connect(server, passages, k1=0.9)
+    connect(server, passages, fields="separate")
+    assert len(server.indices) == 4
+
+
+def test_a_named_index_is_made_anew_when_its_corpus_changed(server, capsys):
+    connect(server, corpus("amber", "basil"), index="wiki")
+    changed = connect(server, corpus("cedar", "basil"), index="wiki")
+    assert "made anew: corpus:" in capsys.readouterr().out
+    assert ids(changed.search(["amber", "cedar"], 2)) == [[], ["p0"]] and len(server.indices) == 1
+    connect(server, corpus("cedar", "basil"), index="wiki", b=0.1)
+    assert "b: 0.75 there, 0.1 here" in capsys.readouterr().out
+    server.requests.clear()
+    connect(server, corpus("cedar", "basil"), index="wiki", b=0.1, rebuild=True)
+    assert len(server.asked("delete")) == 1 and len(server.asked("bulk")) == 1
+
+
+def test_an_index_of_someone_else_is_left_alone(server):
+    body = {"settings": {"index": {}}, "mappings": {"properties": {}}}
+    httpx.put(f"{server.url}/wiki", json=body)
+    for rebuild in (False, True):
+        with pytest.raises(UserError, match="index=wiki exists.*not made by probers.*left alone"):
+            connect(server, corpus("amber"), index="wiki", rebuild=rebuild)
+    assert server.indices["wiki"].mappings == body["mappings"] and not server.asked("delete")
+
+
+def test_a_half_loaded_index_goes_on_where_it_stopped(server):
+    passages = corpus(*(f"word{i} amber" for i in range(500)))
+    server.faults["bulk"] = [None] * 3 + ["reset"] * 10
+    with pytest.raises(RunError, match="gives no usable answer.*tried 4 times.*same command goes on"):
+        connect(server, passages, bulk_passages=50)
+    server.faults.clear()
+    server.requests.clear()
+    retriever = connect(server, passages, bulk_passages=50)
+    assert len(server.asked("bulk")) == 7  # 3 of the 10 were there
+    assert ids(retriever.search(["word17", "word499"], 1)) == [["p17"], ["p499"]]
+    # A finished index that lost passages is filled up too.
+    index = server.indices[retriever._index.name]
+    del index.docs["420"]
+    index.refresh()
+    server.requests.clear()
+    assert ids(connect(server, passages, bulk_passages=50).search(["word420"], 1)) == [["p420"]]
+    assert len(server.asked("bulk")) == 2
+    index.docs["500"] = {"n": 500, "title": "", "text": "stray"}
+    index.refresh()
+    connect(server, passages)
+    assert "500" not in server.indices[retriever._index.name].docs
+
+
+def test_bulk_requests_keep_to_their_sizes(server):
+    passages = corpus(*("amber " * 200 for _ in range(40)), "x " * 30_000)
+    connect(server, passages, bulk_passages=15)
+    assert [len(b.splitlines()) // 2 for b in server.asked("bulk")] == [15, 15, 11]
+    server.requests.clear()
+    connect(server, passages, rebuild=True, bulk_mb=0.01)
+    bodies = server.asked("bulk")
+    assert all(len(b) <= 10_000 or len(b.splitlines()) == 2 for b in bodies) and len(bodies) == 7
+
+
+def test_a_proxy_that_takes_less_is_sent_less(server):
+    passages = corpus(*("amber " * 200 for _ in range(40)))
+    server.largest_body = 9000
+    retriever = connect(server, passages, progress=False)
+    assert len(retriever.search(["amber " * 500] * 5, 40)[4]) == 40
+    with pytest.raises(RunError, match=r"refused 1 of 2 passages: 'p1' \(too large: \d+ bytes\)"):
+        connect(server, corpus("amber", "basil " * 2000))
+
+
+def test_a_passage_of_ten_megabytes_and_odd_characters_are_loaded(server):
+    passages = corpus("y" * 10_000_000, "amber\x00\ud800\u2028 é 日本", "basil\r\n{}")
+    retriever = connect(server, passages, timeout=20)
+    assert ids(retriever.search(["É", "日本", "y" * 9000, "basil"], 3)) == [["p1"], ["p1"], ["p0"], ["p2"]]
+
+
+def test_the_bar_is_shown_on_request_and_a_disk_that_is_too_small_is_told(server, capsys):
+    connect(server, corpus("amber", "basil"), progress=True)
+    shown = capsys.readouterr()
+    assert "loading 2 passages" in shown.out and "2.00/2.00" in shown.err and "disk left" not in shown.err
+    server.disk = 100
+    connect(server, corpus("amber " * 100), progress=True)
+    assert "0 MB of disk left" in capsys.readouterr().err
+    server.faults["allocation"] = [(403, {}, {"error": {"type": "security_exception", "reason": "no"}})]
+    connect(server, corpus("cedar " * 100), progress=True)
+    connect(server, corpus("dune"))
+    assert "loading" not in capsys.readouterr().err
+
+
+# --- failures ---------------------------------------------------------------------------------------
+
+BUSY = {"error": {"type": "es_rejected_execution_exception", "reason": "queue is full"}}
+PASSING = [
+    (429, {"Retry-After": "0"}, BUSY),
+    (503, {}, b"<html>no backend</html>"),
+    (502, {}, b""),
+    (200, {}, b'{"took": 1, "items": ['),
+    "cut", "reset", "lost",
+]  # fmt: skip
+
+
+ENDPOINTS = ["root", "mapping", "create", "bulk", "refresh", "count", "search", "put_mapping", "msearch"]
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "fault"),
+    [*((e, f) for e in ENDPOINTS for f in PASSING), ("bulk", "hang"), ("msearch", "hang")],
+    ids=lambda v: str(v[0] if isinstance(v, tuple) else v),
+)
+def test_a_passing_fault_is_tried_again_and_nothing_is_twice_there(server, endpoint, fault):
+    server.faults[endpoint] = [fault]
+    passages = corpus(*WORDS)
+    retriever = connect(server, passages)
+    assert ids(retriever.search(["heron", "moss"], 3)) == [["p7"], ["p12"]]
+    assert not server.faults[endpoint] and len(server.asked(endpoint)) >= 2
+    (index,) = server.indices.values()
+    assert len(index.docs) == len(WORDS)
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        ((429, {}, BUSY), "HTTP 429 es_rejected_execution_exception: queue is full"),
+        ((503, {}, b"<html>no backend</html>"), "HTTP 503"),
+        ("cut", "peer closed connection"),
+        ("hang", "no answer in time"),
+        ((429, {"Retry-After": "4000"}, BUSY), "4000 s; retriever.max_wait is 300"),
+    ],
+    ids=["429", "503", "cut", "hang", "Retry-After"],
+)
+def test_a_lasting_fault_in_a_search_is_one_clear_sentence_and_then_it_goes_on(server, fault, reason):
+    retriever = connect(server, corpus("amber", "basil"), retries=1, timeout=0.2)
+    server.faults["msearch"] = [fault] * 2
+    with pytest.raises(RunError) as error:
+        retriever.search(["amber"], 1)
+    assert reason in str(error.value) and server.url in str(error.value) and "\n" not in str(error.value)
+    server.faults.clear()
+    assert ids(retriever.search(["amber"], 1)) == [["p0"]]
+
+
+def test_waits_are_as_told_or_doubled_with_jitter(server, monkeypatch):
+    retriever = connect(server, corpus("amber"))
+    waits = []
+    transport = retriever._index.server._transport
+    transport.backoff = 2.0
+    monkeypatch.setattr(transport, "_sleep", waits.append)
+    server.faults["msearch"] = [(429, {"Retry-After": "7"}, BUSY), (503, {}, {}), (503, {}, {})]
+    assert retriever.search(["amber"], 1)[0]
+    assert waits[0] == 7 and 4 <= waits[1] <= 6 and 8 <= waits[2] <= 12 and waits[2] != 2 * waits[1]
+
+
+def test_a_server_that_is_not_there_is_told(server):
+    with FakeElasticsearch() as gone:
+        pass
+    with pytest.raises(RunError, match=rf"{gone.url} gives no usable answer: the connection failed.*4 times"):
+        Elasticsearch(corpus("amber"), url=gone.url, **FAST)
+
+
+def test_passages_put_off_are_sent_again_alone_and_those_refused_are_listed(server):
+    passages = corpus(*WORDS)
+    server.put_off = {"3": 2, "5": 1}
+    connect(server, passages, index="one")
+    assert [len(b.splitlines()) // 2 for b in server.asked("bulk")] == [15, 2, 1]
+    server.refuse = {"4": "no such thing", "7": "nor this"}
+    with pytest.raises(RunError) as error:
+        connect(server, passages, index="two", bulk_passages=5)
+    assert "refused 2 of 15 passages: 'p4' (" in str(error.value) and "'p7' (" in str(error.value)
+    assert "mapper_parsing_exception: failed to parse (no such thing)" in str(error.value)
+    assert len(server.indices["two"].docs) == 13  # the others are loaded
+    server.refuse = {}
+    connect(server, passages, index="two")
+    assert len(server.indices["two"].docs) == 15
+    server.put_off = {"3": 99}
+    with pytest.raises(RunError, match="1 passages were put off: es_rejected_execution_exception"):
+        connect(server, passages, index="three")
+
+
+def test_a_request_refused_as_a_whole_stops_the_loading(server):
+    passages = corpus(*(f"word{i}" for i in range(200)))
+    server.refuse = {str(i): "no" for i in range(200)}
+    with pytest.raises(RunError, match=r"refused 10 of 200 passages.*'p9'"):
+        connect(server, passages, bulk_passages=10)
+    assert len(server.asked("bulk")) == 1
+
+
+@pytest.mark.parametrize("status", [429, 403])
+def test_a_full_disk_is_an_error_with_the_remedy_and_is_not_waited_for(server, status):
+    passages = corpus(*WORDS)
+    server.room = 8
+    with pytest.raises(RunError) as error:
+        connect(server, passages, bulk_passages=5)
+    assert "flood-stage watermark" in str(error.value)
+    assert '{"index.blocks.read_only_allow_delete": null}' in str(error.value)
+    assert "same command again" in str(error.value) and len(server.asked("bulk")) == 2
+    server.room = None
+    assert ids(connect(server, passages).search(["osier"], 1)) == [["p14"]]
+    refusal = {"error": {"type": "cluster_block_exception", "reason": FULL.format("x")}, "status": status}
+    server.faults["create"] = [(status, {}, refusal)]
+    server.requests.clear()
+    with pytest.raises(RunError, match="free space there"):
+        connect(server, corpus("amber"))
+    assert len(server.asked("create")) == 1
+
+
+def test_passages_that_vanish_in_silence_are_missed(server):
+    passages = corpus(*WORDS)
+    server.lose = {"9"}
+    with pytest.raises(RunError, match="acknowledged 15 passages but index .* holds 14: check its disk"):
+        connect(server, passages)
+    server.lose = set()
+    server.requests.clear()
+    connect(server, passages, bulk_passages=1)
+    assert len(server.asked("bulk")) == 6  # from the gap on
+
+
+def test_passages_that_are_counted_but_not_found_are_missed(server):
+    passages = corpus(*WORDS)
+    connect(server, passages, index="wiki")
+    index = server.indices["wiki"]
+    index.docs["7"]["contents"] = index.docs["7"]["text"] = ""
+    index.docs["14"]["text"] = index.docs["9"]["text"] = "gone"
+    index.refresh()
+    index.postings["contents"].clear()
+    with pytest.raises(RunError, match="does not find passage 'p9' by its own words.*rebuild=true"):
+        connect(server, passages, index="wiki")
+    connect(server, passages, index="wiki", rebuild=True)
+
+
+def test_a_document_that_is_not_of_the_corpus_is_never_returned_as_one(server):
+    retriever = connect(server, corpus("amber", "basil"), index="wiki")
+    index = server.indices["wiki"]
+    index.docs["7"] = {"n": 7, "title": "", "text": "amber"}
+    index.refresh()
+    with pytest.raises(RunError, match="returns document 7 of index wiki, which was not loaded from this"):
+        retriever.search(["amber"], 2)
+    del index.docs["7"]
+    index.docs["mine"] = {"n": 1, "title": "", "text": "cedar"}
+    index.refresh()
+    with pytest.raises(RunError, match="returns document mine of index wiki"):
+        retriever.search(["cedar"], 2)
+
+
+def test_one_query_of_several_may_fail(server):
+    retriever = connect(server, corpus("amber", "basil", "cedar"))
+    busy = {"error": {"type": "es_rejected_execution_exception", "reason": "full"}, "status": 429}
+    late = {"timed_out": True, "_shards": {"failed": 0}, "hits": {"hits": []}, "status": 200}
+    part = {"timed_out": False, "_shards": {"failed": 1}, "hits": {"hits": []}, "status": 200}
+    queries = ["amber", "basil", "cedar"]
+    for fault in (busy, late, part):
+        server.requests.clear()
+        server.query_faults = [None, fault, None, fault]
+        assert ids(retriever.search(queries, 1)) == [["p0"], ["p1"], ["p2"]]
+        assert [len(b.splitlines()) // 2 for b in server.asked("msearch")] == [3, 1, 1]
+    server.query_faults = [None] + [part] * 9
+    with pytest.raises(RunError, match="2 of 2 queries were put off: 1 shards do not answer"):
+        retriever.search(queries, 1)
+    error = {"root_cause": [{"type": "query_shard_exception", "reason": "bad field"}], "reason": "all failed"}
+    server.query_faults = [None, {"error": error, "status": 400}]
+    with pytest.raises(RunError, match="cannot answer the query 'basil': query_shard_exception: bad field"):
+        retriever.search(queries, 1)
+    server.query_faults = []
+    server.indices.clear()
+    with pytest.raises(RunError, match="no such index"):
+        retriever.search(queries, 1)
+
+
+def test_an_index_replaced_while_it_is_loaded_is_not_called_complete(server):
+    passages = corpus(*WORDS)
+    other = corpus(*WORDS[::-1])
+    connect(server, other, index="wiki")
+    theirs = server.indices.pop("wiki").mappings["_meta"]
+    server.room = 8
+    with pytest.raises(RunError, match="takes no more passages"):
+        connect(server, passages, index="wiki", bulk_passages=5)
+    server.room = None
+    found = server.indices["wiki"].mappings
+    refresh = server.refresh
+    server.refresh = lambda name: found.update(_meta=theirs) or refresh(name)
+    with pytest.raises(RunError, match="was replaced while it was loaded"):
+        connect(server, passages, index="wiki")
+
+
+# --- servers, addresses, secrets --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("number", "product"),
+    [("7.0.0", "Elasticsearch"), ("7.17.28", "Elasticsearch"), ("8.0.0", "Elasticsearch"),
+     ("9.1.2", "Elasticsearch"), ("1.3.20", "OpenSearch"), ("2.19.1", "OpenSearch"), ("3.0.0", "OpenSearch")],
+)  # fmt: skip
+def test_servers_that_speak_it_are_taken(server, number, product):
+    server.version(number, product=product)
+    retriever = connect(server, corpus("amber"))
+    assert f"({product} {number} at {server.url})" in repr(retriever)
+
+
+@pytest.mark.parametrize(
+    ("number", "product", "message"),
+    [
+        (
+            "6.8.23",
+            "Elasticsearch",
+            r"Elasticsearch 6\.8\.23 at .* is too old: Elasticsearch 7, 8, 9",
+        ),
+        ("4.1", "Another engine", "neither Elasticsearch nor OpenSearch"),
+        ("", "Elasticsearch", "neither Elasticsearch nor OpenSearch"),
+    ],
+)
+def test_others_are_refused_before_anything_is_done(server, number, product, message):
+    server.version(number, product=product)
+    with pytest.raises(UserError, match=message):
+        connect(server, corpus("amber"))
+    assert {name for name, _ in server.requests} == {"root"}
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        ((200, {"Content-Type": "text/html"}, b"<html>hello</html>"), "with text/html, not JSON"),
+        ((404, {"Content-Type": "text/html"}, b"<html>nothing</html>"), "with text/html, not JSON"),
+        ((301, {"Location": "https://there:9200/"}, b""), "sends on to https://there:9200/"),
+        ((200, {}, {"version": 3}), "neither"),
+        ((200, {}, ["a"]), "neither"),
+    ],
+)
+def test_what_is_no_such_server_at_all_is_told(server, answer, message):
+    server.faults["root"] = [answer]
+    with pytest.raises(UserError, match=message):
+        connect(server, corpus("amber"))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"url": None}, "set ES_URL"),
+        ({"url": "localhost:9200"}, "retriever.url=localhost:9200 is not the address"),
+        ({"url": "ftp://x"}, "not the address"),
+        ({"url": "http://x:"}, "no port"),
+        ({"url": "http://x:y"}, "not an address"),
+        ({"url": "http://x/?pretty"}, "not the address"),
+        ({"index": "Wiki"}, "index='Wiki'"),
+        ({"index": "_wiki"}, "index='_wiki'"),
+        ({"index": "a,b"}, "index='a,b'"),
+        ({"index": ""}, "index=''"),
+        ({"k1": -1}, "k1=-1"),
+        ({"b": 2}, "b=2"),
+        ({"fields": "both"}, "choose joined or separate"),
+        ({"analyzer": "a b"}, "analyzer='a b'"),
+        ({"shards": 0}, "shards=0"),
+        ({"replicas": -1}, "replicas=-1"),
+        ({"bulk_passages": 0}, "bulk_passages=0"),
+        ({"bulk_mb": 0}, "bulk_mb=0"),
+        ({"search_queries": 0}, "search_queries=0"),
+        ({"max_query_words": 0}, "max_query_words=0"),
+        ({"timeout": 0}, "timeout=0"),
+        ({"retries": -1}, "retries=-1"),
+        ({"backoff": float("nan")}, "backoff=nan"),
+        ({"ca_file": "/no/such.pem", "url": "https://x"}, "is not a file"),
+        ({"ca_file": __file__, "url": "https://x"}, "holds no certificate"),
+        ({"ca_file": __file__, "url": "https://x", "verify": False}, "no use with retriever.verify=false"),
+        ({"ca_file": __file__}, "no use with http://"),
+    ],
+)
+def test_a_mistaken_request_is_told_before_anything_is_made(server, options, message):
+    with pytest.raises(UserError, match=message):
+        connect(server, corpus("amber"), **options)
+    assert not server.indices
+
+
+@pytest.mark.parametrize(
+    ("url", "clean"),
+    [
+        ("http://h:9200/", "http://h:9200"),
+        ("https://h/behind/a/proxy/", "https://h/behind/a/proxy"),
+        ("http://[::1]:9200", "http://[::1]:9200"),
+        ("http://u:p%40@[::1]", "http://[::1]"),
+    ],
+)
+def test_an_address_is_kept_without_its_user(url, clean):
+    access = find_access(None, {"ES_URL": url})
+    assert access.url == clean and (access.authorization is None) == ("@" not in url)
+    assert repr(access) == f"Access(url={clean!r})"
+
+
+def test_an_empty_corpus_is_refused(server):
+    with pytest.raises(UserError, match="the corpus is empty"):
+        connect(server, [])
+    assert not server.requests
+
+
+KEY, USER, PASSWORD = "aWQ6c2VjcmV0LWtleS0xMjM=", "reader", "pa ss:wörd@1/2"
+BASIC = "Basic cmVhZGVyOnBhIHNzOnfDtnJkQDEvMg=="
+QUOTED = "pa%20ss:w%C3%B6rd%401%2F2"
+WAYS = {
+    "key": ({"ES_API_KEY": KEY}, f"ApiKey {KEY}"),
+    "id and key": ({"ES_API_KEY": "id:secret-key-123"}, f"ApiKey {KEY}"),
+    "user": ({"ES_USERNAME": USER, "ES_PASSWORD": PASSWORD}, BASIC),
+    "address": ({"ES_URL": f"http://{USER}:{QUOTED}@HOST"}, BASIC),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_credentials_come_from_the_environment_and_go_nowhere_else(server, way, monkeypatch, caplog, capfd):
+    """Into the header, and into no log, representation, message, output or saved configuration."""
+    environ, header = WAYS[way]
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value.replace("HOST", server.url.removeprefix("http://")))
+    server.authorization = header
+    caplog.set_level(logging.DEBUG)
+    node = OmegaConf.create({"_target_": "probers.rag.retrievers.elasticsearch.Elasticsearch", **FAST})
+    if "ES_URL" not in environ:
+        node.url = server.url
+    told = [OmegaConf.to_yaml(node)]
+    server.faults["root"] = [(503, {}, {"error": f"{header} cannot be served"})]  # which a notice quotes
+    retriever = build(node, corpus("amber", "basil"))
+    assert ids(retriever.search(["basil"], 1)) == [["p1"]]
+    told += [repr(retriever), str(vars(retriever)), repr(vars(retriever._index.server))]
+    index = next(iter(server.indices.values()))
+    told += [str(index.mappings), str(index.settings), str(server.requests)]
+
+    def note(error):
+        """What an error says, and what a traceback would say of those it came from."""
+        seen = error.value
+        while seen is not None:
+            told.append(f"{seen!r} {seen}")
+            seen = seen.__cause__ or seen.__context__
+
+    server.faults["msearch"] = [(503, {}, {"error": f"{header} cannot be served"})] * 9
+    with pytest.raises(RunError, match=r"\*\*\* cannot be served") as error:
+        retriever.search(["basil"], 1)
+    note(error)
+    server.faults.clear()
+    server.forbidden = {"msearch"}
+    with pytest.raises(UserError, match="does not allow POST /_msearch: .*'manage', 'read'") as error:
+        retriever.search(["basil"], 1)
+    note(error)
+    server.authorization = "another"
+    with pytest.raises(UserError, match="refuses the (key in ES_API_KEY|user and password)") as error:
+        retriever.search(["basil"], 1)
+    note(error)
+    assert any(record.name.startswith("httpx") for record in caplog.records)
+    output = capfd.readouterr()
+    told += [caplog.text, output.out, output.err]
+    secrets = [KEY, "secret-key-123", PASSWORD, QUOTED, BASIC.split()[1], "w%C3%B6rd", "wörd"]
+    for secret in secrets:
+        assert not any(secret in text for text in told), [text for text in told if secret in text]
+
+
+def test_a_server_that_asks_who_it_is_names_the_variables(server):
+    server.authorization = "Basic x"
+    with pytest.raises(UserError, match="asks who you are: set ES_API_KEY, or ES_USERNAME and ES_PASSWORD"):
+        connect(server, corpus("amber"))
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["http://reader:hidden@127.0.0.1:9", "http://hidden@x", "http://u:hid/den@x", "http://u:9#hidden@x"],
+)
+def test_an_address_with_a_password_is_refused_as_an_option_without_being_shown(server, url):
+    with pytest.raises(UserError, match="ES_URL") as error:
+        connect(server, corpus("amber"), url=url)
+    assert "hid" not in str(error.value) and "den@" not in str(error.value)
+    assert error.value.__cause__ is None
+    node = OmegaConf.create({"_target_": "probers.rag.retrievers.elasticsearch.Elasticsearch", "url": url})
+    with pytest.raises(UserError) as error:
+        build(node, corpus("amber"))
+    assert "hid" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("environ", "message"),
+    [
+        ({"ES_API_KEY": KEY, "ES_USERNAME": USER, "ES_PASSWORD": "x"}, "ES_API_KEY and ES_USERNAME are both"),
+        ({"ES_URL": "http://a:b@x", "ES_API_KEY": KEY}, "ES_API_KEY and a user in ES_URL are both set"),
+        ({"ES_USERNAME": USER}, "ES_USERNAME is set without ES_PASSWORD"),
+        ({"ES_PASSWORD": "x"}, "ES_PASSWORD is set without ES_USERNAME"),
+        ({"ES_URL": "http://reader@x"}, "user without a password"),
+        ({"ES_API_KEY": "a b\nc"}, "characters that no API key has"),
+    ],
+)
+def test_credentials_that_contradict_each_other_are_told(server, monkeypatch, environ, message):
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UserError, match=message):
+        connect(server, corpus("amber"), **({"url": None} if "ES_URL" in environ else {}))
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory):
+    if shutil.which("openssl") is None:
+        pytest.skip("the certificate of this test is made by openssl, which is not here")
+    folder = tmp_path_factory.mktemp("tls")
+    names = ["-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"]
+    files = ["-keyout", f"{folder}/key.pem", "-out", f"{folder}/cert.pem"]
+    kind = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"]
+    subprocess.run(["openssl", "req", "-x509", *kind, *files, *names], check=True, capture_output=True)
+    return f"{folder}/cert.pem", f"{folder}/key.pem"
+
+
+def test_certificates_are_checked_unless_told_otherwise(server, certificate):
+    with FakeElasticsearch(tls=certificate) as secure:
+        with pytest.raises(UserError, match=r"certificate is not trusted: self.signed.*retriever\.ca_file"):
+            connect(secure, corpus("amber"))
+        assert not secure.requests  # and it is asked only once
+        for options in ({"ca_file": certificate[0]}, {"verify": False}):
+            assert ids(connect(secure, corpus("amber"), **options).search(["amber"], 1)) == [["p0"]]
+        with pytest.raises(RunError, match="with TLS closes connections of http://"):
+            connect(secure, corpus("amber"), url=secure.url.replace("https", "http"), retries=0)
+
+
+# --- a real server ----------------------------------------------------------------------------------
+
+REAL = os.environ.get("ES_URL")
+
+
+@pytest.mark.skipif(not REAL, reason="ES_URL is not set: no Elasticsearch or OpenSearch to run against")
+@pytest.mark.parametrize("shards", [1, 3])
+def test_a_real_server_ranks_as_bm25_does(shards):
+    """All passages have at most 40 words, whose number Lucene keeps exactly."""
+    passages = [*skewed(400), Passage("é", "", "日本 É y_2 " + "z" * 40_000)]
+    queries = [p.text for p in skewed(40, seed=1)] + [
+        '"t1" AND (t2',
+        "É",
+        "日本",
+        "y_2",
+        "the",
+        "",
+        "t9 " * 5000,
+    ]
+    index = f"probers-test-{uuid.uuid4().hex[:8]}"
+    retriever = Elasticsearch(passages, index=index, shards=shards, bulk_passages=100)
+    try:
+        found, expected = retriever.search(queries, 10), BM25(passages).search(queries, 10)
+        assert ids(found) == ids(expected)
+        again = Elasticsearch(passages, index=index)
+        assert ids(again.search(queries, 10)) == ids(found)
+        part = Elasticsearch(passages[:200], index=index, analyzer="english", fields="separate")
+        assert len(part.search(["t1"], 10)[0]) == 10
+    finally:
+        retriever._index.server.request("DELETE", f"/{index}", accept=(404,))

@@ -1,0 +1,114 @@
+"""Prompts that begin other prompts are computed inside those, and nothing of what comes out changes."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from test_lm import assert_same
+from test_prefix import forwarded
+from tiny import FAMILIES, tiny_lm
+
+from probers import nesting
+from probers.nesting import longest
+from probers.types import Needs
+
+ONE = "She was born in 1931 in Jomholm, where her father had a mill, and moved when she was ten to the coast."
+OTHER = (
+    "The river Ovel rises in the north and flows through three lakes and two towns before it meets the sea."
+)
+
+
+def head(text, most):
+    """As many whole words as ``most`` characters hold: the tokens of one are not those of its half."""
+    return text[: text.rindex(" ", 0, most)]
+
+
+PROMPTS = [
+    head(ONE, 20), ONE, head(OTHER, 60), head(ONE, 55), OTHER, "Elsewhere it rained", head(OTHER, 60),
+    OTHER[:21],
+]  # fmt: skip
+NEEDS = Needs(layers=(0, 1, 2, 3), attention=True)
+
+
+@pytest.fixture
+def eager(monkeypatch):
+    monkeypatch.setattr(nesting, "_LEAST", 1)
+
+
+def alone(lm, prompts, **options):
+    return [lm.generate([prompt], **options)[0] for prompt in prompts]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_nested_prompts_give_what_each_gives_alone(family, eager):
+    lm = tiny_lm(family)
+    together = lm.generate(PROMPTS, max_new_tokens=10, needs=NEEDS)
+    for one, other in zip(together, alone(lm, PROMPTS, max_new_tokens=10, needs=NEEDS), strict=True):
+        assert_same(one, other)
+
+
+@pytest.mark.parametrize("batch_size", [2, 3, 8])
+def test_any_batch_size_gives_the_same(batch_size, eager):
+    lm = tiny_lm("llama", batch_size=batch_size)
+    for one, other in zip(
+        lm.generate(PROMPTS, max_new_tokens=6, needs=NEEDS),
+        alone(lm, PROMPTS, max_new_tokens=6, needs=NEEDS),
+        strict=True,
+    ):
+        assert_same(one, other)
+
+
+def test_what_is_nested_is_not_computed_again(monkeypatch):
+    """Two cuts of each article: the shorter's tokens are forwarded as the longer's, with one pass more."""
+    lm = tiny_lm("llama", batch_size=8)
+    texts = [head(text, end) for text in (ONE, OTHER) for end in (50, 100)]
+    lengths = [len(lm.tokenizer(text)["input_ids"]) for text in texts]
+    passes = forwarded(lm, monkeypatch)
+    monkeypatch.setattr(nesting, "_LEAST", 10_000)
+    lm.generate(texts, max_new_tokens=1)
+    assert passes == [(4, max(lengths))]
+    passes.clear()
+    monkeypatch.setattr(nesting, "_LEAST", sum(lengths[::2]))
+    lm.generate(texts, max_new_tokens=1)
+    assert passes == [(2, max(lengths) - 1), (4, 1)]
+
+
+def test_cuts_of_one_text_share_a_batch_though_their_lengths_differ(monkeypatch, eager):
+    lm = tiny_lm("llama", batch_size=2)
+    texts = [head(text, end) for text in (ONE, OTHER) for end in (20, 100)]
+    passes = forwarded(lm, monkeypatch)
+    lm.generate(texts, max_new_tokens=1)
+    assert [rows for rows, _ in passes] == [1, 2, 1, 2]
+
+
+def test_prompts_of_one_token_are_not_cut(eager):
+    lm = tiny_lm("llama")
+    together = lm.generate(["S", "She", ONE], max_new_tokens=4, needs=NEEDS)
+    for one, other in zip(together, alone(lm, ["S", "She", ONE], max_new_tokens=4, needs=NEEDS), strict=True):
+        assert_same(one, other)
+
+
+SEQUENCES = st.lists(st.lists(st.integers(0, 2), max_size=6), max_size=12)
+
+
+@given(SEQUENCES)
+def test_the_longest_is_one_that_begins_with_it_and_begins_no_other(sequences):
+    found = longest(sequences)
+    for own, leaf in zip(sequences, found, strict=True):
+        assert sequences[leaf][: len(own)] == own and found[leaf] == leaf
+        assert not any(
+            len(s) > len(sequences[leaf]) and s[: len(sequences[leaf])] == sequences[leaf] for s in sequences
+        )
+
+
+def test_order_does_not_matter():
+    prompts = list(range(len(PROMPTS)))
+    random.Random(0).shuffle(prompts)
+    ids = [[ord(c) for c in text] for text in PROMPTS]
+    straight = longest(ids)
+    shuffled = longest([ids[i] for i in prompts])
+    for place, i in enumerate(prompts):
+        assert ids[prompts[shuffled[place]]] == ids[straight[i]]

@@ -1,0 +1,86 @@
+"""Prompts: what stands where, and chat prompts through the tokenizer's own template."""
+
+import dataclasses
+
+import pytest
+from tiny import tiny_lm
+
+from probers import cli
+from probers.parts import build
+from probers.prompts import TESTBED_PROMPT, PromptTemplate
+from probers.types import UserError
+
+TEMPLATE = (
+    "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+def template(name):
+    return build(cli.compose("datagen", [f"prompt={name}"]).prompt)
+
+
+@pytest.fixture
+def tokenizer():
+    found = tiny_lm("llama").tokenizer
+    found.chat_template = TEMPLATE
+    yield found
+    found.chat_template = None
+
+
+def test_the_forms_of_an_article():
+    assert template("testbed").continuation("T", "It lies in") == "It lies in"
+    assert template("mind").continuation("T", "It lies in") == "It lies in"
+    radio = template("radio").continuation("{T}", "It lies in")
+    assert radio.endswith("titled {T}. Please continue the passage from where the sentence ends. It lies in")
+
+
+def test_a_chat_prompt_goes_through_the_models_template(tokenizer):
+    chat = template("chat").bind(tokenizer)
+    asked = chat.question("Who?", ["A passage."], partial="It was")
+    assert asked.startswith("<|user|>Context:\n[1] A passage.\nQuestion: Who?")
+    assert asked.endswith("<|end|><|assistant|>It was")
+    start, end = chat.question_span(asked, "Who?", "It was")
+    assert asked[start:end] == "Who?"
+    article = chat.continuation("Spain", "Spain is in")
+    assert article == "<|user|>Tell me something about Spain.<|end|><|assistant|>Spain is in"
+    shots = dataclasses.replace(template("chat"), exemplars="One example.\n").bind(tokenizer)
+    assert shots.question("Who?").startswith(shots.prefix) and shots.prefix == "<|user|>One example.\n"
+
+
+def test_the_question_is_found_in_a_plain_prompt_too():
+    asked = TESTBED_PROMPT.question("Who?", ["A passage."], partial=" It was")
+    start, end = TESTBED_PROMPT.question_span(asked, "Who?", " It was")
+    assert asked[start:end] == "Who?" and TESTBED_PROMPT.bind(None) is TESTBED_PROMPT
+
+
+def test_a_bos_the_tokenizer_adds_itself_is_not_written_twice(tokenizer):
+    class Adding:
+        bos_token, bos_token_id, chat_template = "<s>", 1, "x"
+
+        def apply_chat_template(self, messages, **_):
+            return f"<s>[INST] {messages[0]['content']} [/INST]"
+
+        def __call__(self, text, **_):
+            return {"input_ids": [1, 7]}
+
+    class Plain(Adding):
+        def __call__(self, text, **_):
+            return {"input_ids": [7]}
+
+    chat = PromptTemplate("c", chat=True)
+    assert chat.bind(Adding()).question("Who?").startswith("[INST] Question")
+    assert chat.bind(Plain()).question("Who?").startswith("<s>[INST] Question")
+
+
+def test_a_model_without_a_chat_template_is_refused():
+    with pytest.raises(UserError, match="prompt=chat is a chat prompt, and the model's tokenizer has no"):
+        template("chat").bind(tiny_lm("llama").tokenizer)
+    with pytest.raises(ValueError, match="not bound"):
+        template("chat").question("Who?")
+
+
+def test_the_fingerprint_tells_every_field_and_no_model(tokenizer):
+    prints = {template(name).fingerprint for name in ("testbed", "mind", "radio", "chat")}
+    assert len(prints) == 4
+    assert template("chat").bind(tokenizer).fingerprint == template("chat").fingerprint

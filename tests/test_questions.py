@@ -1,0 +1,870 @@
+"""Question sets: official layouts, copies on the Hub, draws and splits, and files that are something else."""
+
+import gzip
+import json
+import os
+import tracemalloc
+from collections import Counter
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+
+from probers.answers import normalize_answer
+from probers.data import load_questions
+from probers.questions import (
+    DATASETS,
+    EmptySplitError,
+    Layout,
+    QuestionSource,
+    UnusableError,
+    layout,
+    open_questions,
+    source_class,
+)
+from probers.questions.drawing import split_of
+from probers.types import Question, RunError, UserError
+
+FILES = Path(__file__).parent / "data" / "questions"
+PAINTER = "who painted the ceiling of the hall in aldenburg"
+
+#: Dataset -> its official files here.
+OFFICIAL = {
+    "hotpotqa": ("hotpot_distractor.json", "hotpot_fullwiki.json"),
+    "2wikimultihopqa": ("twowiki.json",),
+    "nq": ("nq_open.jsonl", "dpr_nq.json"),
+    "triviaqa": ("triviaqa.json",),
+    "musique": ("musique_full.jsonl",),
+    "strategyqa": ("strategyqa.json",),
+    "iirc": ("iirc.json",),
+}
+
+
+def path(name):
+    return str(FILES / name)
+
+
+def opened(name, file, **options):
+    return open_questions(name, path=path(file), **options)
+
+
+def by_id(found):
+    return {q.id: q for q in found.questions}
+
+
+def passages(question):
+    return [(p.id, p.title, p.text, p.is_gold) for p in question.passages]
+
+
+def records_of(file):
+    text = Path(path(file)).read_text()
+    if file.endswith(".jsonl"):
+        return [json.loads(line) for line in text.splitlines()]
+    loaded = json.loads(text)
+    return loaded["Data"] if isinstance(loaded, dict) else loaded
+
+
+def write_lines(target, records):
+    target.write_text("".join(json.dumps(r) + "\n" for r in records))
+    return str(target)
+
+
+# --- the layouts ------------------------------------------------------------------------------------
+
+
+def test_hotpotqa_distractor():
+    found = opened("hotpotqa", "hotpot_distractor.json")
+    first, second = found.questions
+    assert found.record["layout"] == "distractor" and found.record["read"] == found.record["used"] == 2
+    assert (first.id, first.answers, first.dataset, first.group) == (
+        "5f00aa01",
+        ("Marl",),
+        "hotpotqa",
+        "5f00aa01",
+    )
+    assert first.question == "Into which sea does the river that crosses Aldenburg flow?"
+    assert passages(first) == [
+        ("0", "Aldenburg", "Aldenburg is a town of 4,000. The Brenne crosses it.", True),
+        ("1", "Castor Hill", "Castor Hill is a hill. It is 212 metres high.", False),
+        ("2", "Brenne (river)", "The Brenne is a river that ends in the Marl Sea.", True),
+    ]
+    assert second.answers == ("yes",) and all(p.is_gold for p in second.passages)
+
+
+def test_hotpotqa_fullwiki_is_told_by_gold_paragraphs_that_are_missing():
+    found = opened("hotpotqa", "hotpot_fullwiki.json")
+    assert found.record["layout"] == "fullwiki"
+    assert [(p.title, p.is_gold) for p in found.questions[0].passages] == [
+        ("Aldenburg", True),
+        ("Marl", False),
+    ]
+
+
+def test_2wikimultihopqa_with_and_without_aliases():
+    plain = by_id(opened("2wikimultihopqa", "twowiki.json"))
+    assert [q.answers for q in plain.values()] == [("Sweden",), ("4 May 1920",), ("Low Tide",)]
+    others = by_id(opened("2wikimultihopqa", "twowiki.json", aliases=path("twowiki_id_aliases.json")))
+    assert others["c0ffee01"].answers == ("Sweden", "Kingdom of Sweden", "SE", "Swedish", "Swede")
+    assert others["c0ffee02"].answers == ("4 May 1920",) and others["c0ffee03"].answers == ("Low Tide", "Ebb")
+    assert plain["c0ffee01"].rationale == (
+        "Low Tide, director, Ada Lindqvist. Ada Lindqvist, country of birth, Sweden."
+    )
+    assert passages(plain["c0ffee01"]) == [  # sentences of this set bring no spaces along
+        ("0", "Low Tide", "Low Tide is a film of 1961. It was directed by Ada Lindqvist.", True),
+        ("1", "High Tide", "High Tide is another film.", False),
+        ("2", "Ada Lindqvist", "Ada Lindqvist was born in Sweden.", True),
+    ]
+
+
+def test_2wikimultihopqa_questions_on_the_same_articles_are_one_group():
+    first, second, third = opened("2wikimultihopqa", "twowiki.json").questions
+    assert first.group == second.group != third.group
+    assert first.split == second.split
+
+
+def test_2wikimultihopqa_aliases_need_the_release_with_ids(tmp_path):
+    records = [{k: v for k, v in r.items() if k != "answer_id"} for r in records_of("twowiki.json")]
+    file = write_lines(tmp_path / "dev.jsonl", records)
+    assert len(open_questions("2wikimultihopqa", path=file).questions) == 3
+    with pytest.raises(UserError, match=r"no answer_id, which questions.aliases="):
+        open_questions("2wikimultihopqa", path=file, aliases=path("twowiki_id_aliases.json"))
+    broken = tmp_path / "aliases"
+    for line, reason in (('{"aliases": []}', "no 'Q_id'"), ("[]", "JSON object"), ('{"Q_id"', "Expecting")):
+        broken.write_text(line)
+        with pytest.raises(UserError, match=rf"questions.aliases=.* line 1: .*{reason}"):
+            opened("2wikimultihopqa", "twowiki.json", aliases=str(broken))
+    with pytest.raises(UserError, match=r"questions.aliases=nowhere is not a file"):
+        opened("2wikimultihopqa", "twowiki.json", aliases="nowhere")
+
+
+def test_nq_open_and_dpr_agree_on_ids_and_splits():
+    plain, dpr = opened("nq", "nq_open.jsonl"), opened("nq", "dpr_nq.json")
+    assert plain.record["layout"] == "NQ-open" and dpr.record["layout"] == "DPR's biencoder file"
+    painter, bridge = plain.questions
+    (same,) = dpr.questions
+    assert painter.question == same.question == PAINTER and painter.answers == same.answers == (
+        "Ulla Berg",
+        "U. Berg",
+    )
+    assert (painter.id, painter.split) == (same.id, same.split) and painter.id != bridge.id
+    assert not painter.passages and bridge.answers == ("1904",)
+    assert passages(same) == [
+        ("4711", "Aldenburg", "The ceiling of the hall was painted by Ulla Berg.", True),
+        ("12", "Ceiling", "A ceiling covers a hall.", False),
+        ("13", "Hall", "A hall is a large room.", False),
+    ]
+    assert len(opened("nq", "dpr_nq.json", hard_negatives=0).questions[0].passages) == 1
+    with pytest.raises(UserError, match="hard_negatives=-1"):
+        opened("nq", "dpr_nq.json", hard_negatives=-1)
+
+
+def test_triviaqa_keeps_every_answer_of_the_official_evaluation():
+    found = opened("triviaqa", "triviaqa.json")
+    first, second = found.questions
+    # "The" is dropped: once normalised it would accept an answer that was never given.
+    assert first.answers == ("Ulla Berg", "Berg, Ulla", "ulla berg", "berg ulla", "Berg")
+    assert (first.id, first.question) == ("tc_1", "Who painted the hall of Aldenburg?")
+    assert second.answers == ("42",)
+    assert list(found.excluded.listed) == [("record 3", "no gold answer")]
+
+
+def test_dpr_files_are_told_apart_by_the_dataset_they_name(tmp_path):
+    record = {**records_of("dpr_nq.json")[0], "dataset": "trivia_train"}
+    file = write_lines(tmp_path / "trivia.jsonl", [record])
+    (question,) = open_questions("triviaqa", path=file).questions
+    assert question.dataset == "triviaqa" and question.id.startswith("triviaqa-")
+    with pytest.raises(UserError, match="questions=nq: this is DPR's file of another dataset, trivia_train"):
+        open_questions("nq", path=file)
+    with pytest.raises(UserError, match="another dataset, nq_dev_psgs_w100"):
+        opened("triviaqa", "dpr_nq.json")
+
+
+def test_musique_leaves_unanswerable_twins_out_or_wants_noanswer():
+    found = opened("musique", "musique_full.jsonl")
+    (question,) = found.questions
+    assert question.answers == ("Malmo", "Malmö", "City of Malmö")
+    assert question.rationale == "Low Tide >> director: Ada Lindqvist. Where was Ada Lindqvist born? Malmo."
+    assert [(p.id, p.title, p.is_gold) for p in question.passages] == [
+        ("0", "Low Tide", True), ("1", "Moon", False), ("2", "Ada Lindqvist", True),
+    ]  # fmt: skip
+    assert found.excluded.counts == {"unanswerable": 1}
+    both = opened("musique", "musique_full.jsonl", unanswerable="noanswer").questions
+    assert [q.answers for q in both] == [question.answers, ("noanswer",)]
+    assert both[0].id != both[1].id and both[0].group == both[1].group and both[0].split == both[1].split
+    assert not both[1].rationale
+    with pytest.raises(UserError, match="unanswerable=keep is unknown: choose exclude or noanswer"):
+        opened("musique", "musique_full.jsonl", unanswerable="keep")
+
+
+def test_strategyqa_answers_yes_or_no_and_takes_the_evidence_of_all_annotators():
+    found = opened("strategyqa", "strategyqa.json", paragraphs=path("strategyqa_paragraphs.json"))
+    yes, no = found.questions
+    assert (yes.answers, no.answers) == (("yes",), ("no",))
+    assert yes.rationale == "The Brenne ends in the Marl Sea. Fish swim down rivers."
+    assert passages(yes) == [
+        ("Brenne-1", "Brenne", "The Brenne is a river that ends in the Marl Sea.", True),
+        ("Fish-2", "Fish", "Many fish swim down rivers.", True),
+    ]
+    assert not no.passages and yes.group == no.group == "strategyqa:Brenne"
+    assert found.excluded.counts == {"no gold answer": 1}
+    assert not opened("strategyqa", "strategyqa.json").questions[0].passages
+
+
+def test_strategyqa_paragraphs_that_do_not_fit(tmp_path):
+    other = tmp_path / "paragraphs.json"
+    for text, reason in (
+        ("{}", "'Brenne-1' is not in questions.paragraphs"),
+        ("[1]", "by id"),
+        ("{", "no JSON"),
+    ):
+        other.write_text(text)
+        with pytest.raises(UserError, match=reason):
+            opened("strategyqa", "strategyqa.json", paragraphs=str(other))
+
+
+def test_iirc_answer_types():
+    found = opened("iirc", "iirc.json")
+    asked = by_id(found)
+    assert {id: q.answers for id, q in asked.items()} == {
+        "q_1": ("1204",),
+        "q_2": ("746 years", "746"),
+        "q_3": ("yes",),
+        "q_5": ("the Brenne, the Orle", "the Brenne and the Orle"),
+    }
+    assert found.excluded.counts == {"answer type none": 2} and found.record["read"] == 6
+    assert ("record 1 question 4", "answer type none: q_4") in found.excluded.listed
+    assert found.lines()[0] == "2 questions were left out: 2 answer type none"
+    assert {q.group for q in asked.values()} == {"iirc:p_7"} and len({q.split for q in asked.values()}) == 1
+    assert by_id(opened("iirc", "iirc.json", spans="any"))["q_5"].answers == ("the Brenne", "the Orle")
+    with pytest.raises(UserError, match="spans=one is unknown: choose all or any"):
+        opened("iirc", "iirc.json", spans="one")
+
+
+def test_iirc_passages_are_the_one_asked_on_and_the_snippets_needed():
+    asked = by_id(opened("iirc", "iirc.json"))
+    text = "Per Holm studied in Aldenburg and joined the Navy."
+    assert passages(asked["q_1"]) == [
+        ("main", "Per Holm", text, True),
+        ("1", "Aldenburg", "Aldenburg was founded in 1204", True),
+    ]
+    assert passages(asked["q_2"]) == [("main", "Per Holm", text, False)]
+
+
+@pytest.mark.parametrize(("name", "file"), [(n, f) for n, files in OFFICIAL.items() for f in files])
+def test_a_compressed_file_and_other_whitespace_give_the_same(tmp_path, name, file):
+    plain = opened(name, file)
+    packed = tmp_path / f"{file}.gz"
+    text = Path(path(file)).read_text()
+    if not file.endswith(".jsonl"):
+        text = json.dumps(json.loads(text), ensure_ascii=False)  # on one line
+    with gzip.open(packed, "wt") as handle:
+        handle.write(text)
+    assert open_questions(name, path=str(packed)).questions == plain.questions
+
+
+# --- JSON lines of one's own ------------------------------------------------------------------------
+
+
+def test_one_s_own_file_keeps_its_splits_or_has_them_dealt(tmp_path):
+    sides = ["dev", "train", "test", "valid", ""]
+    records = [
+        {"id": i, "question": f"Who is {i}?", "answers": [f"x{i}"], "split": s} for i, s in enumerate(sides)
+    ]
+    file = write_lines(tmp_path / "q.jsonl", records)
+    kept = [q.split for q in open_questions(file).questions]
+    assert kept[:4] == ["validation", "train", "test", "validation"] and kept[4]
+    alone = write_lines(tmp_path / "dev.jsonl", [{**r, "split": "dev"} for r in records])
+    with pytest.raises(
+        EmptySplitError, match=r"no question in the test split \(its questions are: 5 validation\)"
+    ):
+        open_questions(alone, split="test")
+    dealt = open_questions("file", path=alone, splits="deal").questions
+    assert {q.split for q in dealt} == {"train", "validation", "test"}
+    with pytest.raises(UserError, match="splits=mine is unknown: choose file or deal"):
+        open_questions("file", path=alone, splits="mine")
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"answers": [""]}, "answers holds an empty string"),
+        ({"answers": "x"}, "answers must be a list of strings, found 'x'"),
+        ({"answers": [1]}, "answers must be a list of strings"),
+        ({"split": "holdout"}, "split must be train, validation or test, found 'holdout'"),
+        ({"passages": {"title": "x"}}, "passages must be a list of objects"),
+        ({"passages": [{"title": "T"}]}, "no 'text'"),
+        ({"passages": [{"title": "T", "text": "x", "is_gold": "yes"}]}, "is_gold must be true or false"),
+        ({"rationale": 3}, "rationale must be a string"),
+        ({"id": None}, "id must be a string or a number"),
+        ({"id": {}}, "id must be a string or a number"),
+        ({"question": 7}, "question must be a non-empty string, found 7"),
+    ],
+)
+def test_wrong_types_of_one_s_own_file_are_named_or_skipped(tmp_path, change, reason):
+    good = {"id": "a", "question": "Who?", "answers": ["x"]}
+    file = write_lines(tmp_path / "q.jsonl", [good, {**good, "id": "b", **change}])
+    with pytest.raises(UserError, match=rf"q.jsonl line 2: {reason}.*on_bad_line=skip"):
+        open_questions(file)
+    found = open_questions(file, on_bad_line="skip")
+    assert [q.id for q in found.questions] == ["a"] and found.excluded.counts == {"malformed": 1}
+    ((where, why),) = found.excluded.listed
+    assert where == "line 2" and reason.partition(",")[0] in why
+
+
+def test_an_answer_of_which_normalisation_leaves_nothing_accepts_no_silence(tmp_path):
+    records = [
+        {"id": "a", "question": "Which band?", "answers": ["The The", "The"]},
+        {"id": "b", "question": "Which vitamin?", "answers": ["A", "vitamin A"]},
+        {"id": "c", "question": "Nobody knows?", "answers": []},
+    ]
+    found = open_questions(write_lines(tmp_path / "q.jsonl", records))
+    assert {q.id: q.answers for q in found.questions} == {"b": ("vitamin A",), "c": ()}
+    assert found.excluded.listed == [("line 1", "nothing left of the gold answer once normalised: The The")]
+
+
+# --- drawing and splits -----------------------------------------------------------------------------
+
+
+def nq_file(target, numbers):
+    return write_lines(target, [{"question": f"who is number {i}", "answer": [str(i)]} for i in numbers])
+
+
+def test_a_draw_is_seeded_nested_and_the_same_in_any_order(tmp_path):
+    file = nq_file(tmp_path / "a.jsonl", range(400))
+    ten, forty = (open_questions("nq", path=file, limit=n, seed=3).questions for n in (10, 40))
+    assert len(ten) == 10 and len(forty) == 40 and forty[:10] == ten
+    assert [q.id for q in open_questions("nq", path=file, limit=10, seed=4).questions] != [q.id for q in ten]
+    turned = nq_file(tmp_path / "b.jsonl", reversed(range(400)))
+    assert open_questions("nq", path=turned, limit=10, seed=3).questions == ten
+    everything = open_questions("nq", path=file, seed=3).questions
+    assert [q.answers[0] for q in everything] == [
+        str(i) for i in range(400)
+    ]  # without a limit as in the file
+    assert {q.id: q.split for q in everything} == {
+        q.id: q.split for q in open_questions("nq", path=turned, seed=3).questions
+    }
+
+
+def test_splits_have_their_shares_and_stay_when_the_file_grows(tmp_path):
+    few, many = (nq_file(tmp_path / f"{n}.jsonl", range(n)) for n in (300, 3000))
+    small = {q.id: q.split for q in open_questions("nq", path=few).questions}
+    found = open_questions("nq", path=many)
+    large = {q.id: q.split for q in found.questions}
+    assert small.items() <= large.items()
+    shares = {name: n / 3000 for name, n in Counter(large.values()).items()}
+    assert shares == pytest.approx({"train": 0.6, "validation": 0.15, "test": 0.25}, abs=0.03)
+    assert found.record["splits"] == dict(Counter(large.values()))
+    test = open_questions("nq", path=many, split="test").questions
+    assert {q.id for q in test} == {id for id, split in large.items() if split == "test"}
+    assert {q.id: q.split for q in open_questions("nq", path=many, seed=1).questions} != large
+
+
+def test_a_group_is_never_on_two_sides_of_a_split(tmp_path):
+    base = records_of("iirc.json")[0]
+    paragraphs = [
+        {**base, "pid": f"p_{i}", "questions": [{**q, "qid": f"{i}-{q['qid']}"} for q in base["questions"]]}
+        for i in range(200)
+    ]
+    questions = open_questions("iirc", path=write_lines(tmp_path / "dev.jsonl", paragraphs)).questions
+    sides = {}
+    for question in questions:
+        sides.setdefault(question.group, set()).add(question.split)
+    assert len(sides) == 200 and all(len(s) == 1 for s in sides.values())
+    assert {s for side in sides.values() for s in side} == {"train", "validation", "test"}
+    assert all(split_of(g, 0) in side for g, side in sides.items())
+
+
+def test_a_draw_from_a_large_file_holds_only_what_it_draws(tmp_path):
+    record = records_of("hotpot_distractor.json")[0]
+    record["context"] += [[f"Page {i}", ["x" * 500]] for i in range(20)]
+    file = tmp_path / "train.json"
+    with file.open("w") as handle:  # one array, about 11 MB
+        handle.write("[")
+        handle.write(",".join(json.dumps({**record, "_id": f"q{i}"}) for i in range(2000)))
+        handle.write("]")
+
+    def peak(**options):
+        tracemalloc.start()
+        found = open_questions("hotpotqa", path=str(file), **options)
+        top = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return len(found.questions), top
+
+    (few, drawn), (most, held) = peak(limit=5), peak(limit=1000)
+    assert (few, most) == (5, 1000)
+    assert drawn < 3e6 < 10e6 < held
+
+
+def test_what_was_asked_for_is_recorded(tmp_path):
+    file = nq_file(tmp_path / "q.jsonl", range(50))
+    found = open_questions("nq", path=file, limit=5, split="train", seed=7)
+    record = found.record
+    assert record["source"] == f"questions=nq questions.path={file}"
+    assert (record["limit"], record["split"], record["seed"], record["used"]) == (5, "train", 7, 5)
+    assert record["read"] == 50 and record["available"] == record["splits"]["train"] > 5
+    json.dumps(record)
+    again = open_questions("nq", path=file, limit=5, split="train", seed=7).record
+    other = open_questions("nq", path=file, limit=5, split="train", seed=8).record
+    assert again == record and other["digest"] != record["digest"]
+    assert not found.lines()
+
+
+# --- as many as asked for ---------------------------------------------------------------------------
+
+
+def test_fewer_questions_because_some_were_left_out_is_an_error_with_both_numbers():
+    assert len(opened("iirc", "iirc.json", limit=4).questions) == 4
+    with pytest.raises(UserError, match=r"limit=5 cannot be met: .*iirc.json has 4 usable questions, "):
+        opened("iirc", "iirc.json", limit=5)
+    with pytest.raises(
+        UserError, match=r"because 2 were left out \(2 answer type none\); pass limit=4 or less"
+    ):
+        opened("iirc", "iirc.json", limit=6)
+
+
+def test_a_limit_beyond_the_whole_set_takes_all_and_says_so(tmp_path, capsys):
+    found = opened("iirc", "iirc.json", limit=7)
+    assert len(found.questions) == 4
+    assert found.lines()[0].endswith("iirc.json has 4 questions: all are used, limit=7 is more")
+    file = write_lines(tmp_path / "q.jsonl", [{"id": 1, "question": "Who?", "answers": ["x"]}])
+    assert load_questions(file, limit=1) and not capsys.readouterr().err
+    assert len(load_questions(file, limit=2)) == 1
+    assert capsys.readouterr().err == f"questions={file} has 1 questions: all are used, limit=2 is more\n"
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"limit": 0}, "limit=0 leaves nothing"),
+        ({"split": "dev"}, "split=dev is unknown: choose train, validation, test"),
+        ({"on_bad_line": "ignore"}, "on_bad_line=ignore is unknown"),
+        ({"aliases": "x"}, "questions.aliases is no option of nq: its options are path, hub"),
+        ({"hub_split": "train"}, "questions.hub_split=train is for a copy on the Hub, and questions.path="),
+        ({"revision": "main"}, "questions.revision=main is for a copy on the Hub"),
+    ],
+)
+def test_a_wrong_request_is_named(options, reason):
+    with pytest.raises(UserError, match=reason):
+        opened("nq", "nq_open.jsonl", **options)
+
+
+def test_unknown_names_list_the_choices():
+    with pytest.raises(
+        UserError, match=r"questions=hotpot is unknown \(did you mean hotpotqa\?\): choose one of"
+    ):
+        open_questions("hotpot")
+    with pytest.raises(UserError, match="questions=file needs a file: give questions.path=FILE"):
+        open_questions("file")
+    with pytest.raises(UserError, match="questions=x.jsonl is not a file"):
+        open_questions("x.jsonl")
+
+
+def test_every_published_set_is_reachable_by_name():
+    asked = "testbed hotpotqa 2wikimultihopqa nq triviaqa musique strategyqa iirc file"
+    assert set(DATASETS) == set(asked.split())
+    for name in DATASETS:
+        made = source_class(name)
+        assert made.name == name and {"path", "hub", "hub_split"} <= {f.name for f in fields(made)}
+
+
+# --- files that are not what they should be ---------------------------------------------------------
+
+PAIRS = [(n, f, o) for n, files in OFFICIAL.items() for f in files for o in [*OFFICIAL, "file"] if o != n]
+
+
+@pytest.mark.parametrize(("name", "file", "other"), PAIRS)
+def test_a_file_of_another_dataset_says_whose_it_looks_like(name, file, other):
+    if file == "dpr_nq.json" and other == "triviaqa":
+        expected = "another dataset, nq_dev_psgs_w100"
+    elif file == "dpr_nq.json":
+        expected = "looks like DPR's biencoder file, which is read by questions=nq"
+    else:
+        expected = rf"(record|line) 1 looks like .*read by questions={name}"
+    for on_bad_line in ("error", "skip"):  # the whole file is wrong, not a line of it
+        with pytest.raises(UserError, match=expected):
+            opened(other, file, on_bad_line=on_bad_line)
+
+
+@pytest.mark.parametrize("name", OFFICIAL)
+def test_a_file_of_no_known_layout_names_the_fields_it_lacks(tmp_path, name):
+    file = write_lines(tmp_path / "x.jsonl", [{"prompt": "x", "label": 1}])
+    with pytest.raises(UserError, match=r"x.jsonl line 1: no '.*' \(its fields are label, prompt\)"):
+        open_questions(name, path=file)
+    with pytest.raises(UserError, match=r"holds no usable question: 1 malformed"):
+        open_questions(name, path=file, on_bad_line="skip")
+
+
+@pytest.mark.parametrize("name", OFFICIAL)
+@pytest.mark.parametrize("content", ["", "\n", "[]"])
+def test_an_empty_file(tmp_path, name, content):
+    (tmp_path / "x.json").write_text(content)
+    with pytest.raises(UserError, match="x.json holds no usable question: it is empty"):
+        open_questions(name, path=str(tmp_path / "x.json"))
+
+
+@pytest.mark.parametrize("name", OFFICIAL)
+def test_a_path_that_is_no_file(tmp_path, name):
+    for wrong in (tmp_path / "nowhere.json", tmp_path):
+        with pytest.raises(UserError, match=rf"questions.path={wrong} is not a file.*of {name}"):
+            open_questions(name, path=str(wrong))
+
+
+@pytest.mark.parametrize("file", ["hotpot_distractor.json", "triviaqa.json", "iirc.json"])
+def test_a_file_that_is_cut_short_says_where(tmp_path, file):
+    (name,) = (n for n, files in OFFICIAL.items() if file in files)
+    text = Path(path(file)).read_text()
+    cut = tmp_path / file
+    second = {"hotpotqa": "5f00aa02", "triviaqa": "tc_2", "iirc": "p_8"}[name]
+    cut.write_text(text[: text.index(second)])
+    with pytest.raises(UserError, match=rf"{file} record 2: the file is cut short; mend it"):
+        open_questions(name, path=str(cut))
+    found = open_questions(name, path=str(cut), on_bad_line="skip")
+    assert found.questions and found.questions[0] == opened(name, file).questions[0]
+    assert any("breaks off at record 2: nothing behind it was read" in line for line in found.lines())
+    with pytest.raises(UserError, match="limit=1000 cannot be met"):  # nobody knows how many there were
+        open_questions(name, path=str(cut), on_bad_line="skip", limit=1000)
+
+
+def test_malformed_json_in_an_array_and_a_damaged_archive(tmp_path):
+    file = tmp_path / "dev.json"
+    file.write_text(Path(path("hotpot_distractor.json")).read_text().replace('"yes"', "yes"))
+    with pytest.raises(UserError, match=r"dev.json record 2: malformed JSON \(lexical error"):
+        open_questions("hotpotqa", path=str(file))
+    file.write_bytes(b'[{"_id": "\xff"}]')
+    with pytest.raises(UserError, match=r"record 1: malformed JSON .*UTF8"):
+        open_questions("hotpotqa", path=str(file))
+    packed = tmp_path / "dev.json.gz"
+    packed.write_bytes(gzip.compress(Path(path("hotpot_distractor.json")).read_bytes())[:-20])
+    with pytest.raises(UserError, match="damaged"):
+        open_questions("hotpotqa", path=str(packed))
+    packed.write_text("plain")
+    with pytest.raises(UserError, match="damaged"):
+        open_questions("hotpotqa", path=str(packed))
+
+
+def answered(answer):
+    """IIRC's questions: one, with this answer."""
+    return {"questions": [{"question": "Who?", "answer": answer}]}
+
+
+WRONG = [
+    ("hotpotqa", "hotpot_distractor.json", {"context": "x"}, "context must be a list"),
+    ("hotpotqa", "hotpot_distractor.json", {"context": [["T", "x"]]}, "context must be a list of"),
+    ("hotpotqa", "hotpot_distractor.json", {"context": [["T"]]}, "context must be a list of"),
+    ("hotpotqa", "hotpot_distractor.json", {"supporting_facts": [[1, 2]]}, "supporting_facts must be a list"),
+    ("hotpotqa", "hotpot_distractor.json", {"answer": ["x"]}, "answer must be a string"),
+    ("hotpotqa", "hotpot_distractor.json", {"question": ""}, "question must be a non-empty string"),
+    ("hotpotqa", "hotpot_distractor.json", {"_id": None}, "_id must be a string or a number"),
+    ("2wikimultihopqa", "twowiki.json", {"evidences": [[1]]}, "evidences must be a list"),
+    ("nq", "nq_open.jsonl", {"answer": "x"}, "answer must be a list of strings"),
+    ("nq", "dpr_nq.json", {"positive_ctxs": "x"}, "positive_ctxs must be a list of objects"),
+    ("nq", "dpr_nq.json", {"positive_ctxs": [{"text": 1}]}, "text must be a string"),
+    ("triviaqa", "triviaqa.json", {"Answer": "x"}, "the answer must be an object"),
+    ("triviaqa", "triviaqa.json", {"Answer": {"Value": "x", "Aliases": "y"}}, "Aliases must be a list"),
+    ("musique", "musique_full.jsonl", {"answerable": "no"}, "answerable must be true or false"),
+    ("musique", "musique_full.jsonl", {"paragraphs": [1]}, "paragraphs must be a list of objects"),
+    ("musique", "musique_full.jsonl", {"paragraphs": [{"is_supporting": 1}]}, "is_supporting must be"),
+    ("strategyqa", "strategyqa.json", {"answer": "yes"}, "answer must be true or false, found 'yes'"),
+    ("strategyqa", "strategyqa.json", {"facts": [1]}, "facts must be a list of strings"),
+    ("iirc", "iirc.json", {"text": ""}, "text must be a non-empty string"),
+    ("iirc", "iirc.json", answered(3), "answer must be an object"),
+    ("iirc", "iirc.json", answered({"type": "date"}), "the answer's type must be .*found 'date'"),
+    ("iirc", "iirc.json", answered({"type": "value"}), "no 'answer_value'"),
+    (
+        "iirc",
+        "iirc.json",
+        answered({"type": "binary", "answer_value": "si"}),
+        "answer_value must be yes or no",
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "file", "change", "reason"), WRONG)
+def test_wrong_types_are_named_with_their_record_or_skipped(tmp_path, name, file, change, reason):
+    good = records_of(file)[0]
+    key = {"hotpotqa": "_id", "2wikimultihopqa": "_id", "nq": "question", "triviaqa": "QuestionId",
+           "musique": "id", "strategyqa": "qid", "iirc": "pid"}[name]  # fmt: skip
+    other = write_lines(tmp_path / "x.jsonl", [good, {**good, key: "another", **change}])
+    with pytest.raises(UserError, match=rf"x.jsonl line 2: {reason}.*on_bad_line=skip"):
+        open_questions(name, path=other)
+    found = open_questions(name, path=other, on_bad_line="skip")
+    assert found.questions and found.excluded.counts["malformed"] == 1
+    assert any(where == "line 2" for where, _ in found.excluded.listed)
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "change"),
+    [
+        ("hotpotqa", "hotpot_distractor.json", {"answer": " "}),
+        ("2wikimultihopqa", "twowiki.json", {"answer": ""}),
+        ("nq", "nq_open.jsonl", {"answer": []}),
+        ("nq", "nq_open.jsonl", {"answer": ["", " "]}),
+        ("nq", "dpr_nq.json", {"answers": []}),
+        ("triviaqa", "triviaqa.json", {"Answer": {"Value": "", "Aliases": []}}),
+        ("musique", "musique_full.jsonl", {"answer": ""}),
+        ("strategyqa", "strategyqa.json", {"answer": None}),
+        (
+            "iirc",
+            "iirc.json",
+            answered({"type": "span", "answer_spans": []}),
+        ),
+    ],
+)
+def test_an_empty_gold_answer_is_left_out_and_counted(tmp_path, name, file, change):
+    good = records_of(file)[0]
+    change = change if name != "musique" else {**change, "answer_aliases": []}
+    other = write_lines(tmp_path / "x.jsonl", [{**good, **change}])
+    with pytest.raises(UserError, match="holds no usable question: 1 no gold answer"):
+        open_questions(name, path=other)
+
+
+def test_repeated_ids_of_published_files_are_left_out_and_listed():
+    found = opened("nq", "nq_open.jsonl")
+    assert found.excluded.counts == {"repeated id": 1} and len(found.questions) == 2
+    ((where, reason),) = found.excluded.listed
+    assert where == "line 3" and reason.endswith("is already on line 1")
+    assert found.questions[0].answers == ("Ulla Berg", "U. Berg")  # the first one stays
+
+
+def test_the_report_counts_by_kind_and_lists_the_first(tmp_path):
+    file = write_lines(tmp_path / "q.jsonl", [
+        {"question": "who", "answer": ["x"]}, *({"question": f"who {i}", "answer": []} for i in range(1500)),
+    ])  # fmt: skip
+    excluded = open_questions("nq", path=file).excluded
+    lines = excluded.lines(most=2)
+    assert lines[0] == "1500 questions were left out: 1500 no gold answer"
+    assert lines[1:] == ["  line 2: no gold answer", "  line 3: no gold answer", "  and 1498 more"]
+    assert len(excluded.listed) == 1000
+
+
+# --- copies on the Hub ------------------------------------------------------------------------------
+
+#: Rows as the copies on the Hub have them.
+HUB = {
+    "hotpotqa": {
+        "id": "h1", "question": "Where?", "answer": "Marl", "type": "bridge", "level": "easy",
+        "supporting_facts": {"title": ["A", "B"], "sent_id": [0, 0]},
+        "context": {"title": ["A", "B", "C"], "sentences": [["A is.", " It was."], ["B is."], ["C is."]]},
+    },
+    "2wikimultihopqa": {
+        "id": "w1", "question": "Where?", "answer": "Sweden", "type": "compositional",
+        "supporting_facts": {"title": ["A", "B"], "sent_id": [0, 0]},
+        "context": {"title": ["A", "B", "C"], "sentences": [["A is.", "It was."], ["B is."], ["C is."]]},
+        "evidences": [["A", "country", "Sweden"]],
+    },
+    "nq": {"question": PAINTER, "answer": ["Ulla Berg", "U. Berg"]},
+    "triviaqa": {
+        "question": "Who?", "question_id": "tc_1", "question_source": "",
+        "answer": {"aliases": ["Ulla Berg"], "normalized_aliases": ["ulla berg"], "value": "Berg"},
+    },
+    "musique": records_of("musique_full.jsonl")[0],
+    "strategyqa": {"qid": "s1", "term": "Brenne", "question": "Is it?", "answer": True, "facts": "It is."},
+    "iirc": records_of("iirc.json")[0],
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def quiet():
+    import datasets
+
+    datasets.disable_progress_bars()
+
+
+def copy_of(folder, name, rows, split="validation"):
+    """A dataset that ``datasets`` reads from a folder, and the options that name it."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    folder.mkdir(exist_ok=True)
+    pq.write_table(pa.Table.from_pylist(rows), folder / f"{split}.parquet")
+    return {"hub": str(folder), "config": None, "hub_split": split}
+
+
+@pytest.mark.parametrize("name", HUB)
+def test_a_copy_on_the_hub_is_streamed(tmp_path, name):
+    found = open_questions(name, **copy_of(tmp_path / "copy", name, [HUB[name]]))
+    first = found.questions[0]
+    answers = {
+        "hotpotqa": ("Marl",), "2wikimultihopqa": ("Sweden",), "nq": ("Ulla Berg", "U. Berg"),
+        "triviaqa": ("Berg", "Ulla Berg", "ulla berg"), "musique": ("Malmo", "Malmö", "City of Malmö"),
+        "strategyqa": ("yes",), "iirc": ("1204",),
+    }  # fmt: skip
+    assert first.answers == answers[name] and first.dataset == name and first.split
+    if name in ("hotpotqa", "2wikimultihopqa"):
+        assert passages(first) == [
+            ("0", "A", "A is. It was.", True), ("1", "B", "B is.", True), ("2", "C", "C is.", False),
+        ]  # fmt: skip
+    if name == "nq":  # as in the official file
+        assert first == opened("nq", "nq_open.jsonl").questions[0]
+    if name == "strategyqa":
+        assert first.rationale == "It is."
+
+
+@pytest.mark.parametrize("name", [n for n in OFFICIAL if n != "iirc"])
+def test_the_default_copies_are_named_and_can_be_replaced(monkeypatch, name):
+    import datasets
+
+    calls = []
+
+    def load(id, **options):
+        calls.append((id, options))
+        return datasets.IterableDataset.from_generator(lambda: iter([HUB[name]]))
+
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    open_questions(name)
+    open_questions(name, hub="a/b", config="c", hub_split="d", revision="e")
+    (default, options), replaced = calls
+    assert default.count("/") == 1 and options["streaming"] and options["revision"] is None
+    assert options["split"] in ("validation", "test")
+    expected = {"name": "c", "split": "d", "revision": "e", "streaming": True}
+    assert replaced == ("a/b", expected)
+
+
+def test_iirc_has_no_default_copy():
+    with pytest.raises(
+        UserError, match=r"questions=iirc has no copy .* questions.path=FILE, or .* questions.hub=ID"
+    ):
+        open_questions("iirc")
+
+
+def test_columns_are_checked_before_a_row_is_read(tmp_path):
+    rows = [{"prompt": "x", "completion": "y"}]
+    with pytest.raises(
+        UserError, match=r"hub dataset .*copy.*: no 'answer', 'question' \(its fields are completion"
+    ):
+        open_questions("nq", **copy_of(tmp_path / "copy", "nq", rows))
+
+
+def test_no_row_is_read_of_a_set_with_other_columns(monkeypatch):
+    import datasets
+
+    class Stream:
+        column_names: ClassVar = ["prompt"]
+
+        def __iter__(self):
+            raise AssertionError("a row was asked for")
+
+    monkeypatch.setattr(datasets, "load_dataset", lambda *a, **o: Stream())
+    with pytest.raises(UserError, match=r"no 'answer', 'question' \(its fields are prompt\); give another"):
+        open_questions("nq")
+
+
+def test_a_set_of_one_s_own_may_lie_on_the_hub(tmp_path):
+    rows = [
+        {
+            "id": "a",
+            "question": "Who?",
+            "answers": ["x"],
+            "passages": [{"title": "T", "text": "x", "is_gold": True}],
+        }
+    ]
+    found = open_questions("file", **copy_of(tmp_path / "copy", "file", rows))
+    (question,) = found.questions
+    assert (question.id, question.answers) == ("a", ("x",)) and question.passages[0].is_gold
+    assert "hub dataset" in found.record["source"]
+
+
+def test_what_a_set_is_typed_as_opens_it_again():
+    source = source_class("hotpotqa")(path="dev.json")
+    assert source.typed == "questions=hotpotqa questions.path=dev.json" and source.files == ("dev.json",)
+    both = source_class("2wikimultihopqa")(path="dev.json", aliases="ids.json")
+    assert both.typed.endswith("questions.path=dev.json questions.aliases=ids.json")
+    assert both.files == ("dev.json", "ids.json")
+    assert source_class("file")(path="q.jsonl").typed == "questions=q.jsonl"
+    assert source_class("nq")(revision="abc").typed == "questions=nq questions.revision=abc"
+    assert source_class("testbed")().typed == "questions=testbed"
+    with pytest.raises(UserError, match="questions=testbed has no questions.path"):
+        open_questions("testbed", path="x.jsonl")
+
+
+def test_a_hub_that_cannot_be_reached_and_a_stream_that_breaks_off(tmp_path, monkeypatch):
+    import datasets
+
+    with pytest.raises(UserError, match="no such dataset"):
+        open_questions("nq", hub=str(tmp_path / "nowhere"))
+    folder = copy_of(tmp_path / "copy", "nq", [HUB["nq"]])
+    with pytest.raises(UserError, match="cannot be opened"):
+        open_questions("nq", **{**folder, "hub_split": "train"})
+
+    def unreachable(*args, **options):
+        raise ConnectionError("Couldn't reach 'a/b' on the Hub")
+
+    monkeypatch.setattr(datasets, "load_dataset", unreachable)
+    with pytest.raises(
+        RunError, match=r"nq.*cannot be reached: ConnectionError: Couldn't reach.*questions.path"
+    ):
+        open_questions("nq")
+
+    def rows():
+        yield HUB["nq"]
+        raise OSError("connection lost")
+
+    monkeypatch.setattr(
+        datasets, "load_dataset", lambda *a, **o: datasets.IterableDataset.from_generator(rows)
+    )
+    with pytest.raises(
+        RunError, match="broke off after 1 rows: OSError: connection lost; run the same command"
+    ):
+        open_questions("nq", limit=1)
+
+
+# --- a set of one's own, and the real samples -------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Riddles(QuestionSource):
+    """A set that is not ours: one class, nothing registered."""
+
+    shout: bool = False
+
+    name: ClassVar[str] = "riddles"
+    layouts: ClassVar[tuple[Layout, ...]] = (layout("Riddles", "riddle solution"),)
+
+    def question(self, record):
+        if not record["solution"]:
+            raise UnusableError("no gold answer")
+        text = record["riddle"].upper() if self.shout else record["riddle"]
+        return Question(str(record["n"]), text, (record["solution"],))
+
+
+def test_a_class_of_one_s_own_is_read_like_ours(tmp_path):
+    rows = [{"n": i, "riddle": f"what is {i}", "solution": "x" if i else ""} for i in range(9)]
+    source = Riddles(path=write_lines(tmp_path / "r.jsonl", rows), shout=True)
+    found = open_questions(source, limit=3)
+    assert len(found.questions) == 3 and all(q.question.isupper() and q.split for q in found.questions)
+    assert found.excluded.counts == {"no gold answer": 1}
+    assert open_questions(source, shout=False).questions[0].question == "what is 1"
+    with pytest.raises(UserError, match="no option of riddles"):
+        open_questions(source, whisper=True)
+
+
+@pytest.mark.skipif(
+    not os.environ.get("PROBERS_WIKI_ARTICLES"), reason="PROBERS_WIKI_ARTICLES names no folder"
+)
+@pytest.mark.parametrize(
+    ("name", "number", "gold"),
+    [
+        ("hotpotqa", 329, 2),
+        ("2wikimultihopqa", 184, 2),
+        ("nq", 500, 1),
+        ("strategyqa", 500, 0),
+        ("iirc", 20, 1),
+    ],
+)
+def test_the_real_samples_load_whole(name, number, gold):
+    file = Path(os.environ["PROBERS_WIKI_ARTICLES"]) / "qa" / f"{name}.jsonl"
+    if not file.is_file():
+        pytest.skip(f"{file} is absent")
+    found = open_questions(str(file))
+    records = [json.loads(line) for line in file.read_text().splitlines()]
+    assert len(found.questions) == number == len(records) and not found.lines()
+    for question, record in zip(found.questions, records, strict=True):
+        assert (question.id, question.question) == (str(record["id"]), record["question"].strip())
+        assert question.answers == tuple(dict.fromkeys(a.strip() for a in record["answers"]))
+        assert [(p.title, p.text, p.is_gold) for p in question.passages] == [
+            (p["title"].strip(), p["text"].strip(), p["is_gold"]) for p in record["passages"]
+        ]
+        assert all(map(normalize_answer, question.answers)) and question.dataset == name
+    having = [sum(p.is_gold for p in q.passages) for q in found.questions]
+    assert sum(n >= gold for n in having) / number > 0.95

@@ -1,0 +1,272 @@
+"""The sample page: the right cases drawn, every text inert, the written entity marked."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from collections import Counter
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from probers.datagen.audit.sample import MOST_UNDECIDED, draw, draw_undecided, sample_html, write_sample
+
+from probers.features import FeatureSpec, ModelSpec
+from probers.store import FeatureStore
+
+PAYLOAD = "</b><script>alert('x')</script><img src=x onerror=\"alert(1)\">&\"'\x00"
+SPEC = FeatureSpec(ModelSpec("testbed", "synthetic", 1, 2, "float32"), (1,), 2, prompt="p")
+#: Share of faithful rows and of each stage: "vectors" is rare, and never decides for "faithful".
+STAGES = ("string", "string", "string", "name", "name", "date", "number")
+
+
+class Page(HTMLParser):
+    """Tags and text of a page, with the texts of chosen elements; fails on tags closed out of order."""
+
+    VOID = frozenset(("meta", "input"))
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.open: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: list[tuple[list[tuple[str, dict[str, str | None]]], str]] = []
+        self.feed(page)
+        self.close()
+        assert not self.open
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in self.VOID:
+            self.open.append(self.tags[-1])
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open and self.open.pop()[0] == tag, f"</{tag}> closes something else"
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append((list(self.open), data))
+
+    def within(self, tag: str, name: str = "") -> list[str]:
+        """Texts of the elements of a tag, and class if given, one string per element."""
+        found: dict[int, str] = {}
+        for path, data in self.texts:
+            for element in path:
+                if element[0] == tag and name in ["", *(element[1].get("class") or "").split()]:
+                    found[id(element[1])] = found.get(id(element[1]), "") + data
+        return list(found.values())
+
+    def of_class(self, name: str) -> list[dict[str, str | None]]:
+        return [attrs for _, attrs in self.tags if name in (attrs.get("class") or "").split()]
+
+
+def make_rows(n: int = 400) -> list[dict[str, Any]]:
+    rng = np.random.default_rng(0)
+    rows = []
+    for i in range(n):
+        correct = int(rng.random() < 0.3)
+        stage = STAGES[rng.integers(len(STAGES))]
+        if not correct and i % 100 == 0:
+            stage = "vectors"
+        written = f"Entity {i}"
+        text = f" in {written}, and went on."
+        rows.append({
+            "id": f"Title {i // 2}/{i}", "group": f"Title {i // 2}", "split": "train", "correct": correct,
+            "condition": "generated", "span": f"s{i}", "token": -1,
+            "question": f"Title {i // 2} is a place. It was founded", "answer": written, "gold": f"Gold {i}",
+            "question_type": ("person", "place")[i % 2], "match_stage": stage, "match_evidence": f"e{i} / f",
+            "entity_start": 4, "entity_end": 4 + len(written), "text": text, "mean_entropy": i / 100,
+        })  # fmt: skip
+    return rows
+
+
+def make_store(path: Path, rows: list[dict[str, Any]], shard: int) -> FeatureStore:
+    starts = range(0, len(rows), shard)
+    store = FeatureStore.create(path, SPEC, config={}, shards=len(starts))
+    for index, start in enumerate(starts):
+        part = rows[start : start + shard]
+        store.write_shard(index, part, np.zeros((len(part), 1, 2), np.float32))
+    return store
+
+
+def page_of(rows: Any, **more: Any) -> tuple[str, Page]:
+    page = sample_html(rows, about={"Model": "m"}, **more)
+    return page, Page(page)
+
+
+def test_the_draw_has_both_labels_and_every_stage(tmp_path: Path) -> None:
+    rows = make_rows()
+    chosen = draw(make_store(tmp_path / "s", rows, 30), 50, 0)
+    assert len(chosen) == len({row["id"] for row in chosen}) == 50
+    assert Counter(row["correct"] for row in chosen) == {0: 25, 1: 25}
+    there = {(row["correct"], row["match_stage"]) for row in rows}
+    assert {(row["correct"], row["match_stage"]) for row in chosen} == there and (0, "vectors") in there
+    assert (1, "vectors") not in there
+    stages = Counter(row["match_stage"] for row in chosen if row["correct"])
+    assert stages["string"] > stages["name"] > stages["date"]  # 3 : 2 : 1
+    by_id = {row["id"]: row for row in rows}
+    assert all({k: row[k] for k in by_id[row["id"]]} == by_id[row["id"]] for row in chosen)
+
+
+def test_the_draw_is_seeded_and_the_same_from_any_shards(tmp_path: Path) -> None:
+    rows = make_rows()
+    few, many = (make_store(tmp_path / f"s{size}", rows, size) for size in (400, 70))
+    ids = [row["id"] for row in draw(few, 40, 3)]
+    assert ids == [row["id"] for row in draw(many, 40, 3)]
+    assert ids == [row["id"] for row in draw([pd.DataFrame(rows)], 40, 3)]
+    assert set(ids) != {row["id"] for row in draw(few, 40, 4)}
+    assert ids != sorted(ids, key=[row["id"] for row in rows].index)  # mixed, not in the store's order
+
+
+def test_a_draw_from_few_rows_or_one_label_takes_what_there_is() -> None:
+    rows = make_rows(12)
+    assert len(draw([pd.DataFrame(rows)], 50, 0)) == 12
+    wrong = [row for row in make_rows(80) if not row["correct"]]
+    assert len(draw([pd.DataFrame(wrong)], 20, 0)) == 20
+    few = [row for row in make_rows(200) if row["correct"]][:3] + wrong
+    assert Counter(row["correct"] for row in draw([pd.DataFrame(few)], 20, 0)) == {1: 3, 0: 17}
+    assert draw([], 50, 0) == []
+    assert [row["correct"] for row in draw([pd.DataFrame(few)], 2, 0)].count(1) == 1
+
+
+def test_a_span_with_a_row_per_token_is_drawn_once() -> None:
+    rows = [row | {"id": f"{row['id']}/{i}", "token": i} for row in make_rows(30) for i in (2, 0, 1)]
+    chosen = draw([pd.DataFrame(rows)], 90, 0)
+    assert len(chosen) == 30 and {row["token"] for row in chosen} == {2}
+
+
+def test_every_case_shows_its_label_texts_and_marked_entity(tmp_path: Path) -> None:
+    rows = draw(make_store(tmp_path / "s", make_rows(), 50), 50, 0)
+    file = tmp_path / "sample.html"
+    write_sample(rows, file, about={"Model": "testbed@1", "Labels": "123 spans"})
+    page = Page(file.read_text("utf-8"))
+    cases = page.of_class("case")
+    assert len(cases) == 50
+    labels = page.within("p", "label")
+    for row, case, label, mark, shown in zip(
+        rows, cases, labels, page.within("mark"), page.within("article"), strict=True
+    ):
+        word, sign = (("hallucinated", "✗"), ("faithful", "✓"))[row["correct"]]
+        assert label == f"{sign} {word}" and word in str(case["class"])
+        assert mark == row["answer"]
+        for text in (row["group"], row["question"], row["gold"], row["match_stage"], row["match_evidence"],
+                     row["question_type"], f"in {row['answer']}, and went on.",
+                     f"{row['mean_entropy']:.2f} nats"):  # fmt: skip
+            assert text in shown, text
+    assert page.within("dl", "facts")[0] == "Modeltestbed@1Labels123 spans"
+
+
+def test_the_counts_are_those_of_the_cases() -> None:
+    rows = make_rows(60)
+    _, page = page_of(rows)
+    table = page.within("tbody")[0]
+    for kind in ("person", "place"):
+        found = Counter(row["correct"] for row in rows if row["question_type"] == kind)
+        assert f"{kind}{found[1]}{found[0]}{found[1] + found[0]}" in table
+    right = sum(row["correct"] for row in rows)
+    assert f"all{right}{60 - right}60" in table
+    assert page.within("label") == ["all 60", f"✓ {right} faithful", f"✗ {60 - right} hallucinated"]
+
+
+def test_the_filter_needs_no_script() -> None:
+    page, parsed = page_of(make_rows(10))
+    inputs = [attrs for tag, attrs in parsed.tags if tag == "input"]
+    assert [i["id"] for i in inputs] == ["show-all", "show-faithful", "show-hallucinated"]
+    assert [i["id"] for i in inputs if "checked" in i] == ["show-all"]
+    assert [a["for"] for tag, a in parsed.tags if tag == "label"] == [i["id"] for i in inputs]
+    for shown, hidden in (("faithful", "hallucinated"), ("hallucinated", "faithful")):
+        assert f"#show-{shown}:checked ~ .cases .{hidden}" in page
+    assert page.index('id="show-all"') < page.index('<div class="cases">')  # ~ reaches what follows
+
+
+def test_whatever_was_written_is_inert() -> None:
+    row = make_rows(1)[0]
+    nasty = {k: PAYLOAD if isinstance(v, str) else v for k, v in row.items()} | {"entity_end": 20}
+    lost = dict.fromkeys(("id", "reason", "gold", "written", "stage", "evidence"), PAYLOAD)
+    page = sample_html([nasty], about={PAYLOAD: PAYLOAD}, undecided=[lost])
+    parsed = Page(page)
+    assert not [tag for tag, _ in parsed.tags if tag in ("script", "img", "link", "iframe", "a")]
+    assert not [attrs for _, attrs in parsed.tags if any(k.startswith("on") or k == "style" for k in attrs)]
+    assert "\x00" not in page and page.count("alert(") > 8 and "<script" not in page
+    policy = next(a["content"] for t, a in parsed.tags if t == "meta" and "http-equiv" in a)
+    style = re.search("<style>(.*)</style>", page, re.S)
+    assert style and policy and policy.startswith("default-src 'none'")
+    assert base64.b64encode(hashlib.sha256(style[1].encode()).digest()).decode() in policy
+    assert "http:" not in page and "https:" not in page
+
+
+def test_undecided_cases_are_shown_without_a_label_up_to_a_number() -> None:
+    cases = [
+        {"id": f"T{i}/9", "reason": "undecided", "gold": "Vienna", "written": f"Wien {i}", "stage": "vectors",
+         "evidence": "no vector for Wien"} for i in range(20)
+    ]  # fmt: skip
+    cases[1] |= {"reason": "no entity at the head", "written": None, "stage": "", "evidence": None}
+    _, page = page_of(make_rows(4), undecided=cases)
+    left = page.of_class("undecided")
+    assert len(left) == MOST_UNDECIDED == 15 and len(page.of_class("case")) == 19
+    shown = page.within("article", "undecided")
+    assert "Wien 0" in shown[0] and "vectors: no vector for Wien" in shown[0] and "? undecided" in shown[0]
+    assert "? no entity at the head" in shown[1] and "Compared by" not in shown[1] and "None" not in shown[1]
+    assert "Left out (15 of 20)" in page.within("h2")
+    assert not [h for h in page_of(make_rows(4))[1].within("h2") if "Left out" in h]
+
+
+def test_undecided_cases_are_drawn_by_seed_from_what_was_left_out() -> None:
+    cases = [{"id": f"T{i}", "reason": ("undecided", "no entity at the head")[i % 2]} for i in range(100)]
+    chosen = draw_undecided(iter(cases), 15, 0)
+    assert len(chosen) == len({case["id"] for case in chosen}) == 15
+    assert {case["reason"] for case in chosen} == {"undecided"} and chosen != cases[:30:2]
+    assert chosen == draw_undecided(reversed(cases), 15, 0) != draw_undecided(cases, 15, 1)
+    assert len(draw_undecided(cases[:6])) == 3
+
+
+def test_long_and_incomplete_cases_are_cut_or_left_out() -> None:
+    row = make_rows(1)[0]
+    words = " ".join(f"word{i}" for i in range(400))
+    long = row | {"question": words, "gold": "g" * 1000, "text": row["text"] + words}
+    _, page = page_of([long])
+    (before,) = page.within("p", "before")
+    assert before.startswith("… word") and words.endswith(before[2:]) and 240 < len(before) <= 302
+    assert page.within("dd")[1].startswith("g" * 200) and len(page.within("dd")[1]) < 300
+    assert len(page.within("dd")[2]) < 700 and page.within("dd")[2].endswith("…")
+    _, page = page_of([row | {"question": "字" * 500}])
+    assert page.within("p", "before") == ["…" + "字" * 300]
+    for start, end in ((-1, -1), (5, 5), (3, 9999)):  # no span: the entity alone
+        _, page = page_of([row | {"entity_start": start, "entity_end": end}])
+        assert page.within("mark") == ["Entity 0"] and page.within("dd")[2] == "Entity 0"
+    bare = {"id": "x/1", "correct": 0, "answer": "A", "gold": "B", "mean_entropy": float("nan")}
+    _, page = page_of([bare])
+    assert "x/1" in page.within("h3")[0] and "nats" not in page.within("article")[0]
+    assert page_of([])[1].within("h2")[1] == "0 cases"
+
+
+@pytest.mark.parametrize("column", ["question", "gold", "text", "match_evidence"])
+def test_texts_find_their_own_direction(column: str) -> None:
+    row = make_rows(1)[0] | {column: "ولد في القاهرة عام ١٩٢٢", "entity_start": 0, "entity_end": 3}
+    page = Page(sample_html([row], about={}))
+    for path, data in page.texts:
+        if "القاهرة" in data:
+            assert any(attrs.get("dir") == "auto" or tag == "bdi" for tag, attrs in path)
+            break
+    else:
+        raise AssertionError("the text is not on the page")
+
+
+def test_untouched_articles_are_named_as_such() -> None:
+    own = {"condition": "untouched", "match_stage": "untouched", "match_evidence": "the article's own entity"}
+    _, page = page_of([row | own for row in make_rows(1)])
+    (details,), (versions,) = page.within("dl", "details"), page.within("dl", "versions")
+    assert "Not generatedthe article's own entity" in details and "Compared by" not in details
+    assert "Model" not in versions
+    _, page = page_of(make_rows(1))
+    (details,), (versions,) = page.within("dl", "details"), page.within("dl", "versions")
+    assert "Not generated" not in details and "Compared by" in details and "Model" in versions
+
+
+def test_a_row_of_one_token_says_whose_entropy_it_shows() -> None:
+    _, page = page_of([row | {"token": 2} for row in make_rows(1)])
+    assert "Entropy of its last token" in page.within("dl", "details")[0]
+    _, page = page_of(make_rows(1))
+    assert "Mean entropy" in page.within("dl", "details")[0]

@@ -1,0 +1,383 @@
+"""Labels from articles: right, streamed, resumable, balanced, with negatives of both kinds."""
+
+import gc
+import gzip
+import hashlib
+import json
+import random
+import tracemalloc
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fake_lm import SPEC, FakeLM
+from probers.datagen.balance import balance
+from probers.datagen.cuts import CutPlan
+from probers.datagen.entities import Recogniser
+from probers.datagen.labels.wiki import WikiBuilder
+from probers.datagen.matching import EntityMatcher
+from probers.datagen.run import fill
+from probers.datagen.sources import open_articles
+
+from probers import CausalLM, FeatureStore, cli
+from probers.features import FeatureSpec
+from probers.prompts import PromptTemplate
+from probers.types import Needs, RunError
+
+RULES = Recogniser("rules", fine=True, quiet=True)
+
+
+def digest(folder):
+    files = sorted(p for p in folder.rglob("*") if p.is_file())
+    return {str(p.relative_to(folder)): hashlib.sha256(p.read_bytes()).hexdigest() for p in files}
+
+
+def builder(path, lm, **options):
+    plan = CutPlan(open_articles(str(path)), RULES, per_article=2, within=options.pop("within", None), seed=0)
+    needs = options.pop("needs", Needs((2,), attention=True))
+    return WikiBuilder(lm, plan, needs, EntityMatcher(wordnet=""), RULES, PromptTemplate("plain"), **options)
+
+
+def make(tmp_path, articles, lm, *, size=4, name="s", **options):
+    """A store, not finished, of (title, sentences) articles."""
+    path = tmp_path / f"{name}.jsonl"
+    lines = [json.dumps({"title": title, "sentences": list(sentences)}) for title, sentences in articles]
+    path.write_text("\n".join(lines), encoding="utf-8")
+    made = builder(path, lm, **options)
+    store = FeatureStore.create(tmp_path / name, FeatureSpec(SPEC, (2,), 4), config={})
+    fill(store, made, shard_size=size)
+    return store, made
+
+
+def written(answers):
+    """A model that writes what ``answers`` says for the last word of the article so far."""
+    return FakeLM(lambda prompt: answers[prompt.split()[-1]])
+
+
+ANSWERS = {
+    "in": " Spain, a country.",  # right
+    "near": " Lisbon, a city.",  # wrong
+    "by": " Anna.",  # a part of Anna Berg: undecided
+    "since": " a long time ago it was so.",  # no entity
+}
+ARTICLE = ("It lies in Spain today.", "It is near Madrid today.", "It was led by Anna Berg then.")
+
+
+@pytest.fixture(scope="module")
+def testbed(tmp_path_factory):
+    out = tmp_path_factory.mktemp("wiki") / "store"
+    cli.run("datagen", ["--source", "wiki", f"out={out}", "limit=200", "shard_size=64", "layers=[6,12]"])
+    return FeatureStore.open(out)
+
+
+def test_every_cut_is_a_row_or_left_out_with_its_reason(tmp_path):
+    articles = [(f"T{i}", (*ARTICLE, "It stands since May 1990 here.")) for i in range(8)]
+    store, made = make(tmp_path, articles, written(ANSWERS))
+    rows = store.table()
+    ids = [*rows["id"], *(found["id"] for found in store.left_out())]
+    assert sorted(ids) == sorted(store.units) and len(ids) == len(set(ids)) == 16
+    assert set(rows[rows["correct"] == 1]["gold"]) == {"Spain"}
+    assert set(rows[rows["correct"] == 0]["gold"]) == {"Madrid"}
+    reasons = Counter((found["reason"], found["gold"]) for found in store.left_out())
+    assert set(reasons) == {("undecided", "Anna Berg"), ("no entity at the head", "May 1990")}
+    undecided = next(found for found in store.left_out() if found["reason"] == "undecided")
+    assert (undecided["written"], undecided["stage"]) == ("Anna", "partial") and undecided["evidence"]
+    figures, lines = made.summarise(store)
+    assert figures["spans"] == len(rows) and figures["left_out"] == {
+        "no entity at the head": reasons["no entity at the head", "May 1990"],
+        "undecided": reasons["undecided", "Anna Berg"],
+    }
+    assert f"{len(rows)} labelled spans" in lines[0]
+
+
+def test_rows_record_the_entity_and_where_it_came_from(tmp_path):
+    store, _ = make(tmp_path, [("T", ARTICLE[:2])], written(ANSWERS))
+    for _, row in store.table().iterrows():
+        assert row["text"][row["entity_start"] : row["entity_end"]] == row["answer"]
+        assert " ".join(ARTICLE)[row["cut_at"] :].startswith(row["gold"])
+        assert row["question"] == " ".join(ARTICLE)[: row["cut_at"]].rstrip()
+        assert row["match_stage"] and row["match_evidence"] and row["title"] == row["group"] == "T"
+        assert row["n_tokens"] == 1 and row["question_type"] in ("name", "place")
+
+
+def test_prompts_reach_the_model_as_the_template_makes_them(tmp_path):
+    lm = written(ANSWERS)
+    path = tmp_path / "a.jsonl"
+    path.write_text(json.dumps({"title": "T", "sentences": ARTICLE[:2]}))
+    made = builder(path, lm)
+    made.prompt = PromptTemplate("radio", article="About {title}:")
+    made.build(list(made.units()))
+    assert lm.prompts == ["About T: It lies in", "About T: It lies in Spain today. It is near"]
+
+
+@pytest.mark.parametrize("pool", ["mean", "last", "tokens", "mind"])
+def test_states_are_those_of_the_entitys_tokens(tmp_path, pool):
+    """Against a fresh pass over prompt and entity of the testbed's model, for every pooling."""
+    out = tmp_path / "store"
+    options = [f"pool={pool}", f"layers={'all' if pool == 'mind' else '[3,12]'}", "limit=12", f"out={out}"]
+    cli.run("datagen", ["--source", "wiki", *options])
+    store, lm = FeatureStore.open(out), CausalLM.from_pretrained("testbed")
+    needs = Needs(store.spec.layers, pool="mind_tokens" if pool == "mind" else "tokens")
+    rows, states = store.table(), store.states(store.spec.layers).astype(np.float32)
+    for span, part in rows.groupby("span"):
+        first = part.iloc[0]
+        (made,) = lm.generate([first["question"]], max_new_tokens=48, needs=needs)
+        assert made.text.startswith(first["text"])
+        start, end = first["entity_start"], first["entity_end"]
+        tokens = [i for i, (a, b) in enumerate(made.offsets) if a < end and b > start]
+        ours, own = states[part.index], made.states[tokens]
+        assert len(part) == (len(tokens) if pool == "tokens" else 1) and set(part["n_tokens"]) == {
+            len(tokens)
+        }
+        if pool == "tokens":
+            assert part["id"].tolist() == [f"{span}#{i}" for i in range(len(tokens))]
+            np.testing.assert_allclose(part["max_entropy"], made.entropies[tokens], rtol=1e-3, atol=1e-3)
+            expected = own
+        elif pool == "mind":
+            width = own.shape[-1] // 2
+            expected = np.concatenate([own[-1, 0, :width], own[:, 0, width:].mean(axis=0)])[None, None]
+        else:
+            expected = (own[-1] if pool == "last" else own.mean(axis=0))[None]
+        np.testing.assert_allclose(ours, expected, rtol=0.02, atol=0.02)
+
+
+def test_labels_follow_knowledge_and_the_worlds_truth(testbed):
+    rows = testbed.table()
+    faithful = rows[rows["knowledge"] != ""].groupby("knowledge")["correct"].mean()
+    assert faithful["known"] > 0.7 and faithful["unknown"] < 0.3
+    same = rows["answer"].str.casefold() == rows["gold"].str.casefold()
+    assert (same == (rows["correct"] == 1)).mean() >= 0.98
+    decided = len(rows) + sum(found["reason"] == "undecided" for found in testbed.left_out())
+    assert len(rows) / decided > 0.95
+    assert (rows.groupby("group")["split"].nunique() == 1).all()
+    assert testbed.summary["hallucinated"] == pytest.approx(1 - rows["correct"].mean(), abs=1e-6)
+
+
+def test_untouched_articles_stand_beside_every_hallucination(tmp_path):
+    out = tmp_path / "store"
+    cli.run(
+        "datagen",
+        ["--source", "wiki", f"out={out}", "limit=40", "negatives=untouched", "layers=[12]", "shard_size=32"],
+    )
+    store, lm = FeatureStore.open(out), CausalLM.from_pretrained("testbed")
+    rows = store.table()
+    assert (rows["correct"] == (rows["condition"] == "untouched")).all()
+    read = rows[rows["condition"] == "untouched"]
+    assert sorted(read["id"]) == sorted(f"{i}/untouched" for i in rows[rows["correct"] == 0]["id"])
+    assert (read["answer"] == read["gold"]).all() and set(read["match_stage"]) == {"untouched"}
+    assert {found["reason"].partition(":")[0] for found in store.left_out()} >= {"faithful"}
+    for number, row in list(read.iterrows())[:5]:
+        (seen,) = lm.score([row["question"]], [row["text"]], needs=Needs((12,), pool="tokens"))
+        tokens = [
+            i for i, (a, b) in enumerate(seen.offsets) if a < row["entity_end"] and b > row["entity_start"]
+        ]
+        ours = store.layer(12)[number].astype(np.float32)
+        np.testing.assert_allclose(ours, seen.states[tokens, 0].mean(axis=0), rtol=0.02, atol=0.02)
+
+
+def test_a_run_that_stops_anywhere_goes_on_to_the_same_bytes(tmp_path):
+    """Cut off after each shard, and with a shard's file taken away: the rest is made, and nothing else."""
+    articles = [(f"T{i}", ARTICLE) for i in range(10)]
+    whole, _ = make(tmp_path, articles, written(ANSWERS), name="whole")
+    expected = digest(whole.path)
+
+    class Killed(Exception):
+        pass
+
+    for shards in range(5):
+        lm, name = written(ANSWERS), f"cut{shards}"
+
+        def write(prompt, lm=lm, most=4 * shards):
+            if len(lm.prompts) > most:
+                raise Killed
+            return ANSWERS[prompt.split()[-1]]
+
+        lm.write = write
+        with pytest.raises(Killed):
+            make(tmp_path, articles, lm, name=name)
+        rest = written(ANSWERS)
+        store, _ = make(tmp_path, articles, rest, name=name)
+        assert digest(store.path) == expected and len(rest.prompts) == 20 - 4 * shards
+    (whole.path / "shards/00002.json").unlink()
+    again = written(ANSWERS)
+    store, _ = make(tmp_path, articles, again, name="whole")
+    assert digest(store.path) == expected and len(again.prompts) == 4
+
+
+def test_articles_that_turn_up_later_are_only_added(tmp_path):
+    """A page the network withheld the first time is read in the next run; nothing is made twice."""
+    articles = [(f"T{i}", ARTICLE) for i in range(6)]
+    make(tmp_path, articles[:2] + articles[3:], written(ANSWERS))
+    store, _ = make(tmp_path, articles, again := written(ANSWERS))
+    ids = [*store.table()["id"], *(found["id"] for found in store.left_out())]
+    assert len(ids) == len(set(ids)) == 12 and len(again.prompts) == 2
+
+
+def labelled(tmp_path, counts, *, tokens=1, size=8, name="b"):
+    """A store with so many (split, condition, correct) spans of ``tokens`` rows, in random order."""
+    spans = [kind for kind, n in counts.items() for _ in range(n)]
+    random.Random(0).shuffle(spans)
+    rows = [
+        {
+            "id": f"{i}#{t}" if tokens > 1 else str(i), "group": str(i),
+            "split": split, "condition": condition, "correct": correct,
+        }
+        for i, (split, condition, correct) in enumerate(spans)
+        for t in range(tokens)
+    ]  # fmt: skip
+    store = FeatureStore.create(tmp_path / name, FeatureSpec(SPEC, (2,), 4), config={})
+    for start in range(0, len(rows), size):
+        part = rows[start : start + size]
+        states = np.array([[[float(row["id"].partition("#")[0])] * 4] for row in part], dtype=np.float32)
+        store.write_shard(start // size, part, states, units=sorted({r["group"] for r in part}))
+    return store
+
+
+def shares(store):
+    rows = store.table()
+    return {k: int(v) for k, v in rows.groupby(["split", "condition", "correct"]).size().items()}
+
+
+@pytest.mark.parametrize("tokens", [1, 2])
+def test_balancing_draws_the_more_frequent_label_down(tmp_path, tokens):
+    counts = {("train", "a", 0): 21, ("train", "a", 1): 9, ("test", "a", 0): 4, ("test", "a", 1): 7}
+    store = labelled(tmp_path, counts, tokens=tokens)
+    assert balance(store, by=("split",), seed=0) == []
+    assert shares(store) == {
+        ("train", "a", 0): 9 * tokens, ("train", "a", 1): 9 * tokens,
+        ("test", "a", 0): 4 * tokens, ("test", "a", 1): 4 * tokens,
+    }  # fmt: skip
+    rows = store.table()
+    np.testing.assert_array_equal(store.layer(2)[:, 0], rows["group"].astype(float))
+    assert len(list(store.left_out())) == 15 and len(store.units) == 41
+    before = digest(store.path)
+    balance(store, by=("split",), seed=0)
+    assert digest(store.path) == before
+    other = labelled(tmp_path, counts, tokens=tokens, name="c")
+    balance(other, by=("split",), seed=1)
+    assert set(other.table()["id"]) != set(rows["id"])
+
+
+def test_balancing_by_condition_differs_from_balancing_by_split(tmp_path):
+    counts = {("train", "a", 0): 6, ("train", "a", 1): 2, ("train", "b", 0): 2, ("train", "b", 1): 6}
+    split = labelled(tmp_path, counts, name="split")
+    balance(split, by=("split",), seed=0)
+    assert shares(split) == counts
+    both = labelled(tmp_path, counts, name="both")
+    balance(both, by=("split", "condition"), seed=0)
+    assert set(shares(both).values()) == {2}
+
+
+def test_a_split_with_one_label_stays_and_is_named(tmp_path):
+    store = labelled(tmp_path, {("train", "a", 0): 5, ("test", "a", 0): 4, ("test", "a", 1): 2})
+    notes = balance(store, by=("split",), seed=0)
+    assert notes == ["balance: all labels of train are wrong, so they stay as they are"]
+    assert shares(store) == {("train", "a", 0): 5, ("test", "a", 0): 2, ("test", "a", 1): 2}
+
+
+def test_a_balanced_run_killed_in_between_ends_the_same(tmp_path, monkeypatch):
+    counts = {("train", "a", 0): 21, ("train", "a", 1): 9}
+    whole = labelled(tmp_path, counts, name="whole")
+    balance(whole, by=("split",), seed=0)
+    for kept in range(3):
+        store, calls = labelled(tmp_path, counts, name=f"k{kept}"), []
+        honest = FeatureStore.write_shard
+
+        def dying(self, *args, kept=kept, calls=calls, honest=honest, **options):
+            if len(calls) == kept:
+                raise KeyboardInterrupt
+            calls.append(args)
+            honest(self, *args, **options)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(FeatureStore, "write_shard", dying)
+            with pytest.raises(KeyboardInterrupt):
+                balance(store, by=("split",), seed=0)
+        balance(store, by=("split",), seed=0)
+        assert digest(store.path) == digest(whole.path)
+
+
+def test_a_balanced_command(tmp_path):
+    out = tmp_path / "store"
+    cli.run("datagen", ["--source", "wiki", f"out={out}", "limit=60", "layers=[12]", "balance=true"])
+    store = FeatureStore.open(out)
+    counts = shares(store)
+    for split in ("train", "validation", "test"):
+        assert counts[split, "generated", 0] == counts[split, "generated", 1]
+    assert store.summary["hallucinated"] == 0.5 and store.summary["left_out"]["balance"] > 0
+    store.verify()
+
+
+def test_a_run_that_labels_nothing_says_why(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text(json.dumps({"title": "T", "sentences": ["the of and to a Spain now.", "It is old."]}))
+    with pytest.raises(RunError, match="no example was kept; left out for: no entity at the head"):
+        cli.run(
+            "datagen",
+            ["--source", "wiki", f"articles={path}", f"out={tmp_path}/s", "layers=[1]"],
+        )
+
+
+def articles_file(path, count, sentences=ARTICLE[:2]):
+    with gzip.open(path, "wt", encoding="utf-8", compresslevel=1) as file:
+        for i in range(count):
+            file.write(json.dumps({"title": f"T{i}", "sentences": sentences}) + "\n")
+    return path
+
+
+def peak(tmp_path, count):
+    """Bytes of Python objects at the peak of a run over ``count`` articles with a stub model."""
+    made = builder(articles_file(tmp_path / f"{count}.jsonl.gz", count), Forgetful())
+    store = FeatureStore.create(tmp_path / str(count), FeatureSpec(SPEC, (2,), 4), config={})
+    gc.collect()
+    tracemalloc.start()
+    fill(store, made, shard_size=256)
+    made.summarise(store)
+    store.finish({})
+    found = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert len(FeatureStore.open(store.path)) == 2 * count
+    return found
+
+
+class Forgetful:
+    """A stub model that keeps nothing of what it was asked."""
+
+    spec, width = SPEC, SPEC.width
+
+    def generate(self, prompts, **options):
+        return written(ANSWERS).generate(prompts, **options)
+
+
+def test_memory_does_not_grow_with_the_number_of_articles(tmp_path):
+    """A thousand articles more take a few dozen bytes each: numbers of lines, hashes of ids."""
+    small, large = peak(tmp_path, 500), peak(tmp_path, 2500)
+    assert (large - small) / 2000 < 400
+
+
+def resident():
+    status = Path("/proc/self/status").read_text()
+    return int(status.split("VmRSS:")[1].split()[0]) * 1024
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc")
+def test_a_hundred_thousand_articles_are_streamed(tmp_path):
+    """Held in memory the articles alone would be some 300 MB; the last 90,000 of them take less than 50."""
+    sizes = []
+
+    class Watched(Forgetful):
+        def generate(self, prompts, **options):
+            sizes.append(resident())
+            return super().generate(prompts, **options)
+
+    path = articles_file(tmp_path / "a.jsonl.gz", 100_000, sentences=ARTICLE * 7)
+    made = builder(path, Watched(), within=2)
+    store = FeatureStore.create(tmp_path / "s", FeatureSpec(SPEC, (2,), 4), config={})
+    fill(store, made, shard_size=256)
+    made.summarise(store)
+    store.finish({})
+    assert len(FeatureStore.open(store.path)) == 200_000
+    assert max(sizes[len(sizes) // 10 :]) - sizes[len(sizes) // 10] < 50e6
+    assert resident() - sizes[len(sizes) // 10] < 100e6
