@@ -74,7 +74,10 @@ def run(cfg: DictConfig) -> Path:
         print(line)
     print(f"cases to look at: {page}")
     print(f"wrote {len(store)} examples x {len(layers)} layers to {folder.path}")
-    print(f"next: probers-train layer=all data={folder.path}")
+    if found.figures["wrong"] in (0, 1):
+        print("all labels are the same, and a head needs both: try a higher limit or another model")
+    else:
+        print(f"next: probers-train layer=all data={folder.path}")
     return folder.path
 
 

@@ -372,7 +372,8 @@ def test_the_report_compares_with_every_control(prober: Path) -> None:
     figures = json.loads((prober / "metrics.json").read_text())
     controls = figures["controls"]
     assert set(controls) == {
-        "majority", "bag of words, text", "bag of words, question", "question type", "condition",
+        "majority", "bag of words, text", "bag of words, question", "bag of words, answer", "length",
+        "question type", "condition",
         "mean entropy", "max entropy", "min probability", "perplexity", "RIND maximum",
         "entropies combined", "embedding layer", "shuffled labels",
     }  # fmt: skip

@@ -73,7 +73,10 @@ def run(cfg: DictConfig) -> Path:
     print(table(figures))
     size = f"{len(layers)} layer{'s' * (len(layers) > 1)}"
     print(f"wrote a prober of {size} to {out} (trained in {fitted.seconds:.0f} s)")
-    print(f'next: probers-rag question="..." trigger=probing prober={out}')
+    if store.spec.position == "generated":
+        print(f'next: probers-rag question="..." trigger=probing prober={out}')
+    else:
+        print(f"next: ProbeBank.from_pretrained({str(out)!r}).watch(model) scores what a model writes")
     return out
 
 
