@@ -78,7 +78,7 @@ def _cot(cfg: DictConfig) -> Make:
     from .labels.labelling import parse_label
 
     _check_pool(cfg, ("mean", "last", "mind"))
-    parse_label(cfg.label)
+    parse_label(cfg.label, cfg.acc)
     asked = open_questions(build(cfg.questions), limit=cfg.limit, seed=cfg.seed, on_bad_line=cfg.on_bad_line)
     for line in asked.lines():
         print(line)
@@ -95,6 +95,7 @@ def _cot(cfg: DictConfig) -> Make:
             prompt=prompt,
             needs=needs,
             label=cfg.label,
+            acc=cfg.acc,
             k=cfg.k,
             max_new_tokens=cfg.max_new_tokens,
         )

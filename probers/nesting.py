@@ -38,13 +38,13 @@ def nested_cache(decoder: Decoder, prompts: Sequence[Sequence[int]], capacity: i
     saved = sum(len(prompts[i]) for i, own in enumerate(leaf) if i != own)
     if saved < _LEAST or min(map(len, prompts)) < 2:
         return None
-    cache = new_cache(decoder.model.config, capacity)
+    cache: Any = new_cache(decoder.model.config, capacity)
     if not all(type(layer) is GrowingLayer for layer in cache.layers):
         return None
     kept = sorted(set(leaf))
     heads = [prompts[i][:-1] for i in kept]
     ids, mask, positions = decoder.pad(heads)
-    computed = new_cache(decoder.model.config, ids.shape[1])
+    computed: Any = new_cache(decoder.model.config, ids.shape[1])
     decoder(ids, mask, positions, cache=computed)
     width = max(map(len, prompts)) - 1
     sources = []

@@ -22,7 +22,7 @@ class PromptTemplate:
     """Few-shot question prompt with optional passages, and the prompt for continuing an article.
 
     A question's prompt is ``exemplars``, then the passages (if any) under ``context``, one
-    ``passage`` line each, then ``question``; the model continues with a rationale
+    ``passage`` line each, and ``task``, then ``question``; the model continues with a rationale
     and ``answer_cue`` followed by the answer. An article's is ``article``, and then the
     article up to where the model is to go on.
 
@@ -30,8 +30,10 @@ class PromptTemplate:
         exemplars: text put before everything else, shared by all prompts of a run.
         context: header of the passages.
         passage: one passage, with ``{i}`` (from 1), ``{title}`` and ``{text}``.
+        task: what to do with the passages, after them.
         question_form: the question with ``{question}``, up to where the model goes on.
         answer_cue: words that announce the final answer.
+        stop: strings that end an answer.
         article: instruction before an article, with ``{title}``; "" continues it as it stands.
         chat: put it all through the chat template of the model's tokenizer: questions and
             instructions as the user's message, what the model continues as the beginning of
@@ -42,11 +44,16 @@ class PromptTemplate:
     exemplars: str = ""
     context: str = "Context:\n"
     passage: str = "[{i}] {text}\n"
+    task: str = ""
     question_form: str = "Question: {question}\nAnswer:"
     answer_cue: str = "So the answer is"
+    stop: tuple[str, ...] = ("\n",)
     article: str = ""
     chat: bool = False
     _around: tuple[str, str] | None = field(default=None, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "stop", tuple(self.stop))
 
     def bind(self, tokenizer: Any) -> PromptTemplate:
         """The template for one model; itself unless ``chat``.
@@ -71,6 +78,7 @@ class PromptTemplate:
         if passages:
             parts.append(self.context)
             parts += [self.passage.format(i=i, text=t) for i, t in enumerate(passages, 1)]
+            parts.append(self.task)
         parts.append(self.question_form.format(question=question))
         return self._framed("".join(parts), partial)
 

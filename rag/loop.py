@@ -50,7 +50,6 @@ class RAG:
         max_retrievals: searches per question; the answer after the last is accepted.
         answer_tokens: further tokens for a final answer, where the text ended
             without one and the announcing words had to be appended; 0 leaves it without.
-        stop: strings before which a generation ends.
     """
 
     lm: CausalLM
@@ -62,7 +61,6 @@ class RAG:
     max_new_tokens: int = 64
     max_retrievals: int = 3
     answer_tokens: int = 16
-    stop: tuple[str, ...] = ("\n",)
 
     def __post_init__(self) -> None:
         for name, least in (("k", 1), ("max_new_tokens", 1), ("max_retrievals", 0), ("answer_tokens", 0)):
@@ -168,7 +166,7 @@ class RAG:
             by_budget.setdefault(self.max_new_tokens - run.partial_tokens, []).append(index)
         generations: dict[int, Generation] = {}
         for budget, indices in sorted(by_budget.items()):
-            stop: list[str | Callable[[str], bool]] = list(self.stop)
+            stop: list[str | Callable[[str], bool]] = list(self.prompt.stop)
             if listener is not None and len(indices) == 1:
                 stop.append(_tell(listener, active[indices[0]].question))
             prompts = [self._prompt(active[i], active[i].partial) for i in indices]
@@ -191,7 +189,7 @@ class RAG:
         heads = [("" if p.text[-1:].isspace() else " ") + cue for p in short]
         prompts = [self._prompt(p.run, p.text + head) for p, head in zip(short, heads, strict=True)]
         made = self.lm.generate(
-            prompts, max_new_tokens=self.answer_tokens, stop=list(self.stop), prefix=self.prompt.prefix,
+            prompts, max_new_tokens=self.answer_tokens, stop=list(self.prompt.stop), prefix=self.prompt.prefix,
             names=[p.run.question.id for p in short],
         )  # fmt: skip
         for each, head, generation in zip(short, heads, made, strict=True):

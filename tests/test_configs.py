@@ -29,7 +29,7 @@ def test_every_choice_is_a_file_with_explained_keys(group):
         for line in text.splitlines():
             if (
                 line.strip()
-                and not line.startswith("#")
+                and not line.startswith(("#", "  "))  # nor the lines of a text
                 and "_target_" not in line
                 and line != "name: testbed"
             ):

@@ -11,7 +11,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from probers.answers import extract_answer
+import numpy as np
+
+from probers.answers import accuracy_contains, exact_match, extract_answer, f1_score
 from probers.lm import CausalLM
 from probers.prompts import PromptTemplate
 from probers.questions import QuestionSet
@@ -19,7 +21,12 @@ from probers.store import FeatureStore
 from probers.types import Generation, Needs, Question, Retriever, UserError
 
 from .base import Examples, recorded
-from .labelling import LabelRule, parse_label
+from .labelling import Acc, LabelRule, parse_label
+
+#: Columns with the scores of an answer, whatever rule labels it.
+_SCORES = ("em", "acc", "f1")
+#: Right without and with passages: the cells of Probing-RAG's figure 3.
+_CELLS = {"both": (1, 1), "only_with": (0, 1), "only_without": (1, 0), "neither": (0, 0)}
 
 
 @dataclass(slots=True)
@@ -37,6 +44,7 @@ class CotBuilder:
     prompt: PromptTemplate
     needs: Needs
     label: str = "em"
+    acc: Acc = "tokens"
     k: int = 3
     max_new_tokens: int = 48
     item_name: str = "question"
@@ -48,7 +56,7 @@ class CotBuilder:
     _right: LabelRule = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self._right = parse_label(self.label)
+        self._right = parse_label(self.label, self.acc)
         if self.prompt.chat:
             self.prompt = self.prompt.bind(self.lm.tokenizer)
         for question in self.asked.questions:
@@ -81,7 +89,7 @@ class CotBuilder:
         examples = Examples()
         generations = self.lm.generate(
             [*closed, *opened], max_new_tokens=self.max_new_tokens, needs=self.needs,
-            prefix=self.prompt.prefix, names=[q.id for q in units] * 2,
+            stop=self.prompt.stop, prefix=self.prompt.prefix, names=[q.id for q in units] * 2,
         )  # fmt: skip
         for index, generation in enumerate(generations):
             question = units[index % len(units)]
@@ -107,6 +115,9 @@ class CotBuilder:
             "question": question.question,
             "answer": answer,
             "gold": question.answers[0],
+            "em": exact_match(answer, question.answers),
+            "f1": f1_score(answer, question.answers).f1,
+            "acc": accuracy_contains(generation.text, question.answers, mode=self.acc),
             "question_type": str(question.truth.get("type", "")),
             "answer_kind": str(question.truth.get("answer_kind", "")),
             "knowledge": str(question.truth.get("kind", "")),
@@ -114,30 +125,42 @@ class CotBuilder:
         }
 
     def summarise(self, store: FeatureStore) -> tuple[dict[str, Any], list[str]]:
-        """Correct by condition and knowledge, and whom retrieval helps, hurts or leaves."""
-        right: dict[str, dict[str, list[int]]] = {}  # condition -> knowledge -> labels
+        """Scores per data set and condition, and whom retrieval helps, hurts or leaves."""
+        scores: dict[tuple[str, str], list[tuple[float, ...]]] = {}
+        known: dict[tuple[str, str], list[int]] = {}
         both: dict[str, dict[str, int]] = {}
-        for table in store.tables(["id", "condition", "knowledge", "correct"]):
-            for id, condition, knowledge, correct in table.itertuples(index=False):
-                right.setdefault(condition, {}).setdefault(knowledge, []).append(correct)
+        columns = ["id", "dataset", "condition", "knowledge", "correct", *_SCORES]
+        for table in store.tables(columns):
+            for id, dataset, condition, knowledge, correct, *rest in table.itertuples(index=False):
+                scores.setdefault((dataset or "questions", condition), []).append((correct, *rest))
+                known.setdefault((condition, knowledge), []).append(correct)
                 both.setdefault(id.rpartition("/")[0], {})[condition] = correct
+        figures: dict[str, Any] = {"questions": self.asked.record, "scores": {}}
         lines: list[str] = []
-        figures: dict[str, Any] = {"questions": self.asked.record}
-        for condition, kinds in sorted(right.items()):
-            labels = [label for found in kinds.values() for label in found]
-            rate = sum(labels) / len(labels)
-            figures[f"correct_{condition}"] = round(rate, 6)
-            known = [(kind, found) for kind, found in sorted(kinds.items()) if kind]
-            shown = ", ".join(f"{kind} {sum(v) / len(v):.2f} (n={len(v)})" for kind, v in known)
-            lines.append(f"{condition}: {rate:.3f} of {len(labels)} right" + (f" | {shown}" if shown else ""))
-        change = Counter(
-            found["with_passages"] - found["closed_book"] for found in both.values() if len(found) == 2
-        )
-        if change:
-            for name, value in (("helps", 1), ("hurts", -1), ("leaves", 0)):
-                figures[f"retrieval_{name}"] = round(change[value] / change.total(), 6)
+        for (dataset, condition), found in sorted(scores.items()):
+            averages = [round(float(x), 6) for x in np.mean(found, axis=0)]
+            means = dict(zip(("correct", *_SCORES), averages, strict=True))
+            figures["scores"].setdefault(dataset, {})[condition] = {"n": len(found), **means}
+            kinds = [(k, v) for (c, k), v in sorted(known.items()) if c == condition and k]
+            shown = ", ".join(f"{kind} {sum(v) / len(v):.2f} (n={len(v)})" for kind, v in kinds)
             lines.append(
-                "retrieval helps {retrieval_helps:.3f}, hurts {retrieval_hurts:.3f}, "
-                "leaves {retrieval_leaves:.3f} of the questions".format(**figures)
+                f"{dataset}, {condition}: {means['correct']:.3f} of {len(found)} right; "
+                f"EM {means['em']:.3f}, ACC {means['acc']:.3f}, F1 {means['f1']:.3f}"
+                + (f" | {shown}" if shown else "")
+            )
+        pairs = Counter(
+            (found["closed_book"], found["with_passages"]) for found in both.values() if len(found) == 2
+        )
+        if pairs:
+            shares = {name: round(pairs[cell] / pairs.total(), 6) for name, cell in _CELLS.items()}
+            shares |= {
+                "helps": shares["only_with"], "hurts": shares["only_without"],
+                "leaves": round(shares["both"] + shares["neither"], 6),
+            }  # fmt: skip
+            figures["retrieval"] = shares
+            lines.append(
+                "right both ways {both:.3f}, only with passages {only_with:.3f}, only without "
+                "{only_without:.3f}, neither way {neither:.3f}: retrieval helps {helps:.3f}, hurts "
+                "{hurts:.3f}, leaves {leaves:.3f} of the questions".format(**shares)
             )
         return figures, lines
