@@ -189,7 +189,7 @@ class RAG:
         heads = [("" if p.text[-1:].isspace() else " ") + cue for p in short]
         prompts = [self._prompt(p.run, p.text + head) for p, head in zip(short, heads, strict=True)]
         made = self.lm.generate(
-            prompts, max_new_tokens=self.answer_tokens, stop=list(self.prompt.stop), prefix=self.prompt.prefix,
+            prompts, max_new_tokens=self.answer_tokens, stop=self.prompt.stop, prefix=self.prompt.prefix,
             names=[p.run.question.id for p in short],
         )  # fmt: skip
         for each, head, generation in zip(short, heads, made, strict=True):

@@ -15,6 +15,7 @@ from probers.datagen.labels.labelling import parse_label
 from probers.datagen.request import parse_layers
 
 from probers import FeatureStore, cli
+from probers.answers import accuracy_contains, exact_match, f1_score
 from probers.types import UserError
 
 
@@ -93,6 +94,31 @@ def test_a_killed_run_ends_in_the_same_bytes(tmp_path):
     assert digest(out) == undisturbed
 
 
+def test_every_answer_has_its_scores_and_the_run_their_cells(cot):
+    """Figures against the rows themselves, and the rows against the rules they are named after."""
+    rows = cot.table()
+    for _, row in rows.iterrows():
+        assert row["em"] == exact_match(row["answer"], [row["gold"]]) == row["correct"]
+        assert row["acc"] == accuracy_contains(row["text"], [row["gold"]])
+        assert row["f1"] == pytest.approx(f1_score(row["answer"], [row["gold"]]).f1)
+    figures = cot.summary
+    for condition, part in rows.groupby("condition"):
+        (found,) = [by[condition] for by in figures["scores"].values()]
+        assert found["n"] == len(part) == 60
+        for name in ("correct", "em", "acc", "f1"):
+            assert found[name] == pytest.approx(part[name].mean(), abs=1e-6)
+    question = rows["id"].str.rsplit("/", n=1).str[0]
+    both = rows.assign(q=question).pivot(index="q", columns="condition", values="correct")
+    shares = figures["retrieval"]
+    helped = (both["closed_book"] == 0) & (both["with_passages"] == 1)
+    assert shares["helps"] == shares["only_with"] == pytest.approx(helped.mean(), abs=1e-6)
+    assert shares["both"] == pytest.approx((both.sum(axis=1) == 2).mean(), abs=1e-6)
+    cells = shares["both"] + shares["only_with"] + shares["only_without"] + shares["neither"]
+    assert cells == pytest.approx(1, abs=1e-5) and shares["hurts"] == shares["only_without"]
+    assert figures["questions"]["source"] == "questions=testbed" and figures["audit"]["rows"] == 120
+    assert (cot.path / "sample.html").is_file()
+
+
 def test_an_out_folder_with_another_run_is_refused(cot, capsys):
     with pytest.raises(UserError, match="different run .*limit: 60 there, 61 now"):
         cli.run("datagen", [f"out={cot.path}", "limit=61", "shard_size=16", "layers=[0,6,12]"])
@@ -158,4 +184,8 @@ def test_other_poolings_and_sites_reach_the_store(tmp_path, overrides, layers, w
 def test_label_rules():
     text, gold = " X works for Old Mill. So the answer is Mill.", ("Old Mill",)
     assert parse_label("acc")(text, "Mill", gold) and not parse_label("em")(text, "Mill", gold)
+    assert parse_label("acc", "substring")(" He knows it.", "", ("now",))
+    assert not parse_label("acc")(" He knows it.", "", ("now",))
+    with pytest.raises(UserError, match="acc=words is unknown: choose tokens or substring"):
+        parse_label("acc", "words")
     assert parse_label("f1>=0.5")(text, "Mill", gold) and not parse_label("f1>=0.9")(text, "Mill", gold)

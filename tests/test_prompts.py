@@ -6,6 +6,7 @@ import pytest
 from tiny import tiny_lm
 
 from probers import cli
+from probers.answers import extract_answer
 from probers.parts import build
 from probers.prompts import TESTBED_PROMPT, PromptTemplate
 from probers.types import UserError
@@ -84,3 +85,40 @@ def test_the_fingerprint_tells_every_field_and_no_model(tokenizer):
     prints = {template(name).fingerprint for name in ("testbed", "mind", "radio", "chat")}
     assert len(prints) == 4
     assert template("chat").bind(tokenizer).fingerprint == template("chat").fingerprint
+
+
+def test_the_forms_of_a_question_with_passages():
+    asked = {
+        name: template(name).question("Who?", ["P1.", "P2."], partial=" It") for name in ("dragin", "radio")
+    }
+    assert asked["dragin"].endswith(
+        "\n\nContext:\n[1] P1.\n[2] P2.\nAnswer in the same format as before.\nQuestion: Who?\nAnswer: It"
+    )
+    assert asked["radio"] == (
+        "External Knowledge: [1] P1. [2] P2. \nUsing the external knowledge provided above, please answer "
+        "the following question:\nQuestion: Who?\nAnswer: It"
+    )
+    assert "Context" not in template("dragin").question("Who?")
+    assert "format" not in template("dragin").question("Who?").replace(template("dragin").exemplars, "")
+
+
+def test_probing_rags_form_is_read_as_it_is_written():
+    """Four exemplars of the form the answer is to have; the answer stands behind its cue."""
+    prompt = template("probing_rag")
+    assert prompt.exemplars.count("\nRationale: ") == prompt.exemplars.count("\nAnswer: ") == 4
+    assert prompt.question("Who?").endswith("\n\nQuery: Who?\nRationale:")
+    for exemplar in prompt.exemplars.strip().split("\n\n"):
+        written = exemplar.partition("Rationale:")[2]
+        assert not any(stop in written for stop in prompt.stop)
+        assert extract_answer(written, prompt.answer_cue) == exemplar.rpartition("Answer: ")[2].strip()
+    for exemplar in template("dragin").exemplars.strip().split("\n\n"):
+        assert extract_answer(exemplar, template("dragin").answer_cue)
+
+
+@pytest.mark.parametrize("name", ["testbed", "mind", "radio", "dragin", "probing_rag"])
+def test_every_form_begins_with_its_prefix_and_shows_where_the_question_is(name):
+    prompt = template(name)
+    asked = prompt.question("Who was it?", ["A passage."], partial=" It was")
+    assert asked.startswith(prompt.prefix)
+    start, end = prompt.question_span(asked, "Who was it?", " It was")
+    assert asked[start:end] == "Who was it?"
