@@ -1,4 +1,4 @@
-"""Questions, articles and passages from the testbed or from JSONL files.
+"""Questions and passages from the testbed or from files, and what all readers of lines share.
 
 A malformed line is named by file and line number. ``on_bad_line="error"`` stops at
 the first one; ``"skip"`` leaves them out and says at the end how many there were.
@@ -7,21 +7,20 @@ the first one; ``"skip"`` leaves them out and says at the end how many there wer
 from __future__ import annotations
 
 import gzip
-import json
 import random
 import sys
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
-from .types import Article, Passage, Question, UserError
+from .types import Passage, Question, UserError
 
 if TYPE_CHECKING:
     from .questions import QuestionSource
 
 BadLine = Literal["error", "skip"]
-T = TypeVar("T", Question, Article)
+T = TypeVar("T")
 
 SPLIT_SHARES = (("train", 0.6), ("validation", 0.15), ("test", 0.25))
 
@@ -56,20 +55,6 @@ def load_questions(
     for line in found.lines():
         print(line, file=sys.stderr)
     return found.questions
-
-
-def load_articles(
-    source: str, *, limit: int | None = None, seed: int = 0, on_bad_line: BadLine = "error"
-) -> list[Article]:
-    """Articles of the testbed or of a JSONL file, every one with a split (see load_questions)."""
-    if source == "testbed":
-        from .testbed import assets
-
-        articles = assets.load_articles()
-    else:
-        articles = _read(source, "articles", _article, on_bad_line)
-        articles = _with_article_splits(articles, seed)
-    return limited(articles, limit, seed)
 
 
 def load_corpus(
@@ -125,42 +110,6 @@ def dealt(keys: list[str], seed: int) -> dict[str, str]:
     return sides
 
 
-def _with_article_splits(articles: list[Article], seed: int) -> list[Article]:
-    from dataclasses import replace
-
-    sides = dealt([a.title for a in articles if not a.split], seed)
-    return [replace(a, split=a.split or sides[a.title]) for a in articles]
-
-
-def _read(source: str, option: str, parse: Callable[[Any], T], on_bad_line: BadLine) -> list[T]:
-    path = Path(source)
-    if not path.is_file():
-        raise UserError(f"{option}={source} is not a file: give 'testbed' or the path of a JSONL file")
-    items: list[T] = []
-    seen: dict[str, int] = {}
-    bad: list[str] = []
-    for number, line in read_lines(path):
-        try:
-            item = parse(json.loads(line))
-            if item.id in seen:
-                raise ValueError(f"the id {item.id!r} is already on line {seen[item.id]}")
-        except (ValueError, KeyError, TypeError) as error:
-            reason = f"no {error}" if isinstance(error, KeyError) else str(error)
-            if on_bad_line == "error":
-                raise UserError(
-                    f"{path} line {number}: {reason}; mend the line or pass on_bad_line=skip"
-                ) from error
-            bad.append(f"{path} line {number}: {reason}")
-            continue
-        seen[item.id] = number
-        items.append(item)
-    if bad:
-        print(f"skipped {len(bad)} malformed lines:", *bad[:10], sep="\n  ", file=sys.stderr)
-    if not items:
-        raise UserError(f"{option}={source} holds no usable line")
-    return items
-
-
 def read_lines(path: Path) -> Iterator[tuple[int, str]]:
     """Number (from 1) and text of every line that is not blank; ``.gz`` is unpacked.
 
@@ -175,31 +124,3 @@ def read_lines(path: Path) -> Iterator[tuple[int, str]]:
                     yield number, line
     except (UnicodeDecodeError, gzip.BadGzipFile, zlib.error, EOFError) as error:
         raise UserError(f"{path} cannot be read as UTF-8 text: {error}") from error
-
-
-def _text(record: Any, key: str) -> str:
-    if not isinstance(record, dict):
-        raise ValueError(f"expected a JSON object, found {type(record).__name__}")
-    value = record[key]
-    if not isinstance(value, str) or not value.strip():
-        raise ValueError(f"{key} must be a non-empty string, found {value!r}")
-    return value
-
-
-def _strings(record: dict[str, Any], key: str) -> tuple[str, ...]:
-    value = record[key]
-    if not isinstance(value, list) or not all(isinstance(v, str) for v in value):
-        raise ValueError(f"{key} must be a list of strings, found {value!r}")
-    return tuple(value)
-
-
-def _article(record: Any) -> Article:
-    title = _text(record, "title")
-    if "sentences" in record:
-        sentences = _strings(record, "sentences")
-    else:
-        from .text import split_sentences
-
-        text = _text(record, "text")
-        sentences = tuple(text[a:b] for a, b in split_sentences(text))
-    return Article(str(record.get("id", title)), title, sentences)

@@ -5,7 +5,8 @@ import json
 
 import pytest
 
-from probers.data import load_articles, load_corpus, load_questions
+from probers.data import load_corpus, load_questions
+from probers.testbed.assets import load_articles
 from probers.types import UserError
 
 
@@ -68,16 +69,6 @@ def test_missing_and_empty_files(tmp_path):
         load_corpus(str(tmp_path / "empty"))
 
 
-def test_articles_as_sentences_or_text(tmp_path):
-    path = write(
-        tmp_path / "a.jsonl",
-        [{"title": "A", "sentences": ["One.", "Two."]}, {"title": "B", "text": "Dr. Who came. He left."}],
-    )
-    articles = load_articles(path)
-    assert articles[0].sentences == ("One.", "Two.")
-    assert articles[1].sentences == ("Dr. Who came.", "He left.")
-
-
 def test_a_compressed_corpus(tmp_path):
     path = tmp_path / "c.jsonl.gz"
     with gzip.open(path, "wt") as file:
@@ -91,4 +82,4 @@ def test_a_compressed_corpus(tmp_path):
 def test_testbed_splits_are_those_of_the_world():
     test = load_questions("testbed", split="test", limit=30)
     assert len(test) == 30 and {q.split for q in test} == {"test"}
-    assert len(load_corpus("testbed")) == len(load_articles("testbed"))
+    assert len(load_corpus("testbed")) == len(load_articles())

@@ -17,7 +17,8 @@ from probers.datagen.sources import open_articles
 from probers.datagen.sources.cleaning import prose, sentences_of
 from probers.datagen.sources.client import GIVE_UP
 
-from probers.data import load_articles
+from probers.data import limited
+from probers.testbed.assets import load_articles
 from probers.types import RunError, UserError
 
 PROSE = (
@@ -374,11 +375,11 @@ def records(n):
     return [{"title": f"Town {i}", "text": f"Town {i} is here. It is old."} for i in range(n)]
 
 
-def test_a_file_gives_what_load_articles_gives_in_exact_shares(tmp_path):
+def test_the_articles_of_a_file_have_exact_shares(tmp_path):
     path = write(tmp_path / "a.jsonl", records(200))
     articles = list(open_articles(path))
     assert [(a.id, a.title, a.sentences) for a in articles] == [
-        (a.id, a.title, a.sentences) for a in load_articles(path)
+        (f"Town {i}", f"Town {i}", (f"Town {i} is here.", "It is old.")) for i in range(200)
     ]
     assert Counter(a.split for a in articles) == {"train": 120, "validation": 30, "test": 50}
     splits = [[a.split for a in open_articles(path, seed=s)] for s in (0, 0, 1)]
@@ -507,7 +508,7 @@ def test_memory_does_not_grow_with_the_number_of_articles(tmp_path):
 
 def test_the_testbed_comes_through_as_it_is():
     source = open_articles("testbed", limit=5)
-    assert list(source) == load_articles("testbed", limit=5) and source.total == 5
+    assert list(source) == limited(load_articles(), 5, 0) and source.total == 5
 
 
 # --- datasets ---------------------------------------------------------------------------------------

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from probers.data import BadLine, load_articles
+from probers.data import BadLine, limited
+from probers.testbed.assets import load_articles
 from probers.types import UserError
 
 from .base import ArticleSource, Problems, Progress, at_least_one, no_progress
@@ -50,7 +51,7 @@ def open_articles(
         raise UserError(f"limit={limit} leaves nothing: give 1 or more, or null for all")
     rules = Rules(min_sentences, max_chars)
     if spec == "testbed":
-        items = load_articles(spec, limit=limit, seed=seed)
+        items = limited(load_articles(), limit, seed)
         return ArticleSource(spec, iter(items), Problems(), len(items))
     if spec == "wikipedia":
         from .wikipedia import WikipediaOptions, open_wikipedia
