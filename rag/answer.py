@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from omegaconf import DictConfig
 
-from probers.data import load_questions
 from probers.files import write_text
 from probers.metrics import exact_match
 from probers.parts import build, inputs, load_model, load_passages, plain
-from probers.questions import QuestionSource
+from probers.questions import QuestionSource, open_questions
 from probers.runs import RunFolder, canonical_json
 from probers.types import Question, UserError
 
@@ -33,7 +33,7 @@ def run(cfg: DictConfig) -> Path | None:
         raise UserError("question is empty: write a question in words")
     one = cfg.question is not None
     asked = build(cfg.questions)
-    questions = [_known(cfg, asked)] if one else _many(cfg, asked)
+    questions, record = ([_known(cfg, asked)], {}) if one else _many(cfg, asked)
     corpus = load_passages(cfg)
     probers: list[str] = []
 
@@ -44,7 +44,7 @@ def run(cfg: DictConfig) -> Path | None:
     trigger = build(cfg.trigger, **with_bank(cfg.trigger, prober))
     name = name_of(trigger)
     out = cfg.out if cfg.out is not None else (None if one else f"runs/rag/{name}")
-    config = plain(cfg) | {"inputs": inputs(*asked.files, cfg.corpus, *probers)}
+    config = plain(cfg) | {"inputs": inputs(*asked.files, cfg.corpus, *probers), "asked": record}
     folder = None if out is None else RunFolder(Path(out), "rag", config)
     if folder is not None and not folder.begin(overwrite=cfg.overwrite):
         return folder.path
@@ -77,12 +77,18 @@ def run(cfg: DictConfig) -> Path | None:
 def _known(cfg: DictConfig, asked: QuestionSource) -> Question:
     """The typed question; with its gold answers if it is one of ``cfg.questions``."""
     text = " ".join(str(cfg.question).split())
-    known = load_questions(asked, seed=cfg.seed, on_bad_line=cfg.on_bad_line)
+    known = open_questions(asked, seed=cfg.seed, on_bad_line=cfg.on_bad_line).questions
     return next((q for q in known if q.question == text), Question("question", text))
 
 
-def _many(cfg: DictConfig, asked: QuestionSource) -> list[Question]:
-    return load_questions(asked, limit=cfg.limit, split=cfg.split, seed=cfg.seed, on_bad_line=cfg.on_bad_line)
+def _many(cfg: DictConfig, asked: QuestionSource) -> tuple[list[Question], dict[str, Any]]:
+    """The questions asked for, and the record of how they were chosen."""
+    found = open_questions(
+        asked, limit=cfg.limit, split=cfg.split, seed=cfg.seed, on_bad_line=cfg.on_bad_line
+    )
+    for line in found.lines():
+        print(line)
+    return found.questions, found.record
 
 
 def _show(rag: RAG, name: str, question: Question) -> Answer:

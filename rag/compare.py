@@ -9,10 +9,9 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from probers.data import load_questions
 from probers.files import write_text
 from probers.parts import build, inputs, load_model, load_passages, plain
-from probers.questions import EmptySplitError
+from probers.questions import EmptySplitError, open_questions
 from probers.runs import RunFolder, canonical_json
 from probers.types import Passage, Question
 
@@ -58,7 +57,10 @@ def run(cfg: DictConfig) -> Path:
     from probers.bank import ProbeBank
 
     asked = build(cfg.questions)
-    questions = load_questions(asked, limit=cfg.limit, split="test", **_reading(cfg))
+    found = open_questions(asked, limit=cfg.limit, split="test", **_reading(cfg))
+    questions = found.questions
+    for line in found.lines():
+        print(line)
     corpus = load_passages(cfg)
     banks: dict[str, ProbeBank] = {}
 
@@ -69,7 +71,7 @@ def run(cfg: DictConfig) -> Path:
     methods = build_methods(cfg, bank)
     for method in methods:
         check_questions(method.trigger, questions)
-    config = plain(cfg) | {"inputs": inputs(*asked.files, cfg.corpus, *banks)}
+    config = plain(cfg) | {"inputs": inputs(*asked.files, cfg.corpus, *banks), "asked": found.record}
     folder = RunFolder(Path(cfg.out), "compare", config)
     if not folder.begin(overwrite=cfg.overwrite, what="comparison"):
         return folder.path
@@ -113,9 +115,9 @@ def _tune(
     if not triggers:
         return {}
     try:
-        questions = load_questions(
+        questions = open_questions(
             build(cfg.questions), limit=cfg.validation, split="validation", **_reading(cfg)
-        )
+        ).questions
     except EmptySplitError:  # a file that says of every question that it is of the test split
         questions = []
     tuned = stored_or_tuned(out / "thresholds.json", rag, triggers, questions)

@@ -194,6 +194,15 @@ def probed(value, needs=BOTH):
     return generation(" a b", needs=needs, state=lambda text: [value, 0, 0, 0])
 
 
+@pytest.mark.parametrize("fields", [{"position": "entity"}, {"pool": "tokens"}])
+def test_probing_refuses_heads_that_do_not_read_whole_answers(fields):
+    made = bank()
+    other = replace(made, spec=replace(made.spec, **fields))
+    with pytest.raises(UserError, match="scores whole answers, and the prober reads .* --source cot"):
+        Probing(other)
+    Probing(made)
+
+
 def test_probing_sums_layers_and_fires_above_the_banks_threshold():
     trigger = Probing(bank())
     assert trigger.needs == Needs(layers=(1, 2))

@@ -17,6 +17,7 @@ from probers.datagen.cuts import CutPlan
 from probers.datagen.entities import Recogniser
 from probers.datagen.labels.wiki import WikiBuilder
 from probers.datagen.matching import EntityMatcher
+from probers.datagen.matching.training import train_vectors
 from probers.datagen.run import fill
 from probers.datagen.sources import open_articles
 
@@ -307,6 +308,19 @@ def test_a_balanced_command(tmp_path):
         assert counts[split, "generated", 0] == counts[split, "generated", 1]
     assert store.summary["hallucinated"] == 0.5 and store.summary["left_out"]["balance"] > 0
     store.verify()
+
+
+def test_vectors_of_the_runs_own_articles(tmp_path):
+    """They are trained once, in the run's folder, and decide what no other stage did."""
+    overrides = ["--source", "wiki", f"out={tmp_path}/s", "limit=150", "layers=[12]", "matcher.vectors=own"]
+    cli.run("datagen", overrides)
+    store = FeatureStore.open(tmp_path / "s")
+    assert "vectors" in store.summary["matcher_stages"] and (tmp_path / "s/vectors.bin").is_file()
+    stages = {found["stage"] for found in store.left_out() if found["reason"] == "undecided"}
+    assert "vectors" in stages | set(store.table()["match_stage"])
+    made = (tmp_path / "s/vectors.bin").read_bytes()
+    train_vectors(iter(()), tmp_path / "s/vectors.bin", seed=0)  # a resumed run keeps them
+    assert (tmp_path / "s/vectors.bin").read_bytes() == made
 
 
 def test_a_run_that_labels_nothing_says_why(tmp_path):
