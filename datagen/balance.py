@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 from array import array
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from probers.drawing import draw_key
 from probers.store import FeatureStore
 
 _REASON = "balance: more of its label than of the other"
@@ -35,7 +35,7 @@ def balance(store: FeatureStore, *, by: Sequence[str], seed: int) -> list[str]:
     for table in store.tables(["id", "correct", *by]):
         spans = table.assign(id=table["id"].str.partition("#")[0]).drop_duplicates("id")
         for span, correct, *values in spans.itertuples(index=False):
-            drawn[tuple(values)][correct].append(_key(span, seed))
+            drawn[tuple(values)][correct].append(draw_key("balance", seed, span))
     limits: dict[_Kind, int] = {}
     notes = []
     for values, keys in sorted(drawn.items()):
@@ -60,15 +60,10 @@ def _thin(store: FeatureStore, index: int, by: Sequence[str], limits: Mapping[_K
     for number, row in enumerate(rows):
         span = row["id"].partition("#")[0]
         limit = limits.get((tuple(row[column] for column in by), row["correct"]))
-        if limit is None or _key(span, seed) < limit:
+        if limit is None or draw_key("balance", seed, span) < limit:
             keep.append(number)
         else:
             gone[span] = {"id": span, "reason": _REASON}
     if gone:
         kept = [rows[i] for i in keep]
         store.write_shard(index, kept, states[keep], units=units, left_out=[*left_out, *gone.values()])
-
-
-def _key(span: str, seed: int) -> int:
-    blob = f"balance:{seed}:{span}".encode("utf-8", "surrogatepass")
-    return int.from_bytes(hashlib.blake2b(blob, digest_size=8).digest(), "big")

@@ -7,7 +7,6 @@ token of a span has a row (pool=tokens), the span counts once, with its last tok
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from probers.drawing import draw_key
 from probers.manifest import damaged
 from probers.store import FeatureStore
 
@@ -43,16 +43,12 @@ def one_per_span(rows: pd.DataFrame, seed: int) -> pd.DataFrame:
     Rows without a column ``span`` are spans of their own. The index tells where each row stood.
     """
     names = rows["id"] if "span" not in rows else rows["group"] + "\x1f" + rows["span"].astype(str)
-    keyed = rows.assign(key=np.fromiter((seeded_key(name, seed) for name in names), np.uint64, len(rows)))
+    keyed = rows.assign(
+        key=np.fromiter((draw_key("audit", seed, name) for name in names), np.uint64, len(rows))
+    )
     if "token" in rows:
         keyed = keyed.sort_values("token", kind="stable")
     return keyed.drop_duplicates("key", keep="last").sort_index()
-
-
-def seeded_key(name: str, seed: int) -> int:
-    """The place of a name in the seeded order, a number of 64 bits."""
-    digest = hashlib.blake2b(f"{seed}:{name}".encode(errors="surrogatepass"), digest_size=8)
-    return int.from_bytes(digest.digest(), "big")
 
 
 @dataclass(slots=True)

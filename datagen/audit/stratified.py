@@ -9,9 +9,10 @@ from typing import Any
 
 import pandas as pd
 
+from probers.drawing import draw_key
 from probers.store import FeatureStore
 
-from .drawn import one_per_span, seeded_key
+from .drawn import one_per_span
 
 #: The reason of a case whose two entities were compared without a verdict.
 UNDECIDED = "undecided"
@@ -63,7 +64,7 @@ def draw_undecided(
         seed: of the draw.
     """
     undecided = (case for case in cases if case["reason"] == UNDECIDED)
-    return heapq.nsmallest(count, undecided, key=lambda case: seeded_key(str(case["id"]), seed))
+    return heapq.nsmallest(count, undecided, key=lambda case: draw_key("sample", seed, str(case["id"])))
 
 
 def _shares(sizes: Mapping[tuple[int, str], int], count: int) -> dict[tuple[int, str], int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -11,6 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from probers.data import SPLIT_SHARES
+from probers.drawing import draw_key
 from probers.types import Article, RunError, UserError
 
 from .cleaning import clean
@@ -102,12 +102,6 @@ def at_least_one(spec: str, articles: Iterator[Article], problems: Problems) -> 
         yield article
     if empty:
         raise problems.nothing_usable(spec)
-
-
-def draw_key(purpose: str, seed: int, text: str) -> int:
-    """A number below 2**64 that looks random and is the same wherever it is computed."""
-    blob = f"{purpose}:{seed}:{text}".encode("utf-8", "surrogatepass")
-    return int.from_bytes(hashlib.blake2b(blob, digest_size=8).digest(), "big")
 
 
 class Splits:

@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 
 from probers.data import BadLine, read_lines
+from probers.drawing import draw_key
 from probers.types import Article, UserError
 
-from .base import ArticleSource, Problems, Splits, draw_key
+from .base import ArticleSource, Problems, Splits
 from .cleaning import Rules, UnusableError, clean
 
 

@@ -8,7 +8,6 @@ the Hub give the same questions and the same splits. Shares of splits are met on
 
 from __future__ import annotations
 
-import hashlib
 import heapq
 from collections import Counter
 from collections.abc import Iterable
@@ -16,6 +15,7 @@ from dataclasses import dataclass, replace
 from itertools import count
 
 from ..data import SPLIT_SHARES, dealt, limited
+from ..drawing import draw_key
 from ..types import Question
 
 
@@ -33,12 +33,6 @@ class Drawn:
     questions: list[Question]
     available: int
     splits: dict[str, int]
-
-
-def draw_key(purpose: str, seed: int, text: str) -> int:
-    """A number below 2**64 that looks random and is the same wherever it is computed."""
-    blob = f"{purpose}:{seed}:{text}".encode("utf-8", "surrogatepass")
-    return int.from_bytes(hashlib.blake2b(blob, digest_size=8).digest(), "big")
 
 
 def split_of(group: str, seed: int) -> str:
