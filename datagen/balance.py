@@ -11,6 +11,9 @@ import numpy as np
 from probers.drawing import draw_key
 from probers.store import FeatureStore
 
+from .audit.drawn import stored_columns
+from .labels.base import span_of
+
 _REASON = "balance: more of its label than of the other"
 
 #: What a span is counted with: the values of the columns it is balanced by, and its label.
@@ -32,8 +35,9 @@ def balance(store: FeatureStore, *, by: Sequence[str], seed: int) -> list[str]:
         Notes on what could not be balanced, for there was one label only.
     """
     drawn: dict[tuple[str, ...], dict[int, array[int]]] = defaultdict(lambda: {0: array("Q"), 1: array("Q")})
-    for table in store.tables(["id", "correct", *by]):
-        spans = table.assign(id=table["id"].str.partition("#")[0]).drop_duplicates("id")
+    name = "span" if "span" in stored_columns(store) else "id"
+    for table in store.tables([name, "correct", *by]):
+        spans = table.drop_duplicates(name)[[name, "correct", *by]]
         for span, correct, *values in spans.itertuples(index=False):
             drawn[tuple(values)][correct].append(draw_key("balance", seed, span))
     limits: dict[_Kind, int] = {}
@@ -58,7 +62,7 @@ def _thin(store: FeatureStore, index: int, by: Sequence[str], limits: Mapping[_K
     rows, states, units, left_out = store.read_shard(index)
     keep, gone = [], {}
     for number, row in enumerate(rows):
-        span = row["id"].partition("#")[0]
+        span = span_of(row)
         limit = limits.get((tuple(row[column] for column in by), row["correct"]))
         if limit is None or draw_key("balance", seed, span) < limit:
             keep.append(number)

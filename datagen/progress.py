@@ -7,7 +7,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from .labels.base import Examples, LabelBuilder
+from .labels.base import Examples, LabelBuilder, span_of
 
 
 class LabelBar:
@@ -31,7 +31,7 @@ class LabelBar:
 
     def done(self, units: int, examples: Examples) -> None:
         """Count a shard that was written."""
-        spans = {row["id"].partition("#")[0]: row["correct"] for row in examples.rows}
+        spans = {span_of(row): row["correct"] for row in examples.rows}
         self._units += units
         self._labels += len(spans)
         self._wrong += sum(1 - correct for correct in spans.values())

@@ -221,7 +221,7 @@ def labelled(tmp_path, counts, *, tokens=1, size=8, name="b"):
     random.Random(0).shuffle(spans)
     rows = [
         {
-            "id": f"{i}#{t}" if tokens > 1 else str(i), "group": str(i),
+            "id": f"{i}#{t}" if tokens > 1 else str(i), "group": str(i), "span": str(i),
             "split": split, "condition": condition, "correct": correct,
         }
         for i, (split, condition, correct) in enumerate(spans)
@@ -258,6 +258,20 @@ def test_balancing_draws_the_more_frequent_label_down(tmp_path, tokens):
     other = labelled(tmp_path, counts, tokens=tokens, name="c")
     balance(other, by=("split",), seed=1)
     assert set(other.table()["id"]) != set(rows["id"])
+
+
+def test_a_number_sign_in_an_id_is_no_token(tmp_path):
+    """Articles are called "C#" too: their spans are balanced one by one, with a column span or without."""
+    for name, extra in (("with", True), ("without", False)):
+        rows = [
+            {"id": f"C#/{i}", "group": "C#", "split": "train", "condition": "a", "correct": int(i < 3)}
+            | ({"span": f"C#/{i}"} if extra else {})
+            for i in range(10)
+        ]
+        store = FeatureStore.create(tmp_path / name, FeatureSpec(SPEC, (2,), 4), config={})
+        store.write_shard(0, rows, np.zeros((10, 1, 4), dtype=np.float32))
+        balance(store, by=("split",), seed=0)
+        assert shares(store) == {("train", "a", 0): 3, ("train", "a", 1): 3}
 
 
 def test_balancing_by_condition_differs_from_balancing_by_split(tmp_path):

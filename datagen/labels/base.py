@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -29,6 +29,11 @@ class Examples:
     def leave_out(self, id: str, reason: str, **evidence: str) -> None:
         """Note a piece of work that gave no row; reasons are counted by their words up to a colon."""
         self.left_out.append({"id": id, "reason": reason, **evidence})
+
+
+def span_of(row: Mapping[str, Any]) -> str:
+    """What a row is counted as: its span, which the rows of pool "tokens" share, or itself."""
+    return str(row.get("span", row["id"]))
 
 
 class LabelBuilder(Protocol):
