@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from probers.types import Article, RunError, UserError
+from probers.hub import first_line, open_stream
+from probers.types import Article, UserError
 
 from .base import ArticleSource, Problems, Progress, Splits
 from .cleaning import Rules, UnusableError, clean, prose
@@ -28,7 +29,8 @@ def open_hub(spec: str, *, limit: int | None, seed: int, rules: Rules, progress:
     if len(parts) > 3 or not parts[0]:
         raise UserError(f"articles={spec} is not understood: give hf:<dataset id>[:<config>][:<split>]")
     name, config, split = (*parts, "", "")[:3]
-    rows = _load(spec, name, config or None)
+    folder = "give a folder with the dataset's files as hf:FOLDER"
+    rows: Mapping[str, Any] = open_stream(f"articles={spec}", name, instead=folder, name=config or None)
     if split and split not in rows:
         raise UserError(f"articles={spec} has no split {split}: choose one of {', '.join(rows)}")
     if not split and "train" not in rows and len(rows) > 1:
@@ -43,25 +45,6 @@ def open_hub(spec: str, *, limit: int | None, seed: int, rules: Rules, progress:
     problems = Problems()
     articles = _articles(spec, data, limit, Splits(seed), rules, problems, progress)
     return ArticleSource(spec, articles, problems, limit)
-
-
-def _load(spec: str, name: str, config: str | None) -> Mapping[str, Any]:
-    import datasets
-    from datasets.exceptions import DatasetNotFoundError
-
-    try:
-        return datasets.load_dataset(name, name=config, streaming=True)
-    except (DatasetNotFoundError, FileNotFoundError) as error:
-        raise UserError(
-            f"articles={spec}: no such dataset, or nothing in it can be read ({_line(error)})"
-        ) from error
-    except (ValueError, RuntimeError) as error:  # an unknown configuration, none chosen, a loading script
-        raise UserError(f"articles={spec} cannot be opened: {_line(error)}") from error
-    except Exception as error:  # the libraries below raise many kinds for one thing: no network
-        raise RunError(
-            f"articles={spec} cannot be reached: {type(error).__name__}: {_line(error)}; "
-            "check the network, or give a folder with the dataset's files as hf:FOLDER"
-        ) from error
 
 
 def _check_columns(spec: str, columns: Iterable[str]) -> None:
@@ -89,7 +72,7 @@ def _articles(
             row = next(rows, None)
         except Exception as error:  # whatever file system and format lie below
             problems.add(
-                f"row {number + 1}", f"broke off: {type(error).__name__}: {_line(error)}", failure=True
+                f"row {number + 1}", f"broke off: {type(error).__name__}: {first_line(error)}", failure=True
             )
             break
         if row is None:
@@ -120,8 +103,3 @@ def _article(row: Mapping[str, Any], number: int, rules: Rules, splits: Splits) 
         raise UnusableError("malformed: sentences must be a list of strings")
     id = row.get("id")
     return rules.article(title, content, id=str(number if id is None else id), split=splits)
-
-
-def _line(error: BaseException) -> str:
-    """The first line of an error's message."""
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)[:300]
