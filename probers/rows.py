@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from .drawing import draw_key
 from .manifest import MANIFEST, damaged, shard_file
 from .types import RunError
 
@@ -54,7 +55,7 @@ def check_rows(store: Path, shards: Iterable[int]) -> None:
             raise RunError(f"shard {index} of {store} has other columns than the shards before it")
         schema = table.schema
         for name in table["id"].to_pylist():
-            key = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "big")
+            key = draw_key("id", 0, name)
             if key in seen:
                 raise RunError(f"the feature store {store} has the id {name} twice")
             seen.add(key)

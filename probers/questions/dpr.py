@@ -2,12 +2,42 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from ..types import Passage, Question, UserError
-from .base import layout
+from .base import QuestionSource, layout
 from .values import Record, accepted, hashed, optional, passage, records, strings, text
 
 #: ``biencoder-<dataset>-<split>.json``.
 DPR = layout("DPR's biencoder file", "question answers positive_ctxs")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DPRSource(QuestionSource):
+    """A set of questions that DPR's training files hold too.
+
+    A subclass lists :data:`DPR` last among its layouts and makes questions of its own records
+    with :meth:`own_question`.
+
+    Attributes:
+        hard_negatives: of DPR's file, how many passages without the answer are kept.
+    """
+
+    hard_negatives: int = 10
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.hard_negatives < 0:
+            raise UserError(f"questions.hard_negatives={self.hard_negatives} must be 0 or more")
+
+    def question(self, record: Record) -> Question:
+        if "positive_ctxs" in record:
+            return dpr_question(record, self.name, self.hard_negatives)
+        return self.own_question(record)
+
+    def own_question(self, record: Record) -> Question:
+        """The question of a record in a layout that is not DPR's; see :meth:`question`."""
+        raise NotImplementedError
 
 
 def dpr_question(record: Record, dataset: str, hard_negatives: int) -> Question:

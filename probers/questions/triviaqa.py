@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ..types import Question
-from .base import Layout, QuestionSource, layout
-from .dpr import DPR, dpr_question
-from .nq import check_negatives
+from .base import Layout, layout
+from .dpr import DPR, DPRSource
 from .values import Record, accepted, identifier, optional, strings, text
 
 #: What the files without answers hold on the Hub.
@@ -17,19 +16,15 @@ _UNKNOWN = "<unk>"
 
 
 @dataclass(frozen=True, kw_only=True)
-class TriviaQA(QuestionSource):
+class TriviaQA(DPRSource):
     """``qa/{web,wikipedia}-{train,dev}.json``, ``unfiltered-web-{train,dev}.json``, or DPR's files.
 
     Accepted are the value, the aliases, their normalised forms and the humans' answers: what
     the official evaluation accepts. Its documents, which nobody has marked as gold, are not read.
-
-    Attributes:
-        hard_negatives: of DPR's file, how many passages without the answer are kept.
     """
 
     hub: str | None = "mandarjoshi/trivia_qa"
     config: str | None = "rc.nocontext"
-    hard_negatives: int = 10
 
     name: ClassVar[str] = "triviaqa"
     layouts: ClassVar[tuple[Layout, ...]] = (
@@ -38,13 +33,7 @@ class TriviaQA(QuestionSource):
         DPR,
     )
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_negatives(self.hard_negatives)
-
-    def question(self, record: Record) -> Question:
-        if "positive_ctxs" in record:
-            return dpr_question(record, self.name, self.hard_negatives)
+    def own_question(self, record: Record) -> Question:
         official = "QuestionId" in record
         answer = record.get("Answer" if official else "answer") or {}
         if not isinstance(answer, Mapping):
