@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from array import array
-from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
 from probers.data import SPLIT_SHARES
 from probers.drawing import draw_key
+from probers.leftout import LeftOut
 from probers.types import Article, RunError, UserError
 
 from .cleaning import clean
@@ -18,53 +19,30 @@ from .cleaning import clean
 #: Called with the articles delivered so far, how many are expected (None: unknown) and what is going on.
 Progress = Callable[[int, "int | None", str], None]
 
-#: Problems kept word for word; more are only counted, so that memory stays bounded.
-KEPT = 1000
-
 
 def no_progress(done: int, total: int | None, text: str) -> None:
     """A :data:`Progress` that says nothing."""
 
 
 @dataclass
-class Problems:
-    """Articles that could not be used, with the reasons; iterates over (title, reason).
+class Problems(LeftOut):
+    """Articles that could not be used; iterates over (title, reason).
 
     Attributes:
-        listed: the first :data:`KEPT` of them.
-        counts: how many there were by kind, which is the reason up to its first colon.
         failed: how many were failures of the network rather than of the article.
     """
 
-    listed: list[tuple[str, str]] = field(default_factory=list)
-    counts: Counter[str] = field(default_factory=Counter)
     failed: int = 0
 
+    noun: ClassVar[str] = "article"
+    kinds: ClassVar[int | None] = 5
+
     def add(self, title: str, reason: str, *, failure: bool = False) -> None:
-        if len(self.listed) < KEPT:  # as one printable line each
-            self.listed.append((" ".join(clean(title).split())[:200], " ".join(clean(reason).split())))
-        self.counts[reason.partition(":")[0]] += 1
+        super().add(clean(title), clean(reason))  # as one printable line each
         self.failed += failure
 
     def __iter__(self) -> Iterator[tuple[str, str]]:
         return iter(self.listed)
-
-    def __len__(self) -> int:
-        return sum(self.counts.values())
-
-    def summary(self) -> str:
-        """How many by kind, the most frequent first: "3 missing, 1 too short"."""
-        return ", ".join(f"{n} {kind}" for kind, n in self.counts.most_common(5))
-
-    def lines(self, most: int = 5) -> list[str]:
-        """The report at the end of a run; no line when there was no problem."""
-        if not len(self):
-            return []
-        lines = [f"{len(self)} articles were left out: {self.summary()}"]
-        lines += [f"  {title}: {reason}" for title, reason in self.listed[:most]]
-        if len(self) > most:
-            lines.append(f"  and {len(self) - min(most, len(self.listed))} more")
-        return lines
 
     def nothing_usable(self, spec: str) -> UserError | RunError:
         """The error for a source that delivered no article at all."""

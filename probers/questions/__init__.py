@@ -66,7 +66,7 @@ class QuestionSet:
 
     def lines(self) -> list[str]:
         """What the user has to be told; empty when everything asked for was there."""
-        return [*self.notes, *self.excluded.lines()]
+        return [*self.notes, *self.excluded.lines(most=10)]
 
 
 def open_questions(

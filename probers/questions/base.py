@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
+from ..leftout import LeftOut
 from ..types import Question, UserError
 from .hub import hub_rows
 from .reading import Row, file_rows
 from .values import Record
-
-#: Exclusions kept word for word; more are only counted, so that memory stays bounded.
-KEPT = 1000
 
 
 class Layout(NamedTuple):
@@ -34,42 +32,16 @@ def layout(name: str, has: str, lacks: str = "") -> Layout:
 
 
 @dataclass
-class Excluded:
-    """Questions that were left out, with the reasons.
+class Excluded(LeftOut):
+    """Questions that were left out, each named by where it stands or by its id.
 
     Attributes:
-        listed: (where or id, reason) of the first :data:`KEPT` of them.
-        counts: how many by kind, which is the reason up to its first colon.
         lost: where a file breaks off, so that nothing behind it could be read; "" when it does not.
     """
 
-    listed: list[tuple[str, str]] = field(default_factory=list)
-    counts: Counter[str] = field(default_factory=Counter)
     lost: str = ""
 
-    def add(self, name: str, reason: str) -> None:
-        if len(self.listed) < KEPT:
-            self.listed.append((" ".join(name.split())[:200], " ".join(reason.split())[:300]))
-        self.counts[reason.partition(":")[0]] += 1
-
-    def __len__(self) -> int:
-        return sum(self.counts.values())
-
-    def summary(self) -> str:
-        """How many by kind, the most frequent first: "9 answer type none, 3 no gold answer"."""
-        return ", ".join(f"{n} {kind}" for kind, n in self.counts.most_common())
-
-    def lines(self, most: int = 10) -> list[str]:
-        """The report at the end; no line when nothing was left out."""
-        if not self.counts:
-            return []
-        shown = [f"  {name}: {reason}" for name, reason in self.listed[:most]]
-        more = len(self) - len(shown)
-        return [
-            f"{len(self)} question{' was' if len(self) == 1 else 's were'} left out: {self.summary()}",
-            *shown,
-            *([f"  and {more} more"] if more else []),
-        ]
+    noun: ClassVar[str] = "question"
 
 
 @dataclass(frozen=True, kw_only=True)
