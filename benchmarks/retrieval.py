@@ -18,44 +18,30 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 import re
 import shlex
 import statistics
-import subprocess
 import sys
 import tempfile
-import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from engines import NAMES, key, made_and_used, measure, stored
 from probers.rag.retrievers.bm25 import COMPILED_FROM
-from probers.rag.retrievers.lexical import tokenize, tokens_of
+from probers.rag.retrievers.lexical import tokens_of
 
-from probers.corpus import PassageStore, open_corpus
 from probers.types import Passage
 
 DATASETS = ("hotpotqa", "2wikimultihopqa", "nq")
-NAMES = {
-    "rank_bm25": "rank_bm25",
-    "bm25": "bm25",
-    "dense": "dense (all-MiniLM-L6-v2, bfloat16)",
-    "fts5": "SQLite FTS5",
-}
 #: rank_bm25 is not run beyond: it visits every passage in Python objects for every word.
 RANK_BM25_UP_TO = 100_000
 #: Of psgs_w100, the corpus that growth is extrapolated to.
 WIKIPEDIA = 21_015_324
 #: Below, one shard holds the corpus and memory grows with it; above, memory grows as it does for Wikipedia.
 STRAIGHT_FROM = 100_000
-#: Processor time of the thread that does all the work: what else runs on the machine is not in it.
-clock = time.thread_time
-SECONDS = 30.0  # after so long no more queries are asked, but for the first 20
 
 
 def main(argv: list[str]) -> None:
@@ -149,11 +135,6 @@ def recall(data: Path, folder: Path, engines: Sequence[str]) -> str:
     return "\n".join(lines)
 
 
-def stored(corpus: Path, folder: Path) -> Sequence[Passage]:
-    """The corpus on the disk, whatever its size."""
-    return open_corpus(corpus, cache=folder / "corpus", in_memory=0)
-
-
 def share(
     questions: Sequence[dict[str, Any]], found: Sequence[Sequence[str]], dataset: str, k: int, there: set[str]
 ) -> float:
@@ -164,10 +145,6 @@ def share(
         if question["dataset"] == dataset and gold:
             shares.append(len(gold & set(texts[:k])) / len(gold))
     return statistics.mean(shares)
-
-
-def key(text: str) -> str:
-    return " ".join(text.split())
 
 
 def growth(data: Path, folder: Path, sizes: Sequence[int]) -> str:
@@ -292,166 +269,6 @@ def recombine(real: Sequence[Passage], size: int, path: Path) -> None:
     path.with_suffix(".part").rename(path)
 
 
-def made_and_used(
-    folder: Path, engine: str, corpus: Path, asked: Path, *, every: bool = False
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Figures of the process that makes the index, and of one that opens it and searches."""
-    made = measure(folder, engine, corpus, asked, "made", every=every)
-    # rank_bm25 keeps nothing: whoever uses it makes it.
-    return made, made if engine == "rank_bm25" else measure(
-        folder, engine, corpus, asked, "used", every=every
-    )
-
-
-def measure(
-    folder: Path, engine: str, corpus: Path, asked: Path, phase: str, *, every: bool = False
-) -> dict[str, Any]:
-    """Run a worker, or read what it said in an earlier run."""
-    kept = folder / f"{engine}-{corpus.name}-{phase}{'-every' if every else ''}.json"
-    if not kept.exists():
-        print(f"{NAMES.get(engine, engine)}, {corpus.name}, {phase} ...", file=sys.stderr)
-        job = [str(folder), engine, str(corpus), str(asked), str(int(every)), str(kept)]
-        one_thread = os.environ | {"OMP_NUM_THREADS": "1"}
-        subprocess.run([sys.executable, __file__, "--as-worker", *job], check=True, env=one_thread)
-    return json.loads(kept.read_text(encoding="utf-8"))
-
-
-def as_worker(folder: str, engine: str, corpus: str, asked: str, every: str, out: str) -> None:
-    """Make or open an index, ask it, and write the figures; runs in a process of its own."""
-    queries = json.loads(Path(asked).read_text(encoding="utf-8"))
-    with Peaks() as peaks:
-        start = clock()
-        passages = stored(Path(corpus), Path(folder))
-        if engine != "store":
-            start = clock()
-            search = ENGINES[engine](passages, Path(folder))
-        figures: dict[str, Any] = {"seconds": clock() - start}
-        figures["disk"] = disk(Path(folder), engine, passages)
-        # The process that uses the index is another one; rank_bm25's is both.
-        if engine != "store" and not (
-            engine != "rank_bm25" and out.endswith(("made.json", "made-every.json"))
-        ):
-            figures |= timed(search, queries, bool(int(every)))
-    Path(out).write_text(json.dumps(figures | peaks.most), encoding="utf-8")
-
-
-def timed(search: Callable[[list[str], int], Any], queries: list[str], every: bool) -> dict[str, Any]:
-    """Milliseconds per query one by one and in batches of 32; the texts found when ``every`` counts."""
-    start = clock()
-    search(queries[:1], 10)
-    first = clock() - start
-    search(queries[1:3], 10)
-    single, begun = [], clock()
-    for query in queries[:256]:
-        if len(single) >= 20 and clock() - begun > SECONDS:
-            break
-        start = clock()
-        search([query], 10)
-        single.append(1000 * (clock() - start))
-    found: list[Any] = []
-    start = clock()
-    for place in range(0, len(queries), 32):
-        if not every and place and clock() - start > SECONDS:
-            break
-        found += search(queries[place : place + 32], 10)
-    batched = 1000 * (clock() - start) / len(found)
-    p50, p95 = np.percentile(single, (50, 95))
-    texts = [[key(p.text) for p in row] for row in found] if every else []
-    return {"first": first, "p50": p50, "p95": p95, "batched": batched, "found": texts}
-
-
-def _bm25(passages: Sequence[Passage], folder: Path) -> Callable[[list[str], int], Any]:
-    from probers.rag.retrievers.bm25 import BM25
-
-    return BM25(passages, cache=folder / "bm25").search
-
-
-def _rank_bm25(passages: Sequence[Passage], folder: Path) -> Callable[[list[str], int], Any]:
-    from probers.rag.retrievers.rank_bm25 import RankBM25
-
-    return RankBM25(passages).search
-
-
-def _dense(passages: Sequence[Passage], folder: Path) -> Callable[[list[str], int], Any]:
-    from probers.rag.retrievers.dense import Dense
-
-    return Dense(passages, dtype="bfloat16", cache=folder / "dense").search
-
-
-def _fts5(passages: Sequence[Passage], folder: Path) -> Callable[[list[str], int], Any]:
-    """SQLite's full-text index, with the words of :func:`tokenize` joined by OR."""
-    import sqlite3
-
-    path = folder / f"{len(passages)}.sqlite"
-    if not path.exists():
-        part = path.with_suffix(".part")
-        part.unlink(missing_ok=True)
-        with closing(sqlite3.connect(part)) as made, made:
-            made.execute(
-                "create virtual table p using fts5(title, text, content='', "
-                "tokenize='unicode61 remove_diacritics 0')"
-            )
-            rows = ((i, p.title, p.text) for i, p in enumerate(passages))
-            made.executemany("insert into p(rowid, title, text) values (?, ?, ?)", rows)
-            made.execute("insert into p(p) values ('optimize')")
-        part.rename(path)
-    base = sqlite3.connect(path)
-
-    def search(queries: list[str], k: int) -> list[list[Passage]]:
-        found = []
-        for query in queries:
-            words = " OR ".join(f'"{t}"' for t in tokenize(query))
-            rows = base.execute("select rowid from p where p match ? order by rank limit ?", (words, k))
-            found.append([passages[row] for (row,) in rows])
-        return found
-
-    return search
-
-
-ENGINES = {"bm25": _bm25, "rank_bm25": _rank_bm25, "dense": _dense, "fts5": _fts5}
-
-
-def disk(folder: Path, engine: str, passages: Sequence[Passage]) -> int:
-    """Bytes that an engine has on the disk for a corpus; none for what lives in memory."""
-    if engine == "fts5":
-        return (folder / f"{len(passages)}.sqlite").stat().st_size
-    if engine == "rank_bm25":
-        return 0
-    assert isinstance(passages, PassageStore)
-    where = [passages.path] if engine == "store" else list((folder / engine).glob(f"{passages.fingerprint}*"))
-    return sum(p.stat().st_size for w in where if w.is_dir() for p in w.iterdir())
-
-
-class Peaks:
-    """The most memory of this process while it is entered, in bytes, looked at every 20 ms."""
-
-    def __init__(self) -> None:
-        self.most = {"anonymous": 0, "resident": 0}
-        self._over = threading.Event()
-        self._watcher = threading.Thread(target=self._watch, daemon=True)
-
-    def __enter__(self) -> Peaks:
-        self._watcher.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._over.set()
-        self._watcher.join()
-
-    def _watch(self) -> None:
-        for _ in self._ticks():
-            status = Path("/proc/self/status").read_text()
-            here = {n: int(status.split(f"{n}:")[1].split()[0]) * 1024 for n in ("RssAnon", "VmHWM")}
-            self.most["anonymous"] = max(self.most["anonymous"], here["RssAnon"])
-            self.most["resident"] = here["VmHWM"]
-
-    def _ticks(self) -> Iterator[None]:
-        yield
-        while not self._over.wait(0.02):
-            yield
-        yield
-
-
 def spell(seconds: float) -> str:
     if seconds < 10:
         return f"{seconds:.2g} s"
@@ -472,7 +289,4 @@ def amount(figures: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--as-worker"]:
-        as_worker(*sys.argv[2:])
-    else:
-        main(sys.argv[1:])
+    main(sys.argv[1:])
