@@ -7,6 +7,7 @@ import json
 import random
 import tracemalloc
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -175,6 +176,24 @@ def test_untouched_articles_stand_beside_every_hallucination(tmp_path):
         ]
         ours = store.layer(12)[number].astype(np.float32)
         np.testing.assert_allclose(ours, seen.states[tokens, 0].mean(axis=0), rtol=0.02, atol=0.02)
+
+
+def test_an_article_too_long_to_be_read_is_left_out(tmp_path, monkeypatch):
+    """What was asked of the model fitted, the article's longer entity does not: no row, and a reason."""
+    honest, skipped = CausalLM.score, []
+
+    def score(self, prompts, texts, *, names, **options):
+        made = honest(self, prompts, texts, names=names, **options)
+        skipped.append(f"{names[0]}/untouched")
+        nothing = {"token_ids": (), "offsets": (), "text": "", "states": None, "stop": "skipped"}
+        return [replace(made[0], **nothing), *made[1:]]
+
+    monkeypatch.setattr(CausalLM, "score", score)
+    overrides = ["--source", "wiki", f"out={tmp_path}/s", "limit=20", "negatives=untouched", "layers=[12]"]
+    cli.run("datagen", overrides)
+    store = FeatureStore.open(tmp_path / "s")
+    left = [found["id"] for found in store.left_out() if found["reason"].startswith("too long")]
+    assert left == skipped and not set(left) & set(store.table()["id"])
 
 
 def test_a_run_that_stops_anywhere_goes_on_to_the_same_bytes(tmp_path):

@@ -31,6 +31,10 @@ class Examples:
         self.left_out.append({"id": id, "reason": reason, **evidence})
 
 
+#: Why a prompt that the model was told to skip gave no row.
+TOO_LONG = "too long: the prompt exceeds the model's context"
+
+
 def span_of(row: Mapping[str, Any]) -> str:
     """What a row is counted as: its span, which the rows of pool "tokens" share, or itself."""
     return str(row.get("span", row["id"]))

@@ -20,7 +20,7 @@ from probers.questions import QuestionSet
 from probers.store import FeatureStore
 from probers.types import Generation, Needs, Question, Retriever, UserError
 
-from .base import Examples, recorded
+from .base import TOO_LONG, Examples, recorded
 from .labelling import Acc, LabelRule, parse_label
 
 #: Columns with the scores of an answer, whatever rule labels it.
@@ -96,8 +96,7 @@ class CotBuilder:
             condition = "closed_book" if index < len(units) else "with_passages"
             if not generation.token_ids:  # there is no state
                 skipped = generation.stop == "skipped"
-                reason = "too long: the prompt exceeds the model's context" if skipped else "empty answer"
-                examples.leave_out(f"{question.id}/{condition}", reason)
+                examples.leave_out(f"{question.id}/{condition}", TOO_LONG if skipped else "empty answer")
                 continue
             assert generation.states is not None  # the needs name layers
             examples.add(self._row(question, condition, generation), generation.states)

@@ -22,7 +22,7 @@ from probers.types import Generation, Needs, UserError
 from ..cuts import Cut, CutPlan
 from ..entities import Entity, Recogniser
 from ..matching import EntityMatcher, Match
-from .base import Examples
+from .base import TOO_LONG, Examples
 from .head import head_entity, stop_rule
 from .spans import span_needs, span_rows, span_tokens
 
@@ -105,8 +105,7 @@ class WikiBuilder:
     def _label(self, cut: Cut, generation: Generation, examples: Examples) -> bool:
         """Add the example, or why there is none; whether it is a hallucination."""
         if generation.stop == "skipped":
-            reason = "too long: the prompt exceeds the model's context"
-            examples.leave_out(cut.id, reason, gold=cut.entity.text)
+            examples.leave_out(cut.id, TOO_LONG, gold=cut.entity.text)
             return False
         written = head_entity(generation.text, self.recognise)
         if written is None:
@@ -144,6 +143,9 @@ class WikiBuilder:
             texts.append(tokens)
         read = self.lm.score(prompts, texts, needs=needs, names=[cut.id for cut in kept]) if kept else []
         for cut, generation in zip(kept, read, strict=True):
+            if generation.stop == "skipped":  # the entity is longer than what was asked of the model
+                examples.leave_out(f"{cut.id}/untouched", TOO_LONG, gold=cut.entity.text)
+                continue
             start = len(cut.between)
             entity = Entity(start, start + len(cut.entity.text), cut.entity.text, cut.entity.type)
             match = Match("equivalent", "untouched", "the article's own entity")
