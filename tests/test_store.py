@@ -9,8 +9,8 @@ import importlib
 import json
 import mmap
 import os
-import re
 import random
+import re
 import signal
 import subprocess
 import sys
