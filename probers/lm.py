@@ -273,6 +273,13 @@ class CausalLM:
             self._prefix = (prefix, Prefix.compute(self._decoder, tokens.ids))
         return self._prefix[1]
 
+    def fits(self, prompts: Sequence[str], more: Sequence[int]) -> list[bool]:
+        """Whether each prompt leaves room in the model's context for so many further tokens."""
+        if self._context is None or not prompts:
+            return [True] * len(prompts)
+        ids = self.tokenizer(list(prompts), verbose=False)["input_ids"]
+        return [len(found) + n <= self._context for found, n in zip(ids, more, strict=True)]
+
     def _fit(self, encoded: Sequence[Prompt], more: Sequence[int], what: Sequence[str]) -> list[Prompt]:
         """The prompts as they go into the context; one to be left out has no tokens."""
         if self._context is None:

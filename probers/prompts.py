@@ -29,7 +29,7 @@ class PromptTemplate:
     Attributes:
         exemplars: text put before everything else, shared by all prompts of a run.
         context: header of the passages.
-        passage: one passage, with ``{i}`` (from 1), ``{title}`` and ``{text}``.
+        passage: one passage, with ``{i}`` (from 1) and ``{text}``.
         task: what to do with the passages, after them.
         question_form: the question with ``{question}``, up to where the model goes on.
         answer_cue: words that announce the final answer.

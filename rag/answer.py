@@ -118,6 +118,9 @@ def _write(
         empty = sum(a.counters.empty_retrievals for a in answers)
         if empty:
             print(f"{empty} retrievals found nothing; those answers went on without passages")
+        cut = sum(a.counters.passages_cut for a in answers)
+        if cut:
+            print(f"{cut} passages were left out for want of room in the model's context")
         missing = sum(not q.answers for q in questions)
         if missing:
             print(f"{missing} of {len(questions)} questions have no gold answer and count in no score")

@@ -229,6 +229,9 @@ def _notes(runs: _Runs) -> list[str]:
         empty = sum(a.counters.empty_retrievals for a in outcomes.answers)
         if empty:
             notes.append(f"{name}: {empty} retrievals found nothing; those answers went on without passages.")
+        cut = sum(a.counters.passages_cut for a in outcomes.answers)
+        if cut:
+            notes.append(f"{name}: {cut} passages were left out for want of room in the model's context.")
     return notes
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from probers.answers import extract_answer
+from probers.fitting import fitting_passages
 from probers.prompts import TESTBED_PROMPT, PromptTemplate
 from probers.text import split_sentences
 from probers.types import Generation, Question, Retriever, Round, UserError
@@ -90,7 +91,7 @@ class RAG:
         started = time.perf_counter()
         everyone = [Open(q) for q in questions]
         if getattr(self.trigger, "before", False) and self.max_retrievals:
-            self._retrieve(everyone, [q.question for q in questions])
+            self._retrieve(everyone, [q.question for q in questions], partials=[("", 0)] * len(everyone))
             for run in everyone:
                 run.record(Round("", None, run.question.question, run.passage_ids, ""), listener)
         active = everyone
@@ -143,8 +144,11 @@ class RAG:
             searches_left = each.run.counters.retrievals < self.max_retrievals
             if decision.fire and searches_left and each.next_tokens < self.max_new_tokens:
                 each.query = self.query(each.run.question, each.generation, decision, state)
-                fired.append((each.run, each.query))
-        self._retrieve([run for run, _ in fired], [query for _, query in fired])
+                fired.append(each)
+        self._retrieve(
+            [p.run for p in fired], [p.query or "" for p in fired],
+            partials=[(p.next_partial, p.next_tokens) for p in fired],
+        )  # fmt: skip
 
         going: list[Pass] = []
         ended: list[Pass] = []
@@ -197,14 +201,33 @@ class RAG:
             each.run.counters.forced = True
             each.ending = head + generation.text
 
-    def _retrieve(self, runs: Sequence[Open], queries: Sequence[str]) -> None:
-        """Search for all at once; what is found takes the place of earlier passages, also when nothing is."""
+    def _retrieve(
+        self, runs: Sequence[Open], queries: Sequence[str], *, partials: Sequence[tuple[str, int]]
+    ) -> None:
+        """Search for all at once; what is found takes the place of earlier passages, also when nothing is.
+
+        Args:
+            runs: the questions.
+            queries: what is asked for each.
+            partials: the accepted text that each goes on from, and its tokens.
+        """
         if not runs:
             return
-        for run, passages in zip(runs, self.retriever.search(queries, self.k), strict=True):
-            run.passages = tuple(passages)
+        found = self.retriever.search(queries, self.k)
+        shown = fitting_passages(
+            self.lm, self.prompt,
+            [
+                (run.question.question, [p.text for p in passages], f"{partial} {self.prompt.answer_cue}")
+                for run, passages, (partial, _) in zip(runs, found, partials, strict=True)
+            ],
+            # All that may still be written, an announcement of the answer included.
+            [self.max_new_tokens - tokens + self.answer_tokens for _, tokens in partials],
+        )  # fmt: skip
+        for run, passages, count in zip(runs, found, shown, strict=True):
+            run.passages = tuple(passages[:count])
             run.counters.retrievals += 1
             run.counters.empty_retrievals += not passages
+            run.counters.passages_cut += len(passages) - count
 
     def _changed(self, done: Pass) -> bool:
         """Whether the next prompt differs from the one that was just answered."""

@@ -19,6 +19,7 @@ class Counters:
     Attributes:
         retrievals: searches, also those that found nothing.
         empty_retrievals: searches that found nothing; the answer went on without passages.
+        passages_cut: passages that were found and not shown, for want of room in the context.
         generations: calls of the model, a forced final answer included.
         tokens: tokens generated, also those that were discarded.
         sentences: sentences generated, also those that were discarded.
@@ -28,6 +29,7 @@ class Counters:
 
     retrievals: int = 0
     empty_retrievals: int = 0
+    passages_cut: int = 0
     generations: int = 0
     tokens: int = 0
     sentences: int = 0

@@ -30,6 +30,7 @@ class FakeLM:
         write: the continuation of a prompt, before limits and stops.
         entropy: of each word.
         state: the pooled state, (4,), of a text, for every layer.
+        context: tokens that a prompt and what is written after it may have together.
     """
 
     spec, width = SPEC, SPEC.width
@@ -39,8 +40,9 @@ class FakeLM:
         write: Callable[[str], str],
         entropy: Callable[[str], float] = lambda word: 0.1,
         state: Callable[[str], list[float]] = lambda text: [0.0] * 4,
+        context: int = 1_000_000,
     ) -> None:
-        self.write, self.entropy, self.state = write, entropy, state
+        self.write, self.entropy, self.state, self.context = write, entropy, state, context
         self.prompts: list[str] = []
         self.batches: list[int] = []
         self.prefixes: set[str] = set()
@@ -52,6 +54,9 @@ class FakeLM:
         self.prompts += prompts
         self.batches.append(len(prompts))
         return [self._one(prompt, max_new_tokens, needs, stop) for prompt in prompts]
+
+    def fits(self, prompts, more):
+        return [len(tokens(p)) + n <= self.context for p, n in zip(prompts, more, strict=True)]
 
     def attention_alone(self, generations, *, progress=None):
         return [self._attention(0, len(g.token_ids)) for g in generations]

@@ -1,6 +1,7 @@
 """Both kinds of labels on the testbed's own model: right, seeded, resumable, never leaking."""
 
 import hashlib
+import json
 import os
 import random
 import shutil
@@ -117,6 +118,30 @@ def test_every_answer_has_its_scores_and_the_run_their_cells(cot):
     assert cells == pytest.approx(1, abs=1e-5) and shares["hurts"] == shares["only_without"]
     assert figures["questions"]["source"] == "questions=testbed" and figures["audit"]["rows"] == 120
     assert (cot.path / "sample.html").is_file()
+
+
+def test_passages_without_room_are_left_out_whole_and_counted(tmp_path):
+    """Claim: what does not fit goes from the last, and is counted; converse: what fits stays."""
+    questions = [
+        {"id": name, "question": f"Where is {name} ?", "answers": ["Hull"]} for name in ("abba", "odil")
+    ]
+    texts = {"a": "abba " * 1500, "o1": "odil odil odil in Hull", "o2": "odil " + "and so on " * 700}
+    (tmp_path / "q.jsonl").write_text("".join(json.dumps(q) + "\n" for q in questions))
+    rows = [{"id": k, "title": k, "text": t} for k, t in texts.items()]
+    (tmp_path / "c.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+    out = tmp_path / "store"
+    cli.run(
+        "datagen",
+        [f"out={out}", f"questions={tmp_path}/q.jsonl", f"corpus={tmp_path}/c.jsonl", "layers=[6]", "k=2",
+         f"corpus_cache={tmp_path}/cache"],
+    )  # fmt: skip
+    store = FeatureStore.open(out)
+    shown = dict(zip(store.table()["id"], store.table()["passages"], strict=True))
+    assert shown == {"abba/closed_book": 0, "odil/closed_book": 0, "odil/with_passages": 1}
+    assert [(x["id"], x["reason"].split(":")[0]) for x in store.left_out()] == [
+        ("abba/with_passages", "no passage fits")
+    ]
+    assert store.summary["fewer_passages"] == 1
 
 
 def test_an_out_folder_with_another_run_is_refused(cot, capsys):

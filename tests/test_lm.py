@@ -479,3 +479,14 @@ def test_quantized_weights_are_other_weights():
     lm.model.config.quantization_config = {"quant_method": "bitsandbytes", "load_in_8bit": True}
     assert len({plain, four, fingerprint(path, lm.model)}) == 3
     assert four.startswith(plain)
+
+
+def test_what_fits_is_what_generates():
+    """Claim: what fits is generated, to the last token of room; converse: one more is refused."""
+    lm = tiny_lm("llama")
+    size = len(lm.tokenizer(PROMPTS[0])["input_ids"])
+    room = CONTEXT - size
+    assert lm.fits([PROMPTS[0], PROMPTS[0], LONG], [room, room + 1, 1]) == [True, False, False]
+    lm.generate([PROMPTS[0]], max_new_tokens=room, stop=[lambda text: True])
+    with pytest.raises(UserError, match="exceeds the model's context"):
+        lm.generate([PROMPTS[0]], max_new_tokens=room + 1)

@@ -240,6 +240,23 @@ def test_a_retriever_that_finds_nothing_is_counted_and_the_answer_goes_on_withou
     assert answer.text
 
 
+def test_passages_without_room_go_from_the_last_and_are_counted():
+    """Claim: whole passages go until the prompt has room; converse: with room all are shown."""
+    found = [passage("alpha " * 10), passage("beta " * 10), passage("gamma " * 10)]
+    whole = TESTBED_PROMPT.question(
+        QUESTIONS[1].question, [p.text for p in found], partial=" So the answer is"
+    )
+    room = len(re.findall(r"\s*\S+", whole)) + 20 + 5  # with 11 words for a passage and its number
+    for less, shown in ((0, 3), (1, 2), (11, 2), (12, 1), (33, 0)):
+        rag, lm, _ = make(Always(), finds=lambda q: found, max_new_tokens=20, answer_tokens=5)
+        lm.context = room - less
+        answer = rag(QUESTIONS[1])
+        assert [word in lm.prompts[0] for word in ("alpha", "beta", "gamma")] == [i < shown for i in range(3)]
+        assert answer.counters.passages_cut == 3 - shown
+        assert len(answer.rounds[0].passage_ids) == shown
+        assert answer.counters.empty_retrievals == 0  # something was found
+
+
 def without_seconds(answer):
     trace = json.loads(json.dumps(answer.trace))
     assert trace["counters"].pop("seconds") >= 0

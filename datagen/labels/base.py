@@ -33,6 +33,8 @@ class Examples:
 
 #: Why a prompt that the model was told to skip gave no row.
 TOO_LONG = "too long: the prompt exceeds the model's context"
+#: Why a question with passages that were found, but are too long for any to be shown, gave no row.
+NO_ROOM = "no passage fits: the context is too short for any that was found"
 
 
 def span_of(row: Mapping[str, Any]) -> str:

@@ -14,13 +14,14 @@ from typing import Any
 import numpy as np
 
 from probers.answers import accuracy_contains, exact_match, extract_answer, f1_score
+from probers.fitting import fitting_passages
 from probers.lm import CausalLM
 from probers.prompts import PromptTemplate
 from probers.questions import QuestionSet
 from probers.store import FeatureStore
 from probers.types import Generation, Needs, Question, Retriever, UserError
 
-from .base import TOO_LONG, Examples, recorded
+from .base import NO_ROOM, TOO_LONG, Examples, recorded
 from .labelling import Acc, LabelRule, parse_label
 
 #: Columns with the scores of an answer, whatever rule labels it.
@@ -82,9 +83,11 @@ class CotBuilder:
     def build(self, units: Sequence[Question]) -> Examples:
         closed = [self.prompt.question(q.question) for q in units]
         found = self.retriever.search([q.question for q in units], self.k)
+        asked = [(q.question, [p.text for p in ps], "") for q, ps in zip(units, found, strict=True)]
+        shown = fitting_passages(self.lm, self.prompt, asked, [self.max_new_tokens] * len(units))
         opened = [
-            self.prompt.question(q.question, [p.text for p in passages])
-            for q, passages in zip(units, found, strict=True)
+            self.prompt.question(text, passages[:count])
+            for (text, passages, _), count in zip(asked, shown, strict=True)
         ]
         examples = Examples()
         generations = self.lm.generate(
@@ -92,14 +95,20 @@ class CotBuilder:
             stop=self.prompt.stop, prefix=self.prompt.prefix, names=[q.id for q in units] * 2,
         )  # fmt: skip
         for index, generation in enumerate(generations):
-            question = units[index % len(units)]
+            place = index % len(units)
+            question = units[place]
             condition = "closed_book" if index < len(units) else "with_passages"
+            passages = shown[place] if index >= len(units) else 0
+            if index >= len(units) and found[place] and not passages:
+                examples.leave_out(f"{question.id}/{condition}", NO_ROOM)
+                continue
             if not generation.token_ids:  # there is no state
                 skipped = generation.stop == "skipped"
                 examples.leave_out(f"{question.id}/{condition}", TOO_LONG if skipped else "empty answer")
                 continue
             assert generation.states is not None  # the needs name layers
-            examples.add(self._row(question, condition, generation), generation.states)
+            row = self._row(question, condition, generation)
+            examples.add(row | {"passages": passages}, generation.states)
         return examples
 
     def _row(self, question: Question, condition: str, generation: Generation) -> dict[str, Any]:
@@ -128,9 +137,11 @@ class CotBuilder:
         scores: dict[tuple[str, str], list[tuple[float, ...]]] = {}
         known: dict[tuple[str, str], list[int]] = {}
         both: dict[str, dict[str, int]] = {}
-        columns = ["id", "dataset", "condition", "knowledge", "correct", *_SCORES]
+        columns = ["id", "dataset", "condition", "knowledge", "passages", "correct", *_SCORES]
+        cut = 0
         for table in store.tables(columns):
-            for id, dataset, condition, knowledge, correct, *rest in table.itertuples(index=False):
+            for id, dataset, condition, knowledge, passages, correct, *rest in table.itertuples(index=False):
+                cut += condition == "with_passages" and passages < self.k
                 scores.setdefault((dataset or "questions", condition), []).append((correct, *rest))
                 known.setdefault((condition, knowledge), []).append(correct)
                 both.setdefault(id.rpartition("/")[0], {})[condition] = correct
@@ -147,6 +158,9 @@ class CotBuilder:
                 f"EM {means['em']:.3f}, ACC {means['acc']:.3f}, F1 {means['f1']:.3f}"
                 + (f" | {shown}" if shown else "")
             )
+        if cut:
+            figures["fewer_passages"] = int(cut)
+            lines.append(f"{cut} prompts show fewer than k={self.k} passages: no more were found, or fit")
         pairs = Counter(
             (found["closed_book"], found["with_passages"]) for found in both.values() if len(found) == 2
         )
