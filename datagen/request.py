@@ -109,7 +109,7 @@ def _wiki(cfg: DictConfig) -> Make:
     from .labels.wiki import NEGATIVES
     from .matching import EntityMatcher
 
-    _check_pool(cfg, ("mean", "last", "tokens", "mind"))
+    _check_pool(cfg, ("mean", "last", "predicting", "tokens", "mind"))
     if cfg.negatives not in NEGATIVES:
         raise UserError(f"negatives={cfg.negatives} is unknown: choose {' or '.join(NEGATIVES)}")
     options = plain(cfg.matcher)

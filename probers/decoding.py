@@ -176,9 +176,10 @@ def generate_batch(
         if needs.attention:
             attention = taps.enter_context(AttentionTap(decoder.model, needs.attention_layer))
             attention.queries = 1
+        if needs.pool == "predicting":
+            states.reduce = _last_position
         batch = _Batch(decoder, prompts, limit, prefix=prefix, use_cache=use_cache)
-        if attention is not None:
-            recorder.prefilled(attention.take())
+        recorder.prefilled(states.take(), attention.take() if attention is not None else None)
         states.reduce = _last_position
         for index in range(limit):
             tokens = batch.logits.argmax(dim=-1) if sampler is None else sampler(batch.logits, batch.active)

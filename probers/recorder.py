@@ -19,7 +19,7 @@ from .types import AttentionRows, Needs
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """States and attention of one generated token of each active row, not yet committed."""
+    """States or attention of one generated token of each active row, not yet committed."""
 
     index: int
     rows: Tensor  # (b,) original rows
@@ -60,8 +60,15 @@ class Recorder:
         if needs.attention:
             self._attention = torch.zeros(rows, steps + 1, width + steps, device=device)
 
-    def prefilled(self, attended: Attended | None) -> None:
-        """Row 0 of the attention: the prompt's last position, which predicts token 0."""
+    def prefilled(self, states: Tensor | None, attended: Attended | None) -> None:
+        """The prompt's last position, which predicts token 0: its state, and row 0 of the attention.
+
+        Args:
+            states: (rows, layers, d) for pool "predicting", None for all others.
+            attended: the last block's attention, or None when it is not read.
+        """
+        if states is not None:
+            self._push_states(0, torch.arange(self._rows, device=self._device), states)
         if attended is not None:
             weights = attended.weights()[:, :, -1]
             keys = weights.shape[-1]
@@ -76,19 +83,21 @@ class Recorder:
             states: (b, layers, d), or None when no layer is read.
             attended: the last block's attention, or None when it is not read.
         """
-        columns = None
-        if states is not None:
-            if self._finite is None:
-                shape = (self._rows, self._steps, states.shape[1])
-                self._finite = torch.ones(shape, dtype=torch.bool, device=self._device)
-            self._finite[rows, index] = states.isfinite().all(dim=-1).to(self._device)
         if attended is not None:
             weights = attended.weights()[:, :, -1].to(self._device)  # (b, heads, k)
             end = self._width + index + 1
             self._attention[rows, index + 1, end - weights.shape[-1] : end] = weights.mean(dim=1)
-            columns = weights[:, :, -(index + 1) :]
-        if states is not None or columns is not None:
-            self._waiting.append(_Step(index, rows, states, columns))
+            self._waiting.append(_Step(index, rows, None, weights[:, :, -(index + 1) :]))
+        if states is not None:
+            # What was read at a token is kept for the one after it where that is what it predicts.
+            self._push_states(index + (self._needs.pool == "predicting"), rows, states)
+
+    def _push_states(self, index: int, rows: Tensor, states: Tensor) -> None:
+        if self._finite is None:
+            shape = (self._rows, self._steps + 1, states.shape[1])
+            self._finite = torch.ones(shape, dtype=torch.bool, device=self._device)
+        self._finite[rows, index] = states.isfinite().all(dim=-1).to(self._device)
+        self._waiting.append(_Step(index, rows, states, None))
 
     def finish(self, row: int, kept: int) -> None:
         """``row`` has ended and its first ``kept`` tokens are its text."""
@@ -122,7 +131,7 @@ class Recorder:
     def _pool_states(self, rows: Tensor, states: Tensor) -> None:
         if self._needs.of_mind:  # of each token the average over layers, and the final norm's
             states = torch.stack([states[:, :-1].float().mean(dim=1), states[:, -1].float()], dim=1)
-        if self._needs.pool in ("tokens", "mind_tokens"):
+        if self._needs.pool in ("tokens", "predicting", "mind_tokens"):
             if self._needs.of_mind:
                 states = states.flatten(1)[:, None]
             for row, state in zip(rows.tolist(), states.float().cpu(), strict=True):
@@ -156,7 +165,7 @@ class Recorder:
         kept = self._kept[row]
         if not self._needs.layers or not kept:
             return None
-        if self._needs.pool in ("tokens", "mind_tokens"):
+        if self._needs.pool in ("tokens", "predicting", "mind_tokens"):
             return torch.stack(self._tokens[row]).numpy()
         assert self._pooled is not None
         pooled = self._pooled[row]

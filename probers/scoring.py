@@ -133,12 +133,14 @@ def _pooling(needs: Needs, scored: Tensor, finite: list[Tensor]) -> Callable[[Te
     longest = scored.shape[1]
 
     def pool(states: Tensor) -> Tensor:
-        states = states[:, -longest:].float()
+        # The state that predicts a token is one to the left.
+        place = slice(-longest - 1, -1) if needs.pool == "predicting" else slice(-longest, None)
+        states = states[:, place].float()
         here = scored.to(states.device)
         finite.append((states.isfinite().all(dim=-1) | ~here).to(scored.device))
         if needs.pool == "last":
             return states[:, -1]
-        if needs.pool in ("tokens", "mind_tokens"):
+        if needs.pool in ("tokens", "predicting", "mind_tokens"):
             return states.cpu()
         mean = states.masked_fill(~here[..., None], 0.0).sum(dim=1) / here.sum(dim=1, keepdim=True)
         return torch.stack([states[:, -1], mean], dim=1) if needs.pool == "mind" else mean
@@ -149,7 +151,7 @@ def _pooling(needs: Needs, scored: Tensor, finite: list[Tensor]) -> Callable[[Te
 def _states(pooled: Tensor | None, row: int, length: int, needs: Needs) -> np.ndarray | None:
     if pooled is None:
         return None
-    if needs.pool == "tokens":  # (batch, layers, longest, d)
+    if needs.pool in ("tokens", "predicting"):  # (batch, layers, longest, d)
         return np.array(pooled[row, :, -length:].transpose(0, 1))
     if needs.pool == "mind_tokens":  # (batch, layers and the final norm, longest, d)
         own = pooled[row, :, -length:]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 if TYPE_CHECKING:
     import numpy as np
 
-Pool = Literal["mean", "last", "tokens", "mind", "mind_tokens"]
+Pool = Literal["mean", "last", "tokens", "predicting", "mind", "mind_tokens"]
 Site = Literal["resid_post", "resid_mid", "attn_out", "mlp_out"]
 StopReason = Literal["eos", "stop", "length", "skipped"]
 
@@ -81,7 +81,9 @@ class Needs:
         site: where in the block. "resid_post" is the stream after it, "resid_mid" the one
             between attention and MLP; "attn_out" and "mlp_out" are what those two add to
             the stream. Only "resid_post" has a layer 0.
-        pool: over the generated tokens "mean" or "last"; "tokens" keeps every one; "mind"
+        pool: over the generated tokens "mean" or "last"; "tokens" keeps every one, and
+            "predicting" for each the state before it, which predicted it (the first token's is the
+            prompt's last); "mind"
             is the vector of Su et al. 2024 (MIND), of width 2 d: the last token averaged
             over layers 1 to L, then the mean over tokens of the last layer after the final
             norm. It belongs to no single layer: ``layers`` must be (L,). "mind_tokens" keeps what
@@ -153,7 +155,7 @@ class Generation:
         offsets: [start, end) of each token in ``text``, characters.
         logprobs: (n,) float32, nats, from raw logits.
         entropies: (n,) float32, nats, of the distribution that produced each token.
-        states: (layers, d) for pooled needs, (n, layers, d) for pool "tokens", (1, 2 d) for
+        states: (layers, d) for pooled needs, (n, layers, d) for pools "tokens" and "predicting", (1, 2 d) for
             "mind", (n, 1, 2 d) for "mind_tokens", layers in the order of ``needs.layers``; None
             when no layer was asked for.
         prompt_offsets: [start, end) of each prompt token in ``prompt``.

@@ -96,6 +96,34 @@ def test_minds_vector_of_a_part_comes_from_its_tokens(family):
         assert not np.allclose(mind_vector(one.states), head.states, atol=1e-2)
 
 
+@pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2", "opt", "mpt"])
+@pytest.mark.parametrize("way", ["plain", "prefix", "nested", "without cache"])
+def test_predicting_states_are_those_of_the_position_before(family, way):
+    """Against hidden_states, for every token and the prompt's last; and the logits are theirs."""
+    lm = tiny_lm(family, use_cache=way != "without cache", batch_size=8)
+    prompts, prefix = PROMPTS, ""
+    if way == "prefix":
+        prefix = "The river Odra flows. "
+        prompts = [prefix + p for p in PROMPTS]
+    elif way == "nested":
+        text = PROMPTS[0] + " and so on and on" * 12
+        prompts = [text, text[: len(text) // 2], text[: len(text) // 3], PROMPTS[1]]
+    needs = Needs(layers=(0, 2, 3), pool="predicting", attention=True)
+    made = lm.generate(prompts, max_new_tokens=9, needs=needs, prefix=prefix)
+    again = lm.score(prompts, [g.token_ids for g in made], needs=needs, prefix=prefix)
+    for one, other in zip(made, again, strict=True):
+        ids = torch.tensor([one.prompt_ids + one.token_ids])
+        with torch.no_grad():
+            out = lm.model(ids, attention_mask=torch.ones_like(ids), output_hidden_states=True)
+        here = slice(len(one.prompt_ids) - 1, -1)
+        assert one.states.shape == (len(one.token_ids), 3, 32)
+        for column, layer in enumerate((0, 2)):
+            expected = out.hidden_states[layer][0, here].numpy()
+            np.testing.assert_allclose(one.states[:, column], expected, **CLOSE)
+        np.testing.assert_allclose(other.states, one.states, **CLOSE)
+        np.testing.assert_allclose(other.attention.rows, one.attention.rows, **CLOSE)
+
+
 @pytest.mark.parametrize("family", ["llama", "gemma3", "falcon", "mpt"])
 @pytest.mark.parametrize("layer", [1, 2])
 def test_any_layers_attention_can_be_read(family, layer):

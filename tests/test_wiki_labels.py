@@ -113,14 +113,15 @@ def test_prompts_reach_the_model_as_the_template_makes_them(tmp_path):
     assert lm.prompts == ["About T: It lies in", "About T: It lies in Spain today. It is near"]
 
 
-@pytest.mark.parametrize("pool", ["mean", "last", "tokens", "mind"])
+@pytest.mark.parametrize("pool", ["mean", "last", "tokens", "predicting", "mind"])
 def test_states_are_those_of_the_entitys_tokens(tmp_path, pool):
     """Against a fresh pass over prompt and entity of the testbed's model, for every pooling."""
     out = tmp_path / "store"
     options = [f"pool={pool}", f"layers={'all' if pool == 'mind' else '[3,12]'}", "limit=12", f"out={out}"]
     cli.run("datagen", ["--source", "wiki", *options])
     store, lm = FeatureStore.open(out), CausalLM.from_pretrained("testbed")
-    needs = Needs(store.spec.layers, pool="mind_tokens" if pool == "mind" else "tokens")
+    of = {"mind": "mind_tokens", "predicting": "predicting"}
+    needs = Needs(store.spec.layers, pool=of.get(pool, "tokens"))
     rows, states = store.table(), store.states(store.spec.layers).astype(np.float32)
     for span, part in rows.groupby("span"):
         first = part.iloc[0]
@@ -139,6 +140,8 @@ def test_states_are_those_of_the_entitys_tokens(tmp_path, pool):
         elif pool == "mind":
             width = own.shape[-1] // 2
             expected = np.concatenate([own[-1, 0, :width], own[:, 0, width:].mean(axis=0)])[None, None]
+        elif pool == "predicting":
+            expected = own[:1]
         else:
             expected = (own[-1] if pool == "last" else own.mean(axis=0))[None]
         np.testing.assert_allclose(ours, expected, rtol=0.02, atol=0.02)

@@ -9,14 +9,15 @@ from typing import Any
 import numpy as np
 
 from probers.recorder import mind_vector
-from probers.types import Generation, Needs
+from probers.types import Generation, Needs, Pool
 
 from .base import recorded
 
 
 def span_needs(needs: Needs) -> Needs:
     """What a generation must record for the same needs to be had of any span of it."""
-    return replace(needs, pool="mind_tokens" if needs.of_mind else "tokens", attention=True)
+    pool: Pool = "mind_tokens" if needs.of_mind else "predicting" if needs.pool == "predicting" else "tokens"
+    return replace(needs, pool=pool, attention=True)
 
 
 def span_tokens(generation: Generation, start: int, end: int) -> list[int]:
@@ -47,5 +48,7 @@ def span_rows(
     columns = recorded(generation, tokens)
     if needs.pool == "mind":
         yield -1, columns, mind_vector(states)
+    elif needs.pool == "predicting":  # the span itself: what predicts its first token
+        yield -1, columns, states[0]
     else:
         yield -1, columns, states[-1] if needs.pool == "last" else states.mean(axis=0)
