@@ -260,7 +260,8 @@ def training_memory(path: Path, steps: int) -> tuple[int, int]:
 def as_trainer(path: str, steps: str) -> None:
     """Read a store as ``probers-train`` does, and print how the memory grew; runs in a process of its own."""
     import torch
-    from probers.train.data import CHUNK, StoreData, StoreStates, moments
+    from probers.train.batches import Batches, Schedule, StoreData
+    from probers.train.states import CHUNK, Column, StoreStates, moments
 
     store = FeatureStore.open(path)
     splits = store.table()["split"].to_numpy()
@@ -268,9 +269,12 @@ def as_trainer(path: str, steps: str) -> None:
     targets = torch.zeros(len(splits), 1, dtype=torch.int64)
 
     def train(steps: int, most: int) -> None:
-        states = StoreStates(store, store.spec.layers)
-        data = StoreData(states, targets, rows, batch_size=BATCH, seed=0)
-        moments(states, torch.from_numpy(rows["train"][:most]))
+        columns = [Column(store.spec.site, layer) for layer in store.spec.layers]
+        states, training = StoreStates([store], columns), torch.from_numpy(rows["train"])
+        schedule = Schedule(-(-len(training) // BATCH), 1, 1)
+        data = StoreData(states, targets, rows, Batches(training, BATCH, [0], schedule))
+        every = list(range(len(columns)))
+        moments(states, training[:most], every, targets.expand(-1, len(columns)))
         for _, batch in zip(range(steps), data.train_dataloader(), strict=False):
             batch[0].float().sum()
         for start in range(0, min(most, len(states)), CHUNK):

@@ -1,7 +1,8 @@
 """ProbeBank: trained heads of several layers, their decision rule and calibration, frozen.
 
-The score of a text is the sum over layers of how much "wrong" outweighs "correct"
-(Probing-RAG: retrieve when sum logit[0] + theta > sum logit[1], so theta = -threshold).
+The score of a text is made of how much "wrong" outweighs "correct" in each layer, by
+default their sum (Probing-RAG: retrieve when sum logit[0] + theta > sum logit[1], so
+theta = -threshold). Heads of single tokens score each token, and a span by its tokens.
 """
 
 from __future__ import annotations
@@ -12,46 +13,68 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+from huggingface_hub import ModelHubMixin
 
+from .calibration import Calibration, Temperature, sigmoid
+from .ensemble import Aggregate, Ensemble, aggregate, check_aggregate, check_spans
 from .entropy import SIGNALS, EntropyModel
 from .features import FeatureSpec, ModelSpec
 from .heads import CORRECT, WRONG, ProbeHead
-from .types import Needs, RunError, UserError
+from .inference import half_precision, run_heads, run_heads_on_spans
+from .types import Needs, UserError
 
 if TYPE_CHECKING:
     import torch
+    from torch import nn
 
-    from .watch import Scores, StopOnScore
-
-Combine = Literal["logits", "probabilities"]
+    from .stopping import StopOnScore
+    from .watch import Scores
 
 __all__ = ["SIGNALS", "EntropyModel", "ProbeBank", "half_precision"]
 
 
-@dataclass(frozen=True, slots=True)
-class ProbeBank:
+@dataclass(frozen=True)
+class ProbeBank(ModelHubMixin):
     """Frozen heads, one per layer of ``spec.layers``; call it with states to get scores.
+
+    ``save_pretrained(path, push_to_hub=False, repo_id=None)`` and ``push_to_hub(repo_id,
+    private=None, token=None, branch=None, create_pr=None, commit_message=..)`` are those of
+    :class:`huggingface_hub.ModelHubMixin`, which makes public what is not said to be private.
 
     Attributes:
         spec: the features it reads; its layers are those of the heads, in order.
         head: the heads, in evaluation mode.
         threshold: fires when the score exceeds it; chosen on validation data.
-        temperature: P(wrong) = sigmoid(score / temperature); fitted on validation data.
-        combine: "logits" sums logit differences, "probabilities" sums differences
-            of softmax probabilities as the released code does.
+        calibration: P(wrong) of a score; fitted on validation data.
+        ensemble: how the layers become one score.
+        aggregate: how the scores of a span's tokens become the span's, "max", "mean" or "last",
+            where heads read single tokens' states (``spec.pool`` is "tokens"); None for heads
+            of pooled states, and for heads that pool a span's tokens themselves. Threshold and
+            calibration hold for spans.
         entropy_model: the heads' score together with entropies; None when not fitted.
         metrics: figures of the training run, as in ``metrics.json``.
         card: the model card, as in ``README.md``.
+        pictures: the PNG files that the card shows, by name.
+
+    Raises:
+        ValueError: heads, layers and ensemble that do not fit each other.
+        UserError: an ``aggregate`` that does not fit the heads.
     """
 
     spec: FeatureSpec
     head: ProbeHead
     threshold: float = 0.0
-    temperature: float = 1.0
-    combine: Combine = "logits"
+    calibration: Calibration = Temperature()  # noqa: RUF009 (frozen)
+    ensemble: Ensemble = Ensemble()  # noqa: RUF009 (frozen)
+    aggregate: Aggregate | None = None
     entropy_model: EntropyModel | None = None
     metrics: Mapping[str, Any] = field(default_factory=dict)
     card: str = ""
+    pictures: Mapping[str, bytes] = field(default_factory=dict)
+
+    # Where this is empty the mixin collects constructor arguments and sets it on the instance,
+    # which a frozen one forbids. It is never written: config.json is in bankfile's hands.
+    _hub_mixin_config = {"format": "probers-bank"}  # noqa: RUF012
 
     def __post_init__(self) -> None:
         if len(self.head.streams) != len(self.spec.layers) or self.head.width != self.spec.width:
@@ -59,14 +82,31 @@ class ProbeBank:
                 f"{len(self.head.streams)} heads of width {self.head.width} do not fit "
                 f"{len(self.spec.layers)} layers of width {self.spec.width}"
             )
-        if self.combine not in ("logits", "probabilities"):
-            raise UserError(f"combine={self.combine!r} is unknown: choose logits or probabilities")
+        per_token = self.spec.pool == "tokens" and not self.head.tokens
+        if self.head.tokens and self.spec.pool != "tokens":
+            raise UserError(
+                f"these heads pool tokens' states themselves and cannot read pool={self.spec.pool}"
+            )
+        if per_token != (self.aggregate is not None):
+            raise UserError(
+                "aggregate=null: heads of single tokens need a way from tokens to spans, max, mean or last"
+                if per_token
+                else f"aggregate={self.aggregate} is for heads of single tokens, and these read whole texts"
+            )
+        if self.aggregate is not None:
+            check_aggregate(self.aggregate)
+        object.__setattr__(self, "ensemble", self.ensemble.over(len(self.layers)))
         self.head.eval().requires_grad_(False)
 
     @property
     def layers(self) -> tuple[int, ...]:
         """Layers of the heads, 1-based."""
         return self.spec.layers
+
+    @property
+    def combine(self) -> str:
+        """Kind of the ensemble: "logits", "probabilities", "best" or "stacked"."""
+        return self.ensemble.kind
 
     @property
     def needs(self) -> Needs:
@@ -77,74 +117,91 @@ class ProbeBank:
         """Refuse a model this prober was not trained on; names both (UserError)."""
         self.spec.check_model(model, what="the prober")
 
-    def logits(self, states: np.ndarray | torch.Tensor) -> np.ndarray:
-        """Float32 logits (n, layers, 2), [wrong, correct], of states (n, layers, d).
+    def logits(self, states: np.ndarray | torch.Tensor, mask: Any = None) -> np.ndarray:
+        """Float32 logits (n, layers, 2), [wrong, correct].
+
+        Args:
+            states: (n, layers, d); (n, T, layers, d) for heads that pool tokens themselves.
+            mask: (n, T) bool, which tokens there are, for those heads; None is all.
 
         Raises:
             RunError: states or logits that are not finite.
             ValueError: another shape.
         """
-        import torch
+        return run_heads(self.head, states, mask)
 
-        device = next(self.head.parameters()).device
-        with torch.inference_mode():
-            x = torch.as_tensor(states)
-            parts = [self.head(part.to(device, torch.float32)) for part in x.split(1024)]
-            found = (
-                torch.cat(parts).cpu().numpy() if parts else np.empty((0, len(self.layers), 2), np.float32)
-            )
-        if not np.isfinite(found).all():
-            raise RunError("the prober's logits are not finite: the states hold NaN or infinite values")
-        return found
-
-    def margins(self, states: np.ndarray | torch.Tensor) -> np.ndarray:
-        """(n, layers) logit of "wrong" minus logit of "correct"."""
-        logits = self.logits(states).astype(np.float64)
-        return logits[..., WRONG] - logits[..., CORRECT]
-
-    def combine_margins(self, margins: np.ndarray) -> np.ndarray:
-        """Scores (n,) of margins (n, layers): their sum, of logits or of probabilities."""
-        # softmax[0] - softmax[1] of two logits is tanh of half their difference.
-        return (np.tanh(margins / 2) if self.combine == "probabilities" else margins).sum(axis=1)
+    def margins(self, states: np.ndarray | torch.Tensor, mask: Any = None) -> np.ndarray:
+        """(n, layers) logit of "wrong" minus logit of "correct"; arguments as of :meth:`logits`."""
+        return _margins(self.logits(states, mask))
 
     def score(
-        self, states: np.ndarray | torch.Tensor, signals: Mapping[str, Any] | None = None
+        self,
+        states: np.ndarray | torch.Tensor,
+        signals: Mapping[str, Any] | None = None,
+        *,
+        mask: Any = None,
     ) -> np.ndarray:
         """Score (n,), higher is more likely wrong; fires above :attr:`threshold`.
 
         Args:
-            states: (n, layers, d).
-            signals: entropy signals (n,) each; given, the result is :meth:`score_with_entropy`'s.
+            states: (n, layers, d), one row per text, or per token for heads of single tokens,
+                whose threshold is for what :meth:`score_spans` gives; (n, T, layers, d) for
+                heads that pool tokens themselves.
+            signals: entropy signals (n,) each; given, the result is the log-odds of "wrong" from
+                heads and entropies, which fires above ``entropy_model.threshold``.
+            mask: (n, T) bool, which tokens there are, for heads that pool them.
+
+        Raises:
+            RunError: states that are not finite; a signal that is absent or no number.
+            UserError: signals, and the prober was trained without.
+            ValueError: another shape.
         """
-        if signals is not None:
-            return self.score_with_entropy(states, signals)
-        return self.combine_margins(self.margins(states))
+        score = self.ensemble(self.margins(states, mask))
+        return score if signals is None else self._with_entropy(score, signals)
 
     __call__ = score
 
-    def score_with_entropy(self, states: np.ndarray | torch.Tensor, signals: Mapping[str, Any]) -> np.ndarray:
-        """Log-odds (n,) of "wrong" from heads and entropies; fires above ``entropy_model.threshold``.
+    def score_spans(
+        self, states: np.ndarray | torch.Tensor, spans: Any, signals: Mapping[str, Any] | None = None
+    ) -> np.ndarray:
+        """Scores (n,) of spans of tokens; they fire above :attr:`threshold`.
+
+        Args:
+            states: (t, layers, d) of a text's tokens.
+            spans: (n, 2) first token and the one after the last; they may overlap.
+            signals: entropy signals (n,) each of the spans, as in :meth:`score`.
 
         Raises:
-            UserError: this prober was trained without signals.
-            RunError: a signal is absent or no number.
+            UserError: heads of pooled states.
+            ValueError: a span that is empty or not among the tokens.
         """
+        bounds = check_spans(spans, len(states))
+        if self.aggregate is not None:
+            score = aggregate(self.score(states), bounds, self.aggregate)
+        elif self.head.tokens:
+            score = self.ensemble(_margins(run_heads_on_spans(self.head, states, bounds)))
+        else:
+            raise UserError(
+                f"this prober reads {self.spec.pool} states of whole texts and has no scores of spans: "
+                "train one on a store of pool=tokens"
+            )
+        return score if signals is None else self._with_entropy(score, signals)
+
+    def _with_entropy(self, score: np.ndarray, signals: Mapping[str, Any]) -> np.ndarray:
         if self.entropy_model is None:
             raise UserError(
                 "this prober has no entropy model (its store lacked the signals): use with_entropy=false"
             )
-        return self.entropy_model(self.score(states), signals)
+        return self.entropy_model(score, signals)
 
     def probability(self, score: np.ndarray, *, with_entropy: bool = False) -> np.ndarray:
         """Calibrated P(wrong) of a score.
 
         Args:
-            score: (n,) from :meth:`score`.
-            with_entropy: the score came from :meth:`score_with_entropy`, whose log-odds
-                need no temperature.
+            score: (n,) from :meth:`score`, or :meth:`score_spans` for heads of tokens.
+            with_entropy: the score was made with signals; log-odds need no calibration.
         """
-        scaled = np.asarray(score, dtype=np.float64) / (1.0 if with_entropy else self.temperature)
-        return 0.5 * (1 + np.tanh(scaled / 2))
+        return sigmoid(score) if with_entropy else self.calibration(np.asarray(score, dtype=np.float64))
 
     def to(self, device: Any) -> ProbeBank:
         """Move the heads in place; returns itself."""
@@ -200,63 +257,59 @@ class ProbeBank:
         Raises:
             UserError: another model; names both.
         """
-        from .watch import StopOnScore
+        from .stopping import StopOnScore
 
         return StopOnScore(self, model, tokenizer, threshold, min_tokens=min_tokens)
 
-    def save_pretrained(self, path: str | Path) -> None:
-        """Write ``config.json``, ``heads.safetensors``, ``metrics.json`` and ``README.md``.
+    def _save_pretrained(self, save_directory: Path) -> None:
+        """Write ``config.json``, ``heads.safetensors``, ``metrics.json``, ``README.md`` and ``plots/``.
 
         Weights are written in half precision. They should have been rounded by
         :func:`half_precision` before the bank was evaluated, so that nothing changes here.
         """
         from .bankfile import save
 
-        save(self, Path(path))
+        save(self, save_directory)
 
     @classmethod
-    def from_pretrained(
-        cls, path: str | Path, *, revision: str | None = None, head_class: type[ProbeHead] | None = None
+    def from_pretrained(  # type: ignore[override]
+        cls,
+        pretrained_model_name_or_path: str | Path,
+        *,
+        force_download: bool = False,
+        token: str | bool | None = None,
+        cache_dir: str | Path | None = None,
+        local_files_only: bool = False,
+        revision: str | None = None,
+        head_class: type[nn.Module] | None = None,
     ) -> ProbeBank:
         """A prober from a folder, or from the Hugging Face Hub when no such folder exists.
 
+        The arguments are the mixin's, whose own version would ask the Hub for any mistyped
+        path, and hand the fields of ``config.json`` on before anything has checked them.
+
         Args:
-            path: folder, or ``owner/name`` on the Hub.
+            pretrained_model_name_or_path: folder, or ``owner/name`` on the Hub.
+            force_download: download even what the cache holds.
+            token: of the Hub; None is that of ``hf auth login``.
+            cache_dir: where downloads are kept.
+            local_files_only: take what the cache holds and ask nobody.
             revision: commit, tag or branch on the Hub.
             head_class: the class of the heads, where it is not one of this package's.
 
         Raises:
             UserError: no prober there, or a damaged one.
         """
-        from .bankfile import load
+        from .bankfile import load, locate
 
-        return load(path, revision=revision, head_class=head_class)
-
-    def push_to_hub(self, repo_id: str, *, private: bool = True, token: str | None = None) -> str:
-        """Upload the prober to the Hugging Face Hub; returns the address of the commit."""
-        import tempfile
-
-        from huggingface_hub import HfApi
-
-        api = HfApi(token=token)
-        api.create_repo(repo_id, private=private, exist_ok=True)
-        with tempfile.TemporaryDirectory() as folder:
-            self.save_pretrained(folder)
-            return str(api.upload_folder(repo_id=repo_id, folder_path=folder).commit_url)
+        folder = locate(
+            pretrained_model_name_or_path, revision=revision, token=token, cache_dir=cache_dir,
+            force_download=force_download, local_files_only=local_files_only,
+        )  # fmt: skip
+        return load(folder, head_class=head_class, name=str(pretrained_model_name_or_path))
 
 
-def half_precision(head: ProbeHead) -> ProbeHead:
-    """Round the learned weights to what half precision can hold, in place.
-
-    Done before thresholds and test figures are computed, so that they hold for the
-    saved prober. Standardisation statistics keep single precision.
-    """
-    import torch
-
-    with torch.no_grad():
-        for name, parameter in head.named_parameters():
-            rounded = parameter.half().float()
-            if not torch.isfinite(rounded).all():
-                raise RunError(f"the trained weights {name} are not finite in half precision: lower lr")
-            parameter.copy_(rounded)
-    return head
+def _margins(logits: np.ndarray) -> np.ndarray:
+    """(n, layers) float64 of logits (n, layers, 2)."""
+    wide = logits.astype(np.float64)
+    return wide[..., WRONG] - wide[..., CORRECT]

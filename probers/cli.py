@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .runs import taking_back
+from .sweeps import combinations, folder_names, varied
 from .types import RunError, UserError
 
 if TYPE_CHECKING:
@@ -33,13 +34,15 @@ _TARGETS = {
     "compare": "probers.rag.compare:run",
     "testbed": "probers.datagen.testbed.run:run",
 }
+#: Command -> function (what each job varied, folders) -> the table that a sweep ends in.
+_TABLES = {"train": "probers.train.sweep:compare_runs"}
 #: Short forms: what the user types -> the key it sets.
 _ALIASES = {"model": "model.name"}
 _FLAGS = """\
 Flags:
   --help       this text
   --cfg job    print the resolved configuration and stop
-  -m           run every combination of comma-separated values (key=a,b)"""
+  -m           run every combination of comma-separated values (key=a,b) and compare them"""
 
 
 def demo() -> None:
@@ -77,10 +80,6 @@ def main(command: str, argv: Sequence[str] | None = None) -> None:
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         code = _main(command, arguments)
-    except UserError as error:
-        code = _fail(f"probers-{command}: {error}", 2)
-    except RunError as error:
-        code = _fail(f"probers-{command}: {error}", 1)
     except KeyboardInterrupt:
         code = _fail(
             f"probers-{command}: interrupted; what was finished is kept, the same command goes on from there",
@@ -89,9 +88,9 @@ def main(command: str, argv: Sequence[str] | None = None) -> None:
     except BrokenPipeError:  # the reader of our output went away (`| head`)
         sys.stderr.close()
         code = 1
-    except OSError as error:
-        where = f" ({error.filename})" if error.filename else ""
-        code = _fail(f"probers-{command}: {error.strerror or error}{where}", 1)
+    except (UserError, RunError, OSError) as error:
+        message, code = _told(error)
+        _fail(f"probers-{command}: {message}", code)
     sys.exit(code)
 
 
@@ -107,7 +106,9 @@ def _main(command: str, arguments: list[str]) -> int:
     flags = {a for a in arguments if a in ("-m", "--multirun")}
     overrides = normalise([a for a in arguments if a not in flags])
     show = _take_cfg_flag(overrides)
-    jobs = _sweep(overrides) if flags else [overrides]
+    jobs = combinations(overrides) if flags else [overrides]
+    if len(jobs) > 1:
+        jobs = _with_folders(command, jobs)
     configs = [compose(command, job) for job in jobs]
     if show:
         from omegaconf import OmegaConf
@@ -116,16 +117,66 @@ def _main(command: str, arguments: list[str]) -> int:
             print(OmegaConf.to_yaml(config, resolve=True), end="")
         return 0
     target = _load(command)
-    for job, config in zip(jobs, configs, strict=True):
-        if len(jobs) > 1:
-            print(f"== {' '.join(job)}", flush=True)
-        with taking_back():
-            target(config)
+    if len(jobs) > 1:
+        return _run_all(command, target, jobs, configs)
+    with taking_back():
+        target(configs[0])
     return 0
 
 
+def _with_folders(command: str, jobs: list[list[str]]) -> list[list[str]]:
+    """The jobs of a sweep, each with a suffix to the name of its default folder where there is such a key."""
+    if "suffix" not in compose(command, []):
+        return jobs
+    typed = {part.partition("=")[0] for part in jobs[0]}
+    if typed & {"suffix", "out"}:
+        return jobs
+    names = folder_names(varied(jobs))
+    return [[*job, f"suffix={_quote(name)}"] for job, name in zip(jobs, names, strict=True)]
+
+
+def _run_all(
+    command: str, target: Callable[[DictConfig], Any], jobs: list[list[str]], configs: list[DictConfig]
+) -> int:
+    """Run the jobs of a sweep, going on after one that fails, and compare those that did not.
+
+    Returns:
+        The worst exit code of a job.
+    """
+    names = [[part for part in job if not part.startswith("suffix=")] for job in varied(jobs)]
+    done: list[tuple[list[str], Path]] = []
+    worst = 0
+    for name, config in zip(names, configs, strict=True):
+        print(f"== {' '.join(name)}", flush=True)
+        try:
+            with taking_back():
+                folder = target(config)
+        except (UserError, RunError, OSError) as error:
+            if isinstance(error, BrokenPipeError):
+                raise
+            message, code = _told(error)
+            worst = max(worst, _fail(f"probers-{command}: {' '.join(name)}: {message}", code))
+            continue
+        if isinstance(folder, Path):
+            done.append((name, folder))
+    if command in _TABLES and done:
+        print(_imported(_TABLES[command])([name for name, _ in done], [folder for _, folder in done]))
+    return worst
+
+
+def _told(error: Exception) -> tuple[str, int]:
+    """What to say of an error, and the exit code."""
+    if isinstance(error, OSError):
+        return f"{error.strerror or error}" + (f" ({error.filename})" if error.filename else ""), 1
+    return str(error), 2 if isinstance(error, UserError) else 1
+
+
 def _load(command: str) -> Callable[[DictConfig], Any]:
-    module, _, function = _TARGETS[command].partition(":")
+    return _imported(_TARGETS[command])
+
+
+def _imported(name: str) -> Callable[..., Any]:
+    module, _, function = name.partition(":")
     return getattr(importlib.import_module(module), function)
 
 
@@ -198,20 +249,6 @@ def _take_cfg_flag(overrides: list[str]) -> bool:
             del overrides[index : index + 2]
             return True
     return False
-
-
-def _sweep(overrides: list[str]) -> list[list[str]]:
-    """Every combination of the comma-separated values among the overrides."""
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-
-    axes: list[list[str]] = []
-    for override in OverridesParser.create().parse_overrides(overrides):
-        key = override.get_key_element()
-        if override.is_sweep_override():
-            axes.append([f"{key}={value}" for value in override.sweep_string_iterator()])
-        else:
-            axes.append([str(override.input_line)])
-    return [list(job) for job in itertools.product(*axes)]
 
 
 def compose(command: str, overrides: list[str]) -> DictConfig:

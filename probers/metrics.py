@@ -17,18 +17,31 @@ from .bootstrap import Bootstrap, Interval, bootstrap_ci, mean, paired_bootstrap
 from .types import RunError
 
 __all__ = [
-    "F1", "Bootstrap", "Interval", "accuracy", "accuracy_contains", "auprc", "auroc", "balanced_accuracy",
-    "bootstrap_ci", "brier", "ece", "exact_match", "extract_answer", "f1_detection", "f1_score", "mean",
-    "normalize_answer", "paired_bootstrap", "prr", "recall_at_fpr",
+    "F1", "Bootstrap", "Interval", "Ranking", "accuracy", "accuracy_contains", "auprc", "auroc",
+    "balanced_accuracy", "bootstrap_ci", "brier", "ece", "exact_match", "extract_answer", "f1_detection",
+    "f1_score", "mean", "normalize_answer", "paired_bootstrap", "prr", "ranking", "recall_at_fpr",
+    "risk_coverage",
 ]  # fmt: skip
+
+
+class Ranking(NamedTuple):
+    """The four figures of :func:`ranking`, each a number, or (r,) for r resamples."""
+
+    auroc: Any
+    auprc: Any
+    prr: Any
+    recall_at_fpr: Any
+
+
+def ranking(labels: np.ndarray, scores: np.ndarray, weights: np.ndarray | None = None) -> Ranking:
+    """Every figure that needs the order of the scores only, for the cost of one sorting."""
+    levels = _levels(labels, scores, weights)
+    return Ranking(_auroc(levels), _auprc(levels), _prr(levels), _recall_at_fpr(levels, 0.1))
 
 
 def auroc(labels: np.ndarray, scores: np.ndarray, weights: np.ndarray | None = None) -> Any:
     """Area under the ROC curve: P(score of an event > score of a non-event), ties count half."""
-    levels = _levels(labels, scores, weights)
-    below = np.cumsum(levels.negative, axis=0) - levels.negative
-    wins = (levels.positive * (below + levels.negative / 2)).sum(axis=0)
-    return _ratio(wins, levels.positive.sum(axis=0) * levels.negative.sum(axis=0))
+    return _auroc(_levels(labels, scores, weights))
 
 
 def auprc(labels: np.ndarray, scores: np.ndarray, weights: np.ndarray | None = None) -> Any:
@@ -36,22 +49,14 @@ def auprc(labels: np.ndarray, scores: np.ndarray, weights: np.ndarray | None = N
 
     A score that knows nothing gets the base rate, ``labels.mean()``; report both.
     """
-    levels = _levels(labels, scores, weights)
-    positive, negative = levels.positive[::-1], levels.negative[::-1]
-    hits = np.cumsum(positive, axis=0)
-    precision = _ratio(hits, hits + np.cumsum(negative, axis=0), empty=0.0)
-    return _ratio((positive * precision).sum(axis=0), hits[-1])
+    return _auprc(_levels(labels, scores, weights))
 
 
 def recall_at_fpr(
     labels: np.ndarray, scores: np.ndarray, weights: np.ndarray | None = None, *, fpr: float = 0.1
 ) -> Any:
     """Highest recall of a threshold whose false positive rate is at most ``fpr`` (no interpolation)."""
-    levels = _levels(labels, scores, weights)
-    hits, alarms = np.cumsum(levels.positive[::-1], axis=0), np.cumsum(levels.negative[::-1], axis=0)
-    allowed = alarms <= fpr * alarms[-1] + 1e-9
-    recall = _ratio(np.where(allowed, hits, 0.0).max(axis=0), hits[-1])
-    return np.where(alarms[-1] > 0, recall, np.nan)[()]
+    return _recall_at_fpr(_levels(labels, scores, weights), fpr)
 
 
 def prr(labels: np.ndarray, scores: np.ndarray, weights: np.ndarray | None = None) -> Any:
@@ -62,21 +67,21 @@ def prr(labels: np.ndarray, scores: np.ndarray, weights: np.ndarray | None = Non
     of all and the mean is the integral over c from 0 to 1. Tied answers are kept in
     expectation over their orders. For the oracle A is 1 up to c = a and a/c beyond.
     """
-    levels = _levels(labels, scores, weights)
-    kept = np.cumsum(levels.positive + levels.negative, axis=0)
-    right = np.cumsum(levels.negative, axis=0)
-    total = kept[-1]
+    return _prr(_levels(labels, scores, weights))
+
+
+def risk_coverage(labels: np.ndarray, scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Coverage (k,) and selective risk (k,): the share of events among the lowest-scored part kept.
+
+    One point per example kept, ascending; tied examples are kept in expectation over their
+    orders. The last point is (1, base rate). See El-Yaniv and Wiener 2010.
+    """
+    levels = _levels(labels, scores, None)
     width = levels.positive + levels.negative
-    start, right_before = kept - width, right - levels.negative
-    rate = _ratio(levels.negative, width, empty=0.0)
-    # Within a level A(c) = (right_before + rate (c - start)) / c, integrated in closed form.
-    with np.errstate(divide="ignore", invalid="ignore"):
-        log = np.where(start > 0, np.log(kept / np.where(start > 0, start, 1.0)), 0.0)
-    area = ((right_before - rate * start) * log + rate * width).sum(axis=0) / total
-    a = right[-1] / total
-    with np.errstate(divide="ignore", invalid="ignore"):
-        best = -a * np.log(a)
-    return _ratio(area - a, np.where((a > 0) & (a < 1), best, 0.0))
+    edges = np.concatenate([[0.0], np.cumsum(width)])
+    kept = np.arange(1, int(edges[-1]) + 1)
+    events = np.interp(kept, edges, np.concatenate([[0.0], np.cumsum(levels.positive)]))
+    return kept / edges[-1], events / kept
 
 
 def accuracy(labels: np.ndarray, fired: np.ndarray, weights: np.ndarray | None = None) -> Any:
@@ -118,10 +123,17 @@ def ece(
 
 
 class _Levels(NamedTuple):
-    """Weight of events and of non-events at each distinct score, ascending; (levels,) or (levels, r)."""
+    """Weights at each distinct score, ascending, and what lies at or below it; (levels,) or (levels, r)."""
 
     positive: np.ndarray
     negative: np.ndarray
+    events: np.ndarray
+    others: np.ndarray
+
+    def above(self) -> tuple[np.ndarray, np.ndarray]:
+        """Weight of events and of non-events at or above each score."""
+        events, others = self.events, self.others
+        return events[-1] - events + self.positive, others[-1] - others + self.negative
 
 
 def _levels(labels: np.ndarray, scores: np.ndarray, weights: np.ndarray | None) -> _Levels:
@@ -132,10 +144,45 @@ def _levels(labels: np.ndarray, scores: np.ndarray, weights: np.ndarray | None) 
     w = np.ones(len(labels)) if weights is None else np.asarray(weights)
     w = w[order]
     event = labels[order].astype(w.dtype).reshape(-1, *[1] * (w.ndim - 1))
-    of_events = w * event
-    positive = np.add.reduceat(of_events, starts, axis=0)
-    negative = np.add.reduceat(w - of_events, starts, axis=0)
-    return _Levels(positive, negative)
+    positive = w * event
+    negative = w - positive
+    if len(starts) < len(ranked):  # ties
+        positive, negative = (np.add.reduceat(x, starts, axis=0) for x in (positive, negative))
+    return _Levels(positive, negative, np.cumsum(positive, axis=0), np.cumsum(negative, axis=0))
+
+
+def _auroc(levels: _Levels) -> Any:
+    below = levels.others - levels.negative
+    wins = (levels.positive * (below + levels.negative / 2)).sum(axis=0)
+    return _ratio(wins, levels.events[-1] * levels.others[-1])
+
+
+def _auprc(levels: _Levels) -> Any:
+    hits, alarms = levels.above()
+    precision = _ratio(hits, hits + alarms, empty=0.0)
+    return _ratio((levels.positive * precision).sum(axis=0), levels.events[-1])
+
+
+def _recall_at_fpr(levels: _Levels, fpr: float) -> Any:
+    hits, alarms = levels.above()
+    allowed = alarms <= fpr * levels.others[-1] + 1e-9
+    recall = _ratio(np.where(allowed, hits, 0.0).max(axis=0), levels.events[-1])
+    return np.where(levels.others[-1] > 0, recall, np.nan)[()]
+
+
+def _prr(levels: _Levels) -> Any:
+    right, kept = levels.others, levels.events + levels.others
+    total = kept[-1]
+    width = levels.positive + levels.negative
+    start, right_before = kept - width, right - levels.negative
+    rate = _ratio(levels.negative, width, empty=0.0)
+    # Within a level A(c) = (right_before + rate (c - start)) / c, integrated in closed form.
+    log = np.log(_ratio(kept, start, empty=1.0))
+    area = ((right_before - rate * start) * log + rate * width).sum(axis=0) / total
+    a = right[-1] / total
+    with np.errstate(divide="ignore", invalid="ignore"):
+        best = -a * np.log(a)
+    return _ratio(area - a, np.where((a > 0) & (a < 1), best, 0.0))
 
 
 def _confusion(
@@ -160,5 +207,6 @@ def _checked(labels: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.nda
 
 
 def _ratio(numerator: Any, denominator: Any, *, empty: float = float("nan")) -> Any:
-    safe = np.where(np.asarray(denominator) > 0, denominator, 1.0)
-    return np.where(np.asarray(denominator) > 0, numerator / safe, empty)[()]
+    numerator, denominator = np.asarray(numerator), np.asarray(denominator)
+    out = np.full(denominator.shape, empty, dtype=np.result_type(numerator, denominator, np.float32))
+    return np.divide(numerator, denominator, out=out, where=denominator > 0)[()]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -55,15 +55,36 @@ def build(node: Any, *args: Any, **kwargs: Any) -> Any:
         UserError: an option the part does not have, a target that cannot be imported,
             or what the part itself refuses.
     """
+    # Only the options go through Hydra: it would take objects that are dataclasses for configurations.
+    make = maker(node)
+    try:
+        return make(*args, **kwargs)
+    except (TypeError, ValueError) as error:
+        raise _cannot_be_made(node, error) from error
+
+
+def maker(node: Any) -> Callable[..., Any]:
+    """The class or function of a ``_target_`` node with its options, not yet called.
+
+    Raises:
+        UserError: a target that cannot be imported.
+    """
     from hydra.errors import InstantiationException
     from hydra.utils import instantiate
 
-    # Only the options go through Hydra: it would take objects that are dataclasses for configurations.
+    if OmegaConf.is_missing(node, "_target_"):
+        group = str(node._key())
+        raise UserError(f"{group}=own needs the class: {group}._target_=my_package.MyClass")
     try:
-        return instantiate(node, _partial_=True)(*args, **kwargs)
-    except (InstantiationException, TypeError, ValueError) as error:
-        reason = str(error.__cause__ or error).splitlines()[0]
-        raise UserError(f"{node.get('_target_')} cannot be made: {reason}") from error
+        found: Callable[..., Any] = instantiate(node, _partial_=True)
+    except InstantiationException as error:
+        raise _cannot_be_made(node, error) from error
+    return found
+
+
+def _cannot_be_made(node: Any, error: Exception) -> UserError:
+    reason = str(error.__cause__ or error).splitlines()[0]
+    return UserError(f"{node.get('_target_')} cannot be made: {reason}")
 
 
 def inputs(*sources: str) -> dict[str, str]:

@@ -14,13 +14,14 @@ What is read, and when:
   cache and ``use_cache=False`` are refused when a score is asked for. One case cannot be
   told from decoding by :class:`Scores`, only by the stopping criterion: a prompt prefilled
   in two chunks of which the second has one token, which then counts as generated.
+- Heads of single tokens score each token, and the text so far as the span of its tokens.
+  Heads that pool a span's tokens themselves need all of its states, which are not kept
+  here: they are refused.
 """
 
 from __future__ import annotations
 
 import copy
-import math
-import weakref
 from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
@@ -28,11 +29,12 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import StoppingCriteria
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
-from .following import UNREADABLE, Follower, Text
+from .ensemble import extend
+from .following import Follower, Text
 from .forward import Decoder
+from .stopping import check_heads
 from .types import RunError, UserError
 
 if TYPE_CHECKING:
@@ -63,6 +65,8 @@ class Scores(AbstractContextManager["Scores"]):
     ) -> None:
         if per not in ("sequence", "token"):
             raise UserError(f"per={per!r} is unknown: choose sequence or token")
+        check_heads(bank)
+        self._aggregate = bank.aggregate if per == "sequence" else None
         self._per = per
         self._follower = Follower(bank, model, tokenizer, keep_cache=True)
         self._follower.on_token = self._take
@@ -89,7 +93,8 @@ class Scores(AbstractContextManager["Scores"]):
         """For each row (n,) float64, a score for each of its generated tokens that was read.
 
         With ``per="sequence"`` it is the score of all tokens up to this one, pooled as the
-        prober's training features were; with ``per="token"`` that of its own states.
+        prober's training features were, or made of their scores as the prober's ``aggregate``
+        says; with ``per="token"`` that of its own states.
 
         Raises:
             UserError: nothing was generated, or in a way that cannot be followed.
@@ -214,74 +219,10 @@ class Scores(AbstractContextManager["Scores"]):
             text.problem = error
             return
         for (_, row), score in zip(live.nonzero().tolist(), scores, strict=True):
-            self._scores[row].append(score)
-
-
-class StopOnScore(StoppingCriteria):
-    """Ends a row when the prober's score of it exceeds a threshold: :meth:`ProbeBank.stopping_criteria`.
-
-    The hooks are on the model from the beginning, and go when the object is collected or
-    :meth:`close` is called. In between it may serve any number of ``generate`` calls.
-    """
-
-    def __init__(
-        self,
-        bank: ProbeBank,
-        model: Any,
-        tokenizer: Any,
-        threshold: float | None = None,
-        *,
-        min_tokens: int = 1,
-    ) -> None:
-        if min_tokens < 1:
-            raise UserError(f"min_tokens={min_tokens} must be at least 1")
-        self.min_tokens = min_tokens
-        self.threshold = float(bank.threshold if threshold is None else threshold)
-        if math.isnan(self.threshold):
-            raise UserError(f"threshold={threshold} is no number")
-        self._follower = Follower(bank, model, tokenizer)
-        self._follower.attach()
-        # The hooks know the follower only, so that this object is collected as soon as it is unused.
-        self._finalizer = weakref.finalize(self, self._follower.detach)
-        self._finalizer.atexit = False
-
-    @property
-    def fired(self) -> np.ndarray:
-        """(batch,) bool, the rows that were ended in the newest call of ``generate``."""
-        text = self._follower.text
-        return np.zeros(0, dtype=bool) if text is None else text.stopped.numpy().copy()
-
-    def close(self) -> None:
-        """Take the hooks off the model; the criterion is of no use any more."""
-        self._finalizer()
-
-    def __call__(self, input_ids: torch.LongTensor, scores: Any, **kwargs: Any) -> torch.BoolTensor:
-        """(batch,) True where to stop; ``generate`` asks after each token it has sampled.
-
-        That token was not forwarded yet: the decision rests on the ones before it.
-
-        Raises:
-            UserError: a call that cannot be followed, or of another model than the one watched.
-            RunError: NaN or infinite states; names layer and token.
-        """
-        if not self._finalizer.alive:
-            raise UserError("this stopping criterion was closed: make another with bank.stopping_criteria")
-        text = self._follower.text
-        if text is None:
-            raise UserError("this stopping criterion watches another model than the one that generates")
-        if text.problem is not None:
-            raise text.problem
-        read = len(text.tokens)
-        same = read == text.asked and tuple(input_ids.shape) == (text.rows, text.prompt + read + 1)
-        if not same or (read and not torch.equal(input_ids[:, -2], text.tokens[-1].to(input_ids.device))):
-            raise UserError(f"{UNREADABLE}; and use a stopping criterion with the model it was made for")
-        text.asked += 1
-        if read and bool(text.live.any()):
-            self._follower.refuse_broken(text.finite[None], read - 1)
-        if read >= self.min_tokens and bool(text.live.any()):
-            fires = self._follower.score(text.pooled[text.live]) > self.threshold
-            text.stopped[text.live.cpu()] = torch.from_numpy(fires)
-        return text.stopped.to(input_ids.device)  # type: ignore[return-value]
+            so_far = self._scores[row]
+            if self._aggregate is not None:
+                score = extend(so_far[-1] if so_far else 0.0, len(so_far), score, self._aggregate)
+            so_far.append(score)
 
 
 def _copied(cache: Any) -> Any:

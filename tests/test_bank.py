@@ -2,27 +2,38 @@
 
 from __future__ import annotations
 
+import copy
+import inspect
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from huggingface_hub import ModelHubMixin
+from torch import nn
 
 from probers.bank import SIGNALS, EntropyModel, ProbeBank, half_precision
+from probers.calibration import Isotonic, Temperature
+from probers.ensemble import Ensemble
 from probers.features import FeatureSpec, ModelSpec
-from probers.heads import LinearHead, ProbingRagHead
+from probers.heads import HEADS, LinearHead, Moments, ProbeHead, ProbingRagHead, factory
 from probers.types import Needs, RunError, UserError
 
 SPEC = FeatureSpec(ModelSpec("testbed", "abc", 6, 8, "float32"), layers=(2, 5), width=8, prompt="p1")
 ENTROPY = EntropyModel((0.0,) * 5, (1.0,) * 5, (1.0, 2.0, 0.5, -1.0, -1.0), 0.25, threshold=0.1)
+FILES = ["config.json", "heads.safetensors", "metrics.json", "README.md"]
 
 
 def make_bank(**fields: object) -> ProbeBank:
     head = half_precision(ProbingRagHead(["0/layer2", "0/layer5"], 8, hidden=16))
     return replace(
-        ProbeBank(SPEC, head, threshold=0.3, temperature=1.7, metrics={"a": 1}, card="# hi\n"), **fields
+        ProbeBank(SPEC, head, threshold=0.3, calibration=Temperature(1.7), metrics={"a": 1}, card="# hi\n"),
+        **fields,
     )
 
 
@@ -49,7 +60,8 @@ def test_score_is_the_papers_decision_rule() -> None:
 
 
 def test_probabilities_variant_sums_softmaxes() -> None:
-    bank, states = make_bank(combine="probabilities"), make_states()
+    bank, states = make_bank(ensemble=Ensemble("probabilities")), make_states()
+    assert bank.combine == "probabilities" and make_bank().combine == "logits"
     p = torch.from_numpy(bank.logits(states)).softmax(dim=-1).numpy()
     np.testing.assert_allclose(bank.score(states), (p[..., 0] - p[..., 1]).sum(axis=1), atol=1e-6)
     assert not np.allclose(bank.score(states), make_bank().score(states))
@@ -61,20 +73,34 @@ def test_batches_and_number_formats_do_not_matter() -> None:
     np.testing.assert_allclose(bank.score(states.astype(np.float32)), parts, atol=1e-5)
 
 
-def test_probability_is_calibrated_by_the_temperature() -> None:
+def test_layers_are_weighed_as_the_ensemble_says() -> None:
+    states = make_states()
+    margins = make_bank().margins(states)
+    best = make_bank(ensemble=Ensemble("best", (0.0, 1.0)))
+    np.testing.assert_allclose(best.score(states), margins[:, 1])
+    stacked = make_bank(ensemble=Ensemble("stacked", (0.5, -2.0), 0.25))
+    np.testing.assert_allclose(stacked.score(states), margins @ [0.5, -2.0] + 0.25)
+    assert make_bank().ensemble == Ensemble("logits", (1.0, 1.0))
+    with pytest.raises(ValueError, match="ensemble of 3 layers does not fit a prober of 2"):
+        make_bank(ensemble=Ensemble("best", (0.0, 1.0, 0.0)))
+
+
+def test_probability_is_calibrated() -> None:
     bank, score = make_bank(), np.array([-1000.0, 0.0, 1.7])
     np.testing.assert_allclose(bank.probability(score), [0, 0.5, 1 / (1 + np.exp(-1))], atol=1e-9)
     np.testing.assert_allclose(bank.probability(score, with_entropy=True)[2], 1 / (1 + np.exp(-1.7)))
+    steps = make_bank(calibration=Isotonic((0.0, 2.0), (0.25, 0.75)))
+    np.testing.assert_allclose(steps.probability(np.array([-9.0, 0.0, 1.0, 9.0])), [0.25, 0.25, 0.5, 0.75])
+    np.testing.assert_allclose(steps.probability(score, with_entropy=True)[1], 0.5)
 
 
 def test_entropies_join_the_score() -> None:
     bank, states, signals = make_bank(entropy_model=ENTROPY), make_states(), make_signals()
     expected = bank.score(states) + 2 * signals["mean_entropy"] + 0.5 * signals["max_entropy"]
     expected = expected - signals["min_prob"] - signals["mean_logprob"] + 0.25
-    np.testing.assert_allclose(bank.score_with_entropy(states, signals), expected)
     np.testing.assert_allclose(bank.score(states, signals), expected)
     with pytest.raises(UserError, match="with_entropy=false"):
-        make_bank().score_with_entropy(states, signals)
+        make_bank().score(states, signals)
     with pytest.raises(RunError, match="min_prob is absent"):
         bank.score(states, {k: v for k, v in signals.items() if k != "min_prob"})
     signals["max_entropy"][3] = np.nan
@@ -82,17 +108,26 @@ def test_entropies_join_the_score() -> None:
         bank.score(states, signals)
 
 
-def test_saved_and_loaded_it_is_the_same(tmp_path: Path) -> None:
-    bank, states = make_bank(entropy_model=ENTROPY), make_states()
+WAYS: dict[str, dict[str, object]] = {
+    "sum": {"entropy_model": ENTROPY},
+    "stacked": {"ensemble": Ensemble("stacked", (0.5, -2.0), 0.25), "calibration": Isotonic((0.1,), (0.3,))},
+    "best": {"ensemble": Ensemble("best", (0.0, 1.0)), "calibration": Isotonic((-1 / 3, 0.1), (0.3, 2 / 3))},
+    "tokens": {"spec": replace(SPEC, pool="tokens"), "aggregate": "max"},
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_saved_and_loaded_it_is_the_same(tmp_path: Path, way: str) -> None:
+    bank, states = make_bank(**WAYS[way]), make_states()
     bank.save_pretrained(tmp_path / "a")
     again = ProbeBank.from_pretrained(tmp_path / "a")
     np.testing.assert_array_equal(again.logits(states), bank.logits(states))
-    for name in ("spec", "threshold", "temperature", "combine", "entropy_model", "metrics", "card", "needs"):
-        assert getattr(again, name) == getattr(bank, name), name
-    assert again.needs == Needs(layers=(2, 5), site="resid_post", pool="mean")
+    for name in bank.__dataclass_fields__:
+        assert name == "head" or getattr(again, name) == getattr(bank, name), name
+    assert again.needs == Needs(layers=(2, 5), site="resid_post", pool=bank.spec.pool)
     again.save_pretrained(tmp_path / "b")
     files = sorted(f.name for f in (tmp_path / "a").iterdir())
-    assert files == ["README.md", "config.json", "heads.safetensors", "metrics.json"]
+    assert files == sorted(FILES)
     for name in files:
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
 
@@ -100,7 +135,9 @@ def test_saved_and_loaded_it_is_the_same(tmp_path: Path) -> None:
 def test_linear_heads_keep_their_standardisation(tmp_path: Path) -> None:
     head = LinearHead(["a", "b"], 8)
     states = torch.randn(50, 2, 8) * 1e-4 + 300.123  # half precision would lose all of it
-    head.prepare(states.double().mean(dim=0), states.double().std(dim=0, correction=0))
+    x = states.double()
+    moments = Moments(x.mean(dim=0), x.std(dim=0, correction=0), torch.zeros(2, 2, 8).double())
+    head.prepare(moments)
     bank = ProbeBank(SPEC, half_precision(head))
     bank.save_pretrained(tmp_path)
     np.testing.assert_array_equal(ProbeBank.from_pretrained(tmp_path).logits(states), bank.logits(states))
@@ -120,6 +157,8 @@ def test_broken_states_are_errors_and_never_certain() -> None:
         bank.score(states)
     with pytest.raises(ValueError, match=r"expected \(n, 2, 8\)"):
         bank.score(make_states()[:, :1])
+    with pytest.raises(ValueError, match="mask .* does not fit"):
+        bank.score(make_states(), mask=np.ones((9, 2)))
 
 
 def test_another_model_is_refused_and_both_are_named() -> None:
@@ -141,17 +180,25 @@ def test_missing_and_damaged_files_are_named(tmp_path: Path) -> None:
     weights.write_bytes(blob)
     config = json.loads((tmp_path / "p/config.json").read_text())
     for change, message in [
-        ({"schema": 9}, "schema 1"),
+        ({"schema": 1}, "is of schema 1 .* reads schema 2: train it again with probers-train"),
+        ({"format": "other"}, "is no prober: its config.json is of something else"),
         ({"head": {"name": "mine.Head", "options": {}}}, "pass .*head_class"),
-        ({"temperature": None}, "damaged"),
+        ({"threshold": None}, "damaged"),
+        ({"calibration": {"method": "temperature", "value": 0}}, "damaged .*above 0"),
+        ({"calibration": {"method": "magic"}}, "damaged .*none of temperature, platt and isotonic"),
+        ({"ensemble": {"kind": "best", "weights": [1], "intercept": 0}}, "damaged .*does not fit"),
+        ({"ensemble": {"kind": "mix", "weights": [1], "intercept": 0}}, "combine=mix is unknown"),
+        ({"ensemble": {}}, "damaged"),
+        ({"aggregate": "max"}, "aggregate=max is for heads of single tokens"),
         ({"entropy_model": {"inputs": ["score"]}}, "entropy model"),
     ]:
         (tmp_path / "p/config.json").write_text(json.dumps(config | change))
         with pytest.raises(UserError, match=message):
             ProbeBank.from_pretrained(tmp_path / "p")
-    (tmp_path / "p/config.json").write_text("{")
-    with pytest.raises(UserError, match="damaged"):
-        ProbeBank.from_pretrained(tmp_path / "p")
+    for text, message in [("{", "damaged"), ("[]", "is no prober"), ("3", "is no prober")]:
+        (tmp_path / "p/config.json").write_text(text)
+        with pytest.raises(UserError, match=message):
+            ProbeBank.from_pretrained(tmp_path / "p")
 
 
 class OwnHead(LinearHead):
@@ -165,48 +212,227 @@ def test_a_users_own_head_class_loads_when_it_is_passed(tmp_path: Path) -> None:
     np.testing.assert_array_equal(again.logits(make_states()), bank.logits(make_states()))
 
 
+class OwnModule(nn.Module):
+    """A module that knows nothing of this package: one logit of "correct"."""
+
+    def __init__(self, width: int, hidden: int = 3) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(width)
+        self.layers = nn.Sequential(nn.Linear(width, hidden), nn.Tanh(), nn.Linear(hidden, 1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(self.norm(x))[:, 0]
+
+
+def test_a_users_own_module_loads_when_it_is_passed(tmp_path: Path) -> None:
+    bank = ProbeBank(SPEC, half_precision(factory(partial(OwnModule, hidden=5))(["a", "b"], 8)))
+    bank.save_pretrained(tmp_path)
+    again = ProbeBank.from_pretrained(tmp_path, head_class=OwnModule)
+    np.testing.assert_array_equal(again.logits(make_states()), bank.logits(make_states()))
+    with pytest.raises(UserError, match=r"OwnModule' is not one of probing_rag, .*: pass head_class"):
+        ProbeBank.from_pretrained(tmp_path)
+    with pytest.raises(UserError, match="does not take these options"):
+        ProbeBank.from_pretrained(tmp_path, head_class=OwnHead)
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_every_kind_of_head_comes_back(tmp_path: Path, name: str) -> None:
+    heads = HEADS[name](["a", "b"], 8)
+    pool = "tokens" if heads.tokens else "mean"
+    bank = ProbeBank(replace(SPEC, pool=pool), half_precision(heads))
+    bank.save_pretrained(tmp_path)
+    states = make_states()[None] if heads.tokens else make_states()
+    again = ProbeBank.from_pretrained(tmp_path)
+    assert type(again.head) is HEADS[name] and again.head.options == heads.options
+    np.testing.assert_array_equal(again.logits(states), bank.logits(states))
+
+
 def test_the_hub_is_asked_only_where_no_folder_is_meant(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import huggingface_hub
 
     make_bank().save_pretrained(tmp_path / "cached")
-    asked: list[tuple[str, str | None]] = []
+    asked: list[tuple[str, dict[str, Any]]] = []
 
-    def download(repo: str, revision: str | None = None) -> str:
-        asked.append((repo, revision))
+    def download(repo: str, **options: Any) -> str:
+        asked.append((repo, options))
         if repo != "owner/prober":
             raise OSError("404 Client Error\nmore")
         return str(tmp_path / "cached")
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-    assert ProbeBank.from_pretrained("owner/prober", revision="v1").layers == (2, 5)
+    given: dict[str, Any] = {
+        "revision": "v1", "token": "t", "cache_dir": tmp_path,
+        "local_files_only": True, "force_download": True,
+    }  # fmt: skip
+    assert ProbeBank.from_pretrained("owner/prober", **given).layers == (2, 5)
     with pytest.raises(UserError, match=r"not on the Hub either \(404 Client Error\)"):
         ProbeBank.from_pretrained("owner/nothing")
     for path in ("runs/nothing", str(tmp_path / "nothing"), "./owner/x", "nothing"):
-        with pytest.raises(UserError, match="is no prober"):
+        with pytest.raises(UserError, match=f"{path} is no prober"):
             ProbeBank.from_pretrained(path)
-    assert asked == [("owner/prober", "v1"), ("owner/nothing", None)]
+    assert [repo for repo, _ in asked] == ["owner/prober", "owner/nothing"]
+    assert asked[0][1] == given | {"allow_patterns": [*FILES, "plots/*.png"]}
+    assert asked[1][1]["revision"] is None
+    (tmp_path / "cached/config.json").unlink()
+    with pytest.raises(UserError, match=r"owner/prober is no prober \(no config.json\)"):
+        ProbeBank.from_pretrained("owner/prober")
 
 
-def test_push_uploads_what_save_writes(monkeypatch: pytest.MonkeyPatch) -> None:
-    import huggingface_hub
-
-    uploaded: dict[str, list[str]] = {}
+@pytest.fixture
+def pushed(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """What was sent to a Hub that is not there."""
+    sent: list[dict[str, Any]] = []
 
     class Api:
-        def __init__(self, token: str | None = None) -> None: ...
+        def __init__(self, token: str | None = None) -> None:
+            self.token = token
 
-        def create_repo(self, repo_id: str, *, private: bool, exist_ok: bool) -> None:
-            assert private and exist_ok
+        def create_repo(self, *, repo_id: str, private: bool | None, exist_ok: bool) -> Any:
+            assert exist_ok
+            sent.append({"private": private, "token": self.token})
+            return SimpleNamespace(repo_id=f"me/{repo_id.rpartition('/')[2]}")
 
-        def upload_folder(self, *, repo_id: str, folder_path: str) -> object:
-            uploaded[repo_id] = sorted(f.name for f in Path(folder_path).iterdir())
-            return type("Commit", (), {"commit_url": "https://hub/commit"})()
+        def upload_folder(self, *, folder_path: Path, **options: Any) -> str:
+            files = {f.relative_to(folder_path).as_posix(): f.read_bytes() for f in folder_path.rglob("*.*")}
+            sent[-1] |= {"files": files, **{k: v for k, v in options.items() if v is not None}}
+            return "https://hub/commit"
 
-    monkeypatch.setattr(huggingface_hub, "HfApi", Api)
-    assert make_bank().push_to_hub("owner/prober") == "https://hub/commit"
-    assert uploaded == {"owner/prober": ["README.md", "config.json", "heads.safetensors", "metrics.json"]}
+    monkeypatch.setattr("huggingface_hub.hub_mixin.HfApi", Api)
+    return sent
+
+
+def test_push_uploads_what_save_writes_and_nothing_of_the_mixins(
+    tmp_path: Path, pushed: list[dict[str, Any]]
+) -> None:
+    bank = make_bank()
+    options = {"private": True, "token": "t", "branch": "b", "create_pr": True, "commit_message": "m"}
+    assert bank.push_to_hub("me/prober", **options) == "https://hub/commit"
+    files = pushed[0].pop("files")
+    assert pushed == [
+        {"private": True, "token": "t", "repo_id": "me/prober", "repo_type": "model", "revision": "b",
+         "create_pr": True, "commit_message": "m"}
+    ]  # fmt: skip
+    assert sorted(files) == sorted(FILES)
+    assert files["README.md"] == b"# hi\n"
+    assert json.loads(files["config.json"])["format"] == "probers-bank"
+    assert bank.save_pretrained(tmp_path / "p") is None and len(pushed) == 1
+    assert files == {name: (tmp_path / "p" / name).read_bytes() for name in FILES}
+    url = bank.save_pretrained(tmp_path / "other", push_to_hub=True, private=True)
+    assert url == "https://hub/commit" and pushed[1]["repo_id"] == "me/other"
+    assert sorted(pushed[1]["files"]) == sorted(FILES)
+    make_bank(card="").push_to_hub("me/prober")
+    assert pushed[2]["files"]["README.md"] == b""  # no card is not the mixin's card
+
+
+def test_the_pictures_of_the_card_go_with_the_prober(tmp_path: Path, pushed: list[dict[str, Any]]) -> None:
+    make_bank(pictures={"roc.png": b"png"}).save_pretrained(tmp_path / "p")
+    (tmp_path / "p/plots/notes.txt").write_text("no picture")
+    loaded = ProbeBank.from_pretrained(tmp_path / "p")
+    assert loaded.pictures == {"roc.png": b"png"}
+    loaded.push_to_hub("me/prober")
+    assert pushed[0]["files"]["plots/roc.png"] == b"png" and "plots/notes.txt" not in pushed[0]["files"]
+
+
+def test_the_mixin_leaves_a_bank_as_it_is(tmp_path: Path) -> None:
+    """No arguments collected on the instance, no plots deleted, and the mixin's keywords understood."""
+    bank = make_bank()
+    assert isinstance(bank, ModelHubMixin)
+    assert set(vars(bank)) == set(bank.__dataclass_fields__)
+    (tmp_path / "plots").mkdir()
+    (tmp_path / "plots/auroc.png").write_bytes(b"png")
+    for _ in range(2):
+        bank.save_pretrained(tmp_path)
+    assert (tmp_path / "plots/auroc.png").exists()
+    theirs = inspect.signature(ModelHubMixin.from_pretrained).parameters
+    assert set(theirs) - {"model_kwargs"} <= set(inspect.signature(ProbeBank.from_pretrained).parameters)
+    assert vars(copy.copy(bank)) == vars(bank)
+
+
+def token_bank(aggregate: str = "max", **fields: Any) -> ProbeBank:
+    return make_bank(spec=replace(SPEC, pool="tokens"), aggregate=aggregate, **fields)
+
+
+SPANS = [(0, 9), (3, 4), (2, 6)]
+
+
+@pytest.mark.parametrize("how", ["max", "mean", "last"])
+def test_a_span_is_scored_by_its_tokens(how: str) -> None:
+    bank, states = token_bank(how), make_states()
+    alone = bank.score(states)
+    np.testing.assert_allclose(alone, make_bank().score(states))
+    of = {"max": np.max, "mean": np.mean, "last": lambda x: x[-1]}[how]
+    expected = [of(alone[start:end]) for start, end in SPANS]
+    np.testing.assert_allclose(bank.score_spans(states, SPANS), expected)
+    np.testing.assert_allclose(bank.score_spans(torch.from_numpy(states), np.array(SPANS)), expected)
+    assert bank.score_spans(states, []).shape == (0,)
+    joined = token_bank(how, entropy_model=ENTROPY)
+    signals = make_signals(3)
+    np.testing.assert_allclose(
+        joined.score_spans(states, SPANS, signals), ENTROPY(np.array(expected), signals)
+    )
+
+
+def test_spans_that_are_none_are_refused() -> None:
+    for spans in ([(0, 10)], [(0, 2), (3, 3)], [(-1, 2)], [(4, 2)]):
+        with pytest.raises(ValueError, match="empty, or not among the 9 tokens"):
+            token_bank().score_spans(make_states(), spans)
+    with pytest.raises(UserError, match="reads mean states of whole texts .* pool=tokens"):
+        make_bank().score_spans(make_states(), SPANS)
+    states = make_states()
+    states[4] = np.nan
+    with pytest.raises(RunError, match="not finite"):
+        token_bank().score_spans(states, [(4, 5)])
+
+
+def test_aggregate_belongs_to_heads_of_single_tokens() -> None:
+    with pytest.raises(UserError, match="aggregate=null: .* max, mean or last"):
+        make_bank(spec=replace(SPEC, pool="tokens"))
+    with pytest.raises(UserError, match="aggregate=max is for heads of single tokens"):
+        make_bank(aggregate="max")
+    with pytest.raises(UserError, match="aggregate=median is unknown: choose one of max, mean, last"):
+        token_bank("median")
+
+
+class PoolHead(LinearHead):
+    """Logits of the mean over a span's tokens."""
+
+    tokens = True
+
+    def _token_logits(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        assert mask.numel() <= 1024 or len(mask) == 1
+        share = mask / mask.sum(dim=1, keepdim=True)
+        return self._logits(torch.einsum("nt,nthd->hnd", share, x))
+
+
+def test_heads_that_pool_tokens_read_spans_of_any_length() -> None:
+    bank = ProbeBank(replace(SPEC, pool="tokens"), PoolHead(["a", "b"], 8))
+    pooled = ProbeBank(SPEC, LinearHead(["a", "b"], 8))
+    states = make_states(700)
+    rng = np.random.default_rng(3)
+    spans = [(s, s + n) for s, n in zip(rng.integers(0, 600, 90), rng.integers(1, 99, 90), strict=True)]
+    spans[7] = (699, 700)  # nothing follows it to fill up with
+    expected = pooled.score(np.stack([states[s:e].astype(np.float64).mean(axis=0) for s, e in spans]))
+    np.testing.assert_allclose(bank.score_spans(states, spans), expected, atol=1e-6)
+    np.testing.assert_allclose(bank.score_spans(states, spans[:1]), expected[:1], atol=1e-6)
+    mask = np.array([[1, 1, 1], [1, 0, 0]], dtype=bool)
+    text = np.stack([states[:3], states[5:8]])
+    np.testing.assert_allclose(bank.score(text, mask=mask), bank.score_spans(states, [(0, 3), (5, 6)]), 1e-5)
+    np.testing.assert_allclose(bank.score(text), bank.score_spans(states, [(0, 3), (5, 8)]), 1e-5)
+    assert bank.score_spans(states, []).shape == (0,)
+    with pytest.raises(UserError, match="pool tokens' states themselves and cannot read pool=mean"):
+        ProbeBank(SPEC, PoolHead(["a", "b"], 8))
+    with pytest.raises(UserError, match="aggregate=max is for heads of single tokens"):
+        ProbeBank(replace(SPEC, pool="tokens"), PoolHead(["a", "b"], 8), aggregate="max")
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_a_layer_takes_at_most_5_mb_at_gemmas_width(tmp_path: Path, name: str) -> None:
+    spec = FeatureSpec(ModelSpec("google/gemma-2b", "", 18, 2048, "float16"), (6, 10), 2048)
+    heads: ProbeHead = HEADS[name](["a", "b"], 2048)
+    ProbeBank(replace(spec, pool="tokens" if heads.tokens else "mean"), heads).save_pretrained(tmp_path)
+    assert sum(f.stat().st_size for f in tmp_path.iterdir()) <= 2 * 5e6
 
 
 def test_weights_beyond_half_precision_are_refused() -> None:

@@ -103,13 +103,6 @@ def test_cfg_job_prints_the_resolved_configuration(capsys):
     assert "out: runs/datagen/wiki" in capsys.readouterr().out
 
 
-def test_sweeps_make_every_combination():
-    assert cli._sweep(["seed=1,2", "limit=3,4", "source=wiki"]) == [
-        ["seed=1", "limit=3", "source=wiki"], ["seed=1", "limit=4", "source=wiki"],
-        ["seed=2", "limit=3", "source=wiki"], ["seed=2", "limit=4", "source=wiki"],
-    ]  # fmt: skip
-
-
 @pytest.mark.parametrize(
     ("error", "code"),
     [(UserError("bad request"), 2), (RunError("went wrong"), 1), (KeyboardInterrupt(), 130),

@@ -5,12 +5,31 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from fake_lm import NONE, SPEC, FakeLM
+from fake_lm import NONE, SPEC, FakeLM, passage
+from hypothesis import given
+from hypothesis import strategies as st
 from probers.rag.parts import named_part
-from probers.rag.triggers import Always, Entropy, Never, Oracle, Probing, Random, Rind, State
-from probers.rag.triggers.base import UNANSWERED, check, decide
+from probers.rag.triggers import (
+    Adaptive,
+    Always,
+    Entropy,
+    FixedLength,
+    FixedSentence,
+    Flare,
+    LlmJudge,
+    LookAhead,
+    Never,
+    Oracle,
+    Probing,
+    Radio,
+    Random,
+    Rind,
+    State,
+)
+from probers.rag.triggers.base import UNANSWERED, check, decide, name_of
 
 from probers.bank import ProbeBank
+from probers.ensemble import Ensemble
 from probers.entropy import EntropyModel
 from probers.features import FeatureSpec
 from probers.heads import HEADS, WRONG
@@ -194,10 +213,12 @@ def probed(value, needs=BOTH):
     return generation(" a b", needs=needs, state=lambda text: [value, 0, 0, 0])
 
 
-@pytest.mark.parametrize("fields", [{"position": "entity"}, {"pool": "tokens"}])
-def test_probing_refuses_heads_that_do_not_read_whole_answers(fields):
+@pytest.mark.parametrize(
+    ("fields", "aggregate"), [({"position": "entity"}, None), ({"pool": "tokens"}, "max")]
+)
+def test_probing_refuses_heads_that_do_not_read_whole_answers(fields, aggregate):
     made = bank()
-    other = replace(made, spec=replace(made.spec, **fields))
+    other = replace(made, spec=replace(made.spec, **fields), aggregate=aggregate)
     with pytest.raises(UserError, match="scores whole answers, and the prober reads .* --source cot"):
         Probing(other)
     Probing(made)
@@ -232,10 +253,20 @@ def test_probing_decides_a_batch_at_once_and_empty_answers_fire():
 
 
 def test_probing_combines_as_told():
-    single, other = bank(combine="logits"), Probing(bank(combine="logits"), combine="probabilities")
-    assert Probing(single)(probed(1.0), state()).threshold == 0.25
-    assert other(probed(1.0), state()).threshold == 0.0  # another scale: the bank's threshold does not apply
+    single, other = bank(), Probing(bank(), combine="probabilities")
+    assert Probing(single)(probed(1.0), state()) == Decision(True, 2.0, 0.25)
+    assert Probing(single, combine="logits")(probed(1.0), state()) == Decision(True, 2.0, 0.25)
+    decision = other(probed(1.0), state())
+    assert decision.score == pytest.approx(2 * np.tanh(0.5))
+    assert decision.threshold == 0.0  # another scale: the bank's threshold does not apply
     assert Probing(bank(), combine="probabilities", threshold=0.1)(probed(1.0), state()).threshold == 0.1
+    stacked = bank(ensemble=Ensemble("stacked", (3.0, 1.0), 0.5))
+    assert Probing(stacked)(probed(1.0), state()) == Decision(True, 4.5, 0.25)
+    assert Probing(stacked, combine="logits")(probed(1.0), state()) == Decision(True, 2.0, 0.0)
+    for unfitted in ("best", "stacked", "mean"):
+        with pytest.raises(UserError, match=f"trigger.combine={unfitted} .*logits, probabilities or null"):
+            Probing(bank(), combine=unfitted)
+    assert Probing(stacked, combine="stacked")(probed(1.0), state()) == Decision(True, 4.5, 0.25)
 
 
 def test_probing_with_entropy_uses_the_banks_logistic_model():
@@ -288,9 +319,271 @@ def test_nan_scores_are_errors_for_any_trigger():
 
 
 def test_unknown_names_and_options_list_the_choices():
-    with pytest.raises(UserError, match="always, entropy, never, oracle, probing, random, rind"):
+    with pytest.raises(UserError, match="adaptive, always, entropy, .*, radio, random, rind"):
         named_part("trigger", "sometimes", {})
-    with pytest.raises(UserError, match="its options are threshold, reduction"):
+    with pytest.raises(UserError, match="its options are threshold, reduction, scope"):
         named_part("trigger", "entropy", {"treshold": 1})
     with pytest.raises(UserError, match="_target_"):
         named_part("trigger", {"threshold": 1}, {})
+
+
+# Sentences: two of four tokens each, with the probabilities of the tokens by hand.
+TWO = " Ana was born here. She lives in Rome."
+SURE = (0.9, 0.95, 0.9, 0.9, 0.9, 0.9, 0.9, 0.9)
+
+
+def with_probabilities(*chances, text=TWO):
+    made = generation(text)
+    return replace(made, logprobs=np.log(np.array(chances, dtype=np.float64)).astype(np.float32))
+
+
+def test_flare_min_fires_at_the_first_sentence_with_a_token_below_theta():
+    # theta 0.8: 0.7 < 0.8 in the second sentence, so its 1 - p = 0.3 > 1 - 0.8 = 0.2.
+    made = with_probabilities(*SURE[:6], 0.85, 0.7)
+    decision = Flare()(made, state())
+    assert (decision.fire, decision.position, decision.tokens) == (True, TWO.index("She"), (7,))
+    assert (decision.score, decision.threshold) == pytest.approx((0.3, 0.2))
+    assert decision.token_scores == pytest.approx((0.1, 0.05, 0.1, 0.1, 0.1, 0.1, 0.15, 0.3))
+    # Both sentences: the first one counts, though the second is less sure.
+    first = Flare(theta=0.92)(made, state())
+    assert (first.position, first.tokens) == (1, (0, 2, 3))
+    assert first.score == pytest.approx(0.3)
+    # Not one below 0.7 or 0.6: 1 - p = 0.3 is not above 0.4.
+    assert Flare(theta=0.6)(made, state()) == replace(
+        decision, fire=False, threshold=0.4, position=None, tokens=()
+    )
+    assert not Flare()(with_probabilities(*SURE), state()).fire
+
+
+def test_flare_mean_fires_on_the_mean_of_a_sentence():
+    # 1 - p of the second sentence: 0.1 0.1 0.2 0.6, mean 0.25; of the first: 0.1 0.05 0.1 0.1, mean 0.0875.
+    made = with_probabilities(*SURE[:6], 0.8, 0.4)
+    decision = Flare(0.2, "mean")(made, state())
+    assert (decision.fire, decision.position, decision.tokens) == (True, TWO.index("She"), (7,))
+    assert decision.score == pytest.approx(0.25)
+    assert not Flare(0.26, "mean")(made, state()).fire
+    assert Flare(0.26, "min")(made, state()).fire
+    assert Flare(0.08, "mean")(made, state()).position == 1
+
+
+def test_flare_takes_the_sentence_it_just_looked_up_as_it_is():
+    made = with_probabilities(0.1, *SURE[1:])
+    assert Flare()(made, state()).position == 1
+    fresh = Flare()(made, state(fresh=True))
+    assert (fresh.fire, fresh.score) == (False, pytest.approx(0.1))
+    # The sentence behind it may fire.
+    both = with_probabilities(0.1, *SURE[1:7], 0.1)
+    assert Flare()(both, state(fresh=True)).position == TWO.index("She")
+    assert not Flare()(generation(""), state()).fire
+
+
+def test_flare_takes_its_threshold_in_either_form():
+    assert Flare().threshold == Flare(theta=0.8).threshold == 0.2
+    assert Flare(0.5, theta=0.3).threshold == 0.7
+    assert replace(Flare(theta=0.3), threshold=0.1).threshold == 0.1  # as tuning does
+    with pytest.raises(UserError, match="variant='max'"):
+        Flare(variant="max")
+
+
+CHANCES = st.lists(st.floats(0.01, 1.0), min_size=8, max_size=8)
+
+
+@given(CHANCES, st.floats(0.05, 0.9))
+def test_where_the_mean_is_improbable_so_is_some_token(chances, threshold):
+    made = with_probabilities(*chances)
+    low, mean = (Flare(threshold, variant)(made, state()) for variant in ("min", "mean"))
+    assert low.score >= mean.score - 1e-12
+    assert low.fire or not mean.fire
+    for decision in (low, mean):
+        assert decision.fire == (decision.score > decision.threshold)
+        assert all(decision.token_scores[t] > threshold for t in decision.tokens)
+        assert bool(decision.tokens) == decision.fire
+
+
+def test_entropy_of_sentences_by_hand():
+    # Means 0.25 and 0.5; maxima 0.4 and 1.4.
+    made = generation(TWO, [0.1, 0.2, 0.3, 0.4, 0.1, 0.2, 0.3, 1.4])
+    mean = Entropy(0.45, scope="sentence")(made, state())
+    assert (mean.fire, mean.position, mean.tokens) == (True, TWO.index("She"), (7,))
+    assert mean.score == pytest.approx(0.5)
+    assert Entropy(0.2, scope="sentence")(made, state()).position == 1
+    assert Entropy(1.0, "max", "sentence")(made, state()).score == pytest.approx(1.4)
+    assert not Entropy(0.6, scope="sentence")(made, state()).fire
+    assert not Entropy(0.45, scope="sentence")(generation(TWO, [2.0] * 4 + [0.1] * 4), state(fresh=True)).fire
+    with pytest.raises(UserError, match="scope='word'"):
+        Entropy(scope="word")
+
+
+def test_fixed_length_fires_behind_its_n_th_token_if_there_is_more():
+    made = generation(TWO)
+    decision = FixedLength(3)(made, state())
+    assert (decision.fire, decision.position, decision.tokens) == (True, len(" Ana was born"), (2,))
+    assert decision.fire == (decision.score > decision.threshold)
+    assert FixedLength(7)(made, state()).position == TWO.index(" Rome")
+    end = FixedLength(8)(made, state())
+    assert not end.fire
+    assert end.score == decision.score  # it looked at nothing, so there is nothing to rank by
+    assert not FixedLength(1)(generation(""), state()).fire
+    assert FixedLength(1)(generation(" a b"), state(fresh=True)).fire  # it gets on, so it may
+    with pytest.raises(UserError, match="n=0"):
+        FixedLength(0)
+
+
+def test_fixed_sentence_fires_behind_the_first_sentence_if_there_is_more():
+    decision = FixedSentence()(generation(TWO), state())
+    assert (decision.fire, decision.position, decision.tokens) == (True, len(" Ana was born here."), (3,))
+    assert not FixedSentence()(generation(" Dr. Ana was born here."), state()).fire
+    assert not FixedSentence()(generation(""), state()).fire
+
+
+def test_a_look_ahead_leaves_room_for_a_stop_string_that_begins_right_behind_it():
+    assert LookAhead(tokens=5).limit(48, ["\n"]) == 6
+    assert LookAhead(tokens=5).limit(48, ["\n", "\n\nQ:"]) == 6 + 3
+    assert LookAhead(tokens=5).limit(4, []) == 4
+    assert LookAhead(sentences=1).limit(48, ["\n"]) == 48
+    assert LookAhead(tokens=5).over([]) is None
+    over = LookAhead(sentences=1).over(["\n"])
+    assert [over(text) for text in ("", " A b.", " A b. ", " A b. C", " A b. C d")] == [0, 0, 0, 1, 1]
+    # "\n\nQ:" may yet follow "A b.", of which up to three characters do not show it.
+    over = LookAhead(sentences=1).over(["\n\nQ:"])
+    assert [over(text) for text in ("", "A", " A b.\n\nQxy", " A b.\n\nQxyz")] == [0, 0, 0, 1]
+
+
+def token_bank(layers=(2,), **fields):
+    """Like :func:`bank`, for single tokens: s = sigmoid(first component)."""
+    made = bank(layers)
+    return replace(made, spec=replace(made.spec, pool="tokens", position="entity"), aggregate="max", **fields)
+
+
+def told(*chances, text=TWO, layers=(2,)):
+    """A generation whose tokens are made up with these chances, in every layer."""
+    made = generation(text)
+    logits = np.log(np.array(chances) / (1 - np.array(chances)))
+    states = np.zeros((len(made.token_ids), len(layers), 4), dtype=np.float32)
+    states[:, :, 0] = logits[:, None]
+    return replace(made, states=states, needs=Needs(layers=layers, pool="tokens"))
+
+
+def test_radio_fires_at_the_first_token_above_the_mean_and_a_half():
+    # mean(s) = (0.1 + 0.2 + 0.6 + 0.1 + 0.1 + 0.9 + 0.8 + 0.4) / 8 = 3.2 / 8 = 0.4.
+    made = told(0.1, 0.2, 0.6, 0.1, 0.1, 0.9, 0.8, 0.4)
+    decision = Radio(token_bank())(made, state())
+    assert (decision.fire, decision.position, decision.tokens) == (True, TWO.index("born"), (2,))
+    assert (decision.score, decision.threshold) == (pytest.approx(0.9, abs=1e-3), 0.5)
+    assert decision.token_scores == pytest.approx((0.1, 0.2, 0.6, 0.1, 0.1, 0.9, 0.8, 0.4), abs=1e-3)
+    assert Radio(token_bank()).needs == Needs(layers=(2,), pool="tokens")
+    # Above the mean, but not above a half: 0.4 > 0.15 and not > 0.5.
+    timid = told(0.1, 0.1, 0.4, 0.1, 0.1, 0.1, 0.1, 0.2)
+    assert not Radio(token_bank())(timid, state()).fire
+    assert Radio(token_bank(), threshold=0.3)(timid, state()).tokens == (2,)
+    # Above a half, but not above the mean 5.9 / 8 = 0.7375: token 0 is passed over.
+    bold = told(0.7, 0.7, 0.8, 0.7, 0.8, 0.7, 0.8, 0.7)
+    assert Radio(token_bank())(bold, state()).tokens == (2,)
+    assert Radio(token_bank(), above_mean=False)(bold, state()).tokens == (0,)
+
+
+def test_radio_averages_layers_and_takes_the_word_it_just_looked_up_as_it_is():
+    made = told(0.9, *[0.1] * 7, layers=(1, 2))
+    made.states[:, 0, 0] = 0.0  # 0.5 in layer 1: (0.5 + 0.9) / 2 = 0.7
+    assert Radio(token_bank((1, 2)))(made, state()).score == pytest.approx(0.7, abs=1e-3)
+    assert Radio(token_bank((2,)))(made, state()).score == pytest.approx(0.9, abs=1e-3)
+    fresh = Radio(token_bank((2,)))(made, state(fresh=True))
+    assert (fresh.fire, fresh.score) == (False, 0.0)
+    # "Rome" in two tokens: a hit in the second keeps the text before the word.
+    parts = told(*[0.1] * 8, 0.9, text=TWO + " x")
+    parts = replace(parts, text=TWO, offsets=(*parts.offsets[:7], (32, 35), (35, 38)))
+    assert Radio(token_bank())(parts, state()).position == TWO.index("Rome")
+
+
+def test_radio_decides_a_batch_at_once_and_an_empty_text_does_not_fire():
+    made = [
+        told(*[0.1] * 7, 0.9),
+        replace(generation(""), needs=Needs((2,), pool="tokens")),
+        told(*[0.1] * 8),
+    ]
+    decisions = decide(Radio(token_bank()), made, [state()] * 3)
+    assert [d.fire for d in decisions] == [True, False, False]
+    assert decisions[0] == Radio(token_bank())(made[0], state())
+
+
+@given(st.floats(0.001, 0.999), st.integers(0, 7))
+def test_radio_never_fires_where_all_tokens_are_alike(chance, place):
+    alike = [chance] * 8
+    assert not Radio(token_bank())(told(*alike), state()).fire
+    if chance < 0.9:
+        alike[place] = 0.95
+        assert Radio(token_bank())(told(*alike), state()).tokens == (place,)
+
+
+def test_radio_refuses_heads_of_whole_texts_other_models_and_no_heads():
+    with pytest.raises(UserError, match="probers-datagen --source wiki"):
+        Radio(None)
+    with pytest.raises(UserError, match="reads mean states.*pool=tokens"):
+        Radio(bank())
+    trigger = Radio(token_bank())
+    check(trigger, SPEC, replace(TESTBED_PROMPT, name="mine", exemplars="Q"))  # any prompt
+    with pytest.raises(UserError, match=r"fake@r1.*other@r2"):
+        check(trigger, replace(SPEC, id="other", revision="r2"), TESTBED_PROMPT)
+    with pytest.raises(RunError, match="hidden states"):
+        trigger(generation(" a"), state())
+    with pytest.raises(UserError, match="threshold=-1"):
+        Radio(token_bank(), threshold=-1)
+
+
+@pytest.mark.parametrize(
+    ("reply", "fires"),
+    [(" Yes, I can.", False), (" yes", False), (" No. Yes", True), (" I know not", True), ("", True)],
+)
+def test_the_judges_first_yes_or_no_decides(reply, fires):
+    spent = []
+    lm = FakeLM(lambda prompt: reply)
+    decision = LlmJudge()(generation(" Ana."), state(lm, spend=spent.append))
+    assert (decision.fire, decision.position) == (fires, None)
+    assert [g.text for g in spent] == [reply]
+    assert decision.fire == (decision.score > decision.threshold)
+
+
+def test_the_judge_asks_about_all_at_once_and_shows_what_the_model_has():
+    lm = FakeLM(lambda prompt: " yes" if "Rome" in prompt else " no")
+    seen = state(lm, passages=(passage("It is {answer} in Rome."),), partial=" Ana")
+    decisions = decide(LlmJudge(), [generation(" a")] * 2, [state(lm), seen])
+    assert [d.fire for d in decisions] == [True, False]
+    assert lm.batches == [2]
+    assert lm.prompts[0].startswith("Question: Who?\nCan you")
+    assert lm.prompts[1].startswith("It is {answer} in Rome.\nQuestion: Who?\n")
+    own = LlmJudge("{question} I say {answer}. OK?")
+    decide(own, [generation(" lives.")], [seen])
+    assert lm.prompts[-1] == "Who? I say Ana lives.. OK?"
+    with pytest.raises(UserError, match="no {question}"):
+        LlmJudge("Can you?")
+    with pytest.raises(UserError, match="max_new_tokens=0"):
+        LlmJudge(max_new_tokens=0)
+
+
+WORDS = st.lists(st.sampled_from(["the", "of", "Vamora", "town", "is", "Telka"]), min_size=1, max_size=8)
+
+
+@given(WORDS, st.data())
+def test_rind_is_zero_on_stop_words_and_grows_with_entropy(words, data):
+    """S = H * a * s: stop words have s = 0; the paper's score is linear in H, and so is the released one."""
+    text = "".join(f" {w}" for w in words)
+    n = len(words)
+    entropies = data.draw(st.lists(st.floats(0.1, 5), min_size=n, max_size=n))
+    attention = data.draw(st.lists(st.floats(0.01, 1), min_size=n, max_size=n))
+    made = generation(text, entropies, Needs(attention=True))
+    twice = replace(made, entropies=made.entropies * 2)
+    for trigger, lm in ((Rind(1.0, "paper"), None), (Rind(1.0), Alone([attention]))):
+        scores = np.array(trigger(made, state(lm)).token_scores)
+        assert (scores[[w in ("the", "of", "is") for w in words]] == 0).all()
+        np.testing.assert_allclose(trigger(twice, state(lm)).token_scores, 2 * scores, rtol=1e-5)
+    # Attention is shared out within a sentence, so that its scale does not matter.
+    other = Alone([[a / 3 for a in attention]])
+    np.testing.assert_allclose(Rind(1.0)(made, state(other)).token_scores, scores, rtol=1e-4)
+
+
+def test_triggers_are_called_as_in_the_configuration():
+    assert [name_of(t) for t in (FixedLength(), FixedSentence(), LlmJudge(), Flare(), Never())] == [
+        "fixed_length", "fixed_sentence", "llm_judge", "flare", "never",
+    ]  # fmt: skip
+    with pytest.raises(UserError, match="probers-train head=adaptive"):
+        Adaptive(None)

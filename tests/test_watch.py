@@ -16,12 +16,14 @@ from tiny import FAMILIES, PROMPTS, tiny_lm, tiny_path, without_specials
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
 from probers.bank import ProbeBank
+from probers.calibration import Temperature
 from probers.capture import decoder_layers
 from probers.features import FeatureSpec, ModelSpec
-from probers.heads import LinearHead, ProbingRagHead
+from probers.heads import AttentionPoolHead, LinearHead, ProbingRagHead
 from probers.lm import CausalLM
+from probers.stopping import StopOnScore
 from probers.types import Needs, RunError, UserError
-from probers.watch import Scores, StopOnScore
+from probers.watch import Scores
 
 CLOSE: dict[str, Any] = {"rtol": 0, "atol": 1e-4}
 EXAMPLE = Path(__file__).parents[1] / "examples" / "own_loop.py"
@@ -42,7 +44,9 @@ def make_bank(family: str = "llama", needs: Needs | None = None, **fields: Any) 
     width = 2 * spec.width if needs.pool == "mind" else spec.width
     head = ProbingRagHead([f"7/{k}" for k in needs.layers], width, hidden=16)
     features = FeatureSpec(spec, needs.layers, width, needs.site, needs.pool, dtype="float32")
-    return ProbeBank(features, head, **{"threshold": 0.1, "temperature": 1.3, **fields})
+    if needs.pool == "tokens":
+        fields.setdefault("aggregate", "last")
+    return ProbeBank(features, head, **{"threshold": 0.1, "calibration": Temperature(1.3), **fields})
 
 
 def batch(tokenizer: Any, prompts: Any = PROMPTS) -> dict[str, torch.Tensor]:
@@ -133,6 +137,58 @@ def test_each_score_is_of_the_tokens_up_to_it_or_of_its_own(needs: Needs, pool: 
         np.testing.assert_allclose(alone.tokens[row], bank.score(own), **CLOSE)
     same = np.allclose(along.sequence, alone.sequence, atol=1e-3)
     assert same == (pool != "mean")
+
+
+ALONG = {
+    "max": np.maximum.accumulate,
+    "mean": lambda x: np.cumsum(x) / np.arange(1, len(x) + 1),
+    "last": lambda x: x,
+}
+
+
+@pytest.mark.parametrize("how", ALONG)
+def test_heads_of_single_tokens_score_the_text_so_far_as_a_span(how: Any) -> None:
+    (model, tokenizer), lm = plain(), tiny_lm()
+    bank = make_bank(needs=Needs((1, 3), pool="tokens"), aggregate=how)
+    given, options = batch(tokenizer), {"max_new_tokens": 40, "do_sample": False}
+    with bank.watch(model) as along, bank.watch(model, per="token") as alone:
+        sequences = model.generate(**given, **options)
+        for scores in (along, alone):
+            scores.finish(sequences)
+    free = sequences[:, -40:]
+    own = states_of(lm, PROMPTS, free.tolist(), bank.needs)
+    for row, states in enumerate(own):
+        np.testing.assert_allclose(alone.tokens[row], bank.score(states), **CLOSE)
+        np.testing.assert_allclose(along.tokens[row], ALONG[how](bank.score(states)), **CLOSE)
+        np.testing.assert_allclose(along.sequence[row], bank.score_spans(states, [(0, 40)])[0], **CLOSE)
+    highest = np.array([scores[4:-1].max() for scores in along.tokens])
+    threshold = float(np.sort(highest)[1:3].mean())  # some rows reach it, some never do
+    stop = bank.stopping_criteria(model, tokenizer, threshold, min_tokens=5)
+    length = given["input_ids"].shape[1]
+    for _ in range(2):  # the second call starts afresh
+        stopped = model.generate(**given, **options, stopping_criteria=[stop])[:, length:]
+        np.testing.assert_array_equal(stop.fired, highest > threshold)
+        for row, scores in enumerate(along.tokens):
+            over = np.flatnonzero(scores[4:-1] > threshold)
+            kept = int(over[0]) + 6 if len(over) else 40
+            assert torch.equal(stopped[row, :kept], free[row, :kept])
+            assert (stopped[row, kept:] == tokenizer.pad_token_id).all()
+
+
+def test_heads_that_pool_tokens_themselves_are_refused() -> None:
+    model, _ = plain()
+    spec = tiny_lm().spec
+    head = AttentionPoolHead(["a"], spec.width)
+    bank = ProbeBank(FeatureSpec(spec, (2,), spec.width, pool="tokens"), head)
+    before = hooks(model)
+    for ask in (
+        bank.watch,
+        partial(bank.watch, per="token"),
+        partial(bank.stopping_criteria, tokenizer=None),
+    ):
+        with pytest.raises(UserError, match="pool all tokens of a span .* call bank.score_spans"):
+            ask(model)
+    assert hooks(model) == before
 
 
 def test_minds_vector_is_followed_too() -> None:

@@ -1,78 +1,77 @@
-"""Thresholds, temperatures and the entropy combination, all from validation examples.
+"""Calibration, ensembles and the entropy combination, all from validation examples.
 
 Validation, not training: the heads' scores on their own training examples are far too
-sure, so a temperature or a weight against entropy that was fitted there would trust
-them too much. The same examples chose the checkpoint, which moves their scores only
-slightly; test examples are used for nothing but the final figures.
+sure, so whatever was fitted there would trust them too much. The same examples chose the
+checkpoint, which moves their scores only slightly; test examples are used for nothing but
+the final figures.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 
 import numpy as np
 
+from probers.calibration import Calibration, Isotonic, Platt, Temperature
+from probers.ensemble import KINDS, Ensemble
 from probers.entropy import SIGNALS, EntropyModel
-from probers.types import RunError, UserError
+from probers.metrics import auroc
+from probers.types import UserError
 
-RULES = ("balanced_accuracy", "f1", "accuracy", "budget")
+from .thresholds import ThresholdRule, checked
+
+__all__ = [
+    "CALIBRATIONS", "ThresholdRule", "fit_calibration", "fit_ensemble", "fit_entropy_model",
+    "fit_probability", "fit_temperature",
+]  # fmt: skip
+
+CALIBRATIONS = ("platt", "temperature", "isotonic")
 
 
-@dataclass(frozen=True, slots=True)
-class ThresholdRule:
-    """How a threshold is chosen.
+def fit_calibration(kind: str, wrong: np.ndarray, scores: np.ndarray) -> Calibration:
+    """The map from scores to P(wrong) with the highest likelihood, or the least squared error.
 
-    Attributes:
-        name: "balanced_accuracy", "f1" (of wrong texts), "accuracy", or "budget".
-        budget: share of examples that fire, for "budget".
+    Isotonic regression says 0 and 1 of the scores beyond the last error it saw, which n
+    examples cannot show. Its values are kept between 1 / (n + 2) and (n + 1) / (n + 2),
+    what the rule of succession says after n examples without one exception: all that is
+    moved is 0 and 1, since any other share among n examples is farther from both.
+
+    Args:
+        kind: "platt", "temperature" or "isotonic".
+        wrong: (n,) 1 where the text is wrong.
+        scores: (n,) higher is more likely wrong.
+
+    Raises:
+        RunError: a score that is no number.
+        UserError: an unknown kind; wrong texts only, or none.
     """
+    if kind not in CALIBRATIONS:
+        raise UserError(f"calibration={kind} is unknown: choose one of {', '.join(CALIBRATIONS)}")
+    wrong, scores = checked(wrong, scores)
+    if kind == "temperature":
+        return Temperature(fit_temperature(wrong, scores))
+    if kind == "platt":
+        return fit_probability(wrong, scores)
+    from sklearn.isotonic import IsotonicRegression
 
-    name: str = "balanced_accuracy"
-    budget: float = 0.4
-
-    def __post_init__(self) -> None:
-        if self.name not in RULES:
-            raise UserError(f"threshold={self.name} is unknown: choose one of {', '.join(RULES)}")
-        if not 0 <= self.budget <= 1:
-            raise UserError(f"budget={self.budget} is no share: give a number from 0 to 1")
-
-    def __call__(self, wrong: np.ndarray, scores: np.ndarray) -> float:
-        """The threshold (fires above it) that is best on these examples.
-
-        Candidates lie midway between neighbouring distinct scores, and beyond both ends;
-        of equally good ones the middle one is taken.
-
-        Args:
-            wrong: (n,) 1 where the text is wrong.
-            scores: (n,) higher is more likely wrong.
-        """
-        levels, place = np.unique(scores, return_inverse=True)
-        positive = np.bincount(place, weights=wrong, minlength=len(levels))
-        negative = np.bincount(place, weights=1 - wrong, minlength=len(levels))
-        # Candidate i keeps the levels below i from firing.
-        misses, silent = (np.concatenate([[0.0], np.cumsum(x)]) for x in (positive, negative))
-        hits, alarms = misses[-1] - misses, silent[-1] - silent
-        with np.errstate(divide="ignore", invalid="ignore"):
-            quality = {
-                "balanced_accuracy": hits / misses[-1] + silent / silent[-1],
-                "f1": np.nan_to_num(2 * hits / (2 * hits + alarms + misses)),
-                "accuracy": hits + silent,
-                "budget": -np.abs((hits + alarms) / len(scores) - self.budget),
-            }[self.name]
-        best = np.flatnonzero(quality >= quality.max() - 1e-12)
-        edges = np.concatenate([[levels[0] - 1.0], (levels[1:] + levels[:-1]) / 2, [levels[-1] + 1.0]])
-        return float(edges[best[len(best) // 2]])
+    least = 1 / (len(wrong) + 2)
+    model = IsotonicRegression(y_min=least, y_max=1 - least, out_of_bounds="clip").fit(scores, wrong)
+    return Isotonic(tuple(model.X_thresholds_.tolist()), tuple(model.y_thresholds_.tolist()))
 
 
 def fit_temperature(wrong: np.ndarray, scores: np.ndarray) -> float:
     """The T > 0 for which sigmoid(scores / T) has the highest likelihood.
 
     A score that ranks the wrong way round gets a very large T, which says "I do not know".
+
+    Raises:
+        RunError: a score that is no number.
+        UserError: wrong texts only, or none.
     """
     from scipy.optimize import minimize_scalar
 
-    unit = float(np.std(scores)) or 1.0
+    wrong, scores = checked(wrong, scores)
+    unit = float(np.sqrt(np.mean(scores**2))) or 1.0
     sign = 1 - 2 * wrong
 
     def negative_log_likelihood(log_t: float) -> float:
@@ -82,10 +81,51 @@ def fit_temperature(wrong: np.ndarray, scores: np.ndarray) -> float:
     return unit * float(np.exp(found.x))
 
 
-def fit_probability(wrong: np.ndarray, scores: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
-    """P(wrong) of a score of any unit, by logistic regression on it (Platt scaling)."""
+def fit_ensemble(kind: str, margins: np.ndarray, wrong: np.ndarray, *, k: int = 3) -> Ensemble:
+    """How the layers' margins become one score.
+
+    "best" takes the layers with the highest AUROC, of equal ones the lower. "stacked" is a
+    logistic model over the standardised margins with scikit-learn's L2 penalty (C = 1), so
+    that layers which say the same share the weight; standardisation is folded into it.
+
+    Args:
+        kind: "logits", "probabilities", "best" or "stacked".
+        margins: (n, layers) higher is more likely wrong.
+        wrong: (n,) 1 where the text is wrong.
+        k: how many layers "best" takes; all where there are fewer.
+
+    Raises:
+        RunError: a margin that is no number.
+        UserError: an unknown kind, k below 1; wrong texts only, or none.
+    """
+    layers = margins.shape[1]
+    if kind == "best":
+        if k < 1:
+            raise UserError(f"best_k={k} must be at least 1: the number of layers to average")
+        wrong, margins = checked(wrong, margins)
+        quality = np.array([auroc(wrong, column) for column in margins.T])
+        chosen = np.argsort(-quality, kind="stable")[:k]
+        weights = np.zeros(layers)
+        weights[chosen] = 1 / len(chosen)
+        return Ensemble("best", tuple(weights.tolist()))
+    if kind == "stacked":
+        weights, mean, scale, intercept = _logistic(margins, wrong)
+        weights = weights / scale
+        return Ensemble("stacked", tuple(weights.tolist()), intercept - float(weights @ mean))
+    if kind not in KINDS:
+        raise UserError(f"combine={kind} is unknown: choose one of {', '.join(KINDS)}")
+    return Ensemble(kind).over(layers)  # type: ignore[arg-type]
+
+
+def fit_probability(wrong: np.ndarray, scores: np.ndarray) -> Platt:
+    """P(wrong) of a score of any unit, by logistic regression on it (Platt scaling).
+
+    The slope carries scikit-learn's L2 penalty (C = 1 on the standardised score), which keeps
+    it finite where the score separates the examples.
+    """
     weights, mean, scale, intercept = _logistic(scores[:, None], wrong)
-    return lambda s: _sigmoid((s - mean[0]) / scale[0] * weights[0] + intercept)
+    slope = float(weights[0] / scale[0])
+    return Platt(slope, intercept - slope * float(mean[0]))
 
 
 def fit_entropy_model(
@@ -112,13 +152,9 @@ def _logistic(inputs: np.ndarray, wrong: np.ndarray) -> tuple[np.ndarray, np.nda
     """Weights on standardised inputs, the standardisation and the intercept."""
     from sklearn.linear_model import LogisticRegression
 
-    if not np.isfinite(inputs).all():
-        raise RunError("a score or signal to calibrate on is not a finite number")
+    wrong, inputs = checked(wrong, inputs)
     mean, scale = inputs.mean(axis=0), inputs.std(axis=0)
-    scale = np.where(scale > 0, scale, 1.0)
+    # A constant input's deviation need not round to exactly 0.
+    scale = np.where(scale > 1e-12 * np.abs(mean), scale, 1.0)
     model = LogisticRegression(max_iter=1000).fit((inputs - mean) / scale, wrong)
     return model.coef_[0], mean, scale, float(model.intercept_[0])
-
-
-def _sigmoid(x: np.ndarray) -> np.ndarray:
-    return 0.5 * (1 + np.tanh(x / 2))

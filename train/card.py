@@ -9,7 +9,8 @@ from typing import Any
 from probers.bank import ProbeBank
 from probers.heads import head_name
 
-from .prober import ENSEMBLE, WITH_ENTROPY
+from .controls import ENSEMBLE, WITH_ENTROPY
+from .tables import ENSEMBLES, layer_name, warnings
 
 _COLUMNS = (
     ("AUROC", "auroc"), ("AUPRC", "auprc"), ("accuracy", "accuracy"), ("F1", "f1"), ("PRR", "prr"),
@@ -31,48 +32,95 @@ def write_card(bank: ProbeBank, figures: Mapping[str, Any], *, data: Path, sourc
     hub = "/" in spec.model.id and not spec.model.id.startswith((".", "/"))
     base = f"base_model: {spec.model.id}\n" if hub else ""
     splits = figures["splits"]
-    test = splits["test"]
-    layers = ", ".join(map(str, bank.layers))
     parts = [
         f"---\nlibrary_name: probers\n{base}tags:\n- hallucination-detection\n- probing\n"
         "- retrieval-augmented-generation\n---",
         f"# Prober for {spec.model.id}",
-        f"Reads hidden states of `{spec.model}` and says how likely its text is wrong. "
-        f"{len(bank.layers)} `{head_name(bank.head)}` head{'s' * (len(bank.layers) > 1)} on layer"
-        f"{'s' * (len(bank.layers) > 1)} {layers} ({spec.site}, {spec.pool} over the {spec.position} tokens; "
-        f"layer k is the residual stream after block k). Class 1 is a right text, class 0 a wrong one; the "
-        f"score is the sum over layers of wrong minus correct ({bank.combine}).",
+        _what(bank),
         "## Use",
-        f'```bash\nprobers-rag question="..." trigger=probing prober={out}\n```',
-        "```python\nfrom probers import ProbeBank\n\n"
-        f'bank = ProbeBank.from_pretrained("{out}")\n'
-        f"score = bank.score(states)            # (n, {len(bank.layers)}, {spec.width}) -> (n,), higher is "
-        "likelier wrong\n"
-        "fires = score > bank.threshold\nprobability = bank.probability(score)\n```",
+        *_use(bank, out),
         "## Data",
         f"Feature store `{data}` (source {source or 'unknown'}), split by group, never by example:",
         _table(
-            ["split", "texts", "groups", "wrong"],
-            [[name, s["n"], s["groups"], f"{s['wrong']:.0%}"] for name, s in splits.items()],
+            ["split", "texts", "groups", "wrong", "data sets"],
+            [
+                [name, s["n"], s["groups"], f"{s['wrong']:.0%}", _counts(s["datasets"])]
+                for name, s in splits.items()
+            ],
         ),
-        f"## Test figures: finding the wrong texts (base rate {test['wrong']:.2f})",
+        f"## Test figures: finding the wrong texts (base rate {splits['test']['wrong']:.2f})",
         _figures(figures),
-        "Brackets are 95% bootstrap intervals over groups. Thresholds, temperature and the entropy model "
-        "were fitted on validation texts; the test texts were used once, for this table. "
-        f"Best single layer on validation: {figures['best_layer']}.",
-        "![AUROC by layer](plots/auroc_by_layer.png)",
+        "Brackets are 95% bootstrap intervals over groups. Checkpoints, thresholds, calibration, the choice "
+        "of layers and the entropy model come from validation texts; the test texts were used once, for this "
+        f"card. Best single layer on validation: {_best(figures)}.",
+        "![AUROC and accuracy by layer](plots/auroc_by_layer.png)",
+        *_seeds(figures),
+        "## Calibration",
+        _calibration(bank, figures["calibration"]),
+        "![reliability](plots/reliability.png)",
+        *_curve(figures),
         "## Against the controls (difference in AUROC, paired)",
         _pairs(figures),
-        *_conditions(figures),
+        *_within("conditions", figures["conditions"]),
+        *_within("data sets", figures["datasets"]),
         "## Limits",
         "\n".join(f"- {line}" for line in _limits(bank, figures)),
     ]
     return "\n\n".join(parts) + "\n"
 
 
+def _what(bank: ProbeBank) -> str:
+    """What it reads and how it scores, in a paragraph."""
+    spec = bank.spec
+    several = "s" * (len(bank.layers) > 1)
+    over = f"{spec.pool} over the {spec.position} tokens"
+    if bank.aggregate is not None:
+        over = f"each of the {spec.position} tokens, joined by their {bank.aggregate}"
+    layers = ", ".join(map(str, bank.layers))
+    place = "the residual stream after" if spec.site == "resid_post" else "of"
+    joined = ENSEMBLES.get(bank.combine, bank.combine)
+    return (
+        f"Reads hidden states of `{spec.model}` and says how likely its text is wrong. "
+        f"{len(bank.layers)} `{head_name(bank.head)}` head{several} on layer{several} {layers} "
+        f"({spec.site}, {over}; layer k is {place} block k). Class 1 is a right text, class 0 a wrong one; "
+        f"a layer's margin is wrong minus correct, and the score joins the margins: {joined}."
+    )
+
+
+def _use(bank: ProbeBank, out: Path) -> list[str]:
+    spec = bank.spec
+    lines = [
+        "from probers import ProbeBank",
+        "",
+        f'bank = ProbeBank.from_pretrained("{out}")',
+        f"score = bank.score(states)  # of (n, {len(bank.layers)}, {spec.width}), higher is likelier wrong",
+        f"fires = score > bank.threshold  # {bank.threshold:.3g}, chosen on validation",
+        "probability = bank.probability(score)  # calibrated P(wrong)",
+    ]
+    if bank.entropy_model is not None:
+        lines.append("odds = bank.score(states, signals)  # with the entropies of the text's tokens")
+        lines.append("fires = odds > bank.entropy_model.threshold")
+    found = ["```python\n" + "\n".join(lines) + "\n```"]
+    if spec.position == "generated" and spec.pool != "tokens":  # of an answer that a loop can judge
+        found.insert(0, f'```bash\nprobers-rag question="..." trigger=probing prober={out}\n```')
+    return found
+
+
+def _counts(datasets: Mapping[str, int]) -> str:
+    return ", ".join(f"{name or '(none)'} {count}" for name, count in datasets.items())
+
+
+def _best(figures: Mapping[str, Any]) -> str:
+    site = f"{figures['best_site']} " if len(figures["sites"]) > 1 else ""
+    return f"{site}{figures['best_layer']}"
+
+
 def _figures(figures: Mapping[str, Any]) -> str:
-    rows = [(f"layer {entry['layer']}", entry) for entry in figures["layers"]]
-    rows.append((f"**{ENSEMBLE}**", figures["ensemble"]))
+    rows = [(layer_name(figures, entry), entry) for entry in figures["layers"]]
+    if len(rows) > 1:
+        for kind, entry in figures["ensembles"].items():
+            name = f"{ENSEMBLE}: {ENSEMBLES.get(kind, kind)}"
+            rows.append((f"**{name}** (saved)" if kind == figures["combine"] else name, entry))
     if figures["with_entropy"]:
         rows.append((f"**{WITH_ENTROPY}**", figures["with_entropy"]))
     rows += [(f"control: {name}", entry) for name, entry in figures["controls"].items()]
@@ -80,6 +128,53 @@ def _figures(figures: Mapping[str, Any]) -> str:
         ["", *(title for title, _ in _COLUMNS)],
         [[name, *(_cell(entry, key) for _, key in _COLUMNS)] for name, entry in rows],
     )
+
+
+def _seeds(figures: Mapping[str, Any]) -> list[str]:
+    entries = [entry for entry in figures["layers"] if entry["seeds"]]
+    if not entries:
+        return []
+    rows = [
+        [
+            layer_name(figures, e),
+            len(e["seeds"]["auroc"]),
+            f"{e['seeds']['mean']:.3f}",
+            f"{e['seeds']['std']:.3f}",
+        ]
+        for e in entries
+    ]
+    return ["## Spread over seeds", _table(["", "seeds", "mean AUROC", "standard deviation"], rows)]
+
+
+def _calibration(bank: ProbeBank, entry: Mapping[str, Any]) -> str:
+    method, saved = entry["method"], bank.calibration.to_dict()
+    value = f" {saved['value']:.3g}" if "value" in saved else ""
+    rows = [
+        ["before, sigmoid of the score", entry["before"]],
+        [f"**{method}**{value} (saved)", entry["after"]],
+    ]
+    rows += [[kind, figures] for kind, figures in entry["other"].items()]
+    shown = _table(["", "ECE", "Brier"], [[name, _cell(f, "ece"), _cell(f, "brier")] for name, f in rows])
+    return f"{shown}\n\nThe interval of a small ECE lies a little high: resampling adds noise to its bins."
+
+
+def _curve(figures: Mapping[str, Any]) -> list[str]:
+    points = figures["learning_curve"]
+    if not points:
+        return []
+    best = f"layer {figures['best_layer']}"
+    rows = [
+        [f"{p['share']:.0%}", p["groups"], p["n"]]
+        + [_cell(p[which], key) for which in ("ensemble", "layer") for key in ("auroc", "accuracy")]
+        for p in points
+    ]
+    header = ["share", "groups", "texts", f"{ENSEMBLE}, AUROC", "accuracy", f"{best}, AUROC", "accuracy"]
+    return [
+        "## Learning curve",
+        "The same training on some of its groups, with the test texts of the table above.",
+        _table(header, rows),
+        "![learning curve](plots/learning_curve.png)",
+    ]
 
 
 def _pairs(figures: Mapping[str, Any]) -> str:
@@ -93,17 +188,18 @@ def _pairs(figures: Mapping[str, Any]) -> str:
     return _table(["", "difference", "first is"], rows)
 
 
-def _conditions(figures: Mapping[str, Any]) -> list[str]:
-    conditions = figures["conditions"]
-    if len(conditions) < 2:
+def _within(what: str, values: Mapping[str, Any]) -> list[str]:
+    """AUROC of everything on the test texts of each value, where there are several."""
+    if len(values) < 2:
         return []
-    names = list(dict.fromkeys(name for entry in conditions.values() for name in entry["detectors"]))
-    titles = [f"{c} (n={e['n']}, {e['base_rate']:.0%} wrong)" for c, e in conditions.items()]
-    rows = [
-        [name, *(_cell(entry["detectors"].get(name, {}), "auroc") for entry in conditions.values())]
-        for name in names
-    ]
-    return ["## AUROC within conditions", _table(["", *titles], rows)]
+    names = list(dict.fromkeys(name for entry in values.values() for name in entry["detectors"]))
+    titles = [f"{c or '(none)'} (n={e['n']}, {e['base_rate']:.0%} wrong)" for c, e in values.items()]
+    rows = []
+    for name in names:
+        cells = [_cell(entry["detectors"].get(name, {}), "auroc") for entry in values.values()]
+        if any(cells):  # not what is a constant within each
+            rows.append([name, *cells])
+    return [f"## AUROC within {what}", _table(["", *titles], rows)]
 
 
 def _limits(bank: ProbeBank, figures: Mapping[str, Any]) -> list[str]:
@@ -124,12 +220,7 @@ def _limits(bank: ProbeBank, figures: Mapping[str, Any]) -> list[str]:
     ]
     if beaten_by:
         lines.append(f"The heads alone are not shown to be better than: {', '.join(beaten_by)}.")
-    shuffled = figures["controls"].get("shuffled labels", {}).get("auroc_ci")
-    if shuffled and not shuffled[0] <= 0.5 <= shuffled[1]:
-        lines.append(
-            f"A head on shuffled labels reached AUROC {_bounds(shuffled, '.2f')}, not 0.5: by chance (one "
-            "run in twenty) or because something is wrong; train with another seed."
-        )
+    lines += [f"{line[0].upper()}{line[1:]}." for line in warnings(figures)]
     positive = figures["positive_control"]
     if positive and positive["auroc"] is not None:
         lines.append(

@@ -19,6 +19,10 @@ from probers.store import COLUMNS
 
 from .data import Examples
 
+#: Names of the prober's scores and of the controls that are heads themselves, as tables show them.
+ENSEMBLE, WITH_ENTROPY = "all layers", "all layers + entropy"
+EMBEDDING, SHUFFLED = "embedding layer", "shuffled labels"
+
 
 @dataclass(frozen=True, slots=True)
 class Detector:
@@ -106,6 +110,12 @@ def _falling(examples: Examples, name: str, column: str) -> Detector:
     return Detector(name, -examples.table[column].to_numpy(dtype=float), f"minus {column}, not trained")
 
 
+def _sequence(examples: Examples, name: str, *columns: str) -> Detector:
+    """Minus log p(text): the mean over its tokens times their number."""
+    mean, count = (examples.table[column].to_numpy(dtype=float) for column in columns)
+    return Detector(name, -mean * count, "minus the sum of the tokens' log-probabilities, not trained")
+
+
 #: Name -> how it is made, and the columns it needs.
 _CONTROLS: dict[str, tuple[Any, ...]] = {
     "bag of words, text": (_bag_of_words, "text"),
@@ -119,6 +129,7 @@ _CONTROLS: dict[str, tuple[Any, ...]] = {
     "max entropy": (_rising, "max_entropy"),
     "min probability": (_falling, "min_prob"),
     "perplexity": (_falling, "mean_logprob"),
+    "sequence log-prob": (_sequence, "mean_logprob", "n_tokens"),
     "RIND maximum": (_rising, "rind_max"),
     "entropies combined": (_combined, *SIGNALS),
 }

@@ -1,217 +1,200 @@
-"""From a feature store to training batches: the splits checked, the states read when needed."""
+"""The labelled texts of feature stores: joined, dealt into splits, and refused where they prove nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pandas as pd
-import torch
-from lightning.pytorch import LightningDataModule
-from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, Sampler
 
-from probers.features import FeatureSpec
+from probers.drawing import draw_key
 from probers.store import FeatureStore
 from probers.types import UserError
 
+from .texts import Texts, as_texts
+
 SPLITS = ("train", "validation", "test")
-
-#: Rows read at once where their number does not matter to the result.
-CHUNK = 1024
-
-
-class States(Protocol):
-    """States (N, layers, d) that give some rows at a time: a tensor, or :class:`StoreStates`."""
-
-    @property
-    def shape(self) -> Sequence[int]: ...
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, rows: Any) -> Tensor:
-        """(n, layers, d) of a slice or of row numbers; (n, d) of row numbers and a layer's position."""
-        ...
-
-
-class StoreStates:
-    """States of a store as tensors, row by row from its memory-mapped files; holds none itself.
-
-    Args:
-        store: a finished store.
-        layers: numbers of the layers wanted, in the order wanted.
-    """
-
-    def __init__(self, store: FeatureStore, layers: Sequence[int]) -> None:
-        self._store, self._reader = store, store.reader(layers)
-        self.shape = self._reader.shape
-
-    def __len__(self) -> int:
-        return len(self._reader)
-
-    def __getitem__(self, rows: Any) -> Tensor:
-        if isinstance(rows, tuple):
-            rows, position = rows
-            layer = self._reader.layers[position]
-            return torch.from_numpy(self._store.states((layer,), _numbers(rows))[:, 0])
-        return torch.from_numpy(self._reader[_numbers(rows)])
-
-
-def _numbers(rows: Any) -> Any:
-    return rows.numpy() if isinstance(rows, Tensor) else rows
-
-
-def moments(states: States, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation (population's) of some rows' states, in float64, chunk by chunk.
-
-    Returns:
-        Two tensors (layers, d).
-    """
-    mean = torch.zeros(tuple(states.shape[1:]), dtype=torch.float64)
-    squares, seen = torch.zeros_like(mean), 0
-    for part in rows.split(CHUNK):
-        x = states[part].double()
-        count = len(part)
-        # Chan, Golub and LeVeque 1979: joins two sets' moments without cancellation.
-        step = x.mean(dim=0) - mean
-        squares += x.var(dim=0, correction=0) * count + step**2 * (seen * count / (seen + count))
-        mean += step * (count / (seen + count))
-        seen += count
-    return mean, (squares / seen).sqrt()
 
 
 @dataclass(frozen=True, slots=True)
 class Examples:
-    """The labelled rows of a store, in its order.
+    """The labelled texts of a store, in its order.
 
     Attributes:
-        table: all columns.
+        table: all columns, one row per text.
         rows: row numbers of each split.
+        members: for a store of token states, which of its rows each text has; else None.
     """
 
     table: pd.DataFrame
     rows: dict[str, np.ndarray]
+    members: tuple[np.ndarray, ...] | None = None
 
     @property
     def wrong(self) -> np.ndarray:
         """(N,) 1 where the text is wrong or hallucinated: what a detector is to find."""
         return 1 - self.table["correct"].to_numpy()
 
+    @property
+    def text_of(self) -> np.ndarray:
+        """(rows of the store,) which text a row belongs to."""
+        if self.members is None:
+            return np.arange(len(self.table))
+        found = np.empty(sum(map(len, self.members)), dtype=np.int64)
+        for text, rows in enumerate(self.members):
+            found[rows] = text
+        return found
+
     def column(self, name: str, split: str) -> np.ndarray:
         """Values of a column in one split."""
         return self.table[name].to_numpy()[self.rows[split]]
 
+    def groups(self, split: str) -> np.ndarray:
+        """The groups of a split, each once, in the order of the store."""
+        return np.asarray(pd.unique(self.table["group"].iloc[self.rows[split]]))
 
-def load_examples(store: FeatureStore) -> Examples:
-    """The store's rows, refused where a training or its test would mean nothing.
+
+@dataclass(frozen=True, slots=True)
+class SplitRequest:
+    """Which texts are trained, validated and tested on; the fields are keys of ``configs/train.yaml``.
+
+    Attributes:
+        split: "store" takes the store's own; three shares deal its groups anew.
+        train_on: data sets to train and validate on; empty is all of them, or all but ``test_on``.
+        test_on: data sets to test on; empty is those of ``train_on``.
+        seed: of dealing.
+    """
+
+    split: Any = "store"
+    train_on: Sequence[str] = ()
+    test_on: Sequence[str] = ()
+    seed: int = 0
+    _shares: tuple[float, ...] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        shares: tuple[float, ...] = ()
+        if self.split != "store":
+            given = list(self.split) if isinstance(self.split, (list, tuple)) else []
+            numbers = all(isinstance(x, (int, float)) and not isinstance(x, bool) and x > 0 for x in given)
+            if len(given) != 3 or not numbers or abs(sum(given) - 1) > 1e-6:
+                raise UserError(
+                    f"split={self.split} is not understood: give store, or the shares of train, validation "
+                    "and test, like [0.6,0.2,0.2]"
+                )
+            shares = tuple(map(float, given))
+        object.__setattr__(self, "_shares", shares)
+
+    @property
+    def deals(self) -> bool:
+        """Whether the splits are not simply the store's."""
+        return bool(self._shares or self.train_on or self.test_on)
+
+    def assign(self, texts: pd.DataFrame, what: str) -> np.ndarray:
+        """(N,) "train", "validation", "test", or "" for a text that is left out."""
+        split = texts["split"].to_numpy(dtype=object)
+        if self._shares:
+            split = _deal(texts["group"].to_numpy(), self._shares, self.seed, what)
+        if not self.train_on and not self.test_on:
+            return split
+        if "dataset" not in texts:
+            raise UserError(f"{what} does not say what data set a text is of: leave out train_on and test_on")
+        sets = texts["dataset"].to_numpy(dtype=object)
+        known = sorted(set(sets))
+        for key, names in (("train_on", self.train_on), ("test_on", self.test_on)):
+            for name in names:
+                if name not in known:
+                    raise UserError(f"{key} names {name!r}, and {what} has {', '.join(map(repr, known))}")
+        train_on = set(self.train_on) or set(known) - set(self.test_on)
+        test_on = set(self.test_on) or train_on
+        kept = np.where(split == "test", np.isin(sets, list(test_on)), np.isin(sets, list(train_on)))
+        return np.where(kept, split, "")
+
+
+def load_examples(stores: Sequence[FeatureStore], request: SplitRequest | None = None) -> Examples:
+    """The texts of stores of the same texts, refused where a training or its test would mean nothing.
+
+    Args:
+        stores: finished ones; more than one only where they hold states of other sites.
+        request: splits; None takes the store's.
 
     Raises:
-        UserError: a group on two sides of a split, an empty split, a split of one class.
+        UserError: stores of other texts, a group on two sides of a split, an empty split, a
+            split of one class.
     """
-    table = store.table()
+    request = request or SplitRequest()
+    first = stores[0]
+    texts = as_texts(first)
+    for other in stores[1:]:
+        _check_same(texts, as_texts(other), first, other)
+    what = f"data={first.path}"
+    split = request.assign(texts.table, what)
+    table = texts.table.assign(split=split)
+    _check_leaks(table[split != ""], what)
+    rows = {name: np.flatnonzero(split == name) for name in SPLITS}
+    _check_splits(table, rows, what)
+    return Examples(table, rows, texts.members)
+
+
+def training_share(examples: Examples, share: float, seed: int) -> Examples:
+    """The same examples with part of the training groups, drawn by ``seed``; shares are nested."""
+    groups = sorted(examples.groups("train"), key=lambda g: draw_key("share", seed, str(g)))
+    kept = set(groups[: max(1, round(share * len(groups)))])
+    train = examples.rows["train"]
+    chosen = train[[g in kept for g in examples.column("group", "train")]]
+    return Examples(examples.table, {**examples.rows, "train": chosen}, examples.members)
+
+
+def split_record(examples: Examples) -> Mapping[str, list[str]]:
+    """The groups of each split, to be written beside what was trained on them."""
+    return {name: sorted(map(str, examples.groups(name))) for name in SPLITS}
+
+
+def _deal(groups: np.ndarray, shares: Sequence[float], seed: int, what: str) -> np.ndarray:
+    names = sorted(set(groups), key=lambda g: draw_key("split", seed, str(g)))
+    ends = np.round(np.cumsum(shares) * len(names)).astype(int)
+    sizes = np.diff([0, *ends])
+    if sizes.min() < 1:
+        raise UserError(
+            f"split={list(shares)}: {what} has {len(names)} groups, too few for three splits of these shares"
+        )
+    of = dict(zip(names, np.repeat(SPLITS, sizes).tolist(), strict=True))
+    return np.array([of[g] for g in groups], dtype=object)
+
+
+def _check_same(texts: Texts, others: Texts, first: FeatureStore, other: FeatureStore) -> None:
+    """Refuse a further store whose texts are not the first one's, or that has no site of its own."""
+    same = texts.table[["id", "correct", "text"]].equals(others.table[["id", "correct", "text"]])
+    if not same or (texts.members is None) != (others.members is None):
+        raise UserError(
+            f"data={other.path} holds other texts than {first.path}: stores of several sites must be made "
+            "by the same command but for site"
+        )
+
+
+def _check_leaks(table: pd.DataFrame, what: str) -> None:
     sides = {group: sorted(set(found)) for group, found in table.groupby("group")["split"]}
     leaks = [group for group, found in sides.items() if len(found) > 1]
     if leaks:
         more = f" (and {len(leaks) - 1} more groups are)" if len(leaks) > 1 else ""
         raise UserError(
-            f"data={store.path} leaks: the group {leaks[0]!r} is in {' and '.join(sides[leaks[0]])}{more}; "
-            "deal the splits by group and make it again"
+            f"{what} leaks: the group {leaks[0]!r} is in {' and '.join(sides[leaks[0]])}{more}; "
+            "deal the groups anew with split=[0.6,0.2,0.2]"
         )
-    rows = {split: np.flatnonzero(table["split"] == split) for split in SPLITS}
+
+
+def _check_splits(table: pd.DataFrame, rows: Mapping[str, np.ndarray], what: str) -> None:
     for split, found in rows.items():
         labels = table["correct"].to_numpy()[found]
         if not len(found):
-            raise UserError(f"data={store.path} has no {split} examples: make it with a higher limit")
+            raise UserError(
+                f"{what} has no {split} examples: deal its groups anew with split=[0.6,0.2,0.2], or make it "
+                "with a higher limit"
+            )
         if labels.min() == labels.max():
             kind = "right" if labels[0] else "wrong"
             raise UserError(
-                f"data={store.path} has only {kind} texts among its {len(found)} {split} examples: "
+                f"{what} has only {kind} texts among its {len(found)} {split} examples: "
                 "a detector needs both kinds, make it with a higher limit or another label"
             )
-    return Examples(table, rows)
-
-
-def parse_layers(value: Any, spec: FeatureSpec) -> tuple[int, ...]:
-    """The layers asked for: "all", one number, or a list of numbers.
-
-    "all" leaves out layer 0, the embedding output, which is trained as a control.
-
-    Raises:
-        UserError: not understood, not in the store (lists those that are), or layer 0.
-    """
-    if value == "all":
-        layers = tuple(k for k in spec.layers if k > 0)
-        if not layers:
-            raise UserError("layer=all: the store holds the embedding output only, make it with layers=all")
-        return layers
-    wanted = [value] if isinstance(value, int) else value
-    if isinstance(wanted, str) or not all(isinstance(k, int) and not isinstance(k, bool) for k in wanted):
-        raise UserError(f"layer={value} is not understood: give a number, a list like [6,8,10], or all")
-    if not len(wanted):
-        raise UserError("layer=[] names no layer: give a number, a list like [6,8,10], or all")
-    if 0 in wanted:
-        raise UserError(
-            f"layer=0 is the embedding output, which is trained as a control anyway: choose from 1 to "
-            f"{spec.model.layers}"
-        )
-    return spec.select(sorted(set(wanted))).layers
-
-
-class Rows(Dataset[tuple[Tensor, Tensor]]):
-    """Whole batches by row numbers: states (n, layers, d) as stored, targets (n, heads)."""
-
-    def __init__(self, states: States, targets: Tensor) -> None:
-        self.states, self.targets = states, targets
-
-    def __getitem__(self, index: Tensor) -> tuple[Tensor, Tensor]:
-        return self.states[index], self.targets[index]
-
-
-class Batches(Sampler[Tensor]):
-    """Row numbers batch by batch; a new order every epoch, the same for every choice of layers."""
-
-    def __init__(self, rows: np.ndarray, batch_size: int, *, seed: int | None) -> None:
-        self.rows, self.batch_size = torch.as_tensor(rows), batch_size
-        self._generator = None if seed is None else torch.Generator().manual_seed(seed)
-
-    def __len__(self) -> int:
-        return -(-len(self.rows) // self.batch_size)
-
-    def __iter__(self) -> Iterator[Tensor]:
-        rows = self.rows
-        if self._generator is not None:
-            rows = rows[torch.randperm(len(rows), generator=self._generator)]
-        yield from rows.split(self.batch_size)
-
-
-class StoreData(LightningDataModule):
-    """Training batches in random order and validation batches in the store's.
-
-    Args:
-        states: (N, layers, d) as stored.
-        targets: (N, heads) class numbers.
-        rows: row numbers of each split.
-        batch_size: examples per training step.
-        seed: of the order.
-    """
-
-    def __init__(
-        self, states: States, targets: Tensor, rows: dict[str, np.ndarray], *, batch_size: int, seed: int
-    ) -> None:
-        super().__init__()
-        self._data, self._rows = Rows(states, targets), rows
-        self._batch_size, self._seed = batch_size, seed
-
-    def train_dataloader(self) -> DataLoader:
-        return self._loader("train", self._batch_size, self._seed)
-
-    def val_dataloader(self) -> DataLoader:
-        return self._loader("validation", CHUNK, None)
-
-    def _loader(self, split: str, batch_size: int, seed: int | None) -> DataLoader:
-        # batch_size=None: the sampler gives whole batches, which are cut out by one index each.
-        return DataLoader(
-            self._data, batch_size=None, sampler=Batches(self._rows[split], batch_size, seed=seed)
-        )

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
 
 from probers import metrics
-from probers.bootstrap import Bootstrap, Interval, Metric
+from probers.bootstrap import Interval
 
-from .calibrate import ThresholdRule, fit_probability
+from .calibrate import fit_probability
 from .controls import Detector
 from .data import Examples
+from .resampling import Resamples
+from .thresholds import ThresholdRule
 
 Figures = dict[str, Any]
+
+#: Figures of the order of the scores, of the decisions, and of the probabilities.
+_RANKING = ("auroc", "auprc", "prr", "recall_at_fpr10")
+_DECISIONS = ("accuracy", "balanced_accuracy", "f1")
+_PROBABILITIES = ("brier", "ece")
 
 
 class Evaluator:
@@ -41,32 +47,10 @@ class Evaluator:
 
         AUROC, AUPRC with its base rate, PRR and recall at 10% false positives need the
         scores only; accuracy and F1 (of wrong texts) the threshold; Brier and ECE the
-        calibrated probability.
+        calibrated probability. A resample's bins are noisier than the texts' own, so the
+        interval of a small ECE lies a little high and may pass the figure itself.
         """
-        detector = self.calibrated(detector)
-        assert detector.probability is not None and detector.threshold is not None
-        scores, wrong = detector.scores[self._test], self._labels(detector)[self._test]
-        fired = (scores > detector.threshold).astype(float)
-        probability = detector.probability(scores)
-        ranking: dict[str, Metric] = {
-            "auroc": metrics.auroc, "auprc": metrics.auprc, "prr": metrics.prr,
-            "recall_at_fpr10": metrics.recall_at_fpr,
-        }  # fmt: skip
-        found: dict[str, Interval | None] = {}
-        constant = np.ptp(scores) == 0  # a constant ranks nothing, so these would say nothing
-        for name, metric in ranking.items():
-            found[name] = None if constant else self.bootstrap.interval(scores, partial(metric, wrong))
-        for name, metric, values in (
-            ("accuracy", metrics.accuracy, fired), ("balanced_accuracy", metrics.balanced_accuracy, fired),
-            ("f1", metrics.f1_detection, fired), ("brier", metrics.brier, probability),
-            ("ece", metrics.ece, probability),
-        ):  # fmt: skip
-            found[name] = self.bootstrap.interval(values, partial(metric, wrong))
-        plain = {k: v for name, interval in found.items() for k, v in as_figures(name, interval).items()}
-        return plain | {
-            "base_rate": float(wrong.mean()), "fired": float(fired.mean()),
-            "threshold": float(detector.threshold), "about": detector.about,
-        }  # fmt: skip
+        return self._figures(self.calibrated(detector), self._test, self.bootstrap)
 
     def calibrated(self, detector: Detector) -> Detector:
         """The detector with threshold and probability, from validation where it has none."""
@@ -79,44 +63,110 @@ class Evaluator:
             probability=fit_probability(wrong, scores) if probability is None else probability,
         )
 
-    def by_condition(self, detectors: Sequence[Detector]) -> dict[str, Figures]:
-        """AUROC of every detector within each condition (closed book, with passages, ...)."""
-        if "condition" not in self._examples.table:
+    def by(
+        self, column: str, detectors: Sequence[Detector], overall: Mapping[str, Figures]
+    ) -> dict[str, Figures]:
+        """Every figure of every detector on the test examples of each value of a column.
+
+        Thresholds and probabilities stay those of all examples: a value gets no calibration
+        of its own.
+
+        Args:
+            column: e.g. "condition" or "dataset"; one that the store lacks gives nothing.
+            detectors: measured against the true labels.
+            overall: their figures on all test examples by name, taken where there is one value only.
+
+        Returns:
+            Value -> ``{"n", "groups", "base_rate", "detectors": {name: figures}}``.
+        """
+        if column not in self._examples.table:
             return {}
-        conditions = self._examples.column("condition", "test")
+        values = self._examples.column(column, "test")
+        kinds = sorted(set(values))
+        calibrated = [self.calibrated(detector) for detector in detectors] if len(kinds) > 1 else []
         found: dict[str, Figures] = {}
-        for condition in sorted(set(conditions)):
-            rows = self._test[conditions == condition]
-            wrong = self._examples.wrong[rows]
-            entry: Figures = {"n": len(rows), "base_rate": float(wrong.mean()), "detectors": {}}
-            bootstrap = self._resample(rows)
-            for detector in detectors:
-                scores = detector.scores[rows]
-                if np.ptp(scores) > 0:
-                    interval = bootstrap.interval(scores, partial(metrics.auroc, wrong))
-                    entry["detectors"][detector.name] = as_figures("auroc", interval)
-            found[condition] = entry
+        for kind in kinds:
+            rows = self._test[values == kind]
+            found[str(kind)] = {
+                "n": len(rows),
+                "groups": len(set(self._groups(rows))),
+                "base_rate": float(self._examples.wrong[rows].mean()),
+                "detectors": {d.name: overall[d.name] for d in detectors},
+            }
+            if calibrated:
+                bootstrap = self._resample(rows)
+                found[str(kind)]["detectors"] = {
+                    d.name: self._figures(d, rows, bootstrap) for d in calibrated
+                }
         return found
 
     def pairs(self, ours: Sequence[Detector], others: Sequence[Detector]) -> dict[str, Figures]:
         """Differences in AUROC, each detector of ``ours`` minus each of ``others``, paired."""
-        metric = partial(metrics.auroc, self._wrong)
+
+        def auroc(scores: np.ndarray, weights: np.ndarray) -> list[Any]:
+            return [metrics.auroc(self._wrong, scores, weights)]
+
+        sure = [d for d in (*ours, *others) if np.ptp(d.scores[self._test]) > 0]
+        drawn = {id(d): self.bootstrap.samples(d.scores[self._test], auroc) for d in sure}
         found: dict[str, Figures] = {}
         for a in ours:
             for b in others:
-                if np.ptp(b.scores[self._test]) == 0:
-                    continue
-                d = self.bootstrap.difference(a.scores[self._test], b.scores[self._test], metric)
+                if id(a) not in drawn or id(b) not in drawn:
+                    continue  # a constant ranks nothing
+                (value_a, in_a), (value_b, in_b) = drawn[id(a)], drawn[id(b)]
+                d = self.bootstrap.interval_of(value_a[0] - value_b[0], (in_a - in_b)[0])
                 ci = None if np.isnan(d.low) else [d.low, d.high]
                 found[f"{a.name} vs {b.name}"] = {"auroc": {"diff": d.value, "ci95": ci}}
         return found
 
+    def probabilities(self, probability: np.ndarray) -> Figures:
+        """ECE and Brier score of P(wrong) (n,) of the test examples, with intervals."""
+        return self._of_probabilities(self._wrong, probability, self.bootstrap)
+
+    def _figures(self, detector: Detector, rows: np.ndarray, bootstrap: Resamples) -> Figures:
+        assert detector.probability is not None and detector.threshold is not None
+        scores, wrong = detector.scores[rows], self._labels(detector)[rows]
+        fired = (scores > detector.threshold).astype(float)
+        found: Figures = {}
+        if np.ptp(scores) == 0:  # a constant ranks nothing, so these would say nothing
+            found |= {k: v for name in _RANKING for k, v in as_figures(name, None).items()}
+        else:
+            ranked = bootstrap.intervals(scores, lambda s, w: metrics.ranking(wrong, s, w))
+            found |= _named(_RANKING, ranked)
+
+        def decisions(f: np.ndarray, w: np.ndarray) -> list[Any]:
+            w = w.astype(np.float64, copy=False)  # once for all three
+            return [
+                m(wrong, f, w) for m in (metrics.accuracy, metrics.balanced_accuracy, metrics.f1_detection)
+            ]
+
+        found |= _named(_DECISIONS, bootstrap.intervals(fired, decisions))
+        found |= self._of_probabilities(wrong, detector.probability(scores), bootstrap)
+        return found | {
+            "base_rate": float(wrong.mean()), "fired": float(fired.mean()),
+            "threshold": float(detector.threshold), "about": detector.about,
+        }  # fmt: skip
+
+    @staticmethod
+    def _of_probabilities(wrong: np.ndarray, probability: np.ndarray, bootstrap: Resamples) -> Figures:
+        def both(p: np.ndarray, w: np.ndarray) -> list[Any]:
+            w = w.astype(np.float64, copy=False)
+            return [metrics.brier(wrong, p, w), metrics.ece(wrong, p, w)]
+
+        return _named(_PROBABILITIES, bootstrap.intervals(probability, both))
+
     def _labels(self, detector: Detector) -> np.ndarray:
         return self._examples.wrong if detector.wrong is None else detector.wrong
 
-    def _resample(self, rows: np.ndarray) -> Bootstrap:
-        groups = self._examples.table["group"].to_numpy()[rows]
-        return Bootstrap(groups, resamples=self._resamples, seed=self._seed)
+    def _groups(self, rows: np.ndarray) -> np.ndarray:
+        return self._examples.table["group"].to_numpy()[rows]
+
+    def _resample(self, rows: np.ndarray) -> Resamples:
+        return Resamples(self._groups(rows), resamples=self._resamples, seed=self._seed)
+
+
+def _named(names: Sequence[str], intervals: Sequence[Interval]) -> Figures:
+    return {k: v for n, i in zip(names, intervals, strict=True) for k, v in as_figures(n, i).items()}
 
 
 def as_figures(name: str, interval: Interval | None) -> Figures:
@@ -128,12 +178,15 @@ def as_figures(name: str, interval: Interval | None) -> Figures:
 
 
 def split_sizes(examples: Examples) -> dict[str, Mapping[str, Any]]:
-    """Examples, groups and share of wrong texts per split."""
-    return {
-        split: {
+    """Examples, groups, share of wrong texts and examples per dataset of each split."""
+    found: dict[str, Mapping[str, Any]] = {}
+    for split, rows in examples.rows.items():
+        part = examples.table.iloc[rows]
+        named = part["dataset"].value_counts().sort_index() if "dataset" in part else {}
+        found[split] = {
             "n": len(rows),
-            "groups": int(examples.table["group"].iloc[rows].nunique()),
+            "groups": int(part["group"].nunique()),
             "wrong": float(examples.wrong[rows].mean()),
+            "datasets": {str(name): int(count) for name, count in dict(named).items()},
         }
-        for split, rows in examples.rows.items()
-    }
+    return found

@@ -2,39 +2,52 @@
 
 from __future__ import annotations
 
-import logging
-import signal
 import time
-import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
-from tqdm import tqdm
 
-from probers.heads import ProbeHead
-from probers.types import UserError
+from probers.drawing import draw_key
+from probers.heads import ProbeHead, head_name
+from probers.types import RunError, Site, UserError
 
-from .data import Examples, States, StoreData, moments
-from .module import Loss, ProberModule
+from .batches import Balance, Batches, Schedule, StoreData, balancing
+from .data import Examples
+from .module import Loss, NotFiniteError, Optimisation, ProberModule
+from .states import CHUNK, Column, Padded, States, TokenStates, moments
+from .trainer import TrainerSettings, train
 
 Target = Literal["correct", "shuffled", "person"]
-
-_SMALL = 10_000_000  # parameters of all heads together
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One head: the layer it reads and what it learns to tell."""
+    """One head: the layer it reads, what it learns to tell, the seed of its weights, dropout and order."""
 
     layer: int
     target: Target = "correct"
+    seed: int = 0
+    site: Site = "resid_post"
+
+    @property
+    def column(self) -> Column:
+        return Column(self.site, self.layer)
+
+    @property
+    def is_probe(self) -> bool:
+        """Whether it is one of the heads wanted, not a control."""
+        return self.target == "correct" and self.layer > 0
+
+    @property
+    def stream(self) -> str:
+        """Names the head's random stream, and the head in logs."""
+        place = f"layer{self.layer}" if self.site == "resid_post" else f"{self.site}{self.layer}"
+        return f"{self.seed}/{place}-{self.target}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,24 +57,37 @@ class FitSettings:
     epochs: int = 2
     warmup_epochs: int = 1
     checks: int = 4
+    patience: int | None = None
     batch_size: int = 12
     lr: float = 1e-3
     gamma: float = 0.995
     weight_decay: float = 0.01
     loss: Loss = "ce"
-    seed: int = 0
+    label_smoothing: float = 0.0
+    balance: Balance = "none"
     device: str = "auto"
     logger: str = "none"
+    save_every: float = 60.0
+    trainer: TrainerSettings = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for name in ("epochs", "checks", "batch_size", "lr", "gamma"):
             if not getattr(self, name) > 0:
                 raise UserError(f"{name}={getattr(self, name)} must be above 0")
-        choices = {"loss": ("ce", "double_softmax"), "logger": ("none", "csv", "wandb")}
+        for name in ("warmup_epochs", "weight_decay", "save_every"):
+            if getattr(self, name) < 0:
+                raise UserError(f"{name}={getattr(self, name)} must not be below 0")
+        if self.patience is not None and self.patience < 1:
+            raise UserError(f"patience={self.patience} must be 1 validation or more; null never stops early")
+        if not 0 <= self.label_smoothing < 1:
+            raise UserError(f"label_smoothing={self.label_smoothing} must be from 0 to below 1")
+        choices = {
+            "loss": ("ce", "double_softmax"), "balance": ("none", "weights", "sampling"),
+        }  # fmt: skip
         for name, known in choices.items():
             if getattr(self, name) not in known:
                 raise UserError(f"{name}={getattr(self, name)} is unknown: choose one of {', '.join(known)}")
-        _hardware(self.device)
+        object.__setattr__(self, "trainer", TrainerSettings(self.device, self.logger, self.save_every))
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +97,7 @@ class Fitted:
     Attributes:
         accuracy, loss, auroc: (tasks,) on validation.
         steps: optimiser steps taken.
-        seconds: wall time.
+        seconds: wall time, of this run alone where it was resumed.
     """
 
     tasks: tuple[Task, ...]
@@ -83,7 +109,7 @@ class Fitted:
     seconds: float
 
 
-def targets_of(tasks: Sequence[Task], examples: Examples, seed: int) -> Tensor:
+def targets_of(tasks: Sequence[Task], examples: Examples) -> Tensor:
     """(N, tasks) classes; 1 is correct, or a person for the positive control.
 
     Shuffled labels are permuted within each split, the test's too: a head that learned
@@ -91,157 +117,128 @@ def targets_of(tasks: Sequence[Task], examples: Examples, seed: int) -> Tensor:
     ones it need not be: a strong direction in the states is read by chance, either way.)
     """
     correct = examples.table["correct"].to_numpy()
-    shuffled = correct.copy()
-    for split, rows in examples.rows.items():
-        rng = np.random.default_rng([seed, len(split)])
-        shuffled[rows] = rng.permutation(correct[rows])
-    columns = {"correct": correct, "shuffled": shuffled}
-    if any(task.target == "person" for task in tasks):
-        columns["person"] = (examples.table["answer_kind"] == "person").to_numpy().astype(np.int64)
-    return torch.from_numpy(np.stack([columns[task.target] for task in tasks], axis=1).astype(np.int64))
+    columns: dict[tuple[str, int], np.ndarray] = {}
+    for task in tasks:
+        key = (task.target, task.seed)
+        if key in columns:
+            continue
+        if task.target == "shuffled":
+            columns[key] = correct.copy()
+            for split, rows in examples.rows.items():
+                rng = np.random.default_rng(draw_key("shuffled", task.seed, split))
+                columns[key][rows] = rng.permutation(correct[rows])
+        elif task.target == "person":
+            columns[key] = (examples.table["answer_kind"] == "person").to_numpy()
+        else:
+            columns[key] = correct
+    found = np.stack([columns[t.target, t.seed] for t in tasks], axis=1)
+    return torch.from_numpy(found.astype(np.int64))
 
 
 def fit(
-    make_head: Callable[[list[str], int], ProbeHead], tasks: Sequence[Task], states: States,
-    layers: Sequence[int], examples: Examples, settings: FitSettings, *, out: Path | None = None,
+    make_head: Callable[[Sequence[str], int], ProbeHead], tasks: Sequence[Task], states: States,
+    columns: Sequence[Column], examples: Examples, settings: FitSettings, *,
+    out: Path | None = None, what: str = "",
 ) -> Fitted:  # fmt: skip
     """Train all tasks' heads in one pass; each comes out as if it had been trained alone.
 
     Args:
         make_head: from stream names and width to untrained heads.
         tasks: what to train.
-        states: (N, len(layers), d); read batch by batch.
-        layers: which layers the states are of.
-        examples: rows and splits.
+        states: (rows of the store, len(columns), d); read batch by batch.
+        columns: what the states are of.
+        examples: texts and splits.
         settings: how.
-        out: folder for a logger's files.
+        out: folder for a logger's files, and for a checkpoint from which to go on after a kill.
+        what: names the training in the progress bar and the checkpoint, where there are several.
+
+    Raises:
+        UserError: heads that pool tokens over states that are pooled already.
+        RunError: a state or a loss that is not finite.
     """
     start = time.perf_counter()
-    columns = [list(layers).index(task.layer) for task in tasks]
-    streams = [f"{settings.seed}/layer{task.layer}-{task.target}" for task in tasks]
-    head = make_head(streams, states.shape[-1])
-    train_rows = torch.from_numpy(examples.rows["train"])
-    if type(head).prepare is not ProbeHead.prepare:
-        head.prepare(*(found[columns] for found in moments(states, train_rows)))
+    head = make_head([task.stream for task in tasks], states.shape[-1])
+    view = _view(head, states, examples, targets_of(tasks, examples))
+    places = [list(columns).index(task.column) for task in tasks]
+    training = torch.from_numpy(view.rows["train"])
+    if head.needs_moments:
+        assert not isinstance(view.states, TokenStates)
+        head.prepare(moments(view.states, training, places, view.targets))
+    seeds = sorted({task.seed for task in tasks})
+    schedule = Schedule(-(-len(training) // settings.batch_size), settings.epochs, settings.checks)
+    chances, weights = balancing(settings.balance, view.correct[view.rows["train"]])
     module = ProberModule(
-        head, columns, lr=settings.lr, gamma=settings.gamma, weight_decay=settings.weight_decay,
-        loss=settings.loss, warmup_epochs=settings.warmup_epochs,
+        head, places, [seeds.index(task.seed) for task in tasks],
+        Optimisation(
+            settings.lr, settings.gamma, settings.weight_decay, settings.loss, settings.label_smoothing,
+            tuple(weights if task.target == "correct" else (1.0, 1.0) for task in tasks),
+            min(settings.warmup_epochs, settings.epochs - 1) * schedule.per_epoch * head.learns,
+            settings.patience,
+        ),
     )  # fmt: skip
-    targets = targets_of(tasks, examples, settings.seed)
-    data = StoreData(states, targets, examples.rows, batch_size=settings.batch_size, seed=settings.seed)
-    per_epoch = -(-len(examples.rows["train"]) // settings.batch_size)
-    with _quiet(), _few_threads(head), _Progress(tasks, per_epoch * settings.epochs) as progress:
-        trainer = Trainer(
-            **_hardware(settings.device), max_epochs=settings.epochs,
-            val_check_interval=max(1, per_epoch // settings.checks), num_sanity_val_steps=0,
-            logger=_logger(settings.logger, out), callbacks=[progress], enable_checkpointing=False,
-            enable_progress_bar=False, enable_model_summary=False,
-        )  # fmt: skip
-        _run(trainer, module, data)
-    if settings.logger == "wandb":
-        import wandb
 
-        wandb.finish()  # the next run of a sweep is a run of its own
+    def data(done: int) -> StoreData:
+        batches = Batches(training, settings.batch_size, seeds, schedule, weights=chances, start=done)
+        return StoreData(view.states, view.targets, view.rows, batches)
+
+    names = [str(task.column) if task.is_probe else "" for task in tasks]
+    try:
+        train(module, data, schedule, settings.trainer, names, out=out, what=what)
+    except NotFiniteError as error:
+        raise _explained(error, view, columns) from error
     return Fitted(
         tuple(tasks), module.restore_best(), module.accuracy, module.loss_value, module.auroc,
-        trainer.global_step, time.perf_counter() - start,
+        module.steps_taken, time.perf_counter() - start,
     )  # fmt: skip
 
 
-def _run(trainer: Trainer, module: ProberModule, data: StoreData) -> None:
-    """Train; Ctrl-C stays a KeyboardInterrupt (the trainer makes it a silent exit with code 1)."""
-    handler = signal.getsignal(signal.SIGINT)
-    try:
-        trainer.fit(module, datamodule=data)
-    except SystemExit:
-        signal.signal(signal.SIGINT, handler)
-        raise KeyboardInterrupt from None
+@dataclass(frozen=True, slots=True)
+class _View:
+    """What is trained on: rows of the store, or whole texts where the heads pool tokens themselves.
 
-
-class _Progress(Callback):
-    """A bar with the mean loss and the best layer so far."""
-
-    def __init__(self, tasks: Sequence[Task], steps: int) -> None:
-        self._tasks = tasks
-        self._probing = [i for i, t in enumerate(tasks) if t.target == "correct" and t.layer > 0]
-        self._steps = steps
-        self._best = ""
-
-    def __enter__(self) -> _Progress:
-        self._bar = tqdm(total=self._steps, unit="step", desc=f"{len(self._probing)} layers", mininterval=0.3)
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._bar.close()
-
-    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
-        assert isinstance(pl_module, ProberModule)
-        if trainer.global_step % 20 == 0:
-            loss = float(pl_module.recent[self._probing].mean())
-            self._bar.set_postfix_str(f"loss {loss:.3f}{self._best}", refresh=False)
-        self._bar.update()
-
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        assert isinstance(pl_module, ProberModule)
-        scores = pl_module.auroc[self._probing]
-        if not np.isnan(scores).all():
-            best = int(np.nanargmax(scores))
-            layer = self._tasks[self._probing[best]].layer
-            self._best = f", best layer {layer} (AUROC {scores[best]:.2f})"
-
-
-def _hardware(device: str) -> dict[str, Any]:
-    """The trainer's words for "auto", "cpu", "cuda" or "cuda:1"."""
-    kind, _, index = device.partition(":")
-    if kind not in ("auto", "cpu", "cuda") or (index and (kind != "cuda" or not index.isdigit())):
-        raise UserError(f"device={device} is unknown: choose auto, cpu, cuda or cuda:<number>")
-    if kind == "cuda" and int(index or 0) >= torch.cuda.device_count():
-        raise UserError(
-            f"device={device}: this machine has {torch.cuda.device_count()} CUDA devices; use cpu"
-        )
-    return {"accelerator": kind, "devices": [int(index)] if index else 1}
-
-
-def _logger(name: str, out: Path | None) -> Any:
-    if name == "none" or out is None:
-        return False
-    from lightning.pytorch.loggers import CSVLogger, WandbLogger
-
-    if name == "csv":
-        return CSVLogger(save_dir=out, name="log", version="")
-    return WandbLogger(save_dir=out, project="probers", name=out.name)
-
-
-@contextmanager
-def _few_threads(head: ProbeHead) -> Iterator[None]:
-    """One CPU thread while the matrices are small.
-
-    A step of twelve narrow layers takes about 20 ms on one thread and 10 on two idle cores,
-    but a second when another program keeps a core busy, as every one of its hundred small
-    operations then waits for the slower thread.
+    Attributes:
+        states: of N rows or texts.
+        targets: (N, heads).
+        correct: (N,) labels.
+        rows: numbers of each split.
+        ids: (N,) for messages.
     """
-    before = torch.get_num_threads()
-    if sum(p.numel() for p in head.parameters()) < _SMALL:
-        torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+
+    states: States | TokenStates
+    targets: Tensor
+    correct: np.ndarray
+    rows: Mapping[str, np.ndarray]
+    ids: np.ndarray
 
 
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Silence the trainer's remarks on hardware, workers and logging intervals."""
-    loggers = [logging.getLogger(name) for name in ("lightning.pytorch", "lightning.fabric")]
-    levels = [logger.level for logger in loggers]
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", module=r"lightning\..*")
-        warnings.filterwarnings("ignore", message=r".*does not have many workers.*")
-        warnings.filterwarnings("ignore", message=r".*Tensor Cores.*")
-        for logger in loggers:
-            logger.setLevel(logging.ERROR)
-        try:
-            yield
-        finally:
-            for logger, level in zip(loggers, levels, strict=True):
-                logger.setLevel(level)
+def _view(head: ProbeHead, states: States, examples: Examples, targets: Tensor) -> _View:
+    correct, ids = examples.table["correct"].to_numpy(), examples.table["id"].to_numpy()
+    if head.tokens:
+        if examples.members is None:
+            raise UserError(
+                f"head={head_name(head)} reads the states of every token, and the store has pooled ones: "
+                "make one with pool=tokens"
+            )
+        return _View(TokenStates(states, examples.members), targets, correct, examples.rows, ids)
+    if examples.members is None:
+        return _View(states, targets, correct, examples.rows, ids)
+    of = examples.text_of
+    rows = {s: np.flatnonzero(np.isin(of, found)) for s, found in examples.rows.items()}
+    return _View(states, targets[of], correct[of], rows, ids[of])
+
+
+def _explained(error: NotFiniteError, view: _View, columns: Sequence[Column]) -> RunError:
+    """Whether a loss is not a number because a state is none, or because the steps are too large."""
+    for split, rows in view.rows.items():
+        for part in torch.from_numpy(rows).split(CHUNK):
+            found = view.states[part]
+            tensor = found.states.flatten(1, 2) if isinstance(found, Padded) else found
+            bad = torch.nonzero(~torch.isfinite(tensor.float()).all(dim=-1))
+            if len(bad):
+                row, column = bad[0].tolist()
+                name = view.ids[int(part[row])]
+                return RunError(
+                    f"the state of {name!r} ({split}) at {columns[column % len(columns)]} is not finite: the "
+                    "store is damaged there, make it again"
+                )
+    return RunError(f"{error}: lower lr")

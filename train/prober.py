@@ -2,24 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
-import torch
 
-from probers.bank import Combine, ProbeBank, half_precision
-from probers.entropy import SIGNALS
+from probers.bank import ProbeBank, half_precision
+from probers.calibration import Calibration, sigmoid
+from probers.ensemble import KINDS, Aggregate, Ensemble, check_aggregate
+from probers.entropy import SIGNALS, EntropyModel
 from probers.features import FeatureSpec
-from probers.heads import CORRECT, WRONG
+from probers.types import Site, UserError
 
-from .calibrate import ThresholdRule, fit_entropy_model, fit_temperature
-from .controls import Detector, control_detectors
-from .data import CHUNK, Examples, States
+from .calibrate import CALIBRATIONS, ThresholdRule, fit_calibration, fit_ensemble, fit_entropy_model
+from .controls import EMBEDDING, ENSEMBLE, SHUFFLED, WITH_ENTROPY, Detector, control_detectors
+from .data import Examples
 from .fit import Fitted, Task, targets_of
+from .margins import Margins, score_everything
+from .states import Column, States
 
-ENSEMBLE, WITH_ENTROPY = "all layers", "all layers + entropy"
-EMBEDDING, SHUFFLED = "embedding layer", "shuffled labels"
+
+@dataclass(frozen=True, slots=True)
+class CurvePoint:
+    """A prober that was trained on part of the training groups.
+
+    Attributes:
+        share: of the groups.
+        n, groups: texts and groups trained on.
+        layer: the head of the layer that is best on validation.
+        ensemble: all layers.
+    """
+
+    share: float
+    n: int
+    groups: int
+    layer: Detector
+    ensemble: Detector
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,156 +46,210 @@ class Trained:
 
     Attributes:
         bank: the prober, without metrics and card.
-        layers: layer -> its head alone as a detector.
-        ensemble: the sum over layers, and with the entropies where they were fitted.
+        layers: column -> its head alone as a detector, of the first seed.
+        seeds: column -> (S, texts) scores of every seed's head; empty with one seed.
+        validation: column -> accuracy, loss and AUROC on validation.
+        ensembles: kind -> score of all layers of the prober's site; the prober's own has its
+            threshold and probability.
+        with_entropy: the score weighed with the entropies, where these are there.
         controls: what they have to beat.
         person: margins of the positive control (higher is "not a person"), or None.
-        best_layer: by validation AUROC.
+        best: column with the highest validation AUROC; its site is the prober's.
+        calibrations: kind -> the prober's score to P(wrong).
+        curve: probers of fewer training groups, the smallest first.
         notes: what was left out and why.
     """
 
     bank: ProbeBank
-    layers: dict[int, Detector]
-    ensemble: list[Detector]
-    controls: list[Detector]
+    layers: Mapping[Column, Detector]
+    seeds: Mapping[Column, np.ndarray]
+    validation: Mapping[Column, Mapping[str, float]]
+    ensembles: Mapping[str, Detector]
+    with_entropy: Detector | None
+    controls: Sequence[Detector]
     person: np.ndarray | None
-    best_layer: int
-    notes: list[str]
+    best: Column
+    calibrations: Mapping[str, Calibration]
+    curve: Sequence[CurvePoint] = ()
+    notes: list[str] = field(default_factory=list)
 
 
-def plan_tasks(layers: Sequence[int], spec: FeatureSpec, examples: Examples) -> tuple[list[Task], list[str]]:
-    """The heads to train: the prober's, the embedding layer's, and two at the middle layer.
+@dataclass(frozen=True, slots=True)
+class AssemblySettings:
+    """How heads become one score; the fields are keys of ``configs/train.yaml``."""
 
-    The two are shuffled labels, which must come out at chance, and the positive control
-    "is the answer a person", which must not.
-    """
-    middle = layers[len(layers) // 2]
-    tasks = [Task(k) for k in layers]
-    notes: list[str] = []
-    if 0 in spec.layers:
-        tasks.append(Task(0))
-    else:
-        notes.append(f"control {EMBEDDING!r} left out: the store has no layer 0")
-    tasks.append(Task(middle, "shuffled"))
-    problem = _no_person(examples)
-    if problem:
-        notes.append(f"positive control left out: {problem}")
-    else:
-        tasks.append(Task(middle, "person"))
-    return tasks, notes
+    combine: str = "logits"
+    best_k: int = 3
+    aggregate: Aggregate = "max"
+    calibration: str = "platt"
+    with_entropy: bool = True
+
+    def __post_init__(self) -> None:
+        for key, value, known in (
+            ("combine", self.combine, KINDS), ("calibration", self.calibration, CALIBRATIONS),
+        ):  # fmt: skip
+            if value not in known:
+                raise UserError(f"{key}={value} is unknown: choose one of {', '.join(known)}")
+        if self.best_k < 1:
+            raise UserError(f"best_k={self.best_k} must be at least 1: the number of layers to average")
+        check_aggregate(self.aggregate)
 
 
 def assemble(
-    fitted: Fitted, states: States, state_layers: Sequence[int], spec: FeatureSpec, examples: Examples, *,
-    combine: Combine, rule: ThresholdRule, with_entropy: bool, seed: int,
+    fitted: Fitted, states: States, columns: Sequence[Column], specs: Mapping[Site, FeatureSpec],
+    examples: Examples, settings: AssemblySettings, rule: ThresholdRule,
 ) -> Trained:  # fmt: skip
-    """Round the weights, calibrate on validation, and score every example with everything.
+    """Round the weights, calibrate on validation, and score every text with everything.
 
     Args:
         fitted: trained heads.
-        states: (N, len(state_layers), d); read chunk by chunk.
-        state_layers: which layers the states are of.
-        spec: of the store.
-        examples: rows and splits.
-        combine: how layers are summed.
+        states: (rows of the store, len(columns), d); read chunk by chunk.
+        columns: what the states are of.
+        specs: of the store of each site.
+        examples: texts and splits.
+        settings: how the layers become a score.
         rule: chooses thresholds.
-        with_entropy: also weigh the prober against the entropies.
-        seed: that the training had, for its permuted labels.
     """
-    head = half_precision(fitted.head)
-    probing = [i for i, t in enumerate(fitted.tasks) if t.target == "correct" and t.layer > 0]
-    layers = [fitted.tasks[i].layer for i in probing]
-    margins = _margins(fitted, states, state_layers)
-    bank = ProbeBank(spec.select(layers), head.select(probing), combine=combine)
-    score = bank.combine_margins(margins[:, probing])
-    bank, notes = _calibrated(bank, score, examples, rule, with_entropy=with_entropy)
-    ensemble = [Detector(ENSEMBLE, score, f"sum over {len(layers)} layers", bank.probability, bank.threshold)]
-    if bank.entropy_model is not None:
-        ensemble.append(_with_entropy(bank, score, examples))
-    alone = {
-        k: _alone(f"layer {k}", margins[:, i], "its head alone", examples)
-        for i, k in zip(probing, layers, strict=True)
-    }
+    tasks = fitted.tasks
+    margins = _margins(fitted, states, columns, examples, settings)
+    probes = {task: i for i, task in enumerate(tasks) if task.is_probe}
+    first = min(task.seed for task in probes)
+    own = {task.column: i for task, i in probes.items() if task.seed == first}
+    best = max(own, key=lambda column: fitted.auroc[own[column]])
+    site = [column for column in own if column.site == best.site]
+    kinds = {kind: _combined(kind, margins, [own[c] for c in site], examples, settings) for kind in KINDS}
+    ensemble, score = kinds[settings.combine]
+    rows = examples.rows["validation"]
+    wrong = examples.wrong[rows]
+    calibrations = {kind: fit_calibration(kind, wrong, score[rows]) for kind in CALIBRATIONS}
+    bank = ProbeBank(
+        specs[best.site].select([c.layer for c in site]), fitted.head.select([own[c] for c in site]),
+        threshold=rule(wrong, score[rows]), calibration=calibrations[settings.calibration],
+        ensemble=ensemble, aggregate=margins.how,
+        entropy_model=_entropy_model(score, examples, rule) if settings.with_entropy else None,
+    )  # fmt: skip
+    ensembles = {k: Detector(k, s, f"{k} of {len(site)} layers") for k, (_, s) in kinds.items()}
+    ensembles[settings.combine] = Detector(
+        settings.combine, score, f"{settings.combine} of {len(site)} layers", bank.probability, bank.threshold
+    )
+    notes: list[str] = []
+    if settings.with_entropy and bank.entropy_model is None:
+        notes.append(f"prober with entropy left out: the store has no column {_lacking(examples)[0]}")
     controls, left_out = control_detectors(examples)
-    person = next((i for i, t in enumerate(fitted.tasks) if t.target == "person"), None)
+    person = next((i for i, t in enumerate(tasks) if t.target == "person"), None)
     return Trained(
         bank=bank,
-        layers=alone,
-        ensemble=ensemble,
-        controls=controls + _head_controls(fitted.tasks, margins, examples, seed),
-        person=None if person is None else margins[:, person],
-        best_layer=layers[int(np.argmax(fitted.auroc[probing]))],
+        layers={c: _alone(str(c), margins, i, examples) for c, i in own.items()},
+        seeds=_of_seeds(margins, probes),
+        validation={c: _validation(fitted, i) for c, i in own.items()},
+        ensembles=ensembles,
+        with_entropy=_with_entropy(bank, score, examples),
+        controls=[*controls, *_head_controls(tasks, margins, examples)],
+        person=None if person is None else margins.of_texts(margins.values[:, person]),
+        best=best,
+        calibrations=calibrations,
         notes=notes + left_out,
     )
 
 
-def _calibrated(
-    bank: ProbeBank, score: np.ndarray, examples: Examples, rule: ThresholdRule, *, with_entropy: bool
-) -> tuple[ProbeBank, list[str]]:
-    """The bank with threshold, temperature and entropy model from validation, and notes."""
-    rows = examples.rows["validation"]
-    wrong, score = examples.wrong[rows], score[rows]
-    bank = replace(bank, threshold=rule(wrong, score), temperature=fit_temperature(wrong, score))
-    if not with_entropy:
-        return bank, []
-    lacking = [name for name in SIGNALS if name not in examples.table]
-    if lacking:
-        return bank, [f"prober with entropy left out: the store has no column {lacking[0]}"]
-    signals = {name: examples.column(name, "validation") for name in SIGNALS}
-    return replace(bank, entropy_model=fit_entropy_model(wrong, score, signals, rule)), []
+def curve_point(
+    fitted: Fitted, states: States, columns: Sequence[Column], part: Examples, share: float,
+    settings: AssemblySettings,
+) -> CurvePoint:  # fmt: skip
+    """The scores of heads that were trained on part of the groups, as :func:`assemble` makes them."""
+    margins = _margins(fitted, states, columns, part, settings)
+    _, score = _combined(settings.combine, margins, list(range(len(fitted.tasks))), part, settings)
+    best = int(np.argmax(fitted.auroc))
+    return CurvePoint(
+        share, len(part.rows["train"]), len(part.groups("train")),
+        _alone("best layer", margins, best, part),
+        Detector(ENSEMBLE, score, f"{settings.combine} of {len(fitted.tasks)} layers"),
+    )  # fmt: skip
 
 
-def _head_controls(
-    tasks: Sequence[Task], margins: np.ndarray, examples: Examples, seed: int
-) -> list[Detector]:
-    """The embedding layer's head, and the one on permuted labels, which is measured against such."""
-    found: list[Detector] = []
-    for index, task in enumerate(tasks):
-        about = f"the same head at layer {task.layer}"
-        if task == Task(0):
-            found.append(_alone(EMBEDDING, margins[:, index], about, examples))
-        elif task.target == "shuffled":
-            permuted = 1 - targets_of([task], examples, seed)[:, 0].numpy()
-            about += ", trained and tested on permuted labels"
-            found.append(_alone(SHUFFLED, margins[:, index], about, examples, permuted))
-    return found
+def full_point(trained: Trained, examples: Examples) -> CurvePoint:
+    """The prober itself as the last point of its learning curve."""
+    saved = trained.ensembles[trained.bank.combine]
+    groups = len(examples.groups("train"))
+    return CurvePoint(1.0, len(examples.rows["train"]), groups, trained.layers[trained.best], saved)
 
 
-def _no_person(examples: Examples) -> str | None:
-    if "answer_kind" not in examples.table:
-        return "the store has no column answer_kind"
-    for split in examples.rows:
-        if len(set(examples.column("answer_kind", split) == "person")) == 1:
-            return f"all or none of the {split} answers are persons"
-    return None
+def _margins(
+    fitted: Fitted, states: States, columns: Sequence[Column], examples: Examples, settings: AssemblySettings
+) -> Margins:
+    head = half_precision(fitted.head)
+    places = [list(columns).index(task.column) for task in fitted.tasks]
+    return score_everything(head, places, states, examples, settings.aggregate)
 
 
-def _margins(fitted: Fitted, states: States, state_layers: Sequence[int]) -> np.ndarray:
-    """(N, tasks) logit of "wrong" minus logit of "correct"."""
-    columns = [list(state_layers).index(task.layer) for task in fitted.tasks]
-    parts = (states[start : start + CHUNK] for start in range(0, len(states), CHUNK))
-    with torch.inference_mode():
-        logits = torch.cat([fitted.head(part[:, columns].float()) for part in parts]).double()
-    return (logits[..., WRONG] - logits[..., CORRECT]).numpy()
+def _combined(
+    kind: str, margins: Margins, heads: Sequence[int], examples: Examples, settings: AssemblySettings
+) -> tuple[Ensemble, np.ndarray]:
+    """An ensemble fitted on the validation rows, and its scores (texts,)."""
+    values = margins.values[:, list(heads)]
+    chosen = np.zeros(len(examples.table), dtype=bool)
+    chosen[examples.rows["validation"]] = True
+    rows = np.flatnonzero(margins.of_rows(chosen))
+    ensemble = fit_ensemble(
+        kind, values[rows], margins.of_rows(examples.wrong)[rows], k=settings.best_k
+    ).over(len(heads))
+    return ensemble, margins.of_texts(ensemble(values))
 
 
 def _alone(
-    name: str, margins: np.ndarray, about: str, examples: Examples, labels: np.ndarray | None = None
-) -> Detector:
+    name: str, margins: Margins, head: int, examples: Examples, labels: np.ndarray | None = None,
+    about: str = "its head alone",
+) -> Detector:  # fmt: skip
     """One head as a detector, with a temperature of its own."""
+    scores = margins.of_texts(margins.values[:, head])
     rows = examples.rows["validation"]
     wrong = examples.wrong if labels is None else labels
-    temperature = fit_temperature(wrong[rows], margins[rows])
-    return Detector(
-        name, margins, about, probability=lambda s: 0.5 * (1 + np.tanh(s / temperature / 2)), wrong=labels
-    )
+    probability = fit_calibration("temperature", wrong[rows], scores[rows])
+    return Detector(name, scores, about, probability=probability, wrong=labels)
 
 
-def _with_entropy(bank: ProbeBank, score: np.ndarray, examples: Examples) -> Detector:
+def _of_seeds(margins: Margins, probes: Mapping[Task, int]) -> dict[Column, np.ndarray]:
+    found: dict[Column, list[np.ndarray]] = {}
+    for task, i in sorted(probes.items(), key=lambda item: item[0].seed):
+        found.setdefault(task.column, []).append(margins.of_texts(margins.values[:, i]))
+    return {column: np.stack(scores) for column, scores in found.items() if len(scores) > 1}
+
+
+def _validation(fitted: Fitted, head: int) -> dict[str, float]:
+    figures = {"accuracy": fitted.accuracy, "loss": fitted.loss, "auroc": fitted.auroc}
+    return {name: float(values[head]) for name, values in figures.items()}
+
+
+def _head_controls(tasks: Sequence[Task], margins: Margins, examples: Examples) -> list[Detector]:
+    """The embedding layer's head, and the one on permuted labels, which is measured against such."""
+    found: list[Detector] = []
+    for index, task in enumerate(tasks):
+        about = f"the same head at {task.column}"
+        if task.target == "correct" and task.layer == 0:
+            found.append(_alone(EMBEDDING, margins, index, examples, about=about))
+        elif task.target == "shuffled":
+            permuted = 1 - targets_of([task], examples)[:, 0].numpy()
+            about += ", trained and tested on permuted labels"
+            found.append(_alone(SHUFFLED, margins, index, examples, permuted, about))
+    return found
+
+
+def _lacking(examples: Examples) -> list[str]:
+    return [name for name in SIGNALS if name not in examples.table]
+
+
+def _entropy_model(score: np.ndarray, examples: Examples, rule: ThresholdRule) -> EntropyModel | None:
+    if _lacking(examples):
+        return None
+    rows = examples.rows["validation"]
+    signals = {name: examples.column(name, "validation") for name in SIGNALS}
+    return fit_entropy_model(examples.wrong[rows], score[rows], signals, rule)
+
+
+def _with_entropy(bank: ProbeBank, score: np.ndarray, examples: Examples) -> Detector | None:
     model = bank.entropy_model
-    assert model is not None
+    if model is None:
+        return None
     scores = model(score, {name: examples.table[name].to_numpy() for name in SIGNALS})
-    about = "logistic model of the sum and all entropy signals, fitted on validation"
-    return Detector(
-        WITH_ENTROPY, scores, about, lambda s: bank.probability(s, with_entropy=True), model.threshold
-    )
+    about = "logistic model of the score and all entropy signals, fitted on validation"
+    return Detector(WITH_ENTROPY, scores, about, sigmoid, model.threshold)

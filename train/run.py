@@ -1,16 +1,28 @@
-"""The command ``probers-train``: from a feature store to a calibrated, evaluated prober."""
+"""The command ``probers-train``: from feature stores to a calibrated, evaluated prober."""
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from probers.runs import RunFolder, newest
+from probers.files import write_text
+from probers.parts import maker
+from probers.runs import RunFolder, canonical_json, newest
 from probers.types import UserError
+
+if TYPE_CHECKING:
+    from probers.store import FeatureStore
+
+    from .data import Examples
+    from .fit import Fitted, Task
+    from .prober import Trained
+    from .states import Column
+    from .thresholds import ThresholdRule
 
 
 def run(cfg: DictConfig) -> Path:
@@ -19,93 +31,152 @@ def run(cfg: DictConfig) -> Path:
     Raises:
         UserError: before anything is trained, for whatever is wrong with the request.
     """
+    from probers.heads import factory
     from probers.store import FeatureStore
 
-    path = _data(cfg.data)
-    print(f"reading {path}", flush=True)
-    store = FeatureStore.open(path)
+    paths = _data(cfg.data)
+    print(f"reading {', '.join(map(str, paths))}", flush=True)
+    stores = [FeatureStore.open(path) for path in paths]
+    _check_sites(stores)
 
-    from .calibrate import ThresholdRule
-    from .data import load_examples, parse_layers
+    from .data import SplitRequest, load_examples, split_record
     from .fit import FitSettings
+    from .plan import plan_tasks
+    from .prober import AssemblySettings
+    from .thresholds import ThresholdRule
 
-    layers = parse_layers(_plain(cfg.layer), store.spec)
-    settings = FitSettings(**{f.name: cfg[f.name] for f in fields(FitSettings)})
-    rule = ThresholdRule(cfg.threshold, cfg.budget)
-    if cfg.combine not in ("logits", "probabilities"):
-        raise UserError(f"combine={cfg.combine} is unknown: choose logits or probabilities")
+    settings = FitSettings(**{f.name: cfg[f.name] for f in fields(FitSettings) if f.init})
+    assembly = AssemblySettings(**{f.name: cfg[f.name] for f in fields(AssemblySettings)})
+    rule = ThresholdRule.parse(cfg.threshold)
+    if cfg.seeds < 1:
+        raise UserError(f"seeds={cfg.seeds} must be 1 or more")
     if cfg.resamples < 100:
         raise UserError(f"resamples={cfg.resamples} is too few for a 95% interval: give 100 or more")
-    examples = load_examples(store)
-    out = Path(cfg.out or _default_out(path, cfg.layer, layers))
-    folder = RunFolder(out, "train", _identity(cfg, path, layers))
+    request = SplitRequest(_plain(cfg.split), _plain(cfg.train_on), _plain(cfg.test_on), cfg.seed)
+    examples = load_examples(stores, request)
+    tasks, notes = plan_tasks(stores, _plain(cfg.layer), examples, range(cfg.seed, cfg.seed + cfg.seeds))
+    make_head = factory(maker(cfg.head))
+    make_head(["tried before anything is written"], stores[0].spec.width)
+    out = Path(cfg.out or _default_out(paths, cfg))
+    folder = RunFolder(out, "train", _identity(cfg, paths, tasks))
     if not folder.begin(overwrite=cfg.overwrite, what="prober"):
         return out
+    if request.deals:
+        write_text(out / "splits.json", canonical_json(dict(split_record(examples))))
 
-    from hydra.utils import instantiate
-
-    from .card import write_card
-    from .data import StoreStates
-    from .evaluate import Evaluator
+    from .curve import learning_curve
     from .fit import fit
-    from .plots import write_plots
-    from .prober import assemble, plan_tasks
-    from .summary import summarise, table
+    from .prober import assemble
+    from .states import StoreStates
 
-    tasks, notes = plan_tasks(layers, store.spec, examples)
-    read = sorted({task.layer for task in tasks})
-    states = StoreStates(store, read)
-    make_head = instantiate(cfg.head, _partial_=True)
-    fitted = fit(make_head, tasks, states, read, examples, settings, out=out)
-    trained = assemble(
-        fitted, states, read, store.spec, examples,
-        combine=cfg.combine, rule=rule, with_entropy=cfg.with_entropy, seed=cfg.seed,
-    )  # fmt: skip
+    columns = _columns(stores, tasks)
+    states = StoreStates(stores, columns)
+    fitted = fit(make_head, tasks, states, columns, examples, settings, out=out)
+    specs = {store.spec.site: store.spec for store in stores}
+    trained = assemble(fitted, states, columns, specs, examples, assembly, rule)
     trained.notes[:0] = notes
-    evaluator = Evaluator(examples, rule, resamples=cfg.resamples, seed=cfg.seed)
-    figures = summarise(trained, fitted, examples, evaluator)
-    source = str(store.config.get("source", ""))
-    card = write_card(trained.bank, figures, data=path, source=source, out=out)
-    replace(trained.bank, metrics=figures, card=card).save_pretrained(out)
-    curves = [*trained.ensemble, *(c for c in trained.controls if c.name == "mean entropy")]
-    write_plots(out / "plots", figures, [evaluator.calibrated(d) for d in curves], examples)
-    folder.finish(_finish(store.spec.model.id, figures))
+    if cfg.learning_curve:
+        points = list(
+            learning_curve(make_head, trained, states, columns, examples, settings, assembly, cfg.seed, out)
+        )
+        trained.notes.extend(p for p in points if isinstance(p, str))
+        trained = replace(trained, curve=[p for p in points if not isinstance(p, str)])
+    figures = _write(cfg, stores, trained, fitted, examples, rule, out)
+    folder.finish(_finish(stores[0].spec.model.id, figures))
+    for leftover in out.glob("checkpoint*.safetensors"):
+        leftover.unlink()
+
+    from .tables import table
+
     print(table(figures))
-    size = f"{len(layers)} layer{'s' * (len(layers) > 1)}"
+    size = f"{len(trained.bank.layers)} layer{'s' * (len(trained.bank.layers) > 1)}"
     print(f"wrote a prober of {size} to {out} (trained in {fitted.seconds:.0f} s)")
-    if store.spec.position == "generated":
+    if trained.bank.spec.position == "generated" and trained.bank.spec.pool != "tokens":
         print(f'next: probers-rag question="..." trigger=probing prober={out}')
     else:
         print(f"next: ProbeBank.from_pretrained({str(out)!r}).watch(model) scores what a model writes")
     return out
 
 
-def _data(given: str | None) -> Path:
-    """The store to read: the one given, or the newest complete one."""
-    path = Path(given) if given is not None else newest("store")
-    if path is None:
-        raise UserError(
-            "there is no complete feature store under runs/: probers-datagen makes one, or pass data=FOLDER"
+def _write(
+    cfg: DictConfig, stores: Sequence[FeatureStore], trained: Trained, fitted: Fitted, examples: Examples,
+    rule: ThresholdRule, out: Path,
+) -> dict[str, Any]:  # fmt: skip
+    """Measure on the test texts, and write prober, figures, card and pictures."""
+    from .card import write_card
+    from .evaluate import Evaluator
+    from .plots import write_plots
+    from .summary import summarise
+
+    evaluator = Evaluator(examples, rule, resamples=cfg.resamples, seed=cfg.seed)
+    training = {"steps": fitted.steps, "heads": len(fitted.tasks), "seeds": cfg.seeds}
+    figures = summarise(trained, examples, evaluator, training)
+    source = str(stores[0].config.get("source", ""))
+    card = write_card(trained.bank, figures, data=stores[0].path, source=source, out=out)
+    replace(trained.bank, metrics=figures, card=card).save_pretrained(out)
+    write_plots(out / "plots", figures, trained, examples, evaluator)
+    return figures
+
+
+def _data(given: Any) -> list[Path]:
+    """The stores to read: those given, or the newest complete one."""
+    if given is None:
+        found = newest("store")
+        if found is None:
+            raise UserError(
+                "there is no complete feature store under runs/: probers-datagen makes one, or pass "
+                "data=FOLDER"
+            )
+        return [found]
+    paths = [Path(str(path)) for path in ([given] if isinstance(given, str) else given)]
+    if not paths:
+        raise UserError("data=[] names no store: give a folder, or one for each site")
+    return paths
+
+
+def _check_sites(stores: Sequence[FeatureStore]) -> None:
+    """Refuse stores that cannot be trained on together."""
+    first = stores[0]
+    for other in stores[1:]:
+        first.spec.check(
+            replace(other.spec, site=first.spec.site), what=f"data={first.path}", against=f"data={other.path}"
         )
-    return path
+    sites = [store.spec.site for store in stores]
+    twice = next((site for site in sites if sites.count(site) > 1), None)
+    if twice is not None:
+        raise UserError(
+            f"data names {sites.count(twice)} stores of site={twice}: give one for each site; "
+            "FeatureStore.merge joins stores of one"
+        )
 
 
-def _default_out(data: Path, asked: Any, layers: tuple[int, ...]) -> Path:
-    what = "all" if asked == "all" else "layer" + "-".join(map(str, layers))
-    return Path("runs/train") / f"{data.name}-{what}"
+def _columns(stores: Sequence[FeatureStore], tasks: Sequence[Task]) -> list[Column]:
+    """What the tasks read, those of a store together."""
+    sites = [store.spec.site for store in stores]
+    return sorted({task.column for task in tasks}, key=lambda c: (sites.index(c.site), c.layer))
 
 
-def _identity(cfg: DictConfig, data: Path, layers: tuple[int, ...]) -> dict[str, Any]:
+def _default_out(paths: Sequence[Path], cfg: DictConfig) -> Path:
+    layer = _plain(cfg.layer)
+    listed = [layer] if isinstance(layer, int) else layer
+    what = layer if isinstance(layer, str) else "layer" + "-".join(map(str, listed))
+    name = "+".join(path.name for path in paths)
+    # Beside the folder of a single run, not in it: either can be there first, or be removed.
+    return Path("runs/train", ",".join([f"{name}-{what}", *filter(None, [cfg.suffix])]))
+
+
+def _identity(cfg: DictConfig, paths: Sequence[Path], tasks: Sequence[Task]) -> dict[str, Any]:
     """The configuration with the inputs named by content.
 
     The batch size is among the inputs because it changes what is learned, whereas the
     run folder takes ``batch_size`` for a matter of speed, as it is everywhere else.
     """
-    manifest = hashlib.sha256((data / "manifest.json").read_bytes()).hexdigest()[:16]
+    manifests = [hashlib.sha256((path / "manifest.json").read_bytes()).hexdigest()[:16] for path in paths]
+    layers = sorted({task.layer for task in tasks if task.is_probe})
     resolved = OmegaConf.to_container(cfg, resolve=True)
     assert isinstance(resolved, dict)
-    inputs = {"store": manifest, "layers": list(layers), "examples_per_step": cfg.batch_size}
-    return {**{str(k): v for k, v in resolved.items()}, "data": str(data), "inputs": inputs}
+    inputs = {"stores": manifests, "layers": layers, "examples_per_step": cfg.batch_size}
+    return {**{str(k): v for k, v in resolved.items()}, "data": list(map(str, paths)), "inputs": inputs}
 
 
 def _plain(value: Any) -> Any:

@@ -1,108 +1,139 @@
-"""The figures of a training run as ``metrics.json`` and as a table in the terminal."""
+"""The figures of a training run, as ``metrics.json`` holds them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from tqdm import tqdm
 
 from probers import metrics
+from probers.calibration import sigmoid
 
+from .controls import ENSEMBLE, SHUFFLED, WITH_ENTROPY, Detector
 from .data import Examples
-from .evaluate import Evaluator, as_figures, split_sizes
-from .fit import Fitted
-from .prober import ENSEMBLE, WITH_ENTROPY, Trained
+from .evaluate import Evaluator, Figures, as_figures, split_sizes
+
+if TYPE_CHECKING:
+    from .prober import Trained
 
 _SCHEMA = 1
 
 
-def summarise(trained: Trained, fitted: Fitted, examples: Examples, evaluator: Evaluator) -> dict[str, Any]:
+def summarise(
+    trained: Trained, examples: Examples, evaluator: Evaluator, training: Mapping[str, Any]
+) -> dict[str, Any]:
     """All test figures, ready for JSON.
 
-    ``layers`` is a list of ``{"layer", "validation": {..}, "auroc", "auroc_ci", ...}``;
-    ``ensemble``, ``with_entropy`` and every entry of ``controls`` have the same figures;
-    ``conditions`` and ``pairs`` hold AUROCs within conditions and paired differences.
+    ``layers`` is a list of ``{"site", "layer", "validation": {..}, "auroc", "auroc_ci", ..,
+    "seeds"}``; every entry of ``ensembles`` and ``controls``, ``ensemble`` (the saved one),
+    ``with_entropy``, and every detector within ``conditions`` and ``datasets`` has the same
+    figures. ``pairs`` are paired differences in AUROC; ``calibration`` is of the saved score.
+
+    Args:
+        trained: the prober and everything it is compared with.
+        examples: rows and splits.
+        evaluator: of these examples.
+        training: figures of the training itself (steps, heads, ..), passed on.
     """
-    everything = [*trained.layers.values(), *trained.ensemble, *trained.controls]
-    bar = tqdm(everything, desc="test figures", unit="detector", leave=False)
-    figures = {detector.name: evaluator.figures(detector) for detector in bar}
-    validation = {
-        task.layer: {
-            "accuracy": float(fitted.accuracy[i]),
-            "loss": float(fitted.loss[i]),
-            "auroc": float(fitted.auroc[i]),
+    bar = tqdm(total=_detectors(trained), desc="test figures", unit="detector", leave=False)
+
+    def figures(detector: Detector) -> Figures:
+        found = evaluator.figures(detector)
+        bar.update()
+        return found
+
+    layers = {column: figures(detector) for column, detector in trained.layers.items()}
+    ensembles = {kind: figures(detector) for kind, detector in trained.ensembles.items()}
+    saved = replace(trained.ensembles[trained.bank.combine], name=ENSEMBLE)
+    ours, overall = [saved], {ENSEMBLE: ensembles[trained.bank.combine]}
+    if trained.with_entropy is not None:
+        ours.append(replace(trained.with_entropy, name=WITH_ENTROPY))
+        overall[WITH_ENTROPY] = figures(ours[1])
+    controls = {d.name: figures(d) for d in trained.controls}
+    _flag_chance(controls)
+    true = [d for d in trained.controls if d.wrong is None]
+    compared = [*ours, *true]
+    overall |= {d.name: controls[d.name] for d in true}
+    curve = [
+        {
+            "share": point.share, "n": point.n, "groups": point.groups,
+            "layer": figures(point.layer), "ensemble": figures(point.ensemble),
         }
-        for i, task in enumerate(fitted.tasks)
-        if task.target == "correct"
-    }
-    ours, controls = trained.ensemble, [d for d in trained.controls if d.wrong is None]
+        for point in trained.curve
+    ]  # fmt: skip
+    bar.close()
+    best_site, best_layer = trained.best
     return {
         "schema": _SCHEMA,
         "splits": split_sizes(examples),
-        "best_layer": trained.best_layer,
+        "best_layer": best_layer,
+        "best_site": best_site,
+        "sites": list(dict.fromkeys(site for site, _ in trained.layers)),
         "layers": [
-            {"layer": k, "validation": validation[k], **figures[d.name]} for k, d in trained.layers.items()
+            {"site": site, "layer": layer, "validation": dict(trained.validation[column])}
+            | layers[column]
+            | {"seeds": _spread(trained.seeds.get(column), examples)}
+            for column in trained.layers
+            for site, layer in [column]
         ],
-        "ensemble": figures[ours[0].name],
-        "with_entropy": figures[ours[1].name] if len(ours) > 1 else None,
-        "controls": {d.name: figures[d.name] for d in trained.controls},
+        "ensembles": ensembles,
+        "ensemble": overall[ENSEMBLE],
+        "combine": trained.bank.combine,
+        "with_entropy": overall.get(WITH_ENTROPY),
+        "controls": controls,
         "positive_control": _positive_control(trained, examples, evaluator),
-        "conditions": evaluator.by_condition([*ours, *controls]),
-        "pairs": evaluator.pairs(ours[:1], controls) | evaluator.pairs(ours[1:], [ours[0], *controls]),
-        "training": {"steps": fitted.steps, "heads": len(fitted.tasks)},
-        "notes": trained.notes,
+        "conditions": evaluator.by("condition", compared, overall),
+        "datasets": evaluator.by("dataset", compared, overall),
+        "calibration": _calibration(trained, examples, evaluator),
+        "learning_curve": curve,
+        "pairs": evaluator.pairs(ours[:1], true) | evaluator.pairs(ours[1:], [saved, *true]),
+        "training": dict(training),
+        "notes": list(trained.notes),
     }
 
 
-def table(figures: Mapping[str, Any]) -> str:
-    """Layers, ensemble and controls with AUROC and accuracy, one line each."""
-    rows: list[tuple[str, Mapping[str, Any]]] = []
-    for entry in figures["layers"]:
-        star = " *" if entry["layer"] == figures["best_layer"] and len(figures["layers"]) > 1 else ""
-        rows.append((f"layer {entry['layer']}{star}", entry))
-    if len(rows) > 1:  # the sum over one layer is that layer
-        rows.append((ENSEMBLE, figures["ensemble"]))
-    if figures["with_entropy"]:
-        rows.append((WITH_ENTROPY, figures["with_entropy"]))
-    test = figures["splits"]["test"]
-    lines = [
-        f"test: {test['n']} examples, {test['groups']} groups, {test['wrong']:.0%} wrong; "
-        "finding wrong ones, 95% intervals",
-        f"{'':24}{'AUROC':>6}  {'':13}{'AUPRC':>6}{'acc.':>7}{'ECE':>7}",
-        *(_line(name, entry) for name, entry in rows),
-        "controls",
-        *(_line(name, entry) for name, entry in figures["controls"].items()),
-    ]
-    positive = figures["positive_control"]
-    if positive:
-        lines.append(
-            f"positive control, is the answer a person: AUROC {positive['auroc']:.2f}, "
-            f"accuracy {positive['accuracy']:.2f}"
-        )
-    if len(figures["layers"]) > 1:
-        lines.append(f"* best layer on validation: {figures['best_layer']}")
-    return "\n".join([*lines, *(f"note: {note}" for note in figures["notes"])])
-
-
-def _line(name: str, entry: Mapping[str, Any]) -> str:
+def _detectors(trained: Trained) -> int:
     return (
-        f"  {name:22}{_figure(entry['auroc']):>6}  {_bounds(entry['auroc_ci']):13}"
-        f"{_figure(entry['auprc']):>6}{_figure(entry['accuracy']):>7}{_figure(entry['ece']):>7}"
-    )
+        len(trained.layers) + len(trained.ensembles) + (trained.with_entropy is not None)
+        + len(trained.controls) + 2 * len(trained.curve)
+    )  # fmt: skip
 
 
-def _figure(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"
+def _flag_chance(controls: dict[str, Figures]) -> None:
+    """Say of the shuffled labels whether their interval holds 0.5, as it must 19 times in 20."""
+    entry = controls.get(SHUFFLED)
+    if entry is not None:
+        low, high = entry["auroc_ci"] or (0.0, 1.0)
+        entry["at_chance"] = bool(low <= 0.5 <= high)
 
 
-def _bounds(ci: list[float] | None) -> str:
-    return "" if ci is None else f"[{ci[0]:.2f}, {ci[1]:.2f}]"
+def _spread(scores: np.ndarray | None, examples: Examples) -> Figures | None:
+    """Test AUROC of every seed's head, their mean and standard deviation (n - 1)."""
+    if scores is None or len(scores) < 2:
+        return None
+    rows = examples.rows["test"]
+    found = [float(metrics.auroc(examples.wrong[rows], one[rows])) for one in scores]
+    return {"auroc": found, "mean": float(np.mean(found)), "std": float(np.std(found, ddof=1))}
 
 
-def _positive_control(trained: Trained, examples: Examples, evaluator: Evaluator) -> dict[str, Any] | None:
+def _calibration(trained: Trained, examples: Examples, evaluator: Evaluator) -> Figures:
+    """ECE and Brier score of the saved score before and after calibration, and of the other kind."""
+    scores = trained.ensembles[trained.bank.combine].scores[examples.rows["test"]]
+    method = str(trained.bank.calibration.to_dict()["method"])
+    others = {kind: fitted for kind, fitted in trained.calibrations.items() if kind != method}
+    return {
+        "method": method,
+        "before": evaluator.probabilities(sigmoid(scores)),
+        "after": evaluator.probabilities(trained.bank.calibration(scores)),
+        "other": {kind: evaluator.probabilities(fitted(scores)) for kind, fitted in others.items()},
+    }
+
+
+def _positive_control(trained: Trained, examples: Examples, evaluator: Evaluator) -> Figures | None:
     """Test AUROC and accuracy (at margin 0) of "is the answer a person"."""
     if trained.person is None:
         return None

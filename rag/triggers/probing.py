@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from probers.ensemble import Ensemble
 from probers.signals import signals
 from probers.types import Decision, Generation, Needs, RunError, UserError
 
@@ -33,7 +34,7 @@ class Probing:
         theta: the paper's form of the threshold, with the opposite sign; higher
             retrieves more. Not together with ``threshold``.
         combine: sum "logits" (paper) or "probabilities" (released code) over layers;
-            None is as the bank was calibrated. Another than the bank's has its own
+            None is as the bank was fitted. Another than the bank's has its own
             scale: the threshold is then 0 unless one is given.
         with_entropy: score by the bank's logistic model over heads and entropies.
     """
@@ -54,14 +55,19 @@ class Probing:
         if theta is not None and self.threshold is not None:
             raise UserError(f"give trigger.theta={theta} or trigger.threshold={self.threshold}, not both")
         bank = _load(self.bank)
-        if bank.spec.position != "generated" or bank.spec.pool == "tokens":
+        if bank.spec.position != "generated" or bank.spec.pool in ("tokens", "predicting"):
             raise UserError(
                 f"trigger=probing scores whole answers, and the prober reads {bank.spec.pool} states of the "
                 f"{bank.spec.position} tokens: train one on a store of probers-datagen --source cot"
             )
         recombined = False
         if self.combine is not None and self.combine != bank.combine:
-            bank, recombined = replace(bank, combine=self.combine), True
+            if self.combine not in ("logits", "probabilities"):
+                raise UserError(
+                    f"trigger.combine={self.combine} is not how the prober was fitted ({bank.combine}): "
+                    "choose logits, probabilities or null"
+                )
+            bank, recombined = replace(bank, ensemble=Ensemble(self.combine)), True
         if self.with_entropy and (recombined or bank.entropy_model is None):
             reason = "was fitted with another combine" if recombined else "was trained without signals"
             raise UserError(f"trigger.with_entropy=true: the prober {reason}; use with_entropy=false")

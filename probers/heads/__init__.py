@@ -1,0 +1,34 @@
+"""Prober heads: from the states of one layer to "wrong" against "correct"."""
+
+from __future__ import annotations
+
+from .attention_pool import AttentionPoolHead
+from .base import CORRECT, WRONG, Moments, ProbeHead
+from .foreign import ForeignHead, factory
+from .linear import LinearHead, MeanDifferenceHead
+from .mlp import MindHead, RadioHead
+from .probing_rag import ProbingRagHead
+
+__all__ = [
+    "CORRECT", "HEADS", "WRONG", "AttentionPoolHead", "ForeignHead", "LinearHead", "MeanDifferenceHead",
+    "MindHead", "Moments", "ProbeHead", "ProbingRagHead", "RadioHead", "factory", "head_name",
+]  # fmt: skip
+
+#: Names in ``config.json`` of saved probers and in ``configs/head``.
+HEADS: dict[str, type[ProbeHead]] = {
+    "probing_rag": ProbingRagHead,
+    "linear": LinearHead,
+    "radio": RadioHead,
+    "mind": MindHead,
+    "mean_difference": MeanDifferenceHead,
+    "attention_pool": AttentionPoolHead,
+}
+
+
+def head_name(head: ProbeHead | type[ProbeHead]) -> str:
+    """The name under which a head is saved; a dotted path for a class of the user's own."""
+    kind: type = head if isinstance(head, type) else type(head)
+    if isinstance(head, ForeignHead):
+        kind = head.module_class
+    names = {cls: name for name, cls in HEADS.items()}
+    return names.get(kind, f"{kind.__module__}.{kind.__qualname__}")

@@ -1,0 +1,57 @@
+"""Learned pooling over a text's tokens."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from .base import ProbeHead
+from .blocks import Linear, weight_generators
+
+
+class AttentionPoolHead(ProbeHead):
+    """One learned query per head attends over the text's tokens; a linear map reads the result.
+
+    Each token's state is layer-normed without a gain (query and map are one already), the
+    weights are softmax(query . state / sqrt(d)) over the tokens there are, and their mean
+    so weighted goes through a linear map to the two logits. The query begins at zero, so
+    that training begins at mean pooling. Of one token the head is the linear map alone.
+    """
+
+    tokens: ClassVar[bool] = True
+
+    def __init__(self, streams: Sequence[str], width: int) -> None:
+        super().__init__(streams, width)
+        self.query = nn.Parameter(torch.zeros(len(streams), width))
+        self.linear = Linear(weight_generators(streams), width, 2)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return {}
+
+    def weights(self, states: Tensor, mask: Tensor) -> Tensor:
+        """What each token counts, (n, T, H), for states (n, T, H, d) and mask (n, T); sums to 1 over T."""
+        return self._weights(_normed(states, mask), mask).permute(1, 2, 0)
+
+    def _token_logits(self, x: Tensor, mask: Tensor) -> Tensor:
+        x = _normed(x, mask)
+        return self.linear((self._weights(x, mask)[:, :, None] @ x)[:, :, 0])
+
+    def _weights(self, x: Tensor, mask: Tensor) -> Tensor:
+        """(H, n, T)."""
+        scores = torch.bmm(x.flatten(1, 2), self.query[..., None]).view(x.shape[:3]) / math.sqrt(self.width)
+        return scores.masked_fill(~mask, -math.inf).softmax(dim=-1)
+
+
+def _normed(states: Tensor, mask: Tensor) -> Tensor:
+    """Layer-normed states (H, n, T, d), zero where there is no token: what stands there is not read."""
+    if not bool(mask.any(dim=1).all()):
+        raise ValueError("a text without tokens has nothing to pool")
+    x = states.permute(2, 0, 1, 3).clone(memory_format=torch.contiguous_format)
+    # A weight of zero would not do: zero times NaN is NaN.
+    return F.layer_norm(x.masked_fill_(~mask[..., None], 0), x.shape[-1:])

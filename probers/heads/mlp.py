@@ -1,0 +1,98 @@
+"""The multilayer perceptrons of RaDIO and MIND, on states as they are or standardised."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from .base import Moments, ProbeHead
+from .blocks import Dropout, Linear, Standardise, weight_generators
+
+
+class _MlpHead(ProbeHead):
+    """Linear maps with ReLU between them; the hidden layers' sizes are a constant of the kind."""
+
+    def __init__(
+        self, streams: Sequence[str], width: int, hidden: Sequence[int], dropout: float, standardise: bool
+    ) -> None:
+        super().__init__(streams, width)
+        self.dropout, self.standardise = dropout, standardise
+        generators = weight_generators(streams)
+        self.input = Standardise(len(streams), width) if standardise else None
+        self.drop = Dropout(streams, dropout)
+        sizes = [width, *hidden, 2]
+        self.linears = nn.ModuleList(Linear(generators, a, b) for a, b in zip(sizes, sizes[1:], strict=False))
+
+    @property
+    def needs_moments(self) -> bool:
+        """Only to standardise."""
+        return self.standardise
+
+    def prepare(self, moments: Moments) -> None:
+        """Take mean and deviation per head and dimension, where the states are standardised."""
+        if self.input is not None:
+            self.input.fit(moments)
+
+
+class RadioHead(_MlpHead):
+    """RaDIO's detector (Zhu et al., AAAI 2025): Linear -> ReLU -> Linear on a token's last-layer state.
+
+    The paper says "MLP" and binary cross-entropy and leaves open its depth, width,
+    activation, dropout and normalisation; these are choices made here. Cross-entropy of two
+    logits is binary cross-entropy of their difference.
+
+    Args:
+        streams: see :class:`ProbeHead`.
+        width: d.
+        hidden: units of the one hidden layer.
+        dropout: probability of dropping a hidden unit while training.
+        standardise: whether states are standardised by the training states' moments.
+    """
+
+    def __init__(
+        self, streams: Sequence[str], width: int, *, hidden: int = 256, dropout: float = 0.0,
+        standardise: bool = False,
+    ) -> None:  # fmt: skip
+        super().__init__(streams, width, [hidden], dropout, standardise)
+        self.hidden = hidden
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return {"hidden": self.hidden, "dropout": self.dropout, "standardise": self.standardise}
+
+    def _logits(self, x: Tensor) -> Tensor:
+        first, last = self.linears
+        x = x if self.input is None else self.input(x)
+        return last(self.drop(F.relu(first(x)), self.step))
+
+
+class MindHead(_MlpHead):
+    """MIND's detector (Su et al., Findings of ACL 2024): Dropout -> 256 -> 128 -> 64 -> 2 with ReLU.
+
+    It is made for ``pool=mind``, whose states are two joined vectors: the last token
+    averaged over layers, and the mean over tokens of the last layer.
+
+    Args:
+        streams: see :class:`ProbeHead`.
+        width: d.
+        dropout: probability of dropping an input dimension while training.
+        standardise: whether states are standardised first; the published detector has none of it.
+    """
+
+    def __init__(
+        self, streams: Sequence[str], width: int, *, dropout: float = 0.2, standardise: bool = False
+    ) -> None:
+        super().__init__(streams, width, [256, 128, 64], dropout, standardise)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return {"dropout": self.dropout, "standardise": self.standardise}
+
+    def _logits(self, x: Tensor) -> Tensor:
+        x = self.drop(x if self.input is None else self.input(x), self.step)
+        for linear in self.linears[:-1]:
+            x = F.relu(linear(x))
+        return self.linears[-1](x)

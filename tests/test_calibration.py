@@ -1,0 +1,378 @@
+"""Thresholds, calibration and ensembles: the best there are, as scikit-learn has them, and honest."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from probers.train.calibrate import (
+    fit_calibration,
+    fit_ensemble,
+    fit_entropy_model,
+    fit_probability,
+    fit_temperature,
+)
+from probers.train.thresholds import ThresholdRule
+from scipy.optimize import minimize
+from sklearn.isotonic import IsotonicRegression
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import roc_auc_score
+from sklearn.preprocessing import StandardScaler
+
+from probers import metrics as m
+from probers.calibration import Isotonic, Platt, Temperature, calibration_from_dict
+from probers.cli import compose, normalise
+from probers.ensemble import Ensemble, aggregate, extend
+from probers.entropy import SIGNALS
+from probers.types import RunError, UserError
+
+TYPED = ["balanced_accuracy", "f1", "accuracy", "budget=0.3", "recall_at_fpr=0.1", "cost=5"]
+
+
+def scored(n: int = 60, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Labels and scores, with ties."""
+    rng = np.random.default_rng(seed)
+    scores = np.round(rng.standard_normal(n), 1)
+    return (scores + rng.standard_normal(n) > 0.5).astype(int), scores
+
+
+def calibrated(n: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Labels drawn with the log-odds that are their scores."""
+    rng = np.random.default_rng(seed)
+    log_odds = 2 * rng.standard_normal(n)
+    return (rng.uniform(size=n) < 1 / (1 + np.exp(-log_odds))).astype(int), log_odds
+
+
+def quality(typed: str, wrong: np.ndarray, fired: np.ndarray) -> float:
+    """What a rule makes as high as it can, by its definition."""
+    name, _, value = typed.partition("=")
+    hits, alarms = fired[wrong == 1].mean(), fired[wrong == 0].mean()
+    if name == "budget":
+        return -abs(fired.mean() - float(value))
+    if name == "recall_at_fpr":
+        return float(hits if alarms <= float(value) else -1)
+    if name == "cost":
+        return -float(float(value) * ((wrong == 1) & ~fired).sum() + ((wrong == 0) & fired).sum())
+    metric: Any = {"f1": m.f1_detection, "accuracy": m.accuracy, "balanced_accuracy": m.balanced_accuracy}[
+        name
+    ]
+    return float(metric(wrong, fired.astype(float)))
+
+
+@pytest.mark.parametrize("typed", TYPED)
+def test_thresholds_are_the_best_there_are(typed: str) -> None:
+    rule = ThresholdRule.parse(typed)
+    for seed in range(8):
+        wrong, scores = scored(seed=seed)
+        chosen = quality(typed, wrong, scores > rule(wrong, scores))
+        everywhere = [quality(typed, wrong, scores > t) for t in np.arange(-5, 5, 0.05) + 0.001]
+        assert chosen == pytest.approx(max(everywhere))
+        assert min(everywhere) < chosen
+
+
+def test_values_move_the_threshold_and_agree_with_the_metrics() -> None:
+    wrong, scores = scored(400)
+    for fpr in (0.0, 0.1, 0.5, 1.0):
+        fired = scores > ThresholdRule("recall_at_fpr", fpr)(wrong, scores)
+        assert fired[wrong == 1].mean() == pytest.approx(m.recall_at_fpr(wrong, scores, fpr=fpr))
+        assert fired[wrong == 0].mean() <= fpr
+    shares = [(scores > ThresholdRule("budget", b)(wrong, scores)).mean() for b in (0, 0.25, 0.5, 1)]
+    np.testing.assert_allclose(shares, [0, 0.25, 0.5, 1], atol=0.03)
+    dear, cheap = (ThresholdRule("cost", c)(wrong, scores) for c in (20.0, 0.05))
+    assert dear < ThresholdRule("cost", 1.0)(wrong, scores) < cheap
+    assert ThresholdRule("cost", 1.0)(wrong, scores) == ThresholdRule("accuracy")(wrong, scores)
+
+
+def test_equal_recall_is_bought_with_the_fewest_false_alarms() -> None:
+    wrong, scores = np.array([0, 0, 0, 1, 1]), np.array([0.0, 1.0, 2.0, 3.0, 4.0])
+    assert ThresholdRule("recall_at_fpr", 0.9)(wrong, scores) == 2.5
+
+
+@pytest.mark.parametrize("typed", TYPED)
+@pytest.mark.parametrize("at", [0.0, 1e20, np.nextafter(1.0, 2.0)])
+def test_constant_and_neighbouring_scores_still_split_as_counted(typed: str, at: float) -> None:
+    wrong = np.array([0, 1, 1, 0, 1])
+    for scores in (np.full(5, at), np.where(wrong == 1, at, np.nextafter(at, -np.inf))):
+        found = quality(typed, wrong, scores > ThresholdRule.parse(typed)(wrong, scores))
+        ways = (np.zeros(5, bool), np.ones(5, bool), scores >= at)
+        assert found == pytest.approx(max(quality(typed, wrong, way) for way in ways))
+
+
+@pytest.mark.parametrize("typed", TYPED)
+def test_a_threshold_is_typed_as_one_word(typed: str) -> None:
+    assert str(ThresholdRule.parse(typed)) == typed
+    config = compose("train", normalise([f"threshold={typed}"]))
+    assert ThresholdRule.parse(config.threshold) == ThresholdRule.parse(typed)
+
+
+@pytest.mark.parametrize(
+    ("typed", "message"),
+    [
+        ("best", r"threshold=best is unknown: choose one of balanced_accuracy, f1, accuracy, budget=\.\., "),
+        ("", "threshold= is unknown"),
+        ("best=0.4", "threshold=best=0.4 is unknown"),
+        ("budget", "threshold=budget: budget needs the share of texts that fire, .* budget=0.4"),
+        ("budget=", "'' is no number"),
+        ("budget=many", "'many' is no number"),
+        ("budget=1.5", "threshold=budget=1.5: budget needs the share"),
+        ("budget=nan", "budget needs the share"),
+        ("recall_at_fpr=-0.1", "recall_at_fpr needs the highest share of right texts"),
+        ("cost=0", "cost needs the price of a missed wrong text"),
+        ("cost=inf", "cost needs the price"),
+        ("f1=0.5", "threshold=f1=0.5: f1 takes no number, write threshold=f1"),
+    ],
+)
+def test_a_threshold_that_is_none_is_refused(typed: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        ThresholdRule.parse(typed)
+
+
+FITS: dict[str, Any] = {
+    "threshold": ThresholdRule(),
+    "temperature": lambda wrong, scores: fit_calibration("temperature", wrong, scores),
+    "isotonic": lambda wrong, scores: fit_calibration("isotonic", wrong, scores),
+    "best": lambda wrong, scores: fit_ensemble("best", scores[:, None], wrong),
+    "stacked": lambda wrong, scores: fit_ensemble("stacked", scores[:, None], wrong),
+    "platt": fit_probability,
+    "entropy": lambda wrong, scores: fit_entropy_model(
+        wrong, scores, {name: scores for name in SIGNALS}, ThresholdRule()
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FITS)
+def test_nothing_is_fitted_to_one_class_or_to_broken_scores(name: str) -> None:
+    wrong, scores = scored()
+    FITS[name](wrong, scores)
+    for value, kind in ((1, "only wrong"), (0, "only right")):
+        with pytest.raises(UserError, match=f"{kind} texts among the 60 validation examples: .* both kinds"):
+            FITS[name](np.full(60, value), scores)
+    with pytest.raises(UserError, match="no texts among the 0 validation examples"):
+        FITS[name](wrong[:0], scores[:0])
+    for broken in (np.nan, np.inf):
+        with pytest.raises(RunError, match="not a finite number"):
+            FITS[name](wrong, np.where(np.arange(60) == 7, broken, scores))
+
+
+def test_temperature_recovers_the_scale_of_log_odds() -> None:
+    wrong, log_odds = calibrated(20_000)
+    assert fit_temperature(wrong, 7 * log_odds) == pytest.approx(7, rel=0.05)
+    assert fit_temperature(wrong, -log_odds) > 100  # the wrong way round: "I do not know"
+    probability = fit_probability(wrong, 3 * log_odds + 5)(3 * log_odds + 5)
+    np.testing.assert_allclose(probability, 1 / (1 + np.exp(-log_odds)), atol=0.03)
+
+
+def test_isotonic_is_scikit_learns() -> None:
+    for n, seed in ((50, 0), (400, 1), (2000, 2)):
+        wrong, scores = calibrated(n, seed)
+        scores = np.round(scores, 1)  # with ties
+        ours, least = fit_calibration("isotonic", wrong, scores), 1 / (n + 2)
+        theirs = IsotonicRegression(y_min=least, y_max=1 - least, out_of_bounds="clip").fit(scores, wrong)
+        x = np.concatenate([np.linspace(-20, 20, 500), scores])
+        np.testing.assert_allclose(ours(x), theirs.predict(x), rtol=0, atol=1e-12)
+        free = IsotonicRegression(out_of_bounds="clip").fit(scores, wrong)
+        inside = (free.predict(scores) > 0) & (free.predict(scores) < 1)
+        assert 0 < inside.sum() < n  # only 0 and 1 were moved, and they were
+        np.testing.assert_allclose(ours(scores)[inside], free.predict(scores)[inside], atol=1e-12)
+        assert ours(x).min() == pytest.approx(least) and ours(x).max() == pytest.approx(1 - least)
+
+
+def test_isotonic_mends_what_a_temperature_cannot() -> None:
+    wrong, log_odds = calibrated(20_000)
+    bent = np.sign(log_odds) * np.abs(log_odds) ** 3 + 4  # the order is right, the scale is not
+    test_wrong, test = wrong[10_000:], bent[10_000:]
+    errors = {
+        kind: m.ece(test_wrong, fit_calibration(kind, wrong[:10_000], bent[:10_000])(test))
+        for kind in ("temperature", "isotonic")
+    }
+    assert errors["isotonic"] < 0.02 < 0.1 < errors["temperature"]
+
+
+@pytest.mark.parametrize("kind", ["platt", "temperature", "isotonic"])
+def test_calibration_lowers_the_error_of_scores_that_are_too_sure(kind: str) -> None:
+    wrong, log_odds = calibrated(8000)
+    fit, test = slice(0, 4000), slice(4000, None)
+    before = m.ece(wrong[test], Temperature()(5 * log_odds[test]))
+    after = m.ece(wrong[test], fit_calibration(kind, wrong[fit], 5 * log_odds[fit])(5 * log_odds[test]))
+    assert after < 0.03 < 0.1 < before
+
+
+@pytest.mark.parametrize("kind", ["platt", "temperature", "isotonic"])
+@pytest.mark.parametrize("at", [0.0, 0.1, -3.0, 1e9])
+def test_constant_scores_are_never_sure(kind: str, at: float) -> None:
+    wrong = np.array([0, 1, 1, 0, 1])
+    probability = fit_calibration(kind, wrong, np.full(5, at))(np.full(2, at))
+    assert ((probability > 0.3) & (probability < 0.7)).all()
+    if kind != "temperature":
+        np.testing.assert_allclose(probability, 0.6, atol=1e-3)
+
+
+def test_few_examples_are_not_taken_for_certainty() -> None:
+    wrong, scores = np.array([0, 0, 1, 1]), np.array([0.0, 1.0, 2.0, 3.0])
+    np.testing.assert_allclose(fit_calibration("isotonic", wrong, scores)([-9.0, 9.0]), [1 / 6, 5 / 6])
+
+
+@pytest.mark.parametrize(
+    "made", [Temperature(0.1), Platt(0.3, -1 / 3), Isotonic((-1 / 3, 0.1, 7.0), (0.1, 0.1, 2 / 3))]
+)
+def test_calibration_survives_json(made: Any) -> None:
+    assert calibration_from_dict(json.loads(json.dumps(made.to_dict()))) == made
+    assert np.isnan(made(np.array([np.nan]))).all()  # never certain
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Temperature(0.0),
+        lambda: Temperature(np.nan),
+        lambda: Isotonic((), ()),
+        lambda: Isotonic((1.0,), (0.1, 0.2)),
+        lambda: Isotonic((1.0, 1.0), (0.1, 0.2)),
+        lambda: Isotonic((1.0, 2.0), (0.2, 0.1)),
+        lambda: Isotonic((1.0, 2.0), (0.0, 0.1)),
+        lambda: Isotonic((1.0, 2.0), (0.5, 1.0)),
+        lambda: Isotonic((1.0, np.nan), (0.5, 0.6)),
+        lambda: Platt(np.inf, 0.0),
+        lambda: calibration_from_dict({"method": "beta"}),
+    ],
+)
+def test_calibration_that_is_none_is_refused(make: Any) -> None:
+    with pytest.raises(ValueError):
+        make()
+
+
+def test_platt_has_the_intercept_that_a_sum_over_layers_needs() -> None:
+    """Twelve heads with evidence of their own, each with the prior odds in it; the fit is scikit-learn's."""
+    rng = np.random.default_rng(0)
+    wrong = (rng.random(8000) < 0.25).astype(int)
+    evidence = 0.6 * (rng.standard_normal((8000, 12)) + 0.3 * (2 * wrong - 1)[:, None])  # log odds
+    scores = (evidence + np.log(0.25 / 0.75)).sum(axis=1)
+    errors = {}
+    for kind in ("platt", "temperature"):
+        fitted = fit_calibration(kind, wrong[:4000], scores[:4000])
+        errors[kind] = m.ece(wrong[4000:], fitted(scores[4000:]))
+    assert errors["platt"] < 0.02 < 0.03 < errors["temperature"]
+    scale = scores[:4000].std()
+    theirs = LogisticRegression(max_iter=1000).fit(scores[:4000, None] / scale, wrong[:4000])
+    ours = fit_calibration("platt", wrong[:4000], scores[:4000])
+    np.testing.assert_allclose(ours(scores), theirs.predict_proba(scores[:, None] / scale)[:, 1], atol=1e-3)
+
+
+def layered(n: int = 3000, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Labels and margins of five layers: two good ones, one the wrong way round, two of noise."""
+    rng = np.random.default_rng(seed)
+    wrong = rng.integers(0, 2, n)
+    signal = np.array([0.1, 1.0, 1.5, -0.8, 0.0])
+    return wrong, 3 * (2 * wrong - 1)[:, None] * signal + rng.normal(1, 3, (n, 5)) * [1, 1, 1, 1, 40]
+
+
+def test_ensembles_are_what_they_say() -> None:
+    wrong, margins = layered(200)
+    both = np.stack([margins, np.zeros_like(margins)], axis=-1)  # logits [wrong, correct]
+    softmax = np.exp(both) / np.exp(both).sum(axis=-1, keepdims=True)
+    expected = (softmax[..., 0] - softmax[..., 1]).sum(axis=1)
+    np.testing.assert_allclose(fit_ensemble("logits", margins, wrong)(margins), margins.sum(axis=1))
+    np.testing.assert_allclose(fit_ensemble("probabilities", margins, wrong)(margins), expected, atol=1e-9)
+    best = fit_ensemble("best", margins, wrong, k=2)
+    assert best.weights == (0.0, 0.5, 0.5, 0.0, 0.0)
+    np.testing.assert_allclose(best(margins), margins[:, 1:3].mean(axis=1))
+    assert fit_ensemble("best", margins, wrong, k=9)(margins) == pytest.approx(margins.mean(axis=1))
+    assert fit_ensemble("best", np.zeros((200, 3)), wrong, k=1).weights == (1.0, 0.0, 0.0)
+    assert not fit_ensemble("best", margins, wrong, k=2)(margins[:0]).size
+
+
+def test_stacked_is_scikit_learns_logistic_regression() -> None:
+    wrong, margins = layered()
+    scaler = StandardScaler().fit(margins)
+    theirs = LogisticRegression(max_iter=1000).fit(scaler.transform(margins), wrong)
+    found = fit_ensemble("stacked", margins, wrong)
+    np.testing.assert_allclose(found(margins), theirs.decision_function(scaler.transform(margins)), atol=1e-9)
+
+
+def test_stacked_is_the_penalised_optimum() -> None:
+    wrong, margins = layered(300)
+    z = (margins - margins.mean(axis=0)) / margins.std(axis=0)
+
+    def loss(w: np.ndarray) -> float:
+        return float(np.logaddexp(0, (1 - 2 * wrong) * (z @ w[1:] + w[0])).sum() + (w[1:] ** 2).sum() / 2)
+
+    best = minimize(loss, np.zeros(6), method="BFGS").x
+    found = fit_ensemble("stacked", margins, wrong)
+    weights = np.array(found.weights) * margins.std(axis=0)
+    np.testing.assert_allclose(weights, best[1:], atol=0.02)  # lbfgs stops early
+
+
+def test_stacked_weighs_layers_by_what_they_know() -> None:
+    wrong, margins = layered()
+    test_wrong, test = layered(seed=1)
+    found = {kind: fit_ensemble(kind, margins, wrong, k=2)(test) for kind in ("logits", "best", "stacked")}
+    auroc = {kind: roc_auc_score(test_wrong, score) for kind, score in found.items()}
+    assert auroc["logits"] < 0.6 < auroc["best"] < auroc["stacked"]
+    constant = np.column_stack([margins[:, 1], np.full(len(wrong), 0.1)])
+    alone = fit_ensemble("stacked", constant[:, :1], wrong)
+    np.testing.assert_allclose(fit_ensemble("stacked", constant, wrong)(constant), alone(constant[:, :1]))
+
+
+def test_a_score_does_not_depend_on_the_others_beside_it() -> None:
+    wrong, margins = layered(500)
+    for kind in ("logits", "probabilities", "best", "stacked"):
+        found = fit_ensemble(kind, margins, wrong)
+        parts = [found(margins[i : i + 1])[0] for i in range(len(margins))]
+        np.testing.assert_array_equal(found(margins), parts)
+        assert Ensemble.from_dict(json.loads(json.dumps(found.to_dict()))) == found
+
+
+def test_ensembles_that_are_none_are_refused() -> None:
+    wrong, margins = layered(50)
+    with pytest.raises(UserError, match="combine=mean is unknown: choose one of logits, probabilities, best"):
+        fit_ensemble("mean", margins, wrong)
+    with pytest.raises(UserError, match="combine=mean is unknown"):
+        Ensemble("mean")  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="best_k=0 must be at least 1"):
+        fit_ensemble("best", margins, wrong, k=0)
+    with pytest.raises(UserError, match="calibration=beta is unknown: choose one of platt, temp"):
+        fit_calibration("beta", wrong, margins[:, 0])
+    with pytest.raises(ValueError, match="needs one weight per layer"):
+        Ensemble("stacked")
+    with pytest.raises(ValueError, match="must be finite"):
+        Ensemble("stacked", (np.nan,))
+    with pytest.raises(ValueError, match="ensemble of 2 layers does not fit a prober of 5"):
+        Ensemble("best", (0.5, 0.5))(margins)
+
+
+def test_spans_get_the_highest_the_mean_or_the_last_of_their_tokens() -> None:
+    values, spans = np.array([3.0, -1.0, 4.0, 1.0]), [(0, 4), (1, 2), (1, 4), (1, 2)]
+    np.testing.assert_allclose(aggregate(values, spans, "max"), [4, -1, 4, -1])
+    np.testing.assert_allclose(aggregate(values, spans, "mean"), [1.75, -1, 4 / 3, -1])
+    np.testing.assert_allclose(aggregate(values, spans, "last"), [1, -1, 1, -1])
+    layers = np.stack([values, -values], axis=1)
+    np.testing.assert_allclose(aggregate(layers, spans, "max"), [[4, 1], [-1, 1], [4, 1], [-1, 1]])
+    assert aggregate(layers, [], "mean").shape == aggregate(layers, [], "last").shape == (0, 2)
+    for how in ("max", "mean", "last"):
+        so_far = 0.0
+        for i, value in enumerate(values):
+            so_far = extend(so_far, i, value, how)  # type: ignore[arg-type]
+            assert so_far == pytest.approx(aggregate(values, [(0, i + 1)], how)[0])  # type: ignore[arg-type]
+    for span in ((0, 5), (2, 2), (-1, 2)):
+        with pytest.raises(ValueError, match="empty, or not among the 4 tokens"):
+            aggregate(values, [(0, 1), span], "max")
+    with pytest.raises(UserError, match="aggregate=sum is unknown: choose one of max, mean, last"):
+        aggregate(values, spans, "sum")  # type: ignore[arg-type]
+
+
+def test_the_entropy_model_beats_its_parts_and_ignores_noise() -> None:
+    rng = np.random.default_rng(0)
+
+    def draw(n: int) -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]:
+        wrong = rng.integers(0, 2, n)
+        signals = {name: rng.standard_normal(n) for name in SIGNALS}
+        signals["mean_entropy"] = wrong + rng.standard_normal(n)
+        return wrong, wrong + rng.standard_normal(n), signals
+
+    model = fit_entropy_model(*draw(2000), ThresholdRule())
+    wrong, score, signals = draw(4000)
+    combined = roc_auc_score(wrong, model(score, signals))
+    assert combined > max(roc_auc_score(wrong, score), roc_auc_score(wrong, signals["mean_entropy"])) + 0.03
+    assert min(model.weights[:2]) > 0.5 and np.abs(model.weights[2:]).max() < 0.15

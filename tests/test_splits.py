@@ -1,0 +1,128 @@
+"""Which texts are trained, validated and tested on: never one group on two sides."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from planted import SPEC, make_store, make_token_store
+from probers.train.data import SPLITS, Examples, SplitRequest, load_examples, split_record, training_share
+from probers.train.texts import as_texts
+
+from probers.store import FeatureStore
+from probers.types import UserError
+
+
+def groups(examples: Examples, split: str) -> set[str]:
+    return set(examples.groups(split))
+
+
+def leak(row: dict) -> dict:
+    return row | ({"split": "test"} if row["id"] == "q0" else {})
+
+
+def no_test(row: dict) -> dict:
+    return row | ({"split": "train"} if row["split"] == "test" else {})
+
+
+def one_class(row: dict) -> dict:
+    return row | ({"correct": 1} if row["split"] == "validation" else {})
+
+
+def two_sets(row: dict) -> dict:
+    return row | {"dataset": ("nq", "hotpotqa", "iirc")[int(row["group"][1:]) % 3]}
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (leak, r"leaks: the group 'g0' is in test and train;"),
+        (no_test, "has no test examples"),
+        (one_class, r"only right texts among its \d+ validation examples"),
+    ],
+)
+def test_data_that_would_prove_nothing_is_refused(tmp_path: Path, edit: Any, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        load_examples([make_store(tmp_path / "s", 80, edit=edit)])
+
+
+def test_groups_are_dealt_anew_by_their_seed(tmp_path: Path) -> None:
+    """Also what leaked in the store; the groups are whole, and the shares those asked for."""
+    store = make_store(tmp_path / "s", 400, edit=leak)
+    dealt = load_examples([store], SplitRequest([0.5, 0.2, 0.3], seed=3))
+    sides = [groups(dealt, split) for split in SPLITS]
+    assert [len(side) for side in sides] == [100, 40, 60] and len(set().union(*sides)) == 200
+    again = load_examples([store], SplitRequest([0.5, 0.2, 0.3], seed=3))
+    other = load_examples([store], SplitRequest([0.5, 0.2, 0.3], seed=4))
+    assert groups(again, "test") == groups(dealt, "test") != groups(other, "test")
+    record = split_record(dealt)
+    assert set(record["train"]) == sides[0] and sum(map(len, record.values())) == 200
+
+
+@pytest.mark.parametrize(
+    ("split", "message"),
+    [
+        ("mine", "split=mine is not understood"),
+        ([0.5, 0.5], "not understood"),
+        ([0.5, 0.4, 0.4], "not understood"),
+        ([1.0, 0.0, 0.0], "not understood"),
+        ([0.98, 0.01, 0.01], r"has 10 groups, too few for three splits"),
+    ],
+)
+def test_shares_that_cannot_be_are_named(tmp_path: Path, split: Any, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        load_examples([make_store(tmp_path / "s", 20)], SplitRequest(split))
+
+
+def test_some_data_sets_are_trained_on_and_others_tested(tmp_path: Path) -> None:
+    store = make_store(tmp_path / "s", 600, edit=two_sets)
+
+    def sets(request: SplitRequest) -> list[set[str]]:
+        examples = load_examples([store], request)
+        return [set(examples.column("dataset", split)) for split in SPLITS]
+
+    assert sets(SplitRequest()) == [{"nq", "hotpotqa", "iirc"}] * 3
+    assert sets(SplitRequest(train_on=["nq"])) == [{"nq"}] * 3
+    assert sets(SplitRequest(train_on=["nq"], test_on=["iirc"])) == [{"nq"}, {"nq"}, {"iirc"}]
+    assert sets(SplitRequest(test_on=["iirc"])) == [{"nq", "hotpotqa"}, {"nq", "hotpotqa"}, {"iirc"}]
+    with pytest.raises(UserError, match="train_on names 'squad', and .* has 'hotpotqa', 'iirc', 'nq'"):
+        sets(SplitRequest(train_on=["squad"]))
+
+
+def test_parts_of_the_training_groups_are_nested_and_leave_the_rest(tmp_path: Path) -> None:
+    examples = load_examples([make_store(tmp_path / "s", 400)])
+    quarter, half = (training_share(examples, share, 0) for share in (0.25, 0.5))
+    assert groups(quarter, "train") < groups(half, "train") < groups(examples, "train")
+    assert [len(groups(e, "train")) for e in (quarter, half, examples)] == [25, 50, 100]
+    for split in ("validation", "test"):
+        np.testing.assert_array_equal(quarter.rows[split], examples.rows[split])
+    assert groups(training_share(examples, 0.25, 1), "train") != groups(quarter, "train")
+
+
+def test_stores_of_several_sites_must_be_of_the_same_texts(tmp_path: Path) -> None:
+    one = make_store(tmp_path / "a", 80)
+    site = replace(SPEC.select((1, 2, 3)), site="mlp_out")
+    assert len(load_examples([one, make_store(tmp_path / "b", 80, spec=site)]).table) == 80
+    changed = make_store(tmp_path / "c", 80, spec=site, edit=lambda row: row | {"text": "other"})
+    with pytest.raises(UserError, match=r"c holds other texts than .*a"):
+        load_examples([one, changed])
+
+
+def test_the_tokens_of_a_text_are_one_example_with_its_signals(tmp_path: Path) -> None:
+    store: FeatureStore = make_token_store(tmp_path / "t", 40)
+    table, (texts, members) = store.table(), (as_texts(store).table, as_texts(store).members)
+    assert members is not None and len(texts) == 40 and len(table) == sum(map(len, members))
+    assert texts["id"].tolist() == [f"q{i}" for i in range(40)]
+    for i, rows in enumerate(members):
+        part = table.iloc[rows]
+        assert part["token"].tolist() == list(range(1 + i % 4)) and set(part["span"]) == {f"q{i}"}
+        assert texts["max_entropy"][i] == part["max_entropy"].max()
+        assert texts["mean_entropy"][i] == pytest.approx(part["mean_entropy"].mean())
+        assert texts["min_prob"][i] == part["min_prob"].min()
+    examples = load_examples([store])
+    np.testing.assert_array_equal(
+        examples.text_of[np.concatenate(members)], np.repeat(range(40), [len(m) for m in members])
+    )

@@ -1,0 +1,196 @@
+"""Sweeps: a folder for each job, none lost to another's failure, one table at the end."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from omegaconf import DictConfig, OmegaConf
+from probers.train.sweep import compare_runs
+
+from probers import cli
+from probers.sweeps import combinations, folder_names, varied
+from probers.types import RunError, UserError
+
+
+def test_every_combination_once() -> None:
+    assert combinations(["seed=1,2", "limit=3,4", "source=wiki"]) == [
+        ["seed=1", "limit=3", "source=wiki"], ["seed=1", "limit=4", "source=wiki"],
+        ["seed=2", "limit=3", "source=wiki"], ["seed=2", "limit=4", "source=wiki"],
+    ]  # fmt: skip
+    assert combinations(["seed=1,1", "layer=[1,2]"]) == [["seed=1", "layer=[1,2]"]]
+    assert combinations(["wiki"]) == [["wiki"]]  # refused later, with the command's own sentence
+
+
+def test_what_varies() -> None:
+    jobs = combinations(["head=linear,radio", "lr=0.1", "layer=[1,2],all"])
+    assert varied(jobs) == [
+        ["head=linear", "layer=[1,2]"], ["head=linear", "layer=all"],
+        ["head=radio", "layer=[1,2]"], ["head=radio", "layer=all"],
+    ]  # fmt: skip
+
+
+def test_folder_names_are_safe_readable_and_different() -> None:
+    assert folder_names([["head=linear", "seed=1"]]) == ["head=linear,seed=1"]
+    jobs = [
+        ["data=a/b"],
+        ["data=a\\b"],
+        ["data=a_b"],
+        ["layer=[6,8]"],
+        ["layer=(6,8)"],
+        ["x=" + "y" * 300],
+        ["x=" + "y" * 301],
+    ]
+    names = folder_names(jobs)
+    assert len(set(names)) == len(jobs)
+    assert all(len(name) < 120 and not set(name) & set("/\\ '\"[]()*?") for name in names)
+    assert folder_names(jobs[::-1]) == names[::-1]
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A command with a suffix key: what it was called with, and which seeds it fails at."""
+    module = ModuleType("a_command")
+    called: list[DictConfig] = []
+    fails: dict[Any, Exception] = {}
+
+    def run(cfg: DictConfig) -> Path:
+        called.append(cfg)
+        if cfg.seed in fails:
+            raise fails[cfg.seed]
+        return Path("runs") / (cfg.out or f"default/{cfg.suffix}")
+
+    module.called, module.fails = called, fails  # type: ignore[attr-defined]
+    module.compare_runs = lambda jobs, folders: f"TABLE {jobs} {[str(f) for f in folders]}"  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "a_command", module)
+    monkeypatch.setitem(cli._TABLES, "train", "a_command:compare_runs")
+    monkeypatch.setattr(cli, "_load", lambda _: run)
+
+    def compose(_: str, overrides: list[str]) -> DictConfig:
+        for override in overrides:
+            if "=" not in override:
+                raise UserError(f"cannot read {override}")
+        defaults = OmegaConf.create({"seed": 0, "out": None, "suffix": None, "lr": 0.1})
+        return OmegaConf.merge(defaults, OmegaConf.from_dotlist([o.replace("'", "") for o in overrides]))
+
+    monkeypatch.setattr(cli, "compose", compose)
+    return module
+
+
+def sweep(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as caught:
+        cli.main("train", ["-m", *arguments])
+    return caught.value.code
+
+
+def test_each_job_has_a_folder_and_the_table_comes_last(command: Any, capsys: Any) -> None:
+    assert sweep("seed=1,2", "lr=0.3") == 0
+    assert [(c.seed, c.lr, c.suffix) for c in command.called] == [(1, 0.3, "seed=1"), (2, 0.3, "seed=2")]
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "== seed=1" and lines[1] == "== seed=2"
+    assert lines[2] == "TABLE [['seed=1'], ['seed=2']] ['runs/default/seed=1', 'runs/default/seed=2']"
+
+
+@pytest.mark.parametrize("given", ["out=a,b", "suffix=x,y"])
+def test_a_folder_that_was_given_is_left_alone(command: Any, given: str) -> None:
+    sweep(given, "seed=1")
+    key, _, values = given.partition("=")
+    assert [c[key] for c in command.called] == values.split(",")
+    assert key == "suffix" or [c.suffix for c in command.called] == [None, None]
+
+
+def test_one_value_is_no_sweep(command: Any, capsys: Any) -> None:
+    assert sweep("seed=1") == 0
+    assert command.called[0].suffix is None and capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    ("errors", "code"),
+    [
+        ({1: RunError("it broke")}, 1),
+        ({1: RunError("it broke"), 2: UserError("bad seed")}, 2),
+        ({1: UserError("bad seed"), 2: RunError("it broke")}, 2),
+        ({3: OSError(28, "No space left on device", "/x")}, 1),
+    ],
+)
+def test_a_job_that_fails_does_not_lose_the_others(command: Any, capsys: Any, errors: Any, code: int) -> None:
+    command.fails.update(errors)
+    assert sweep("seed=1,2,3") == code and len(command.called) == 3
+    captured = capsys.readouterr()
+    done = [[f"seed={s}"] for s in (1, 2, 3) if s not in errors]
+    assert f"TABLE {done}" in captured.out
+    told = captured.err.strip().splitlines()
+    assert len(told) == len(errors) and all(line.startswith("probers-train: seed=") for line in told)
+
+
+def test_without_a_run_that_ended_there_is_no_table(
+    command: Any, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command.fails.update({1: RunError("a"), 2: RunError("b")})
+    assert sweep("seed=1,2") == 1 and "TABLE" not in capsys.readouterr().out
+    monkeypatch.delitem(cli._TABLES, "train")  # as of a command that has no table
+    command.fails.clear()
+    assert sweep("seed=1,2") == 0 and "TABLE" not in capsys.readouterr().out
+
+
+def test_ctrl_c_stops_the_whole_sweep(command: Any, capsys: Any) -> None:
+    command.fails[2] = KeyboardInterrupt()
+    assert sweep("seed=1,2,3") == 130 and len(command.called) == 2
+    assert "interrupted" in capsys.readouterr().err
+
+
+def test_a_wrong_combination_stops_before_any_job_runs(capsys: Any) -> None:
+    assert sweep("head=linear,nonsense") == 2
+    assert "unknown head 'nonsense'" in capsys.readouterr().err
+    assert sweep("head=linear,radio", "wiki") == 2
+    assert "write key=value" in capsys.readouterr().err
+
+
+def prober(folder: Path, auroc: float, *, sites: tuple[str, ...] = ("resid_post",)) -> Path:
+    folder.mkdir(parents=True)
+    layers = [{"site": s, "layer": k, "validation": {"auroc": k / 10}} for s in sites for k in (6, 7)]
+    figures = {
+        "best_layer": 7, "best_site": sites[-1], "sites": list(sites), "layers": layers,
+        "ensemble": {
+            "auroc": auroc, "auroc_ci": [auroc - 0.05, auroc + 0.05], "accuracy": 0.61, "ece": 0.031,
+        },
+    }  # fmt: skip
+    (folder / "metrics.json").write_text(json.dumps(figures))
+    return folder
+
+
+def test_the_table_has_a_row_per_run(tmp_path: Path) -> None:
+    folders = [prober(tmp_path / "cot-all" / name, value) for name, value in (("a", 0.7), ("b", 0.82))]
+    lines = compare_runs([["head=linear"], ["head=probing_rag"]], folders).splitlines()
+    assert lines[0].split() == ["best", "layer", "validation", "AUROC", "(test)", "acc.", "ECE", "folder"]
+    assert lines[1].split() == [
+        "head=linear",
+        "7",
+        "0.700",
+        "0.700",
+        "[0.650,",
+        "0.750]",
+        "0.610",
+        "0.031",
+        "a",
+    ]
+    assert lines[2].split()[0] == "head=probing_rag" and "0.820 [0.770, 0.870]" in lines[2]
+    assert lines[2].endswith(" b") and str(tmp_path / "cot-all") in lines[3]
+    assert len({line.rindex("[") for line in lines[1:3]}) == 1  # columns line up
+
+
+def test_the_table_of_stores_sites_and_long_names(tmp_path: Path) -> None:
+    folders = [
+        prober(tmp_path / "cot-all" / "x", 0.7, sites=("resid_post", "mlp_out")),
+        prober(tmp_path / "wiki-all" / "y", 0.6, sites=("resid_post", "mlp_out")),
+    ]
+    text = compare_runs([["data=" + "c" * 90], ["data=wiki"]], folders)
+    assert "mlp_out 7" in text and "cot-all/x" in text and "wiki-all/y" in text
+    assert max(len(line) for line in text.splitlines()[:-1]) <= 100 + len("wiki-all/y")
+    (tmp_path / "wiki-all" / "y" / "metrics.json").write_text("{")
+    with pytest.raises(RunError, match="metrics.json"):
+        compare_runs([["a"], ["b"]], folders)

@@ -1,0 +1,554 @@
+"""Figures, pictures, card and table of a training run, from scores whose quality is known."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from matplotlib.text import Text
+from probers.train.calibrate import fit_calibration
+from probers.train.card import write_card
+from probers.train.controls import ENSEMBLE, SHUFFLED, WITH_ENTROPY, Detector, control_detectors
+from probers.train.data import Examples
+from probers.train.evaluate import Evaluator, split_sizes
+from probers.train.plots import write_plots
+from probers.train.plots.canvas import PROBER, Level, Series, canvas, levels, spread
+from probers.train.plots.ranking import coverage_risk
+from probers.train.plots.reliability import tenths
+from probers.train.resampling import Resamples
+from probers.train.summary import summarise
+from probers.train.tables import table, warnings
+from probers.train.thresholds import ThresholdRule
+from scipy.stats import norm
+from sklearn import metrics as sk
+
+from probers import metrics as m
+from probers.bootstrap import Bootstrap
+from probers.features import FeatureSpec, ModelSpec
+from probers.heads import LinearHead
+from probers.types import RunError
+
+RESAMPLES = 100
+
+
+def make_examples(n: int = 1600, *, datasets: int = 1, seed: int = 0) -> Examples:
+    """Texts of n / 4 groups; entropies that know a little of the labels, other columns nothing."""
+    rng = np.random.default_rng(seed)
+    group = np.arange(n) // 4
+    correct = rng.integers(0, 2, n)
+    entropy = np.abs(rng.normal(1.0 - 0.5 * correct, 0.5))
+    table = pd.DataFrame({
+        "id": [f"q{i}" for i in range(n)], "group": [f"g{g}" for g in group], "correct": correct,
+        "split": np.array(["train", "validation", "test", "test"])[group % 4],
+        "dataset": [f"set{g // 4 % datasets}" for g in group],
+        "condition": np.array(["closed_book", "with_passages"])[np.arange(n) % 2],
+        "text": [f"w{k}" for k in rng.integers(0, 9, n)],
+        "question": [f"q{k}" for k in rng.integers(0, 9, n)],
+        "answer": ["ab"[k] for k in rng.integers(0, 2, n)], "gold": "b", "knowledge": "",
+        "question_type": [f"t{k}" for k in rng.integers(0, 3, n)],
+        "answer_kind": np.array(["person", "town"])[rng.integers(0, 2, n)],
+        "n_tokens": rng.integers(5, 60, n), "mean_entropy": entropy, "max_entropy": 2 * entropy,
+        "min_prob": np.exp(-entropy), "mean_logprob": -entropy, "rind_max": entropy * rng.random(n),
+    })  # fmt: skip
+    rows = {split: np.flatnonzero(table["split"] == split) for split in ("train", "validation", "test")}
+    return Examples(table, rows)
+
+
+def evaluator_of(examples: Examples, resamples: int = RESAMPLES) -> Evaluator:
+    return Evaluator(examples, ThresholdRule(), resamples=resamples, seed=0)
+
+
+def noisy(examples: Examples, distance: float, seed: int) -> np.ndarray:
+    """Normal scores of both classes, so many standard deviations apart: AUROC Phi(distance / sqrt 2)."""
+    rng = np.random.default_rng(seed)
+    return distance * (examples.wrong - 0.5) + rng.standard_normal(len(examples.table))
+
+
+def make_trained(
+    examples: Examples, *, keys: Any = (("resid_post", 1), ("resid_post", 2), ("resid_post", 3)),
+    seeds: int = 0, curve: bool = True, leak: bool = False, position: str = "generated",
+) -> Any:  # fmt: skip
+    wrong, validation = examples.wrong, examples.rows["validation"]
+    layers = {(s, k): Detector(f"{s} {k}", 3 * noisy(examples, 0.4 + 0.1 * k, k), "") for s, k in keys}
+    known = {
+        key: {"accuracy": 0.6, "loss": 0.6, "auroc": float(m.auroc(wrong[validation], d.scores[validation]))}
+        for key, d in layers.items()
+    }
+    margins = np.stack([d.scores for d in layers.values()], axis=1)
+    score = margins.sum(axis=1)
+    calibrations = {
+        k: fit_calibration(k, wrong[validation], score[validation]) for k in ("temperature", "isotonic")
+    }
+    saved = calibrations["temperature"]
+    ensembles = {
+        "logits": Detector("sum", score, "", saved, 0.0),
+        "probabilities": Detector("p", np.tanh(margins / 2).sum(axis=1), ""),
+        "best": Detector("b", margins[:, 0], ""),
+        "stacked": Detector("s", margins.mean(axis=1), ""),
+    }
+    entropy = examples.table["mean_entropy"].to_numpy()
+    permuted = wrong.copy()
+    for rows in examples.rows.values():
+        permuted[rows] = np.random.default_rng(1).permutation(wrong[rows])
+    controls, notes = control_detectors(examples)
+    controls.append(
+        Detector(SHUFFLED, permuted + noisy(examples, 0, 8) * (0.1 if leak else 1e9), "", wrong=permuted)
+    )
+    spec = FeatureSpec(
+        ModelSpec("testbed", "abc", 40, 12, "float32"), tuple(k for s, k in keys if s == keys[0][0]), 12,
+        site=keys[0][0], position=position, prompt="p",
+    )  # fmt: skip
+    bank = SimpleNamespace(
+        spec=spec, layers=spec.layers, head=LinearHead.__new__(LinearHead), threshold=0.0, calibration=saved,
+        combine="logits", aggregate=None, entropy_model=None,
+    )  # fmt: skip
+    points = [
+        SimpleNamespace(
+            share=share, n=int(share * 400), groups=int(share * 100),
+            layer=Detector("l", noisy(examples, share, 5), ""),
+            ensemble=Detector("e", noisy(examples, 1.2 * share, 6), ""),
+        )
+        for share in (0.1, 0.5, 1.0)
+    ]  # fmt: skip
+    rng = np.random.default_rng(3)
+    spread_of = {k: d.scores + rng.standard_normal((seeds, len(wrong))) for k, d in layers.items()}
+    return SimpleNamespace(
+        bank=bank, layers=layers, validation=known, ensembles=ensembles, controls=controls, notes=notes,
+        with_entropy=Detector("we", score / score.std() + 2 * entropy, ""),
+        seeds=spread_of if seeds else {},
+        person=np.where(examples.table["answer_kind"] == "person", -1.0, 1.0), calibrations=calibrations,
+        best=max(known, key=lambda key: known[key]["auroc"]), curve=points if curve else [],
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def examples() -> Examples:
+    return make_examples()
+
+
+@pytest.fixture(scope="module")
+def run(examples: Examples) -> Any:
+    """A whole run: what was trained, and its figures."""
+    trained = make_trained(examples, seeds=3)
+    evaluator = evaluator_of(examples)
+    return SimpleNamespace(
+        trained=trained, evaluator=evaluator, figures=summarise(trained, examples, evaluator, {"steps": 7})
+    )
+
+
+# Figures of one detector
+
+
+def test_figures_are_scikit_learns(examples: Examples) -> None:
+    rows = examples.rows["test"]
+    wrong, scores = examples.wrong[rows], np.round(noisy(examples, 1.0, 0), 1)  # with ties
+    found = evaluator_of(examples).figures(
+        Detector("x", scores, "", probability=lambda s: 1 / (1 + np.exp(-s)), threshold=0.25)
+    )
+    fired, probability = scores[rows] > 0.25, 1 / (1 + np.exp(-scores[rows]))
+    false_alarms, recalls, _ = sk.roc_curve(wrong, scores[rows], drop_intermediate=False)
+    expected = {
+        "auroc": sk.roc_auc_score(wrong, scores[rows]),
+        "auprc": sk.average_precision_score(wrong, scores[rows]),
+        "recall_at_fpr10": recalls[false_alarms <= 0.1].max(),
+        "accuracy": sk.accuracy_score(wrong, fired),
+        "balanced_accuracy": sk.balanced_accuracy_score(wrong, fired),
+        "f1": sk.f1_score(wrong, fired),
+        "brier": sk.brier_score_loss(wrong, probability),
+    }
+    for name, value in expected.items():
+        assert found[name] == pytest.approx(value, abs=1e-9), name
+        low, high = found[f"{name}_ci"]
+        assert low < value < high, name
+    assert found["base_rate"] == wrong.mean() and found["fired"] == fired.mean()
+
+
+@pytest.mark.parametrize(("distance", "seed"), [(0.0, 1), (0.5, 2), (1.5, 3)])
+def test_the_interval_holds_the_true_auroc(distance: float, seed: int) -> None:
+    examples = make_examples(6400, seed=seed)
+    found = evaluator_of(examples, 300).figures(Detector("x", noisy(examples, distance, seed), ""))
+    low, high = found["auroc_ci"]
+    assert low < norm.cdf(distance / np.sqrt(2)) < high and high - low < 0.06
+
+
+def test_many_figures_at_once_are_those_of_one_at_a_time(examples: Examples) -> None:
+    """Value and interval of each of the nine, over blocks of resamples that do not come out even."""
+    rows = examples.rows["test"]
+    wrong, groups = examples.wrong[rows], examples.table["group"].to_numpy()[rows]
+    scores = np.round(noisy(examples, 1.0, 0), 1)
+    evaluator = Evaluator(examples, ThresholdRule(), resamples=203, seed=0)
+    detector = evaluator.calibrated(Detector("x", scores, ""))
+    assert detector.probability is not None and detector.threshold is not None
+    found = evaluator.figures(detector)
+    one = Bootstrap(groups, resamples=203, seed=0)
+    fired, probability = (scores[rows] > detector.threshold).astype(float), detector.probability(scores[rows])
+    for name, metric, values in (
+        ("auroc", m.auroc, scores[rows]), ("auprc", m.auprc, scores[rows]), ("prr", m.prr, scores[rows]),
+        ("recall_at_fpr10", m.recall_at_fpr, scores[rows]), ("accuracy", m.accuracy, fired),
+        ("balanced_accuracy", m.balanced_accuracy, fired), ("f1", m.f1_detection, fired),
+        ("brier", m.brier, probability), ("ece", m.ece, probability),
+    ):  # fmt: skip
+        expected = one.interval(values, partial(metric, wrong))
+        assert found[name] == pytest.approx(expected.value, abs=1e-12), name
+        assert found[f"{name}_ci"] == pytest.approx([expected.low, expected.high], abs=1e-6), name
+
+
+def test_a_group_counts_once_however_many_texts_it_has() -> None:
+    """Texts repeated within their group leave the interval as it is; as groups of their own, not."""
+    rng = np.random.default_rng(0)
+    values = rng.standard_normal(200)
+    figure = lambda v, w: [m.mean(v, w)]  # noqa: E731
+    width = {}
+    for name, groups, times in (("once", 200, 1), ("repeated", 200, 9), ("apart", 1800, 9)):
+        index = np.arange(200 * times) % groups
+        (found,) = Resamples(index, resamples=400).intervals(np.tile(values, times), figure)
+        width[name] = found.high - found.low
+    assert width["repeated"] == pytest.approx(width["once"])
+    assert width["apart"] < 0.5 * width["once"]
+
+
+def test_a_constant_ranks_nothing_and_a_score_that_is_no_number_is_an_error(examples: Examples) -> None:
+    scores = np.zeros(len(examples.table))
+    found = evaluator_of(examples).figures(Detector("x", scores, "", lambda s: s + 0.5, 0.0))
+    assert found["auroc"] is None and found["prr_ci"] is None and found["accuracy"] is not None
+    scores = noisy(examples, 1, 0)
+    scores[examples.rows["test"][3]] = np.nan
+    with pytest.raises(RunError, match="1 of 800"):
+        evaluator_of(examples).figures(Detector("x", scores, "", lambda s: s, 0.0))
+
+
+# Curves over the order of the scores
+
+
+def test_one_sorting_gives_the_four_figures() -> None:
+    rng = np.random.default_rng(0)
+    wrong, scores = rng.integers(0, 2, 300), np.round(rng.standard_normal(300), 1)
+    for weights in (None, rng.integers(0, 3, 300), rng.integers(0, 3, (300, 7)).astype(np.float32)):
+        found = m.ranking(wrong, scores, weights)
+        for value, metric in zip(found, (m.auroc, m.auprc, m.prr, m.recall_at_fpr), strict=True):
+            np.testing.assert_allclose(value, metric(wrong, scores, weights), rtol=1e-12)
+    assert np.isnan(m.ranking(np.ones(5), np.arange(5.0)).auroc)
+
+
+def test_risk_and_coverage_by_hand() -> None:
+    coverage, risk = m.risk_coverage(np.array([1, 0, 0, 1]), np.array([4.0, 1.0, 2.0, 3.0]))
+    np.testing.assert_allclose(coverage, [0.25, 0.5, 0.75, 1.0])
+    np.testing.assert_allclose(risk, [0, 0, 1 / 3, 1 / 2])
+    _, risk = m.risk_coverage(np.array([1, 0, 0, 1]), np.zeros(4))  # ties: any order, in expectation
+    np.testing.assert_allclose(risk, 0.5)
+
+
+def test_prr_is_the_mean_risk_between_random_and_oracle() -> None:
+    rng = np.random.default_rng(0)
+    wrong = (rng.random(20_000) < 0.3).astype(int)
+    scores = wrong + 1.5 * rng.standard_normal(20_000)
+    mean = {name: m.risk_coverage(wrong, s)[1].mean() for name, s in (("prober", scores), ("oracle", wrong))}
+    share = (wrong.mean() - mean["prober"]) / (wrong.mean() - mean["oracle"])
+    assert share == pytest.approx(m.prr(wrong, scores), abs=2e-3)
+    assert 0.3 < share < 0.9
+
+
+def test_tenths_of_calibrated_probabilities_lie_on_the_diagonal() -> None:
+    rng = np.random.default_rng(0)
+    probability = rng.random(50_000)
+    wrong = (rng.random(50_000) < probability).astype(int)
+    said, true = tenths(wrong, probability)
+    np.testing.assert_allclose(said, np.arange(0.05, 1, 0.1), atol=0.01)
+    np.testing.assert_allclose(true, said, atol=0.03)
+    _, true = tenths(wrong, probability**4)  # too low everywhere
+    assert (true[1:9] > tenths(wrong, probability**4)[0][1:9] + 0.03).all()
+
+
+# Conditions, datasets, pairs
+
+
+def test_figures_within_a_condition_are_those_of_its_texts(examples: Examples) -> None:
+    evaluator = evaluator_of(examples)
+    scores = noisy(examples, 1.0, 0)
+    scores += 5.0 * (
+        examples.table["condition"].to_numpy() == "with_passages"
+    )  # ranks well only within a condition
+    detector = Detector("x", scores, "")
+    overall = {"x": evaluator.figures(detector)}
+    found = evaluator.by("condition", [detector], overall)
+    assert set(found) == {"closed_book", "with_passages"} and overall["x"]["auroc"] < 0.7
+    for condition, entry in found.items():
+        rows = examples.rows["test"][examples.column("condition", "test") == condition]
+        wrong, inside = examples.wrong[rows], entry["detectors"]["x"]
+        assert entry["n"] == len(rows) and entry["base_rate"] == wrong.mean()
+        assert entry["groups"] == examples.table["group"].iloc[rows].nunique()
+        assert (
+            inside["auroc"] == pytest.approx(sk.roc_auc_score(wrong, scores[rows])) and inside["auroc"] > 0.7
+        )
+        # The threshold is that of all texts: no condition is calibrated for itself.
+        assert inside["threshold"] == overall["x"]["threshold"]
+        assert inside["accuracy"] == pytest.approx(np.mean((scores[rows] > inside["threshold"]) == wrong))
+
+
+def test_one_value_is_the_whole_and_an_absent_column_nothing(examples: Examples) -> None:
+    evaluator = evaluator_of(examples)
+    detector = Detector("x", noisy(examples, 1.0, 0), "")
+    overall = {"x": evaluator.figures(detector)}
+    assert evaluator.by("dataset", [detector], overall)["set0"]["detectors"] == overall
+    assert evaluator.by("colour", [detector], overall) == {}
+
+
+def test_a_condition_of_one_class_has_no_auroc(examples: Examples) -> None:
+    edited = examples.table.assign(condition=np.where(examples.wrong == 1, "a", "b"))
+    edited_examples = Examples(edited, examples.rows)
+    evaluator = evaluator_of(edited_examples)
+    detector = Detector("x", noisy(examples, 1.0, 0), "")
+    found = evaluator.by("condition", [detector], {"x": evaluator.figures(detector)})
+    assert found["a"]["detectors"]["x"]["auroc"] is None and found["a"]["detectors"]["x"]["accuracy"] > 0.5
+    json.dumps(found, allow_nan=False)
+
+
+def test_pairs_are_paired_differences(examples: Examples) -> None:
+    evaluator = evaluator_of(examples)
+    good, same, poor = (
+        Detector(n, noisy(examples, d, s), "") for n, d, s in (("g", 1.5, 0), ("s", 1.5, 0), ("p", 0.2, 1))
+    )
+    found = evaluator.pairs([good], [same, poor, Detector("constant", np.ones(len(examples.table)), "")])
+    assert set(found) == {"g vs s", "g vs p"}
+    assert found["g vs s"]["auroc"] == {"diff": 0.0, "ci95": [0.0, 0.0]}
+    rows = examples.rows["test"]
+    metric = partial(m.auroc, examples.wrong[rows])
+    expected = evaluator.bootstrap.difference(good.scores[rows], poor.scores[rows], metric)
+    assert found["g vs p"]["auroc"]["diff"] == pytest.approx(expected.value)
+    assert found["g vs p"]["auroc"]["ci95"] == pytest.approx([expected.low, expected.high], abs=1e-6)
+    assert expected.low > 0
+
+
+# Controls
+
+
+def test_the_sequence_log_prob_is_the_sum_over_tokens(examples: Examples) -> None:
+    found = {d.name: d.scores for d in control_detectors(examples)[0]}
+    columns = examples.table
+    np.testing.assert_allclose(found["sequence log-prob"], -(columns["mean_logprob"] * columns["n_tokens"]))
+    order = np.argsort(found["sequence log-prob"])
+    assert (order != np.argsort(found["perplexity"])).mean() > 0.5  # lengths differ, so it is another control
+    without = Examples(columns.drop(columns="mean_logprob"), examples.rows)
+    detectors, notes = control_detectors(without)
+    assert "sequence log-prob" not in [d.name for d in detectors]
+    assert any("sequence log-prob" in note and "mean_logprob" in note for note in notes)
+
+
+# metrics.json
+
+
+def test_the_summary_has_every_part_and_is_json(run: Any, examples: Examples) -> None:
+    figures = run.figures
+    json.dumps(figures, allow_nan=False)
+    trained, rows = run.trained, examples.rows["test"]
+    wrong = examples.wrong[rows]
+    assert figures["training"] == {"steps": 7} and figures["sites"] == ["resid_post"]
+    assert (figures["best_site"], figures["best_layer"]) == trained.best
+    assert [(e["site"], e["layer"]) for e in figures["layers"]] == list(trained.layers)
+    for entry in figures["layers"]:
+        scores = trained.layers[entry["site"], entry["layer"]].scores[rows]
+        assert entry["auroc"] == pytest.approx(sk.roc_auc_score(wrong, scores))
+        assert entry["validation"] == trained.validation[entry["site"], entry["layer"]]
+    assert set(figures["ensembles"]) == {"logits", "probabilities", "best", "stacked"}
+    assert figures["ensemble"] == figures["ensembles"]["logits"] and figures["combine"] == "logits"
+    assert figures["ensembles"]["best"]["auroc"] == figures["layers"][0]["auroc"]
+    assert figures["with_entropy"]["auroc"] > figures["ensemble"]["auroc"]
+    assert figures["positive_control"]["auroc"] == 1.0
+    assert set(figures["conditions"]["closed_book"]["detectors"]) >= {ENSEMBLE, WITH_ENTROPY, "mean entropy"}
+    assert SHUFFLED not in figures["conditions"]["closed_book"]["detectors"]  # has labels of its own
+    assert f"{ENSEMBLE} vs mean entropy" in figures["pairs"]
+    assert f"{WITH_ENTROPY} vs {ENSEMBLE}" in figures["pairs"]
+    assert not any(SHUFFLED in name for name in figures["pairs"])
+    curve = figures["learning_curve"]
+    assert [p["groups"] for p in curve] == [10, 50, 100]
+    assert curve[0]["ensemble"]["auroc"] < curve[-1]["ensemble"]["auroc"]
+
+
+def test_the_spread_over_seeds(run: Any, examples: Examples) -> None:
+    rows = examples.rows["test"]
+    entry = run.figures["layers"][1]
+    expected = [sk.roc_auc_score(examples.wrong[rows], s[rows]) for s in run.trained.seeds["resid_post", 2]]
+    assert entry["seeds"]["auroc"] == pytest.approx(expected) and len(set(expected)) == 3
+    assert entry["seeds"]["mean"] == pytest.approx(np.mean(expected))
+    assert entry["seeds"]["std"] == pytest.approx(np.std(expected, ddof=1))
+    single = summarise(make_trained(examples), examples, run.evaluator, {})
+    assert all(entry["seeds"] is None for entry in single["layers"])
+
+
+def test_calibration_before_and_after(run: Any, examples: Examples) -> None:
+    """The sum of three margins is far too sure; a score of true log-odds needs nothing."""
+    found = run.figures["calibration"]
+    rows = examples.rows["test"]
+    wrong, score = examples.wrong[rows], run.trained.ensembles["logits"].scores[rows]
+    assert found["method"] == "temperature" and set(found["other"]) == {"isotonic"}
+    assert found["before"]["brier"] == pytest.approx(np.mean((1 / (1 + np.exp(-score)) - wrong) ** 2))
+    assert found["before"]["ece"] > 0.15 > 0.08 > found["after"]["ece"]
+    assert found["after"]["brier"] < found["before"]["brier"]
+    assert found["after"]["brier_ci"][0] < found["after"]["brier"] < found["after"]["brier_ci"][1]
+    log_odds = 1.5 * noisy(examples, 1.5, 4)  # d' times the score is the log-odds of normal classes
+    found = run.evaluator.probabilities(1 / (1 + np.exp(-log_odds[rows])))
+    assert found["ece"] < 0.08
+
+
+def test_shuffled_labels_off_chance_are_flagged(run: Any, examples: Examples) -> None:
+    assert run.figures["controls"][SHUFFLED]["at_chance"] is True
+    assert warnings(run.figures) == [] and "!" not in table(run.figures)
+    leaky = summarise(make_trained(examples, leak=True), examples, run.evaluator, {})
+    assert leaky["controls"][SHUFFLED]["at_chance"] is False
+    assert f"{SHUFFLED} !" in table(leaky)
+    assert "not 0.5" in warnings(leaky)[0] and "not 0.5" in " ".join(table(leaky).split())
+    below = make_trained(examples, leak=True)
+    below.controls[-1] = replace(below.controls[-1], scores=-below.controls[-1].scores)
+    assert summarise(below, examples, run.evaluator, {})["controls"][SHUFFLED]["at_chance"] is False
+
+
+def test_splits_name_their_datasets_and_training_on_others_is_said(run: Any) -> None:
+    mixed = make_examples(datasets=3)
+    assert split_sizes(mixed)["test"]["datasets"] == {"set0": 272, "set1": 264, "set2": 264}
+    sets = mixed.table["dataset"].to_numpy()
+    apart = {split: rows[(sets[rows] == "set2") == (split == "test")] for split, rows in mixed.rows.items()}
+    assert warnings(run.figures | {"splits": split_sizes(mixed)}) == []
+    found = warnings(run.figures | {"splits": split_sizes(Examples(mixed.table, apart))})
+    assert found == ["out of domain: trained on set0, set1, tested on set2"]
+
+
+# The printed table
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [(("resid_post", 10),), tuple((s, k) for s in ("resid_post", "attn_out") for k in range(1, 5))],
+    ids=["one layer", "two sites"],
+)
+def test_the_table_fits_the_terminal(keys: Any) -> None:
+    examples = make_examples(datasets=3)
+    examples.table["dataset"] = examples.table["dataset"] + "-of-a-name-that-is-longer-than-any-column"
+    trained = make_trained(examples, keys=keys, seeds=2)
+    trained.notes.append("a note that goes on " + "and on " * 30)
+    trained.calibrations["another"] = trained.calibrations["a third"] = trained.calibrations["isotonic"]
+    figures = summarise(trained, examples, evaluator_of(examples), {})
+    text = table(figures)
+    assert max(map(len, text.splitlines())) <= 100
+    assert "AUROC by dataset" in text and "AUROC by condition" in text and "2 seeds" in text
+    assert "calibration (temperature): ECE" in text and "AUROC by training groups: 10: 0." in text
+    single = len(keys) == 1
+    assert ("stacked logistic" in text) is not single and ("sum of logits *" in text) is not single
+    assert ("attn_out layer 4" in text) is not single and ("all layers" in text) is not single
+    site, layer = trained.best
+    assert (f"{site} layer {layer} *" in text) is not single
+
+
+# Pictures
+
+
+@given(
+    st.lists(st.floats(-0.2, 1.2), min_size=1, max_size=14),
+    st.floats(0.01, 0.07),
+)
+@settings(max_examples=150, deadline=None)
+def test_labels_are_moved_apart_in_order_and_stay_inside(wanted: list[float], gap: float) -> None:
+    places = spread(sorted(wanted), gap, 0.0, 1.0)
+    assert len(places) == len(wanted)
+    assert (np.diff(places) >= gap - 1e-9).all()
+    assert min(places) >= -1e-9 and max(places) <= 1 + 1e-9  # 14 labels of .07 have room
+
+
+def test_labels_with_room_stay_where_they_are() -> None:
+    assert spread([0.1, 0.5, 0.9], 0.05, 0.0, 1.0) == [0.1, 0.5, 0.9]
+    assert spread([0.5, 0.5], 0.1, 0.0, 1.0) == pytest.approx([0.45, 0.55])
+    assert spread([1.0, 1.0], 0.1, 0.0, 1.0) == pytest.approx([0.9, 1.0])
+
+
+def test_names_of_level_lines_do_not_overlap() -> None:
+    figure, axes = canvas(6.0, 3.6)
+    ax = axes[0, 0]
+    ax.plot([0, 1], [0.5, 0.7])
+    levels([(ax, [Level(0.62 + 0.001 * i, f"control {i:02}") for i in range(12)] + [Level(0.9, "far")])])
+    figure.draw_without_rendering()
+    # Of the words alone, not of the lines that lead to them.
+    boxes = sorted((Text.get_window_extent(t) for t in ax.texts), key=lambda box: box.y0)
+    assert len(boxes) == 13
+    for below, above in zip(boxes, boxes[1:], strict=False):
+        assert below.y1 <= above.y0 + 1
+    assert ax.get_ylim()[1] > 0.9 and max(box.x1 for box in boxes) <= figure.bbox.x1 + 1
+    names = [t.get_text() for t in sorted(ax.texts, key=lambda t: t.xyann[1])]
+    assert names == [*sorted(names[:12]), "far 0.90"]
+
+
+NAMES = ["auroc_by_layer.png", "coverage_risk.png", "logit_density.png", "reliability.png", "roc_pr.png"]
+
+
+@pytest.mark.parametrize("layers", [1, 32])
+def test_every_picture_is_written(tmp_path: Path, examples: Examples, layers: int) -> None:
+    keys = tuple(("resid_post", k) for k in range(1, layers + 1))
+    trained = make_trained(examples, keys=keys, curve=layers == 1)
+    evaluator = evaluator_of(examples)
+    figures = summarise(trained, examples, evaluator, {})
+    write_plots(tmp_path, figures, trained, examples, evaluator)
+    expected = sorted([*NAMES, "learning_curve.png"] if layers == 1 else NAMES)
+    assert sorted(p.name for p in tmp_path.iterdir()) == expected
+    assert all(len((tmp_path / name).read_bytes()) > 10_000 for name in expected)
+
+
+def test_the_same_picture_has_the_same_bytes(tmp_path: Path, examples: Examples) -> None:
+    rows = examples.rows["test"]
+    wrong = examples.wrong[rows]
+    written = []
+    for seed in (0, 0, 1):
+        coverage_risk(tmp_path / "x.png", wrong, [Series("a", noisy(examples, 1.0, seed)[rows], PROBER)])
+        written.append((tmp_path / "x.png").read_bytes())
+    assert written[0] == written[1] != written[2]
+
+
+def test_pictures_do_without_what_a_store_lacks(tmp_path: Path, examples: Examples) -> None:
+    """No entropies, no text: the prober's own curves alone."""
+    bare = Examples(examples.table[["id", "group", "split", "correct"]], examples.rows)
+    trained = make_trained(examples, curve=False)
+    trained.controls, trained.with_entropy, trained.person = trained.controls[:1], None, None
+    evaluator = evaluator_of(bare)
+    figures = summarise(trained, bare, evaluator, {})
+    assert figures["conditions"] == {} and figures["with_entropy"] is None
+    write_plots(tmp_path, figures, trained, bare, evaluator)
+    assert sorted(p.name for p in tmp_path.iterdir()) == NAMES
+    assert max(map(len, table(figures).splitlines())) <= 100
+
+
+# The card
+
+
+def card_of(trained: Any, figures: Any) -> str:
+    out = Path("runs/train/cot-all")
+    return write_card(trained.bank, figures, data=Path("runs/datagen/cot"), source="cot", out=out)
+
+
+def test_the_card_says_what_was_measured(run: Any) -> None:
+    card, figures = card_of(run.trained, run.figures), run.figures
+    assert f"| **all layers: sum of logits** (saved) | {figures['ensemble']['auroc']:.2f} [" in card
+    assert "all layers: stacked logistic" in card and "| layer 2 |" in card
+    assert f"| before, sigmoid of the score | {figures['calibration']['before']['ece']:.2f} [" in card
+    assert f"| resid_post layer {3}" not in card and "## Spread over seeds" in card
+    assert "## Learning curve" in card and "plots/learning_curve.png" in card
+    assert "## AUROC within conditions" in card and "## AUROC within data sets" not in card
+    assert "prober=runs/train/cot-all" in card and "no evidence about large models" in card
+    assert "Out of domain" not in card and "shuffled labels reached" not in card
+    for line in card.splitlines():  # every row of a table is as wide as its header
+        assert "nan" not in line.lower().split()
+
+
+def test_the_card_of_one_layer_on_another_domain(examples: Examples) -> None:
+    trained = make_trained(examples, keys=(("attn_out", 4),), curve=False, leak=True, position="candidate")
+    figures = summarise(trained, examples, evaluator_of(examples), {})
+    figures["splits"]["train"]["datasets"] = {"hotpotqa": 400}
+    card = card_of(trained, figures)
+    assert "Out of domain: trained on hotpotqa, tested on set0." in card and "shuffled labels reached" in card
+    assert "probers-rag" not in card and "stacked" not in card  # no answer to retrieve for, no layers to join
+    assert "layer k is of block k" in card and "## Learning curve" not in card and "## Spread" not in card

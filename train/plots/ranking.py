@@ -1,0 +1,72 @@
+"""ROC, precision-recall and coverage-risk curves of a few detectors on the test examples."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from probers.metrics import auprc, auroc, risk_coverage
+
+from .canvas import GREY, Series, canvas, legend, save, title
+
+
+def roc_pr(path: Path, wrong: np.ndarray, scores: Sequence[Series]) -> None:
+    """Both curves with their areas; the dotted lines are what a score that knows nothing gets.
+
+    Args:
+        path: of the PNG.
+        wrong: (n,) 1 where the text is wrong.
+        scores: of the same texts, higher is more likely wrong.
+    """
+    from sklearn.metrics import precision_recall_curve, roc_curve
+
+    figure, axes = canvas(9.6, 5.0, columns=2)
+    left, right = axes[0]
+    rate = float(wrong.mean())
+    left.plot([0, 1], [0, 1], color=GREY, linewidth=0.9, linestyle=":")
+    right.axhline(rate, color=GREY, linewidth=0.9, linestyle=":")
+    for name, values, style in scores:
+        look = {"color": style.colour, "linestyle": style.line, "linewidth": 1.4}
+        false_alarms, hits, _ = roc_curve(wrong, values)
+        left.plot(false_alarms, hits, label=f"{auroc(wrong, values):.2f}  {name}", **look)
+        precision, recall, _ = precision_recall_curve(wrong, values)
+        # Without the point at recall 0, which is a convention and no threshold's.
+        label = f"{auprc(wrong, values):.2f}  {name}"
+        right.plot(recall[:-1], precision[:-1], label=label, drawstyle="steps-post", **look)
+    left.set(xlabel="right texts that fire (false positive rate)", ylabel="wrong texts that fire (recall)")
+    right.set(xlabel="wrong texts that fire (recall)", ylabel="share wrong of those that fire (precision)")
+    for ax, text in ((left, "ROC"), (right, "precision-recall")):
+        ax.set(xlim=(0, 1), ylim=(0, 1.005))
+        title(ax, text)
+    beyond, edge = (0.01, "bottom") if rate < 0.1 else (-0.015, "top")
+    right.annotate(f"base rate {rate:.2f}", xy=(0.02, rate + beyond), va=edge, color=GREY, fontsize=8)
+    legend(left, "lower right", title="AUROC (test)")
+    legend(right, "lower right" if rate > 0.45 else "upper right", title="AUPRC (test)")
+    save(figure, path)
+
+
+def coverage_risk(path: Path, wrong: np.ndarray, scores: Sequence[Series]) -> None:
+    """Share of wrong texts among those kept, by the share kept, lowest score first.
+
+    Between an oracle, which rejects all wrong texts first, and a random order. The number in
+    the legend is the mean risk over all coverages, of which PRR is a rescaling.
+    """
+    figure, axes = canvas(7.6, 4.8)
+    ax = axes[0, 0]
+    rate = float(wrong.mean())
+    ax.axhline(rate, color=GREY, linewidth=0.9, linestyle=":", label=f"{rate:.2f}  random order")
+    for name, values, style in scores:
+        coverage, risk = risk_coverage(wrong, values)
+        ax.plot(
+            coverage, risk, color=style.colour, linestyle=style.line, linewidth=1.4,
+            label=f"{risk.mean():.2f}  {name}",
+        )  # fmt: skip
+    coverage, risk = risk_coverage(wrong, wrong)
+    ax.plot(coverage, risk, color=GREY, linewidth=0.9, label=f"{risk.mean():.2f}  oracle")
+    ax.set_xlabel("coverage: share of texts kept, lowest score first")
+    ax.set_ylabel("risk: share wrong of those kept")
+    ax.set(xlim=(0, 1), ylim=(0, None))
+    legend(ax, "beside", title="mean risk (test)")
+    save(figure, path)

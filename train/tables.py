@@ -1,0 +1,166 @@
+"""The figures of a training run as text for the terminal: at most 100 columns wide."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from textwrap import fill
+from typing import Any
+
+from .controls import ENSEMBLE, SHUFFLED, WITH_ENTROPY
+
+_NAME = 26
+#: Title, key and width of the columns after AUROC and its interval.
+_COLUMNS = (
+    ("AUPRC", "auprc"), ("PRR", "prr"), ("R@10%", "recall_at_fpr10"), ("acc.", "accuracy"), ("F1", "f1"),
+    ("ECE", "ece"), ("Brier", "brier"),
+)  # fmt: skip
+#: What each way to join the layers is called.
+ENSEMBLES = {
+    "logits": "sum of logits", "probabilities": "sum of probabilities", "best": "mean of the best",
+    "stacked": "stacked logistic",
+}  # fmt: skip
+
+
+def table(figures: Mapping[str, Any]) -> str:
+    """Layers, ensembles, controls, datasets and conditions; calibration, learning curve and notes."""
+    test = figures["splits"]["test"]
+    single = len(figures["layers"]) == 1
+    parts = [
+        f"test: {test['n']} examples, {test['groups']} groups, {test['wrong']:.0%} wrong; "
+        "finding wrong ones, 95% intervals",
+        f"{'':{_NAME}}{'AUROC':>6}  {'':13}" + "".join(f"{title:>7}" for title, _ in _COLUMNS),
+        *(
+            _line(layer_name(figures, entry), entry, mark=_is_best(figures, entry))
+            for entry in figures["layers"]
+        ),
+    ]
+    if not single:  # one layer is its own sum
+        parts.append("all layers")
+        for kind, entry in figures["ensembles"].items():
+            parts.append(_line(ENSEMBLES.get(kind, kind), entry, mark=kind == figures["combine"]))
+    if figures["with_entropy"]:
+        name = "with entropy" if single else WITH_ENTROPY
+        parts.append(_line(name, figures["with_entropy"]))
+    parts.append("controls")
+    for name, entry in figures["controls"].items():
+        parts.append(_line(name, entry, mark=not entry.get("at_chance", True), sign="!"))
+    for what in ("condition", "dataset"):
+        parts += _by(what, figures[f"{what}s"], single=single)
+    parts += [*_positive(figures), _calibration(figures["calibration"]), *_curve(figures), *_seeds(figures)]
+    if not single:
+        parts.append("* the best layer on validation, and the score that is saved")
+    return "\n".join([*parts, *_wrapped(warnings(figures) + list(figures["notes"]))])
+
+
+def layer_name(figures: Mapping[str, Any], entry: Mapping[str, Any]) -> str:
+    """``layer 6``, with its site where there are several."""
+    several = len(figures["sites"]) > 1
+    return f"{entry['site']} layer {entry['layer']}" if several else f"layer {entry['layer']}"
+
+
+def warnings(figures: Mapping[str, Any]) -> list[str]:
+    """What in the figures speaks against trusting them, one sentence each; empty when nothing does."""
+    found = []
+    shuffled = figures["controls"].get(SHUFFLED, {})
+    if not shuffled.get("at_chance", True):
+        found.append(
+            f"a head on shuffled labels reached AUROC {_bounds(shuffled['auroc_ci'])}, not 0.5: by chance "
+            "(one run in twenty) or because something is wrong; train with another seed"
+        )
+    train, test = (set(figures["splits"][split]["datasets"]) for split in ("train", "test"))
+    if train and test and not train & test:
+        found.append(
+            f"out of domain: trained on {', '.join(sorted(train))}, tested on {', '.join(sorted(test))}"
+        )
+    return found
+
+
+def _is_best(figures: Mapping[str, Any], entry: Mapping[str, Any]) -> bool:
+    return len(figures["layers"]) > 1 and (entry["site"], entry["layer"]) == _best(figures)
+
+
+def _line(name: str, entry: Mapping[str, Any], *, mark: bool = False, sign: str = "*") -> str:
+    name = f"{name} {sign}" if mark else name
+    return (
+        f"  {_cut(name, _NAME - 2):{_NAME - 2}}{_figure(entry['auroc']):>6}  {_bounds(entry['auroc_ci']):13}"
+        + ("".join(f"{_figure(entry[key]):>7}" for _, key in _COLUMNS))
+    )
+
+
+def _by(what: str, values: Mapping[str, Any], *, single: bool) -> list[str]:
+    """AUROC of the prober and of the two controls most often reported, value by value."""
+    if len(values) < 2:
+        return []
+    shown = [ENSEMBLE, WITH_ENTROPY, "mean entropy"]
+    titles = ["prober", "with entropy", "mean entropy"] if single else shown
+    head = f"AUROC by {what}"
+    lines = [f"{head:{_NAME}}{'n':>5}{'wrong':>7}  " + "".join(f"{name:21}" for name in titles).rstrip()]
+    for value, entry in values.items():
+        found = (entry["detectors"].get(name, {}) for name in shown)
+        cells = (f"{_figure(f.get('auroc')):>4} {_bounds(f.get('auroc_ci'))}" for f in found)
+        lines.append(
+            f"  {_cut(value, _NAME - 2):{_NAME - 2}}{entry['n']:>5}{entry['base_rate']:>7.0%}  "
+            + "".join(f"{cell:21}" for cell in cells).rstrip()
+        )
+    return lines
+
+
+def _positive(figures: Mapping[str, Any]) -> list[str]:
+    entry = figures["positive_control"]
+    if not entry:
+        return []
+    return [
+        f"positive control, is the answer a person: AUROC {_figure(entry['auroc'])}, "
+        f"accuracy {_figure(entry['accuracy'])}"
+    ]
+
+
+def _calibration(entry: Mapping[str, Any]) -> str:
+    before, after = entry["before"], entry["after"]
+    others = "".join(
+        f"; {kind}: ECE {_figure(f['ece'])}, Brier {_figure(f['brier'])}"
+        for kind, f in entry["other"].items()
+    )
+    line = (
+        f"calibration ({entry['method']}): ECE {_figure(before['ece'])} -> {_figure(after['ece'])}, "
+        f"Brier {_figure(before['brier'])} -> {_figure(after['brier'])}{others}"
+    )
+    return fill(line, 98, subsequent_indent="  ")
+
+
+def _curve(figures: Mapping[str, Any]) -> list[str]:
+    points = figures["learning_curve"]
+    if not points:
+        return []
+    shown = [f"{point['groups']}: {_figure(point['ensemble']['auroc'])}" for point in points]
+    return ["AUROC by training groups: " + ", ".join(shown)]
+
+
+def _seeds(figures: Mapping[str, Any]) -> list[str]:
+    """Spread over seeds of the best layer."""
+    best = next((e for e in figures["layers"] if (e["site"], e["layer"]) == _best(figures)), None)
+    if best is None or not best["seeds"]:
+        return []
+    seeds, name = best["seeds"], layer_name(figures, best)
+    spread = f"AUROC {seeds['mean']:.3f}, standard deviation {seeds['std']:.3f}"
+    return [f"{len(seeds['auroc'])} seeds, {name}: {spread}"]
+
+
+def _best(figures: Mapping[str, Any]) -> tuple[str, int]:
+    return figures["best_site"], figures["best_layer"]
+
+
+def _wrapped(notes: Sequence[str]) -> list[str]:
+    return [fill(note, 98, initial_indent="note: ", subsequent_indent="  ") for note in notes]
+
+
+def _figure(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
+
+
+def _bounds(ci: Sequence[float] | None) -> str:
+    return "" if ci is None else f"[{ci[0]:.2f}, {ci[1]:.2f}]"
+
+
+def _cut(text: str, width: int) -> str:
+    return text if len(text) <= width else text[: width - 2] + ".."

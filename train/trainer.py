@@ -1,0 +1,193 @@
+"""Lightning's trainer as it is run here: its device, its logger, a bar, and a way back after a kill.
+
+What Lightning calls an epoch is the stretch between two validations.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from tqdm import tqdm
+
+from probers.heads import ProbeHead
+from probers.types import UserError
+
+from .batches import Schedule, StoreData
+from .checkpoint import Checkpoint
+from .module import ProberModule
+
+_SMALL = 10_000_000  # parameters of all heads together
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerSettings:
+    """Where it is trained, where losses are logged, and how often a checkpoint is written.
+
+    Attributes:
+        save_every: seconds between two checkpoints.
+    """
+
+    device: str = "auto"
+    logger: str = "none"
+    save_every: float = 60.0
+
+    def __post_init__(self) -> None:
+        loggers = ("none", "csv", "wandb")
+        if self.logger not in loggers:
+            raise UserError(f"logger={self.logger} is unknown: choose one of {', '.join(loggers)}")
+        _hardware(self.device)
+
+
+def train(
+    module: ProberModule, data: Callable[[int], StoreData], schedule: Schedule, settings: TrainerSettings,
+    names: Sequence[str], *, out: Path | None, what: str,
+) -> None:  # fmt: skip
+    """Train a module, from where an earlier run in ``out`` was interrupted.
+
+    Args:
+        module: the heads.
+        data: from the number of stretches done to the batches of the others.
+        schedule: of the training.
+        settings: where and how.
+        names: (heads,) what the bar calls each, "" for the controls.
+        out: folder for the logger's files and the checkpoint; None has neither.
+        what: names the training where ``out`` has several.
+    """
+    if not module.head.learns:
+        schedule = Schedule(0, 1, 1)
+    saved = None
+    if out is not None and module.head.learns:
+        saved = Checkpoint(out / f"checkpoint{what and '-' + what}.safetensors", every=settings.save_every)
+        saved.restore(module)
+        if saved.finished:
+            return
+    done = 0 if saved is None else saved.stretches
+    callbacks: list[Callback] = [] if saved is None else [saved]
+    with _quiet(), _few_threads(module.head), _Progress(names, schedule, done, what) as progress:
+        trainer = Trainer(
+            **_hardware(settings.device), max_epochs=len(schedule.ends) - done, num_sanity_val_steps=0,
+            logger=_logger(settings.logger, out, what), callbacks=[*callbacks, progress],
+            enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+        )  # fmt: skip
+        if module.head.learns:
+            _run(lambda: trainer.fit(module, datamodule=data(done)))
+        else:
+            _run(lambda: trainer.validate(module, data(0).val_dataloader(), verbose=False))
+    if settings.logger == "wandb":
+        import wandb
+
+        wandb.finish()  # the next run of a sweep is a run of its own
+
+
+def _run(work: Callable[[], Any]) -> None:
+    """Train; Ctrl-C stays a KeyboardInterrupt (the trainer makes it a silent exit with code 1)."""
+    handler = signal.getsignal(signal.SIGINT)
+    try:
+        work()
+    except SystemExit:
+        signal.signal(signal.SIGINT, handler)
+        raise KeyboardInterrupt from None
+
+
+class _Progress(Callback):
+    """A bar with the mean loss and the best layer so far."""
+
+    def __init__(self, names: Sequence[str], schedule: Schedule, done: int, what: str) -> None:
+        self._names, self._steps = names, schedule.steps
+        self._begun = [0, *schedule.ends][done]
+        self._probing = [i for i, name in enumerate(names) if name]
+        self._title = what or f"{len({names[i] for i in self._probing})} layers"
+        self._best = ""
+
+    def __enter__(self) -> _Progress:
+        self._bar = tqdm(
+            total=self._steps, initial=self._begun, unit="step", desc=self._title, mininterval=0.3,
+            disable=not self._steps,
+        )  # fmt: skip
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._bar.close()
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
+        assert isinstance(pl_module, ProberModule)
+        if trainer.global_step % 20 == 0:
+            loss = float(pl_module.recent[self._probing].mean())
+            self._bar.set_postfix_str(f"loss {loss:.3f}{self._best}", refresh=False)
+        self._bar.update()
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        assert isinstance(pl_module, ProberModule)
+        scores = pl_module.auroc[self._probing]
+        if not np.isnan(scores).all():
+            best = int(np.nanargmax(scores))
+            self._best = f", best {self._names[self._probing[best]]} (AUROC {scores[best]:.2f})"
+
+
+def _hardware(device: str) -> dict[str, Any]:
+    """The trainer's words for "auto", "cpu", "cuda" or "cuda:1"."""
+    kind, _, index = device.partition(":")
+    if kind not in ("auto", "cpu", "cuda") or (index and (kind != "cuda" or not index.isdigit())):
+        raise UserError(f"device={device} is unknown: choose auto, cpu, cuda or cuda:<number>")
+    if kind == "cuda" and int(index or 0) >= torch.cuda.device_count():
+        raise UserError(
+            f"device={device}: this machine has {torch.cuda.device_count()} CUDA devices; use cpu"
+        )
+    return {"accelerator": kind, "devices": [int(index)] if index else 1}
+
+
+def _logger(name: str, out: Path | None, what: str) -> Any:
+    if name == "none" or out is None:
+        return False
+    from lightning.pytorch.loggers import CSVLogger, WandbLogger
+
+    if name == "csv":
+        return CSVLogger(save_dir=out, name="log", version=what)
+    # The same folder is the same run: one that was killed goes on in it.
+    run = out.name + (f"-{what}" if what else "")
+    return WandbLogger(save_dir=out, project="probers", name=run, id=run, resume="allow")
+
+
+@contextmanager
+def _few_threads(head: ProbeHead) -> Iterator[None]:
+    """One CPU thread while the matrices are small.
+
+    A step of twelve narrow layers takes about 20 ms on one thread and 10 on two idle cores,
+    but a second when another program keeps a core busy, as every one of its hundred small
+    operations then waits for the slower thread.
+    """
+    before = torch.get_num_threads()
+    if sum(p.numel() for p in head.parameters()) < _SMALL:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Silence the trainer's remarks on hardware, workers and logging intervals."""
+    loggers = [logging.getLogger(name) for name in ("lightning.pytorch", "lightning.fabric")]
+    levels = [logger.level for logger in loggers]
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module=r"lightning\..*")
+        warnings.filterwarnings("ignore", message=r".*does not have many workers.*")
+        warnings.filterwarnings("ignore", message=r".*Tensor Cores.*")
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
+        try:
+            yield
+        finally:
+            for logger, level in zip(loggers, levels, strict=True):
+                logger.setLevel(level)
