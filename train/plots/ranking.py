@@ -43,8 +43,12 @@ def roc_pr(path: Path, wrong: np.ndarray, scores: Sequence[Series]) -> None:
     beyond, edge = (0.01, "bottom") if rate < 0.1 else (-0.015, "top")
     right.annotate(f"base rate {rate:.2f}", xy=(0.02, rate + beyond), va=edge, color=GREY, fontsize=8)
     legend(left, "lower right", title="AUROC (test)")
-    legend(right, "lower right" if rate > 0.45 else "upper right", title="AUPRC (test)")
+    legend(right, "lower left" if rate > 0.3 else "upper right", title="AUPRC (test)")
     save(figure, path)
+
+
+#: Texts kept at least: of fewer, the share of wrong ones jumps about and hides the rest.
+_KEPT = 10
 
 
 def coverage_risk(path: Path, wrong: np.ndarray, scores: Sequence[Series]) -> None:
@@ -59,8 +63,9 @@ def coverage_risk(path: Path, wrong: np.ndarray, scores: Sequence[Series]) -> No
     ax.axhline(rate, color=GREY, linewidth=0.9, linestyle=":", label=f"{rate:.2f}  random order")
     for name, values, style in scores:
         coverage, risk = risk_coverage(wrong, values)
+        shown = coverage * len(wrong) >= min(_KEPT, len(wrong))
         ax.plot(
-            coverage, risk, color=style.colour, linestyle=style.line, linewidth=1.4,
+            coverage[shown], risk[shown], color=style.colour, linestyle=style.line, linewidth=1.4,
             label=f"{risk.mean():.2f}  {name}",
         )  # fmt: skip
     coverage, risk = risk_coverage(wrong, wrong)
