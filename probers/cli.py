@@ -18,6 +18,7 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .presets import check_preset, choices, departures, keeps_options, methods, presets, text_of, typed_values
 from .runs import taking_back
 from .sweeps import combinations, folder_names, varied
 from .types import RunError, UserError
@@ -36,6 +37,8 @@ _TARGETS = {
 }
 #: Command -> function (what each job varied, folders) -> the table that a sweep ends in.
 _TABLES = {"train": "probers.train.sweep:compare_runs"}
+#: What a folder of head=adaptive holds: its figures have no place in the table of probers.
+_NO_PROBER = "adaptive.safetensors"
 #: Short forms: what the user types -> the key it sets.
 _ALIASES = {"model": "model.name"}
 _FLAGS = """\
@@ -159,6 +162,7 @@ def _run_all(
             continue
         if isinstance(folder, Path):
             done.append((name, folder))
+    done = [(name, folder) for name, folder in done if not (folder / _NO_PROBER).exists()]
     if command in _TABLES and done:
         print(_imported(_TABLES[command])([name for name, _ in done], [folder for _, folder in done]))
     return worst
@@ -261,16 +265,39 @@ def compose(command: str, overrides: list[str]) -> DictConfig:
     from hydra import compose as hydra_compose
     from hydra import initialize_config_module
     from hydra.errors import HydraException
+    from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
     for override in overrides:
         if override.startswith("-") or "=" not in override:
             raise UserError(f"cannot read the argument {override!r}: write key=value (see --help)")
+    overrides = [o for o in overrides if o != "experiment=null"]  # Hydra has no word for "none"
+    typed = typed_values(overrides)
+    check_preset(command, typed)
     try:
         with initialize_config_module("probers.configs", version_base="1.3"):
-            return hydra_compose(command, overrides=overrides)
+            config = hydra_compose(command, overrides=overrides)
+            for group in departures(typed):
+                own = [o for o in overrides if re.match(rf"[+]*{group}[.=]", o)]
+                _depart(config, group, hydra_compose(command, overrides=own)[group])
+            OmegaConf.to_container(config, resolve=True)  # references to keys that are not there fail here
+            return config
     except (HydraException, OmegaConfBaseException) as error:
         raise UserError(_explain(command, overrides, error)) from error
+
+
+def _depart(config: DictConfig, group: str, plain: DictConfig) -> None:
+    """Take the user's choice in a group without the options that a preset has for another choice.
+
+    Args:
+        plain: the user's choice with the user's options, without the preset.
+    """
+    from omegaconf import OmegaConf, open_dict
+
+    if keeps_options(group):
+        plain = OmegaConf.masked_copy(config[group], list(map(str, plain)))
+    with open_dict(config):
+        config[group] = plain
 
 
 def _explain(command: str, overrides: list[str], error: Exception) -> str:
@@ -287,20 +314,15 @@ def _explain(command: str, overrides: list[str], error: Exception) -> str:
         near = difflib.get_close_matches(key, keys, n=1)
         hint = f" (did you mean {near[0]}?)" if near else ""
         return f"unknown key {key!r}{hint}: the keys are {', '.join(keys)}; --help explains them"
+    dangling = re.search(r"Interpolation key '([^']+)' not found\s+full_key: (\S+)", text)
+    if dangling:
+        return f"{dangling[2]} is taken from {dangling[1]}, and there is no such key"
     return f"cannot read {' '.join(overrides)}: {' '.join(text.split())}"
 
 
 def _keys(command: str) -> list[str]:
     config = compose(command, [])
     return [str(k) for k in config] + [f"model.{k}" for k in config.get("model", {})]
-
-
-def choices(group: str) -> list[str]:
-    """The names of a configuration group, e.g. every trigger."""
-    folder = resources.files("probers.configs").joinpath(group)
-    if not folder.is_dir():
-        return []
-    return sorted(f.name.removesuffix(".yaml") for f in folder.iterdir() if f.name.endswith(".yaml"))
 
 
 def help_text(command: str) -> str:
@@ -323,6 +345,11 @@ def help_text(command: str) -> str:
     parts += [line.lstrip("# ") for line in about]
     parts += ["", "Keys with their defaults:", *(f"  {line}".rstrip() for line in body if line.strip())]
     for group in groups:
+        if group == "experiment":  # names only: each is a whole configuration
+            parts += ["", f"experiment=NAME, one of: {', '.join(presets(command))}"]
+            if methods(command):
+                parts += [f"  with method=NAME, one of: {', '.join(methods(command))}"]
+            continue
         names = choices(group)
         if names == ["default"]:  # a plain block of keys that several commands share
             text = configs.joinpath(group).joinpath("default.yaml").read_text(encoding="utf-8")
@@ -330,7 +357,7 @@ def help_text(command: str) -> str:
         elif names:
             parts += ["", f"{group}=NAME, one of: {', '.join(names)}"]
             for name in names if len(names) < 30 else []:
-                text = configs.joinpath(group).joinpath(f"{name}.yaml").read_text(encoding="utf-8")
+                text = text_of(group, name)
                 keys = [x for x in text.splitlines() if x.strip() and "_target_" not in x]
                 parts += [f"  {group}={name}", *(f"    {line}" for line in keys)]
     return "\n".join([*parts, "", _FLAGS])

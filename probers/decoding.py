@@ -34,15 +34,16 @@ from .types import Generation, Needs, RunError, StopReason
 
 @dataclass(slots=True)
 class _Row:
-    """A prompt's text as it grows."""
+    """A prompt's text as it grows, up to ``limit`` tokens."""
 
     prompt: Prompt
     stream: TextStream | None
+    limit: int
     ids: list[int] = field(default_factory=list)
     kept: int = 0
     stop: StopReason | None = None
 
-    def accept(self, token: int, stops: Stops, limit: int) -> None:
+    def accept(self, token: int, stops: Stops) -> None:
         """Take the next token, and find out whether the text ends with it."""
         if token in stops.eos:
             self.kept, self.stop = len(self.ids), "eos"
@@ -62,7 +63,7 @@ class _Row:
             if any(stop(text) for stop in stops.callables):
                 self.stop = "stop"
                 return
-        if len(self.ids) == limit:
+        if len(self.ids) == self.limit:
             self.stop = "length"
 
     def safe(self, stops: Stops) -> int:
@@ -116,8 +117,6 @@ class _Batch:
 
     def select(self, slots: list[int]) -> None:
         """Keep only some of the batch's rows."""
-        if len(slots) == len(self.active):
-            return
         chosen = torch.tensor(slots, device=self._decoder.device)
         if self._cache is not None:
             self._cache.batch_select_indices(chosen)
@@ -148,14 +147,14 @@ def generate_batch(
     tokenizer: Any,
     prompts: Sequence[Prompt],
     *,
-    limit: int,
+    limits: Sequence[int],
     needs: Needs,
     stops: Stops,
     sampler: Sampler | None = None,
     prefix: Prefix | None = None,
     use_cache: bool = True,
 ) -> list[Generation]:
-    """Continue ``prompts`` by at most ``limit`` >= 1 tokens each, in their order.
+    """Continue each of ``prompts`` by at most so many >= 1 tokens as ``limits`` has for it, in their order.
 
     Args:
         sampler: draws the tokens; None takes the likeliest.
@@ -165,7 +164,11 @@ def generate_batch(
     Raises:
         RunError: a logit or a recorded state is NaN or infinite.
     """
-    rows = [_Row(p, TextStream(tokenizer, p.ids) if stops.read_text else None) for p in prompts]
+    rows = [
+        _Row(p, TextStream(tokenizer, p.ids) if stops.read_text else None, n)
+        for p, n in zip(prompts, limits, strict=True)
+    ]
+    limit = max(limits)
     width = max(len(prompt.ids) for prompt in prompts)
     recorder = Recorder(needs, len(rows), width, limit, decoder.device)
     logprobs = torch.zeros(2, len(rows), limit, device=decoder.device)  # and entropies
@@ -191,7 +194,7 @@ def generate_batch(
                 row = rows[number]
                 if row.stop is not None:  # its last token has been forwarded
                     continue
-                row.accept(token, stops, limit)
+                row.accept(token, stops)
                 if row.stop is not None:
                     recorder.finish(number, row.kept)
                 # A text that ends with this token runs once more, only to be read.
@@ -199,8 +202,9 @@ def generate_batch(
                     slots.append(slot)
             if not slots:
                 break
-            tokens = tokens[torch.tensor(slots, device=tokens.device)]
-            batch.select(slots)
+            if len(slots) < len(tokens):
+                tokens = tokens[torch.tensor(slots, device=tokens.device)]
+                batch.select(slots)
             batch.step(tokens)
             if reads:
                 attended = attention.take() if attention is not None else None

@@ -143,7 +143,7 @@ class CausalLM:
         self,
         prompts: Sequence[str],
         *,
-        max_new_tokens: int,
+        max_new_tokens: int | Sequence[int],
         needs: Needs = NOTHING,
         stop: Sequence[Stop] = (),
         sampling: Sampling | None = None,
@@ -155,7 +155,7 @@ class CausalLM:
 
         Args:
             prompts: texts; tokenized as the tokenizer does by default, its BOS included.
-            max_new_tokens: most tokens per text.
+            max_new_tokens: most tokens per text; one number for all, or one each.
             needs: what to record besides log-probabilities and entropies.
             stop: strings before which the text is cut, :class:`probers.stops.SentenceEnd`, and
                 callables that are given the text after each token and end it by returning True
@@ -172,20 +172,23 @@ class CausalLM:
             RunError: NaN or infinite states or logits, out of memory for a single prompt.
         """
         check_needs(needs, self.model)
-        if max_new_tokens < 1:
+        limits = [max_new_tokens] * len(prompts) if isinstance(max_new_tokens, int) else list(max_new_tokens)
+        if len(limits) != len(prompts):
+            raise UserError(f"{len(prompts)} prompts but {len(limits)} limits in max_new_tokens were given")
+        if (max_new_tokens if isinstance(max_new_tokens, int) else min(limits, default=1)) < 1:
             raise UserError(f"max_new_tokens={max_new_tokens} must be at least 1")
         stops = Stops.of(self._eos, stop)
         encoded = encode_prompts(self.tokenizer, prompts, names)
         shared = self._shared(prefix, encoded)
-        what = f"max_new_tokens={max_new_tokens}"
-        fitting = self._fit(encoded, [max_new_tokens] * len(encoded), [what] * len(encoded))
+        fitting = self._fit(encoded, limits, [f"max_new_tokens={n}" for n in limits])
         streams = sampling.streams([p.ids for p in encoded]) if sampling is not None else []
 
         def work(chosen: list[int]) -> list[Generation]:
             sampler = Sampler(sampling, [streams[i] for i in chosen]) if sampling is not None else None
             return generate_batch(
-                self._decoder, self.tokenizer, [fitting[i] for i in chosen], limit=max_new_tokens,
-                needs=needs, stops=stops, sampler=sampler, prefix=shared, use_cache=self.use_cache,
+                self._decoder, self.tokenizer, [fitting[i] for i in chosen],
+                limits=[limits[i] for i in chosen], needs=needs, stops=stops, sampler=sampler,
+                prefix=shared, use_cache=self.use_cache,
             )  # fmt: skip
 
         # A prompt that another one begins with belongs beside it, in whose pass it is computed.

@@ -27,7 +27,7 @@ _OF_SERVERS = (
 )  # fmt: skip
 #: Keys (dotted) that say how a run is carried out, not what it computes.
 NOT_IDENTITY = (
-    "out", "batch_size", "logger", "model.device", "overwrite", "save_every", "suffix",
+    "out", "batch_size", "logger", "model.device", "overwrite", "save_every", "suffix", "memory",
     "corpus_cache", "retriever.cache", "retriever.device", "retriever.batch_size",
     *(f"retriever.{option}" for option in _OF_SERVERS),
 )  # fmt: skip

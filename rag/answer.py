@@ -17,10 +17,14 @@ from probers.types import Question, UserError
 
 from .figures import Comparison, Outcomes, table_lines
 from .loop import RAG
-from .parts import find_prober, with_bank
+from .parts import find_classifier, find_prober, prober_kind, with_bank
 from .terminal import Terminal
 from .traces import Answer, TraceFile
+from .triggers import Always, FixedLength, FixedSentence, Never
 from .triggers.base import name_of
+
+#: Triggers that follow a rule: their scores say nothing.
+_RULES = (Always, FixedLength, FixedSentence, Never)
 
 
 def run(cfg: DictConfig) -> Path | None:
@@ -35,16 +39,21 @@ def run(cfg: DictConfig) -> Path | None:
     asked = build(cfg.questions)
     questions, record = ([_known(cfg, asked)], {}) if one else _many(cfg, asked)
     corpus = load_passages(cfg)
-    probers: list[str] = []
+    trained = [str(cfg.trigger[k]) for k in ("bank", "classifier") if cfg.trigger.get(k) is not None]
 
-    def prober() -> str:
-        probers.append(find_prober(cfg))
-        return probers[0]
+    def read(found: str) -> str:
+        trained.append(found)
+        return found
 
-    trigger = build(cfg.trigger, **with_bank(cfg.trigger, prober))
+    given = with_bank(
+        cfg.trigger,
+        lambda: read(find_prober(cfg, prober_kind(cfg.trigger))),
+        lambda: read(find_classifier(cfg)),
+    )
+    trigger = build(cfg.trigger, **given)
     name = name_of(trigger)
     out = cfg.out if cfg.out is not None else (None if one else f"runs/rag/{name}")
-    config = plain(cfg) | {"inputs": inputs(*asked.files, cfg.corpus, *probers), "asked": record}
+    config = plain(cfg) | {"inputs": inputs(*asked.files, cfg.corpus, *trained), "asked": record}
     folder = None if out is None else RunFolder(Path(out), "rag", config)
     if folder is not None and not folder.begin(overwrite=cfg.overwrite):
         return folder.path
@@ -61,7 +70,7 @@ def run(cfg: DictConfig) -> Path | None:
         answer_tokens=cfg.answer_tokens,
     )
     if one:
-        answers = [_show(rag, name, questions[0])]
+        answers = [_show(rag, questions[0])]
         if folder is not None:
             (folder.path / "traces.jsonl").unlink(missing_ok=True)
             TraceFile(folder.path / "traces.jsonl").append(answers)
@@ -75,8 +84,10 @@ def run(cfg: DictConfig) -> Path | None:
 
 
 def _known(cfg: DictConfig, asked: QuestionSource) -> Question:
-    """The typed question; with its gold answers if it is one of ``cfg.questions``."""
+    """The typed question; with its gold answers if it is one of ``cfg.questions`` on this machine."""
     text = " ".join(str(cfg.question).split())
+    if not asked.files and asked.name != "testbed":  # a whole set is not fetched for one question
+        return Question("question", text)
     known = open_questions(asked, seed=cfg.seed, on_bad_line=cfg.on_bad_line).questions
     return next((q for q in known if q.question == text), Question("question", text))
 
@@ -91,8 +102,14 @@ def _many(cfg: DictConfig, asked: QuestionSource) -> tuple[list[Question], dict[
     return found.questions, found.record
 
 
-def _show(rag: RAG, name: str, question: Question) -> Answer:
-    terminal = Terminal(name)
+def _show(rag: RAG, question: Question) -> Answer:
+    trigger = rag.trigger
+    of_question = hasattr(trigger, "decide_before")
+    terminal = Terminal(
+        name_of(trigger),
+        of="question" if of_question else "rule" if isinstance(trigger, _RULES) else "text",
+        before=of_question or bool(getattr(trigger, "before", False)),
+    )
     print(f"\nQuestion: {question.question}", flush=True)
     answer = rag(question, terminal)
     right = bool(exact_match(answer.answer, question.answers)) if question.answers else None
@@ -113,7 +130,7 @@ def _write(
     results = {"schema": 1, "config": config, "n": len(questions), "methods": {name: entry}, "pairs": {}}
     write_text(folder.path / "results.json", canonical_json(results))
     folder.finish({"trigger": name, "n": len(questions), "em": entry["em"]})
-    if len(questions) > 1:
+    if config["question"] is None:
         print(*table_lines({name: entry}), sep="\n")
         empty = sum(a.counters.empty_retrievals for a in answers)
         if empty:
@@ -125,5 +142,6 @@ def _write(
         if missing:
             print(f"{missing} of {len(questions)} questions have no gold answer and count in no score")
     traces, figures = folder.path / "traces.jsonl", folder.path / "results.json"
-    print(f"wrote {len(answers)} traces to {traces}, figures to {figures}")
+    count = f"{len(answers)} trace{'' if len(answers) == 1 else 's'}"
+    print(f"wrote {count} to {traces}, figures to {figures}")
     print("next: probers-compare" + ("" if asked.name == "testbed" else f" {asked.typed}"))

@@ -3,49 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from omegaconf import DictConfig
 
-from probers.files import write_text
+from probers.finding import newest_classifier, newest_prober
 from probers.parts import build, inputs, load_model, load_passages, plain
-from probers.questions import EmptySplitError, open_questions
-from probers.runs import RunFolder, canonical_json
-from probers.types import Passage, Question
+from probers.questions import EmptySplitError, QuestionSet, QuestionSource, open_questions
+from probers.runs import RunFolder
+from probers.types import Needs, Question, UserError
 
-from .figures import Comparison, Outcomes, first_scores, table_lines
+from .figures import Comparison, Outcomes, first_scores
+from .findings import Runs, page_of, results_of, write
+from .ladders import climb_all
 from .loop import RAG
-from .methods import Method, build_methods, in_running_order
+from .methods import Method, build_methods, in_running_order, left_out
 from .parts import find_prober, options_of
-from .showcase import curves, examples, layer_figures
-from .triggers.base import check_questions
+from .sharing import Remembering, SharedRAG
+from .triggers.base import check_questions, name_of
 from .triggers.never import Never
 from .tuning import Tuned, stored_or_tuned
 
+if TYPE_CHECKING:
+    from probers.lm import CausalLM
+
 _REFERENCE = "never"
-
-
-@dataclass
-class _Runs:
-    """Everything that was run.
-
-    Attributes:
-        by_name: every method asked for, in this order.
-        reference: the closed-book run.
-        bank: figures of the prober, {} when no method uses one.
-        fixed: methods that decide without looking.
-        notes: what a reader has to know about how it was run.
-    """
-
-    questions: Sequence[Question]
-    corpus: Sequence[Passage]
-    bank: Mapping[str, Any]
-    fixed: frozenset[str]
-    by_name: dict[str, Outcomes] = field(default_factory=dict)
-    reference: Outcomes | None = None
-    notes: list[str] = field(default_factory=list)
+#: Parts that some methods need, by key, with how to make one.
+_TRAINED = {
+    "token_prober": "make a prober of single tokens with 'probers-datagen --source wiki pool=tokens' and "
+    "'probers-train head=radio'",
+    "classifier": "make a classifier of questions with 'probers-datagen --source cot' and 'probers-train "
+    "head=adaptive'",
+}
 
 
 def run(cfg: DictConfig) -> Path:
@@ -57,11 +48,12 @@ def run(cfg: DictConfig) -> Path:
     from probers.bank import ProbeBank
 
     asked = build(cfg.questions)
-    found = open_questions(asked, limit=cfg.limit, split="test", **_reading(cfg))
+    found, split, others = _open(cfg, asked)
     questions = found.questions
     for line in found.lines():
         print(line)
     corpus = load_passages(cfg)
+    missing = _complete(cfg)
     banks: dict[str, ProbeBank] = {}
 
     def bank() -> ProbeBank:
@@ -71,17 +63,19 @@ def run(cfg: DictConfig) -> Path:
     methods = build_methods(cfg, bank)
     for method in methods:
         check_questions(method.trigger, questions)
-    config = plain(cfg) | {"inputs": inputs(*asked.files, cfg.corpus, *banks), "asked": found.record}
+    read = [*banks, *(str(cfg[key]) for key in _TRAINED if cfg[key] is not None)]
+    config = plain(cfg) | {"inputs": inputs(*asked.files, cfg.corpus, *read), "asked": found.record}
     folder = RunFolder(Path(cfg.out), "compare", config)
     if not folder.begin(overwrite=cfg.overwrite, what="comparison"):
         return folder.path
     print(
-        f"{len(questions)} questions, {asked.spec} (split test), corpus {cfg.corpus} with {len(corpus)} "
+        f"{len(questions)} questions, {asked.spec} (split {split}), corpus {cfg.corpus} with {len(corpus)} "
         f"passages, model {cfg.model.name}",
         flush=True,
     )
-    rag = RAG(
-        load_model(cfg),
+    lm = Remembering(load_model(cfg), megabytes=cfg.memory)
+    rag = SharedRAG(
+        cast("CausalLM", lm),  # it has all that the model has
         build(cfg.retriever, corpus),
         Never(),
         prompt=build(cfg.prompt),
@@ -94,13 +88,66 @@ def run(cfg: DictConfig) -> Path:
         replace(rag, trigger=method.trigger, query=method.query)
     fixed = frozenset(m.name for m in methods if m.fixed)
     figures = next((dict(b.metrics) for b in banks.values()), {})
-    runs = _Runs(questions, corpus, figures, fixed)
-    tuned = _tune(cfg, rag, methods, folder.path, runs.notes)
-    _run_all(cfg, rag, methods, tuned, folder.path, runs)
+    queries = {m.name: name_of(m.query) for m in methods}
+    runs = Runs(questions, corpus, figures, fixed, queries, notes=missing)
+    if split != "test":
+        runs.notes.append(f"There are no test questions: these are of the {split} split.")
+    tuned = _tune(cfg, rag, methods, folder.path, runs.notes, split=others)
+    _run_all(cfg, rag, lm, methods, tuned, folder.path, runs)
     comparison = Comparison(questions, runs.reference, resamples=cfg.resamples, seed=cfg.seed)
-    results = _results(folder, runs, comparison)
-    _write(folder, results, _page(cfg, results, runs, comparison, tuned=bool(tuned)))
+    results = results_of(folder, runs, comparison)
+    write(folder, results, page_of(cfg, results, runs, comparison, tuned=bool(tuned)))
     return folder.path
+
+
+def _open(cfg: DictConfig, asked: QuestionSource) -> tuple[QuestionSet, str, str]:
+    """The questions, their split, and the split that thresholds are chosen on.
+
+    Many question sets keep their test answers to themselves: their validation questions are asked
+    then, and the thresholds come from their training questions.
+    """
+    try:
+        return open_questions(asked, limit=cfg.limit, split="test", **_reading(cfg)), "test", "validation"
+    except EmptySplitError:
+        try:
+            found = open_questions(asked, limit=cfg.limit, split="validation", **_reading(cfg))
+        except EmptySplitError:
+            found = None
+        if found is None:
+            raise
+        return found, "validation", "train"
+
+
+def _complete(cfg: DictConfig) -> list[str]:
+    """Fill in what of :data:`_TRAINED` is there, and leave out the methods whose part is not; says which.
+
+    Raises:
+        UserError: no method is left.
+    """
+    if cfg.token_prober is None and any(str(n) == "radio" for n in cfg.triggers):
+        cfg.token_prober = _token_prober(cfg)
+    if cfg.classifier is None and any(str(n) == "adaptive" for n in cfg.triggers):
+        found = newest_classifier(model=cfg.model.name)
+        cfg.classifier = None if found is None else str(found)
+    missing = left_out(cfg)
+    notes = [f"{name} is left out: {_TRAINED[key]}, or pass {key}=PATH." for name, key in missing.items()]
+    if missing and len(missing) == len(cfg.triggers):
+        raise UserError(" ".join(notes).rstrip("."))
+    cfg.triggers = [n for n in cfg.triggers if str(n) not in missing]
+    for key in _TRAINED:
+        if cfg[key] is not None:
+            print(f"{key}: {cfg[key]}")
+    return notes
+
+
+def _token_prober(cfg: DictConfig) -> str | None:
+    """The prober of single tokens: ``cfg.prober`` if it is one, else the newest of this model."""
+    from probers.bank import ProbeBank
+
+    if cfg.prober is not None and ProbeBank.from_pretrained(str(cfg.prober)).spec.pool == "tokens":
+        return str(cfg.prober)
+    found = newest_prober("tokens", model=cfg.model.name)
+    return None if found is None else str(found)
 
 
 def _reading(cfg: DictConfig) -> dict[str, Any]:
@@ -108,40 +155,57 @@ def _reading(cfg: DictConfig) -> dict[str, Any]:
 
 
 def _tune(
-    cfg: DictConfig, rag: RAG, methods: Sequence[Method], out: Path, notes: list[str]
+    cfg: DictConfig, rag: RAG, methods: Sequence[Method], out: Path, notes: list[str], *, split: str
 ) -> dict[str, Tuned]:
-    """Thresholds chosen on validation questions, for the triggers that bring none."""
-    triggers = {m.name: m.trigger for m in methods if m.tunable}
+    """Thresholds and calibration from questions of another split, for the triggers that bring none."""
+    triggers = {m.name: m.trigger for m in methods if m.tunable or m.calibrated}
+    tunable = [m.name for m in methods if m.tunable]
     if not triggers:
         return {}
     try:
         questions = open_questions(
-            build(cfg.questions), limit=cfg.validation, split="validation", **_reading(cfg)
+            build(cfg.questions), limit=cfg.validation, split=split, **_reading(cfg)
         ).questions
     except EmptySplitError:  # a file that says of every question that it is of the test split
         questions = []
     tuned = stored_or_tuned(out / "thresholds.json", rag, triggers, questions)
-    if tuned:
-        chosen = ", ".join(f"{name} {entry.threshold:.3g}" for name, entry in tuned.items())
-        print(f"thresholds chosen on {len(questions)} validation questions: {chosen}")
-    else:
+    if tuned and tunable:
+        chosen = ", ".join(f"{name} {tuned[name].threshold:.3g}" for name in tunable)
+        print(f"thresholds chosen on {len(questions)} {split} questions: {chosen}")
+    elif tunable:
         notes.append(
-            f"The thresholds of {', '.join(triggers)} are the configured ones: there are no validation "
+            f"The thresholds of {', '.join(tunable)} are those they came with: there are no {split} "
             "questions with both right and wrong closed-book answers."
         )
     return tuned
 
 
 def _run_all(
-    cfg: DictConfig, rag: RAG, methods: Sequence[Method], tuned: Mapping[str, Tuned], out: Path, runs: _Runs
+    cfg: DictConfig,
+    rag: RAG,
+    lm: Remembering,
+    methods: Sequence[Method],
+    tuned: Mapping[str, Tuned],
+    out: Path,
+    runs: Runs,
 ) -> None:
-    """Answer the questions with every method, each into its trace file."""
+    """Answer the questions with every method, each into its trace file; the closed-book pass comes first."""
     (out / "traces").mkdir(exist_ok=True)
     names = [m.name for m in methods]
     match = cfg.match if cfg.match in names else None
     done: dict[str, Outcomes] = {}
-    for method in in_running_order(methods, match):
-        if method.name in tuned:
+    ran: dict[str, Method] = {}
+    closed = next((m for m in methods if isinstance(m.trigger, Never)), None)
+    lm.also = recorded = _recorded_once(methods)
+    runs.reference = _run(rag, closed or Method(_REFERENCE, Never(), rag.query), None, runs.questions, out)
+    # Attention is large and read in the middle of answers, which methods hardly ever share.
+    lm.also = replace(recorded, attention=False, attention_layer=None)
+    if closed is None:
+        runs.notes.append("The closed-book answers that judge the triggers come from a run not in the table.")
+    else:
+        done[closed.name], ran[closed.name] = runs.reference, closed
+    for method in (m for m in in_running_order(methods, match) if m is not closed):
+        if method.tunable and method.name in tuned:
             method = method.with_options(threshold=tuned[method.name].threshold)
         if method.matched and match is not None:
             rate = float(done[match].cost("retrievals").mean())
@@ -151,12 +215,23 @@ def _run_all(
             )
         elif method.matched and cfg.match is not None:
             runs.notes.append(f"The budget of {method.name} is its own rate: {cfg.match} was not run.")
-        done[method.name] = _run(rag, method, tuned.get(method.name), runs.questions, out)
+        calibration = tuned.get(method.name) if method.calibrated else None
+        done[method.name] = _run(rag, method, calibration, runs.questions, out)
+        ran[method.name] = method
     runs.by_name = {name: done[name] for name in names}
-    runs.reference = next((done[m.name] for m in methods if isinstance(m.trigger, Never)), None)
-    if runs.reference is None:
-        runs.notes.append("The closed-book answers that judge the triggers come from a run not in the table.")
-        runs.reference = _run(rag, Method(_REFERENCE, Never(), rag.query), None, runs.questions, out)
+    runs.climbed = climb_all(rag, [ran[name] for name in names], done, runs.questions, out / "replay")
+
+
+def _recorded_once(methods: Sequence[Method]) -> Needs:
+    """What the closed-book pass records for the methods that begin with it: as much as one pass can."""
+    needs = Needs()
+    parts = [part for m in methods for part in (m.trigger, m.query)]
+    for part in sorted(parts, key=lambda part: part.needs.pool != "mean"):  # vectors of every token are large
+        try:
+            needs = needs.union(part.needs)
+        except ValueError:
+            continue
+    return needs
 
 
 def _run(rag: RAG, method: Method, tuned: Tuned | None, questions: Sequence[Question], out: Path) -> Outcomes:
@@ -166,88 +241,3 @@ def _run(rag: RAG, method: Method, tuned: Tuned | None, questions: Sequence[Ques
     probability = getattr(tuned or method.trigger, "probability", None)
     known = None if scores is None or probability is None else probability(scores)
     return Outcomes(questions, answers, scores, known, options_of(method.trigger))
-
-
-def _results(folder: RunFolder, runs: _Runs, comparison: Comparison) -> dict[str, Any]:
-    """The contents of results.json."""
-    methods = runs.by_name
-    names = list(methods)
-    return {
-        "schema": 1,
-        "config": dict(folder.config),
-        "n": len(runs.questions),
-        "methods": {name: comparison.figures(outcomes) for name, outcomes in methods.items()},
-        "pairs": {
-            f"{later} vs {earlier}": comparison.pair(methods[later], methods[earlier])
-            for i, later in enumerate(names)
-            for earlier in names[:i]
-        },
-        "options": {name: dict(outcomes.options) for name, outcomes in methods.items()},
-    }
-
-
-def _page(
-    cfg: DictConfig, results: Mapping[str, Any], runs: _Runs, comparison: Comparison, *, tuned: bool
-) -> dict[str, Any]:
-    """What the page shows beside results.json: how it was run, curves and examples."""
-    rule = "best balanced accuracy on validation questions" if tuned else "as configured"
-    return {
-        "title": "Which trigger knows when to retrieve?",
-        "command": f"probers-compare {build(cfg.questions).typed} limit={cfg.limit} seed={cfg.seed}",
-        "model": cfg.model.name,
-        "corpus": cfg.corpus,
-        "n": len(runs.questions),
-        "threshold_rule": f"{rule}; the prober brings its own" if runs.bank else rule,
-        "flags": _flags(runs),
-        "notes": _notes(runs),
-        "examples": examples(runs.by_name, runs.questions, runs.corpus, cfg.examples, cfg.seed),
-        **curves(runs.by_name, comparison.wrong, results["methods"]),
-        **layer_figures(runs.bank),
-    }
-
-
-def _flags(runs: _Runs) -> dict[str, str]:
-    """Triggers that never or always fired: these questions did not test them."""
-    found = {}
-    for name, outcomes in runs.by_name.items():
-        retrievals = outcomes.cost("retrievals")
-        if name in runs.fixed:
-            continue
-        if (retrievals == 0).all():
-            found[name] = "never fired"
-        elif (retrievals > 0).all():
-            found[name] = "always fired"
-    return found
-
-
-def _notes(runs: _Runs) -> list[str]:
-    notes = list(runs.notes)
-    missing = sum(not q.answers for q in runs.questions)
-    if missing:
-        notes.append(f"{missing} of {len(runs.questions)} questions have no gold answer and are in no score.")
-    for name, outcomes in runs.by_name.items():
-        empty = sum(a.counters.empty_retrievals for a in outcomes.answers)
-        if empty:
-            notes.append(f"{name}: {empty} retrievals found nothing; those answers went on without passages.")
-        cut = sum(a.counters.passages_cut for a in outcomes.answers)
-        if cut:
-            notes.append(f"{name}: {cut} passages were left out for want of room in the model's context.")
-    return notes
-
-
-def _write(folder: RunFolder, results: dict[str, Any], data: dict[str, Any]) -> None:
-    """Write the files, print the table, and say what to do next."""
-    from .report import write_report
-
-    out = folder.path
-    write_text(out / "results.json", canonical_json(results))
-    write_text(out / "report_data.json", canonical_json(data))
-    write_report(results, data, out / "report.html")
-    folder.finish({"n": results["n"], "methods": list(results["methods"])})
-    print(*table_lines(results["methods"]), sep="\n")
-    for name, flag in data["flags"].items():
-        print(f"note: {name} {flag} on these questions, so they do not test it")
-    for note in data["notes"]:
-        print(f"note: {note}")
-    print(f"wrote {out / 'results.json'}, {out / 'report.html'} and the traces in {out / 'traces'}")
-    print(f"next: open {out / 'report.html'}")

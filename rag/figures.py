@@ -35,6 +35,10 @@ COSTS = ("retrievals", "generations", "tokens", "sentences", "seconds")
 _RANKED: dict[str, Callable[..., Any]] = {
     "auroc": auroc, "auprc": auprc, "prr": prr, "recall_at_fpr": recall_at_fpr,
 }  # fmt: skip
+#: Figures against the closed-book answers. ``consistency``: of the questions right there the share
+#: still right; ``agreement``: of all the share right on both sides or wrong on both, which is how
+#: the released code of Probing-RAG counts consistency.
+_AGAINST = ("consistency", "agreement")
 _TRIGGER = ("auroc", "auprc", "base_rate", "ece", "prr", "recall_at_fpr")
 
 
@@ -124,9 +128,10 @@ class Comparison:
         if self._scored is not None and self.right is not None:
             kept = partial(_share_of, self.right)
             found["consistency"] = self._scored.interval(run.table["em"], kept)
+            found["agreement"] = self._scored.interval((run.table["em"] == self.right).astype(float))
         trigger = self._trigger(run)
         retrievals = run.cost("retrievals")
-        names = (*OUTCOMES, *COSTS, "consistency")
+        names = (*OUTCOMES, *COSTS, *_AGAINST)
         entry: dict[str, Any] = {n: _value(found[n].value) if n in found else None for n in names}
         entry["retrieval_share"] = {
             "none": float((retrievals == 0).mean()),
@@ -154,6 +159,25 @@ class Comparison:
             for name, i in sorted(found.items())
             if not math.isnan(i.value)
         }
+
+    def against_random(self, run: Outcomes, expected: Mapping[str, np.ndarray]) -> dict[str, Any]:
+        """A method minus random retrieval at its budget, with paired intervals, for results.json.
+
+        Args:
+            run: the method.
+            expected: ``retrievals``, ``em``, ``f1`` and ``acc`` of random retrieval, (n,) each,
+                for the questions with gold answers (:meth:`probers.rag.replay.Ladder.at_random`).
+        """
+        assert self._scored is not None
+        found: dict[str, Any] = {"retrievals": float(expected["retrievals"].mean())}
+        for name in ("em", "f1", "acc"):
+            interval = self._scored.difference(run.table[name], expected[name])
+            found[name] = {
+                "value": float(expected[name].mean()),
+                "diff": _value(interval.value),
+                "ci95": _ends(interval),
+            }
+        return found
 
     def _trigger(self, run: Outcomes) -> dict[str, Interval]:
         """How well the scores tell wrong closed-book answers from right ones."""
@@ -187,19 +211,24 @@ def _ends(interval: Interval) -> list[float] | None:
     return None if math.isnan(interval.low) else [interval.low, interval.high]
 
 
-def table_lines(methods: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """The main figures as lines of a text table, one per method."""
+def table_lines(
+    methods: Mapping[str, Mapping[str, Any]], at_random: Mapping[str, Mapping[str, Any]] | None = None
+) -> list[str]:
+    """The main figures as lines of a text table, one per method.
+
+    Args:
+        methods: the entries of results.json.
+        at_random: ``random_at_budget`` of results.json; the difference in EM is a column then.
+    """
     columns = (
         ("EM", "em", 3), ("F1", "f1", 3), ("ACC", "acc", 3), ("retrievals", "retrievals", 2),
         ("generations", "generations", 2), ("tokens", "tokens", 1), ("s/question", "seconds", 3),
-        ("consistency", "consistency", 3), ("AUROC", "trigger.auroc", 3),
+        ("consistency", "consistency", 3), ("agreement", "agreement", 3), ("AUROC", "trigger.auroc", 3),
     )  # fmt: skip
     width = max([len(name) for name in methods] + [6])
-    lines = [
-        " ".join(
-            [" " * width, f"{'EM 95%':>13}", *(f"{title:>{max(6, len(title))}}" for title, *_ in columns)]
-        )
-    ]
+    heads = [f"{'EM 95%':>13}", *(f"{title:>{max(6, len(title))}}" for title, *_ in columns)]
+    heads += [f"{'EM vs random':>23}"] if at_random else []
+    lines = [" ".join([" " * width, *heads])]
     for name, entry in methods.items():
         ci = entry["ci95"].get("em")
         cells = [f"{f'{ci[0]:.3f}-{ci[1]:.3f}' if ci else '-':>13}"]
@@ -208,5 +237,16 @@ def table_lines(methods: Mapping[str, Mapping[str, Any]]) -> list[str]:
             for part in key.split("."):
                 value = value[part]
             cells.append(f"{'-' if value is None else f'{value:.{digits}f}':>{max(6, len(title))}}")
+        if at_random:
+            cells.append(f"{_compared(at_random.get(name)):>23}")
         lines.append(" ".join([f"{name:<{width}}", *cells]))
     return lines
+
+
+def _compared(entry: Mapping[str, Any] | None) -> str:
+    """The difference in EM to random retrieval with its interval."""
+    entry = None if entry is None else entry.get("common", entry)
+    if entry is None or entry["em"]["ci95"] is None:
+        return "-"
+    low, high = entry["em"]["ci95"]
+    return f"{entry['em']['diff']:+.3f} ({low:+.3f} {high:+.3f})"

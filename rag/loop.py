@@ -16,14 +16,23 @@ from typing import TYPE_CHECKING
 from probers.answers import extract_answer
 from probers.fitting import fitting_passages
 from probers.prompts import TESTBED_PROMPT, PromptTemplate
-from probers.text import split_sentences
-from probers.types import Generation, Question, Retriever, Round, UserError
+from probers.types import Question, Retriever, Round, UserError
 
 from .queries.answer import AnswerQuery
 from .queries.base import QueryFormulator
 from .rounds import Listener, Open, Pass
 from .traces import Answer, TraceFile
-from .triggers.base import State, Trigger, check, check_questions, decide
+from .triggers.base import (
+    LookAhead,
+    State,
+    Trigger,
+    check,
+    check_attention,
+    check_questions,
+    decide,
+    decide_before,
+    look_ahead,
+)
 
 if TYPE_CHECKING:
     from probers.lm import CausalLM
@@ -72,6 +81,7 @@ class RAG:
         except ValueError as error:
             raise UserError(f"this trigger and query do not go together: {error}") from error
         check(self.trigger, self.lm.spec, self.prompt)
+        check_attention(self.lm, self.trigger, self.query)
         if self.prompt.chat:
             self.prompt = self.prompt.bind(self.lm.tokenizer)
 
@@ -90,10 +100,8 @@ class RAG:
         check_questions(self.trigger, questions)
         started = time.perf_counter()
         everyone = [Open(q) for q in questions]
-        if getattr(self.trigger, "before", False) and self.max_retrievals:
-            self._retrieve(everyone, [q.question for q in questions], partials=[("", 0)] * len(everyone))
-            for run in everyone:
-                run.record(Round("", None, run.question.question, run.passage_ids, ""), listener)
+        if self.max_retrievals:
+            self._begin(everyone, listener)
         active = everyone
         while active:
             active = self._round(active, listener)
@@ -125,6 +133,15 @@ class RAG:
                 bar.update(len(more))
         return answers
 
+    def _begin(self, everyone: Sequence[Open], listener: Listener | None) -> None:
+        """Retrieve with the question where the trigger wants that before anything is generated."""
+        verdicts = decide_before(self.trigger, [run.question for run in everyone])
+        fired = [(run, verdict) for run, (fire, verdict) in zip(everyone, verdicts, strict=True) if fire]
+        asked = [run.question.question for run, _ in fired]
+        self._retrieve([run for run, _ in fired], asked, partials=[("", 0)] * len(fired))
+        for (run, verdict), query in zip(fired, asked, strict=True):
+            run.record(Round("", verdict, query, run.passage_ids, ""), listener)
+
     def _round(self, active: Sequence[Open], listener: Listener | None) -> list[Open]:
         """One pass for every open question; returns those that go on."""
         passes = []
@@ -150,39 +167,58 @@ class RAG:
             partials=[(p.next_partial, p.next_tokens) for p in fired],
         )  # fmt: skip
 
-        going: list[Pass] = []
         ended: list[Pass] = []
         for each in passes:
-            goes_on = each.query is not None and self._changed(each)
-            (going if goes_on else ended).append(each)
+            if each.query is not None and self._changed(each):
+                each.truncate(listener)
+            elif each.cut:
+                each.extend(listener)
+            else:
+                ended.append(each)
         if not judges:
             self._complete(ended)
         for each in ended:
             each.accept(listener)
-        for each in going:
-            each.truncate(listener)
-        return [each.run for each in going]
+        over = {id(each) for each in ended}
+        return [each.run for each in passes if id(each) not in over]
 
     def _generate(self, active: Sequence[Open], listener: Listener | None) -> list[Pass]:
         """The continuation of every open question, each within what is left of its token limit."""
-        by_budget: dict[int, list[int]] = {}
-        for index, run in enumerate(active):
-            by_budget.setdefault(self.max_new_tokens - run.partial_tokens, []).append(index)
-        generations: dict[int, Generation] = {}
-        for budget, indices in sorted(by_budget.items()):
+        alike: dict[int | None, list[int]] = {}  # by what can end a text early
+        aheads = [self._ahead(run) for run in active]
+        for index, ahead in enumerate(aheads):
+            alike.setdefault(None if ahead is None else ahead.sentences, []).append(index)
+        passes: dict[int, Pass] = {}
+        for indices in alike.values():
+            first = aheads[indices[0]]
+            over = None if first is None else first.over(self.prompt.stop)
             stop: list[str | Callable[[str], bool]] = list(self.prompt.stop)
+            if over is not None:
+                stop.append(over)
             if listener is not None and len(indices) == 1:
                 stop.append(_tell(listener, active[indices[0]].question))
-            prompts = [self._prompt(active[i], active[i].partial) for i in indices]
+            budgets = [self.max_new_tokens - active[i].partial_tokens for i in indices]
+            limits = [
+                budget if ahead is None else ahead.limit(budget, self.prompt.stop)
+                for budget, ahead in zip(budgets, (aheads[i] for i in indices), strict=True)
+            ]
             made = self.lm.generate(
-                prompts, max_new_tokens=budget, needs=self._needs, stop=stop, prefix=self.prompt.prefix,
+                [self._prompt(active[i], active[i].partial) for i in indices], max_new_tokens=limits,
+                needs=self._needs, stop=stop, prefix=self.prompt.prefix,
                 names=[active[i].question.id for i in indices],
             )  # fmt: skip
-            generations.update(zip(indices, made, strict=True))
-        passes = [Pass(run, generations[i]) for i, run in enumerate(active)]
-        for each in passes:
-            _count(each.run, each.generation)
-        return passes
+            for i, budget, limit, generation in zip(indices, budgets, limits, made, strict=True):
+                early = generation.stop == "length" and limit < budget
+                early |= generation.stop == "stop" and over is not None and over(generation.text)
+                passes[i] = Pass(active[i], generation, cut=early and len(generation.token_ids) < budget)
+                active[i].counters.add(generation)
+        return [passes[i] for i in range(len(active))]
+
+    def _ahead(self, run: Open) -> LookAhead | None:
+        """How much of the next text the trigger looks at; None where it cannot fire any more."""
+        if run.counters.retrievals >= self.max_retrievals or getattr(self.trigger, "judges_answer", False):
+            return None
+        return look_ahead(self.trigger, run.question)
 
     def _complete(self, passes: Sequence[Pass]) -> None:
         """Append the announcing words to texts that ended without an answer, and let the model go on."""
@@ -197,7 +233,7 @@ class RAG:
             names=[p.run.question.id for p in short],
         )  # fmt: skip
         for each, head, generation in zip(short, heads, made, strict=True):
-            _count(each.run, generation)
+            each.run.counters.add(generation)
             each.run.counters.forced = True
             each.ending = head + generation.text
 
@@ -250,6 +286,7 @@ class RAG:
             retrievals=run.counters.retrievals,
             fresh=run.fresh,
             answer=self._extract(done.text + done.ending) if judged else None,
+            spend=run.counters.add,
         )
 
     def _extract(self, text: str) -> str:
@@ -258,12 +295,6 @@ class RAG:
     def _answer(self, run: Open) -> Answer:
         text, asked = run.partial.strip(), run.question
         return Answer(asked.id, asked.question, text, self._extract(text), tuple(run.rounds), run.counters)
-
-
-def _count(run: Open, generation: Generation) -> None:
-    run.counters.generations += 1
-    run.counters.tokens += len(generation.token_ids)
-    run.counters.sentences += len(split_sentences(generation.text))
 
 
 def _tell(listener: Listener, question: Question) -> Callable[[str], bool]:

@@ -13,11 +13,12 @@ from probers.types import UserError
 
 from .parts import named_part, with_bank
 from .queries.base import QueryFormulator
+from .triggers.always import Always
 from .triggers.base import Trigger
 from .triggers.never import Never
 from .triggers.random import Random
 
-_KEYS = ("trigger", "query", "trigger_options", "query_options")
+_KEYS = ("trigger", "query", "trigger_options", "query_options", "if_given", "tune")
 
 
 @dataclass(frozen=True)
@@ -27,8 +28,11 @@ class Method:
     Attributes:
         name: what tables and files call it.
         tunable: its threshold is to be chosen on validation questions: the trigger
-            has one, brings none of its own, and none was given.
+            has one, or brings one and ``tune`` says otherwise, and none was given (also not in
+            a paper's form, theta).
         matched: its budget is to be matched to another method's.
+        calibrated: its scores are to be calibrated on validation questions: the trigger has a
+            threshold to compare them with, and no calibration of its own.
     """
 
     name: str
@@ -36,11 +40,17 @@ class Method:
     query: QueryFormulator
     tunable: bool = False
     matched: bool = False
+    calibrated: bool = False
 
     @property
     def fixed(self) -> bool:
         """Whether it decides without looking, so that there is nothing to test."""
         return isinstance(self.trigger, (Never, Random)) or bool(getattr(self.trigger, "before", False))
+
+    @property
+    def adaptive(self) -> bool:
+        """Whether it may retrieve more for one question than for another, and not by chance."""
+        return not isinstance(self.trigger, (Never, Always, Random))
 
     def with_options(self, **options: Any) -> Method:
         """The same method with some options of its trigger changed."""
@@ -51,7 +61,8 @@ def build_methods(cfg: DictConfig, bank: Callable[[], Any]) -> list[Method]:
     """The methods named by ``cfg.triggers``, in this order.
 
     Args:
-        cfg: configuration of ``probers-compare``.
+        cfg: configuration of ``probers-compare``. Where it names ``queries``, the methods ask
+            with these: with one of them all alike, and with several each becomes as many.
         bank: makes the prober, asked at most once and only if a method needs it.
 
     Raises:
@@ -72,15 +83,43 @@ def build_methods(cfg: DictConfig, bank: Callable[[], Any]) -> list[Method]:
             made.append(bank())
         return made[0]
 
-    return [_build(name, cfg.methods[name], once) for name in names]
+    methods = [_build(name, cfg.methods[name], once) for name in names]
+    return methods if cfg.queries is None else _asking(methods, [str(q) for q in cfg.queries])
+
+
+def _asking(methods: Sequence[Method], queries: Sequence[str]) -> list[Method]:
+    """The methods with other queries than their own; of several, each is another method.
+
+    Those that ask nothing, or the question before anything is generated and nothing later, stay.
+    """
+    if not queries:
+        raise UserError("queries=[] asks nothing: name at least one, or null for the methods' own")
+    built = {name: build(named_part("query", name, {})) for name in queries}
+    found = []
+    for method in methods:
+        if isinstance(method.trigger, (Never, Always)):
+            found.append(method)
+        elif len(built) == 1:
+            found.append(replace(method, query=built[queries[0]]))
+        else:
+            named = (replace(method, name=f"{method.name}_{name}", query=q) for name, q in built.items())
+            found += named
+    return found
+
+
+def left_out(cfg: DictConfig) -> dict[str, str]:
+    """Methods of ``cfg.triggers`` that need something that is not given, with the key that would give it."""
+    return {
+        str(name): str(key)
+        for name in cfg.triggers
+        if name in cfg.methods and (key := cfg.methods[name].get("if_given")) and cfg[key] is None
+    }
 
 
 def _build(name: str, node: DictConfig, bank: Callable[[], Any]) -> Method:
     entry = OmegaConf.to_container(node, resolve=True)
     if not isinstance(entry, Mapping) or not {"trigger", "query"} <= set(entry) <= set(_KEYS):
-        raise UserError(
-            f"methods.{name} must have trigger and query, and may have trigger_options, query_options"
-        )
+        raise UserError(f"methods.{name} must have trigger and query, and may have {', '.join(_KEYS[2:])}")
     options = entry.get("trigger_options") or {}
     asked = named_part("trigger", entry["trigger"], options)
     trigger = build(asked, **with_bank(asked, bank))
@@ -90,8 +129,10 @@ def _build(name: str, node: DictConfig, bank: Callable[[], Any]) -> Method:
         name,
         trigger,
         query,
-        tunable=own.get("threshold") is not None and "threshold" not in options,
+        tunable=(own.get("threshold") is not None or bool(entry.get("tune")))
+        and not {"threshold", "theta"} & set(options),
         matched=isinstance(trigger, Random) and "rate" not in options,
+        calibrated=own.get("threshold") is not None and not hasattr(trigger, "probability"),
     )
 
 

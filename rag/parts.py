@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
 from importlib import resources
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from probers.runs import newest
+from probers.finding import ProberKind, newest_classifier, newest_prober
 from probers.types import UserError
 
+#: For each kind of prober a trigger that needs it, what it is, and the commands that make one.
+_PROBERS: dict[ProberKind, tuple[str, str, str, str]] = {
+    "answers": ("probing", "of whole answers", "--source cot", "layer=all"),
+    "tokens": ("radio", "of single tokens", "--source wiki pool=tokens", "head=radio"),
+}
 
-def find_prober(cfg: DictConfig) -> str:
-    """The prober asked for, or the newest one trained for this model; says which.
+
+def prober_kind(node: Mapping[str, Any]) -> ProberKind:
+    """Whether the trigger of a ``_target_`` node listens to single tokens or judges whole answers."""
+    return "tokens" if str(node["_target_"]).endswith(".Radio") else "answers"
+
+
+def find_prober(cfg: DictConfig, kind: ProberKind = "answers") -> str:
+    """The prober asked for, or the newest one of this kind trained for this model; says which.
 
     Raises:
         UserError: there is none; says which command makes one.
@@ -22,19 +33,44 @@ def find_prober(cfg: DictConfig) -> str:
     if cfg.prober is not None:
         print(f"prober: {cfg.prober}")
         return str(cfg.prober)
-    found = newest("prober", model=cfg.model.name)
+    found = newest_prober(kind, model=cfg.model.name)
+    trigger, what, data, training = _PROBERS[kind]
     if found is None:
         raise UserError(
-            f"trigger=probing needs a prober for model={cfg.model.name} and there is none under runs/: "
-            "make one with 'probers-datagen --source cot' and 'probers-train layer=all', or pass prober=PATH"
+            f"trigger={trigger} needs a prober {what} for model={cfg.model.name} and there is none under "
+            f"runs/: make one with 'probers-datagen {data}' and 'probers-train {training}', or pass "
+            "prober=PATH"
         )
-    print(f"prober: {found} (the newest for model={cfg.model.name})")
+    print(f"prober: {found} (the newest {what} for model={cfg.model.name})")
     return str(found)
 
 
-def with_bank(node: DictConfig, bank: Any) -> dict[str, Any]:
-    """Arguments that hand ``bank()`` to a trigger that wants one and was not given one."""
-    return {"bank": bank()} if "bank" in node and node.bank is None else {}
+def find_classifier(cfg: DictConfig) -> str:
+    """The newest classifier of questions trained on answers of this model; says which.
+
+    Raises:
+        UserError: there is none; says which command makes one.
+    """
+    found = newest_classifier(model=cfg.model.name)
+    if found is None:
+        raise UserError(
+            f"trigger=adaptive needs a classifier of questions for model={cfg.model.name} and there is none "
+            "under runs/: make one with 'probers-datagen --source cot' and 'probers-train head=adaptive', or "
+            "pass its folder, or a sequence classifier of transformers, as trigger.classifier"
+        )
+    print(f"classifier: {found} (the newest for model={cfg.model.name})")
+    return str(found)
+
+
+def with_bank(
+    node: DictConfig, bank: Callable[[], Any], classifier: Callable[[], Any] | None = None
+) -> dict[str, Any]:
+    """Arguments that hand what ``bank`` and ``classifier`` make to a trigger that wants it and has none."""
+    found = {}
+    for key, make in (("bank", bank), ("classifier", classifier)):
+        if make is not None and key in node and node[key] is None:
+            found[key] = make()
+    return found
 
 
 def named_part(group: str, name: str | Mapping[str, Any], options: Mapping[str, Any]) -> DictConfig:

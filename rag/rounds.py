@@ -58,6 +58,7 @@ class Pass:
     Attributes:
         ending: announcing words and final answer that had to be appended, or "".
         query: what was asked; None when nothing was retrieved.
+        cut: the text was ended where the trigger had seen enough, and would have gone on.
     """
 
     run: Open
@@ -65,6 +66,7 @@ class Pass:
     decision: Decision | None = None
     ending: str = ""
     query: str | None = None
+    cut: bool = False
 
     @property
     def text(self) -> str:
@@ -98,6 +100,14 @@ class Pass:
         if self.ending:
             self.run.record(Round(self.ending, None, None, (), self.ending), listener)
         self.run.partial = self.text + self.ending
+
+    def extend(self, listener: Listener | None) -> None:
+        """The text stays as it is, and the question goes on from its end."""
+        accepted = self.generation.text.rstrip()
+        self._record(accepted, listener)
+        self.run.partial += accepted
+        self.run.partial_tokens += len(self.generation.token_ids)
+        self.run.fresh = False
 
     def truncate(self, listener: Listener | None) -> None:
         """The text before the hit stays, and the question goes on from there."""

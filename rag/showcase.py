@@ -13,15 +13,14 @@ from probers.metrics import auroc, exact_match
 from probers.types import Passage, Question, Round
 
 from .figures import Outcomes
+from .replay import thinned
 from .traces import Answer
-
-_POINTS = 60  # of a curve at most
 
 
 def curves(
     runs: Mapping[str, Outcomes], wrong: np.ndarray | None, methods: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """``knowledge_em``, ``points``, ``roc`` and ``replay`` of the page, each by name of the method.
+    """``knowledge_em``, ``points`` and ``roc`` of the page, each by name of the method.
 
     Args:
         runs: by name of the method.
@@ -31,7 +30,9 @@ def curves(
     found: dict[str, Any] = {
         "knowledge_em": {name: kinds for name, run in runs.items() if (kinds := by_knowledge(run))},
         "points": {
-            name: {"retrievals": entry["retrievals"], "em": entry["em"], "em_ci": entry["ci95"].get("em")}
+            name: {"retrievals": entry["retrievals"]}
+            | {key: entry[key] for key in ("em", "acc")}
+            | {f"{key}_ci": entry["ci95"].get(key) for key in ("em", "acc")}
             for name, entry in methods.items()
             if entry["em"] is not None
         },
@@ -40,9 +41,6 @@ def curves(
         return found
     scores = {name: run.scores[run.scored] for name, run in runs.items() if run.scores is not None}
     found["roc"] = {name: roc(wrong, values) for name, values in scores.items()}
-    if "always" in runs:
-        always = runs["always"].table["em"]
-        found["replay"] = {name: replay(values, 1 - wrong, always) for name, values in scores.items()}
     return found
 
 
@@ -51,32 +49,11 @@ def roc(wrong: np.ndarray, scores: np.ndarray) -> dict[str, Any]:
     levels = np.unique(scores)[::-1]
     fpr = [0.0, *(float((scores[wrong == 0] >= t).mean()) for t in levels)]
     tpr = [0.0, *(float((scores[wrong == 1] >= t).mean()) for t in levels)]
-    keep = _thinned(len(fpr))
+    keep = thinned(len(fpr))
     return {
         "fpr": [fpr[i] for i in keep],
         "tpr": [tpr[i] for i in keep],
         "auroc": float(auroc(wrong, scores)),
-    }
-
-
-def replay(scores: np.ndarray, closed_book: np.ndarray, retrieved: np.ndarray) -> dict[str, list[float]]:
-    """EM against retrievals at every threshold, from recorded answers, without generating again.
-
-    Where a trigger would fire the answer of the ``always`` run is taken, elsewhere the
-    closed-book one: one retrieval with the question, whatever the method asks otherwise.
-
-    Args:
-        scores: (n,) of the first generation.
-        closed_book: (n,) EM without retrieval.
-        retrieved: (n,) EM of the ``always`` run.
-    """
-    levels = np.unique(scores)
-    thresholds = [levels[0] - 1.0, *levels]
-    chosen = [thresholds[i] for i in _thinned(len(thresholds))]
-    fired = [scores > t for t in chosen]
-    return {
-        "retrievals": [float(f.mean()) for f in fired],
-        "em": [float(np.where(f, retrieved, closed_book).mean()) for f in fired],
     }
 
 
@@ -95,8 +72,11 @@ def layer_figures(metrics: Mapping[str, Any]) -> dict[str, Any]:
     """The prober's own test figures by layer, with its controls, as it was trained."""
     keys = ("layer", "accuracy", "auroc", "auroc_ci")
     found: dict[str, Any] = {}
-    if metrics.get("layers"):
-        found["layers"] = [{k: entry.get(k) for k in keys} for entry in metrics["layers"]]
+    # Of several sites in the blocks, the one of the best layer: one curve.
+    site = metrics.get("best_site")
+    layers = [e for e in metrics.get("layers") or [] if site is None or e.get("site", site) == site]
+    if layers:
+        found["layers"] = [{k: entry.get(k) for k in keys} for entry in layers]
     if metrics.get("ensemble"):
         found["ensemble"] = {k: metrics["ensemble"].get(k) for k in keys[1:]}
     controls = metrics.get("controls") or {}
@@ -169,10 +149,3 @@ def _told_round(done: Round, passages: Mapping[str, Passage]) -> dict[str, Any]:
             {"title": passages[p].title, "text": passages[p].text} for p in done.passage_ids if p in passages
         ],
     }
-
-
-def _thinned(count: int) -> list[int]:
-    """Indices of at most ``_POINTS`` of ``count`` points, both ends among them."""
-    if count <= _POINTS:
-        return list(range(count))
-    return sorted({round(i * (count - 1) / (_POINTS - 1)) for i in range(_POINTS)})

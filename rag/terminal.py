@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from typing import TextIO
+from typing import Literal, TextIO
 
 from probers.types import Decision, Passage, Question, Round
 
@@ -20,15 +20,27 @@ class Terminal:
     Args:
         trigger: what to call the trigger.
         out: where to print; colours only if it is a terminal and NO_COLOR is not set.
+        of: what its score is of. That of a rule says nothing, and is not printed; that of a
+            question is printed once.
+        before: it may retrieve before anything is written.
     """
 
-    def __init__(self, trigger: str, out: TextIO | None = None) -> None:
-        self._trigger = trigger
+    def __init__(
+        self,
+        trigger: str,
+        out: TextIO | None = None,
+        *,
+        of: Literal["text", "question", "rule"] = "text",
+        before: bool = False,
+    ) -> None:
+        self._trigger, self._of, self._before = trigger, of, before
         self._out = out or sys.stdout
         self._colours = self._out.isatty() and "NO_COLOR" not in os.environ
         self._shown = ""  # of the running generation
         self._begun = False  # whether its first line has been started
         self._rounds = 0
+        self._searched = False  # whether anything was asked for
+        self._judged = False  # whether a score was printed
 
     def text(self, question: Question, text: str) -> None:
         """Print what the running generation has gained; ends of lines wait until more follows."""
@@ -40,21 +52,26 @@ class Terminal:
 
     def round(self, question: Question, done: Round, passages: Sequence[Passage]) -> None:
         """Finish the round's text and print what was decided, asked and fetched."""
-        if done.text.strip() or done.decision is not None:
+        first = self._before and not self._rounds and not done.text and done.query is not None
+        if done.text.strip() or (done.decision is not None and not first):
             self.text(question, done.text)
             self._start()
             self._write("\n")
         self._shown, self._begun = "", False
-        if done.decision is not None:
+        if first:
+            compared = "" if done.decision is None else self._compared(done.decision)
+            self._line(self._paint("red", f"▲ {self._trigger} fired before the text{compared}"))
+        elif done.decision is not None:
             self._line(self._verdict(done, done.decision))
-            if done.decision.position is not None and done.query is not None:
+            if done.decision.position is not None and done.query is not None and done.accepted != done.text:
                 kept = done.accepted.strip()
                 self._line(self._paint("dim", f"kept: {kept}" if kept else "kept: nothing of it"))
         if done.query is not None:
+            self._searched = True
             self._line(self._paint("cyan", f"query: {done.query}"))
             titles = "; ".join(f"{p.title or p.id} ({p.score:.2f})" for p in passages if p.score is not None)
             self._line(self._paint("green", f"fetched: {titles}") if passages else "fetched: nothing")
-            if done.accepted == done.text:
+            if done.accepted == done.text and done.text:
                 self._line("the prompt stays the same, and so does the answer")
 
     def final(self, answer: Answer, gold: Sequence[str] = (), right: bool | None = None) -> None:
@@ -65,20 +82,26 @@ class Terminal:
             self._write(f"  ({mark}; gold: {_safe(' or '.join(gold))})")
         c = answer.counters
         counts = f"{_count(c.retrievals, 'retrieval')}, {_count(c.generations, 'generation')}, "
+        if c.passages_cut:
+            counts += f"{_count(c.passages_cut, 'passage')} left out for want of room, "
         self._write(
             "\n" + self._paint("dim", f"{counts}{_count(c.tokens, 'token')}, {c.seconds:.2f} s") + "\n"
         )
 
     def _verdict(self, done: Round, decision: Decision) -> str:
-        compared = f"score {decision.score:.3g}, threshold {decision.threshold:.3g}"
+        compared = self._compared(decision)
         if not decision.fire:
-            return self._paint("dim", f"{self._trigger} did not fire: {compared}")
-        if decision.position is None:
-            where = "on the whole answer"
-        else:
-            where = f"at “{_hits(done, decision)}”, character {decision.position}"
+            again = " again" if self._searched and not compared else ""
+            return self._paint("dim", f"{self._trigger} did not fire{again}{compared}")
         end = "" if done.query is not None else "; no retrieval is left"
-        return self._paint("red", f"▲ {self._trigger} fired {where}: {compared}{end}")
+        return self._paint("red", f"▲ {self._trigger} fired {_place(done, decision)}{compared}{end}")
+
+    def _compared(self, decision: Decision) -> str:
+        """Score and threshold, where they say something that was not said yet."""
+        if self._of == "rule" or (self._of == "question" and self._judged):
+            return ""
+        self._judged = True
+        return f": score {decision.score:.3g}, threshold {decision.threshold:.3g}"
 
     def _start(self) -> None:
         if not self._begun:
@@ -106,10 +129,31 @@ def _count(n: int, noun: str) -> str:
     return f"{n} {noun}{'' if n == 1 else 's'}"
 
 
-def _hits(done: Round, decision: Decision) -> str:
-    """The text of the tokens that fired; neighbours are joined as they stand."""
-    parts: list[str] = []
+def _place(done: Round, decision: Decision) -> str:
+    """Where in the text it fired: the words of the tokens that did, and the first's place."""
+    if decision.position is None:
+        return "on the whole answer"
+    spans: list[tuple[int, int]] = []
     for token in decision.tokens:
-        piece = done.text[slice(*done.tokens[token])]
-        parts.append(piece if token - 1 in decision.tokens or not parts else f" … {piece.lstrip()}")
-    return "".join(parts).strip()
+        start, end = _word(done.text, *done.tokens[token])
+        if spans and not done.text[spans[-1][1] : start].strip():  # the same word, or its neighbour
+            spans[-1] = (spans[-1][0], max(end, spans[-1][1]))
+        else:
+            spans.append((start, end))
+    if not spans:
+        return f"at character {decision.position}"
+    words = " … ".join(done.text[slice(*span)] for span in spans)
+    # A rule fires behind what it names, everything else at its beginning or before.
+    where = "after" if decision.position >= spans[-1][1] else "at"
+    return f"{where} “{words}”, character {spans[0][0] if where == 'at' else spans[-1][1]}"
+
+
+def _word(text: str, start: int, end: int) -> tuple[int, int]:
+    """The word or words that a token belongs to, by white space."""
+    while start < end and text[start].isspace():
+        start += 1
+    while start > 0 and not text[start - 1].isspace():
+        start -= 1
+    while end < len(text) and not text[end].isspace():
+        end += 1
+    return start, end

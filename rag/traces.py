@@ -9,7 +9,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from probers.types import Decision, Question, Round, UserError
+from probers.text import split_sentences
+from probers.types import Decision, Generation, Question, Round, UserError
 
 
 @dataclass(slots=True)
@@ -20,7 +21,7 @@ class Counters:
         retrievals: searches, also those that found nothing.
         empty_retrievals: searches that found nothing; the answer went on without passages.
         passages_cut: passages that were found and not shown, for want of room in the context.
-        generations: calls of the model, a forced final answer included.
+        generations: calls of the model, a forced final answer and what a trigger asked it included.
         tokens: tokens generated, also those that were discarded.
         sentences: sentences generated, also those that were discarded.
         forced: whether the words that announce the answer had to be put in.
@@ -35,6 +36,12 @@ class Counters:
     sentences: int = 0
     forced: bool = False
     seconds: float = 0.0
+
+    def add(self, generation: Generation) -> None:
+        """Count one call of the model."""
+        self.generations += 1
+        self.tokens += len(generation.token_ids)
+        self.sentences += len(split_sentences(generation.text))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Thresholds for triggers that bring none: one rule for all, on validation questions.
+"""Thresholds and calibration for triggers that bring none: one rule for all, on validation questions.
 
 The rule, the same by which a prober's threshold is chosen when it is trained: of the
 thresholds halfway between neighbouring scores, and of those beyond both ends, the one
@@ -27,6 +27,7 @@ from .traces import Answer
 from .triggers.base import State, Trigger, decide
 
 _CHUNK = 64  # questions answered together
+_NOTHING = Needs()
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ def stored_or_tuned(
 
 
 def tune(rag: RAG, triggers: Mapping[str, Trigger], questions: Sequence[Question]) -> dict[str, Tuned]:
-    """Threshold and calibration of every trigger, from one closed-book pass over the questions.
+    """Threshold and calibration of every trigger, from the closed-book answers to the questions.
 
     Args:
         rag: a loop whose model, prompt and limits are used; its trigger is not.
@@ -95,18 +96,42 @@ def tune(rag: RAG, triggers: Mapping[str, Trigger], questions: Sequence[Question
         By name; empty when the questions do not have both right and wrong answers.
     """
     answered = [q for q in questions if q.answers]
-    panel = _Panel(triggers)
-    loop = replace(rag, trigger=panel)
-    answers: list[Answer] = []
-    for start in tqdm(range(0, len(answered), _CHUNK), desc="thresholds", unit=f"{_CHUNK} questions"):
-        answers += loop.answer(answered[start : start + _CHUNK])
-    wrong = np.array([1 - exact_match(a.answer, q.answers) for a, q in zip(answers, answered, strict=True)])
-    if len(set(wrong)) < 2:
-        return {}
-    return {
-        name: Tuned(best_threshold(wrong, np.array(scores)), *_platt(wrong, np.array(scores)))
-        for name, scores in panel.scores.items()
-    }
+    tuned: dict[str, Tuned] = {}
+    for group in together(triggers):
+        panel = _Panel(group)
+        loop = replace(rag, trigger=panel)
+        answers: list[Answer] = []
+        for start in tqdm(range(0, len(answered), _CHUNK), desc="thresholds", unit=f"{_CHUNK} questions"):
+            answers += loop.answer(answered[start : start + _CHUNK])
+        pairs = zip(answers, answered, strict=True)
+        wrong = np.array([1 - exact_match(a.answer, q.answers) for a, q in pairs])
+        if len(set(wrong)) < 2:
+            return {}
+        tuned |= {
+            name: Tuned(best_threshold(wrong, np.array(scores)), *_platt(wrong, np.array(scores)))
+            for name, scores in panel.scores.items()
+        }
+    return tuned
+
+
+def together(triggers: Mapping[str, Trigger], needs: Needs = _NOTHING) -> list[dict[str, Trigger]]:
+    """The triggers in groups whose needs one pass can record, as few as come of taking them in turn.
+
+    Args:
+        triggers: by name.
+        needs: recorded besides.
+    """
+    groups: list[tuple[dict[str, Trigger], Needs]] = []
+    for name, trigger in triggers.items():
+        for i, (group, known) in enumerate(groups):
+            try:
+                groups[i] = (group | {name: trigger}, known.union(trigger.needs))
+            except ValueError:
+                continue
+            break
+        else:
+            groups.append(({name: trigger}, needs.union(trigger.needs)))
+    return [group for group, _ in groups]
 
 
 def best_threshold(wrong: np.ndarray, scores: np.ndarray) -> float:

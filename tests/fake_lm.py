@@ -53,7 +53,8 @@ class FakeLM:
         self.prefixes.add(prefix)
         self.prompts += prompts
         self.batches.append(len(prompts))
-        return [self._one(prompt, max_new_tokens, needs, stop) for prompt in prompts]
+        limits = [max_new_tokens] * len(prompts) if isinstance(max_new_tokens, int) else max_new_tokens
+        return [self._one(p, n, needs, stop) for p, n in zip(prompts, limits, strict=True)]
 
     def fits(self, prompts, more):
         return [len(tokens(p)) + n <= self.context for p, n in zip(prompts, more, strict=True)]

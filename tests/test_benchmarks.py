@@ -5,7 +5,9 @@ Nothing here looks at the clock: what the figures are is for the machine that ru
 
 from __future__ import annotations
 
+import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,15 +17,23 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
 import capture
 import cost
+import fits
 import memory
 import peers
 import report
 import workload
+from released import Plain, Released
 from reuse import PaddingCount
 from timing import Results, by_turns
 from workload import Options
 
-from probers import CausalLM
+import rag as rag_benchmark
+import train as training
+from probers import CausalLM, FeatureStore
+from probers.bank import ProbeBank
+from probers.features import FeatureSpec
+from probers.heads import HEADS
+from probers.prompts import TESTBED_PROMPT
 from probers.types import Needs, RunError
 
 CPU = torch.device("cpu")
@@ -244,3 +254,169 @@ def test_wrong_flags_are_named(flags: list[str], said: str, capsys: pytest.Captu
 
 def test_needs_of_the_comparison_cover_both(lm: CausalLM) -> None:
     assert peers.everything(lm) == Needs(layers=(0, 1, 2, 3), attention=True)
+
+
+def test_the_training_benchmark_shortens_trainings_and_scales_their_time(tmp_path: Path) -> None:
+    store = training.synthetic(tmp_path, 240, 2, 8)
+    short, whole = (fits.as_fit(str(store), [1, 2], steps) for steps in (24, 0))
+    assert (short["taken"], short["of"]) == (24, 32)  # 192 train, in batches of 12, two epochs
+    assert (whole["taken"], whole["of"]) == (32, 32)
+    assert short["parameters"] == whole["parameters"] > 2 * 512 * 512
+    assert short["seconds"] >= 32 * short["step"] > 0
+    for run in (short, whole):
+        assert set(run["parts"]) == {*fits.PARTS, "trainer"}
+        assert all(seconds > 0 for seconds in run["parts"].values())
+        assert sum(run["parts"].values()) == pytest.approx(run["step"])
+        assert run["validation"] > 0 and run["threads"] == 1
+
+
+def test_a_timed_training_is_the_same_training(tmp_path: Path) -> None:
+    opened = FeatureStore.open(training.synthetic(tmp_path, 240, 2, 8))
+    settings = fits.fit.FitSettings()
+    examples = fits.shortened(fits.load_examples([opened]), 16, settings)
+    assert len(examples.rows["train"]) == 96 and len(examples.rows["validation"]) == 24
+    plain = fits._fit(opened, [1, 2], examples, settings)
+    with fits.Clock().running():
+        timed = fits._fit(opened, [1, 2], examples, settings)
+    assert plain.loss.tolist() == timed.loss.tolist()
+    assert fits.fit.ProberModule.__name__ == "ProberModule"
+
+
+def test_the_synthetic_store_is_made_once_and_its_middle_layers_tell_most(tmp_path: Path) -> None:
+    path = training.synthetic(tmp_path, 1030, 3, 16)
+    files = {file: file.stat().st_mtime_ns for file in path.glob("shards/*")}
+    assert training.synthetic(tmp_path, 1030, 3, 16) == path
+    assert files == {file: file.stat().st_mtime_ns for file in path.glob("shards/*")}
+    store = FeatureStore.open(path)
+    table = store.table()
+    assert len(table) == 1030 and len(files) == 9  # three shards
+    assert table.groupby("group").size().max() == 2 and table.groupby("group")["split"].nunique().max() == 1
+    gaps = []
+    for layer in store.spec.layers:
+        states = store.layer(layer).astype(float)
+        means = [states[table["correct"].to_numpy() == label].mean(axis=0) for label in (0, 1)]
+        gaps.append(float(abs(means[1] - means[0]).sum()))
+    assert gaps[1] > gaps[0] and gaps[1] > gaps[2]
+
+
+def test_verdicts_of_the_training_benchmark_follow_the_aims() -> None:
+    faster, slower = training.ratios("s", 10, 5.0, 1.0, 30.0, "sum")
+    assert faster[-3:] == ["6.00", ">= 4", "met"] and slower[-3:] == ["5.00", "<= 4", "**not met**"]
+    runs = [{"step": 0.01, "seconds": 2.0, "validation": 0.5, "parts": {p: 0.002 for p in fits.PARTS}}]
+    runs[0]["parts"]["trainer"] = 0.002
+    step, waiting, validation = training.parts("s", "1 layer", runs)
+    assert waiting[-3:] == ["0.20", "<= 0.1", "**not met**"]
+    assert "adamw 20%" in step[2] and validation[4] == "0.25"
+    assert {len(row) for row in (faster, step, waiting, validation)} == {len(training.COLUMNS)}
+
+
+def test_forward_passes_of_the_released_procedure_are_counted() -> None:
+    assert "312,720" in training.passes(26_060)[3] and training.passes(26_060)[2] == "0"
+
+
+def test_the_training_benchmark_reads_what_the_command_says() -> None:
+    assert training.trained("wrote a prober of 3 layers to x (trained in 12 s)\nnext: ...") == 12
+    with pytest.raises(SystemExit, match="did not say"):
+        training.trained("nothing")
+
+
+def test_a_bare_loop_has_its_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fits, "speed_of_products", lambda: 2e9)
+    monkeypatch.setattr(fits, "speed_of_memory", lambda: 4e9)
+    found = fits.as_plain(heads=2, width=8, steps=2, threads=1)
+    weights = 2 * (8 * 512 + 512 * 512 + 512 * 2)
+    assert found["arithmetic"] == 6 * 12 * weights / 2e9
+    others = 2 * (2 * 8 + 4 * 512 + 2 * 512 + 2)  # norms and biases
+    assert found["traffic"] == 4 * (weights + others) * 10 / 4e9
+    assert found["step"] == pytest.approx(sum(found["parts"].values()))
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--rounds", "0"], "0 is not a number above 0"),
+        (["--steps", "-1"], "expected one argument|not a whole number"),
+        (["--data", "nowhere"], "nowhere is no feature store"),
+    ],
+)
+def test_wrong_flags_of_the_training_benchmark(
+    flags: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        training.parse(flags)
+    assert re.search(said, capsys.readouterr().err)
+
+
+@pytest.fixture(scope="module")
+def small() -> CausalLM:
+    return rag_benchmark.engine(1)
+
+
+def test_the_released_procedure_and_the_loop_do_the_same(small: CausalLM) -> None:
+    """In rounds, with texts cut in the middle, and whether or not the model may end its answer."""
+    eager = rag_benchmark.eager_twin()
+    retriever, prompt = rag_benchmark.BM25(rag_benchmark.load_corpus()), rag_benchmark.exemplars(0)
+    asked = [q for q in rag_benchmark.load_questions() if q.split == "test"][1:4]
+    loop = rag_benchmark.released_loop(small, retriever, 0.4, prompt, 28)
+    ours = loop.answer(asked)
+    plain = Released(small.model, eager, small.tokenizer, retriever, prompt, 0.4, 25, 28)
+    theirs = [plain(q) for q in asked]
+    assert [rag_benchmark.outcome(a) for a in ours] == [rag_benchmark.outcome(p) for p in theirs]
+    assert sum(len(p.queries) for p in theirs) > 0 and any(not p.queries for p in theirs)
+    plain.ends = True
+    assert plain(asked[0]) == theirs[0]
+    plain.threshold = 99.0
+    assert plain(asked[0]).queries == ()
+
+
+def test_unlike_answers_are_counted_and_need_a_reason() -> None:
+    one, other = Plain("A b. So", "x", ("q",)), Plain("A b. So", "x", ())
+    results = Results(rag_benchmark.HEADS)
+    rag_benchmark.agree("here", [one, one], {"same": [one, one]}, results)
+    assert results.same and "2 of 2 questions" in results.notes["dragin"][0]
+    odd = Plain("A b. and c.", "x", ())
+    rag_benchmark.agree("here", [one, odd], {"odd": [one, replace(odd, queries=("q",))]}, results)
+    assert results.same and "before a small letter" in results.notes["dragin"][1]
+    rag_benchmark.agree("here", [one, one], {"other": [one, other]}, results)
+    assert not results.same and "1 differ without a reason" in results.notes["dragin"][2]
+
+
+def test_the_tables_of_the_loop_are_complete(
+    small: CausalLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = FeatureSpec(small.spec, (11, 12), small.width, prompt=TESTBED_PROMPT.fingerprint)
+    ProbeBank(spec, HEADS["linear"](["layer11", "layer12"], small.width), 0.0).save_pretrained(tmp_path)
+    written: dict[str, str] = {}
+    monkeypatch.setattr(report, "write_section", lambda name, command, body: written.update({name: body}))
+    monkeypatch.setattr(rag_benchmark, "_command", lambda *command: None)
+    flags = ["--questions", "1", "--lengths", "16", "--exemplars", "1", "--repeats", "1", "--compare"]
+    assert rag_benchmark.main([*flags, "--prober", str(tmp_path), "--write"]) == 0
+    assert list(written) == list(rag_benchmark.TITLES.values())
+    for section, body in zip(rag_benchmark.HEADS, written.values(), strict=True):
+        head = f"| {rag_benchmark.HEADS[section]} |"
+        rows = [line for line in body.splitlines() if line.startswith("| ")]
+        assert rows[0] == head and len({line.count(" | ") for line in rows}) == 1
+    assert written["The loop against DRAGIN as released"].count("\n| 1 | 16 | ") == 5
+    assert "## Probing against plain generation" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--only", "speed"], "'speed' is unknown"),
+        (["--lengths", "0"], "at least 1"),
+        (["--questions", "x"], "whole numbers"),
+    ],
+)
+def test_wrong_flags_of_the_loop_are_named(
+    flags: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        rag_benchmark.main(flags)
+    assert said in capsys.readouterr().err
+
+
+def test_a_command_that_fails_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rag_benchmark.sys, "executable", "/bin/python")
+    with pytest.raises(RunError, match="false limit=1 ended with 1"):
+        rag_benchmark._command("false", "limit=1")

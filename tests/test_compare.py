@@ -118,11 +118,11 @@ def test_results_have_the_form_of_the_contract(place):
     results = place.compare()
     keys = {
         "em", "f1", "precision", "recall", "acc", "retrievals", "retrieval_share", "generations", "tokens",
-        "sentences", "seconds", "consistency", "trigger", "ci95",
+        "sentences", "seconds", "consistency", "agreement", "trigger", "ci95",
     }  # fmt: skip
     for name, entry in results["methods"].items():
         assert set(entry) == keys, name
-        assert {"auroc", "auprc", "base_rate", "ece", "prr"} <= set(entry["trigger"])
+        assert {"auroc", "auprc", "base_rate", "ece", "prr", "recall_at_fpr"} == set(entry["trigger"])
         low, high = entry["ci95"]["em"]
         assert low <= entry["em"] <= high
     pair = results["pairs"]["probing vs never"]["em"]
@@ -144,7 +144,12 @@ def test_the_page_and_its_data_are_written(place):
     assert data["roc"]["probing"]["auroc"] == 1.0
     assert "never" not in data["roc"]
     assert data["roc"]["probing"]["fpr"][0] == 0.0
+    assert set(data["replay"]) == {"random", "entropy", "probing"}  # rind fires within an answer
     assert data["replay"]["probing"]["retrievals"][-1] == 0.0
+    assert data["replay"]["random"]["em"] == pytest.approx(
+        [min(1.0, 0.4 + 0.6 * r) for r in data["replay"]["random"]["retrievals"]]
+    )
+    assert "EM vs random" in page and "asks with: qfs" in page
     assert data["points"]["always"]["em"] == 1.0
     assert len(data["examples"]) == 3
     methods = data["examples"][0]["methods"]
@@ -164,6 +169,91 @@ def test_all_methods_answer_the_same_questions_with_the_same_prompts(place):
         assert sorted(line["id"] for line in lines) == sorted(ids), file
     closed = {p for p in place.models[0].prompts if not p.startswith("Context:") and p.endswith("Answer:")}
     assert closed == {TESTBED_PROMPT.question(f"Where is town {i}?") for i in (*TEST, *VALIDATION)}
+
+
+def test_what_methods_share_is_generated_once_and_changes_nothing(place):
+    shared = place.compare(out="shared")
+    lm = place.models[-1]
+    assert len(lm.prompts) == len(set(lm.prompts))
+    alone = place.compare("memory=0", out="alone")
+    assert len(place.models[-1].prompts) > 3 * len(lm.prompts)
+    for results in (shared, alone):
+        del results["config"]["out"], results["config"]["memory"]
+    assert stable(shared) == stable(alone)
+
+
+def test_every_adaptive_method_is_set_against_random_retrieval_at_its_budget(place):
+    results = place.compare()
+    found = results["random_at_budget"]
+    # rind never fired here: there is no budget to compare at.
+    assert set(found) == {"oracle", "entropy", "probing"}
+    entry = found["probing"]
+    assert entry["query"] == "answer"
+    # 60% of the questions retrieve at random: right are the known 40%, and of the others 60%.
+    assert entry["retrievals"] == pytest.approx(0.6)
+    assert entry["em"]["value"] == pytest.approx(0.4 + 0.6 * 0.6)
+    assert entry["em"]["diff"] == pytest.approx(1 - 0.76)
+    assert 0 < entry["em"]["ci95"][0] < 0.24 < entry["em"]["ci95"][1]
+    kept = json.loads((place.path / "out" / "replay" / "answer.json").read_text())
+    assert len(kept) == 40 and kept[0]["searches"] >= 1
+    assert set(kept[0]["rungs"][0]["scores"]) == {"entropy", "probing"}
+
+
+def test_methods_whose_part_is_not_there_are_left_out_and_named(place, capsys):
+    results = place.compare("triggers=[never,radio,adaptive,entropy]")
+    assert list(results["methods"]) == ["entropy", "never"]
+    shown = capsys.readouterr().out
+    assert re.search(r"note: radio is left out: .*pool=tokens.*token_prober=PATH", shown)
+    assert re.search(r"note: adaptive is left out: .*head=adaptive.*classifier=PATH", shown)
+    with pytest.raises(UserError, match="adaptive is left out"):
+        place.compare("triggers=[adaptive]", out="other")
+
+
+def test_queries_take_the_place_of_the_methods_own(place):
+    results = place.compare("triggers=[never,always,random,entropy,rind_paper,probing]", "queries=[question]")
+    own = {"never": "question", "always": "question"}
+    assert results["queries"] == dict.fromkeys(results["methods"], "question") | own
+    # With the question each method that judges answers is between never and always on its budget's line.
+    assert results["methods"]["random"]["em"] == pytest.approx(
+        0.4 + 0.6 * results["methods"]["random"]["retrievals"], abs=0.2
+    )
+    results = place.compare("triggers=[never,probing]", "queries=[question,answer]", out="what")
+    assert list(results["methods"]) == ["never", "probing_answer", "probing_question"]
+    assert results["queries"]["probing_answer"] == "answer"
+    with pytest.raises(UserError, match="unknown query 'riddle': choose one of answer"):
+        place.compare("queries=[riddle]", out="third")
+    with pytest.raises(UserError, match="queries=.. asks nothing"):
+        place.compare("queries=[]", out="third")
+
+
+def test_without_test_questions_the_validation_questions_are_asked(place):
+    text = (place.path / "questions.jsonl").read_text()
+    (place.path / "questions.jsonl").write_text(
+        text.replace('"validation"', '"train"').replace('"test"', '"validation"')
+    )
+    results = place.compare("triggers=[never,entropy]")
+    assert (results["n"], results["methods"]["never"]["em"]) == (40, 0.4)
+    assert "There are no test questions: these are of the validation split." in place.data()["notes"]
+    first = place.models[0].prompts[: len(VALIDATION)]
+    assert {int(re.findall(r"\d+", p)[0]) for p in first} == set(VALIDATION)  # thresholds from the others
+    (place.path / "questions.jsonl").write_text(
+        text.replace('"validation"', '"train"').replace('"test"', '"train"')
+    )
+    with pytest.raises(UserError, match="no question in the test split"):
+        place.compare("triggers=[never]", out="none")
+
+
+def test_the_probers_threshold_is_chosen_as_the_others_unless_its_own_is_asked_for(place):
+    results = place.compare("triggers=[never,entropy,probing]")
+    stored = json.loads((place.path / "out" / "thresholds.json").read_text())
+    assert set(stored) == {"entropy", "probing"}
+    assert results["options"]["probing"]["threshold"] == stored["probing"]["threshold"]
+    results = place.compare("triggers=[never,probing]", "methods.probing.tune=false", out="own")
+    assert results["options"]["probing"]["threshold"] is None
+    theta = "+methods.probing.trigger_options={theta: -1.5}"
+    place.compare("triggers=[never,probing]", theta, out="theta")
+    line = (place.path / "theta" / "traces" / "probing.jsonl").read_text().splitlines()[0]
+    assert json.loads(line)["rounds"][0]["decision"]["threshold"] == 1.5
 
 
 def test_thresholds_come_from_validation_questions_only(place):
@@ -209,7 +299,7 @@ def test_an_interrupted_comparison_goes_on_and_gives_the_same(place, monkeypatch
     def limited(self, *args, **kwargs):
         nonlocal calls
         calls += 1
-        if calls > 12:
+        if calls > 2:
             raise KeyboardInterrupt
         return original(self, *args, **kwargs)
 
@@ -223,7 +313,8 @@ def test_an_interrupted_comparison_goes_on_and_gives_the_same(place, monkeypatch
     again = stable(place.compare())
     again["config"]["out"] = whole["config"]["out"]
     assert again == whole
-    assert len(place.models[-1].prompts) < len(place.models[0].prompts)
+    done = {TESTBED_PROMPT.question(f"Where is town {i}?") for i in VALIDATION}
+    assert done <= set(place.models[0].prompts) and not done & set(place.models[-1].prompts)
     count = len(place.models)
     place.compare()
     assert len(place.models) == count  # complete: nothing is loaded again
@@ -235,7 +326,7 @@ def test_an_interrupted_comparison_goes_on_and_gives_the_same(place, monkeypatch
 
 
 def test_what_is_wrong_with_a_request_is_said_before_a_model_runs(place):
-    with pytest.raises(UserError, match=r"unknown method 'sometimes'.*never, always, random"):
+    with pytest.raises(UserError, match=r"unknown method 'sometimes'.*never, always, always_answer, random"):
         place.compare("triggers=[never,sometimes]")
     with pytest.raises(UserError, match="names never twice"):
         place.compare("triggers=[never,never]")
@@ -243,8 +334,8 @@ def test_what_is_wrong_with_a_request_is_said_before_a_model_runs(place):
         place.compare("triggers=[]")
     with pytest.raises(UserError, match="its options are rate, seed"):
         place.compare("triggers=[random]", "+methods.random.trigger_options={budget: 1}")
-    with pytest.raises(UserError, match="unknown trigger 'radio'"):
-        place.compare("triggers=[mine]", "+methods.mine={trigger: radio, query: question}")
+    with pytest.raises(UserError, match="unknown trigger 'wavelet'"):
+        place.compare("triggers=[mine]", "+methods.mine={trigger: wavelet, query: question}")
     with pytest.raises(UserError, match="nowhere"):
         place.compare("prober=nowhere")
     assert place.models == []
@@ -270,7 +361,7 @@ def test_questions_without_answers_are_answered_and_their_figures_are_null(place
     assert entry["retrievals"] == 0.6
     notes = " ".join(place.data()["notes"])
     assert "40 of 40 questions have no gold answer" in notes
-    assert "thresholds of entropy are the configured ones" in notes
+    assert "thresholds of entropy, probing are those they came with" in notes
 
 
 def test_without_never_the_closed_book_run_is_made_and_named(place):
@@ -316,18 +407,34 @@ def test_figures_by_hand_and_groups_widen_intervals():
     assert widths[1] > 1.5 * widths[0]
 
 
+def test_consistency_and_agreement_by_hand():
+    questions = [Question(f"q{i}", "?", ("yes",)) for i in range(8)]
+    closed, method = [1, 1, 1, 1, 0, 0, 0, 0], [1, 1, 1, 0, 1, 0, 0, 0]
+    reference = Outcomes(questions, answers(closed, [0] * 8))
+    entry = Comparison(questions, reference).figures(Outcomes(questions, answers(method, [1] * 8)))
+    assert entry["consistency"] == 3 / 4  # of the four right ones
+    assert entry["agreement"] == 6 / 8  # three right on both sides, three wrong on both
+    assert entry["ci95"]["agreement"][0] < 6 / 8 < entry["ci95"]["agreement"][1]
+
+
+def test_of_several_sites_the_page_shows_the_best_ones_layers():
+    layers = [{"site": s, "layer": k, "auroc": k / 10} for s in ("resid_mid", "resid_post") for k in (1, 2)]
+    found = showcase.layer_figures({"best_site": "resid_mid", "layers": layers})["layers"]
+    assert [entry["layer"] for entry in found] == [1, 2]
+    without = [{"layer": k, "auroc": k / 10} for k in (1, 2, 3)]
+    assert len(showcase.layer_figures({"layers": without})["layers"]) == 3
+    assert "layers" not in showcase.layer_figures({"best_site": "attn_out", "layers": layers})
+
+
 def test_first_scores_are_none_where_nobody_looked():
     assert first_scores(answers([1, 0], [0, 0])) is None
     assert first_scores(answers([1, 0], [0, 0], [0.5, 0.5])) is None
     assert first_scores(answers([1, 0], [0, 0], [0.5, 0.7])).tolist() == [0.5, 0.7]
 
 
-def test_replay_and_roc_by_hand():
+def test_roc_by_hand():
     scores = np.array([0.9, 0.8, 0.2, 0.1])
-    closed, retrieved = np.array([0.0, 1.0, 0.0, 1.0]), np.array([1.0, 1.0, 1.0, 0.0])
-    curve = showcase.replay(scores, closed, retrieved)
-    # Thresholds from below all scores to the highest: all four retrieve, then 3, 2, 1, none.
-    assert curve == {"retrievals": [1.0, 0.75, 0.5, 0.25, 0.0], "em": [0.75, 1.0, 0.75, 0.75, 0.5]}
+    closed = np.array([0.0, 1.0, 0.0, 1.0])
     found = showcase.roc(1 - closed, scores)
     assert found["fpr"] == [0.0, 0.0, 0.5, 0.5, 1.0]
     assert found["tpr"] == [0.0, 0.5, 0.5, 1.0, 1.0]

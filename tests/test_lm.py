@@ -490,3 +490,25 @@ def test_what_fits_is_what_generates():
     lm.generate([PROMPTS[0]], max_new_tokens=room, stop=[lambda text: True])
     with pytest.raises(UserError, match="exceeds the model's context"):
         lm.generate([PROMPTS[0]], max_new_tokens=room + 1)
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_each_prompt_may_have_its_own_limit(family):
+    """Claim: prompts of unlike limits, in one batch, are each as alone; converse: limits are checked."""
+    limits = [1 + 4 * (i % 3) for i in range(len(PROMPTS))]
+    together = tiny_lm(family, batch_size=len(PROMPTS)).generate(PROMPTS, max_new_tokens=limits, needs=ALL)
+    lm = tiny_lm(family)
+    for prompt, limit, one in zip(PROMPTS, limits, together, strict=True):
+        assert (len(one.token_ids), one.stop) == (limit, "length")
+        assert_same(one, lm.generate([prompt], max_new_tokens=limit, needs=ALL)[0])
+    with pytest.raises(UserError, match=r"2 prompts but 1 limits in max_new_tokens"):
+        lm.generate(PROMPTS[:2], max_new_tokens=[3])
+    with pytest.raises(UserError, match=r"max_new_tokens=\[3, 0\] must be at least 1"):
+        lm.generate(PROMPTS[:2], max_new_tokens=[3, 0])
+
+
+def test_every_limit_leaves_its_own_room_in_the_context():
+    lm = tiny_lm("llama")
+    room = CONTEXT - len(lm.tokenizer(PROMPTS[0])["input_ids"])
+    with pytest.raises(UserError, match=f"max_new_tokens={room + 1}"):
+        lm.generate([PROMPTS[0], PROMPTS[0]], max_new_tokens=[1, room + 1])

@@ -402,3 +402,26 @@ def test_a_question_whose_prompt_was_left_out_is_answered_with_nothing():
     assert [a.answer for a in answers] == ["Land0", "", "Land2"]
     assert [a.retrievals for a in answers] == [1, 0, 1]  # and the trigger was not asked about it
     assert answers[1].rounds[0].decision is None
+
+
+def test_questions_with_unlike_budgets_left_are_written_together():
+    """Each of them within its own: what was kept before differs by town."""
+
+    @dataclass
+    class Cutting:
+        needs = Needs()
+
+        def __call__(self, generation, state):
+            town, reading = asked(generation.prompt)
+            return SILENT if reading else fires(position=5 * (town + 1))
+
+    def answered(questions):
+        rag, lm, _ = make(Cutting(), writes=lambda p: " word" * 50, max_new_tokens=10, answer_tokens=0)
+        return rag.answer(questions), lm.batches
+
+    answers, batches = answered(QUESTIONS[:4])
+    assert batches == [4, 4]
+    assert [len(a.rounds[0].accepted.split()) for a in answers] == [1, 2, 3, 4]
+    assert [a.counters.tokens for a in answers] == [19, 18, 17, 16]
+    assert [len(a.text.split()) for a in answers] == [10] * 4
+    assert [a.text for q in QUESTIONS[:4] for a in answered([q])[0]] == [a.text for a in answers]

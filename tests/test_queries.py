@@ -1,15 +1,41 @@
-"""Query formulations, QFS worked out by hand in both variants."""
+"""Query formulations: QFS and CIOQF worked out by hand, and every one with every trigger."""
 
-from dataclasses import replace
+import math
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
+import torch
 from fake_lm import FakeLM
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from probers.rag.queries import QFS, AnswerQuery, QuestionQuery
+from probers.rag.loop import RAG
+from probers.rag.queries import (
+    CIOQF,
+    QFS,
+    AnswerQuery,
+    FlareQuery,
+    FullContextQuery,
+    LastSentenceQuery,
+    LastTokensQuery,
+    QuestionQuery,
+)
+from probers.rag.queries.cioqf import tf_idf
 from probers.rag.retrievers.lexical import tokenize
-from probers.rag.triggers import State
+from probers.rag.triggers import (
+    Always,
+    Entropy,
+    FixedLength,
+    FixedSentence,
+    Flare,
+    LlmJudge,
+    Never,
+    Oracle,
+    Random,
+    Rind,
+    State,
+)
+from tiny import tiny_lm
 
 from probers.prompts import TESTBED_PROMPT
 from probers.types import AttentionRows, Decision, Needs, Passage, Question, RunError, UserError
@@ -53,6 +79,123 @@ def test_answer_can_ask_with_the_passages_seen_so_far():
     assert AnswerQuery()(ASKED, made, DECISION, where) == "Where was Mara Telka born? Orn. Orn."
     query = AnswerQuery(with_passages=True)(ASKED, made, DECISION, where)
     assert query == "Where was Mara Telka born? Orn is a town. Orn. Orn."
+
+
+def test_answer_can_ask_with_the_whole_output_from_the_second_retrieval_on():
+    made, where = generated(" is from Orn.", partial=" Mara Telka")
+    query = AnswerQuery(whole_output=True)
+    assert query(ASKED, made, DECISION, where) == "Where was Mara Telka born? Mara Telka is from Orn."
+    later = query(ASKED, made, DECISION, replace(where, retrievals=1))
+    assert later == "Question: Where was Mara Telka born? Answer: Mara Telka is from Orn."
+    with pytest.raises(UserError, match="whole_output=true"):
+        AnswerQuery(with_passages=True, whole_output=True)
+
+
+STORY = " He came. She was born in Orn. So the answer is Orn."
+
+
+@pytest.mark.parametrize(
+    ("position", "asked"),
+    [
+        (None, "So the answer is Orn."),
+        (0, ASKED.question),
+        (len(" He came."), "He came."),
+        (len(" He came. She was born"), "She was born"),
+    ],
+)
+def test_last_sentence_is_the_last_one_accepted(position, asked):
+    made, where = generated(STORY)
+    assert LastSentenceQuery()(ASKED, made, replace(DECISION, position=position), where) == asked
+
+
+def test_last_sentence_goes_back_to_what_was_accepted_before():
+    made, where = generated(" born in Orn.", partial=" He came. She was")
+    assert LastSentenceQuery()(ASKED, made, DECISION, where) == "She was born in Orn."
+    assert LastSentenceQuery()(ASKED, made, replace(DECISION, position=0), where) == "She was"
+    assert LastSentenceQuery(max_tokens=2)(ASKED, made, DECISION, where) == "in Orn."
+
+
+def test_last_tokens_are_the_models():
+    made, where = generated(" born in Orn.", partial=" He came. She was")
+    assert LastTokensQuery(n=2)(ASKED, made, DECISION, where) == "in Orn."
+    assert LastTokensQuery(n=2)(ASKED, made, replace(DECISION, position=len(" born")), where) == "was born"
+    assert LastTokensQuery()(ASKED, made, DECISION, where) == "He came. She was born in Orn."
+    # The prompt is no part of the answer, and nothing accepted is no query.
+    made, where = generated(" Orn.")
+    assert LastTokensQuery()(ASKED, made, DECISION, where) == "Orn."
+    assert LastTokensQuery()(ASKED, made, replace(DECISION, position=0), where) == ASKED.question
+    # A word of two tokens: the query may begin within it.
+    made, where = generated(" in Ornville now")
+    a, b = made.offsets[1]
+    cut = replace(
+        made,
+        offsets=(made.offsets[0], (a, a + 4), (a + 4, b), made.offsets[2]),
+        token_ids=(0, 1, 2, 3),
+        logprobs=np.zeros(4, np.float32),
+    )
+    assert LastTokensQuery(n=2)(ASKED, cut, DECISION, where) == "ville now"
+
+
+def test_full_context_is_question_and_answer_and_keeps_the_last_tokens():
+    made, where = generated(" born in Orn.", partial=" She was")
+    whole = "Where was Mara Telka born? She was born in Orn."
+    assert FullContextQuery()(ASKED, made, DECISION, where) == whole
+    half = replace(DECISION, position=len(" born"))
+    assert FullContextQuery()(ASKED, made, half, where) == whole.removesuffix(" in Orn.")
+    assert FullContextQuery(max_tokens=6)(ASKED, made, DECISION, where) == "born? She was born in Orn."
+    long, where = generated(" word" * 90)
+    assert len(tokenize(FullContextQuery()(ASKED, long, DECISION, where))) == 64
+
+
+def unsure(text, probabilities, partial=""):
+    """A generation whose words have given probabilities; the others 0.9."""
+    made, where = generated(text, partial)
+    pieces = [text[a:b].strip() for a, b in made.offsets]
+    logprobs = np.log([probabilities.get(p, 0.9) for p in pieces]).astype(np.float32)
+    return replace(made, logprobs=logprobs), where
+
+
+def test_flare_leaves_the_unsure_tokens_of_the_sentence_out():
+    # p(came) = .1 is in another sentence, p(born) = .39 < .4 <= p(in) = .41, p(Orn.) = .2
+    made, where = unsure(STORY, {"came.": 0.1, "born": 0.39, "in": 0.41, "Orn.": 0.2})
+    start = len(" He came.")
+    born, last = 4, 10
+    for decision in (
+        replace(DECISION, position=start, tokens=(born,)),
+        replace(DECISION, position=start),  # a trigger that names no token: the sentence at its position
+        replace(DECISION, tokens=(born, last)),  # the first one's
+    ):
+        assert FlareQuery()(ASKED, made, decision, where) == "She was in"
+    assert FlareQuery(beta=0)(ASKED, made, replace(DECISION, tokens=(born,)), where) == "She was born in Orn."
+    assert FlareQuery(beta=0.2)(ASKED, made, replace(DECISION, tokens=(born,)), where).startswith(
+        "She was born"
+    )
+    # A verdict on the whole answer: all of it.
+    assert FlareQuery()(ASKED, made, DECISION, where) == "He She was in So the answer is"
+
+
+def test_flare_keeps_what_was_accepted_of_the_sentence():
+    made, where = unsure(
+        " born in Orn. He left.", {"born": 0.1, "Orn.": 0.1, "He": 0.1}, partial=" Kel. She was"
+    )
+    hit = replace(DECISION, position=0, tokens=(0,))
+    assert FlareQuery()(ASKED, made, hit, where) == "She was in"
+
+
+def test_flare_without_a_sure_token_asks_the_question():
+    made, where = unsure(" Mara. Who?", {"Mara.": 0.1})
+    assert FlareQuery()(ASKED, made, replace(DECISION, tokens=(0,)), where) == ASKED.question
+    # What is left of a word that lost its space is a word of its own.
+    made, where = unsure(" in Kel by", {"Kel": 0.1})
+    (a, b), (c, d), _ = made.offsets
+    glued = replace(made, text=" in Kelby", offsets=((a, b), (c, d), (d, d + 2)))
+    assert FlareQuery()(ASKED, glued, replace(DECISION, tokens=(1,)), where) == "in by"
+
+
+@pytest.mark.parametrize("beta", [-0.1, 1.1, math.nan])
+def test_a_beta_that_is_no_probability_is_refused(beta):
+    with pytest.raises(UserError, match=r"query\.beta"):
+        FlareQuery(beta=beta)
 
 
 # Prompt words (columns): Question:(0) Where(1) was(2) Mara(3) Telka(4) born?(5) Answer:(6)
@@ -147,6 +290,19 @@ def test_qfs_on_a_whole_answer_looks_from_its_last_token():
     assert QFS("paper", top_n=9)(ASKED, *_empty(), where)
 
 
+def test_qfs_for_a_trigger_without_tokens_looks_from_its_position():
+    # Position 19 is before " by"(4): its own row is 5, and it is predicted by row 4.
+    cut = replace(DECISION, position=19)
+    assert TEXT[19:22] == " by"
+    made, where = with_rows({5: {3: 0.9, P + 5: 0.9}, N: {4: 0.9}})
+    assert QFS("paper", top_n=1)(ASKED, made, cut, where) == "Mara"
+    made, where = with_rows({4: {3: 0.9, P + 5: 0.9}, N - 1: {4: 0.9}})
+    assert QFS("released", top_n=1)(ASKED, made, cut, where) == "Mara"
+    # At the very end there is nothing behind: the last token, as for a whole answer.
+    made, where = with_rows({N: {4: 0.9}})
+    assert QFS("paper", top_n=1)(ASKED, made, replace(DECISION, position=len(TEXT)), where) == "Telka"
+
+
 def _empty():
     made, _ = generated("")
     return made, DECISION
@@ -160,6 +316,226 @@ def test_qfs_refuses_what_it_cannot_do():
         QFS("x")
     with pytest.raises(UserError, match="top_n=0"):
         QFS(top_n=0)
+
+
+# CIOQF. Words before the hit "Orn.": Where was Mara Telka born | Mara was born near, N = 9.
+FACT = " Mara was born near Orn."
+#            Where  was  Mara Telka born Mara was  born  near
+ATTENTION = [0.10, 0.00, 0.20, 0.30, 0.40, 0.20, 0.00, 0.10, 0.00]
+# Documents: the question and " Mara was born near", D = 2. In one of them: Where, Telka, near, with
+# 1 + ln(3/2); in both: was, Mara, born, with 1 + ln(3/3) = 1 and two places each.
+ONCE, TWICE = (1 + math.log(1.5)) / 9, 2 / 9
+TFIDF = [ONCE, TWICE, TWICE, ONCE, TWICE, TWICE, TWICE, TWICE, ONCE]
+# Mean of the question's vectors: (3, 4) / 5, length 1.
+VECTORS = {"Where": (3, 0), "was": (0, 0), "Mara": (0, 2), "Telka": (0, 2), "born": (0, 0), "near": (-1, 0)}
+COSINE = [0.6, 0.0, 0.8, 0.8, 0.0, 0.8, 0.0, 0.0, -1 * 0.6]
+
+
+@dataclass
+class Embedding:
+    """Stands in for a model: the input embedding of the tokens above, by number."""
+
+    table: list
+
+    device = "cpu"
+
+    @property
+    def model(self):
+        return self
+
+    def get_input_embeddings(self):
+        return lambda ids: torch.tensor(self.table, dtype=torch.float32)[ids]
+
+
+def with_vectors():
+    """The example, its attention in the row of the hit token, and a model that knows the vectors."""
+    made, where = generated(FACT)
+    columns = [1, 2, 3, 4, 5, P, P + 1, P + 2, P + 3]
+    rows = np.zeros((6, P + 5), dtype=np.float32)
+    rows[5, [0, *columns, P + 4]] = [0.9, *ATTENTION, 0.9]
+    rows[4, 5] = 0.9  # the row that predicted the hit must not matter
+    words = [(made.prompt + made.text)[a:b].strip("? .\n") for a, b in made.prompt_offsets]
+    words += [FACT[a:b].strip(" .") for a, b in made.offsets]
+    known = list(VECTORS)
+    ids = [known.index(w) if w in known else len(known) for w in words]
+    made = replace(
+        made, prompt_ids=tuple(ids[:P]), token_ids=tuple(ids[P:]),
+        attention=AttentionRows(rows, np.zeros(5, dtype=np.float32)),
+    )  # fmt: skip
+    return made, replace(where, lm=Embedding([*VECTORS.values(), (9, -9)]))
+
+
+def best_words(scores, n):
+    """The words of the n highest scores, in textual order."""
+    words = ["Where", "was", "Mara", "Telka", "born", "Mara", "was", "born", "near"]
+    return " ".join(words[i] for i in sorted(sorted(range(9), key=lambda i: -scores[i])[:n]))
+
+
+def test_cioqf_by_hand():
+    made, where = with_vectors()
+    # min-max: attention / .4; TF-IDF 1 where it is TWICE, else 0; cosine (c + .6) / 1.4; place / 9
+    #            Where    was     Mara    Telka   born    Mara    was     born    near
+    # attention  .25      0       .5      .75     1       .5      0       .25     0
+    # TF-IDF     0        1       1       0       1       1       1       1       0
+    # cosine     .857     .429    1       1       .429    1       .429    .429    0
+    # place      .111     .222    .333    .444    .556    .667    .778    .889    1
+    # sum        1.218    1.651   2.833   2.194   2.984   3.167   2.206   2.567   1
+    hit = replace(DECISION, position=0, tokens=(4,))
+    for n, asked in enumerate(
+        [
+            "Mara", "born Mara", "Mara born Mara", "Mara born Mara born", "Mara born Mara was born",
+            "Mara Telka born Mara was born", "was Mara Telka born Mara was born",
+            "Where was Mara Telka born Mara was born", "Where was Mara Telka born Mara was born near",
+        ],
+        start=1,
+    ):  # fmt: skip
+        assert CIOQF(top_n=n)(ASKED, made, hit, where) == asked
+    assert CIOQF(max_tokens=2)(ASKED, made, hit, where) == "born near"
+
+
+def test_cioqf_by_hand_with_z_scores():
+    made, where = with_vectors()
+    # attention: mean 1.3/9, mean of squares (2 .1^2 + 2 .2^2 + .3^2 + .4^2)/9 = .35/9
+    mean = 1.3 / 9
+    attention = [(a - mean) / math.sqrt(0.35 / 9 - mean**2) for a in ATTENTION]
+    # TF-IDF: two values, 3 times ONCE and 6 times TWICE: -sqrt(2) and sqrt(1/2)
+    tfidf = [-math.sqrt(2) if t == ONCE else math.sqrt(0.5) for t in TFIDF]
+    # cosine: mean (.6 + 3 * .8 - .6)/9 = 2.4/9, mean of squares (2 * .36 + 3 * .64)/9 = 2.64/9
+    cosine = [(c - 2.4 / 9) / math.sqrt(2.64 / 9 - (2.4 / 9) ** 2) for c in COSINE]
+    scores = [
+        a + t + c + (i + 1) / 9 for i, (a, t, c) in enumerate(zip(attention, tfidf, cosine, strict=True))
+    ]
+    hit = replace(DECISION, position=0, tokens=(4,))
+    for n in range(1, 10):
+        assert CIOQF("zscore", top_n=n)(ASKED, made, hit, where) == best_words(scores, n)
+    # Telka, whose attention stands out, is before the second "was" now.
+    assert CIOQF("zscore", top_n=4)(ASKED, made, hit, where) != CIOQF(top_n=4)(ASKED, made, hit, where)
+
+
+def test_the_inverse_document_frequency_is_scikit_learns():
+    from sklearn.feature_extraction.text import TfidfVectorizer
+
+    documents = ["mara was born near orn", "where was mara born", "orn was old and orn was large"]
+    reference = TfidfVectorizer(token_pattern=r"\w+", norm=None)
+    reference.fit(documents)
+    words = ["Orn", "was", "Mara", "orn", "loud"]
+    idf = {w: reference.idf_[reference.vocabulary_[w]] for w in ("orn", "was", "mara")}
+    idf["loud"] = 1 + math.log(4)  # in no document
+    expected = [(2 if w.lower() == "orn" else 1) / 5 * idf[w.lower()] for w in words]
+    np.testing.assert_allclose(tf_idf(words, documents), expected)
+
+
+def test_cioqf_takes_the_vectors_of_a_file(tmp_path):
+    file = tmp_path / "vectors.txt"
+    lines = [f"{w.lower()} {x} {y}" for w, (x, y) in VECTORS.items() if w != "born"]  # one word is unknown: 0
+    file.write_text("\n".join([f"{len(lines)} 2", *lines]))
+    made, where = with_vectors()
+    hit = replace(DECISION, position=0, tokens=(4,))
+    query = CIOQF(top_n=4, vectors=str(file))
+    assert query(ASKED, made, hit, replace(where, lm=None)) == CIOQF(top_n=4)(ASKED, made, hit, where)
+    with pytest.raises(UserError, match="cannot be read"):
+        CIOQF(vectors=str(tmp_path / "none.txt"))
+
+
+def test_cioqf_with_nothing_before_asks_the_question_and_refuses_what_it_cannot_do():
+    made, where = with_vectors()
+    assert CIOQF()(ASKED, made, replace(DECISION, tokens=(0,)), replace(where, question_span=(0, 0))) == (
+        ASKED.question
+    )
+    with pytest.raises(RunError, match="attention"):
+        CIOQF()(ASKED, replace(made, attention=None), DECISION, where)
+    with pytest.raises(UserError, match="norm='x'"):
+        CIOQF("x")
+    with pytest.raises(UserError, match="top_n=0"):
+        CIOQF(top_n=0)
+
+
+@pytest.mark.parametrize(
+    "make", [LastSentenceQuery, FullContextQuery, FlareQuery, CIOQF, LastTokensQuery, QFS]
+)
+def test_a_limit_below_one_is_refused(make):
+    with pytest.raises(UserError, match=r"query\.max_tokens=0"):
+        make(max_tokens=0)
+
+
+@dataclass
+class Silent:
+    """A trigger that fires once in the middle and names no token."""
+
+    needs = Needs()
+
+    def __call__(self, generation, state):
+        return Decision(not state.retrievals, 1.0, 0.5, position=len(generation.text) // 2)
+
+
+QUERIES = [
+    QuestionQuery(), AnswerQuery(), AnswerQuery(with_passages=True), LastSentenceQuery(), LastTokensQuery(),
+    FullContextQuery(), FlareQuery(), FlareQuery(beta=1), QFS("paper"), QFS("released"), CIOQF(),
+    CIOQF("zscore"),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def lm():
+    return tiny_lm("llama")
+
+
+@pytest.mark.parametrize("query", QUERIES, ids=repr)
+def test_every_query_works_with_every_trigger(query, lm):
+    class Finds:
+        asked: tuple = ()
+
+        def search(self, queries, k):
+            self.asked += tuple(queries)
+            return [[Passage("1", "Mill", f"passage {len(self.asked)}")] for _ in queries]
+
+    one = replace(ASKED, answers=("Orn",))
+    for trigger in (
+        Never(), Always(), Random(1.0), Oracle(), Entropy(0.0), Rind(0.0, "paper"), Rind(0.0, "released"),
+        FixedLength(3), FixedSentence(), Flare(0.01), Flare(0.01, "mean"), Entropy(0.0, scope="sentence"),
+        LlmJudge(), Silent(),
+    ):  # fmt: skip
+        rag = RAG(lm, Finds(), trigger, query=query, max_new_tokens=8, max_retrievals=2, answer_tokens=2)
+        rag.answer([one])
+        assert all(q.strip() for q in rag.retriever.asked)
+        if not isinstance(trigger, LlmJudge):  # a random model's reply
+            assert bool(rag.retriever.asked) == (not isinstance(trigger, Never)), trigger
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 10_000), norm=st.sampled_from(["minmax", "zscore"]), top_n=st.integers(1, 12))
+def test_cioqf_asks_with_unique_places_in_order_whatever_the_scale_of_attention(seed, norm, top_n):
+    rng = np.random.default_rng(seed)
+    made, where = with_vectors()
+    rows = np.tril(rng.random(made.attention.rows.shape), k=P - 1).astype(np.float32)
+    hits = tuple(sorted(rng.choice(5, size=2, replace=False).tolist()))
+    decision = replace(DECISION, tokens=hits)
+    query = CIOQF(norm, top_n)(ASKED, replace(made, attention=AttentionRows(rows, None)), decision, where)
+    text = tokenize(ASKED.question + FACT)[: 5 + hits[0]]  # nothing at or behind the hit
+    found = tokenize(query)
+    assert len(found) == min(top_n, len(text))
+    place = 0
+    for word in found:
+        place = text.index(word, place) + 1
+    # norm takes scale out, exactly so for powers of two.
+    scaled = replace(made, attention=AttentionRows(rows * 2.0 ** rng.integers(-6, 7), None))
+    assert CIOQF(norm, top_n)(ASKED, scaled, decision, where) == query
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 10_000), variant=st.sampled_from(["paper", "released"]), top_n=st.integers(1, 8))
+def test_qfs_does_not_depend_on_the_scale_of_attention(seed, variant, top_n):
+    rng = np.random.default_rng(seed)
+    made, where = generated(TEXT)
+    rows = np.tril(rng.random((N + 1, P + N)), k=P - 1).astype(np.float32)
+    decision = replace(DECISION, tokens=tuple(sorted(rng.choice(N, size=2, replace=False).tolist())))
+    # The released variant renormalises every row, the paper's has one: each row has a scale of its own.
+    scale = 2.0 ** rng.integers(-6, 7, size=(N + 1, 1))
+    asked = [
+        QFS(variant, top_n)(ASKED, replace(made, attention=AttentionRows(r, None)), decision, where)
+        for r in (rows, (rows * scale).astype(np.float32))
+    ]
+    assert asked[0] == asked[1]
 
 
 @settings(max_examples=60, deadline=None)

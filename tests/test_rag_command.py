@@ -1,17 +1,26 @@
 """probers-rag with a scripted model: one question on the terminal, many into files, bad requests."""
 
 import json
+import os
+import shutil
 
+import numpy as np
 import pytest
 from fake_elasticsearch import FakeElasticsearch
+from fake_lm import SPEC
 from hydra.utils import get_class
-from probers.rag.parts import named_part
-from test_compare import place  # noqa: F401
+from probers.rag.parts import find_classifier, find_prober, named_part
+from test_compare import model, place  # noqa: F401
 
 from probers import cli
+from probers.adaptive import AdaptiveClassifier
+from probers.bank import ProbeBank
 from probers.cli import choices, compose
+from probers.features import FeatureSpec
+from probers.heads import HEADS
 from probers.parts import build
-from probers.types import UserError
+from probers.runs import RunFolder
+from probers.types import RunError, UserError
 
 COMMON = ["questions=questions.jsonl", "corpus=corpus.jsonl", "limit=null"]
 
@@ -41,6 +50,100 @@ def test_one_question_streams_where_it_fired_what_it_asked_and_fetched(rag, caps
     ):
         assert part in shown, part
     assert sorted(p.name for p in rag.path.iterdir()) == ["corpus.jsonl", "prober", "questions.jsonl"]
+
+
+def shown_of(rag, capsys, *overrides):
+    """The lines between the question and the answer."""
+    rag("question=Where is town 3?", *overrides)
+    lines = capsys.readouterr().out.splitlines()
+    start = lines.index("Question: Where is town 3?") + 1
+    return [line.strip() for line in lines[start:] if line.strip()][:-2]
+
+
+KNOWN = "It must be Land3. So the answer is Land3."
+
+
+def test_what_is_fetched_before_the_text_is_shown_before_it(rag, capsys):
+    first, query, fetched, text, last = shown_of(rag, capsys, "trigger=always")
+    assert (first, query) == ("▲ always fired before the text", "query: Where is town 3?")
+    assert fetched.startswith("fetched: Town 3 (")
+    assert (text, last) == (f"[1] {KNOWN}", "always did not fire again")
+
+
+def test_a_rule_fires_after_what_it_waited_for_and_has_no_score(rag, capsys):
+    lines = shown_of(rag, capsys, "trigger=fixed_sentence")
+    assert lines[0] == "▲ fixed_sentence fired before the text"
+    assert lines[4:6] == ["▲ fixed_sentence fired after “Land3.”, character 18", "kept: It must be Land3."]
+    assert not any("score" in line for line in lines)
+    lines = shown_of(rag, capsys, "trigger=fixed_length", "trigger.n=2")
+    assert lines[4:6] == ["▲ fixed_length fired after “must”, character 8", "kept: It must"]
+    assert shown_of(rag, capsys, "trigger=never")[1:] == ["never did not fire"]
+
+
+class Says:
+    """A classifier that is sure of one strategy."""
+
+    def __init__(self, row):
+        self.row = row
+
+    def probabilities(self, questions):
+        return np.array([self.row] * len(questions))
+
+
+@pytest.mark.parametrize(
+    ("row", "fired", "verdicts"),
+    [
+        ([0.8, 0.1, 0.1], 0, ["adaptive did not fire: score -0.7, threshold 0"]),
+        ([0.1, 0.8, 0.1], 1,
+         ["▲ adaptive fired before the text: score 0.7, threshold 0", "adaptive did not fire again"]),
+        ([0.2, 0.2, 0.6], 2,
+         ["▲ adaptive fired before the text: score 0.4, threshold 0",
+          "▲ adaptive fired after “Land3.”, character 18",
+          "▲ adaptive fired after “Land3.”, character 18; no retrieval is left"]),
+    ],
+)  # fmt: skip
+def test_the_score_of_a_question_is_shown_once(rag, capsys, monkeypatch, row, fired, verdicts):
+    monkeypatch.setattr("probers.adaptive.load_classifier", lambda name: Says(row))
+    lines = shown_of(
+        rag, capsys, "trigger=adaptive", "trigger.classifier=any", "query=question", "max_retrievals=2"
+    )
+    assert [line for line in lines if "fire" in line] == verdicts
+    assert sum(line.startswith("query:") for line in lines) == fired
+
+
+def test_tokens_that_fired_are_shown_as_their_words(rag, capsys):
+    lines = shown_of(rag, capsys, "trigger=flare", "query=question")
+    assert lines[1] == "▲ flare fired at “Nowhere.”, character 12: score 0.865, threshold 0.2"
+    assert lines[2] == "kept: nothing of it"  # the sentence is written anew from its beginning
+    assert lines[3] == "query: Where is town 3?"
+    lines = shown_of(rag, capsys, "trigger=flare", "query=flare")
+    assert lines[2:5] == [
+        "query: It must be",
+        "fetched: nothing",
+        "the prompt stays the same, and so does the answer",
+    ]
+
+
+def test_passages_without_room_and_searches_without_result_are_told(rag, capsys, monkeypatch):
+    def small(cfg):
+        made = model()
+        made.context = 75
+        return made
+
+    monkeypatch.setattr("probers.rag.answer.load_model", small)
+    (rag.path / "long.jsonl").write_text(
+        "".join(
+            json.dumps({"id": f"p{i}", "title": "", "text": f"town 3 {'and so on ' * 9}{i}"}) + "\n"
+            for i in range(3)
+        )
+    )
+    rag("question=Where is town 3?", "trigger=always", "corpus=long.jsonl")
+    assert "passages left out for want of room" in capsys.readouterr().out
+    (rag.path / "other.jsonl").write_text('{"id": "p", "title": "", "text": "zebra"}\n')
+    rag("question=Where is town 3?", "trigger=always", "corpus=other.jsonl")
+    assert "fetched: nothing" in capsys.readouterr().out
+    rag("trigger=always", "corpus=other.jsonl", "split=test", "out=empty")
+    assert "40 retrievals found nothing; those answers went on without passages" in capsys.readouterr().out
 
 
 def test_a_question_that_nobody_knows_has_no_verdict(rag, capsys):
@@ -83,12 +186,25 @@ def test_an_out_folder_of_a_different_run_is_refused(rag):
     ("overrides", "message"),
     [
         (["question=  "], "question is empty"),
-        (["trigger=sometimes"], "unknown trigger 'sometimes': choose one of always, entropy, never"),
+        (
+            ["trigger=sometimes"],
+            "unknown trigger 'sometimes': choose one of adaptive, always, entropy, fixed_length",
+        ),
         (["question=x?", "trigger=probing"], "probers-datagen"),
         (["question=x?", "trigger=probing", "prober=nowhere"], "nowhere"),
         (["question=x?", "trigger=random", "trigger.rate=-1"], r"trigger\.rate=-1"),
         (["question=x?", "trigger=never", "k=0"], "k=0"),
         (["question=x?", "trigger=oracle"], "oracle needs gold answers"),
+        (
+            ["question=x?", "trigger=adaptive"],
+            "probers-datagen --source cot' and 'probers-train head=adaptive'",
+        ),
+        (["question=x?", "trigger=adaptive", "trigger.classifier=prober"], "is no folder of .*head=adaptive"),
+        (["question=x?", "trigger=radio"], "--source wiki pool=tokens' and 'probers-train head=radio'"),
+        (
+            ["question=x?", "trigger=radio", "prober=prober"],
+            "radio scores single tokens, .* reads mean states",
+        ),
         (["trigger=never", "corpus=missing.jsonl"], "missing.jsonl"),
         (["trigger=never", "trigger.rate=1"], "rate"),
     ],
@@ -107,24 +223,43 @@ def test_every_part_in_the_configuration_can_be_made(rag, monkeypatch):
 
 
 def _make_every_part():
-    for group, given in (("trigger", {"bank": "prober"}), ("query", {}), ("retriever", {})):
+    token_bank("tokens")
+    classifier().save("adaptive")
+    for group, given in (
+        ("trigger", {"bank": "prober", "classifier": "adaptive"}),
+        ("query", {}),
+        ("retriever", {}),
+    ):
         for name in choices(group):
             node = named_part(group, name, {})
             target = get_class(node["_target_"])
             names = set(node) - {"_target_"}
             corpus = [[_passage()]] if group == "retriever" else []
+            if name == "radio":
+                given = {**given, "bank": "tokens"}
             made = build(node, *corpus, **{k: v for k, v in given.items() if k in names})
             assert type(made) is target
             fields = getattr(target, "__dataclass_fields__", None)
             if fields is not None:
                 options = {k for k, f in fields.items() if f.init and not k.startswith("_")}
                 assert options == names, name
-                assert {k: getattr(made, k) for k in names - {"bank", "theta"}} == {
-                    k: node[k] for k in names - {"bank", "theta"}
-                }
+                trained = {*given, "theta"}
+                assert {k: getattr(made, k) for k in names - trained} == {k: node[k] for k in names - trained}
                 # Thresholds have no default that fits every model; everything else agrees with Python's.
-                for key in names - {"bank", "theta", "threshold"}:
+                for key in names - trained - {"threshold"}:
                     assert fields[key].default == node[key], (name, key)
+
+
+def token_bank(folder, layers=(1, 2)):
+    """A prober of single tokens."""
+    spec = FeatureSpec(SPEC, layers, 4, pool="tokens", position="entity")
+    bank = ProbeBank(spec, HEADS["linear"]([f"layer{k}" for k in layers], 4), 0.0, aggregate="max")
+    bank.save_pretrained(folder)
+
+
+def classifier():
+    questions = [f"{word} {i}?" for word in ("where", "who") for i in range(3)]
+    return AdaptiveClassifier.fit(questions, ["no"] * 3 + ["multi"] * 3)
 
 
 def _passage():
@@ -140,3 +275,153 @@ def test_every_key_of_the_commands_is_explained():
             lines = [x for x in text.splitlines() if x.strip().startswith(f"{key}:")]
             groups = ("model", "prompt", "trigger", "query", "retriever", "methods", "questions")
             assert key in groups or any("#" in line for line in lines), key
+
+
+def finished(folder, summary):
+    """Make a folder that of a finished probers-train run."""
+    run = RunFolder(folder, "train", {})
+    shutil.move(folder, f"{folder}.made")
+    run.claim()
+    shutil.copytree(f"{folder}.made", folder, dirs_exist_ok=True)
+    shutil.rmtree(f"{folder}.made")
+    run.finish(summary)
+    finished.time += 1
+    os.utime(folder / "run.json", (finished.time, finished.time))
+
+
+finished.time = 1000
+
+
+def test_the_newest_of_the_kind_that_is_wanted_is_taken(rag, capsys):
+    runs = rag.path / "runs" / "train"
+    runs.mkdir(parents=True)
+    for name in ("answers", "answers of another"):
+        shutil.copytree(rag.path / "prober", runs / name)
+    token_bank(runs / "tokens")
+    classifier().save(runs / "adaptive")
+    classifier().save(runs / "adaptive of another")
+    mine, other = {"model": "testbed"}, {"model": "x"}
+    finished(runs / "answers", mine)
+    finished(runs / "tokens", mine)
+    finished(runs / "adaptive", mine)
+    finished(runs / "answers of another", other)
+    finished(runs / "adaptive of another", other)
+    cfg = compose("rag", [])
+    assert find_prober(cfg) == find_prober(cfg, "answers") == "runs/train/answers"
+    assert find_prober(cfg, "tokens") == "runs/train/tokens"
+    assert find_classifier(cfg) == "runs/train/adaptive"
+    capsys.readouterr()
+    for trigger, found in (
+        ("probing", "prober: runs/train/answers (the newest of whole answers for model=testbed)"),
+        ("radio", "prober: runs/train/tokens (the newest of single tokens for model=testbed)"),
+        ("adaptive", "classifier: runs/train/adaptive (the newest for model=testbed)"),
+    ):
+        rag("question=Where is town 3?", f"trigger={trigger}")
+        assert found in capsys.readouterr().out
+    # What was trained counts as the run's input, whether it was found or named.
+    out = rag("trigger=adaptive", "split=test", "limit=2", "out=a")
+    found = json.loads((out / "results.json").read_text())["config"]["inputs"]
+    out = rag("trigger=adaptive", "trigger.classifier=runs/train/adaptive", "split=test", "limit=2", "out=b")
+    named = json.loads((out / "results.json").read_text())["config"]["inputs"]
+    assert found == named and found["runs/train/adaptive"]
+
+
+def test_a_preset_answers_a_typed_question_without_its_question_set(rag, capsys, monkeypatch):
+    def never(*args, **kwargs):
+        raise AssertionError("the question set was opened")
+
+    monkeypatch.setattr("probers.rag.answer.open_questions", never)
+    asked = ["experiment=dragin_llama2_7b_2wiki", "model=testbed", "corpus=corpus.jsonl"]
+    cli.run("rag", [*asked, "question=Where is town 3?", "trigger.threshold=0.05", "query=question"])
+    shown = capsys.readouterr().out
+    assert "▲ rind fired at “" in shown and "Answer: Land3" in shown and "gold" not in shown
+
+
+def test_questions_without_answers_are_answered_and_have_no_figures(rag, capsys):
+    lines = [
+        {"id": "a", "question": "Where is town 3?"},
+        {"id": "b", "question": "Where is town 4?", "answers": []},
+    ]
+    (rag.path / "open.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines))
+    out = cli.run("rag", ["questions=open.jsonl", "corpus=corpus.jsonl", "trigger=entropy", "split=null"])
+    found = json.loads((out / "results.json").read_text())["methods"]["entropy"]
+    assert found["em"] is found["f1"] is found["acc"] is None and found["trigger"]["auroc"] is None
+    assert found["retrievals"] == 1.0
+    assert "2 of 2 questions have no gold answer and count in no score" in capsys.readouterr().out
+    assert '"answer":"Land3"' in (out / "traces.jsonl").read_text().replace(": ", ":")
+
+
+def test_repeated_ids_are_refused_or_left_out_and_repeated_questions_are_answered(rag, capsys):
+    def asked(*ids):
+        lines = [{"id": id, "question": "Where is town 3?", "answers": ["Land3"]} for id in ids]
+        (rag.path / "twice.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines))
+        return [
+            "questions=twice.jsonl",
+            "corpus=corpus.jsonl",
+            "trigger=entropy",
+            "split=null",
+            "overwrite=true",
+        ]
+
+    with pytest.raises(UserError, match="twice.jsonl line 2: the id 'a' is already on line 1"):
+        cli.run("rag", asked("a", "a"))
+    assert not (rag.path / "runs").exists()
+    cli.run("rag", [*asked("a", "a"), "on_bad_line=skip"])
+    assert "wrote 1 trace to" in capsys.readouterr().out
+    cli.run("rag", asked("a", "b"))
+    assert "wrote 2 traces" in capsys.readouterr().out
+
+
+def test_a_model_whose_attention_cannot_be_read_is_refused_before_anything_is_written(rag, monkeypatch):
+    def blind(cfg):
+        made = model()
+
+        def refuse(generations, *, progress=None):
+            raise RunError("its attention is not to be had")
+
+        made.attention_alone = refuse
+        return made
+
+    monkeypatch.setattr("probers.rag.answer.load_model", blind)
+    for overrides in (["trigger=rind"], ["trigger=never", "query=qfs"]):
+        with pytest.raises(
+            UserError, match="(trigger=rind|query=qfs) cannot be used with this model: its attention"
+        ):
+            rag(*overrides, "split=test", "out=here")
+        assert not (rag.path / "here").exists()
+    rag("trigger=entropy", "split=test", "out=here")
+
+
+def test_a_server_that_goes_away_ends_the_run_and_the_same_command_goes_on(rag, monkeypatch, capsys):
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    monkeypatch.setattr("probers.rag.loop._CHUNK", 10)
+    with FakeElasticsearch() as server:
+        asked = ["trigger=always", "split=test", "retriever=elasticsearch", f"retriever.url={server.url}",
+                 "retriever.backoff=0.01", "retriever.retries=1"]  # fmt: skip
+        whole = (rag(*asked, "out=whole") / "traces.jsonl").read_text()
+        answer, calls = server.msearch, []
+
+        def twice(body):
+            calls.append(1)
+            if len(calls) > 2:
+                server.faults["msearch"] = ["reset"] * 9
+            return answer(body)
+
+        server.msearch = twice
+        with pytest.raises(SystemExit) as ended:
+            cli.main("rag", [*COMMON, *asked, "out=parts"])
+        server.msearch = answer
+        error = capsys.readouterr().err.splitlines()[-1]
+        assert ended.value.code == 1
+        assert error.startswith("probers-rag: ") and server.url in error
+        kept = (rag.path / "parts" / "traces.jsonl").read_text()
+        assert 0 < len(kept.splitlines()) < 40
+        server.faults.clear()
+        rag(*asked, "out=parts")
+    resumed = (rag.path / "parts" / "traces.jsonl").read_text()
+    assert resumed.startswith(kept)
+    without_time = [
+        [{**row, "counters": {**row["counters"], "seconds": 0}} for row in map(json.loads, text.splitlines())]
+        for text in (whole, resumed)
+    ]
+    assert without_time[0] == without_time[1]

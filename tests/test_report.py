@@ -415,6 +415,48 @@ def test_charts_draw_every_series(sample: tuple[str, Page]) -> None:
     assert "majority" not in chart["controls"]  # it has no AUROC
 
 
+def test_random_at_the_same_budget_is_a_column_and_queries_are_named(tmp_path: Path) -> None:
+    results = sample_results()
+    plain, _ = render(results, sample_data(), tmp_path)
+    assert "EM vs random" not in plain and "asks with" not in plain
+    results["queries"] = {name: "question" for name in METHODS} | {"rind_paper": "qfs"}
+    results["random_at_budget"] = {
+        "probing": {"query": "answer", "em": {"value": 0.6, "diff": 0.106, "ci95": [0.05, 0.16]}},
+        "entropy": {"query": "answer", "em": {"value": 0.6, "diff": -0.01, "ci95": [-0.05, 0.03]}},
+        "rind_paper": {
+            "query": "qfs", "em": {"value": 0.3, "diff": 0.351, "ci95": [0.3, 0.4]},
+            "common": {"query": "answer", "em": {"value": 0.6, "diff": 0.051, "ci95": [0.01, 0.09]}},
+        },
+    }  # fmt: skip
+    text, page = render(results, sample_data(), tmp_path)
+    table = text.split('aria-labelledby="methods-caption"')[-1].split("</table>")[0]
+    assert "EM vs random" in table
+    rows = {re.sub("<.*", "", row.split("</svg>")[1]): row for row in table.split("<tr>")[2:]}
+    assert "<td><b>+0.106</b><small>+0.050 to +0.160</small></td>" in rows["probing"]
+    assert "<td>−0.010<small>" in rows["entropy"]  # not settled, so not bold
+    assert "+0.051" in rows["rind_paper"] and "+0.351" not in rows["rind_paper"]
+    assert "asks with: qfs" in rows["rind_paper"] and "asks with" not in rows["never"]
+    assert "Methods differ in when they retrieve" in page.text
+
+
+def test_accuracy_has_a_chart_of_its_own_and_many_methods_no_whiskers(tmp_path: Path) -> None:
+    data = sample_data()
+    for name, point in data["points"].items():
+        point |= {"acc": METHODS[name][0] + 0.1, "acc_ci": [METHODS[name][0], METHODS[name][0] + 0.2]}
+    for curve in data["replay"].values():
+        curve["acc"] = [y + 0.1 for y in curve["em"]]
+    text, page = render(sample_results(), data, tmp_path)
+    names = [chart["aria-labelledby"].split()[0] for chart in page.of_class("chart")]
+    assert names[:2] == ["tradeoff-title", "tradeoff-acc-title"]
+    chart = text.split('aria-labelledby="tradeoff-acc-title')[1].split("</svg>")[0]
+    assert chart.count('class="line thin') == 6 and chart.count('class="whisker') == len(METHODS)
+    assert "probing: ACC 0.81 at 0.71 retrievals" in chart
+    more = {f"method{i}": {"retrievals": i / 9, "em": 0.5, "em_ci": [0.4, 0.6]} for i in range(9)}
+    data["points"] |= more
+    text, _ = render(sample_results(), data, tmp_path)
+    assert "whisker" not in text.split('aria-labelledby="tradeoff-title')[1].split("</svg>")[0]
+
+
 def test_token_colours_follow_scores_and_marks_show_where_it_fired(tmp_path: Path) -> None:
     scores = [0.0, 0.5, 1.0, 2.0, 3.0, None]
     tokens = [{"text": f" w{i}", "score": score, "fired": score == 3.0} for i, score in enumerate(scores)]

@@ -127,6 +127,47 @@ def test_stop_words_score_nothing_and_the_rest_stays_in_bounds(chosen, seed, var
         assert result.attention.sum() == pytest.approx(n)
 
 
+@given(chosen=st.lists(WORDS, min_size=1, max_size=12), seed=st.integers(0, 999), power=st.integers(-6, 6))
+@settings(max_examples=60, deadline=None)
+def test_scores_follow_the_entropys_scale_and_the_released_ones_not_that_of_attention(chosen, seed, power):
+    random = np.random.default_rng(seed)
+    n, factor = len(chosen), 2.0**power
+    rows = np.tril(random.random((n + 1, n + 2)), k=1).astype(np.float32)
+    column_max = random.random(n).astype(np.float32) + 0.01
+    pieces, entropies = [" " + word for word in chosen], random.random(n).astype(np.float32)
+
+    def scores(variant, *, attention=1.0, entropy=1.0):
+        generation = made(pieces, (entropies * entropy).tolist(), rows * attention)
+        alone = AttentionRows(rows[:, 2:] * attention, (column_max * attention).astype(np.float32))
+        return rind_scores(generation, variant, attention_alone=alone).scores
+
+    for variant in ("paper", "released"):
+        np.testing.assert_allclose(
+            scores(variant, entropy=factor), factor * scores(variant), rtol=1e-6, atol=1e-12
+        )
+    # S = H * a_max * s is linear in attention; a share of the sentence's is not moved by it.
+    np.testing.assert_allclose(scores("paper", attention=factor), factor * scores("paper"), rtol=1e-6)
+    np.testing.assert_allclose(scores("released", attention=factor), scores("released"), rtol=1e-6)
+
+
+@given(order=st.permutations(range(5)), seed=st.integers(0, 999))
+@settings(max_examples=30, deadline=None)
+def test_released_scores_do_not_depend_on_other_sentences(order, seed):
+    random = np.random.default_rng(seed)
+    values = random.random((5, 2, 3)).astype(np.float32) + 0.01  # of sentence, kind and word
+
+    def scores(chosen):
+        pieces = [piece for _ in chosen for piece in (" The", " Kelby", " mills.")]
+        entropy = [float(v) for s in chosen for v in values[s, 0]]
+        column_max = np.array([v for s in chosen for v in values[s, 1]], np.float32)
+        alone = AttentionRows(np.zeros((len(pieces) + 1, len(pieces)), np.float32), column_max)
+        return rind_scores(made(pieces, entropy), "released", attention_alone=alone).scores.reshape(-1, 3)
+
+    whole = scores(list(order))
+    for place, sentence in enumerate(order):
+        np.testing.assert_allclose(whole[place], scores([sentence])[0], rtol=1e-6)
+
+
 def test_the_tagger_decides_by_substring_where_it_is_installed(monkeypatch):
     class Token:
         def __init__(self, text: str, pos_: str) -> None:

@@ -213,7 +213,7 @@ def test_requests_that_are_wrong_write_nothing(
         ([data, "split=[0.5,0.5]"], "split=.* is not understood"),
         ([data, "train_on=[squad]"], "train_on names 'squad'"),
         ([f"data=[{store.path},{store.path}]"], "2 stores of site=resid_post: give one for each site"),
-        ([data, "head=mlp"], "unknown head 'mlp': choose one of attention_pool, linear, mean_difference"),
+        ([data, "head=mlp"], "unknown head 'mlp': choose one of adaptive, attention_pool, linear"),
     ]:
         with pytest.raises(UserError, match=message):
             cli.run("train", arguments)

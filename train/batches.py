@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -15,6 +16,9 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from probers.drawing import draw_key
 
 from .states import CHUNK, States, TokenStates
+
+#: Values of the states that are validated on at once.
+_VALUES = 4 << 20
 
 Balance = Literal["none", "weights", "sampling"]
 
@@ -124,7 +128,10 @@ class StoreData(LightningDataModule):
         return self._loader(self._batches)
 
     def val_dataloader(self) -> DataLoader:
-        return self._loader(torch.from_numpy(self._rows["validation"])[None].split(CHUNK, dim=1))
+        states = self._data.states
+        # A chunk is copied to single precision as a whole, so that wide ones are taken in fewer rows.
+        rows = max(1, min(CHUNK, _VALUES // math.prod(states.shape[1:])))
+        return self._loader(torch.from_numpy(self._rows["validation"])[None].split(rows, dim=1))
 
     def _loader(self, batches: Any) -> DataLoader:
         # batch_size=None: the sampler gives whole batches, which are cut out by one index each.

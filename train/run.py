@@ -16,6 +16,7 @@ from probers.runs import RunFolder, canonical_json, newest
 from probers.types import UserError
 
 if TYPE_CHECKING:
+    from probers.bank import ProbeBank
     from probers.store import FeatureStore
 
     from .data import Examples
@@ -31,6 +32,10 @@ def run(cfg: DictConfig) -> Path:
     Raises:
         UserError: before anything is trained, for whatever is wrong with the request.
     """
+    from . import adaptive
+
+    if cfg.head.get("_target_") == adaptive.TARGET:
+        return adaptive.run(cfg)
     from probers.heads import factory
     from probers.store import FeatureStore
 
@@ -91,10 +96,7 @@ def run(cfg: DictConfig) -> Path:
     print(table(figures))
     size = f"{len(trained.bank.layers)} layer{'s' * (len(trained.bank.layers) > 1)}"
     print(f"wrote a prober of {size} to {out} (trained in {fitted.seconds:.0f} s)")
-    if trained.bank.spec.position == "generated" and trained.bank.spec.pool != "tokens":
-        print(f'next: probers-rag question="..." trigger=probing prober={out}')
-    else:
-        print(f"next: ProbeBank.from_pretrained({str(out)!r}).watch(model) scores what a model writes")
+    print(f"next: {_next(trained.bank, out)}")
     return out
 
 
@@ -116,6 +118,19 @@ def _write(
     replace(trained.bank, metrics=figures, card=card).save_pretrained(out)
     write_plots(out / "plots", figures, trained, examples, evaluator)
     return figures
+
+
+def _next(bank: ProbeBank, out: Path) -> str:
+    """What to do with the prober."""
+    if bank.spec.pool == "predicting" or bank.head.tokens:
+        what = "score" if bank.spec.pool == "predicting" else "score_spans"
+        needs = f'Needs({bank.layers}, site="{bank.spec.site}", pool="{bank.spec.pool}")'
+        return (
+            f"ProbeBank.from_pretrained({str(out)!r}).{what} takes the states of a CausalLM asked for {needs}"
+        )
+    if bank.spec.position == "generated" and bank.spec.pool != "tokens":
+        return f'probers-rag question="..." trigger=probing prober={out}'
+    return f"ProbeBank.from_pretrained({str(out)!r}).watch(model) scores what a model writes"
 
 
 def _data(given: Any) -> list[Path]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from probers.types import Decision, Generation, Needs, Question
+from probers.types import Decision, Generation, Needs, Question, UserError
 
 from ..triggers.base import State
 
@@ -20,9 +20,19 @@ class AnswerQuery:
     Attributes:
         with_passages: from the second retrieval on, put the passages seen so far
             between question and rationale, as algorithm 1 of Probing-RAG is written.
+        whole_output: from the second retrieval on, ask with the prompt and all that was
+            written after it, exemplars included, as the released code of Probing-RAG does.
     """
 
     with_passages: bool = False
+    whole_output: bool = False
+
+    def __post_init__(self) -> None:
+        if self.with_passages and self.whole_output:
+            raise UserError(
+                "query.with_passages=true and query.whole_output=true exclude each other: the whole output "
+                "holds the passages already"
+            )
 
     @property
     def needs(self) -> Needs:
@@ -30,6 +40,8 @@ class AnswerQuery:
 
     def __call__(self, question: Question, generation: Generation, decision: Decision, state: State) -> str:
         text = state.partial + generation.text[: decision.position]
+        if self.whole_output and state.retrievals:
+            return " ".join((generation.prompt + generation.text[: decision.position]).split())
         cue = re.escape(state.prompt.answer_cue.strip())
         parts = [question.question]
         if self.with_passages:

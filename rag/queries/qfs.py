@@ -2,31 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
-from probers.signals import words
-from probers.text import is_content
 from probers.types import Decision, Generation, Needs, Question, RunError, UserError
 
-from ..retrievers.lexical import tokenize
 from ..triggers.base import State
-
-
-@dataclass(frozen=True, slots=True)
-class _Word:
-    """A word of question or answer.
-
-    Attributes:
-        columns: its tokens, as columns of the attention rows (prompt tokens first).
-    """
-
-    text: str
-    columns: tuple[int, ...]
-    content: bool
+from .context import QUERY_TOKENS, ContextWord, at_least_one, context_words, hit_tokens, last_tokens
 
 
 @dataclass(frozen=True)
@@ -47,14 +31,12 @@ class QFS:
 
     variant: Literal["paper", "released"] = "released"
     top_n: int = 25
-    max_tokens: int = 64
+    max_tokens: int = QUERY_TOKENS
 
     def __post_init__(self) -> None:
         if self.variant not in ("paper", "released"):
             raise UserError(f"query.variant={self.variant!r} is unknown: choose paper or released")
-        for name in ("top_n", "max_tokens"):
-            if getattr(self, name) < 1:
-                raise UserError(f"query.{name}={getattr(self, name)} must be 1 or more")
+        at_least_one(self, "top_n", "max_tokens")
 
     @property
     def needs(self) -> Needs:
@@ -63,18 +45,19 @@ class QFS:
     def __call__(self, question: Question, generation: Generation, decision: Decision, state: State) -> str:
         if generation.attention is None:
             raise RunError("query=qfs needs attention and the generation has none recorded")
-        found = _words(generation, state)
-        # A verdict on the whole answer names no token: the last one stands for it.
-        hits = decision.tokens or (max(len(generation.token_ids) - 1, 0),)
+        found = context_words(generation, state)
+        hits = hit_tokens(generation, decision)
         if self.variant == "paper":
             candidates, weights = self._paper(found, generation, hits[0])
         else:
             candidates, weights = self._released(found, generation, hits)
         ranked = sorted(candidates, key=lambda i: (-sum(weights[c] for c in found[i].columns), i))
         chosen = [found[i].text for i in sorted(ranked[: self.top_n])]
-        return _last_tokens(chosen, self.max_tokens) or question.question
+        return last_tokens(chosen, self.max_tokens) or question.question
 
-    def _paper(self, found: list[_Word], generation: Generation, hit: int) -> tuple[list[int], np.ndarray]:
+    def _paper(
+        self, found: list[ContextWord], generation: Generation, hit: int
+    ) -> tuple[list[int], np.ndarray]:
         """Words before the hit token, weighted by the hit token's own row."""
         rows = _rows(generation)
         column = len(generation.prompt_ids) + hit
@@ -82,7 +65,7 @@ class QFS:
         return before, rows[min(hit + 1, len(rows) - 1)]
 
     def _released(
-        self, found: list[_Word], generation: Generation, hits: tuple[int, ...]
+        self, found: list[ContextWord], generation: Generation, hits: tuple[int, ...]
     ) -> tuple[list[int], np.ndarray]:
         """Content words before the last hit word, hit words left out, weighted by the predicting rows."""
         rows, start = _rows(generation), len(generation.prompt_ids)
@@ -106,35 +89,3 @@ class QFS:
 def _rows(generation: Generation) -> np.ndarray:
     assert generation.attention is not None
     return generation.attention.rows
-
-
-def _words(generation: Generation, state: State) -> list[_Word]:
-    """Words of the question, the accepted text and the generation, in this order.
-
-    Words without a letter or digit are left out; so are quotes and commas around the others.
-    """
-    text = generation.prompt + generation.text
-    shift = len(generation.prompt)
-    offsets = [*generation.prompt_offsets, *((a + shift, b + shift) for a, b in generation.offsets)]
-    found = []
-    for start, end in (state.question_span, (shift - len(state.partial), len(text))):
-        part = text[start:end]
-        spans = words(part, [(a - start, b - start) for a, b in offsets])
-        content = is_content(part, [part[w.start : w.end] for w in spans])
-        for word, carries in zip(spans, content, strict=True):
-            bare = re.sub(r"^[\W_]+|[\W_]+$", "", part[word.start : word.end])
-            if bare:
-                found.append(_Word(bare, word.tokens, carries))
-    return found
-
-
-def _last_tokens(words: list[str], limit: int) -> str:
-    """The last words that together have at most ``limit`` of the retriever's tokens."""
-    kept: list[str] = []
-    used = 0
-    for word in reversed(words):
-        used += len(tokenize(word))
-        if used > limit:
-            break
-        kept.append(word)
-    return " ".join(reversed(kept))

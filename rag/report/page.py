@@ -76,12 +76,18 @@ def _sections(results: Mapping[str, Any], data: Mapping[str, Any], looks: Mappin
     """The parts that have data, in reading order."""
     methods = methods_table(results, data, looks) if results.get("methods") else ""
     if methods:
-        methods += legend()
+        methods += legend(results)
         methods += f"<details><summary>Further figures</summary>{more_table(results)}</details>"
-    triggers = _figure(
-        tradeoff_chart(data, looks),
-        "Exact match against retrievals per question. Markers are measured runs with 95% intervals;"
-        " lines replay the recorded scores at every threshold. Hollow grey markers bound the others.",
+    triggers = (
+        _figure(
+            tradeoff_chart(data, looks),
+            "Exact match against retrievals per question. Markers are measured runs, with 95% intervals"
+            " where there is room. Lines are read from recorded answers: each trigger that judges whole"
+            " answers at every threshold, round by round, and in grey what random retrieval with the same"
+            " query is expected to give. Hollow grey markers bound the others. Methods that fire within an"
+            " answer are markers only.",
+        )
+        + _figure(tradeoff_chart(data, looks, "acc"), "The same in ACC: a gold answer is in the text.")
     ) + _figure(
         roc_chart(data, looks),
         "ROC of every trigger for “the answer is wrong”, with its AUROC. Markers only tell the curves apart;"

@@ -36,11 +36,17 @@ COLUMNS = (
            " normalisation, with its 95% bootstrap interval.", 3, "high"),
     Column("f1", "F1", "Token overlap of the final answer with the closest gold answer.", 3, "high"),
     Column("acc", "ACC", "Share of questions whose generated text contains a gold answer.", 3, "high"),
+    Column("random", "EM vs random", "Exact match minus that of random retrieval at the same mean number of"
+           " retrievals per question, its mean over all draws, with the paired 95% interval. Random retrieval"
+           " judges whole answers. It asks with what the method asks with, so that the moment alone differs;"
+           " for methods that fire before or within an answer it asks with what those that judge whole"
+           " answers do, and the difference is of the method as a whole.", 3),
     Column("retrievals", "Retrievals", "Searches per question, on average."),
     Column("retrieval_share", "0 / 1 / more", "Share of the questions, in percent, answered with no,"
            " with one, and with several searches."),
     Column("tokens", "Tokens", "Tokens generated per question, on average.", 1),
-    Column("seconds", "Seconds", "Wall time per question, on average."),
+    Column("seconds", "Seconds", "Wall time per question, on average. What methods share was generated once"
+           " and counts for each of them with the time it took."),
     Column("consistency", "Consistency", "Of the questions answered right without retrieval, the share"
            " still right under the method.", 2, "high"),
     Column("trigger.auroc", "AUROC", "Trigger: the chance that a wrong answer scores higher than a right"
@@ -56,6 +62,20 @@ COLUMNS = (
 MORE_COLUMNS = (
     Column("precision", "Precision", "Share of the final answer's tokens that are in the gold answer.", 3),
     Column("recall", "Recall", "Share of the gold answer's tokens that are in the final answer.", 3),
+    Column(
+        "agreement",
+        "Agreement",
+        "Share of the questions on which the method and answering without"
+        " retrieval are both right or both wrong; Probing-RAG's released code calls this consistency.",
+        2,
+    ),
+    Column(
+        "trigger.recall_at_fpr",
+        "Recall at 10%",
+        "Trigger: share of the wrong answers it finds at the"
+        " threshold that fires on one right answer in ten.",
+        2,
+    ),
     Column("generations", "Generations", "Calls of the language model per question, on average."),
     Column("sentences", "Sentences", "Sentences generated per question, on average."),
 )
@@ -67,14 +87,40 @@ def methods_table(results: Mapping[str, Any], data: Mapping[str, Any], looks: Ma
     best = {column.key: _best(methods, column) for column in COLUMNS if column.better}
     ends = [end for method in methods.values() for end in metric_ci(method, "em") or ()]
     scale = (min(ends), max(ends)) if ends else (0.0, 1.0)
+    at_random: Mapping[str, Any] = results.get("random_at_budget") or {}
+    columns = _columns(results)
     rows = []
     for name, method in methods.items():
         flag = (data.get("flags") or {}).get(name) if stem(name) not in FIXED else None
         badge = f' <span class="badge">{esc(flag)}</span>' if flag else ""
-        cells = "".join(_cell(method, name, column, best, scale) for column in COLUMNS)
-        rows.append(f'<tr><th scope="row">{mark_glyph(looks[name])}{esc(name)}{badge}</th>{cells}</tr>')
+        compared = at_random.get(name) or {}
+        cells = "".join(
+            _compared(compared) if column.key == "random" else _cell(method, name, column, best, scale)
+            for column in columns
+        )
+        query = (results.get("queries") or {}).get(name)
+        asks = f"<small>asks with: {esc(query)}</small>" if query and stem(name) != "never" else ""
+        rows.append(f'<tr><th scope="row">{mark_glyph(looks[name])}{esc(name)}{badge}{asks}</th>{cells}</tr>')
     caption = "Every method on the same questions. Bold: best outside the oracle."
-    return _table("methods", caption, "Method", COLUMNS, rows)
+    return _table("methods", caption, "Method", columns, rows) + _terms(results)
+
+
+def _columns(results: Mapping[str, Any]) -> tuple[Column, ...]:
+    """:data:`COLUMNS`, without random retrieval where nothing was set against it."""
+    return tuple(column for column in COLUMNS if column.key != "random" or results.get("random_at_budget"))
+
+
+def _terms(results: Mapping[str, Any]) -> str:
+    """On which terms the methods can be compared: what they ask with differs as well."""
+    queries: Mapping[str, str] = results.get("queries") or {}
+    if len(set(queries.values())) < 2:
+        return ""
+    return (
+        '<p class="caption">Methods differ in when they retrieve and in what they ask with, which is below'
+        " each name. Only those that ask with the same compare the moment alone. The oracle bounds what"
+        " judges whole answers and asks as it does; a method that retrieves before or within one, or asks"
+        " otherwise, may be above it.</p>"
+    )
 
 
 def more_table(results: Mapping[str, Any]) -> str:
@@ -87,10 +133,11 @@ def more_table(results: Mapping[str, Any]) -> str:
     return _table("more", "Further figures of every method.", "Method", MORE_COLUMNS, rows)
 
 
-def legend() -> str:
+def legend(results: Mapping[str, Any]) -> str:
     """Each column in a sentence."""
     items = "".join(
-        f"<dt>{esc(column.label)}</dt><dd>{esc(column.help)}</dd>" for column in (*COLUMNS, *MORE_COLUMNS)
+        f"<dt>{esc(column.label)}</dt><dd>{esc(column.help)}</dd>"
+        for column in (*_columns(results), *MORE_COLUMNS)
     )
     return f'<details class="legend"><summary>What the columns mean</summary><dl>{items}</dl></details>'
 
@@ -125,6 +172,18 @@ def _cell(
         return f"<td>{text}</td>"
     glyph = interval_glyph(value, ci, scale) if column.key == "em" else ""
     return f"<td>{text}<small>{span(ci)}</small>{glyph}</td>"
+
+
+def _compared(entry: Mapping[str, Any]) -> str:
+    """The difference in EM to random retrieval at the same budget."""
+    entry = entry.get("common") or entry
+    found = entry.get("em") or {}
+    diff, ci = number(found.get("diff")), interval(found.get("ci95"))
+    if diff is None or ci is None:
+        return f'<td class="none">{DASH}</td>'
+    text = num(diff, 3, sign=True)
+    text = f"<b>{text}</b>" if verdict(ci) != "not settled" else text
+    return f"<td>{text}<small>{span(ci, 3, sign=True)}</small></td>"
 
 
 def knowledge_table(data: Mapping[str, Any], looks: Mapping[str, Series]) -> str:

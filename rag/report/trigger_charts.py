@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal
 
 from probers.markup import interval, num, number
 
 from .labels import Box, place
 from .series import Series
 from .svg import WIDTH, Axis, Plot, Point, clipped, marker
+
+_WHISKERS = 10  # methods at most whose intervals are drawn; those of more would hide the markers
 
 
 def roc_chart(data: Mapping[str, Any], looks: Mapping[str, Series]) -> str:
@@ -66,29 +68,34 @@ def _mark(look: Series) -> str:
     return f"mark {look.css}{' hollow' if look.reference else ''}"
 
 
-def tradeoff_chart(data: Mapping[str, Any], looks: Mapping[str, Series]) -> str:
-    """EM against retrievals per question: replayed thresholds as lines, measured runs as markers."""
+def tradeoff_chart(
+    data: Mapping[str, Any], looks: Mapping[str, Series], figure: Literal["em", "acc"] = "em"
+) -> str:
+    """EM or ACC against retrievals per question: replayed thresholds as lines, measured runs as markers."""
+    short, long = {"em": ("EM", "exact match"), "acc": ("ACC", "accuracy by containment")}[figure]
     replay = {
-        name: sorted(zip(map(float, curve["retrievals"]), map(float, curve["em"]), strict=True))
+        name: sorted(zip(map(float, curve["retrievals"]), map(float, curve[figure]), strict=True))
         for name, curve in (data.get("replay") or {}).items()
-        if curve.get("retrievals")
+        if curve.get("retrievals") and curve.get(figure)
     }
     points = {
-        name: (float(point["retrievals"]), float(point["em"]), interval(point.get("em_ci")))
+        name: (float(point["retrievals"]), float(point[figure]), interval(point.get(f"{figure}_ci")))
         for name, point in (data.get("points") or {}).items()
-        if number(point.get("retrievals")) is not None and number(point.get("em")) is not None
+        if number(point.get("retrievals")) is not None and number(point.get(figure)) is not None
     }
     if not replay and not points:
         return ""
     xs = [x for curve in replay.values() for x, _ in curve] + [x for x, _, _ in points.values()]
     ys = [y for curve in replay.values() for _, y in curve]
-    ys += [end for _, y, ci in points.values() for end in ((y, *ci) if ci else (y,))]
+    drawn = len(points) <= _WHISKERS
+    ys += [end for _, y, ci in points.values() for end in ((y, *ci) if ci and drawn else (y,))]
     plot = Plot(
-        "tradeoff",
-        "Exact match against retrievals per question",
-        "; ".join(f"{name}: EM {num(y)} at {num(x)} retrievals" for name, (x, y, _) in points.items()) + ".",
+        "tradeoff" if figure == "em" else f"tradeoff-{figure}",
+        f"{long.capitalize()} against retrievals per question",
+        "; ".join(f"{name}: {short} {num(y)} at {num(x)} retrievals" for name, (x, y, _) in points.items())
+        + ".",
         Axis.fit("retrievals per question", xs, least=(0.0, 1.0)),
-        Axis.fit("exact match", ys),
+        Axis.fit(long, ys),
         height=378,
         right=20,
     )
@@ -99,7 +106,7 @@ def tradeoff_chart(data: Mapping[str, Any], looks: Mapping[str, Series]) -> str:
             at = (plot.sx(x), plot.sy(y))
             obstacles.append((at[0] - 3, at[1] - 3, at[0] + 3, at[1] + 3))
     for name, (x, _, ci) in points.items():
-        if ci:
+        if ci and drawn:
             centre, low, high = plot.sx(x), plot.sy(ci[0]), plot.sy(ci[1])
             plot.path([(centre, low), (centre, high)], f"whisker {looks[name].css}")
             obstacles.append((centre - 1, high, centre + 1, low))

@@ -5,26 +5,34 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+
 from probers.types import Decision, Generation, Needs, UserError
 
 from .base import State, unanswered, verdict
+from .sentences import first_above
 
 
 @dataclass(frozen=True)
 class Entropy:
-    """Fires on the whole answer when the entropy of its tokens is above a threshold.
+    """Fires when the entropy of the tokens of an answer, or of a sentence, is above a threshold.
 
     Attributes:
         threshold: nats.
         reduction: "mean" over the tokens of rationale and answer, or their "max".
+        scope: over the tokens of the whole "answer", which is then written anew; or of each
+            "sentence", and the text before the first that is above the threshold is kept.
     """
 
     threshold: float = 0.5
     reduction: Literal["mean", "max"] = "mean"
+    scope: Literal["answer", "sentence"] = "answer"
 
     def __post_init__(self) -> None:
         if self.reduction not in ("mean", "max"):
             raise UserError(f"trigger.reduction={self.reduction!r} is unknown: choose mean or max")
+        if self.scope not in ("answer", "sentence"):
+            raise UserError(f"trigger.scope={self.scope!r} is unknown: choose answer or sentence")
 
     @property
     def needs(self) -> Needs:
@@ -32,7 +40,9 @@ class Entropy:
 
     def __call__(self, generation: Generation, state: State) -> Decision:
         entropies = generation.entropies
+        reduce = np.mean if self.reduction == "mean" else np.max
+        if self.scope == "sentence":
+            return first_above(generation, state, entropies, reduce, self.threshold)
         if len(entropies) == 0:
             return unanswered(self.threshold)
-        score = float(entropies.mean() if self.reduction == "mean" else entropies.max())
-        return verdict(score, self.threshold, token_scores=tuple(map(float, entropies)))
+        return verdict(float(reduce(entropies)), self.threshold, token_scores=tuple(map(float, entropies)))

@@ -1,4 +1,4 @@
-"""Retrieve exactly when the closed-book answer is wrong: the best any trigger could do."""
+"""Retrieve exactly when the answer is wrong: the best any trigger of whole answers could do."""
 
 from __future__ import annotations
 
@@ -12,7 +12,17 @@ from .base import State, verdict
 
 @dataclass(frozen=True)
 class Oracle:
-    """Compares the closed-book answer with the gold answers by exact match; fires at most once."""
+    """Compares the answer with the gold answers by exact match.
+
+    With ``again`` no trigger that judges whole answers and asks with the same query has
+    more questions right: it stops at the first right answer on the way that they all go.
+
+    Attributes:
+        again: also when the answer after a retrieval is wrong, up to the limit of the
+            loop; otherwise at most once, for the closed-book answer.
+    """
+
+    again: bool = False
 
     judges_answer = True
 
@@ -23,5 +33,6 @@ class Oracle:
     def __call__(self, generation: Generation, state: State) -> Decision:
         if state.answer is None or not state.question.answers:
             raise RunError("trigger=oracle was asked without an answer to judge, or without gold answers")
-        wrong = state.retrievals == 0 and not exact_match(state.answer, state.question.answers)
+        judged = self.again or state.retrievals == 0
+        wrong = judged and not exact_match(state.answer, state.question.answers)
         return verdict(float(wrong), 0.5)

@@ -41,6 +41,11 @@ class Rind:
         # The released variant looks at the generated tokens alone, in a pass of its own.
         return Needs(attention=self.variant == "paper")
 
+    @property
+    def attends_alone(self) -> bool:
+        """Whether it asks the model for attention in a pass of its own."""
+        return self.variant == "released"
+
     def __call__(self, generation: Generation, state: State) -> Decision:
         return self.decide([generation], [state])[0]
 

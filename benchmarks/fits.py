@@ -1,0 +1,278 @@
+"""Trainings of ``benchmarks/train.py``: each in a process of its own, with its parts timed.
+
+``python benchmarks/fits.py '{"way": "fit", ...}'`` is what such a process runs; it prints one JSON object.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from probers.train import batches, fit
+from probers.train.data import Examples, load_examples
+from probers.train.module import ProberModule, head_losses
+from probers.train.states import Column, StoreStates
+from store import peaks
+
+from probers import FeatureStore
+from probers.heads import ProbingRagHead
+from probers.heads.blocks import Linear
+
+#: What a step consists of; what is left of it is the trainer's: hooks, progress bar, schedule, logging.
+PARTS = ("data", "forward", "backward", "adamw")
+#: Steps that are not counted, at the beginning of every stretch between two validations.
+_COLD = 1
+#: How often a step reads or writes all parameters or as many numbers, see :func:`as_plain`.
+_MATRIX_PASSES, _ADAMW_PASSES = 3, 7
+
+
+def measure(way: str, **job: Any) -> dict[str, Any]:
+    """The figures of a worker that runs in a process of its own."""
+    command = [sys.executable, __file__, json.dumps({"way": way, **job})]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def as_fit(store: str, layers: Sequence[int], steps: int) -> dict[str, Any]:
+    """Train the default heads of some layers, and time the parts of a step.
+
+    Args:
+        store: folder of a finished store.
+        layers: which heads there are.
+        steps: optimiser steps to take, of those that a training has; 0 takes them all.
+
+    Returns:
+        ``seconds`` of the training, those of the steps left out added at the mean of the steps
+        taken; ``taken`` and ``of`` steps; ``step`` seconds, its ``parts``, and ``validation``
+        seconds altogether; ``threads``; ``parameters`` of all heads.
+    """
+    opened, settings = FeatureStore.open(store), fit.FitSettings()
+    examples = load_examples([opened])
+    full = -(-len(examples.rows["train"]) // settings.batch_size) * settings.epochs
+    clock = Clock()
+    with clock.running():
+        fitted = _fit(opened, layers, shortened(examples, steps, settings), settings)
+    parts, step = clock.means()
+    return {
+        "seconds": fitted.seconds + (full - fitted.steps) * step, "taken": fitted.steps, "of": full,
+        "step": step, "parts": parts, "validation": clock.validating, "threads": clock.threads,
+        "parameters": sum(p.numel() for p in fitted.head.parameters()),
+        "accuracy": float(fitted.accuracy.mean()),
+    }  # fmt: skip
+
+
+def as_memory(store: str, layers: Sequence[int], steps: int) -> dict[str, Any]:
+    """Most anonymous and file-backed memory, in bytes above that after the imports, of a training."""
+    opened, settings = FeatureStore.open(store), fit.FitSettings()
+    with peaks() as grown:
+        _fit(opened, layers, shortened(load_examples([opened]), steps, settings), settings)
+    return dict(grown)
+
+
+def as_plain(heads: int, width: int, steps: int, threads: int) -> dict[str, Any]:
+    """The same heads in a bare loop over one batch in memory: no store, no trainer, no validation.
+
+    Returns:
+        ``step`` seconds and its ``parts``; ``arithmetic`` and ``traffic``: seconds that the
+        matrix products, and the parameters' ways to and from memory, take at the least, at the
+        speeds measured here, ``flops`` and ``bandwidth`` (of this number of threads).
+    """
+    torch.set_num_threads(threads)
+    settings = fit.FitSettings()
+    head = ProbingRagHead([f"0/layer{k}" for k in range(heads)], width)
+    adamw = torch.optim.AdamW(head.parameters(), settings.lr, weight_decay=settings.weight_decay, fused=True)
+    size = settings.batch_size
+    states, targets = torch.randn(size, heads, width).half(), torch.randint(0, 2, (size, heads))
+    spent = dict.fromkeys(PARTS[1:], 0.0)
+    for step in range(_COLD + steps):
+        times = [time.perf_counter()]
+        loss = head_losses(head(states.float()), targets).sum()
+        times.append(time.perf_counter())
+        loss.backward()
+        times.append(time.perf_counter())
+        adamw.step()
+        adamw.zero_grad()
+        times.append(time.perf_counter())
+        if step >= _COLD:
+            for part, seconds in zip(spent, np.diff(times).tolist(), strict=True):
+                spent[part] += seconds / steps
+    flops, bandwidth = speed_of_products(), speed_of_memory()
+    matrices = sum(m.weight.numel() for m in head.modules() if isinstance(m, Linear))
+    parameters = sum(p.numel() for p in head.parameters())
+    return {
+        "step": sum(spent.values()), "parts": spent, "flops": flops, "bandwidth": bandwidth,
+        # A multiplication and an addition per weight and text: forward, and twice backward.
+        "arithmetic": 6 * size * matrices / flops,
+        # Weights are read forward and backward and gradients written; AdamW reads weight, gradient and two
+        # moments and writes all but the gradient.
+        "traffic": 4 * parameters * (_MATRIX_PASSES + _ADAMW_PASSES) / bandwidth,
+    }  # fmt: skip
+
+
+def shortened(examples: Examples, steps: int, settings: fit.FitSettings) -> Examples:
+    """The same examples with as few training texts, evenly spread, as give so many steps; 0 leaves all."""
+    train = examples.rows["train"]
+    wanted = steps // settings.epochs * settings.batch_size
+    if not steps or wanted >= len(train):
+        return examples
+    kept = train[np.linspace(0, len(train) - 1, wanted).astype(int)]
+    return replace(examples, rows={**examples.rows, "train": kept})
+
+
+class Clock:
+    """Where a training's time goes; looked at from the trainer's hooks, between which the parts lie.
+
+    Attributes:
+        validating: seconds in validations.
+        threads: of the processor, that the training took.
+    """
+
+    def __init__(self) -> None:
+        self.validating, self.threads = 0.0, 0
+        self._steps: list[dict[str, float]] = []
+        self._now: dict[str, float] = {}
+        self._last = self._validation = 0.0
+        self._cold = 0
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Time the trainings of this block."""
+        kept = fit.ProberModule, batches.Rows
+        fit.ProberModule, batches.Rows = _timed_module(self), _timed_rows(self)
+        try:
+            yield
+        finally:
+            fit.ProberModule, batches.Rows = kept
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """What is in the block is a part of the step under way."""
+        start = time.perf_counter()
+        yield
+        self.spent(name, time.perf_counter() - start)
+
+    def spent(self, name: str, seconds: float) -> None:
+        self._now[name] = self._now.get(name, 0.0) + seconds
+
+    def step_over(self) -> None:
+        now = time.perf_counter()
+        if self._cold >= _COLD:
+            self._steps.append({"step": now - self._last, **self._now})
+        self._cold += 1
+        self._last, self._now = now, {}
+
+    def validation(self, begins: bool) -> None:
+        """A validation begins or ends; neither it nor what is read for it belongs to a step."""
+        now = time.perf_counter()
+        if begins:
+            self._validation = now
+            if self._cold > _COLD:
+                self._steps.pop()  # the trainer reads a batch ahead: the last step of a stretch reads none
+        else:
+            self.validating += now - self._validation
+        self._cold, self._now = 0, {}
+
+    def means(self) -> tuple[dict[str, float], float]:
+        """Mean seconds of each part of a step, and of a step."""
+        if not self._steps:
+            raise SystemExit("no step was timed: give more --steps, or a larger store")
+        names = (*PARTS, "step")
+        means = {n: sum(s.get(n, 0.0) for s in self._steps) / len(self._steps) for n in names}
+        step = means.pop("step")
+        return {**means, "trainer": step - sum(means.values())}, step
+
+
+def _timed_module(clock: Clock) -> type[ProberModule]:
+    class Timed(ProberModule):
+        def on_train_start(self) -> None:
+            clock.threads = torch.get_num_threads()
+
+        def training_step(self, batch: Any, index: int) -> torch.Tensor:
+            with clock.part("forward"):
+                return super().training_step(batch, index)
+
+        def on_before_backward(self, loss: torch.Tensor) -> None:
+            self._since = time.perf_counter()
+
+        def on_after_backward(self) -> None:
+            clock.spent("backward", time.perf_counter() - self._since)
+
+        def on_before_optimizer_step(self, optimizer: Any) -> None:
+            self._since = time.perf_counter()
+
+        def optimizer_step(self, *args: Any, **options: Any) -> None:
+            super().optimizer_step(*args, **options)  # forward and backward run within, before the hook above
+            clock.spent("adamw", time.perf_counter() - self._since)
+
+        def on_train_batch_end(self, *_: Any) -> None:
+            clock.step_over()
+
+        def on_validation_start(self) -> None:
+            clock.validation(begins=True)
+
+        def on_validation_end(self) -> None:
+            clock.validation(begins=False)
+
+    return Timed
+
+
+def _timed_rows(clock: Clock) -> type[batches.Rows]:
+    class Timed(batches.Rows):
+        def __getitem__(self, index: torch.Tensor) -> Any:
+            with clock.part("data"):
+                return super().__getitem__(index)
+
+    return Timed
+
+
+def _fit(
+    store: FeatureStore, layers: Sequence[int], examples: Examples, settings: fit.FitSettings
+) -> fit.Fitted:
+    tasks = [fit.Task(k, site=store.spec.site) for k in layers]
+    columns: list[Column] = [task.column for task in tasks]
+    return fit.fit(ProbingRagHead, tasks, StoreStates([store], columns), columns, examples, settings)
+
+
+def speed_of_products(size: int = 1536) -> float:
+    """Floating-point operations a second of a large float32 matrix product, at best."""
+    a = torch.randn(size, size)
+    return 2 * size**3 / _fastest(lambda: a @ a)
+
+
+def speed_of_memory(numbers: int = 1 << 26) -> float:
+    """Bytes a second, to and from memory, of a sum of two arrays far larger than the caches, at best."""
+    a, b, c = (torch.ones(numbers) for _ in range(3))
+    return 12 * numbers / _fastest(lambda: torch.add(a, b, out=c))
+
+
+def _fastest(call: Callable[[], Any], repeats: int = 5) -> float:
+    seconds = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        call()
+        seconds.append(time.perf_counter() - start)
+    return min(seconds)
+
+
+def warm(store: Path) -> None:
+    """Bring a store into the page cache."""
+    for file in sorted(store.glob("shards/*")):
+        with file.open("rb") as handle:
+            while handle.read(1 << 22):
+                pass
+
+
+WAYS: dict[str, Callable[..., dict[str, Any]]] = {"fit": as_fit, "memory": as_memory, "plain": as_plain}
+
+if __name__ == "__main__":
+    asked = json.loads(sys.argv[1])
+    print(json.dumps(WAYS[asked.pop("way")](**asked)))

@@ -1,0 +1,62 @@
+"""The newest finished runs below ``runs/`` that made what a command needs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from .runs import read_state
+
+#: What a prober scores: whole generated answers, or single tokens.
+ProberKind = Literal["answers", "tokens"]
+
+
+def newest_prober(kind: ProberKind, *, model: str, root: Path = Path("runs")) -> Path | None:
+    """The newest complete prober of a model that scores answers or tokens."""
+
+    def fits(folder: Path, summary: Mapping[str, Any]) -> bool:
+        config = _config(folder)
+        spec = config.get("spec")
+        if summary.get("model") != model or not isinstance(spec, dict):
+            return False
+        if kind == "tokens":  # heads that pool a text's tokens themselves have nothing to join
+            return spec.get("pool") == "tokens" and config.get("aggregate") is not None
+        return spec.get("position") == "generated" and spec.get("pool") not in ("tokens", "predicting")
+
+    return _newest("train", fits, root)
+
+
+def newest_classifier(*, model: str, root: Path = Path("runs")) -> Path | None:
+    """The newest complete classifier of questions, trained on answers of a model."""
+
+    def fits(folder: Path, summary: Mapping[str, Any]) -> bool:
+        return summary.get("model") == model and _config(folder).get("format") == "probers-adaptive"
+
+    return _newest("train", fits, root)
+
+
+def newest_store(source: str, *, root: Path = Path("runs")) -> Path | None:
+    """The newest complete feature store of a source, "cot" or "wiki"."""
+    return _newest("datagen", lambda _, summary: summary.get("source") == source, root)
+
+
+def _newest(command: str, fits: Callable[[Path, Mapping[str, Any]], bool], root: Path) -> Path | None:
+    found = []
+    for file in root.glob("**/run.json"):
+        state = read_state(file.parent)
+        if not state or state["command"] != command or not state["complete"]:
+            continue
+        if fits(file.parent, state["summary"]):
+            found.append((file.stat().st_mtime, file.parent))
+    return max(found)[1] if found else None
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    """What a folder's ``config.json`` says; nothing where there is none that can be read."""
+    try:
+        found = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,301 @@
+"""The question classifier of Adaptive-RAG: its labels, training, files, and models of transformers."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from fake_lm import SPEC
+from probers.rag.triggers import Adaptive
+from probers.train.adaptive import measure
+from safetensors.numpy import load_file, save_file
+from sklearn.feature_extraction.text import TfidfVectorizer
+from sklearn.linear_model import LogisticRegression
+from tiny import byte_level
+from transformers import LlamaConfig, LlamaForSequenceClassification
+
+from probers import cli
+from probers.adaptive import STRATEGIES, AdaptiveClassifier, Labelled, load_classifier, strategies_of
+from probers.features import FeatureSpec
+from probers.runs import RunFolder
+from probers.store import FeatureStore
+from probers.types import Question, UserError
+
+KINDS = {
+    "no": "What is the capital of town",
+    "single": "Who is the mayor of town",
+    "multi": "Where was the mayor of town born",
+}
+QUESTIONS = [f"{text} {i}?" for i in range(20) for text in KINDS.values()]
+LABELS = [kind for _ in range(20) for kind in KINDS]
+FRESH = [f"{text} 99?" for text in KINDS.values()]
+
+
+@pytest.fixture(scope="module")
+def trained():
+    return AdaptiveClassifier.fit(QUESTIONS, LABELS)
+
+
+def test_it_learns_what_the_words_say_and_agrees_with_scikit_learn(trained):
+    assert trained.predict(FRESH) == ["no", "single", "multi"]
+    features = TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True, min_df=2)
+    plain = LogisticRegression(max_iter=1000).fit(features.fit_transform(QUESTIONS), LABELS)
+    expected = plain.predict_proba(features.transform(FRESH))[
+        :, [list(plain.classes_).index(s) for s in STRATEGIES]
+    ]
+    np.testing.assert_allclose(trained.probabilities(FRESH), expected, atol=1e-6)
+    np.testing.assert_allclose(trained.probabilities(FRESH).sum(axis=1), 1.0)
+    # Without words it knows, only the intercepts speak.
+    np.testing.assert_allclose(
+        trained.probabilities(["Xyz"])[0], np.exp(trained.intercepts) / np.exp(trained.intercepts).sum()
+    )
+
+
+def test_a_strategy_without_examples_has_no_probability():
+    two = [(q, s) for q, s in zip(QUESTIONS, LABELS, strict=True) if s != "single"]
+    trained = AdaptiveClassifier.fit(*map(list, zip(*two, strict=True)))
+    found = trained.probabilities(FRESH)
+    assert (found[:, 1] == 0).all()
+    features = TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True, min_df=2)
+    plain = LogisticRegression(max_iter=1000).fit(
+        features.fit_transform([q for q, _ in two]), [s == "multi" for _, s in two]
+    )
+    np.testing.assert_allclose(found[:, 2], plain.predict_proba(features.transform(FRESH))[:, 1], atol=1e-6)
+
+
+@pytest.mark.parametrize("strategies", [STRATEGIES, ("no", "multi")])
+def test_it_comes_back_from_its_files_unchanged_and_there_is_no_pickle(tmp_path, strategies):
+    kept = [(q, s) for q, s in zip(QUESTIONS, LABELS, strict=True) if s in strategies]
+    trained = AdaptiveClassifier.fit(*map(list, zip(*kept, strict=True)))
+    trained.save(tmp_path / "made" / "adaptive")
+    folder = tmp_path / "made" / "adaptive"
+    assert sorted(p.name for p in folder.iterdir()) == ["adaptive.safetensors", "config.json"]
+    assert json.loads((folder / "config.json").read_text())["strategies"] == list(strategies)
+    back = load_classifier(str(folder))
+    assert isinstance(back, AdaptiveClassifier)
+    np.testing.assert_array_equal(back.probabilities(FRESH), trained.probabilities(FRESH))
+
+
+def test_what_cannot_be_learnt_or_read_is_said(tmp_path, trained):
+    with pytest.raises(UserError, match="unknown strategy 'twice': choose among no, single, multi"):
+        AdaptiveClassifier.fit(["a b", "a c"], ["no", "twice"])
+    with pytest.raises(UserError, match="all 2 have 'no'"):
+        AdaptiveClassifier.fit(["a b", "a c"], ["no", "no"])
+    with pytest.raises(UserError, match="there are none"):
+        AdaptiveClassifier.fit([], [])
+    with pytest.raises(UserError, match="head.c=0 must be above 0"):
+        AdaptiveClassifier.fit(QUESTIONS, LABELS, c=0)
+    with pytest.raises(UserError, match="head.min_count=0 must be 1 or more"):
+        AdaptiveClassifier.fit(QUESTIONS, LABELS, min_count=0)
+    with pytest.raises(UserError, match="no word in common"):
+        AdaptiveClassifier.fit(["one", "two"], ["no", "multi"])
+    with pytest.raises(UserError, match=r"no config.json\): 'probers-train head=adaptive' makes one"):
+        AdaptiveClassifier.load(tmp_path)
+    trained.save(tmp_path)
+    tensors = load_file(tmp_path / "adaptive.safetensors")
+    for broken in (
+        {**tensors, "idf": tensors["idf"][1:]},
+        {**tensors, "weights": tensors["weights"] * np.nan},
+    ):
+        save_file(broken, tmp_path / "adaptive.safetensors")
+        with pytest.raises(UserError, match="is damaged"):
+            AdaptiveClassifier.load(tmp_path)
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(UserError, match="is damaged"):
+        load_classifier(str(tmp_path))
+    with pytest.raises(UserError, match=r"nowhere is no folder of .*no sequence-classification model either"):
+        load_classifier(str(tmp_path / "nowhere"))
+
+
+def test_labels_are_the_cheapest_strategy_that_answers_right(tmp_path):
+    store = FeatureStore.create(tmp_path, FeatureSpec(SPEC, (1,), 4), config={}, shards=1)
+    cases = [  # question, split, right without, right with passages
+        ("both?", "train", 1, 1), ("closed only?", "train", 1, 0), ("with only?", "train", 0, 1),
+        ("neither?", "train", 0, 0), ("later?", "validation", 0, 1), ("half?", "train", 0, None),
+    ]  # fmt: skip
+    rows = [
+        {"id": f"q{i}/{condition}", "group": f"q{i}", "split": split, "correct": right,
+         "condition": condition, "question": text}
+        for i, (text, split, *both) in enumerate(cases)
+        for condition, right in zip(("closed_book", "with_passages"), both, strict=True)
+        if right is not None
+    ]  # fmt: skip
+    store.write_shard(0, rows, np.zeros((len(rows), 1, 4), dtype=np.float32))
+    store.finish({})
+    found = strategies_of(FeatureStore.open(tmp_path))
+    assert found == {
+        "train": Labelled(
+            ["both?", "closed only?", "with only?", "neither?"],
+            ["no", "no", "single", "multi"],
+            ["q0", "q1", "q2", "q3"],
+        ),
+        "validation": Labelled(["later?"], ["single"], ["q4"]),
+    }
+
+
+def classifier_model(folder, labels):
+    """A tiny sequence classifier with these labels, whose first logit is the highest for everything."""
+    tokenizer = byte_level()
+    model = LlamaForSequenceClassification(
+        LlamaConfig(
+            vocab_size=len(tokenizer), hidden_size=16, intermediate_size=16, num_hidden_layers=1,
+            num_attention_heads=2, pad_token_id=tokenizer.pad_token_id, id2label=dict(enumerate(labels)),
+            label2id={label: i for i, label in enumerate(labels)}, num_labels=len(labels),
+        )
+    )  # fmt: skip
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return model, tokenizer
+
+
+@pytest.mark.parametrize(
+    ("labels", "order"), [(("multi", "NO", "single"), (1, 2, 0)), (("A", "B", "C"), (0, 1, 2))]
+)
+def test_a_model_of_transformers_may_classify_by_its_labels(tmp_path, labels, order):
+    model, tokenizer = classifier_model(tmp_path, labels)
+    made = load_classifier(str(tmp_path))
+    with torch.no_grad():
+        logits = model.eval()(**tokenizer(FRESH[0], return_tensors="pt")).logits[0]
+    np.testing.assert_allclose(made.probabilities(FRESH)[0], logits.softmax(0)[list(order)], atol=1e-6)
+    np.testing.assert_array_equal(made.probabilities(FRESH[1:]), made.probabilities(FRESH)[1:])
+    assert made.probabilities([]).shape == (0, 3)
+
+
+def test_a_model_with_other_labels_is_refused(tmp_path):
+    classifier_model(tmp_path, ("yes", "no", "maybe"))
+    with pytest.raises(UserError, match="has the labels yes, no, maybe: .* no, single and multi"):
+        load_classifier(str(tmp_path))
+
+
+def test_the_trigger_takes_the_cheapest_of_equals_and_a_folder(tmp_path, trained):
+    class Equal:
+        def probabilities(self, questions):
+            return np.array([[0.4, 0.4, 0.2], [0.2, 0.4, 0.4], [0.3, 0.3, 0.4]])[: len(questions)]
+
+    asked = [Question(str(i), f"Q{i}?") for i in range(3)]
+    trigger = Adaptive(Equal())
+    assert [d.fire for d in trigger.decide_before(asked)] == [False, True, True]
+    assert [d.score for d in trigger.decide_before(asked)] == pytest.approx([0.0, 0.2, 0.1])
+    assert [trigger.look_ahead(q) is not None for q in asked] == [False, False, True]
+    trained.save(tmp_path)
+    trigger = Adaptive(str(tmp_path))
+    assert [d.fire for d in trigger.decide_before([Question(q, q) for q in FRESH])] == [False, True, True]
+
+
+RIGHT = {"no": (1, 1), "single": (0, 1), "multi": (0, 0)}
+
+
+def cot_store(path, *, splits=("train", "train", "validation", "test"), label=lambda i, kind: kind):
+    """A finished store of answers, two questions to a group; by default their words tell the label."""
+    store = FeatureStore.create(path, FeatureSpec(SPEC, (1,), 4), config={}, shards=1)
+    rows = [
+        {"id": f"q{i}/{condition}", "group": f"g{i // 2}", "split": splits[i // 2 % len(splits)],
+         "correct": right, "condition": condition, "question": f"{KINDS[kind]} {i}?"}
+        for i, kind in enumerate(["no", "single", "multi"] * 40)
+        for condition, right in zip(
+            ("closed_book", "with_passages"), RIGHT[label(i, kind)], strict=True
+        )
+    ]  # fmt: skip
+    store.write_shard(0, rows, np.zeros((len(rows), 1, 4), dtype=np.float32))
+    store.finish({})
+    run = RunFolder(path, "datagen", {})
+    run._write(complete=True, summary={"model": "testbed", "source": "cot"})
+    return FeatureStore.open(path)
+
+
+def test_the_command_trains_measures_and_writes_what_the_trigger_takes(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    store = cot_store(tmp_path / "runs" / "datagen" / "cot")
+    out = cli.run("train", ["head=adaptive", "resamples=200"])
+    shown = capsys.readouterr().out
+    assert str(out) == "runs/train/cot-adaptive"
+    assert sorted(p.name for p in out.iterdir()) == [
+        "README.md", "adaptive.safetensors", "config.json", "config.yaml", "metrics.json", "run.json",
+    ]  # fmt: skip
+    figures = json.loads((out / "metrics.json").read_text())
+    test = strategies_of(store)["test"]
+    assert figures["splits"]["test"]["n"] == len(test.questions) == 30
+    assert figures["splits"]["train"]["groups"] == 30
+    trained = figures["detectors"]["classifier"]
+    assert (trained["accuracy"], trained["auroc"]) == (1.0, 1.0)
+    assert (
+        figures["confusion"] == np.diag(np.bincount([STRATEGIES.index(s) for s in test.strategies])).tolist()
+    )
+    assert figures["detectors"]["majority"]["accuracy"] == pytest.approx(1 / 3, abs=0.1)
+    assert figures["detectors"]["shuffled labels"]["accuracy"] < 0.8
+    assert figures["pairs"]["classifier vs majority"]["accuracy"]["ci95"][0] > 0
+    assert "wrote a classifier of questions" in shown and "majority" in shown and "note:" not in shown
+    assert "trigger=adaptive" in (out / "README.md").read_text()
+    trigger = Adaptive(str(out))
+    assert [d.fire for d in trigger.decide_before([Question(q, q) for q in FRESH])] == [False, True, True]
+    assert cli.run("train", ["head=adaptive", "resamples=200"]) == out
+    assert "complete" in capsys.readouterr().out
+
+
+def test_where_the_words_say_nothing_the_command_says_so(tmp_path, capsys):
+    drawn = np.random.default_rng(0).choice(["no", "no", "single", "multi"], size=120)
+    store = cot_store(tmp_path / "cot", label=lambda i, kind: drawn[i])
+    cli.run("train", ["head=adaptive", f"data={store.path}", f"out={tmp_path / 'made'}", "resamples=200"])
+    assert "it is not shown to be better than saying 'no' of every question" in capsys.readouterr().out
+    figures = json.loads((tmp_path / "made" / "metrics.json").read_text())
+    assert 0.2 < figures["detectors"]["classifier"]["auroc"] < 0.8
+
+
+def test_figures_are_counted_by_hand():
+    test = Labelled(["a", "b", "c", "d"], ["no", "no", "single", "multi"], ["g", "g", "h", "i"])
+    chances = np.array([[0.6, 0.3, 0.1], [0.3, 0.6, 0.1], [0.2, 0.7, 0.1], [0.5, 0.1, 0.4]])
+    found = measure(test, chances, chances, "no", resamples=100, seed=0)
+    assert found["confusion"] == [[1, 1, 0], [0, 1, 0], [1, 0, 0]]
+    assert found["detectors"]["classifier"]["accuracy"] == found["detectors"]["majority"]["accuracy"] == 0.5
+    # Scores -0.3, 0.3 where "no" is right; 0.5, -0.1 where it is not: 3 of 4 pairs in order.
+    assert found["detectors"]["classifier"]["auroc"] == 0.75
+    assert found["detectors"]["majority"]["auroc"] is None
+    assert found["by_strategy"]["multi"] == {
+        "n": 1, "share": 0.25, "predicted_share": 0.0, "recall": 0.0, "precision": None,
+    }  # fmt: skip
+    assert found["pairs"]["classifier vs majority"]["accuracy"]["diff"] == 0
+
+
+def test_intervals_are_of_groups_not_of_questions():
+    """With one right and one wrong in every group, no draw of groups is better than another."""
+    chances = np.tile([[0.8, 0.1, 0.1]], (20, 1))
+    pairs = Labelled(["?"] * 20, ["no", "multi"] * 10, [str(i // 2) for i in range(20)])
+    alone = pairs._replace(groups=[str(i) for i in range(20)])
+    bounds = [
+        measure(part, chances, chances, "no", resamples=200, seed=0)["detectors"]["classifier"]["accuracy_ci"]
+        for part in (pairs, alone)
+    ]
+    assert bounds[0] == [0.5, 0.5]
+    assert bounds[1][0] < 0.45 and bounds[1][1] > 0.55
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["epochs=3"], "epochs=3 means nothing there"),
+        (["split=[0.6,0.2,0.2]"], "split=.* means nothing there"),
+        (["data=[a,b]"], "head=adaptive reads one store"),
+        (["resamples=3"], "resamples=3 is too few"),
+        ([], "there is none under runs/: 'probers-datagen --source cot' makes one"),
+        (["data=nowhere"], "nowhere"),
+        (["data=untested"], "untested has no test question"),
+    ],
+)
+def test_a_training_that_cannot_be_is_one_sentence_and_leaves_nothing(
+    tmp_path, monkeypatch, overrides, message
+):
+    monkeypatch.chdir(tmp_path)
+    cot_store(tmp_path / "untested", splits=("train", "validation"))
+    with pytest.raises(UserError, match=message):
+        cli.run("train", ["head=adaptive", *overrides])
+    assert [p.name for p in tmp_path.iterdir()] == ["untested"]
+
+
+def test_a_sweep_of_classifiers_ends_without_the_table_of_probers(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    cot_store(tmp_path / "runs" / "datagen" / "cot")
+    with pytest.raises(SystemExit) as ended:
+        cli.main("train", ["-m", "head=adaptive", "head.c=1,10", "resamples=200"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out.count("wrote a classifier of questions") == 2
+    assert len(list((tmp_path / "runs" / "train").iterdir())) == 2

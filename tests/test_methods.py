@@ -1,0 +1,357 @@
+"""Every method of the papers in one loop: when it retrieves, what stays, the same in any batch."""
+
+import re
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+import torch
+from fake_lm import SPEC, FakeRetriever, passage
+from probers.rag.loop import RAG
+from probers.rag.methods import build_methods
+from probers.rag.queries import AnswerQuery, QuestionQuery
+from probers.rag.retrievers import BM25
+from probers.rag.triggers import (
+    Adaptive,
+    Always,
+    Entropy,
+    FixedLength,
+    FixedSentence,
+    Flare,
+    LlmJudge,
+    LookAhead,
+    Never,
+    Oracle,
+    Probing,
+    Radio,
+    Random,
+    Rind,
+)
+from test_loop import KNOWN, QUESTIONS, SILENT, asked, find, make, without_seconds
+from tiny import tiny_lm
+
+from probers import cli
+from probers.bank import ProbeBank
+from probers.features import FeatureSpec
+from probers.heads import HEADS, WRONG
+from probers.lm import CausalLM
+from probers.prompts import TESTBED_PROMPT
+from probers.testbed.assets import load_corpus, load_questions
+from probers.types import Needs, RunError, UserError
+
+# The scripted model writes three sentences and knows what it reads; some it knows without.
+
+
+def prose(prompt):
+    """What is left of its text behind what is accepted."""
+    town, reading = asked(prompt)
+    if prompt.endswith("\nReply:"):
+        return " yes" if f"Land{town}" in prompt or town in KNOWN else " no"
+    partial = prompt.rpartition("Answer:")[2]
+    for land in (f"Land{town}" if reading or town in KNOWN else "Atlantis", "Atlantis", f"Land{town}"):
+        text = f" Town {town} is quite old. It lies in {land}. So the answer is {land}.\nQuestion: more?"
+        if text.startswith(partial):
+            return text[len(partial) :]
+    raise AssertionError(partial)
+
+
+def hesitates(word):
+    return 1.2 if word == "Atlantis." else 0.05
+
+
+@dataclass
+class Tail:
+    """Asks with the town and the last words before the place; remembers them by question."""
+
+    needs = Needs()
+
+    def __call__(self, question, generation, decision, state):
+        text = state.partial + generation.text[: decision.position]
+        return f"{question.question} {' '.join(text.split()[-3:])}"
+
+
+class Strategies:
+    """Town number modulo 3: no, single, multi."""
+
+    def __init__(self):
+        self.batches = []
+
+    def probabilities(self, questions):
+        self.batches.append(len(questions))
+        kinds = [int(re.findall(r"\d+", q)[0]) % 3 for q in questions]
+        return np.eye(3)[kinds] * 0.7 + 0.1
+
+
+def heads(pool="mean"):
+    """Heads whose margin is the first component of the state."""
+    head = HEADS["linear"](["layer1", "layer2"], 4)
+    with torch.no_grad():
+        head.linear.weight.zero_()
+        head.linear.bias.zero_()
+        head.linear.weight[:, 0, WRONG] = 1.0
+    prompt = "" if pool == "tokens" else TESTBED_PROMPT.fingerprint
+    spec = FeatureSpec(SPEC, (1, 2), 4, pool=pool, prompt=prompt)
+    return ProbeBank(spec, head, 0.0, aggregate="max" if pool == "tokens" else None)
+
+
+def told(trigger, **options):
+    """A loop over ``prose`` with passages of which every query finds other ones."""
+    options.setdefault("query", Tail())
+    options.setdefault("max_retrievals", 4)
+    rag, lm, retriever = make(
+        trigger, writes=prose, entropy=hesitates,
+        finds=lambda q: [passage(f"Town is found by {q}"), *find(q)], **options,
+    )  # fmt: skip
+    lm.state = lambda text: [1.0 if "Atlantis" in text else -1.0, 0, 0, 0]
+    return rag, lm, retriever
+
+
+EVERY = {
+    "fixed_length": lambda: FixedLength(3),
+    "fixed_sentence": FixedSentence,
+    "flare": Flare,
+    "flare_mean": lambda: Flare(0.15, "mean"),
+    "entropy": lambda: Entropy(0.2),
+    "entropy_sentence": lambda: Entropy(0.3, "max", "sentence"),
+    "rind_paper": lambda: Rind(0.01, "paper"),
+    "rind_released": lambda: Rind(0.8),
+    "radio": lambda: Radio(heads("tokens"), above_mean=False),
+    "probing": lambda: Probing(heads()),
+    "llm_judge": LlmJudge,
+    "adaptive": lambda: Adaptive(Strategies()),
+    "random": lambda: Random(0.8),
+    "oracle": Oracle,
+    "always": Always,
+    "never": Never,
+}
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_no_trigger_depends_on_the_batch_and_a_killed_run_goes_on(name, tmp_path):
+    whole = list(map(without_seconds, told(EVERY[name]())[0].answer(QUESTIONS)))
+    rag = told(EVERY[name]())[0]
+    assert [without_seconds(rag(q)) for q in QUESTIONS] == whole
+    assert list(map(without_seconds, rag.answer(QUESTIONS[::-1])[::-1])) == whole
+    path = tmp_path / "traces.jsonl"
+    rag.run(QUESTIONS, path)
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(lines[:4]) + lines[4][:30])
+    resumed = told(EVERY[name]())[0].run(QUESTIONS, path)
+    assert list(map(without_seconds, resumed)) == whole
+    fired = {q.id: a["counters"]["retrievals"] for q, a in zip(QUESTIONS, whole, strict=True)}
+    assert set(fired.values()) == {0} if name == "never" else max(fired.values()) > 0
+    for answer in whole:
+        for done in answer["rounds"]:
+            if done["decision"] is not None:
+                assert done["decision"]["fire"] == (done["decision"]["score"] > done["decision"]["threshold"])
+
+
+@pytest.mark.parametrize("name", ["flare", "flare_mean", "entropy_sentence", "rind_released", "radio"])
+def test_an_unsure_sentence_is_written_anew_and_what_is_before_it_stays(name):
+    answer = told(EVERY[name]())[0](QUESTIONS[1])
+    kept = " Town 1 is quite old."
+    if name == "radio":  # all tokens of a text have one state here, so that it fires at the first
+        kept = ""
+    assert answer.rounds[0].accepted == kept
+    assert answer.answer == "Land1"
+    assert "Atlantis" not in answer.text
+    assert told(EVERY[name]())[0](QUESTIONS[2]).retrievals == 0  # it knows that one
+
+
+def test_fixed_length_by_hand():
+    rag, lm, retriever = told(FixedLength(5), query=QuestionQuery(), max_retrievals=9)
+    answer = rag(QUESTIONS[2])
+    # " Town 2 is quite old. It lies in Land2. So the answer is Land2.": 14 words, so behind 5 and 10.
+    assert [r.accepted for r in answer.rounds] == [
+        "", " Town 2 is quite old.", " It lies in Land2. So", " the answer is Land2.",
+    ]  # fmt: skip
+    assert retriever.queries == ["Where is town 2?"] * 3
+    assert lm.prompts[1].endswith("Answer: Town 2 is quite old.")
+    # Six tokens show that there are more than five; the last pass shows the end.
+    assert (answer.counters.retrievals, answer.counters.generations) == (3, 3)
+    assert answer.counters.tokens == 6 + 6 + 4
+    # With one retrieval left out, the last stretch is written in one go.
+    short = told(FixedLength(5), query=QuestionQuery(), max_retrievals=2)[0](QUESTIONS[2])
+    assert [r.accepted for r in short.rounds][2:] == [" It lies in Land2. So the answer is Land2."]
+    assert (short.retrievals, short.counters.generations) == (2, 2)
+    assert short.text == answer.text
+
+
+def test_fixed_sentence_by_hand():
+    rag, lm, retriever = told(FixedSentence(), max_retrievals=9)
+    answer = rag(QUESTIONS[1])
+    assert [r.accepted for r in answer.rounds] == [
+        "", " Town 1 is quite old.", " It lies in Land1.", " So the answer is Land1.",
+    ]  # fmt: skip
+    town = "Where is town 1?"
+    assert retriever.queries == [town, f"{town} is quite old.", f"{town} lies in Land1."]
+    assert ["is quite old." in p.partition("Question:")[0] for p in lm.prompts] == [False, True, False]
+    assert answer.counters.tokens == 6 + 5 + 5  # the first word of the next sentence shows the end of one
+
+
+@pytest.mark.parametrize("name", ["fixed_length", "fixed_sentence", "adaptive"])
+def test_writing_no_more_than_is_looked_at_changes_nothing_but_the_tokens(name):
+    trigger = EVERY[name]()
+    ahead = told(trigger)[0].answer(QUESTIONS)
+    rag = told(trigger)[0]
+    rag.trigger = type("Whole", (type(trigger),), {"look_ahead": None})(
+        *([3] if name == "fixed_length" else [Strategies()] if name == "adaptive" else [])
+    )
+    whole = rag.answer(QUESTIONS)
+    for one, other in zip(ahead, whole, strict=True):
+        assert (one.text, one.answer, one.retrievals) == (other.text, other.answer, other.retrievals)
+        assert [(r.query, r.passage_ids, r.accepted) for r in one.rounds] == [
+            (r.query, r.passage_ids, r.accepted) for r in other.rounds
+        ]
+        assert one.counters.generations == other.counters.generations
+    assert sum(a.counters.tokens for a in ahead) < 0.9 * sum(a.counters.tokens for a in whole)
+
+
+def test_a_text_that_was_cut_short_goes_on_also_when_nothing_is_retrieved_there():
+    class Undecided:
+        """Looks at one sentence at a time, and fires at none."""
+
+        needs = Needs()
+
+        def look_ahead(self, question):
+            return LookAhead(sentences=1) if question.id != "q0" else LookAhead(tokens=4)
+
+        def __call__(self, generation, state):
+            return SILENT
+
+    rag, _, retriever = told(Undecided())
+    answers = rag.answer(QUESTIONS[:3])
+    assert [a.text for a in answers] == [a.text for a in told(Never())[0].answer(QUESTIONS[:3])]
+    assert [a.counters.generations for a in answers] == [3, 3, 3]
+    assert retriever.queries == []
+    assert answers[1].rounds[0].accepted == " Town 1 is quite old. It"
+    limited = told(Undecided(), max_new_tokens=8, answer_tokens=0)[0](QUESTIONS[1])
+    assert limited.text == "Town 1 is quite old. It lies in"
+
+
+def test_adaptive_retrieves_as_its_classifier_says():
+    classifier = Strategies()
+    rag, _, retriever = told(Adaptive(classifier))
+    answers = rag.answer(QUESTIONS[:6])
+    # 0 and 3: never. 1 and 4: once, before. 2 and 5: before, and behind both sentences.
+    assert [a.retrievals for a in answers] == [0, 1, 3, 0, 1, 3]
+    assert [a.answer for a in answers] == ["Land0", "Land1", "Land2", "Atlantis", "Land4", "Land5"]
+    assert classifier.batches == [6]
+    assert retriever.queries[:4] == [QUESTIONS[i].question for i in (1, 2, 4, 5)]
+    first = [next(r.decision for r in a.rounds if r.decision is not None) for a in answers]
+    # P = (0.8, 0.1, 0.1): 0.1 - 0.8; (0.1, 0.8, 0.1): 0.8 - 0.1.
+    assert [d.score for d in first] == pytest.approx([-0.7, 0.7, 0.7] * 2)
+    assert [d.fire for d in first] == [False, True, True] * 2
+    assert told(Adaptive(Strategies()), max_retrievals=0)[0](QUESTIONS[2]).retrievals == 0
+
+
+def test_a_classifier_without_a_number_is_an_error():
+    class Broken:
+        def probabilities(self, questions):
+            return np.full((len(questions), 3), np.nan)
+
+    with pytest.raises(RunError, match=r"adaptive gave no number.*'q3'"):
+        told(Adaptive(Broken()))[0](QUESTIONS[3])
+
+
+def test_the_judges_replies_are_counted():
+    rag, _, _ = told(LlmJudge())
+    known, unknown = rag.answer([QUESTIONS[2], QUESTIONS[3]])
+    plain = told(Never())[0].answer([QUESTIONS[2]])[0].counters
+    assert (known.retrievals, known.counters.generations) == (0, 2)
+    assert known.counters.tokens == plain.tokens + 1  # " yes"
+    assert known.counters.sentences == plain.sentences + 1
+    # Closed book, " no", with passages, " yes".
+    assert (unknown.retrievals, unknown.counters.generations) == (1, 4)
+
+
+@pytest.mark.parametrize(
+    ("theta", "limit", "written"), [(-0.5, 9, 3), (-0.5, 1, 2), (-2.5, 9, 1), (0.1, 9, 5)]
+)
+def test_probing_rag_by_hand(theta, limit, written):
+    """Algorithm 1: while sum logit[0] + theta > sum logit[1] and count < maximum: retrieve, write, probe.
+
+    Two layers, logit[1] = 0 in both and logit[0] = 1, 0.5, 0.25, 0 in the four texts' passes: the sums
+    are 2, 1, 0.5 and 0. With theta = -0.5: 1.5 > 0, 0.5 > 0, and 0 > 0 does not hold: two retrievals.
+    With theta = -2.5 none; with 0.1 also for the fourth, whose passage makes it write the same text, and
+    once more, which finds the same passage: that ends it.
+    """
+    texts = {" First guess.": 1.0, " Second guess.": 0.5, " Third guess.": 0.25, " Last guess.": 0.0}
+
+    def guesses(prompt):
+        seen = [i for i, text in enumerate(texts, 1) if f"about{text}" in prompt]
+        return list(texts)[min(max(seen, default=0), 3)]
+
+    trigger = Probing(heads(), theta=theta)
+    query = AnswerQuery(with_passages=True)
+    rag, lm, retriever = make(
+        trigger, writes=guesses, query=query, max_retrievals=limit, answer_tokens=0,
+        finds=lambda q: [passage(f"about {' '.join(q.split()[-2:])}")],
+    )  # fmt: skip
+    lm.state = lambda text: [texts[text], 0, 0, 0]
+    answer = rag(QUESTIONS[1])
+    assert answer.counters.generations == written
+    assert answer.text == list(texts)[min(written, 4) - 1].strip()
+    if written == 3:
+        assert [r.decision.score for r in answer.rounds] == [2.0, 1.0, 0.5]
+        # R(q, r, a) at first, R(q, passages, r, a) later.
+        assert retriever.queries == [
+            "Where is town 1? First guess.", "Where is town 1? about First guess. Second guess.",
+        ]  # fmt: skip
+        assert [r.decision.fire for r in answer.rounds] == [True, True, False]
+    if limit == 1:
+        assert [r.decision.fire for r in answer.rounds] == [True, True]  # the limit ends it
+
+
+@pytest.mark.parametrize("trigger", [Rind(1.0, "paper"), Rind(1.0)])
+def test_a_model_without_readable_attention_is_refused_before_anything_runs(trigger, monkeypatch):
+    lm = tiny_lm()
+    monkeypatch.setattr("probers.attention._asks_for_its_function", lambda module: False)
+    monkeypatch.setattr(lm, "generate", None)  # would fail if it was called
+    retriever = FakeRetriever(find)
+    with pytest.raises(UserError, match=r"^trigger=rind cannot be used with this model: attention of Llama"):
+        RAG(lm, retriever, trigger, query=QuestionQuery())
+    RAG(lm, retriever, Flare(), query=QuestionQuery())  # needs none
+    monkeypatch.undo()
+    RAG(lm, retriever, trigger, query=QuestionQuery())
+
+
+def test_published_thresholds_are_kept_and_the_others_are_tuned():
+    names = "flare,flare_mean,entropy,entropy_sentence,rind_released,fixed_length,fixed_sentence,llm_judge"
+    methods = build_methods(cli.compose("compare", [f"triggers=[{names}]"]), bank=heads)
+    assert {m.name for m in methods if m.tunable} == {
+        "flare_mean", "entropy", "entropy_sentence", "rind_released",
+    }  # fmt: skip
+    assert {m.name for m in methods if m.fixed} == {"fixed_length", "fixed_sentence"}
+    (radio,) = build_methods(cli.compose("compare", ["triggers=[radio]"]), bank=lambda: heads("tokens"))
+    assert not radio.tunable
+
+
+@pytest.fixture(scope="module")
+def testbed():
+    """The testbed's model, some of its questions and passages to search."""
+    questions = [q for q in load_questions() if q.split == "test"][:3]
+    return CausalLM.from_pretrained("testbed", batch_size=4), questions, BM25(load_corpus()[:400])
+
+
+@pytest.mark.parametrize(
+    ("trigger", "stop"),
+    [
+        (FixedLength(4), "\n"),
+        (FixedLength(3), "\nQuestion: "),
+        (FixedSentence(), "\n"),
+        (FixedSentence(), "\nQuestion: "),
+        (Flare(), "\n"),
+    ],
+)
+def test_a_real_model_gives_the_same_in_any_batch_and_whatever_it_looks_ahead(testbed, trigger, stop):
+    lm, questions, retriever = testbed
+    prompt = replace(TESTBED_PROMPT, stop=(stop,))
+    rag = RAG(lm, retriever, trigger, Tail(), prompt, k=1, max_new_tokens=20, max_retrievals=3)
+    together = rag.answer(questions)
+    assert [without_seconds(rag(q))["text"] for q in questions] == [a.text for a in together]
+    if hasattr(trigger, "look_ahead"):
+        whole = type("Whole", (type(trigger),), {"look_ahead": None})
+        plain = replace(rag, trigger=whole(trigger.n) if isinstance(trigger, FixedLength) else whole())
+        assert [a.text for a in plain.answer(questions)] == [a.text for a in together]
+    assert sum(a.retrievals for a in together) > 0

@@ -1,0 +1,285 @@
+"""Replayed thresholds and budgets equal runs; what methods share is given again and nothing else."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from fake_lm import FakeLM, FakeRetriever, passage
+from probers.rag.figures import Outcomes
+from probers.rag.loop import RAG
+from probers.rag.queries.answer import AnswerQuery
+from probers.rag.queries.question import QuestionQuery
+from probers.rag.replay import Ladder, Rung, climb, stored_or_climbed, thinned
+from probers.rag.sharing import Remembering, SharedRAG, narrowed
+from probers.rag.triggers.always import Always
+from probers.rag.triggers.entropy import Entropy
+from probers.rag.triggers.never import Never
+from probers.rag.triggers.oracle import Oracle
+from probers.rag.triggers.random import Random
+from probers.rag.tuning import together
+
+from probers.stops import SentenceEnd
+from probers.types import Needs, Question
+
+QUESTIONS = [Question(f"q{i}", f"Where is town {i}?", (f"Land{i}",)) for i in range(60)]
+
+
+def town(prompt):
+    return int(prompt.rsplit("Where is town ", 1)[1].split("?")[0])
+
+
+def stages(i):
+    """Retrievals after which town i's answer is right; 9 is never."""
+    return (0, 1, 2, 0, 1, 9)[i % 6]
+
+
+def write(prompt):
+    i = town(prompt)
+    seen = prompt.count("hint")
+    if i % 10 == 3 and seen:  # a right answer that retrieval spoils
+        return " It is Elsewhere. So the answer is Elsewhere."
+    right = seen >= stages(i)
+    return f" Stage{seen} it is. So the answer is {f'Land{i}' if right else f'Nowhere{seen}'}."
+
+
+def find(query):
+    """One more hint with every stage that the query shows, up to two: then nothing new."""
+    stage = 1 + ("Stage1" in query) + ("Stage2" in query)
+    return [passage(f"hint{k}") for k in range(min(stage, 2))]
+
+
+def entropy(word):
+    return {"Elsewhere.": 0.3, "Nowhere0.": 3.0, "Nowhere1.": 1.5, "Nowhere2.": 2.0}.get(
+        word, 0.01 * (hash_of(word) % 90)
+    )
+
+
+def hash_of(word):
+    return sum(map(ord, word))
+
+
+def loop(lm=None, **options):
+    made = {"query": AnswerQuery(), "max_new_tokens": 30, "max_retrievals": 3} | options
+    return RAG(lm or FakeLM(write, entropy), FakeRetriever(find), Never(), **made)
+
+
+def run(rag, trigger, query=None):
+    mine = replace(rag, trigger=trigger, query=query or rag.query)
+    return Outcomes(QUESTIONS, mine.answer(QUESTIONS))
+
+
+@pytest.fixture(scope="module")
+def ladder():
+    triggers = {"entropy": Entropy(0.5), "max": Entropy(0.5, reduction="max")}
+    return climb(loop(), AnswerQuery(), triggers, QUESTIONS)
+
+
+def test_a_replayed_threshold_is_the_run_at_that_threshold(ladder):
+    counts = set()
+    for reduction, name in (("mean", "entropy"), ("max", "max")):
+        for threshold in (-1.0, 0.05, 0.2, 0.4, 0.8, 1.6, 2.5, 99.0):
+            real = run(loop(), Entropy(threshold, reduction=reduction))
+            got = ladder.replay(name, threshold)
+            for figure in ("em", "f1", "acc"):
+                assert got[figure].tolist() == real.table[figure].tolist(), (name, threshold, figure)
+            assert got["retrievals"].tolist() == real.cost("retrievals").tolist(), (name, threshold)
+            counts |= set(got["retrievals"])
+    assert counts == {0.0, 1.0, 2.0, 3.0}
+
+
+@pytest.mark.parametrize("granted", [0, 1, 2, 3])
+def test_a_grant_for_all_is_random_retrieval_at_that_rate(ladder, granted):
+    real = run(loop(), Random(rate=granted))
+    assert ladder.outcome("em", granted).tolist() == real.table["em"].tolist()
+    assert ladder.retrievals(granted).tolist() == real.cost("retrievals").tolist()
+
+
+def test_expected_random_retrieval_is_the_mean_of_many_draws(ladder):
+    draws = [run(loop(), Random(rate=1.3, seed=seed)) for seed in range(60)]
+    found = ladder.at_random(float(np.mean([d.cost("retrievals").mean() for d in draws])))
+    for figure in ("em", "acc"):
+        means = np.array([d.table[figure].mean() for d in draws])
+        assert found[figure].mean() == pytest.approx(means.mean(), abs=4 * means.std() / 60**0.5)
+    assert 0.1 < found["em"].mean() < 0.9
+
+
+@pytest.mark.parametrize("budget", [0.0, 0.3, 1.0, 1.7, 2.2])
+def test_random_retrieval_is_matched_to_the_budget(ladder, budget):
+    assert ladder.at_random(budget)["retrievals"].mean() == pytest.approx(budget)
+
+
+def test_beyond_what_questions_take_the_budget_is_that(ladder):
+    most = ladder.retrievals(3).mean()
+    assert ladder.at_random(50.0)["retrievals"].mean() == pytest.approx(most)
+    assert ladder.at_random(50.0)["em"].tolist() == ladder.outcome("em", 3).tolist()
+
+
+def test_with_the_question_random_lies_on_the_line_from_never_to_always():
+    ladder = climb(loop(), QuestionQuery(), {}, QUESTIONS)
+    never, always = run(loop(), Never()).table["em"], run(loop(), Always()).table["em"]
+    assert ladder.outcome("em", 1).tolist() == always.tolist()
+    assert never.mean() != always.mean()
+    for share in (0.0, 0.25, 0.6, 1.0):
+        expected = (1 - share) * never.mean() + share * always.mean()
+        assert ladder.at_random(share)["em"].mean() == pytest.approx(expected)
+
+
+def test_no_trigger_of_whole_answers_with_the_same_query_beats_the_oracle(ladder):
+    best = run(loop(), Oracle(again=True)).table["em"]
+    for name in ladder.triggers:
+        for threshold in ladder.sweep(name)["threshold"]:
+            assert (ladder.replay(name, threshold)["em"] <= best).all()
+    assert (run(loop(), Random(rate=2)).table["em"] <= best).all()
+    # With the question each question's answer is the better one of never and always.
+    once = run(loop(), Oracle(), QuestionQuery()).table["em"]
+    both = np.maximum(run(loop(), Never()).table["em"], run(loop(), Always()).table["em"])
+    assert once.tolist() == both.tolist()
+    assert once.mean() < best.mean()
+
+
+def test_ladder_by_hand():
+    questions = [Question(f"q{i}", "?", ("yes",)) for i in range(2)]
+    rungs = [
+        [Rung("", "no", {"t": 0.9}), Rung("", "yes", {"t": 0.1}), Rung("", "no", {"t": 0.8})],
+        [Rung("", "yes", {"t": 0.5}), Rung("", "no", {"t": 0.7})],  # its second search brought nothing new
+    ]
+    ladder = Ladder(questions, rungs, [2, 2])
+    curve = ladder.sweep("t")
+    # Thresholds: below all, then .1, .5, .7, .8, .9.
+    assert curve["threshold"] == pytest.approx([-0.9, 0.1, 0.5, 0.7, 0.8, 0.9])
+    assert curve["retrievals"] == [2.0, 1.5, 0.5, 0.5, 0.5, 0.0]
+    assert curve["em"] == [0.0, 0.5, 1.0, 1.0, 1.0, 0.5]
+    assert ladder.random_curve(steps=1)["em"] == [0.5, 0.5, 0.0]
+    assert ladder.at_random(1.5)["em"].tolist() == [0.5, 0.0]
+
+
+def test_recorded_answers_are_kept_and_read_again(tmp_path):
+    file, lm = tmp_path / "replay" / "answer.json", FakeLM(write, entropy)
+    triggers = {"entropy": Entropy(0.5)}
+    first = stored_or_climbed(file, loop(lm), AnswerQuery(), triggers, QUESTIONS)
+    asked = len(lm.prompts)
+    again = stored_or_climbed(file, loop(lm), AnswerQuery(), triggers, QUESTIONS)
+    assert len(lm.prompts) == asked
+    assert again == first
+
+
+def test_thinned_keeps_both_ends():
+    assert thinned(3) == [0, 1, 2]
+    many = thinned(1000)
+    assert (len(many), many[0], many[-1]) == (60, 0, 999)
+
+
+# Sharing.
+
+
+def test_the_same_is_generated_once_and_results_are_the_same():
+    plain, shared = FakeLM(write, entropy), FakeLM(write, entropy)
+    remembering = Remembering(shared)
+    for trigger in (Never(), Random(rate=2), Entropy(0.4), Oracle(again=True), Random(rate=2)):
+        a, b = run(loop(plain), trigger), run(loop(remembering), trigger)
+        for one, other in zip(a.answers, b.answers, strict=True):
+            assert (one.text, one.answer, one.rounds) == (other.text, other.answer, other.rounds)
+            assert one.counters.generations == other.counters.generations
+    assert len(shared.prompts) == len(set(shared.prompts))
+    assert set(shared.prompts) == set(plain.prompts)
+    assert len(plain.prompts) > 2 * len(shared.prompts)
+
+
+NOTHING = Needs()
+
+
+def ask(lm, needs=NOTHING, prompts=("Where is town 1?",), limit=20, stop=()):
+    return lm.generate(list(prompts), max_new_tokens=limit, needs=needs, stop=stop)
+
+
+def test_another_limit_stop_or_need_is_generated_anew():
+    inner = FakeLM(write, entropy, state=lambda text: [1.0, 2.0, 3.0, 4.0])
+    lm = Remembering(inner)
+    ask(lm)
+    ask(lm)
+    assert len(inner.prompts) == 1
+    assert len(ask(lm, limit=3)[0].token_ids) == 3
+    assert ask(lm, stop=["So"])[0].text == " Stage0 it is. "
+    assert len(inner.prompts) == 3
+    assert ask(lm, Needs(layers=(1,)))[0].states.shape == (1, 4)
+    assert ask(lm)[0].states is None
+    assert len(inner.prompts) == 4
+    # Functions cannot be compared, so that nothing is kept.
+    for _ in range(2):
+        assert ask(lm, stop=[SentenceEnd(1)])
+    assert len(inner.prompts) == 6
+
+
+def test_limits_may_differ_and_equal_prompts_in_one_call_are_one():
+    inner = FakeLM(write, entropy)
+    prompts = ["Where is town 1?", "Where is town 2?", "Where is town 1?", "Where is town 1?"]
+    got = ask(Remembering(inner), prompts=prompts, limit=[20, 20, 20, 3])
+    assert [len(g.token_ids) for g in got] == [8, 8, 8, 3]
+    assert got[2] is got[0]
+    assert len(inner.prompts) == 3
+
+
+def test_what_one_pass_records_serves_all_and_each_gets_what_it_asked_for():
+    inner = FakeLM(write, entropy, state=lambda text: [1.0, 2.0, 3.0, 4.0])
+    lm = Remembering(inner)
+    lm.also = Needs(layers=(1, 2), attention=True)
+    first = ask(lm)[0]
+    assert (first.states, first.attention, first.needs) == (None, None, NOTHING)
+    two = ask(lm, Needs(layers=(2,)))[0]
+    assert two.needs.layers == (2,) and two.states.shape == (1, 4)
+    assert ask(lm, Needs(attention=True))[0].attention is not None
+    assert len(inner.prompts) == 1
+    # States of every token are another pooling, which that pass could not record.
+    assert ask(lm, Needs(layers=(2,), pool="tokens"))[0].states.shape[1:] == (1, 4)
+    assert len(inner.prompts) == 2
+
+
+def test_states_are_taken_by_layer():
+    whole = FakeLM(write).generate(["Where is town 1?"], max_new_tokens=9, needs=Needs(layers=(1, 2, 5)))[0]
+    whole = replace(whole, states=np.array([[1.0], [2.0], [5.0]]))
+    assert narrowed(whole, Needs(layers=(2, 5))).states.tolist() == [[2.0], [5.0]]
+    tokens = replace(whole, needs=Needs(layers=(1, 5), pool="tokens"), states=np.arange(6.0).reshape(3, 2, 1))
+    assert narrowed(tokens, Needs(layers=(5,), pool="tokens")).states[:, 0, 0].tolist() == [1.0, 3.0, 5.0]
+
+
+def test_memory_is_bounded_and_the_first_are_kept():
+    inner = FakeLM(write, entropy)
+    lm = Remembering(inner, megabytes=0.02)
+    prompts = [f"Where is town {i}?" for i in range(50)]
+    ask(lm, prompts=prompts)
+    again = ask(lm, prompts=prompts)
+    kept = 100 - len(inner.prompts)
+    assert 3 < kept < 40
+    assert inner.prompts[50:] == prompts[kept:]
+    assert [g.text for g in again] == [g.text for g in ask(inner, prompts=prompts)]
+
+
+def test_seconds_are_those_of_a_method_alone():
+    class Slow(FakeLM):
+        def generate(self, prompts, **options):
+            import time
+
+            time.sleep(0.002 * len(prompts))
+            return super().generate(prompts, **options)
+
+    rag = SharedRAG(Remembering(Slow(write, entropy)), FakeRetriever(find), Never(), query=AnswerQuery())
+    first, second = run(rag, Never()), run(rag, Never())
+    assert first.cost("seconds").mean() >= 0.002
+    assert second.cost("seconds").mean() >= 0.002
+
+
+def test_other_attributes_are_the_models():
+    inner = FakeLM(write, entropy)
+    lm = Remembering(inner)
+    assert lm.spec is inner.spec and lm.fits(["a"], [1]) == [True]
+    with pytest.raises(AttributeError):
+        lm.nothing  # noqa: B018
+
+
+def test_needs_that_one_pass_cannot_record_are_asked_apart():
+    class Of:
+        def __init__(self, **needs):
+            self.needs = Needs(**needs)
+
+    triggers = {"a": Of(layers=(1,)), "b": Of(layers=(1,), pool="tokens"), "c": Of(layers=(2,)), "d": Of()}
+    assert [list(group) for group in together(triggers)] == [["a", "c", "d"], ["b"]]
