@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import os
 import re
-import shlex
 import statistics
 import subprocess
 import sys
@@ -287,9 +286,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         body = results.body(section)
         print(f"\n## {TITLES[section]}\n\n{body}")
         if args.write and not code:
-            from report import write_section
+            from report import invocation, write_section
 
-            write_section(TITLES[section], shlex.join(["python", "benchmarks/rag.py", *argv]), body)
+            write_section(TITLES[section], invocation("rag.py", argv), body)
     if not results.same:
         print("error: the ways compared did not give the same; see the notes", file=sys.stderr)
     return code or int(not results.same)

@@ -6,6 +6,8 @@ import datetime
 import os
 import platform
 import re
+import shlex
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
@@ -27,6 +29,12 @@ def machine() -> str:
         f"Python {platform.python_version()}",
     ]
     return ", ".join(parts + [f"{name} {version(name)}" for name in _PACKAGES])
+
+
+def invocation(script: str, argv: Sequence[str]) -> str:
+    """What repeats a measurement, without the folder in which this run kept its files."""
+    kept = [a for a, before in zip(argv, ["", *argv], strict=False) if "--folder" not in (a, before)]
+    return shlex.join(["python", f"benchmarks/{script}", *kept])
 
 
 def write_section(name: str, command: str, body: str, *, file: Path = RESULTS) -> None:

@@ -19,7 +19,6 @@ import argparse
 import json
 import math
 import re
-import shlex
 import statistics
 import sys
 import tempfile
@@ -61,15 +60,9 @@ def main(argv: list[str]) -> None:
     for name, body in sections.items():
         print(f"## {name}\n\n{body}\n")
         if args.write:
-            from report import write_section
+            from report import invocation, write_section
 
-            write_section(name, command(argv), body)
-
-
-def command(argv: Sequence[str]) -> str:
-    """What repeats the measurement, without the folder in which this run kept it."""
-    kept = [a for a, before in zip(argv, ["", *argv], strict=False) if "--folder" not in (a, before)]
-    return shlex.join(["python", "benchmarks/retrieval.py", *kept])
+            write_section(name, invocation("retrieval.py", argv), body)
 
 
 def parse(argv: list[str]) -> argparse.Namespace:

@@ -19,7 +19,6 @@ from __future__ import annotations
 import argparse
 import os
 import re
-import shlex
 import statistics
 import subprocess
 import sys
@@ -63,10 +62,9 @@ def main(argv: Sequence[str]) -> None:
     body = "\n".join([*(f"| {' | '.join(line)} |" for line in lines), "", *(f"- {note}" for note in notes)])
     print(body)
     if args.write:
-        from report import write_section
+        from report import invocation, write_section
 
-        options = [a for a in argv if a != "--write"]
-        write_section("train", shlex.join(["python", "benchmarks/train.py", *options, "--write"]), body)
+        write_section("train", invocation("train.py", argv), body)
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:

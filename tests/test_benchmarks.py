@@ -420,3 +420,8 @@ def test_a_command_that_fails_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rag_benchmark.sys, "executable", "/bin/python")
     with pytest.raises(RunError, match="false limit=1 ended with 1"):
         rag_benchmark._command("false", "limit=1")
+
+
+def test_results_name_no_folder_of_the_machine_they_were_measured_on():
+    given = ["--folder", "/somewhere", "--sizes", "10,20", "--write"]
+    assert report.invocation("x.py", given) == "python benchmarks/x.py --sizes 10,20 --write"

@@ -308,9 +308,3 @@ def test_the_benchmark_of_growth_has_every_row_and_its_passages_grow_like_real_o
     assert (
         len(made) == 240 and sum(w.startswith("x") for w in words) > 60
     )  # as many new ones as passages, nearly
-
-
-def test_the_benchmark_names_no_folder_of_the_machine_it_ran_on(benchmark):
-    retrieval, _ = benchmark
-    given = ["--folder", "/somewhere", "--sizes", "10,20", "--write"]
-    assert retrieval.command(given) == "python benchmarks/retrieval.py --sizes 10,20 --write"
