@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from probers.datagen.matching import STAGES, EntityMatcher, parse_number, read_time, wordnet_available
 from probers.datagen.matching import wordnet as wordnet_module
 from probers.datagen.matching.training import train_vectors
-from probers.datagen.matching.vectors import cosine, load_vectors
+from probers.datagen.matching.vectors import cosine
 
 from probers.types import Article, UserError
+from probers.word_vectors import load_vectors
 
 PLAIN = tuple(s for s in STAGES if s not in ("wordnet", "vectors"))
 PAIRS = [

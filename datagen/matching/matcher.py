@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import get_args
 
 from probers.types import UserError
+from probers.word_vectors import load_vectors
 
 from .aliases import common_aliases, load_aliases
 from .dates import compare_times, read_time
@@ -13,7 +14,7 @@ from .names import acronym_of, normalise, same_string
 from .numbers import compare_numbers, read_number
 from .persons import compare_parts
 from .types import Match, Relation, Verdict
-from .vectors import cosine, load_vectors
+from .vectors import cosine
 from .wordnet import find_wordnet, has_wordnet, same_in_wordnet, say_absent
 
 STAGES = ("date", "number", "string", "alias", "acronym", "name", "wordnet", "vectors")

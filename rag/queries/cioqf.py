@@ -11,6 +11,7 @@ import numpy as np
 
 from probers.text import split_sentences
 from probers.types import Decision, Generation, Needs, Question, RunError, UserError
+from probers.word_vectors import load_vectors
 
 from ..triggers.base import State
 from .context import QUERY_TOKENS, ContextWord, at_least_one, bare, context_words, hit_tokens, last_tokens
@@ -53,7 +54,7 @@ class CIOQF:
             raise UserError(f"query.norm={self.norm!r} is unknown: choose minmax or zscore")
         at_least_one(self, "top_n", "max_tokens")
         if self.vectors is not None:
-            _load(self.vectors)  # what is wrong with the file is said before a model runs
+            load_vectors(self.vectors)  # what is wrong with the file is said before a model runs
 
     @property
     def needs(self) -> Needs:
@@ -98,7 +99,7 @@ class CIOQF:
         asked = [w for w in found if w.asked]
         look: list[np.ndarray | None]
         if self.vectors is not None:
-            table = _load(self.vectors)
+            table = load_vectors(self.vectors)
             look = [_look_up(table, w.text) for w in (*before, *asked)]
         else:
             ids = [*generation.prompt_ids, *generation.token_ids]
@@ -145,12 +146,6 @@ def _embeddings(lm: CausalLM, ids: Sequence[int]) -> np.ndarray:
     with torch.inference_mode():
         rows = embed(torch.tensor(unique, device=lm.device))
     return rows.float().cpu().numpy()[places]
-
-
-def _load(path: str) -> Any:
-    from probers.datagen.matching.vectors import load_vectors
-
-    return load_vectors(path)
 
 
 def _look_up(table: Any, word: str) -> np.ndarray | None:
