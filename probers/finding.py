@@ -16,39 +16,49 @@ ProberKind = Literal["answers", "tokens"]
 def newest_prober(kind: ProberKind, *, model: str, root: Path = Path("runs")) -> Path | None:
     """The newest complete prober of a model that scores answers or tokens."""
 
-    def fits(folder: Path, summary: Mapping[str, Any]) -> bool:
+    def fits(folder: Path, _: Mapping[str, Any]) -> bool:
         config = _config(folder)
         spec = config.get("spec")
-        if summary.get("model") != model or not isinstance(spec, dict):
+        if not isinstance(spec, dict):
             return False
         if kind == "tokens":  # heads that pool a text's tokens themselves have nothing to join
             return spec.get("pool") == "tokens" and config.get("aggregate") is not None
         return spec.get("position") == "generated" and spec.get("pool") not in ("tokens", "predicting")
 
-    return _newest("train", fits, root)
+    return newest_run("train", fits, model=model, root=root)
 
 
 def newest_classifier(*, model: str, root: Path = Path("runs")) -> Path | None:
     """The newest complete classifier of questions, trained on answers of a model."""
 
-    def fits(folder: Path, summary: Mapping[str, Any]) -> bool:
-        return summary.get("model") == model and _config(folder).get("format") == "probers-adaptive"
+    def fits(folder: Path, _: Mapping[str, Any]) -> bool:
+        return _config(folder).get("format") == "probers-adaptive"
 
-    return _newest("train", fits, root)
-
-
-def newest_store(source: str, *, root: Path = Path("runs")) -> Path | None:
-    """The newest complete feature store of a source, "cot" or "wiki"."""
-    return _newest("datagen", lambda _, summary: summary.get("source") == source, root)
+    return newest_run("train", fits, model=model, root=root)
 
 
-def _newest(command: str, fits: Callable[[Path, Mapping[str, Any]], bool], root: Path) -> Path | None:
+def newest_store(source: str | None = None, *, root: Path = Path("runs")) -> Path | None:
+    """The newest complete feature store, of a source ("cot", "wiki") or of any."""
+    return newest_run("datagen", lambda _, summary: source in (None, summary.get("source")), root=root)
+
+
+def newest_run(
+    command: str, fits: Callable[[Path, Mapping[str, Any]], bool] = lambda folder, summary: True, *,
+    model: str | None = None, root: Path = Path("runs"),
+) -> Path | None:  # fmt: skip
+    """The newest complete run of a command below ``root``.
+
+    Args:
+        fits: whether a run is wanted, by its folder and summary.
+        model: only what was made with this model name.
+    """
     found = []
     for file in root.glob("**/run.json"):
         state = read_state(file.parent)
         if not state or state["command"] != command or not state["complete"]:
             continue
-        if fits(file.parent, state["summary"]):
+        summary = state["summary"]
+        if model in (None, summary.get("model")) and fits(file.parent, summary):
             found.append((file.stat().st_mtime, file.parent))
     return max(found)[1] if found else None
 

@@ -191,24 +191,6 @@ def read_state(path: Path) -> dict[str, Any] | None:
     return state if isinstance(state, dict) and "fingerprint" in state else None
 
 
-def newest(kind: str, *, root: Path = Path("runs"), model: str | None = None) -> Path | None:
-    """The newest complete feature store ("store") or prober ("prober") below ``root``.
-
-    Args:
-        model: only what was made with this model name.
-    """
-    command = {"store": "datagen", "prober": "train"}[kind]
-    found: list[tuple[float, Path]] = []
-    for file in root.glob(f"**/{_RUN_FILE}"):
-        state = read_state(file.parent)
-        if not state or state["command"] != command or not state["complete"]:
-            continue
-        if model is not None and state["summary"].get("model") != model:
-            continue
-        found.append((file.stat().st_mtime, file.parent))
-    return max(found)[1] if found else None
-
-
 def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
     if not isinstance(value, dict):
         return {prefix: value}

@@ -21,11 +21,12 @@ from tqdm import tqdm
 from probers.files import write_text
 from probers.metrics import accuracy_contains, exact_match, f1_score
 from probers.runs import canonical_json
-from probers.types import Decision, Generation, Needs, Question
+from probers.types import Decision, Generation, Question
 
 from .loop import RAG
+from .panel import Panel
 from .queries.base import QueryFormulator
-from .triggers.base import State, Trigger, decide, verdict
+from .triggers.base import State, Trigger, verdict
 
 #: Figures of an answer that are replayed.
 FIGURES = ("em", "f1", "acc")
@@ -215,29 +216,15 @@ def stored_or_climbed(
 
 
 @dataclass
-class _Everyone:
-    """Asks several triggers about every answer, writes down what they say, and retrieves anyway."""
+class _Everyone(Panel):
+    """Writes down what the triggers say about every answer, and retrieves anyway."""
 
-    triggers: Mapping[str, Trigger]
     seen: dict[str, list[Rung]] = field(default_factory=dict)
 
     judges_answer = True  # every answer is completed, as if it were accepted
 
-    @property
-    def needs(self) -> Needs:
-        needs = Needs()
-        for trigger in self.triggers.values():
-            needs = needs.union(trigger.needs)
-        return needs
-
-    def __call__(self, generation: Generation, state: State) -> Decision:
-        return self.decide([generation], [state])[0]
-
     def decide(self, generations: Sequence[Generation], states: Sequence[State]) -> list[Decision]:
-        asked = {
-            name: [d.score for d in decide(trigger, generations, states)]
-            for name, trigger in self.triggers.items()
-        }
+        asked = self.scores(generations, states)
         for i, (generation, state) in enumerate(zip(generations, states, strict=True)):
             text, cue = state.partial + generation.text, state.prompt.answer_cue
             if cue.lower() not in text.lower() and state.answer:

@@ -1,10 +1,7 @@
 """Thresholds and calibration for triggers that bring none: one rule for all, on validation questions.
 
-The rule, the same by which a prober's threshold is chosen when it is trained: of the
-thresholds halfway between neighbouring scores, and of those beyond both ends, the one
-with the highest balanced accuracy (mean of the share of wrong answers that fire and of
-right ones that do not) against "the closed-book answer is wrong"; of several equally
-good ones the middle one.
+The rule is the one by which a prober's threshold is chosen when it is trained, the highest
+balanced accuracy, here against "the closed-book answer is wrong".
 """
 
 from __future__ import annotations
@@ -17,14 +14,17 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
+from probers.calibration import Platt
 from probers.files import write_text
 from probers.metrics import exact_match
 from probers.runs import canonical_json
+from probers.thresholds import ThresholdRule
 from probers.types import Decision, Generation, Needs, Question
 
 from .loop import RAG
+from .panel import Panel
 from .traces import Answer
-from .triggers.base import State, Trigger, decide
+from .triggers.base import State, Trigger
 
 _CHUNK = 64  # questions answered together
 _NOTHING = Needs()
@@ -45,30 +45,18 @@ class Tuned:
 
     def probability(self, scores: np.ndarray) -> np.ndarray:
         """Calibrated P(answer is wrong) of scores (n,)."""
-        return 0.5 * (1 + np.tanh((self.slope * scores + self.intercept) / 2))
+        return Platt(self.slope, self.intercept)(scores)
 
 
 @dataclass
-class _Panel:
-    """Asks several triggers about the same generations and never fires."""
+class _Silent(Panel):
+    """Keeps what the triggers say and never fires."""
 
-    triggers: Mapping[str, Trigger]
-    scores: dict[str, list[float]] = field(default_factory=dict)
-
-    @property
-    def needs(self) -> Needs:
-        needs = Needs()
-        for trigger in self.triggers.values():
-            needs = needs.union(trigger.needs)
-        return needs
-
-    def __call__(self, generation: Generation, state: State) -> Decision:
-        return self.decide([generation], [state])[0]
+    seen: dict[str, list[float]] = field(default_factory=dict)
 
     def decide(self, generations: Sequence[Generation], states: Sequence[State]) -> list[Decision]:
-        for name, trigger in self.triggers.items():
-            scores = [d.score for d in decide(trigger, generations, states)]
-            self.scores.setdefault(name, []).extend(scores)
+        for name, scores in self.scores(generations, states).items():
+            self.seen.setdefault(name, []).extend(scores)
         return [Decision(False, 0.0, 0.0)] * len(generations)
 
 
@@ -95,10 +83,11 @@ def tune(rag: RAG, triggers: Mapping[str, Trigger], questions: Sequence[Question
     Returns:
         By name; empty when the questions do not have both right and wrong answers.
     """
+    rule = ThresholdRule()
     answered = [q for q in questions if q.answers]
     tuned: dict[str, Tuned] = {}
     for group in together(triggers):
-        panel = _Panel(group)
+        panel = _Silent(group)
         loop = replace(rag, trigger=panel)
         answers: list[Answer] = []
         for start in tqdm(range(0, len(answered), _CHUNK), desc="thresholds", unit=f"{_CHUNK} questions"):
@@ -108,8 +97,8 @@ def tune(rag: RAG, triggers: Mapping[str, Trigger], questions: Sequence[Question
         if len(set(wrong)) < 2:
             return {}
         tuned |= {
-            name: Tuned(best_threshold(wrong, np.array(scores)), *_platt(wrong, np.array(scores)))
-            for name, scores in panel.scores.items()
+            name: Tuned(rule(wrong, np.array(scores)), *_platt(wrong, np.array(scores)))
+            for name, scores in panel.seen.items()
         }
     return tuned
 
@@ -132,23 +121,6 @@ def together(triggers: Mapping[str, Trigger], needs: Needs = _NOTHING) -> list[d
         else:
             groups.append(({name: trigger}, needs.union(trigger.needs)))
     return [group for group, _ in groups]
-
-
-def best_threshold(wrong: np.ndarray, scores: np.ndarray) -> float:
-    """The threshold of the rule above.
-
-    Args:
-        wrong: (n,) 0 or 1, with both present.
-        scores: (n,) a trigger fires above the threshold.
-    """
-    levels = np.unique(scores)
-    candidates = np.concatenate([[levels[0] - 1.0], (levels[1:] + levels[:-1]) / 2, [levels[-1] + 1.0]])
-    wrongs, rights = np.sort(scores[wrong == 1]), np.sort(scores[wrong == 0])
-    # Shares that do not fire: of wrong answers (missed) and of right ones (spared).
-    missed = np.searchsorted(wrongs, candidates, side="right") / len(wrongs)
-    spared = np.searchsorted(rights, candidates, side="right") / len(rights)
-    best = np.flatnonzero(spared - missed >= (spared - missed).max() - 1e-12)
-    return float(candidates[best[len(best) // 2]])
 
 
 def _platt(wrong: np.ndarray, scores: np.ndarray) -> tuple[float, float]:

@@ -14,7 +14,6 @@ from probers.train.calibrate import (
     fit_probability,
     fit_temperature,
 )
-from probers.train.thresholds import ThresholdRule
 from scipy.optimize import minimize
 from sklearn.isotonic import IsotonicRegression
 from sklearn.linear_model import LogisticRegression
@@ -26,6 +25,7 @@ from probers.calibration import Isotonic, Platt, Temperature, calibration_from_d
 from probers.cli import compose, normalise
 from probers.ensemble import Ensemble, aggregate, extend
 from probers.entropy import SIGNALS
+from probers.thresholds import ThresholdRule
 from probers.types import RunError, UserError
 
 TYPED = ["balanced_accuracy", "f1", "accuracy", "budget=0.3", "recall_at_fpr=0.1", "cost=5"]

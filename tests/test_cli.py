@@ -147,7 +147,8 @@ def test_a_foreign_folder_is_left_alone(tmp_path):
 def test_newest_takes_complete_runs_of_the_model(tmp_path):
     import os
 
-    from probers.runs import RunFolder, newest
+    from probers.finding import newest_run
+    from probers.runs import RunFolder
 
     for index, (model, done) in enumerate([("a", True), ("b", True), ("b", False)]):
         folder = RunFolder(tmp_path / str(index), "train", {"i": index})
@@ -155,9 +156,9 @@ def test_newest_takes_complete_runs_of_the_model(tmp_path):
         if done:
             folder.finish({"model": model})
         os.utime(tmp_path / str(index) / "run.json", (index, index))
-    assert newest("prober", root=tmp_path) == tmp_path / "1"
-    assert newest("prober", root=tmp_path, model="a") == tmp_path / "0"
-    assert newest("store", root=tmp_path) is None
+    assert newest_run("train", root=tmp_path) == tmp_path / "1"
+    assert newest_run("train", root=tmp_path, model="a") == tmp_path / "0"
+    assert newest_run("datagen", root=tmp_path) is None
     assert json.loads((tmp_path / "1" / "run.json").read_text())["complete"] is True
 
 

@@ -10,13 +10,13 @@ from fake_lm import SPEC, FakeLM
 from probers.rag import showcase
 from probers.rag.figures import Comparison, Outcomes, first_scores
 from probers.rag.traces import Answer, Counters
-from probers.rag.tuning import best_threshold
 
 from probers import cli
 from probers.bank import ProbeBank
 from probers.features import FeatureSpec
 from probers.heads import HEADS, WRONG
 from probers.prompts import TESTBED_PROMPT
+from probers.thresholds import ThresholdRule
 from probers.types import Decision, Question, Round, UserError
 
 TEST = range(40)
@@ -379,9 +379,9 @@ def test_best_threshold_by_hand():
     scores = np.array([0.1, 0.2, 0.3, 0.4, 0.5, 0.6])
     # Between .2 and .3: all wrong fire, one right of three fires: (1 + 2/3)/2.
     # Between .4 and .5: two wrong of three fire, no right one: (2/3 + 1)/2, and of two the later is taken.
-    assert best_threshold(wrong, scores) == pytest.approx(0.45)
-    assert best_threshold(1 - wrong, scores) in (pytest.approx(-0.9), pytest.approx(1.6))
-    assert best_threshold(np.array([1, 0]), np.array([0.5, 0.5])) != 0.5
+    assert ThresholdRule()(wrong, scores) == pytest.approx(0.45)
+    assert ThresholdRule()(1 - wrong, scores) in (pytest.approx(-0.9), pytest.approx(1.6))
+    assert ThresholdRule()(np.array([1, 0]), np.array([0.5, 0.5])) != 0.5
 
 
 def answers(ems, retrievals, scores=None):

@@ -10,6 +10,7 @@ from probers.datagen.testbed.recipe import Recipe
 from probers.datagen.testbed.run import _dataclass
 
 from probers import cli
+from probers.presets import choices
 from probers.prompts import TESTBED_PROMPT
 from probers.questions import DATASETS, source_class
 from probers.testbed.assets import world_config
@@ -22,7 +23,7 @@ GROUPS = ("trigger", "query", "retriever", "head", "prompt", "model", "questions
 def test_every_choice_is_a_file_with_explained_keys(group):
     from importlib import resources
 
-    names = cli.choices(group)
+    names = choices(group)
     assert names
     for name in names:
         text = resources.files("probers.configs").joinpath(group, f"{name}.yaml").read_text()
@@ -42,7 +43,7 @@ def test_every_target_is_a_class_that_has_the_keys():
     from hydra.utils import get_class
 
     for group in ("trigger", "query", "retriever", "prompt", "questions"):
-        for name in cli.choices(group):
+        for name in choices(group):
             node = OmegaConf.load(str(resources.files("probers.configs").joinpath(group, f"{name}.yaml")))
             if "defaults" in node:
                 node = cli.compose("datagen", [f"{group}={name}"])[group]
@@ -54,7 +55,7 @@ def test_the_question_sets_in_the_configs_are_those_of_the_code():
     from dataclasses import fields
     from importlib import resources
 
-    assert set(cli.choices("questions")) == set(DATASETS)
+    assert set(choices("questions")) == set(DATASETS)
     for name in DATASETS:
         node = OmegaConf.load(str(resources.files("probers.configs").joinpath("questions", f"{name}.yaml")))
         made = source_class(name)

@@ -23,6 +23,7 @@ from probers.bank import ProbeBank
 from probers.features import FeatureSpec
 from probers.heads import HEADS
 from probers.parts import build
+from probers.presets import choices
 from probers.types import Passage, Question, UserError
 
 CONFIGS = resources.files("probers.configs")
@@ -39,8 +40,8 @@ METHODS = {
     },
     "radio": {"rag": ["radio"], "compare": ["radio_table"], "datagen": ["radio_data"]},
 }
-PRESETS = [name for name in cli.choices("experiment") if "_train" not in name]
-TRAINING = [name for name in cli.choices("experiment") if "_train" in name]
+PRESETS = [name for name in choices("experiment") if "_train" not in name]
+TRAINING = [name for name in choices("experiment") if "_train" in name]
 DEPTHS = {"probing_rag_gemma_2b": 18, "probing_rag_mistral_7b": 32, "radio_llama2_7b": 32}
 
 # METHODS.md: generate length, theta of the first version, of the conference version, top-n.
@@ -129,13 +130,13 @@ def test_every_published_setting_has_a_preset():
     }  # fmt: skip
     assert TRAINING == ["probing_rag_train", "probing_rag_train_released", "radio_train"]
     methods = [m for f in METHODS.values() for each in f.values() for m in each]
-    assert sorted(methods) == cli.choices("method")
+    assert sorted(methods) == choices("method")
 
 
 @pytest.mark.parametrize("group", ["experiment", "method"])
 def test_every_preset_names_its_source_and_its_command(group):
     commands = {f"probers-{c}" for c in ("rag", "compare", "datagen", "train")}
-    for name in cli.choices(group):
+    for name in choices(group):
         lines = text_of(group, name).splitlines()
         assert lines[0] == "# @package _global_"
         assert set(lines[1].removeprefix("# Command: ").split(", ")) <= commands, name

@@ -15,10 +15,11 @@ from test_compare import model, place  # noqa: F401
 from probers import cli
 from probers.adaptive import AdaptiveClassifier
 from probers.bank import ProbeBank
-from probers.cli import choices, compose
+from probers.cli import compose
 from probers.features import FeatureSpec
 from probers.heads import HEADS
 from probers.parts import build
+from probers.presets import choices
 from probers.runs import RunFolder
 from probers.types import RunError, UserError
 

@@ -27,7 +27,6 @@ from probers.train.plots.reliability import tenths
 from probers.train.resampling import Resamples
 from probers.train.summary import summarise
 from probers.train.tables import table, warnings
-from probers.train.thresholds import ThresholdRule
 from scipy.stats import norm
 from sklearn import metrics as sk
 
@@ -35,6 +34,7 @@ from probers import metrics as m
 from probers.bootstrap import Bootstrap
 from probers.features import FeatureSpec, ModelSpec
 from probers.heads import LinearHead
+from probers.thresholds import ThresholdRule
 from probers.types import RunError
 
 RESAMPLES = 100

@@ -17,6 +17,7 @@ from probers.runs import RunFolder, canonical_json
 from probers.types import UserError
 
 from .adaptive_card import CLASSIFIER, MAJORITY, SHUFFLED, table, write_card
+from .evaluate import as_figures
 
 if TYPE_CHECKING:
     from probers.adaptive import Labelled
@@ -107,7 +108,7 @@ def measure(
     return {
         "schema": 1, "strategies": list(STRATEGIES), "majority": majority,
         "detectors": {
-            name: _named("accuracy", bootstrap.interval(hits)) | _auroc(bootstrap, gold, scores.get(name))
+            name: as_figures("accuracy", bootstrap.interval(hits)) | _auroc(bootstrap, gold, scores.get(name))
             for name, hits in right.items()
         },
         "pairs": {
@@ -128,7 +129,7 @@ def measure(
 
 
 def _refuse_unused(cfg: DictConfig) -> None:
-    from probers.cli import compose
+    from probers.composing import compose
 
     defaults = compose("train", [])
     for key in map(str, defaults):
@@ -170,12 +171,7 @@ def _auroc(bootstrap: Bootstrap, gold: np.ndarray, scores: np.ndarray | None) ->
     wrong = (gold > 0).astype(int)
     if scores is None or len(set(wrong)) < 2:
         return {"auroc": None, "auroc_ci": None}
-    return _named("auroc", bootstrap.interval(scores, partial(auroc, wrong)))
-
-
-def _named(name: str, found: Interval) -> dict[str, Any]:
-    # Too few groups may leave every resample with one class only, and so without limits.
-    return {name: found.value, f"{name}_ci": None if np.isnan(found.low) else [found.low, found.high]}
+    return as_figures("auroc", bootstrap.interval(scores, partial(auroc, wrong)))
 
 
 def _difference(found: Interval) -> dict[str, Any]:

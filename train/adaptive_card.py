@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from .tables import markdown
 
 #: What the figures are of.
 CLASSIFIER, MAJORITY, SHUFFLED = "classifier", "majority", "shuffled labels"
@@ -90,9 +92,9 @@ def write_card(figures: Mapping[str, Any], *, model: str, data: Path, out: Path)
         model=model,
         out=out,
         data=data,
-        splits=_markdown(["split", "questions", "groups", *names], splits),
-        detectors=_markdown(["", "accuracy", "AUROC, no or some retrieval"], detectors),
-        confusion=_markdown(
+        splits=markdown(["split", "questions", "groups", *names], splits),
+        detectors=markdown(["", "accuracy", "AUROC, no or some retrieval"], detectors),
+        confusion=markdown(
             ["", *names], [[n, *row] for n, row in zip(names, figures["confusion"], strict=True)]
         ),
         limits="\n".join(f"- {line}" for line in limits),
@@ -120,8 +122,3 @@ def _notes(figures: Mapping[str, Any]) -> list[str]:
     if silent:
         found.append(f"it never says {' or '.join(map(repr, silent))}")
     return found
-
-
-def _markdown(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)

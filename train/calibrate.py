@@ -16,9 +16,8 @@ from probers.calibration import Calibration, Isotonic, Platt, Temperature
 from probers.ensemble import KINDS, Ensemble
 from probers.entropy import SIGNALS, EntropyModel
 from probers.metrics import auroc
+from probers.thresholds import ThresholdRule, checked
 from probers.types import UserError
-
-from .thresholds import ThresholdRule, checked
 
 __all__ = [
     "CALIBRATIONS", "ThresholdRule", "fit_calibration", "fit_ensemble", "fit_entropy_model",

@@ -10,7 +10,7 @@ from probers.bank import ProbeBank
 from probers.heads import head_name
 
 from .controls import ENSEMBLE, WITH_ENTROPY
-from .tables import ENSEMBLES, layer_name, warnings
+from .tables import ENSEMBLES, layer_name, markdown, warnings
 
 _COLUMNS = (
     ("AUROC", "auroc"), ("AUPRC", "auprc"), ("accuracy", "accuracy"), ("F1", "f1"), ("PRR", "prr"),
@@ -41,7 +41,7 @@ def write_card(bank: ProbeBank, figures: Mapping[str, Any], *, data: Path, sourc
         *_use(bank, out),
         "## Data",
         f"Feature store `{data}` (source {source or 'unknown'}), split by group, never by example:",
-        _table(
+        markdown(
             ["split", "texts", "groups", "wrong", "data sets"],
             [
                 [name, s["n"], s["groups"], f"{s['wrong']:.0%}", _counts(s["datasets"])]
@@ -124,7 +124,7 @@ def _figures(figures: Mapping[str, Any]) -> str:
     if figures["with_entropy"]:
         rows.append((f"**{WITH_ENTROPY}**", figures["with_entropy"]))
     rows += [(f"control: {name}", entry) for name, entry in figures["controls"].items()]
-    return _table(
+    return markdown(
         ["", *(title for title, _ in _COLUMNS)],
         [[name, *(_cell(entry, key) for _, key in _COLUMNS)] for name, entry in rows],
     )
@@ -143,7 +143,7 @@ def _seeds(figures: Mapping[str, Any]) -> list[str]:
         ]
         for e in entries
     ]
-    return ["## Spread over seeds", _table(["", "seeds", "mean AUROC", "standard deviation"], rows)]
+    return ["## Spread over seeds", markdown(["", "seeds", "mean AUROC", "standard deviation"], rows)]
 
 
 def _calibration(bank: ProbeBank, entry: Mapping[str, Any]) -> str:
@@ -154,7 +154,7 @@ def _calibration(bank: ProbeBank, entry: Mapping[str, Any]) -> str:
         [f"**{method}**{value} (saved)", entry["after"]],
     ]
     rows += [[kind, figures] for kind, figures in entry["other"].items()]
-    shown = _table(["", "ECE", "Brier"], [[name, _cell(f, "ece"), _cell(f, "brier")] for name, f in rows])
+    shown = markdown(["", "ECE", "Brier"], [[name, _cell(f, "ece"), _cell(f, "brier")] for name, f in rows])
     return f"{shown}\n\nThe interval of a small ECE lies a little high: resampling adds noise to its bins."
 
 
@@ -172,7 +172,7 @@ def _curve(figures: Mapping[str, Any]) -> list[str]:
     return [
         "## Learning curve",
         "The same training on some of its groups, with the test texts of the table above.",
-        _table(header, rows),
+        markdown(header, rows),
         "![learning curve](plots/learning_curve.png)",
     ]
 
@@ -185,7 +185,7 @@ def _pairs(figures: Mapping[str, Any]) -> str:
         if ci and (ci[0] > 0 or ci[1] < 0):
             verdict = "better" if ci[0] > 0 else "worse"
         rows.append([name, f"{diff:+.3f} {_bounds(ci, '+.3f')}", verdict])
-    return _table(["", "difference", "first is"], rows)
+    return markdown(["", "difference", "first is"], rows)
 
 
 def _within(what: str, values: Mapping[str, Any]) -> list[str]:
@@ -199,7 +199,7 @@ def _within(what: str, values: Mapping[str, Any]) -> list[str]:
         cells = [_cell(entry["detectors"].get(name, {}), "auroc") for entry in values.values()]
         if any(cells):  # not what is a constant within each
             rows.append([name, *cells])
-    return [f"## AUROC within {what}", _table(["", *titles], rows)]
+    return [f"## AUROC within {what}", markdown(["", *titles], rows)]
 
 
 def _limits(bank: ProbeBank, figures: Mapping[str, Any]) -> list[str]:
@@ -231,11 +231,6 @@ def _limits(bank: ProbeBank, figures: Mapping[str, Any]) -> list[str]:
             f"{positive['auroc']:.2f} only; distrust the features."
         )
     return [*lines, *figures["notes"]]
-
-
-def _table(header: list[str], rows: list[list[Any]]) -> str:
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)
 
 
 def _cell(entry: Mapping[str, Any], key: str) -> str:

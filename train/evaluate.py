@@ -10,12 +10,12 @@ import numpy as np
 
 from probers import metrics
 from probers.bootstrap import Interval
+from probers.thresholds import ThresholdRule
 
 from .calibrate import fit_probability
 from .controls import Detector
 from .data import Examples
 from .resampling import Resamples
-from .thresholds import ThresholdRule
 
 Figures = dict[str, Any]
 

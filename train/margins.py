@@ -10,11 +10,10 @@ import torch
 
 from probers.ensemble import Aggregate, aggregate
 from probers.heads import CORRECT, WRONG, ProbeHead
-from probers.inference import CHUNK
 from probers.types import RunError
 
 from .data import Examples
-from .states import Padded, States, TokenStates
+from .states import CHUNK, Padded, States, TokenStates
 
 
 @dataclass(frozen=True, slots=True)

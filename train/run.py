@@ -11,19 +11,20 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import DictConfig, OmegaConf
 
 from probers.files import write_text
+from probers.finding import newest_store
 from probers.parts import maker
-from probers.runs import RunFolder, canonical_json, newest
+from probers.runs import RunFolder, canonical_json
 from probers.types import UserError
 
 if TYPE_CHECKING:
     from probers.bank import ProbeBank
     from probers.store import FeatureStore
+    from probers.thresholds import ThresholdRule
 
     from .data import Examples
     from .fit import Fitted, Task
     from .prober import Trained
     from .states import Column
-    from .thresholds import ThresholdRule
 
 
 def run(cfg: DictConfig) -> Path:
@@ -44,11 +45,12 @@ def run(cfg: DictConfig) -> Path:
     stores = [FeatureStore.open(path) for path in paths]
     _check_sites(stores)
 
+    from probers.thresholds import ThresholdRule
+
     from .data import SplitRequest, load_examples, split_record
     from .fit import FitSettings
     from .plan import plan_tasks
     from .prober import AssemblySettings
-    from .thresholds import ThresholdRule
 
     settings = FitSettings(**{f.name: cfg[f.name] for f in fields(FitSettings) if f.init})
     assembly = AssemblySettings(**{f.name: cfg[f.name] for f in fields(AssemblySettings)})
@@ -136,7 +138,7 @@ def _next(bank: ProbeBank, out: Path) -> str:
 def _data(given: Any) -> list[Path]:
     """The stores to read: those given, or the newest complete one."""
     if given is None:
-        found = newest("store")
+        found = newest_store()
         if found is None:
             raise UserError(
                 "there is no complete feature store under runs/: probers-datagen makes one, or pass "

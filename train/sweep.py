@@ -23,12 +23,20 @@ def compare_runs(jobs: Sequence[Sequence[str]], folders: Sequence[Path]) -> str:
 
     Args:
         jobs: what each run varied, as ``key=value``.
-        folders: of the probers, in the same order.
+        folders: of the runs, in the same order; classifiers of questions (head=adaptive) have
+            figures of another kind and are left out.
+
+    Returns:
+        The table, "" without a prober.
 
     Raises:
         RunError: a folder without readable figures.
     """
-    rows = [_row(job, _figures(folder)) for job, folder in zip(jobs, folders, strict=True)]
+    found = [(job, folder, _figures(folder)) for job, folder in zip(jobs, folders, strict=True)]
+    found = [each for each in found if "layers" in each[2]]
+    if not found:
+        return ""
+    rows, folders = [_row(job, figures) for job, _, figures in found], [folder for _, folder, _ in found]
     shared = Path(os.path.commonpath([folder.parent for folder in folders]))
     cells = [_HEADER] + [
         (*row, str(folder.relative_to(shared))) for row, folder in zip(rows, folders, strict=True)

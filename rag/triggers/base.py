@@ -32,6 +32,7 @@ from probers.stops import SentenceEnd
 from probers.types import Decision, Generation, Needs, Passage, Question, RunError, UserError
 
 if TYPE_CHECKING:
+    from probers.bank import ProbeBank
     from probers.features import ModelSpec
     from probers.lm import CausalLM
 
@@ -209,6 +210,22 @@ def name_of(part: object) -> str:
 def snake_case(name: str) -> str:
     """``fixed_length`` of ``FixedLength``; capitals in a row are one word."""
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
+
+
+def states_for(bank: ProbeBank, generation: Generation, trigger: object) -> np.ndarray:
+    """What a bank reads of a generation, rounded as its training features were.
+
+    Returns:
+        (layers of the bank, d) float32, or (n, layers, d) where every token's states are kept.
+
+    Raises:
+        RunError: no states were recorded; names the trigger.
+    """
+    if generation.states is None:
+        raise RunError(f"trigger={name_of(trigger)} needs hidden states and the generation has none recorded")
+    place = {layer: i for i, layer in enumerate(generation.needs.layers)}
+    chosen = generation.states[..., [place[layer] for layer in bank.layers], :]
+    return chosen.astype(bank.spec.dtype).astype(np.float32)
 
 
 #: Score of an empty answer: finite, and above any threshold a method would use.

@@ -10,9 +10,9 @@ import numpy as np
 
 from probers.ensemble import Ensemble
 from probers.signals import signals
-from probers.types import Decision, Generation, Needs, RunError, UserError
+from probers.types import Decision, Generation, Needs, UserError
 
-from .base import State, unanswered, verdict
+from .base import State, states_for, unanswered, verdict
 
 if TYPE_CHECKING:
     from probers.bank import ProbeBank
@@ -106,7 +106,7 @@ class Probing:
         written = [i for i, g in enumerate(generations) if g.token_ids]
         if not written:
             return decisions
-        vectors = np.stack([self._states(generations[i]) for i in written])
+        vectors = np.stack([states_for(self._bank, generations[i], self) for i in written])
         given = None
         if self.with_entropy:
             each = [signals(generations[i]) for i in written]
@@ -114,14 +114,6 @@ class Probing:
         for index, score in zip(written, self._bank.score(vectors, given), strict=True):
             decisions[index] = verdict(float(score), self._threshold)
         return decisions
-
-    def _states(self, generation: Generation) -> np.ndarray:
-        """(layers of the bank, d), rounded as the training features were."""
-        if generation.states is None:
-            raise RunError("trigger=probing needs hidden states and the generation has none recorded")
-        place = {layer: i for i, layer in enumerate(generation.needs.layers)}
-        chosen = generation.states[[place[layer] for layer in self._bank.layers]]
-        return chosen.astype(self._bank.spec.dtype).astype(np.float32)
 
 
 def _load(bank: ProbeBank | str) -> ProbeBank:

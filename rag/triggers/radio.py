@@ -10,9 +10,9 @@ import numpy as np
 
 from probers.calibration import sigmoid
 from probers.signals import words
-from probers.types import Decision, Generation, Needs, RunError, UserError
+from probers.types import Decision, Generation, Needs, UserError
 
-from .base import State, verdict
+from .base import State, states_for, verdict
 
 if TYPE_CHECKING:
     from probers.bank import ProbeBank
@@ -76,7 +76,7 @@ class Radio:
 
     def decide(self, generations: Sequence[Generation], states: Sequence[State]) -> list[Decision]:
         """The decision on every generation; the heads run once for all of their tokens."""
-        found = [self._states(g) for g in generations if g.token_ids]
+        found = [states_for(self._bank, g, self) for g in generations if g.token_ids]
         chances = sigmoid(self._bank.margins(np.concatenate(found))).mean(axis=1) if found else np.zeros(0)
         ends = np.cumsum([len(g.token_ids) for g in generations])
         parts = np.split(chances, ends[:-1])
@@ -99,11 +99,3 @@ class Radio:
             return verdict(score, self.threshold, token_scores=shown)
         first = int(hits[0])
         return verdict(score, self.threshold, position=home[first], tokens=(first,), token_scores=shown)
-
-    def _states(self, generation: Generation) -> np.ndarray:
-        """(n, layers of the bank, d), rounded as the training features were."""
-        if generation.states is None:
-            raise RunError("trigger=radio needs hidden states and the generation has none recorded")
-        place = {layer: i for i, layer in enumerate(generation.needs.layers)}
-        chosen = generation.states[:, [place[layer] for layer in self._bank.layers]]
-        return chosen.astype(self._bank.spec.dtype).astype(np.float32)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from probers.types import RunError, UserError
+from .types import RunError, UserError
 
 #: Threshold rules, and what the number after the name means where there is one.
 RULES: dict[str, str | None] = {
