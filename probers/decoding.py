@@ -11,7 +11,7 @@ Conventions, shared with :mod:`probers.scoring`:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,10 +20,11 @@ import torch
 from torch import Tensor
 
 from .attention import AttentionTap
-from .cache import Prefix, new_cache
+from .cache import new_cache
 from .capture import StateTap, named_layer
 from .encoding import Prompt
 from .forward import Decoder, token_scores
+from .known import Known, Recent, fill
 from .nesting import nested_cache
 from .offsets import TextStream, token_offsets
 from .recorder import Recorder
@@ -78,7 +79,7 @@ class _Batch:
 
     Args:
         limit: most tokens a row may get.
-        prefix: keys and values that the prompts share; None computes all of them.
+        known: of each row, what its prompt may begin with; None computes all of them.
         use_cache: False computes the whole text again for every token.
     """
 
@@ -88,7 +89,7 @@ class _Batch:
         prompts: Sequence[Prompt],
         limit: int,
         *,
-        prefix: Prefix | None = None,
+        known: Sequence[Known] | None = None,
         use_cache: bool = True,
     ) -> None:
         self._decoder = decoder
@@ -99,16 +100,16 @@ class _Batch:
         self.width = ids.shape[1]
         self._ids = None if use_cache else ids
         capacity = self.width + limit
-        self._cache = nested_cache(decoder, tokens, capacity) if use_cache and prefix is None else None
+        self._known = known
+        self._pads = [self.width - len(prompt.ids) for prompt in prompts]
+        self._cache = nested_cache(decoder, tokens, capacity) if use_cache and known is None else None
         if self._cache is not None:
             ids, self._positions = ids[:, -1:], self._positions[:, -1:]
         elif use_cache:
             self._cache = new_cache(decoder.model.config, capacity)
-        if prefix is not None and use_cache:
-            shared = prefix.shared(tokens)
-            pads = [self.width - len(prompt.ids) for prompt in prompts]
-            prefix.fill(self._cache, shared, pads)
-            ids, self._positions = ids[:, shared:], self._positions[:, shared:]
+        if known is not None and use_cache:
+            columns = fill(self._cache, known, tokens, self._pads)
+            ids, self._positions = ids[:, columns:], self._positions[:, columns:]
         self.logits = self._forward(ids)
 
     def _forward(self, ids: Tensor) -> Tensor:
@@ -126,6 +127,16 @@ class _Batch:
         if self._mask is not None:
             self._mask = self._mask[chosen]
         self.active = [self.active[slot] for slot in slots]
+
+    def leave(self, recent: Recent, rows: Sequence[_Row], slots: Iterable[int]) -> None:
+        """Keep what the cache has of some of the batch's rows for later."""
+        if self._cache is None:
+            return
+        for slot in slots:
+            number = self.active[slot]
+            prompt, known = rows[number].prompt, None if self._known is None else self._known[number]
+            ids = (*prompt.ids, *rows[number].ids)
+            recent.keep(prompt.name, self._cache, slot, self._pads[number], ids, known)
 
     def step(self, tokens: Tensor) -> None:
         """Forward one token of each row (batch,)."""
@@ -151,14 +162,16 @@ def generate_batch(
     needs: Needs,
     stops: Stops,
     sampler: Sampler | None = None,
-    prefix: Prefix | None = None,
+    known: Sequence[Known] | None = None,
+    recent: Recent | None = None,
     use_cache: bool = True,
 ) -> list[Generation]:
     """Continue each of ``prompts`` by at most so many >= 1 tokens as ``limits`` has for it, in their order.
 
     Args:
         sampler: draws the tokens; None takes the likeliest.
-        prefix: keys and values of what all prompts begin with.
+        known: of each prompt, keys and values of what it may begin with.
+        recent: is left what was computed.
         use_cache: False does without keys and values, for models whose cache is broken.
 
     Raises:
@@ -181,7 +194,7 @@ def generate_batch(
             attention.queries = 1
         if needs.pool == "predicting":
             states.reduce = _last_position
-        batch = _Batch(decoder, prompts, limit, prefix=prefix, use_cache=use_cache)
+        batch = _Batch(decoder, prompts, limit, known=known, use_cache=use_cache)
         recorder.prefilled(states.take(), attention.take() if attention is not None else None)
         states.reduce = _last_position
         for index in range(limit):
@@ -200,6 +213,8 @@ def generate_batch(
                 # A text that ends with this token runs once more, only to be read.
                 if row.stop is None or (reads and row.kept > index):
                     slots.append(slot)
+            if recent is not None:
+                batch.leave(recent, rows, set(range(len(tokens))) - set(slots))
             if not slots:
                 break
             if len(slots) < len(tokens):
@@ -212,6 +227,8 @@ def generate_batch(
                 safe = [rows[i].safe(stops) for i in batch.active if rows[i].stop is None]
                 recorder.commit(min(safe, default=limit))
             if all(rows[i].stop is not None for i in batch.active):
+                if recent is not None:
+                    batch.leave(recent, rows, range(len(slots)))
                 break
     recorder.close()
     _refuse_broken(rows, needs, recorder, logprobs)

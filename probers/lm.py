@@ -12,12 +12,13 @@ import torch
 
 from .anatomy import check_supported, decoder_layers
 from .batching import Batches
-from .cache import Prefix, can_share
+from .cache import can_share
 from .capture import check_needs
 from .decoding import generate_batch
 from .encoding import Prompt, TooLong, encode_continuation, encode_prompts, fit_context
 from .features import ModelSpec
 from .forward import Decoder
+from .known import Known, Recent
 from .loading import context_length, fingerprint, load, pick_device, pick_dtype
 from .nesting import longest
 from .sampling import Sampler, Sampling
@@ -79,7 +80,7 @@ class CausalLM:
         self._name, self._revision = name or type(model).__name__, revision
         self._decoder = Decoder(model)
         self._context = context_length(model.config)
-        self._prefix: tuple[str, Prefix] | None = None
+        self._prefix: tuple[str, Known] | None = None
 
     @classmethod
     def from_pretrained(
@@ -149,6 +150,7 @@ class CausalLM:
         sampling: Sampling | None = None,
         prefix: str = "",
         names: Sequence[str] | None = None,
+        recent: Recent | None = None,
         progress: str | None = None,
     ) -> list[Generation]:
         """Continue every prompt, in batches of like length; order out is order in.
@@ -164,6 +166,8 @@ class CausalLM:
             prefix: text that all prompts begin with (a run's exemplars). Its keys and values
                 are computed once and kept for later calls; results do not depend on it.
             names: what messages call the prompts; by default their place in the list.
+            recent: what earlier calls computed for prompts of these names, so that one that
+                goes on from there need not compute it again; this call's texts are added.
             progress: label of a progress bar; None shows none.
 
         Raises:
@@ -181,6 +185,7 @@ class CausalLM:
         encoded = encode_prompts(self.tokenizer, prompts, names)
         shared = self._shared(prefix, encoded)
         fitting = self._fit(encoded, limits, [f"max_new_tokens={n}" for n in limits])
+        known = [_known(p, shared, recent) for p in fitting]
         streams = sampling.streams([p.ids for p in encoded]) if sampling is not None else []
 
         def work(chosen: list[int]) -> list[Generation]:
@@ -188,7 +193,7 @@ class CausalLM:
             return generate_batch(
                 self._decoder, self.tokenizer, [fitting[i] for i in chosen],
                 limits=[limits[i] for i in chosen], needs=needs, stops=stops, sampler=sampler,
-                prefix=shared, use_cache=self.use_cache,
+                known=_of_all(known, chosen), recent=recent, use_cache=self.use_cache,
             )  # fmt: skip
 
         # A prompt that another one begins with belongs beside it, in whose pass it is computed.
@@ -261,7 +266,7 @@ class CausalLM:
         listed = declared if isinstance(declared, list) else [declared]
         return frozenset(i for i in [*listed, self.tokenizer.eos_token_id] if i is not None)
 
-    def _shared(self, prefix: str, encoded: Sequence[Prompt]) -> Prefix | None:
+    def _shared(self, prefix: str, encoded: Sequence[Prompt]) -> Known | None:
         """Keys and values of ``prefix``, computed when it is another one than last time."""
         for prompt in encoded:
             if not prompt.text.startswith(prefix):
@@ -273,7 +278,7 @@ class CausalLM:
             if self._context is not None and len(tokens.ids) > self._context:
                 raise UserError(f"the prefix has {len(tokens.ids)} tokens, the context only {self._context}")
             self._prefix = None  # its memory is free before the next one is made
-            self._prefix = (prefix, Prefix.compute(self._decoder, tokens.ids))
+            self._prefix = (prefix, Known.compute(self._decoder, tokens.ids))
         return self._prefix[1]
 
     def fits(self, prompts: Sequence[str], more: Sequence[int]) -> list[bool]:
@@ -316,3 +321,16 @@ class CausalLM:
         made = self._batches.run(sizes, lambda chosen: work([kept[i] for i in chosen]), progress=progress)
         results = dict(zip(kept, made, strict=True))
         return [results[i] if i in results else encoded[i].skipped(needs) for i in range(len(encoded))]
+
+
+def _known(prompt: Prompt, shared: Known | None, recent: Recent | None) -> Known | None:
+    """What has most of the prompt's beginning."""
+    last = recent.get(prompt.name) if recent is not None else None
+    found = [one for one in (shared, last) if one is not None]
+    return max(found, key=lambda one: one.common(prompt.ids), default=None)
+
+
+def _of_all(known: Sequence[Known | None], chosen: Sequence[int]) -> list[Known] | None:
+    """Those of the prompts of one batch, where each has one."""
+    found = [one for one in (known[i] for i in chosen) if one is not None]
+    return found if len(found) == len(chosen) else None

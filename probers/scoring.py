@@ -16,10 +16,11 @@ import torch
 from torch import Tensor
 
 from .attention import AttentionTap
-from .cache import Prefix, new_cache
+from .cache import new_cache
 from .capture import StateTap, named_layer
 from .encoding import Prompt
 from .forward import Decoder, token_scores
+from .known import Known, fill
 from .offsets import token_offsets
 from .types import AttentionRows, Generation, Needs, RunError
 
@@ -32,7 +33,7 @@ def score_batch(
     continuations: Sequence[Sequence[int]],
     *,
     needs: Needs,
-    prefix: Prefix | None = None,
+    prefix: Known | None = None,
 ) -> list[Generation]:
     """What generation would have recorded, had it written ``continuations`` (each at least one token).
 
@@ -47,10 +48,9 @@ def score_batch(
     ids, mask, positions = decoder.pad([(*p.ids, *c) for p, c in zip(prompts, continuations, strict=True)])
     columns, start, cache = ids, 0, None
     if prefix is not None:
-        start = prefix.shared([p.ids for p in prompts])
         pads = [ids.shape[1] - len(p.ids) - n for p, n in zip(prompts, lengths, strict=True)]
         cache = new_cache(decoder.model.config, ids.shape[1])
-        prefix.fill(cache, start, pads)
+        start = fill(cache, [prefix] * len(prompts), [p.ids for p in prompts], pads)
         columns, positions = ids[:, start:], positions[:, start:]
     count = torch.tensor(lengths, device=decoder.device)
     scored = torch.arange(longest, 0, -1, device=decoder.device) <= count[:, None]  # (batch, longest)

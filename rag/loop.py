@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from probers.answers import extract_answer
 from probers.fitting import fitting_passages
+from probers.known import Recent
 from probers.prompts import TESTBED_PROMPT, PromptTemplate
 from probers.types import Question, Retriever, Round, UserError
 
@@ -102,9 +103,9 @@ class RAG:
         everyone = [Open(q) for q in questions]
         if self.max_retrievals:
             self._begin(everyone, listener)
-        active = everyone
+        active, recent = everyone, Recent()
         while active:
-            active = self._round(active, listener)
+            active = self._round(active, recent, listener)
         seconds = (time.perf_counter() - started) / max(1, len(everyone))
         for run in everyone:
             run.counters.seconds = seconds
@@ -142,17 +143,17 @@ class RAG:
         for (run, verdict), query in zip(fired, asked, strict=True):
             run.record(Round("", verdict, query, run.passage_ids, ""), listener)
 
-    def _round(self, active: Sequence[Open], listener: Listener | None) -> list[Open]:
+    def _round(self, active: Sequence[Open], recent: Recent, listener: Listener | None) -> list[Open]:
         """One pass for every open question; returns those that go on."""
         passes = []
-        for each in self._generate(active, listener):
+        for each in self._generate(active, recent, listener):
             if each.generation.stop == "skipped":  # the model was told to leave such prompts out
                 each.accept(listener)
             else:
                 passes.append(each)
         judges = getattr(self.trigger, "judges_answer", False)
         if judges:
-            self._complete(passes)
+            self._complete(passes, recent)
         states = [self._state(p, judged=judges) for p in passes]
         decisions = decide(self.trigger, [p.generation for p in passes], states)
         fired = []
@@ -176,13 +177,13 @@ class RAG:
             else:
                 ended.append(each)
         if not judges:
-            self._complete(ended)
+            self._complete(ended, recent)
         for each in ended:
             each.accept(listener)
         over = {id(each) for each in ended}
         return [each.run for each in passes if id(each) not in over]
 
-    def _generate(self, active: Sequence[Open], listener: Listener | None) -> list[Pass]:
+    def _generate(self, active: Sequence[Open], recent: Recent, listener: Listener | None) -> list[Pass]:
         """The continuation of every open question, each within what is left of its token limit."""
         alike: dict[int | None, list[int]] = {}  # by what can end a text early
         aheads = [self._ahead(run) for run in active]
@@ -205,7 +206,7 @@ class RAG:
             made = self.lm.generate(
                 [self._prompt(active[i], active[i].partial) for i in indices], max_new_tokens=limits,
                 needs=self._needs, stop=stop, prefix=self.prompt.prefix,
-                names=[active[i].question.id for i in indices],
+                names=[active[i].question.id for i in indices], recent=recent,
             )  # fmt: skip
             for i, budget, limit, generation in zip(indices, budgets, limits, made, strict=True):
                 early = generation.stop == "length" and limit < budget
@@ -220,7 +221,7 @@ class RAG:
             return None
         return look_ahead(self.trigger, run.question)
 
-    def _complete(self, passes: Sequence[Pass]) -> None:
+    def _complete(self, passes: Sequence[Pass], recent: Recent) -> None:
         """Append the announcing words to texts that ended without an answer, and let the model go on."""
         cue = self.prompt.answer_cue
         short = [p for p in passes if cue.lower() not in p.text.lower() and self.answer_tokens]
@@ -230,7 +231,7 @@ class RAG:
         prompts = [self._prompt(p.run, p.text + head) for p, head in zip(short, heads, strict=True)]
         made = self.lm.generate(
             prompts, max_new_tokens=self.answer_tokens, stop=self.prompt.stop, prefix=self.prompt.prefix,
-            names=[p.run.question.id for p in short],
+            names=[p.run.question.id for p in short], recent=recent,
         )  # fmt: skip
         for each, head, generation in zip(short, heads, made, strict=True):
             each.run.counters.add(generation)

@@ -47,7 +47,18 @@ class FakeLM:
         self.batches: list[int] = []
         self.prefixes: set[str] = set()
 
-    def generate(self, prompts, *, max_new_tokens, needs=NONE, stop=(), prefix="", names=None, progress=None):
+    def generate(
+        self,
+        prompts,
+        *,
+        max_new_tokens,
+        needs=NONE,
+        stop=(),
+        prefix="",
+        names=None,
+        recent=None,
+        progress=None,
+    ):
         assert all(prompt.startswith(prefix) for prompt in prompts)
         assert names is None or len(names) == len(prompts)
         self.prefixes.add(prefix)
