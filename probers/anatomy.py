@@ -7,7 +7,7 @@ is said of it here, namely add the outputs of two of its modules to the residual
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -34,14 +34,19 @@ def decoder_layers(model: nn.Module) -> nn.ModuleList:
     Raises:
         UserError: the model has no list of blocks.
     """
-    outer: list[tuple[str, nn.ModuleList]] = []
-    for name, module in decoder_of(model).named_modules():
-        inside = any(name.startswith(prefix + ".") for prefix, _ in outer)
-        if isinstance(module, nn.ModuleList) and len(module) and not inside:
-            outer.append((name, module))
-    if not outer:
+    found = list(_outermost(decoder_of(model)))
+    if not found:
         raise UserError(f"{type(model).__name__} has no list of decoder blocks whose states could be read")
-    return max(outer, key=lambda item: len(item[1]))[1]
+    return max(found, key=len)
+
+
+def _outermost(module: nn.Module) -> Iterator[nn.ModuleList]:
+    """Module lists with something in them that lie in no other one."""
+    for child in module.children():
+        if isinstance(child, nn.ModuleList) and len(child):
+            yield child
+        else:
+            yield from _outermost(child)
 
 
 def first_tensor(values: Any) -> Tensor | None:

@@ -66,6 +66,12 @@ class GrowingLayer(DynamicLayer):
                 assert old is not None  # there are positions already
                 buffer[:, :, :start] = old
 
+    def drop(self, count: int) -> None:
+        """Take back the last ``count`` positions."""
+        if self._buffers is not None:
+            length = self.get_seq_length() - count
+            self.keys, self.values = (buffer[:, :, :length] for buffer in self._buffers)
+
     def batch_select_indices(self, indices: Tensor) -> None:
         """Keep some rows, and the room there was."""
         if self._buffers is not None:

@@ -13,6 +13,9 @@ from transformers import DynamicCache
 from .cache import GrowingLayer, empty
 from .forward import Decoder
 
+_Kind = Literal["keys", "values"]
+_KINDS: tuple[_Kind, _Kind] = ("keys", "values")
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Known:
@@ -51,7 +54,7 @@ class Known:
         pairs = enumerate(zip(self.ids[:least], ids, strict=False))
         return next((i for i, (mine, its) in pairs if mine != its), least)
 
-    def write(self, places: Tensor, which: Literal["keys", "values"], layer: int) -> None:
+    def write(self, places: Tensor, which: _Kind, layer: int) -> None:
         """Put a layer's keys or values of the first n tokens into ``places`` (rows, heads, n, width)."""
         if self.before is not None:
             self.before.write(places[:, :, : self.start], which, layer)
@@ -86,7 +89,7 @@ def fill(cache: Any, known: Sequence[Known], prompts: Sequence[Sequence[int]], p
         start = 0
         for pad, one, count in runs:
             rows = slice(start, start + count)
-            for places, which in ((keys, "keys"), (values, "values")):
+            for places, which in zip((keys, values), _KINDS, strict=True):
                 places[rows, :, :pad] = 0  # never seen, but it must be a number
                 if length > pad:
                     one.write(places[rows, :, pad:], which, number)
@@ -141,8 +144,8 @@ class Recent:
             return
         self._room -= size
         self._taken[name] = self._taken.get(name, 0) + size  # what it goes on from stays in memory
-        copies = (tuple(each.clone() for each in kind) for kind in (keys, values))
-        self._texts[name] = Known(ids, *copies, known if start else None, start)
+        own = [tuple(each.clone() for each in kind) for kind in (keys, values)]
+        self._texts[name] = Known(ids, own[0], own[1], known if start else None, start)
 
     def forget(self, name: str) -> None:
         """Leave out a text."""

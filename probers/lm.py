@@ -151,6 +151,7 @@ class CausalLM:
         prefix: str = "",
         names: Sequence[str] | None = None,
         recent: Recent | None = None,
+        draft: int = 0,
         progress: str | None = None,
     ) -> list[Generation]:
         """Continue every prompt, in batches of like length; order out is order in.
@@ -168,6 +169,9 @@ class CausalLM:
             names: what messages call the prompts; by default their place in the list.
             recent: what earlier calls computed for prompts of these names, so that one that
                 goes on from there need not compute it again; this call's texts are added.
+            draft: guess so many tokens at once from the prompt, where a text is alone in its
+                batch or the last that runs, and check them in one pass (:mod:`probers.drafting`);
+                0 decodes token by token. Results differ by rounding only. Drawn tokens are not guessed.
             progress: label of a progress bar; None shows none.
 
         Raises:
@@ -193,7 +197,7 @@ class CausalLM:
             return generate_batch(
                 self._decoder, self.tokenizer, [fitting[i] for i in chosen],
                 limits=[limits[i] for i in chosen], needs=needs, stops=stops, sampler=sampler,
-                known=_of_all(known, chosen), recent=recent, use_cache=self.use_cache,
+                known=_of_all(known, chosen), recent=recent, draft=draft, use_cache=self.use_cache,
             )  # fmt: skip
 
         # A prompt that another one begins with belongs beside it, in whose pass it is computed.

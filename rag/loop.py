@@ -38,6 +38,7 @@ from .triggers.base import (
 if TYPE_CHECKING:
     from probers.lm import CausalLM
 
+_LEAST = {"k": 1, "max_new_tokens": 1, "max_retrievals": 0, "answer_tokens": 0, "draft": 0}
 _CHUNK = 64  # questions answered together and then written: what a kill can lose
 
 
@@ -61,6 +62,8 @@ class RAG:
         max_retrievals: searches per question; the answer after the last is accepted.
         answer_tokens: further tokens for a final answer, where the text ended
             without one and the announcing words had to be appended; 0 leaves it without.
+        draft: tokens guessed at once from prompt and discarded text, while a question is alone
+            in its batch, and checked in one pass (:mod:`probers.drafting`); 0 guesses none.
     """
 
     lm: CausalLM
@@ -72,9 +75,10 @@ class RAG:
     max_new_tokens: int = 64
     max_retrievals: int = 3
     answer_tokens: int = 16
+    draft: int = 8
 
     def __post_init__(self) -> None:
-        for name, least in (("k", 1), ("max_new_tokens", 1), ("max_retrievals", 0), ("answer_tokens", 0)):
+        for name, least in _LEAST.items():
             if getattr(self, name) < least:
                 raise UserError(f"{name}={getattr(self, name)} must be {least} or more")
         try:
@@ -206,7 +210,7 @@ class RAG:
             made = self.lm.generate(
                 [self._prompt(active[i], active[i].partial) for i in indices], max_new_tokens=limits,
                 needs=self._needs, stop=stop, prefix=self.prompt.prefix,
-                names=[active[i].question.id for i in indices], recent=recent,
+                names=[active[i].question.id for i in indices], recent=recent, draft=self.draft,
             )  # fmt: skip
             for i, budget, limit, generation in zip(indices, budgets, limits, made, strict=True):
                 early = generation.stop == "length" and limit < budget
@@ -231,7 +235,7 @@ class RAG:
         prompts = [self._prompt(p.run, p.text + head) for p, head in zip(short, heads, strict=True)]
         made = self.lm.generate(
             prompts, max_new_tokens=self.answer_tokens, stop=self.prompt.stop, prefix=self.prompt.prefix,
-            names=[p.run.question.id for p in short], recent=recent,
+            names=[p.run.question.id for p in short], recent=recent, draft=self.draft,
         )  # fmt: skip
         for each, head, generation in zip(short, heads, made, strict=True):
             each.run.counters.add(generation)

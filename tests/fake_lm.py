@@ -57,6 +57,7 @@ class FakeLM:
         prefix="",
         names=None,
         recent=None,
+        draft=0,
         progress=None,
     ):
         assert all(prompt.startswith(prefix) for prompt in prompts)

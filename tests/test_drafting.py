@@ -1,0 +1,133 @@
+"""Guessing ahead changes how many passes a text takes, and nothing of what comes out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from test_lm import assert_same
+from test_prefix import forwarded
+from tiny import FAMILIES, tiny_lm
+
+from probers.drafting import guess
+from probers.known import Recent
+from probers.sampling import Sampling
+from probers.types import Needs
+
+PROMPTS = [
+    "The river Arl flows through the town. The river Arl flows through the town. The river",
+    "Question: Where?\nAnswer:",
+]
+POOLS = ("mean", "last", "tokens", "predicting")
+
+
+def told(lm, length=40, wrong=4) -> Recent:
+    """What there is to guess from: the text that will be written, with every ``wrong``-th token another one.
+
+    Random models do not repeat themselves, so that without this no guess would be right.
+    """
+    recent = Recent()
+    lm.generate(PROMPTS, max_new_tokens=length, needs=Needs(layers=(1,)), names=["a", "b"], recent=recent)
+    for name, prompt in zip(("prompt a", "prompt b"), PROMPTS, strict=True):
+        text, start = recent.get(name), len(lm.tokenizer(prompt)["input_ids"])
+        if text is not None:
+            ids, places = list(text.ids), slice(start + wrong - 1, None, wrong)
+            ids[places] = [token ^ 1 for token in ids[places]]
+            recent._texts[name] = replace(text, ids=tuple(ids))
+    return recent
+
+
+def both(lm, count=1, **options):
+    """Generations token by token, and drafted; they must be the same."""
+    plainly = lm.generate(PROMPTS[:count], **options)
+    recent = told(lm)
+    drafted = lm.generate(PROMPTS[:count], **options, draft=8, names=["a", "b"][:count], recent=recent)
+    for one, other in zip(plainly, drafted, strict=True):
+        assert_same(one, other)
+    return drafted
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("pool", POOLS)
+def test_a_drafted_text_is_as_if_written_token_by_token(family, pool):
+    lm = tiny_lm(family)
+    needs = Needs(layers=(0, 1, 2, 3), pool=pool, attention=True)
+    both(lm, max_new_tokens=30, needs=needs)  # alone from the first token on
+    both(lm, 2, max_new_tokens=[30, 6], needs=needs)  # the last that runs
+
+
+@pytest.mark.parametrize("draft", [1, 2, 5, 50])
+@pytest.mark.parametrize("limit", [1, 2, 3, 4, 5, 30])
+def test_every_length_of_guess_and_text(draft, limit):
+    lm = tiny_lm("llama")
+    for needs in (Needs(layers=(1, 3), attention=True), Needs()):
+        (plainly,) = lm.generate(PROMPTS[:1], max_new_tokens=limit, needs=needs)
+        (drafted,) = lm.generate(
+            PROMPTS[:1], max_new_tokens=limit, needs=needs, draft=draft, names=["a"], recent=told(lm, wrong=7)
+        )
+        assert_same(plainly, drafted)
+
+
+def test_texts_that_stop_within_a_guess():
+    lm = tiny_lm("llama")
+    needs = Needs(layers=(2,), pool="tokens", attention=True)
+    (free,) = lm.generate(PROMPTS[:1], max_new_tokens=40)
+    for stop in {free.text[i : i + 3] for i in range(0, len(free.text) - 3, 4)}:
+        (made,) = both(lm, max_new_tokens=40, needs=needs, stop=[stop])
+        assert made.stop == "stop"
+
+
+def test_texts_that_end_within_a_guess():
+    lm = tiny_lm("llama")
+    needs = Needs(layers=(2,), attention=True)
+    (free,) = lm.generate(PROMPTS[:1], max_new_tokens=20)
+    for token in set(free.token_ids):
+        vars(lm)["_eos"] = frozenset([token])
+        plainly = lm.generate(PROMPTS[:1], max_new_tokens=20, needs=needs)
+        del vars(lm)["_eos"]
+        recent = told(lm)
+        vars(lm)["_eos"] = frozenset([token])
+        drafted = lm.generate(
+            PROMPTS[:1], max_new_tokens=20, needs=needs, draft=8, names=["a"], recent=recent
+        )
+        assert drafted[0].stop == "eos"
+        assert_same(plainly[0], drafted[0])
+
+
+def test_right_guesses_save_passes(monkeypatch):
+    lm = tiny_lm("llama")
+    recent = told(lm, wrong=5)
+    passes = forwarded(lm, monkeypatch)
+    lm.generate(PROMPTS[:1], max_new_tokens=40)
+    assert len(passes) == 40
+    passes.clear()
+    lm.generate(PROMPTS[:1], max_new_tokens=40, draft=8, names=["a"], recent=recent)
+    assert len(passes) <= 25  # four of five guesses are right; after a wrong one nothing is repeated
+    passes.clear()
+    lm.generate(PROMPTS[:1], max_new_tokens=40, draft=8, sampling=Sampling(seed=1))
+    assert all(columns == 1 for _, columns in passes[1:])  # and the converse: drawn tokens are not guessed
+
+
+def test_what_was_written_before_under_the_name_is_guessed_from(monkeypatch):
+    lm, recent = tiny_lm("llama"), Recent()
+    prompt = PROMPTS[1]
+    (first,) = lm.generate([prompt], max_new_tokens=24, names=["a"], recent=recent)
+    passes = forwarded(lm, monkeypatch)
+    (again,) = lm.generate([prompt], max_new_tokens=24, names=["a"], recent=recent, draft=12)
+    assert_same(first, again)
+    assert len(passes) <= 6  # the same text comes out, and it was all guessed
+    passes.clear()
+    (token_by_token,) = lm.generate([prompt], max_new_tokens=24, names=["b"], recent=Recent(), draft=0)
+    assert_same(first, token_by_token)
+    assert len(passes) == 24
+
+
+def test_guesses_go_on_from_the_last_longest_repetition():
+    text = np.array([7, 1, 2, 3, 9, 9, 2, 3, 4, 4, 1, 2, 3])
+    assert guess(text, 2) == [9, 9]  # 1 2 3 stood there before; 2 3 alone was later followed by 4
+    assert guess(text[1:], 8) == [9, 9, 2, 3, 4, 4, 1, 2]
+    assert guess(np.array([5, 6, 8, 5]), 9) == [6, 8, 5]
+    assert guess(np.array([5, *range(6, 20), 5]), 9) == [6, 7, 8, 9]  # one repeated token says little
+    assert guess(np.array([1, 2, 3]), 9) == []
+    assert guess(np.array([1]), 9) == []
