@@ -9,17 +9,16 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from probers.train import batches, fit
+from clock import COLD, PARTS, Clock
+from probers.train import fit
 from probers.train.data import Examples, load_examples
-from probers.train.module import ProberModule, head_losses
+from probers.train.module import head_losses
 from probers.train.states import Column, StoreStates
 from store import peaks
 
@@ -27,10 +26,6 @@ from probers import FeatureStore
 from probers.heads import ProbingRagHead
 from probers.heads.blocks import Linear
 
-#: What a step consists of; what is left of it is the trainer's: hooks, progress bar, schedule, logging.
-PARTS = ("data", "forward", "backward", "adamw")
-#: Steps that are not counted, at the beginning of every stretch between two validations.
-_COLD = 1
 #: How often a step reads or writes all parameters or as many numbers, see :func:`as_plain`.
 _MATRIX_PASSES, _ADAMW_PASSES = 3, 7
 
@@ -93,7 +88,7 @@ def as_plain(heads: int, width: int, steps: int, threads: int) -> dict[str, Any]
     size = settings.batch_size
     states, targets = torch.randn(size, heads, width).half(), torch.randint(0, 2, (size, heads))
     spent = dict.fromkeys(PARTS[1:], 0.0)
-    for step in range(_COLD + steps):
+    for step in range(COLD + steps):
         times = [time.perf_counter()]
         loss = head_losses(head(states.float()), targets).sum()
         times.append(time.perf_counter())
@@ -102,7 +97,7 @@ def as_plain(heads: int, width: int, steps: int, threads: int) -> dict[str, Any]
         adamw.step()
         adamw.zero_grad()
         times.append(time.perf_counter())
-        if step >= _COLD:
+        if step >= COLD:
             for part, seconds in zip(spent, np.diff(times).tolist(), strict=True):
                 spent[part] += seconds / steps
     flops, bandwidth = speed_of_products(), speed_of_memory()
@@ -126,112 +121,6 @@ def shortened(examples: Examples, steps: int, settings: fit.FitSettings) -> Exam
         return examples
     kept = train[np.linspace(0, len(train) - 1, wanted).astype(int)]
     return replace(examples, rows={**examples.rows, "train": kept})
-
-
-class Clock:
-    """Where a training's time goes; looked at from the trainer's hooks, between which the parts lie.
-
-    Attributes:
-        validating: seconds in validations.
-        threads: of the processor, that the training took.
-    """
-
-    def __init__(self) -> None:
-        self.validating, self.threads = 0.0, 0
-        self._steps: list[dict[str, float]] = []
-        self._now: dict[str, float] = {}
-        self._last = self._validation = 0.0
-        self._cold = 0
-
-    @contextmanager
-    def running(self) -> Iterator[None]:
-        """Time the trainings of this block."""
-        kept = fit.ProberModule, batches.Rows
-        fit.ProberModule, batches.Rows = _timed_module(self), _timed_rows(self)
-        try:
-            yield
-        finally:
-            fit.ProberModule, batches.Rows = kept
-
-    @contextmanager
-    def part(self, name: str) -> Iterator[None]:
-        """What is in the block is a part of the step under way."""
-        start = time.perf_counter()
-        yield
-        self.spent(name, time.perf_counter() - start)
-
-    def spent(self, name: str, seconds: float) -> None:
-        self._now[name] = self._now.get(name, 0.0) + seconds
-
-    def step_over(self) -> None:
-        now = time.perf_counter()
-        if self._cold >= _COLD:
-            self._steps.append({"step": now - self._last, **self._now})
-        self._cold += 1
-        self._last, self._now = now, {}
-
-    def validation(self, begins: bool) -> None:
-        """A validation begins or ends; neither it nor what is read for it belongs to a step."""
-        now = time.perf_counter()
-        if begins:
-            self._validation = now
-            if self._cold > _COLD:
-                self._steps.pop()  # the trainer reads a batch ahead: the last step of a stretch reads none
-        else:
-            self.validating += now - self._validation
-        self._cold, self._now = 0, {}
-
-    def means(self) -> tuple[dict[str, float], float]:
-        """Mean seconds of each part of a step, and of a step."""
-        if not self._steps:
-            raise SystemExit("no step was timed: give more --steps, or a larger store")
-        names = (*PARTS, "step")
-        means = {n: sum(s.get(n, 0.0) for s in self._steps) / len(self._steps) for n in names}
-        step = means.pop("step")
-        return {**means, "trainer": step - sum(means.values())}, step
-
-
-def _timed_module(clock: Clock) -> type[ProberModule]:
-    class Timed(ProberModule):
-        def on_train_start(self) -> None:
-            clock.threads = torch.get_num_threads()
-
-        def training_step(self, batch: Any, index: int) -> torch.Tensor:
-            with clock.part("forward"):
-                return super().training_step(batch, index)
-
-        def on_before_backward(self, loss: torch.Tensor) -> None:
-            self._since = time.perf_counter()
-
-        def on_after_backward(self) -> None:
-            clock.spent("backward", time.perf_counter() - self._since)
-
-        def on_before_optimizer_step(self, optimizer: Any) -> None:
-            self._since = time.perf_counter()
-
-        def optimizer_step(self, *args: Any, **options: Any) -> None:
-            super().optimizer_step(*args, **options)  # forward and backward run within, before the hook above
-            clock.spent("adamw", time.perf_counter() - self._since)
-
-        def on_train_batch_end(self, *_: Any) -> None:
-            clock.step_over()
-
-        def on_validation_start(self) -> None:
-            clock.validation(begins=True)
-
-        def on_validation_end(self) -> None:
-            clock.validation(begins=False)
-
-    return Timed
-
-
-def _timed_rows(clock: Clock) -> type[batches.Rows]:
-    class Timed(batches.Rows):
-        def __getitem__(self, index: torch.Tensor) -> Any:
-            with clock.part("data"):
-                return super().__getitem__(index)
-
-    return Timed
 
 
 def _fit(
@@ -261,14 +150,6 @@ def _fastest(call: Callable[[], Any], repeats: int = 5) -> float:
         call()
         seconds.append(time.perf_counter() - start)
     return min(seconds)
-
-
-def warm(store: Path) -> None:
-    """Bring a store into the page cache."""
-    for file in sorted(store.glob("shards/*")):
-        with file.open("rb") as handle:
-            while handle.read(1 << 22):
-                pass
 
 
 WAYS: dict[str, Callable[..., dict[str, Any]]] = {"fit": as_fit, "memory": as_memory, "plain": as_plain}

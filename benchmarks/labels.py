@@ -27,6 +27,7 @@ from probers.datagen.labels.wiki import WikiBuilder
 from probers.datagen.matching import EntityMatcher
 from probers.datagen.run import fill
 from probers.datagen.sources import open_articles
+from report import publish
 from timing import by_turns, ratios, spread, verdict
 
 from probers import CausalLM, FeatureStore
@@ -165,12 +166,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not (args.data / "wiki_articles.jsonl").is_file():
         parser.error(f"--data {args.data} holds no wiki_articles.jsonl")
     body = measure(args.data, args.articles, args.few, args.rounds)
-    title = "Labels from articles"
-    print(f"\n## {title}\n\n{body}")
-    if args.write:
-        from report import write_section
-
-        write_section(title, "python benchmarks/labels.py --write", body)
+    publish({"Labels from articles": body}, "python benchmarks/labels.py --write", write=args.write)
     return 0
 
 

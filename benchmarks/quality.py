@@ -22,6 +22,7 @@ from probers.datagen.entities import find_entities
 from probers.datagen.matching import STAGES, EntityMatcher
 from probers.datagen.matching.training import train_vectors
 from probers.datagen.sources import open_articles
+from report import publish
 
 from probers import FeatureStore, cli
 
@@ -156,12 +157,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "Finding entities": entities(args.data),
             "Labels of the testbed's articles": testbed(Path(folder) / "wiki", args.limit),
         }
-    for title, body in sections.items():
-        print(f"\n## {title}\n\n{body}")
-        if args.write:
-            from report import write_section
-
-            write_section(title, "python benchmarks/quality.py --write", body)
+    publish(sections, "python benchmarks/quality.py --write", write=args.write)
     return 0
 
 

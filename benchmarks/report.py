@@ -7,7 +7,7 @@ import os
 import platform
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
@@ -53,6 +53,20 @@ def write_section(name: str, command: str, body: str, *, file: Path = RESULTS) -
     before, after = (text[: old.start()], text[old.end() :]) if old else (f"{text.rstrip()}\n\n", "")
     text = f"{before}{section}\n{after}"
     file.write_text(f"{text.rstrip()}\n", encoding="utf-8")
+
+
+def publish(sections: Mapping[str, str], command: str, *, write: bool) -> None:
+    """Print sections by their headings, and put them into RESULTS.md if asked to.
+
+    Args:
+        sections: heading -> Markdown.
+        command: what repeats the measurement.
+        write: whether to put them there.
+    """
+    for name, body in sections.items():
+        print(f"\n## {name}\n\n{body}")
+        if write:
+            write_section(name, command, body)
 
 
 def _processor() -> str:

@@ -77,7 +77,8 @@ def run(cfg: DictConfig) -> Path:
     if found.figures["wrong"] in (0, 1):
         print("all labels are the same, and a head needs both: try a higher limit or another model")
     else:
-        print(f"next: probers-train layer=all data={folder.path}")
+        head = " head=radio" if cfg.pool == "tokens" else ""
+        print(f"next: probers-train layer=all{head} data={folder.path}")
     return folder.path
 
 

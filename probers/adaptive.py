@@ -1,9 +1,7 @@
 """Classifiers of questions: answer without passages, with one retrieval, or step by step.
 
-Adaptive-RAG (Jeong et al. 2024) decides from the question's text alone. A question's
-label is the cheapest strategy that answers it right, as a store of ``probers-datagen
---source cot`` says: "no" where the closed-book answer is right, else "single" where the
-answer with passages is, else "multi".
+Adaptive-RAG (Jeong et al. 2024) decides from the question's text alone. Ours are trained by
+``probers-train head=adaptive``; any sequence classifier of transformers may stand in.
 """
 
 from __future__ import annotations
@@ -12,7 +10,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -23,21 +21,11 @@ from .types import UserError
 if TYPE_CHECKING:
     from sklearn.feature_extraction.text import TfidfVectorizer
 
-    from .store import FeatureStore
-
 #: From the cheapest to the dearest; columns of probabilities have this order.
 STRATEGIES = ("no", "single", "multi")
 _PAPER = ("A", "B", "C")  # the labels of Adaptive-RAG's classifier, in the same order
 _CONFIG, _WEIGHTS = "config.json", "adaptive.safetensors"
 _FORMAT, _SCHEMA = "probers-adaptive", 1
-
-
-class Labelled(NamedTuple):
-    """Questions (n) with the cheapest strategy that answers each right, and the groups they are of."""
-
-    questions: list[str]
-    strategies: list[str]
-    groups: list[str]
 
 
 class Classifier(Protocol):
@@ -186,10 +174,11 @@ class ModelClassifier:
         from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
         try:
-            self._tokenizer = AutoTokenizer.from_pretrained(name)
+            # The model first: of a folder without one the tokenizer's reason says nothing.
             self._model = AutoModelForSequenceClassification.from_pretrained(name).eval()
+            self._tokenizer = AutoTokenizer.from_pretrained(name)
         except (OSError, ValueError) as error:
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
             raise UserError(
                 f"trigger.classifier={name} is no folder of 'probers-train head=adaptive', and no "
                 f"sequence-classification model either ({reason})"
@@ -229,42 +218,6 @@ def load_classifier(name: str) -> Classifier:
         UserError: neither is there.
     """
     return AdaptiveClassifier.load(name) if (Path(name) / _WEIGHTS).exists() else ModelClassifier(name)
-
-
-def strategies_of(store: FeatureStore) -> dict[str, Labelled]:
-    """Questions and the cheapest strategy that answers each right, by split.
-
-    Args:
-        store: of ``probers-datagen --source cot``, with both conditions.
-
-    Returns:
-        The questions of each split; those without both conditions are left out.
-
-    Raises:
-        UserError: no question has both conditions.
-    """
-    right: dict[tuple[str, str], dict[str, Any]] = {}
-    columns = ["id", "group", "split", "question", "condition", "correct"]
-    for table in store.tables(columns) if store.spec.position == "generated" else ():
-        for id, group, split, question, condition, correct in table.itertuples(index=False):
-            entry = right.setdefault((id.rpartition("/")[0], split), {"text": question, "group": group})
-            entry[condition] = bool(correct)
-    found: dict[str, Labelled] = {}
-    for (_, split), entry in right.items():
-        if not {"closed_book", "with_passages"} <= set(entry):
-            continue
-        labelled = found.setdefault(split, Labelled([], [], []))
-        labelled.questions.append(str(entry["text"]))
-        labelled.strategies.append(
-            "no" if entry["closed_book"] else "single" if entry["with_passages"] else "multi"
-        )
-        labelled.groups.append(str(entry["group"]))
-    if not found:
-        raise UserError(
-            f"the store {store.path} has no question that was answered both without and with passages: "
-            "make one with 'probers-datagen --source cot'"
-        )
-    return found
 
 
 def _vectorizer(**options: Any) -> TfidfVectorizer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -46,6 +47,11 @@ def read_manifest(path: Path) -> dict[str, Any]:
     if problem:
         raise UserError(f"{file} is damaged ({problem}): make the store again")
     return manifest
+
+
+def fingerprint(path: Path) -> str:
+    """Names the store in ``path`` by content: its manifest holds the checksums of all its files."""
+    return hashlib.sha256((path / MANIFEST).read_bytes()).hexdigest()[:16]
 
 
 def shard_file(index: int, suffix: str) -> str:

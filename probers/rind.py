@@ -43,18 +43,17 @@ class RindScores:
     content: np.ndarray
     sentences: tuple[tuple[int, int], ...]
 
-    @property
-    def max(self) -> float:
-        """The highest score; 0 when there is no unit or all are filtered out."""
-        return float(self.scores.max(initial=0.0))
+    def max(self, skip: int = 0) -> float:
+        """The highest score behind the first ``skip`` units; 0 where none is left."""
+        return float(self.scores[skip:].max(initial=0.0))
 
-    def hits(self, threshold: float) -> tuple[int, ...]:
-        """Units that fire, in textual order.
+    def hits(self, threshold: float, skip: int = 0) -> tuple[int, ...]:
+        """Units behind the first ``skip`` that fire, in textual order.
 
         For ``paper`` all with S > threshold, for ``released`` those of the first
         sentence that has any. A unit that is filtered out never fires.
         """
-        over = [int(i) for i in np.flatnonzero((self.scores > threshold) & self.content)]
+        over = [i for i in np.flatnonzero((self.scores > threshold) & self.content).tolist() if i >= skip]
         if self.variant == "paper" or not over:
             return tuple(over)
         first = self.sentence(over[0])

@@ -18,10 +18,10 @@ from probers.types import Question, UserError
 from .figures import Comparison, Outcomes, table_lines
 from .loop import RAG
 from .parts import find_classifier, find_prober, prober_kind, with_bank
-from .terminal import Terminal
+from .terminal import Terminal, counted
 from .traces import Answer, TraceFile
 from .triggers import Always, FixedLength, FixedSentence, Never
-from .triggers.base import name_of
+from .triggers.base import check_questions, name_of
 
 #: Triggers that follow a rule: their scores say nothing.
 _RULES = (Always, FixedLength, FixedSentence, Never)
@@ -52,12 +52,16 @@ def run(cfg: DictConfig) -> Path | None:
     )
     trigger = build(cfg.trigger, **given)
     name = name_of(trigger)
+    if cfg.prober is not None and "bank" not in given:
+        print(f"note: prober={cfg.prober} is not used: trigger={name} takes none, or was given another")
+    check_questions(trigger, questions)
     out = cfg.out if cfg.out is not None else (None if one else f"runs/rag/{name}")
     config = plain(cfg) | {"inputs": inputs(*asked.files, cfg.corpus, *trained), "asked": record}
     folder = None if out is None else RunFolder(Path(out), "rag", config)
     if folder is not None and not folder.begin(overwrite=cfg.overwrite):
         return folder.path
-    print(f"{'the question typed' if one else asked.spec}, corpus: {cfg.corpus}, {len(corpus)} passages")
+    what = "the question typed" if one else asked.spec
+    print(f"{what}, corpus: {cfg.corpus}, {counted(len(corpus), 'passage')}")
     rag = RAG(
         load_model(cfg),
         build(cfg.retriever, corpus),
@@ -68,6 +72,7 @@ def run(cfg: DictConfig) -> Path | None:
         max_new_tokens=cfg.max_new_tokens,
         max_retrievals=cfg.max_retrievals,
         answer_tokens=cfg.answer_tokens,
+        draft=cfg.draft,
     )
     if one:
         answers = [_show(rag, questions[0])]
@@ -134,14 +139,13 @@ def _write(
         print(*table_lines({name: entry}), sep="\n")
         empty = sum(a.counters.empty_retrievals for a in answers)
         if empty:
-            print(f"{empty} retrievals found nothing; those answers went on without passages")
+            print(f"{counted(empty, 'retrieval')} found nothing; those answers went on without passages")
         cut = sum(a.counters.passages_cut for a in answers)
         if cut:
-            print(f"{cut} passages were left out for want of room in the model's context")
+            print(f"{counted(cut, 'passage')} left out for want of room in the model's context")
         missing = sum(not q.answers for q in questions)
         if missing:
             print(f"{missing} of {len(questions)} questions have no gold answer and count in no score")
     traces, figures = folder.path / "traces.jsonl", folder.path / "results.json"
-    count = f"{len(answers)} trace{'' if len(answers) == 1 else 's'}"
-    print(f"wrote {count} to {traces}, figures to {figures}")
+    print(f"wrote {counted(len(answers), 'trace')} to {traces}, figures to {figures}")
     print("next: probers-compare" + ("" if asked.name == "testbed" else f" {asked.typed}"))

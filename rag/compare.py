@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, cast
 
 from omegaconf import DictConfig
 
-from probers.finding import newest_classifier, newest_prober
 from probers.parts import build, inputs, load_model, load_passages, plain
 from probers.questions import EmptySplitError, QuestionSet, QuestionSource, open_questions
 from probers.runs import RunFolder
@@ -19,24 +18,19 @@ from .figures import Comparison, Outcomes, first_scores
 from .findings import Runs, page_of, results_of, write
 from .ladders import climb_all
 from .loop import RAG
-from .methods import Method, build_methods, in_running_order, left_out
+from .methods import TRAINED, Method, build_methods, complete, in_running_order
 from .parts import find_prober, options_of
+from .reruns import rerun_all
 from .sharing import Remembering, SharedRAG
 from .triggers.base import check_questions, name_of
 from .triggers.never import Never
+from .triggers.oracle import Oracle
 from .tuning import Tuned, stored_or_tuned
 
 if TYPE_CHECKING:
     from probers.lm import CausalLM
 
 _REFERENCE = "never"
-#: Parts that some methods need, by key, with how to make one.
-_TRAINED = {
-    "token_prober": "make a prober of single tokens with 'probers-datagen --source wiki pool=tokens' and "
-    "'probers-train head=radio'",
-    "classifier": "make a classifier of questions with 'probers-datagen --source cot' and 'probers-train "
-    "head=adaptive'",
-}
 
 
 def run(cfg: DictConfig) -> Path:
@@ -47,13 +41,15 @@ def run(cfg: DictConfig) -> Path:
     """
     from probers.bank import ProbeBank
 
+    if type(cfg.sweep) is not int or cfg.sweep < 0:
+        raise UserError(f"sweep={cfg.sweep} must be a whole number, 0 (no curves are run) or more")
     asked = build(cfg.questions)
     found, split, others = _open(cfg, asked)
     questions = found.questions
     for line in found.lines():
         print(line)
     corpus = load_passages(cfg)
-    missing = _complete(cfg)
+    missing = complete(cfg)
     banks: dict[str, ProbeBank] = {}
 
     def bank() -> ProbeBank:
@@ -63,7 +59,7 @@ def run(cfg: DictConfig) -> Path:
     methods = build_methods(cfg, bank)
     for method in methods:
         check_questions(method.trigger, questions)
-    read = [*banks, *(str(cfg[key]) for key in _TRAINED if cfg[key] is not None)]
+    read = [*banks, *(str(cfg[key]) for key in TRAINED if cfg[key] is not None)]
     config = plain(cfg) | {"inputs": inputs(*asked.files, cfg.corpus, *read), "asked": found.record}
     folder = RunFolder(Path(cfg.out), "compare", config)
     if not folder.begin(overwrite=cfg.overwrite, what="comparison"):
@@ -83,10 +79,11 @@ def run(cfg: DictConfig) -> Path:
         max_new_tokens=cfg.max_new_tokens,
         max_retrievals=cfg.max_retrievals,
         answer_tokens=cfg.answer_tokens,
+        draft=cfg.draft,
     )
     for method in methods:  # a trigger that refuses the model does so before anything runs
         replace(rag, trigger=method.trigger, query=method.query)
-    fixed = frozenset(m.name for m in methods if m.fixed)
+    fixed = frozenset(m.name for m in methods if m.fixed or isinstance(m.trigger, Oracle))
     figures = next((dict(b.metrics) for b in banks.values()), {})
     queries = {m.name: name_of(m.query) for m in methods}
     runs = Runs(questions, corpus, figures, fixed, queries, notes=missing)
@@ -116,38 +113,6 @@ def _open(cfg: DictConfig, asked: QuestionSource) -> tuple[QuestionSet, str, str
         if found is None:
             raise
         return found, "validation", "train"
-
-
-def _complete(cfg: DictConfig) -> list[str]:
-    """Fill in what of :data:`_TRAINED` is there, and leave out the methods whose part is not; says which.
-
-    Raises:
-        UserError: no method is left.
-    """
-    if cfg.token_prober is None and any(str(n) == "radio" for n in cfg.triggers):
-        cfg.token_prober = _token_prober(cfg)
-    if cfg.classifier is None and any(str(n) == "adaptive" for n in cfg.triggers):
-        found = newest_classifier(model=cfg.model.name)
-        cfg.classifier = None if found is None else str(found)
-    missing = left_out(cfg)
-    notes = [f"{name} is left out: {_TRAINED[key]}, or pass {key}=PATH." for name, key in missing.items()]
-    if missing and len(missing) == len(cfg.triggers):
-        raise UserError(" ".join(notes).rstrip("."))
-    cfg.triggers = [n for n in cfg.triggers if str(n) not in missing]
-    for key in _TRAINED:
-        if cfg[key] is not None:
-            print(f"{key}: {cfg[key]}")
-    return notes
-
-
-def _token_prober(cfg: DictConfig) -> str | None:
-    """The prober of single tokens: ``cfg.prober`` if it is one, else the newest of this model."""
-    from probers.bank import ProbeBank
-
-    if cfg.prober is not None and ProbeBank.from_pretrained(str(cfg.prober)).spec.pool == "tokens":
-        return str(cfg.prober)
-    found = newest_prober("tokens", model=cfg.model.name)
-    return None if found is None else str(found)
 
 
 def _reading(cfg: DictConfig) -> dict[str, Any]:
@@ -219,7 +184,9 @@ def _run_all(
         done[method.name] = _run(rag, method, calibration, runs.questions, out)
         ran[method.name] = method
     runs.by_name = {name: done[name] for name in names}
-    runs.climbed = climb_all(rag, [ran[name] for name in names], done, runs.questions, out / "replay")
+    as_ran = [ran[name] for name in names]
+    runs.climbed = climb_all(rag, as_ran, done, runs.questions, out / "replay")
+    runs.reruns = rerun_all(rag, as_ran, done, runs.reference, runs.climbed, out / "replay", points=cfg.sweep)
 
 
 def _recorded_once(methods: Sequence[Method]) -> Needs:

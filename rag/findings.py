@@ -26,9 +26,10 @@ class Runs:
         by_name: every method asked for, in this order.
         reference: the closed-book run.
         bank: figures of the prober, {} when no method uses one.
-        fixed: methods that decide without looking.
+        fixed: methods that decide without looking, or by the truth, so that nothing is tested.
         queries: what each method asks with, by name.
         climbed: recorded answers that thresholds and random retrieval are read from.
+        reruns: curves of methods that were run at other settings as well.
         notes: what a reader has to know about how it was run.
     """
 
@@ -40,6 +41,7 @@ class Runs:
     by_name: dict[str, Outcomes] = field(default_factory=dict)
     reference: Outcomes | None = None
     climbed: list[Climbed] = field(default_factory=list)
+    reruns: dict[str, dict[str, Any]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
 
@@ -70,18 +72,29 @@ def page_of(
     rule = "best balanced accuracy on questions of another split" if tuned else "as configured"
     return {
         "title": "Which trigger knows when to retrieve?",
-        "command": f"probers-compare {build(cfg.questions).typed} limit={cfg.limit} seed={cfg.seed}",
+        "command": _command(cfg),
         "model": cfg.model.name,
         "corpus": cfg.corpus,
         "n": len(runs.questions),
         "threshold_rule": rule,
         "flags": _flags(runs),
-        "notes": _notes(runs),
+        "notes": _notes(runs, comparison),
         "examples": examples(runs.by_name, runs.questions, runs.corpus, cfg.examples, cfg.seed),
         "replay": replays(runs.climbed),
+        "reruns": runs.reruns,
         **curves(runs.by_name, comparison.wrong, results["methods"]),
         **layer_figures(runs.bank),
     }
+
+
+def _command(cfg: DictConfig) -> str:
+    """What was asked of whom, as it is typed."""
+    named = [("model.name", cfg.model.name), ("corpus", cfg.corpus)]
+    others = [f"{key}={value}" for key, value in named if value != "testbed"]
+    limit = "null" if cfg.limit is None else cfg.limit
+    return " ".join(
+        ["probers-compare", build(cfg.questions).typed, *others, f"limit={limit}", f"seed={cfg.seed}"]
+    )
 
 
 def _flags(runs: Runs) -> dict[str, str]:
@@ -98,8 +111,15 @@ def _flags(runs: Runs) -> dict[str, str]:
     return found
 
 
-def _notes(runs: Runs) -> list[str]:
+def _notes(runs: Runs, comparison: Comparison) -> list[str]:
     notes = list(runs.notes)
+    wrong = comparison.wrong
+    if wrong is not None and len(set(wrong)) == 1:
+        which = "wrong" if wrong[0] else "right"
+        notes.append(
+            f"Every closed-book answer is {which}, so that there is nothing for a trigger to tell apart: its "
+            "AUPRC and ECE here say nothing of it."
+        )
     missing = sum(not q.answers for q in runs.questions)
     if missing:
         notes.append(f"{missing} of {len(runs.questions)} questions have no gold answer and are in no score.")
@@ -123,8 +143,10 @@ def write(folder: RunFolder, results: dict[str, Any], data: dict[str, Any]) -> N
     write_report(results, data, out / "report.html")
     folder.finish({"n": results["n"], "methods": list(results["methods"])})
     print(*table_lines(results["methods"], results["random_at_budget"]), sep="\n")
-    for name, flag in data["flags"].items():
-        print(f"note: {name} {flag} on these questions, so they do not test it")
+    for flag in dict.fromkeys(data["flags"].values()):
+        names = [name for name, its in data["flags"].items() if its == flag]
+        them = "it" if len(names) == 1 else "them"
+        print(f"note: {', '.join(names)} {flag} on these questions, so they do not test {them}")
     for note in data["notes"]:
         print(f"note: {note}")
     print(f"wrote {out / 'results.json'}, {out / 'report.html'} and the traces in {out / 'traces'}")

@@ -8,14 +8,13 @@ that is answered leaves. Decisions use the signals of the very pass that generat
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from probers.answers import extract_answer
 from probers.fitting import fitting_passages
-from probers.known import Recent
 from probers.prompts import TESTBED_PROMPT, PromptTemplate
 from probers.types import Question, Retriever, Round, UserError
 
@@ -24,7 +23,6 @@ from .queries.base import QueryFormulator
 from .rounds import Listener, Open, Pass
 from .traces import Answer, TraceFile
 from .triggers.base import (
-    LookAhead,
     State,
     Trigger,
     check,
@@ -32,8 +30,8 @@ from .triggers.base import (
     check_questions,
     decide,
     decide_before,
-    look_ahead,
 )
+from .writing import Writer
 
 if TYPE_CHECKING:
     from probers.lm import CausalLM
@@ -82,7 +80,7 @@ class RAG:
             if getattr(self, name) < least:
                 raise UserError(f"{name}={getattr(self, name)} must be {least} or more")
         try:
-            self._needs = self.trigger.needs.union(self.query.needs)
+            self.needs = self.trigger.needs.union(self.query.needs)
         except ValueError as error:
             raise UserError(f"this trigger and query do not go together: {error}") from error
         check(self.trigger, self.lm.spec, self.prompt)
@@ -107,9 +105,9 @@ class RAG:
         everyone = [Open(q) for q in questions]
         if self.max_retrievals:
             self._begin(everyone, listener)
-        active, recent = everyone, Recent()
+        active, writer = everyone, Writer(self)
         while active:
-            active = self._round(active, recent, listener)
+            active = self._round(active, writer, listener)
         seconds = (time.perf_counter() - started) / max(1, len(everyone))
         for run in everyone:
             run.counters.seconds = seconds
@@ -147,17 +145,17 @@ class RAG:
         for (run, verdict), query in zip(fired, asked, strict=True):
             run.record(Round("", verdict, query, run.passage_ids, ""), listener)
 
-    def _round(self, active: Sequence[Open], recent: Recent, listener: Listener | None) -> list[Open]:
+    def _round(self, active: Sequence[Open], writer: Writer, listener: Listener | None) -> list[Open]:
         """One pass for every open question; returns those that go on."""
         passes = []
-        for each in self._generate(active, recent, listener):
+        for each in writer.generate(active, listener):
             if each.generation.stop == "skipped":  # the model was told to leave such prompts out
                 each.accept(listener)
             else:
                 passes.append(each)
         judges = getattr(self.trigger, "judges_answer", False)
         if judges:
-            self._complete(passes, recent)
+            writer.complete(passes)
         states = [self._state(p, judged=judges) for p in passes]
         decisions = decide(self.trigger, [p.generation for p in passes], states)
         fired = []
@@ -181,66 +179,11 @@ class RAG:
             else:
                 ended.append(each)
         if not judges:
-            self._complete(ended, recent)
+            writer.complete(ended)
         for each in ended:
             each.accept(listener)
         over = {id(each) for each in ended}
         return [each.run for each in passes if id(each) not in over]
-
-    def _generate(self, active: Sequence[Open], recent: Recent, listener: Listener | None) -> list[Pass]:
-        """The continuation of every open question, each within what is left of its token limit."""
-        alike: dict[int | None, list[int]] = {}  # by what can end a text early
-        aheads = [self._ahead(run) for run in active]
-        for index, ahead in enumerate(aheads):
-            alike.setdefault(None if ahead is None else ahead.sentences, []).append(index)
-        passes: dict[int, Pass] = {}
-        for indices in alike.values():
-            first = aheads[indices[0]]
-            over = None if first is None else first.over(self.prompt.stop)
-            stop: list[str | Callable[[str], bool]] = list(self.prompt.stop)
-            if over is not None:
-                stop.append(over)
-            if listener is not None and len(indices) == 1:
-                stop.append(_tell(listener, active[indices[0]].question))
-            budgets = [self.max_new_tokens - active[i].partial_tokens for i in indices]
-            limits = [
-                budget if ahead is None else ahead.limit(budget, self.prompt.stop)
-                for budget, ahead in zip(budgets, (aheads[i] for i in indices), strict=True)
-            ]
-            made = self.lm.generate(
-                [self._prompt(active[i], active[i].partial) for i in indices], max_new_tokens=limits,
-                needs=self._needs, stop=stop, prefix=self.prompt.prefix,
-                names=[active[i].question.id for i in indices], recent=recent, draft=self.draft,
-            )  # fmt: skip
-            for i, budget, limit, generation in zip(indices, budgets, limits, made, strict=True):
-                early = generation.stop == "length" and limit < budget
-                early |= generation.stop == "stop" and over is not None and over(generation.text)
-                passes[i] = Pass(active[i], generation, cut=early and len(generation.token_ids) < budget)
-                active[i].counters.add(generation)
-        return [passes[i] for i in range(len(active))]
-
-    def _ahead(self, run: Open) -> LookAhead | None:
-        """How much of the next text the trigger looks at; None where it cannot fire any more."""
-        if run.counters.retrievals >= self.max_retrievals or getattr(self.trigger, "judges_answer", False):
-            return None
-        return look_ahead(self.trigger, run.question)
-
-    def _complete(self, passes: Sequence[Pass], recent: Recent) -> None:
-        """Append the announcing words to texts that ended without an answer, and let the model go on."""
-        cue = self.prompt.answer_cue
-        short = [p for p in passes if cue.lower() not in p.text.lower() and self.answer_tokens]
-        if not short:
-            return
-        heads = [("" if p.text[-1:].isspace() else " ") + cue for p in short]
-        prompts = [self._prompt(p.run, p.text + head) for p, head in zip(short, heads, strict=True)]
-        made = self.lm.generate(
-            prompts, max_new_tokens=self.answer_tokens, stop=self.prompt.stop, prefix=self.prompt.prefix,
-            names=[p.run.question.id for p in short], recent=recent, draft=self.draft,
-        )  # fmt: skip
-        for each, head, generation in zip(short, heads, made, strict=True):
-            each.run.counters.add(generation)
-            each.run.counters.forced = True
-            each.ending = head + generation.text
 
     def _retrieve(
         self, runs: Sequence[Open], queries: Sequence[str], *, partials: Sequence[tuple[str, int]]
@@ -272,10 +215,7 @@ class RAG:
 
     def _changed(self, done: Pass) -> bool:
         """Whether the next prompt differs from the one that was just answered."""
-        return self._prompt(done.run, done.next_partial) != done.generation.prompt
-
-    def _prompt(self, run: Open, partial: str) -> str:
-        return self.prompt.question(run.question.question, [p.text for p in run.passages], partial=partial)
+        return done.run.prompt(self.prompt, done.next_partial) != done.generation.prompt
 
     def _state(self, done: Pass, *, judged: bool) -> State:
         run = done.run
@@ -300,11 +240,3 @@ class RAG:
     def _answer(self, run: Open) -> Answer:
         text, asked = run.partial.strip(), run.question
         return Answer(asked.id, asked.question, text, self._extract(text), tuple(run.rounds), run.counters)
-
-
-def _tell(listener: Listener, question: Question) -> Callable[[str], bool]:
-    def watch(text: str) -> bool:
-        listener.text(question, text)
-        return False
-
-    return watch

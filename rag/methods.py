@@ -8,6 +8,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from probers.finding import newest_classifier, newest_prober
 from probers.parts import build
 from probers.types import UserError
 
@@ -18,6 +19,13 @@ from .triggers.base import Trigger
 from .triggers.never import Never
 from .triggers.random import Random
 
+#: Parts that some methods need, by key, with how to make one.
+TRAINED = {
+    "token_prober": "make a prober of single tokens with 'probers-datagen --source wiki pool=tokens' and "
+    "'probers-train head=radio'",
+    "classifier": "make a classifier of questions with 'probers-datagen --source cot' and 'probers-train "
+    "head=adaptive'",
+}
 _KEYS = ("trigger", "query", "trigger_options", "query_options", "if_given", "tune")
 
 
@@ -114,6 +122,38 @@ def left_out(cfg: DictConfig) -> dict[str, str]:
         for name in cfg.triggers
         if name in cfg.methods and (key := cfg.methods[name].get("if_given")) and cfg[key] is None
     }
+
+
+def complete(cfg: DictConfig) -> list[str]:
+    """Fill in what of :data:`TRAINED` is there, and leave out the methods whose part is not; says which.
+
+    Raises:
+        UserError: no method is left.
+    """
+    if cfg.token_prober is None and any(str(n) == "radio" for n in cfg.triggers):
+        cfg.token_prober = _token_prober(cfg)
+    if cfg.classifier is None and any(str(n) == "adaptive" for n in cfg.triggers):
+        found = newest_classifier(model=cfg.model.name)
+        cfg.classifier = None if found is None else str(found)
+    missing = left_out(cfg)
+    notes = [f"{name} is left out: {TRAINED[key]}, or pass {key}=PATH." for name, key in missing.items()]
+    if missing and len(missing) == len(cfg.triggers):
+        raise UserError(" ".join(notes).rstrip("."))
+    cfg.triggers = [n for n in cfg.triggers if str(n) not in missing]
+    for key in TRAINED:
+        if cfg[key] is not None:
+            print(f"{key}: {cfg[key]}")
+    return notes
+
+
+def _token_prober(cfg: DictConfig) -> str | None:
+    """The prober of single tokens: ``cfg.prober`` if it is one, else the newest of this model."""
+    from probers.bank import ProbeBank
+
+    if cfg.prober is not None and ProbeBank.from_pretrained(str(cfg.prober)).spec.pool == "tokens":
+        return str(cfg.prober)
+    found = newest_prober("tokens", model=cfg.model.name)
+    return None if found is None else str(found)
 
 
 def _build(name: str, node: DictConfig, bank: Callable[[], Any]) -> Method:

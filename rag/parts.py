@@ -106,8 +106,10 @@ def named_part(group: str, name: str | Mapping[str, Any], options: Mapping[str, 
 
 
 def options_of(part: Any) -> dict[str, Any]:
-    """The plain options of a part, for records and reports."""
+    """The plain options of a part, for records and reports; its prober's threshold where none was given."""
     if not is_dataclass(part):
         return {}
     values = {f.name: getattr(part, f.name) for f in fields(part) if f.init and not f.name.startswith("_")}
+    if "threshold" in values and values["threshold"] is None:
+        values["threshold"] = getattr(part, "_threshold", None)
     return {k: v for k, v in values.items() if v is None or isinstance(v, (bool, int, float, str))}

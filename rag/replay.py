@@ -210,7 +210,7 @@ def stored_or_climbed(
     ladder = climb(rag, query, triggers, questions, progress=progress)
     entries = zip(ladder.questions, ladder.rungs, ladder.searches, strict=True)
     kept = [{"id": q.id, "searches": n, "rungs": [asdict(rung) for rung in rungs]} for q, rungs, n in entries]
-    file.parent.mkdir(exist_ok=True)
+    file.parent.mkdir(parents=True, exist_ok=True)
     write_text(file, canonical_json(kept))
     return ladder
 

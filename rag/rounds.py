@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from probers.prompts import PromptTemplate
 from probers.types import Decision, Generation, Passage, Question, Round
 
 from .traces import Counters
@@ -17,8 +18,15 @@ class Listener(Protocol):
     def text(self, question: Question, text: str) -> None:
         """The text of the running generation has grown to ``text``."""
 
-    def round(self, question: Question, done: Round, passages: Sequence[Passage]) -> None:
-        """A round is over; ``passages`` are those it fetched."""
+    def round(self, question: Question, done: Round, passages: Sequence[Passage], left_out: int) -> None:
+        """A round is over.
+
+        Args:
+            question: whose round it was.
+            done: what was written, decided and asked.
+            passages: those that were fetched and are shown from now on.
+            left_out: how many more were found, for which the context has no room.
+        """
 
 
 @dataclass(slots=True)
@@ -39,16 +47,24 @@ class Open:
     fresh: bool = False
     rounds: list[Round] = field(default_factory=list)
     counters: Counters = field(default_factory=Counters)
+    _told: int = field(default=0, init=False, repr=False)  # of counters.passages_cut
 
     @property
     def passage_ids(self) -> tuple[str, ...]:
         return tuple(p.id for p in self.passages)
 
+    def prompt(self, template: PromptTemplate, partial: str) -> str:
+        """The prompt with the passages at hand, ending with ``partial`` of the answer."""
+        return template.question(self.question.question, [p.text for p in self.passages], partial=partial)
+
     def record(self, done: Round, listener: Listener | None) -> None:
         """Add a round to the trace and tell the listener."""
         self.rounds.append(done)
+        left_out = self.counters.passages_cut - self._told
+        self._told = self.counters.passages_cut
         if listener is not None:
-            listener.round(self.question, done, self.passages if done.query is not None else ())
+            passages = self.passages if done.query is not None else ()
+            listener.round(self.question, done, passages, left_out)
 
 
 @dataclass(slots=True)

@@ -11,6 +11,7 @@ from probers.types import Decision, Passage, Question, Round
 
 from .traces import Answer
 
+_DISCARDED = 4  # words shown of a text that is discarded
 _CODES = {"dim": "2", "bold": "1", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
 
 
@@ -39,6 +40,7 @@ class Terminal:
         self._shown = ""  # of the running generation
         self._begun = False  # whether its first line has been started
         self._rounds = 0
+        self._partial = False  # whether the running generation goes on from accepted text
         self._searched = False  # whether anything was asked for
         self._judged = False  # whether a score was printed
 
@@ -46,16 +48,16 @@ class Terminal:
         """Print what the running generation has gained; ends of lines wait until more follows."""
         ready = text.rstrip()
         if ready.startswith(self._shown) and len(ready) > len(self._shown):
-            self._start()
+            self._start(ready)
             self._write(_safe(ready[len(self._shown) :]))
             self._shown = ready
 
-    def round(self, question: Question, done: Round, passages: Sequence[Passage]) -> None:
+    def round(self, question: Question, done: Round, passages: Sequence[Passage], left_out: int) -> None:
         """Finish the round's text and print what was decided, asked and fetched."""
         first = self._before and not self._rounds and not done.text and done.query is not None
         if done.text.strip() or (done.decision is not None and not first):
             self.text(question, done.text)
-            self._start()
+            self._start(done.text)
             self._write("\n")
         self._shown, self._begun = "", False
         if first:
@@ -64,28 +66,30 @@ class Terminal:
         elif done.decision is not None:
             self._line(self._verdict(done, done.decision))
             if done.decision.position is not None and done.query is not None and done.accepted != done.text:
-                kept = done.accepted.strip()
-                self._line(self._paint("dim", f"kept: {kept}" if kept else "kept: nothing of it"))
+                self._line(self._paint("dim", _kept(done)))
         if done.query is not None:
             self._searched = True
             self._line(self._paint("cyan", f"query: {done.query}"))
-            titles = "; ".join(f"{p.title or p.id} ({p.score:.2f})" for p in passages if p.score is not None)
-            self._line(self._paint("green", f"fetched: {titles}") if passages else "fetched: nothing")
+            self._line(self._paint("green" if passages else "yellow", _fetched(passages, left_out)))
             if done.accepted == done.text and done.text:
                 self._line("the prompt stays the same, and so does the answer")
+        anew = done.query is not None and (done.decision is None or done.decision.position is None)
+        self._partial = bool(done.accepted.strip()) or (self._partial and not anew)
 
     def final(self, answer: Answer, gold: Sequence[str] = (), right: bool | None = None) -> None:
-        """Print the final answer and the counters."""
+        """Print the final answer and the counters, and the whole text where parts of one were discarded."""
+        if any(r.accepted.strip() and r.accepted.rstrip() != r.text.rstrip() for r in answer.rounds):
+            self._write(f"{self._paint('bold', 'Text:')} {_safe(answer.text)}\n")
         self._write(f"{self._paint('bold', 'Answer:')} {_safe(answer.answer) or '(none)'}")
         if right is not None:
             mark = self._paint("green", "right") if right else self._paint("red", "wrong")
             self._write(f"  ({mark}; gold: {_safe(' or '.join(gold))})")
         c = answer.counters
-        counts = f"{_count(c.retrievals, 'retrieval')}, {_count(c.generations, 'generation')}, "
+        counts = f"{counted(c.retrievals, 'retrieval')}, {counted(c.generations, 'generation')}, "
         if c.passages_cut:
-            counts += f"{_count(c.passages_cut, 'passage')} left out for want of room, "
+            counts += f"{counted(c.passages_cut, 'passage')} left out for want of room, "
         self._write(
-            "\n" + self._paint("dim", f"{counts}{_count(c.tokens, 'token')}, {c.seconds:.2f} s") + "\n"
+            "\n" + self._paint("dim", f"{counts}{counted(c.tokens, 'token')}, {c.seconds:.2f} s") + "\n"
         )
 
     def _verdict(self, done: Round, decision: Decision) -> str:
@@ -103,10 +107,13 @@ class Terminal:
         self._judged = True
         return f": score {decision.score:.3g}, threshold {decision.threshold:.3g}"
 
-    def _start(self) -> None:
+    def _start(self, text: str) -> None:
+        """Begin a round's line; three dots stand for the accepted text that it goes on from."""
         if not self._begun:
             self._rounds += 1
-            self._write(self._paint("dim", f"[{self._rounds}]"))
+            space = "" if text[:1].isspace() else " "
+            mark = f"[{self._rounds}]" + (" …" if self._partial else space)
+            self._write(self._paint("dim", mark))
             self._begun = True
 
     def _line(self, text: str) -> None:
@@ -125,8 +132,28 @@ def _safe(text: str) -> str:
     return "".join(c for c in text if c.isprintable() or c in "\n\t")
 
 
-def _count(n: int, noun: str) -> str:
+def counted(n: int, noun: str) -> str:
+    """``1 passage``, ``2 passages``."""
     return f"{n} {noun}{'' if n == 1 else 's'}"
+
+
+def _fetched(passages: Sequence[Passage], left_out: int) -> str:
+    """Titles of the passages that are shown, and how many more were found."""
+    if not passages and left_out:
+        return f"fetched: {counted(left_out, 'passage')}, left out because none fits the model's context"
+    titles = [(p.title or p.id) + ("" if p.score is None else f" ({p.score:.2f})") for p in passages] or [
+        "nothing"
+    ]
+    more = f"; {left_out} more left out for want of room" if left_out else ""
+    return f"fetched: {'; '.join(titles)}{more}"
+
+
+def _kept(done: Round) -> str:
+    """What stays of a round's text, and how what goes begins."""
+    kept, gone = done.accepted.strip(), done.text[len(done.accepted) :].split()
+    first = " ".join(gone[:_DISCARDED]) + (" …" if len(gone) > _DISCARDED else "")
+    discarded = f" | discarded: {first}" if gone else ""
+    return f"kept: {kept}{discarded}" if kept else "kept: nothing of it"
 
 
 def _place(done: Round, decision: Decision) -> str:
@@ -136,6 +163,8 @@ def _place(done: Round, decision: Decision) -> str:
     spans: list[tuple[int, int]] = []
     for token in decision.tokens:
         start, end = _word(done.text, *done.tokens[token])
+        if done.tokens[token][1] <= decision.position:  # a rule cuts behind a token, be it within a word
+            end = min(end, decision.position)
         if spans and not done.text[spans[-1][1] : start].strip():  # the same word, or its neighbour
             spans[-1] = (spans[-1][0], max(end, spans[-1][1]))
         else:

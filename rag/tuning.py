@@ -16,6 +16,7 @@ from tqdm import tqdm
 
 from probers.calibration import Platt
 from probers.files import write_text
+from probers.logistic import fit_platt
 from probers.metrics import exact_match
 from probers.runs import canonical_json
 from probers.thresholds import ThresholdRule
@@ -24,7 +25,7 @@ from probers.types import Decision, Generation, Needs, Question
 from .loop import RAG
 from .panel import Panel
 from .traces import Answer
-from .triggers.base import State, Trigger
+from .triggers.base import UNANSWERED, State, Trigger
 
 _CHUNK = 64  # questions answered together
 _NOTHING = Needs()
@@ -96,10 +97,7 @@ def tune(rag: RAG, triggers: Mapping[str, Trigger], questions: Sequence[Question
         wrong = np.array([1 - exact_match(a.answer, q.answers) for a, q in pairs])
         if len(set(wrong)) < 2:
             return {}
-        tuned |= {
-            name: Tuned(rule(wrong, np.array(scores)), *_platt(wrong, np.array(scores)))
-            for name, scores in panel.seen.items()
-        }
+        tuned |= {name: _tuned(rule, wrong, np.array(scores)) for name, scores in panel.seen.items()}
     return tuned
 
 
@@ -123,10 +121,11 @@ def together(triggers: Mapping[str, Trigger], needs: Needs = _NOTHING) -> list[d
     return [group for group, _ in groups]
 
 
-def _platt(wrong: np.ndarray, scores: np.ndarray) -> tuple[float, float]:
-    """Slope and intercept of a logistic fit of ``wrong`` on the score."""
-    from sklearn.linear_model import LogisticRegression
-
-    scale = float(scores.std()) or 1.0
-    model = LogisticRegression(C=1e4, max_iter=1000).fit((scores / scale)[:, None], wrong)
-    return float(model.coef_[0, 0] / scale), float(model.intercept_[0])
+def _tuned(rule: ThresholdRule, wrong: np.ndarray, scores: np.ndarray) -> Tuned:
+    """Threshold and calibration of scores (n,)."""
+    # The score of an answer without a token is on no scale, and would bend the calibration's.
+    written = scores < UNANSWERED
+    if len(set(wrong[written])) < 2:
+        written[:] = True
+    platt = fit_platt(wrong[written], scores[written])
+    return Tuned(rule(wrong, scores), platt.slope, platt.intercept)

@@ -1,5 +1,32 @@
-"""One thread per process: the models here are so small that threads cost more than they give."""
+"""What every test has: one thread, and a store with a planted signal where it asks for one."""
+
+from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
+import pytest
+
+if TYPE_CHECKING:
+    from probers.train.data import Examples
+
+    from probers.store import FeatureStore
+
+# The models here are so small that threads cost more than they give.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+@pytest.fixture(scope="session")
+def store(tmp_path_factory: pytest.TempPathFactory) -> FeatureStore:
+    """A store with a planted signal, to be read only."""
+    from planted import make_store
+
+    return make_store(tmp_path_factory.mktemp("data") / "cot")
+
+
+@pytest.fixture(scope="session")
+def examples(store: FeatureStore) -> Examples:
+    """Its texts."""
+    from probers.train.data import load_examples
+
+    return load_examples([store])

@@ -8,6 +8,7 @@ import torch
 from fake_lm import SPEC
 from probers.rag.triggers import Adaptive
 from probers.train.adaptive import measure
+from probers.train.strategies import Labelled, strategies_of
 from safetensors.numpy import load_file, save_file
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
@@ -15,7 +16,7 @@ from tiny import byte_level
 from transformers import LlamaConfig, LlamaForSequenceClassification
 
 from probers import cli
-from probers.adaptive import STRATEGIES, AdaptiveClassifier, Labelled, load_classifier, strategies_of
+from probers.adaptive import STRATEGIES, AdaptiveClassifier, load_classifier
 from probers.features import FeatureSpec
 from probers.runs import RunFolder
 from probers.store import FeatureStore

@@ -16,6 +16,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
 import capture
+import clock
 import cost
 import fits
 import memory
@@ -24,6 +25,7 @@ import report
 import workload
 from released import Plain, Released
 from reuse import PaddingCount
+from synthetic import synthetic
 from timing import Results, by_turns
 from workload import Options
 
@@ -257,35 +259,35 @@ def test_needs_of_the_comparison_cover_both(lm: CausalLM) -> None:
 
 
 def test_the_training_benchmark_shortens_trainings_and_scales_their_time(tmp_path: Path) -> None:
-    store = training.synthetic(tmp_path, 240, 2, 8)
+    store = synthetic(tmp_path, 240, 2, 8)
     short, whole = (fits.as_fit(str(store), [1, 2], steps) for steps in (24, 0))
     assert (short["taken"], short["of"]) == (24, 32)  # 192 train, in batches of 12, two epochs
     assert (whole["taken"], whole["of"]) == (32, 32)
     assert short["parameters"] == whole["parameters"] > 2 * 512 * 512
     assert short["seconds"] >= 32 * short["step"] > 0
     for run in (short, whole):
-        assert set(run["parts"]) == {*fits.PARTS, "trainer"}
+        assert set(run["parts"]) == {*clock.PARTS, "trainer"}
         assert all(seconds > 0 for seconds in run["parts"].values())
         assert sum(run["parts"].values()) == pytest.approx(run["step"])
         assert run["validation"] > 0 and run["threads"] == 1
 
 
 def test_a_timed_training_is_the_same_training(tmp_path: Path) -> None:
-    opened = FeatureStore.open(training.synthetic(tmp_path, 240, 2, 8))
+    opened = FeatureStore.open(synthetic(tmp_path, 240, 2, 8))
     settings = fits.fit.FitSettings()
     examples = fits.shortened(fits.load_examples([opened]), 16, settings)
     assert len(examples.rows["train"]) == 96 and len(examples.rows["validation"]) == 24
     plain = fits._fit(opened, [1, 2], examples, settings)
-    with fits.Clock().running():
+    with clock.Clock().running():
         timed = fits._fit(opened, [1, 2], examples, settings)
     assert plain.loss.tolist() == timed.loss.tolist()
     assert fits.fit.ProberModule.__name__ == "ProberModule"
 
 
 def test_the_synthetic_store_is_made_once_and_its_middle_layers_tell_most(tmp_path: Path) -> None:
-    path = training.synthetic(tmp_path, 1030, 3, 16)
+    path = synthetic(tmp_path, 1030, 3, 16)
     files = {file: file.stat().st_mtime_ns for file in path.glob("shards/*")}
-    assert training.synthetic(tmp_path, 1030, 3, 16) == path
+    assert synthetic(tmp_path, 1030, 3, 16) == path
     assert files == {file: file.stat().st_mtime_ns for file in path.glob("shards/*")}
     store = FeatureStore.open(path)
     table = store.table()
@@ -302,7 +304,7 @@ def test_the_synthetic_store_is_made_once_and_its_middle_layers_tell_most(tmp_pa
 def test_verdicts_of_the_training_benchmark_follow_the_aims() -> None:
     faster, slower = training.ratios("s", 10, 5.0, 1.0, 30.0, "sum")
     assert faster[-3:] == ["6.00", ">= 4", "met"] and slower[-3:] == ["5.00", "<= 4", "**not met**"]
-    runs = [{"step": 0.01, "seconds": 2.0, "validation": 0.5, "parts": {p: 0.002 for p in fits.PARTS}}]
+    runs = [{"step": 0.01, "seconds": 2.0, "validation": 0.5, "parts": {p: 0.002 for p in clock.PARTS}}]
     runs[0]["parts"]["trainer"] = 0.002
     step, waiting, validation = training.parts("s", "1 layer", runs)
     assert waiting[-3:] == ["0.20", "<= 0.1", "**not met**"]
@@ -396,7 +398,7 @@ def test_the_tables_of_the_loop_are_complete(
         head = f"| {rag_benchmark.HEADS[section]} |"
         rows = [line for line in body.splitlines() if line.startswith("| ")]
         assert rows[0] == head and len({line.count(" | ") for line in rows}) == 1
-    assert written["The loop against DRAGIN as released"].count("\n| 1 | 16 | ") == 5
+    assert written["The loop against DRAGIN as released"].count("\n| 1 | 16 | ") == 6
     assert "## Probing against plain generation" in capsys.readouterr().out
 
 

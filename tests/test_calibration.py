@@ -11,7 +11,6 @@ from probers.train.calibrate import (
     fit_calibration,
     fit_ensemble,
     fit_entropy_model,
-    fit_probability,
     fit_temperature,
 )
 from scipy.optimize import minimize
@@ -25,6 +24,7 @@ from probers.calibration import Isotonic, Platt, Temperature, calibration_from_d
 from probers.cli import compose, normalise
 from probers.ensemble import Ensemble, aggregate, extend
 from probers.entropy import SIGNALS
+from probers.logistic import fit_platt
 from probers.thresholds import ThresholdRule
 from probers.types import RunError, UserError
 
@@ -135,7 +135,7 @@ FITS: dict[str, Any] = {
     "isotonic": lambda wrong, scores: fit_calibration("isotonic", wrong, scores),
     "best": lambda wrong, scores: fit_ensemble("best", scores[:, None], wrong),
     "stacked": lambda wrong, scores: fit_ensemble("stacked", scores[:, None], wrong),
-    "platt": fit_probability,
+    "platt": fit_platt,
     "entropy": lambda wrong, scores: fit_entropy_model(
         wrong, scores, {name: scores for name in SIGNALS}, ThresholdRule()
     ),
@@ -160,7 +160,7 @@ def test_temperature_recovers_the_scale_of_log_odds() -> None:
     wrong, log_odds = calibrated(20_000)
     assert fit_temperature(wrong, 7 * log_odds) == pytest.approx(7, rel=0.05)
     assert fit_temperature(wrong, -log_odds) > 100  # the wrong way round: "I do not know"
-    probability = fit_probability(wrong, 3 * log_odds + 5)(3 * log_odds + 5)
+    probability = fit_platt(wrong, 3 * log_odds + 5)(3 * log_odds + 5)
     np.testing.assert_allclose(probability, 1 / (1 + np.exp(-log_odds)), atol=0.03)
 
 

@@ -9,7 +9,7 @@ from tiny import FAMILIES, PROMPTS, tiny_lm, tiny_path
 from torch import nn
 from transformers import AutoModelForCausalLM
 
-import probers.decoding
+import probers.reading
 from probers.anatomy import decoder_layers
 from probers.attention import AttentionTap
 from probers.capture import StateTap
@@ -168,7 +168,7 @@ def test_nothing_is_read_that_nobody_asked_for(monkeypatch):
     def forbidden(*given, **options):
         raise AssertionError("attention was read")
 
-    monkeypatch.setattr(probers.decoding, "AttentionTap", forbidden)
+    monkeypatch.setattr(probers.reading, "AttentionTap", forbidden)
     lm = tiny_lm("llama")
     generation = lm.generate(PROMPTS[:1], max_new_tokens=3)[0]
     assert generation.states is None

@@ -172,10 +172,10 @@ def test_all_methods_answer_the_same_questions_with_the_same_prompts(place):
 
 
 def test_what_methods_share_is_generated_once_and_changes_nothing(place):
-    shared = place.compare(out="shared")
+    shared = place.compare("sweep=0", out="shared")
     lm = place.models[-1]
     assert len(lm.prompts) == len(set(lm.prompts))
-    alone = place.compare("memory=0", out="alone")
+    alone = place.compare("sweep=0", "memory=0", out="alone")
     assert len(place.models[-1].prompts) > 3 * len(lm.prompts)
     for results in (shared, alone):
         del results["config"]["out"], results["config"]["memory"]
@@ -197,6 +197,35 @@ def test_every_adaptive_method_is_set_against_random_retrieval_at_its_budget(pla
     kept = json.loads((place.path / "out" / "replay" / "answer.json").read_text())
     assert len(kept) == 40 and kept[0]["searches"] >= 1
     assert set(kept[0]["rungs"][0]["scores"]) == {"entropy", "probing"}
+
+
+def test_methods_that_fire_within_an_answer_are_run_at_other_thresholds(place):
+    results = place.compare("sweep=3")
+    found = place.data()["reruns"]
+    assert set(found) == {"rind_paper", "rind_released"}  # the others have theirs from recorded answers
+    for name, curve in found.items():
+        own = curve["value"].index(results["options"][name]["threshold"])
+        assert curve["retrievals"][own] == results["methods"][name]["retrievals"]
+        assert curve["em"][own] == results["methods"][name]["em"]
+        assert curve["retrievals"][0] == 0.0 and curve["retrievals"][-1] > 0.9
+        assert 2 <= len(curve["value"]) <= 5
+        assert len(curve["acc"]) == len(curve["f1"]) == len(curve["value"])
+    files = {file.name.split("-")[0] for file in (place.path / "out" / "replay").glob("*.jsonl")}
+    assert files == set(found)
+    chart = (place.path / "out" / "report.html").read_text().split('aria-labelledby="tradeoff-title')[1]
+    assert "run at each dot" in chart.split("</svg>")[0]
+    lm = place.models[-1]
+    closed = [p for p in lm.prompts if p == TESTBED_PROMPT.question("Where is town 3?")]
+    assert len(closed) == 1  # however many runs began with it
+    assert stable(place.compare("sweep=0", out="none"))["methods"] == stable(results)["methods"]
+    assert place.data("none")["reruns"] == {}
+
+
+@pytest.mark.parametrize("value", ["-1", "1.5", "null", "true", "many"])
+def test_a_sweep_that_is_no_number_of_runs_is_refused(place, value):
+    with pytest.raises(UserError, match=r"sweep=\S+ must be a whole number, 0"):
+        place.compare(f"sweep={value}")
+    assert not place.models
 
 
 def test_methods_whose_part_is_not_there_are_left_out_and_named(place, capsys):
@@ -249,7 +278,8 @@ def test_the_probers_threshold_is_chosen_as_the_others_unless_its_own_is_asked_f
     assert set(stored) == {"entropy", "probing"}
     assert results["options"]["probing"]["threshold"] == stored["probing"]["threshold"]
     results = place.compare("triggers=[never,probing]", "methods.probing.tune=false", out="own")
-    assert results["options"]["probing"]["threshold"] is None
+    assert results["options"]["probing"]["threshold"] == 0.0  # the prober's
+    assert not (place.path / "own" / "thresholds.json").exists()
     theta = "+methods.probing.trigger_options={theta: -1.5}"
     place.compare("triggers=[never,probing]", theta, out="theta")
     line = (place.path / "theta" / "traces" / "probing.jsonl").read_text().splitlines()[0]
@@ -274,6 +304,8 @@ def test_a_threshold_that_is_given_is_kept(place):
     assert results["options"]["entropy"]["threshold"] == 99
     assert results["methods"]["entropy"]["retrievals"] == 0
     assert place.data()["flags"] == {"entropy": "never fired"}
+    # Other thresholds are for its curve only, which is drawn although it never fired at its own.
+    assert place.data()["reruns"]["entropy"]["retrievals"][-1] > 0
 
 
 def test_methods_of_ones_own_by_dotted_path(place):
@@ -362,6 +394,29 @@ def test_questions_without_answers_are_answered_and_their_figures_are_null(place
     notes = " ".join(place.data()["notes"])
     assert "40 of 40 questions have no gold answer" in notes
     assert "thresholds of entropy, probing are those they came with" in notes
+
+
+def test_answers_that_are_all_wrong_are_said_to_tell_nothing(place, capsys):
+    text = (place.path / "questions.jsonl").read_text()
+    (place.path / "questions.jsonl").write_text(re.sub(r'"Land\d+"', '"Utopia"', text))
+    results = place.compare("triggers=[never,oracle,entropy,probing]")
+    assert {entry["em"] for entry in results["methods"].values()} == {0.0}
+    shown = capsys.readouterr().out
+    assert "note: Every closed-book answer is wrong, so that there is nothing for a trigger to" in shown
+    assert "oracle" not in place.data()["flags"]  # it is right to fire
+    page = (place.path / "out" / "report.html").read_text()
+    assert "None of them has a single answer right" in page and "highest exact match" not in page
+    (place.path / "questions.jsonl").write_text(text)
+    place.compare("triggers=[never,oracle,entropy,probing]", out="told")
+    assert "Every closed-book answer" not in capsys.readouterr().out
+    assert "highest exact match" in (place.path / "told" / "report.html").read_text()
+
+
+def test_the_page_names_corpus_and_model_that_are_not_the_testbeds(place):
+    place.compare("triggers=[never]")
+    assert place.data()["command"] == (
+        "probers-compare questions=questions.jsonl corpus=corpus.jsonl limit=null seed=0"
+    )
 
 
 def test_without_never_the_closed_book_run_is_made_and_named(place):

@@ -38,16 +38,6 @@ QUICK = FitSettings(batch_size=32, checks=2, epochs=4, lr=3e-3, device="cpu", sa
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> FeatureStore:
-    return make_store(tmp_path_factory.mktemp("data") / "cot")
-
-
-@pytest.fixture(scope="module")
-def examples(store: FeatureStore) -> Examples:
-    return load_examples([store])
-
-
-@pytest.fixture(scope="module")
 def tokens(tmp_path_factory: pytest.TempPathFactory) -> FeatureStore:
     return make_token_store(tmp_path_factory.mktemp("data") / "tokens")
 

@@ -27,6 +27,8 @@ from probers.rag.triggers import (
     Random,
     Rind,
 )
+from probers.rag.triggers.base import UNANSWERED
+from probers.rag.tuning import tune
 from test_loop import KNOWN, QUESTIONS, SILENT, asked, find, make, without_seconds
 from tiny import tiny_lm
 
@@ -323,8 +325,11 @@ def test_published_thresholds_are_kept_and_the_others_are_tuned():
         "flare_mean", "entropy", "entropy_sentence", "rind_released",
     }  # fmt: skip
     assert {m.name for m in methods if m.fixed} == {"fixed_length", "fixed_sentence"}
-    (radio,) = build_methods(cli.compose("compare", ["triggers=[radio]"]), bank=lambda: heads("tokens"))
-    assert not radio.tunable
+    # A prober's probabilities depend on its training: RaDIO's 0.5 is kept where it is asked for.
+    for given, tuned in (([], True), (["methods.radio.trigger_options.threshold=0.5"], False)):
+        overrides = ["triggers=[radio]", *("+" + key for key in given)]
+        (radio,) = build_methods(cli.compose("compare", overrides), bank=lambda: heads("tokens"))
+        assert radio.tunable == tuned
 
 
 @pytest.fixture(scope="module")
@@ -355,3 +360,21 @@ def test_a_real_model_gives_the_same_in_any_batch_and_whatever_it_looks_ahead(te
         plain = replace(rag, trigger=whole(trigger.n) if isinstance(trigger, FixedLength) else whole())
         assert [a.text for a in plain.answer(questions)] == [a.text for a in together]
     assert sum(a.retrievals for a in together) > 0
+
+
+def test_an_answer_without_a_token_does_not_bend_the_calibration_of_the_others():
+    """Its score is far beyond all others; the map from these to P(wrong) is as without it."""
+    questions = [replace(QUESTIONS[i % 8], id=f"q{i}") for i in range(40)]
+
+    def found(silent):
+        rag, lm, _ = told(Never(), answer_tokens=0)
+        write = lm.write
+        lm.write = lambda prompt: "" if silent and asked(prompt)[0] == 1 else write(prompt)
+        asks = questions if silent else [q for q in questions if q.question != QUESTIONS[1].question]
+        return tune(rag, {"entropy": Entropy(0.5)}, asks)["entropy"]
+
+    with_silent, without = found(True), found(False)
+    scores = np.linspace(0.05, 0.5, 9)
+    np.testing.assert_allclose(with_silent.probability(scores), without.probability(scores), atol=1e-9)
+    assert np.ptp(without.probability(scores)) > 0.5  # it does depend on the score
+    assert with_silent.probability(np.array([UNANSWERED])) > 0.99

@@ -2,28 +2,36 @@
 
 from __future__ import annotations
 
+import json
 import re
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from importlib import resources
+from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from hydra import compose, initialize_config_module
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf, open_dict
+from probers.datagen.labels.labelling import parse_label
 from probers.datagen.request import parse_layers
 from probers.rag.loop import RAG
 from probers.rag.methods import build_methods
 from probers.rag.queries import QFS
 from probers.rag.triggers import Always, FixedLength, Never, Radio, Rind
-from tiny import tiny_lm
+from tiny import save_tiny, tiny_lm
 
 from probers import cli
 from probers import presets as published
 from probers.bank import ProbeBank
 from probers.features import FeatureSpec
-from probers.heads import HEADS
+from probers.heads import HEADS, WRONG
+from probers.lm import CausalLM
 from probers.parts import build
 from probers.presets import choices
+from probers.store import FeatureStore
 from probers.types import Passage, Question, UserError
 
 CONFIGS = resources.files("probers.configs")
@@ -44,13 +52,18 @@ PRESETS = [name for name in choices("experiment") if "_train" not in name]
 TRAINING = [name for name in choices("experiment") if "_train" in name]
 DEPTHS = {"probing_rag_gemma_2b": 18, "probing_rag_mistral_7b": 32, "radio_llama2_7b": 32}
 
-# METHODS.md: generate length, theta of the first version, of the conference version, top-n.
-ORDER = ("2wiki", "hotpotqa", "iirc", "strategyqa")
+# DRAGIN by question set: generate length, tokens between two retrievals of FL-RAG.
+ORDER = {"2wiki": (64, 16), "hotpotqa": (100, 32), "iirc": (128, 32), "strategyqa": (100, 32)}
+# By model and question set: theta of arXiv's first version, of the conference version and of the files of
+# October 2025; top-n; FLARE's threshold.
 PUBLISHED = {
-    "llama2_13b": [(64, 0.9, 0.6, 25), (100, 1.4, 1.2, 35), (128, 1.25, 1.25, 25), (100, 1.0, 1.0, 25)],
-    "llama2_7b": [(64, 1.2, 1.0, 40), (100, 1.3, 1.3, 35), (128, 1.3, 1.3, 35), (100, 0.75, 0.75, 35)],
-    "vicuna_13b": [(64, 1.2, 1.2, 25), (100, 1.4, 1.2, 35), (128, 1.3, 1.3, 35), (100, 1.5, 1.5, 25)],
-}
+    "llama2_13b": [(0.9, 0.6, 0.8, 25, 0.08), (1.4, 1.2, 1.2, 35, 0.1),
+                   (1.25, 1.25, 1.0, 25, 0.1), (1.0, 1.0, 1.3, 25, 0.06)],
+    "llama2_7b": [(1.2, 1.0, 1.0, 40, 0.1), (1.3, 1.3, 0.8, 35, 0.08),
+                  (1.3, 1.3, 0.6, 35, 0.08), (0.75, 0.75, 0.75, 35, 0.1)],
+    "vicuna_13b": [(1.2, 1.2, 1.2, 25, 0.1), (1.4, 1.2, 1.2, 35, 0.1),
+                   (1.3, 1.3, 1.3, 35, 0.4), (1.5, 1.5, 1.5, 25, 0.1)],
+}  # fmt: skip
 
 
 def family(preset: str) -> dict[str, list[str]]:
@@ -149,7 +162,8 @@ def test_every_preset_names_its_source_and_its_command(group):
 @pytest.mark.parametrize("model", PUBLISHED)
 @pytest.mark.parametrize("data", ORDER)
 def test_the_numbers_of_dragin_are_the_published_ones(model, data):
-    length, first, conference, top_n = PUBLISHED[model][ORDER.index(data)]
+    length, fixed = ORDER[data]
+    first, conference, october, top_n, flare = PUBLISHED[model][list(ORDER).index(data)]
     cfg, choices = composed("rag", f"dragin_{model}_{data}")
     assert (choices["trigger"], choices["query"], choices["prompt"]) == ("rind", "qfs", "dragin")
     assert choices["questions"] == {"2wiki": "2wikimultihopqa"}.get(data, data)
@@ -161,9 +175,13 @@ def test_the_numbers_of_dragin_are_the_published_ones(model, data):
     assert (cfg.max_new_tokens, cfg.k, cfg.max_retrievals) == (length, 3, length)
     assert build(cfg.trigger) == Rind(conference, "released")
     assert build(cfg.query) == QFS("released", top_n)
+    assert cfg.published.flare == {"threshold": flare, "beta": pytest.approx(1 - flare)}
+    assert cfg.published.fixed_length == fixed
     cfg.published.version = "first"
-    assert build(cfg.trigger).threshold == first
-    assert 0 < cfg.published.flare.threshold == pytest.approx(1 - cfg.published.flare.beta)
+    assert (build(cfg.trigger).threshold, build(cfg.query).top_n) == (first, top_n)
+    cfg.published.version = "october_2025"
+    newer = 25 if (model, data) == ("llama2_7b", "2wiki") else top_n
+    assert (build(cfg.trigger).threshold, build(cfg.query).top_n) == (october, newer)
 
 
 @pytest.mark.parametrize(("preset", "method"), combinations("rag"))
@@ -302,14 +320,12 @@ def test_every_training_set_has_layers_of_its_model(preset, method):
     depth = DEPTHS[preset]
     layers = parse_layers(cfg.layers, depth)
     if preset.startswith("probing_rag"):
-        # As "stride" has it, the embedding aside: the authors' 6, 8, .., counted from 0, are our 7, 9, ..
-        assert layers == parse_layers("stride", depth)[1:]
-        assert (cfg.source, cfg.acc, cfg.balance, cfg.questions.hub_split) == (
-            "cot",
-            "anywhere",
-            True,
-            "train",
-        )
+        # Counted from 0 as the authors do: every second one, Gemma's from a third of the depth.
+        first, last = {"probing_rag_gemma_2b": (6, 16), "probing_rag_mistral_7b": (12, 22)}[preset]
+        assert [k - 1 for k in layers] == list(range(first, last + 1, 2))
+        assert (cfg.source, cfg.balance, cfg.questions.hub_split) == ("cot", True, "train")
+        right = parse_label(cfg.label, cfg.acc)
+        assert right(" They knowingly left.", "", ("now",)) and not right(" They left.", "", ("now",))
     else:
         assert layers == (depth,)
         assert (cfg.source, cfg.pool, cfg.within) == ("wiki", "tokens", 1)
@@ -325,11 +341,6 @@ def test_every_training_preset_composes(preset):
         assert (cfg.loss, cfg.batch_size, cfg.lr, cfg.epochs) == ("double_softmax", 8, 1e-4, 2)
 
 
-def test_gemmas_layers_are_counted_from_one():
-    cfg, _ = composed("rag", "probing_rag_gemma_2b")
-    assert list(cfg.published.layers) == [7, 9, 11, 13, 15, 17]
-
-
 def test_a_misspelt_key_would_be_found():
     cfg, choices = composed("rag", "dragin_llama2_7b_2wiki")
     with open_dict(cfg):
@@ -343,6 +354,7 @@ def test_radios_knobs_are_the_papers(lm):
     made = build(cfg.trigger, bank=tiny_bank(lm, "radio", build(cfg.prompt)))
     assert isinstance(made, Radio)
     assert (made.threshold, made.above_mean, cfg.query.norm) == (0.5, True, "minmax")
+    assert (cfg.query.top_n, cfg.max_new_tokens, cfg.k, cfg.limit) == (25, 256, 3, 1000)
 
 
 @pytest.mark.slow
@@ -353,3 +365,291 @@ def test_every_preset_composes_with_every_method_it_is_for(preset):
             cfg, choices = composed(command, preset, f"method={method}")
             assert not unknown_keys(command, cfg, choices), (preset, method)
             OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
+
+
+# Runs: the commands themselves, with a tiny model, corpus and question file in place of the preset's.
+
+
+@dataclass(frozen=True)
+class Place:
+    """A folder with what runs need.
+
+    Attributes:
+        overrides: they put the tiny model, its corpus and its questions in place of a preset's.
+    """
+
+    folder: Path
+    overrides: tuple[str, ...]
+
+    def run(self, command: str, preset: str, method: str, *more: str) -> tuple[dict[str, Any], Path]:
+        """results.json and the folder of a run."""
+        out = self.folder / f"{command}-{preset}-{method}"
+        given = [f"experiment={preset}", f"method={method}", *self.overrides, f"out={out}", *more]
+        cli.run(command, given)
+        return json.loads((out / "results.json").read_text()), out
+
+    def compare(self, preset: str, method: str, *more: str) -> tuple[dict[str, Any], dict[str, list[dict]]]:
+        """results.json and every method's traces."""
+        small = ("limit=null", "validation=4", "resamples=20", "examples=1")
+        results, out = self.run("compare", preset, method, *small, *more)
+        return results, {name: traces(out / "traces" / f"{name}.jsonl") for name in results["methods"]}
+
+
+def traces(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def queries(trace: dict[str, Any]) -> list[str]:
+    found = [r["query"] for r in trace["rounds"] if r["query"] is not None]
+    assert len(found) == trace["counters"]["retrievals"]
+    return found
+
+
+def fired(trace: dict[str, Any]) -> list[dict[str, Any]]:
+    """The rounds whose text was decided on, with what the trigger said to it."""
+    return [r for r in trace["rounds"] if r["text"] and r["decision"] and r["decision"]["fire"]]
+
+
+def write_questions(path: Path, golds: Mapping[str, str] | None = None) -> None:
+    """Questions as the official files of HotpotQA and 2WikiMultihopQA (with ``evidences``) have them."""
+    rows = []
+    for i in range(20 if golds is None else len(golds)):
+        town, founder = f"Jomholm {i}", f"Mira {i}"
+        gold = founder if golds is None else golds[f"q{i}"]
+        row = {
+            "_id": f"q{i}", "question": f"Who founded the mill in {town}?", "type": "bridge", "level": "hard",
+            "answer": gold, "supporting_facts": [[f"Mill of {town}", 0]],
+            "context": [[f"Mill of {town}", [f"The mill in {town} was founded by {founder}."]]],
+        }  # fmt: skip
+        if path.stem == "2wiki":
+            row["evidences"] = [[f"Mill of {town}", "founded by", founder]]
+        rows.append(row)
+    path.write_text(json.dumps(rows))
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory) -> Path:
+    """A tiny model with room for the exemplars, and a corpus."""
+    folder = tmp_path_factory.mktemp("tiny")
+    model = save_tiny("llama", folder / "model")
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 8192}))
+    passages = [
+        {"id": f"p{i}", "title": f"Mill {i}", "text": f"The mill in Jomholm {i} is Mira's {i % 7}."}
+        for i in range(30)
+    ]
+    (folder / "corpus.jsonl").write_text("".join(json.dumps(p) + "\n" for p in passages))
+    return folder
+
+
+@pytest.fixture
+def place(tiny, tmp_path, monkeypatch) -> Callable[[str], Place]:
+    """Makes the place of a preset that asks HotpotQA or 2WikiMultihopQA."""
+    monkeypatch.chdir(tmp_path)
+
+    def make(questions: str) -> Place:
+        path = tmp_path / f"{questions}.json"
+        write_questions(path)
+        given = (f"model={tiny / 'model'}", f"corpus={tiny / 'corpus.jsonl'}", f"questions.path={path}")
+        return Place(tmp_path, (*given, "model.device=cpu"))
+
+    return make
+
+
+def save_prober(place: Place, tiny: Path, preset: str, *, bias: float = 0.0) -> str:
+    """Random heads of the tiny model for the preset's prompt; with a large ``bias`` they find all wrong."""
+    lm = CausalLM.from_pretrained(str(tiny / "model"), device="cpu")
+    cfg, choices = composed("rag", preset)
+    torch.manual_seed(0)
+    bank = tiny_bank(lm, choices["trigger"], build(cfg.prompt))
+    with torch.no_grad():
+        bank.head.linear.bias[:, WRONG] += bias
+    bank.save_pretrained(place.folder / "prober")
+    return str(place.folder / "prober")
+
+
+def test_dragins_table_runs_from_its_preset(place):
+    here = place("hotpotqa")
+    preset, version = "dragin_llama2_13b_hotpotqa", "published.version=first"
+    # Half of the questions are such that the model is right without passages.
+    _, out = here.run("rag", preset, "wo", "limit=null", "max_new_tokens=36")
+    closed = {t["id"]: t for t in traces(out / "traces.jsonl")}
+    said = {id: t["answer"] if int(id[1:]) % 2 else "zebra" for id, t in closed.items()}
+    write_questions(here.folder / "hotpotqa.json", said)
+    results, ran = here.compare(preset, "dragin_table", version, "max_new_tokens=36")
+
+    names = ["wo", "sr", "fl", "fs", "flare", "dragin", "random", "oracle"]
+    assert sorted(results["methods"]) == sorted(names)
+    assert {len(found) for found in ran.values()} == {results["n"]} and results["n"] >= 4
+    options = results["options"]
+    assert options["fl"] == {"n": 32}
+    assert options["flare"]["variant"] == "mean" and options["flare"]["threshold"] == 0.1
+    assert options["dragin"] == {"variant": "released", "threshold": 1.4}
+    assert options["random"]["rate"] == results["methods"]["dragin"]["retrievals"]
+    assert results["config"]["methods"]["dragin"]["query_options"]["top_n"] == 35
+    assert results["config"]["k"] == 3
+    asked = {"wo": "question", "sr": "question", "fl": "last_tokens", "fs": "last_sentence", "flare": "flare",
+             "dragin": "qfs"}  # fmt: skip
+    assert {name: results["queries"][name] for name in asked} == asked
+
+    right = [t["id"] for t in ran["wo"] if int(t["id"][1:]) % 2 and t["answer"]]
+    assert 0 < len(right) < results["n"] and results["methods"]["wo"]["em"] == len(right) / results["n"]
+    for name, found in ran.items():
+        for trace in found:
+            question, writes = trace["question"], trace["text"]
+            assert all(len(r["passage_ids"]) <= 3 for r in trace["rounds"])
+            if name == "wo":
+                assert not queries(trace) and writes == closed[trace["id"]]["text"]
+            elif name == "sr":
+                assert queries(trace) == [question] and trace["rounds"][0]["text"] == ""
+            elif name == "oracle":
+                assert bool(queries(trace)) == (trace["id"] not in right)
+            elif name in ("fl", "fs"):
+                first, *later = queries(trace)
+                assert first == question
+                for query, after in zip(later, fired(trace), strict=False):
+                    assert query == after["accepted"].strip()[-len(query) :] and query != question
+                    if name == "fl":
+                        end = after["decision"]["position"]
+                        assert sum(stop <= end for _, stop in after["tokens"]) == 32
+            elif name in ("flare", "dragin"):
+                assert {r["decision"]["threshold"] for r in fired(trace)} <= {options[name]["threshold"]}
+                for after in fired(trace):
+                    assert after["decision"]["score"] > options[name]["threshold"]
+                if name == "dragin":
+                    for query in queries(trace):
+                        assert len(query.split()) <= 35 and question not in query
+    assert any(len(queries(t)) > 1 for t in ran["fl"])
+    assert any(queries(t) for t in ran["dragin"]) and any(queries(t) for t in ran["flare"])
+
+
+def test_probing_rags_table_runs_from_its_preset(place, tiny):
+    here = place("hotpotqa")
+    prober = save_prober(here, tiny, "probing_rag_gemma_2b", bias=100.0)
+    results, ran = here.compare(
+        "probing_rag_gemma_2b", "probing_table", f"prober={prober}", "max_new_tokens=36"
+    )
+    names = ["never", "always", "random", "oracle", "fixed_sentence", "flare", "llm_judge", "probing"]
+    assert sorted(results["methods"]) == sorted(names)
+    assert {len(found) for found in ran.values()} == {results["n"]} and results["n"] >= 4
+    own = results["config"]["methods"]["probing"]
+    assert own["trigger_options"] == {"theta": 0} and own["query_options"] == {"with_passages": True}
+    assert (results["config"]["k"], results["config"]["max_retrievals"]) == (5, 4)
+    assert results["options"]["flare"]["variant"] == "min"
+    assert results["options"]["random"]["rate"] == results["methods"]["probing"]["retrievals"]
+    assert not any(queries(t) for t in ran["never"])
+    assert {len(queries(t)) for t in ran["always"]} == {1}
+    seen = set()
+    for trace in ran["probing"]:
+        first, *later = queries(trace)
+        text = trace["rounds"][0]["text"].partition("Answer:")[0].split()
+        assert first.split()[: len(trace["question"].split() + text)] == trace["question"].split() + text
+        assert "The mill in" not in first.removeprefix(trace["question"])
+        for query in later:  # R(q, passages, r, a)
+            assert query.startswith(trace["question"]) and query.count("The mill in Jomholm") == 5
+        assert all(len(r["passage_ids"]) == 5 for r in trace["rounds"] if r["query"] is not None)
+        assert {r["decision"]["threshold"] for r in fired(trace)} == {0.0}
+        seen.add(len(queries(trace)))
+    assert max(seen) == 4  # it always asks for more, and four are allowed
+
+
+def test_radios_table_runs_from_its_preset(place, tiny):
+    here = place("2wiki")
+    prober = save_prober(here, tiny, "radio_llama2_7b")
+    results, ran = here.compare("radio_llama2_7b", "radio_table", f"prober={prober}", "max_new_tokens=12")
+    names = ["never", "always", "random", "fixed_length", "fixed_sentence", "flare", "rind_released", "radio"]
+    assert sorted(results["methods"]) == sorted(names)
+    assert {len(found) for found in ran.values()} == {results["n"]} and results["n"] >= 4
+    assert results["options"]["radio"].items() >= {"threshold": 0.5, "above_mean": True}.items()
+    assert results["queries"]["radio"] == "cioqf"
+    assert results["config"]["methods"]["radio"]["query_options"] == {"norm": "minmax", "top_n": 25}
+    assert results["config"]["max_retrievals"] == 12  # as many as there are tokens
+    assert results["options"]["random"]["rate"] == results["methods"]["radio"]["retrievals"]
+    assert any(queries(t) for t in ran["radio"])
+    for trace in ran["radio"]:
+        for after in fired(trace):
+            scores = after["decision"]["token_scores"]
+            (token, *_) = after["decision"]["tokens"]
+            assert scores[token] > max(0.5, sum(scores) / len(scores))
+        for query in queries(trace):
+            context = f"{trace['question']} {trace['text']}"
+            assert 0 < len(query.split()) <= 25 and query != context
+
+
+#: What a method of probers-rag is called in its results, and what its first query is.
+ROWS = {
+    "dragin": ("rind", None), "flare": ("flare", None), "flare_original": ("flare", None),
+    "fl": ("fixed_length", "question"), "fs": ("fixed_sentence", "question"), "sr": ("always", "question"),
+    "wo": ("never", None), "probing": ("probing", None), "probing_released": ("probing", "question"),
+    "radio": ("radio", None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("preset", "method"), [(p, m) for p in FIRST for m in family(p)["rag"]])
+def test_every_method_runs_as_a_command(preset, method, place, tiny, capsys):
+    here = place("2wiki" if "probing" not in preset else "hotpotqa")
+    more = []
+    if not preset.startswith("dragin"):
+        more = [f"prober={save_prober(here, tiny, preset, bias=100.0)}"]
+    results, out = here.run("rag", preset, method, "limit=3", "max_new_tokens=20", *more)
+    name, first = ROWS[method]
+    assert list(results["methods"]) == [name] and results["n"] == 3
+    found = traces(out / "traces.jsonl")
+    for trace in found:
+        asked = queries(trace)
+        assert len(asked) <= results["config"]["max_retrievals"]
+        assert first is None or asked[0] == trace["question"]
+    if method == "wo":
+        assert not any(queries(t) for t in found)
+    if method == "probing_released":  # the whole output, exemplars included, from the second query on
+        exemplar = "Query: Which was built first"
+        assert all(exemplar not in queries(t)[0] for t in found)
+        assert all(exemplar in q for t in found for q in queries(t)[1:]) and len(queries(found[0])) > 1
+    assert name in capsys.readouterr().out
+
+
+def test_dragins_timing_and_query_tables_run(place):
+    here = place("hotpotqa")
+    preset, small = "dragin_llama2_7b_hotpotqa", "max_new_tokens=36"
+    results, ran = here.compare(preset, "dragin_what", small)
+    assert set(results["queries"].values()) == {
+        "flare",
+        "full_context",
+        "last_sentence",
+        "last_tokens",
+        "qfs",
+    }
+    for same in zip(
+        *ran.values(), strict=True
+    ):  # one question's traces: the same text fires in the same place
+        first = [t["rounds"][0] for t in same]
+        assert all((r["text"], r["decision"]) == (first[0]["text"], first[0]["decision"]) for r in first)
+        assert first[0]["decision"]["threshold"] == 1.3
+        if first[0]["decision"]["fire"]:
+            assert len({r["query"] for r in first}) > 1
+    assert any(fired(t) for t in ran["rind_qfs"])
+    results, ran = here.compare(preset, "dragin_when", small)
+    assert set(results["queries"].values()) == {"last_sentence"}
+    assert results["options"]["fl"] == {"n": 32} and results["options"]["dragin"]["threshold"] == 1.3
+    assert results["options"]["random"]["rate"] == results["methods"]["dragin"]["retrievals"]
+
+
+def test_probing_rags_examples_are_made_trained_on_and_used(place):
+    """The paper's presets one after the other; a letter that every text has is right for half of them."""
+    here = place("hotpotqa")
+    golds = {f"q{i}": "e" if i % 2 else "zebra" for i in range(40)}
+    write_questions(here.folder / "hotpotqa.json", golds)
+    preset, length = "probing_rag_gemma_2b", "max_new_tokens=24"
+    store, prober = here.folder / "store", here.folder / "prober"
+    given = ["layers=[1,2]", "limit=null", length, "questions.hub_split=validation", f"out={store}"]
+    cli.run("datagen", [f"experiment={preset}", "method=probing_data", *here.overrides, *given])
+    rows = FeatureStore.open(store).table()
+    assert set(rows["condition"]) == {"closed_book", "with_passages"}
+    train = rows[rows["split"] == "train"]
+    assert train["correct"].mean() == 0.5 and len(train) > 8
+    given = [f"data={store}", f"out={prober}", "resamples=100", "learning_curve=false"]
+    cli.run("train", ["experiment=probing_rag_train_released", *given])
+    bank = ProbeBank.from_pretrained(prober)
+    assert (bank.combine, bank.spec.layers) == ("probabilities", (1, 2))
+    results, _ = here.run("rag", preset, "probing_released", f"prober={prober}", "limit=3", length)
+    assert results["n"] == 3 and list(results["methods"]) == ["probing"]

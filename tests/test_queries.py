@@ -87,6 +87,9 @@ def test_answer_can_ask_with_the_whole_output_from_the_second_retrieval_on():
     assert query(ASKED, made, DECISION, where) == "Where was Mara Telka born? Mara Telka is from Orn."
     later = query(ASKED, made, DECISION, replace(where, retrievals=1))
     assert later == "Question: Where was Mara Telka born? Answer: Mara Telka is from Orn."
+    as_released = AnswerQuery(question_first=True, whole_output=True)
+    assert as_released(ASKED, made, DECISION, where) == ASKED.question
+    assert as_released(ASKED, made, DECISION, replace(where, retrievals=1)) == later
     with pytest.raises(UserError, match="whole_output=true"):
         AnswerQuery(with_passages=True, whole_output=True)
 
@@ -172,6 +175,9 @@ def test_flare_leaves_the_unsure_tokens_of_the_sentence_out():
     )
     # A verdict on the whole answer: all of it.
     assert FlareQuery()(ASKED, made, DECISION, where) == "He She was in So the answer is"
+    # Below beta, not at it.
+    sure, where = unsure(" in Orn", {"in": 1.0})
+    assert FlareQuery(beta=1)(ASKED, sure, DECISION, where) == "in"
 
 
 def test_flare_keeps_what_was_accepted_of_the_sentence():
@@ -241,6 +247,9 @@ def test_qfs_released_takes_the_predicting_rows_renormalised_and_averaged():
     assert QFS(top_n=1)(ASKED, made, hits, where) == "Telka"
     assert QFS(top_n=4)(ASKED, made, hits, where) == "Mara Telka born town"
     # Without the renormalisation Mara (.2 + 0) would come before Telka (.1 + .06).
+    # The mean of the rows and not their maximum: Mara (.5 + 0) / 2, Telka (.3 + .3) / 2, born (0 + .7) / 2.
+    more, place = with_rows({3: {3: 0.5, 4: 0.3, P + 0: 0.2}, 5: {4: 0.3, 5: 0.7}})
+    assert QFS(top_n=2)(ASKED, more, hits, place) == "Telka born"
     # The hit words themselves never qualify, stop words neither, however much attention they get.
     made, where = with_rows({3: {P + 0: 0.5, 3: 0.1}, 5: {P + 3: 0.9, P + 4: 0.1, 3: 0.01}})
     assert QFS(top_n=1)(ASKED, made, hits, where) == "Mara"
@@ -391,6 +400,34 @@ def test_cioqf_by_hand():
     ):  # fmt: skip
         assert CIOQF(top_n=n)(ASKED, made, hit, where) == asked
     assert CIOQF(max_tokens=2)(ASKED, made, hit, where) == "born near"
+    # Two passages with "was": D = 4, idf of was 1 + ln(5/5), of Mara and born 1 + ln(5/3), of the others
+    # 1 + ln(5/2). TF-IDF times 9 is 2, 3.022 and 1.916, scaled .076, 1 and 0: the second "was" falls to
+    # 2.206 - 1 + .076 = 1.282, below Telka.
+    shown = replace(where, passages=(Passage("1", "", "It was."), Passage("2", "", "He was.")))
+    assert CIOQF(top_n=5)(ASKED, made, hit, where) == "Mara born Mara was born"
+    assert CIOQF(top_n=5)(ASKED, made, hit, shown) == "Mara Telka born Mara born"
+
+
+def test_cioqf_sums_the_attention_of_a_words_tokens_and_averages_their_vectors():
+    """Telka as " Tel" and "ka", with its attention and its vector shared out: nothing changes."""
+    made, where = with_vectors()
+    start, end = made.prompt_offsets[4]
+    rows = np.insert(made.attention.rows, 5, 0, axis=1)
+    rows[5, [4, 5]] = 0.05, 0.25  # together .30
+    table = [*where.lm.table, (2, 3), (-2, 1)]  # their mean is Telka's (0, 2)
+    ids = made.prompt_ids
+    cut = replace(
+        made, prompt_ids=(*ids[:4], len(table) - 2, len(table) - 1, *ids[5:]),
+        prompt_offsets=(*made.prompt_offsets[:4], (start, end - 2), (end - 2, end), *made.prompt_offsets[5:]),
+        attention=AttentionRows(rows, np.zeros(5, dtype=np.float32)),
+    )  # fmt: skip
+    hit = replace(DECISION, position=0, tokens=(4,))
+    for norm in ("minmax", "zscore"):
+        for n in range(1, 10):
+            query = CIOQF(norm, top_n=n)
+            assert query(ASKED, cut, hit, replace(where, lm=Embedding(table))) == query(
+                ASKED, made, hit, where
+            )
 
 
 def test_cioqf_by_hand_with_z_scores():
@@ -410,6 +447,18 @@ def test_cioqf_by_hand_with_z_scores():
         assert CIOQF("zscore", top_n=n)(ASKED, made, hit, where) == best_words(scores, n)
     # Telka, whose attention stands out, is before the second "was" now.
     assert CIOQF("zscore", top_n=4)(ASKED, made, hit, where) != CIOQF(top_n=4)(ASKED, made, hit, where)
+
+
+def test_cioqf_divides_by_the_deviation_of_the_words_it_has():
+    # Attention .20 .43 .10, all else alike: mean .2433, variance (.0019 + .0348 + .0205) / 3 = .0191. Vamo
+    # has .1 / .1382 = .724 more than Orn by attention, and 2/3 less by its place. (With n - 1 it is .591.)
+    made, where = generated(" Vamo Kel Orn Hit")
+    rows = np.zeros((5, P + 4), dtype=np.float32)
+    rows[4, P : P + 3] = 0.20, 0.43, 0.10
+    made = replace(made, attention=AttentionRows(rows, np.zeros(4, dtype=np.float32)))
+    bare = replace(where, question_span=(0, 0), lm=Embedding([(1, 0)] * (P + 4)))
+    query = CIOQF("zscore", top_n=2)
+    assert query(ASKED, made, replace(DECISION, position=0, tokens=(3,)), bare) == "Vamo Kel"
 
 
 def test_the_inverse_document_frequency_is_scikit_learns():

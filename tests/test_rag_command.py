@@ -58,7 +58,8 @@ def shown_of(rag, capsys, *overrides):
     rag("question=Where is town 3?", *overrides)
     lines = capsys.readouterr().out.splitlines()
     start = lines.index("Question: Where is town 3?") + 1
-    return [line.strip() for line in lines[start:] if line.strip()][:-2]
+    end = next(i for i, line in enumerate(lines) if line.startswith(("Text:", "Answer:")))
+    return [line.strip() for line in lines[start:end] if line.strip()]
 
 
 KNOWN = "It must be Land3. So the answer is Land3."
@@ -74,10 +75,13 @@ def test_what_is_fetched_before_the_text_is_shown_before_it(rag, capsys):
 def test_a_rule_fires_after_what_it_waited_for_and_has_no_score(rag, capsys):
     lines = shown_of(rag, capsys, "trigger=fixed_sentence")
     assert lines[0] == "▲ fixed_sentence fired before the text"
-    assert lines[4:6] == ["▲ fixed_sentence fired after “Land3.”, character 18", "kept: It must be Land3."]
+    assert lines[4:6] == [
+        "▲ fixed_sentence fired after “Land3.”, character 18",
+        "kept: It must be Land3. | discarded: So",
+    ]
     assert not any("score" in line for line in lines)
     lines = shown_of(rag, capsys, "trigger=fixed_length", "trigger.n=2")
-    assert lines[4:6] == ["▲ fixed_length fired after “must”, character 8", "kept: It must"]
+    assert lines[4:6] == ["▲ fixed_length fired after “must”, character 8", "kept: It must | discarded: be"]
     assert shown_of(rag, capsys, "trigger=never")[1:] == ["never did not fire"]
 
 
@@ -138,8 +142,11 @@ def test_passages_without_room_and_searches_without_result_are_told(rag, capsys,
             for i in range(3)
         )
     )
+    assert shown_of(rag, capsys, "trigger=always", "corpus=long.jsonl")[2] == (
+        "fetched: 3 passages, left out because none fits the model's context"
+    )
     rag("question=Where is town 3?", "trigger=always", "corpus=long.jsonl")
-    assert "passages left out for want of room" in capsys.readouterr().out
+    assert "3 passages left out for want of room" in capsys.readouterr().out
     (rag.path / "other.jsonl").write_text('{"id": "p", "title": "", "text": "zebra"}\n')
     rag("question=Where is town 3?", "trigger=always", "corpus=other.jsonl")
     assert "fetched: nothing" in capsys.readouterr().out
@@ -204,7 +211,7 @@ def test_an_out_folder_of_a_different_run_is_refused(rag):
         (["question=x?", "trigger=radio"], "--source wiki pool=tokens' and 'probers-train head=radio'"),
         (
             ["question=x?", "trigger=radio", "prober=prober"],
-            "radio scores single tokens, .* reads mean states",
+            "radio scores single tokens, .* prober reads mean states.*pass its folder as prober=",
         ),
         (["trigger=never", "corpus=missing.jsonl"], "missing.jsonl"),
         (["trigger=never", "trigger.rate=1"], "rate"),
@@ -213,6 +220,20 @@ def test_an_out_folder_of_a_different_run_is_refused(rag):
 def test_bad_requests_are_one_sentence(rag, overrides, message):
     with pytest.raises(UserError, match=message):
         rag(*overrides)
+
+
+def test_a_prober_that_the_trigger_does_not_take_is_named(rag, capsys):
+    for trigger, used in (("entropy", False), ("probing", True)):
+        rag("question=Where is town 3?", f"trigger={trigger}", "prober=prober")
+        note = f"note: prober=prober is not used: trigger={trigger} takes none, or was given another"
+        assert (note in capsys.readouterr().out) == (not used)
+
+
+def test_questions_without_answers_are_refused_for_the_oracle_before_a_model_is_loaded(rag):
+    (rag.path / "open.jsonl").write_text('{"id": "a", "question": "Where is town 3?"}\n')
+    with pytest.raises(UserError, match="^trigger=oracle needs gold answers and 1 of 1 questions have none"):
+        cli.run("rag", ["questions=open.jsonl", "corpus=corpus.jsonl", "trigger=oracle", "split=null"])
+    assert not rag.models and not (rag.path / "runs").exists()
 
 
 def test_every_part_in_the_configuration_can_be_made(rag, monkeypatch):

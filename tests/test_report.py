@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from probers.rag.report import write_report
 from probers.rag.report.labels import overlap, place, spread
 from probers.rag.report.series import assign
+from probers.rag.report.svg import Axis
 
 from probers.markup import esc, num
 
@@ -455,6 +456,52 @@ def test_accuracy_has_a_chart_of_its_own_and_many_methods_no_whiskers(tmp_path: 
     data["points"] |= more
     text, _ = render(sample_results(), data, tmp_path)
     assert "whisker" not in text.split('aria-labelledby="tradeoff-title')[1].split("</svg>")[0]
+
+
+def test_curves_that_were_run_have_a_dot_for_each_run_and_all_are_in_the_legend(tmp_path: Path) -> None:
+    data = sample_data()
+    at = {"retrievals": [0.0, 0.4, 0.83, 1.9], "em": [0.462, 0.6, 0.651, 0.7], "value": [9.0, 2.0, 1.2, 0.0]}
+    data["reruns"] = {
+        "rind_paper": at | {"option": "threshold", "own": 1.2},
+        "fixed": at | {"option": "n", "own": 1.2},
+        "rule": at | {"option": "max_retrievals", "own": 1.2},
+    }
+    text, _ = render(sample_results(), data, tmp_path)
+    plain, _ = render(sample_results(), sample_data(), tmp_path)
+    chart, before = (
+        page.split('aria-labelledby="tradeoff-title')[1].split("</svg>")[0] for page in (text, plain)
+    )
+    assert chart.count('class="line thin') == before.count('class="line thin') + 3 - 1  # rind_paper had one
+    assert chart.count('r="2.6"') == 3 * 4 and before.count('r="2.6"') == 0
+    for entry in ("run at each dot", "rind_paper", "fixed by n", "rule by limit", "entropy", "random"):
+        assert f">{entry}</text>" in chart, entry
+    assert "run at each dot" not in before and "by limit" not in before
+    # Beside its marker stands the name of what no line leads to, or what bounds the others.
+    assert chart.count(">never</text>") == 1 and chart.count(">probing</text>") == 1
+    assert 'aria-labelledby="tradeoff-acc-title' not in text  # no such figures here
+
+
+def test_many_methods_are_not_all_named_and_equal_ones_not_ranked(tmp_path: Path) -> None:
+    results = sample_results()
+    for method in results["methods"].values():
+        method["em"] = 0.5
+    text = summary_of(results, tmp_path)
+    assert "All of them reach 0.500 in exact match" in text and "highest" not in text
+    assert "probing against entropy" not in text
+    results["methods"]["never"]["em"] = 0.4
+    text = summary_of(results, tmp_path)
+    assert "always, random, entropy, rind_paper and 3 more share the highest exact match, 0.500" in text
+    assert "probing against entropy" in text
+    data = sample_data() | {"flags": {"entropy": "always fired", "probing": "always fired"}}
+    _, page = render(results, data, tmp_path)
+    assert "entropy and probing always fired on these questions." in page.text
+
+
+def test_an_axis_of_one_value_has_round_ticks() -> None:
+    axis = Axis.fit("", [0.0, 0.0])
+    assert (axis.low, axis.high) == (0.0, pytest.approx(0.1))
+    assert all(len(label) <= 4 for _, label in axis.ticks)
+    assert Axis.fit("", [0.2, 0.7]) == Axis.fit("", [0.7, 0.2])
 
 
 def test_token_colours_follow_scores_and_marks_show_where_it_fired(tmp_path: Path) -> None:

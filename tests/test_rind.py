@@ -61,9 +61,10 @@ def test_paper_by_hand():
     np.testing.assert_allclose(result.attention, [0.3, 0.5, 0.3, 0.0], rtol=1e-6)
     np.testing.assert_allclose(result.scores, [0.0, 1.0, 0.15, 0.0], rtol=1e-6)
     assert result.content.tolist() == [False, True, True, True]
-    assert result.max == pytest.approx(1.0)
+    assert result.max() == pytest.approx(1.0)
     assert result.hits(0.1) == (1, 2)
     assert result.hits(1.0) == ()  # above, not at, the threshold
+    assert (result.max(2), result.hits(0.1, 2)) == (pytest.approx(0.15), (2,))  # without the first two
     np.testing.assert_allclose(result.per_token(4), result.scores)
 
 
@@ -86,13 +87,14 @@ def test_released_by_hand():
     assert [result.sentence(i) for i in range(6)] == [0, 0, 0, 1, 1, 1]
     assert result.hits(0.4) == (1, 2)  # the first sentence that has any
     assert result.hits(1.2) == ()  # "The" would be at 2.25: filtered out is not fired
+    assert (result.max(3), result.hits(0.4, 3)) == (pytest.approx(0.9), (5,))  # without the first sentence
     np.testing.assert_allclose(result.per_token(9), [0, 1.125, 1.125, 0.45, 0.45, 0, 0, 0.9, 0.9], rtol=1e-6)
 
 
 def test_all_filtered_is_not_fired():
     alone = AttentionRows(np.zeros((4, 3), np.float32), np.full(3, 0.5, np.float32))
     result = rind_scores(made([" it", " is", " the"], [9.0, 9.0, 9.0]), "released", attention_alone=alone)
-    assert result.max == 0.0
+    assert result.max() == 0.0
     assert result.hits(0.0) == ()
 
 
@@ -100,7 +102,7 @@ def test_all_filtered_is_not_fired():
 def test_an_empty_generation_does_not_fire(variant):
     alone = AttentionRows(np.zeros((1, 0), np.float32), np.zeros(0, np.float32))
     result = rind_scores(made([], [], np.ones((1, 2)) / 2), variant, attention_alone=alone)
-    assert (result.max, result.hits(0.0), len(result.scores)) == (0.0, (), 0)
+    assert (result.max(), result.hits(0.0), len(result.scores)) == (0.0, (), 0)
 
 
 WORDS = st.sampled_from(["the", "is", "don't", "of,", "Jomholm", "mill.", "1912", "river", "and", "--"])
@@ -204,8 +206,8 @@ def test_on_a_model(variant):
     for generation, alone in zip(generations, lm.attention_alone(generations), strict=True):
         result = rind_scores(generation, variant, attention_alone=alone)
         assert len(result.spans) == len(result.scores) == len(result.tokens)
-        assert result.max > 0
-        assert result.per_token(12).max() == pytest.approx(result.max)
+        assert result.max() > 0
+        assert result.per_token(12).max() == pytest.approx(result.max())
 
 
 def test_signals_by_hand():

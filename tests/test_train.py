@@ -27,16 +27,6 @@ from probers.store import FeatureStore
 from probers.types import UserError
 
 
-@pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> FeatureStore:
-    return make_store(tmp_path_factory.mktemp("data") / "cot")
-
-
-@pytest.fixture(scope="module")
-def examples(store: FeatureStore) -> Examples:
-    return load_examples([store])
-
-
 def test_controls_are_left_out_with_a_reason(tmp_path: Path) -> None:
     def edit(row: dict) -> dict:
         return {k: v for k, v in row.items() if k != "rind_max"} | {"question": ""}
@@ -331,7 +321,9 @@ def test_sites_are_trained_together_and_the_best_is_the_probers(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(("head", "aggregate"), [("attention_pool", None), ("radio", "mean")])
-def test_token_states_make_probers_of_spans(tmp_path: Path, head: str, aggregate: str | None) -> None:
+def test_token_states_make_probers_of_spans(
+    tmp_path: Path, head: str, aggregate: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
     """What the saved prober says of spans is what ``metrics.json`` was computed from."""
     store = make_token_store(tmp_path / "t", 600)
     options = [f"aggregate={aggregate}"] if aggregate else []
@@ -340,6 +332,12 @@ def test_token_states_make_probers_of_spans(tmp_path: Path, head: str, aggregate
         [f"data={store.path}", "layer=[2,3]", f"head={head}", "epochs=8", f"out={tmp_path / 'p'}",
          *PLAIN, "lr=0.01", *options],
     )  # fmt: skip
+    command = f'probers-rag question="..." trigger=radio query=cioqf prober={out}'
+    last = capsys.readouterr().out.splitlines()[-1]
+    if aggregate:  # heads of single tokens are what a trigger takes
+        assert last == f"next: {command}" and command in (out / "README.md").read_text()
+    else:
+        assert "score_spans" in last and "probers-rag" not in (out / "README.md").read_text()
     bank, examples = ProbeBank.from_pretrained(out), load_examples([store])
     assert bank.aggregate == aggregate and bank.metrics["splits"]["test"]["n"] == len(examples.rows["test"])
     rows = examples.rows["test"]

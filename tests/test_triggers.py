@@ -128,6 +128,9 @@ def test_rind_paper_fires_before_the_word_of_the_first_hit():
     later = Rind(0.5, "paper")(made, state())
     assert (later.position, later.tokens) == (10, (3,))
     assert not Rind(0.61, "paper")(made, state()).fire
+    # Above the threshold, not at it.
+    assert Rind(decision.token_scores[2], "paper")(made, state()).tokens == (3,)
+    assert not Rind(decision.score, "paper")(made, state()).fire
     assert Rind(0.35, "paper").needs == Needs(attention=True)
 
 
@@ -175,6 +178,11 @@ def test_rind_released_fires_before_the_first_sentence_that_has_a_hit():
     assert Rind(1.5)(made, state(lm)).tokens == (2,)
     assert Rind(4.5)(made, state(lm)).position == text.index("Telka ends")
     assert not Rind(5.5)(made, state(lm)).fire
+    # "lies" is no hit, "near" a stop word, and the fourth word of the sentence is one: all of it goes.
+    late = replace(made, entropies=np.array([0.1, 0.1, 0.1, 0.1, 0.1, 2.0, 0.1, 0.1], dtype=np.float32))
+    fourth = Rind(1.0)(late, state(lm))
+    assert (fourth.position, fourth.tokens) == (text.index("Vamora"), (5,))
+    assert not Rind(fourth.score)(late, state(lm)).fire  # above the threshold, not at it
     assert Rind(1.0).needs == Needs()
 
 
@@ -237,6 +245,30 @@ def test_probing_sums_layers_and_fires_above_the_banks_threshold():
         Probing(bank(), threshold=0.1, theta=0.1)
 
 
+@pytest.mark.parametrize(
+    ("combine", "theta", "retrieves"),
+    [("logits", 0.9, False), ("logits", 1.1, True), ("probabilities", -0.02, False),
+     ("probabilities", -0.01, True), ("logits", 0.0, False), ("probabilities", 0.0, True)],
+)  # fmt: skip
+def test_the_decision_of_probing_rag_by_hand(combine, theta, retrieves):
+    """Retrieve when the sum over layers of "wrong" plus theta exceeds that of "correct".
+
+    Three layers, logits [wrong, correct] = [1, 0], [1, 0], [-3, 0].
+    Logits (paper): 1 + 1 - 3 + theta > 0, so theta > 1.
+    Probabilities (released code): softmax[wrong] = 0.7311, 0.7311, 0.0474, sum 1.5096; softmax[correct]
+    = 0.2689, 0.2689, 0.9526, sum 1.4904: 1.5096 + theta > 1.4904, so theta > -0.0192.
+    """
+    layers = (0, 1, 2)
+    made = replace(
+        generation(" a b"),
+        states=np.array([[1.0, 0, 0, 0], [1.0, 0, 0, 0], [-3.0, 0, 0, 0]]),
+        needs=Needs(layers=layers),
+    )
+    decision = Probing(bank(layers), theta=theta, combine=combine)(made, state())
+    assert decision.fire == retrieves
+    assert decision.score == pytest.approx(-1 if combine == "logits" else 1.5096 - 1.4904, abs=2e-4)
+
+
 def test_probing_reads_its_own_layers_among_those_recorded():
     made = probed(0.0, Needs(layers=(0, 1, 2)))
     made = replace(made, states=np.array([[9.0, 0, 0, 0], [1.0, 0, 0, 0], [2.0, 0, 0, 0]]))
@@ -259,6 +291,8 @@ def test_probing_combines_as_told():
     decision = other(probed(1.0), state())
     assert decision.score == pytest.approx(2 * np.tanh(0.5))
     assert decision.threshold == 0.0  # another scale: the bank's threshold does not apply
+    assert not hasattr(other, "probability")  # and neither does its calibration
+    np.testing.assert_allclose(Probing(single).probability(np.zeros(2)), 0.5)
     assert Probing(bank(), combine="probabilities", threshold=0.1)(probed(1.0), state()).threshold == 0.1
     stacked = bank(ensemble=Ensemble("stacked", (3.0, 1.0), 0.5))
     assert Probing(stacked)(probed(1.0), state()) == Decision(True, 4.5, 0.25)
@@ -353,6 +387,9 @@ def test_flare_min_fires_at_the_first_sentence_with_a_token_below_theta():
         decision, fire=False, threshold=0.4, position=None, tokens=()
     )
     assert not Flare()(with_probabilities(*SURE), state()).fire
+    # Above the threshold, not at it: the first sentence's highest 1 - p, and that of all.
+    assert Flare(max(decision.token_scores[:4]))(made, state()).position == TWO.index("She")
+    assert not Flare(decision.score)(made, state()).fire
 
 
 def test_flare_mean_fires_on_the_mean_of_a_sentence():
@@ -526,8 +563,13 @@ def test_radio_refuses_heads_of_whole_texts_other_models_and_no_heads():
         check(trigger, replace(SPEC, id="other", revision="r2"), TESTBED_PROMPT)
     with pytest.raises(RunError, match="hidden states"):
         trigger(generation(" a"), state())
-    with pytest.raises(UserError, match="threshold=-1"):
-        Radio(token_bank(), threshold=-1)
+
+
+def test_radio_with_a_threshold_below_all_fires_at_the_first_word_above_the_mean_and_at_no_space():
+    made = told(0.1, 0.2, *[0.1] * 6)
+    assert Radio(token_bank(), threshold=-0.5)(made, state()).tokens == (1,)
+    blank = replace(told(0.9, 0.1, text=" a b"), text="  \n", offsets=((0, 1), (1, 3)))
+    assert not Radio(token_bank(), threshold=-0.5)(blank, state()).tokens
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
 from functools import partial
 from pathlib import Path
@@ -12,6 +11,7 @@ import numpy as np
 from omegaconf import DictConfig
 
 from probers.files import write_text
+from probers.manifest import fingerprint
 from probers.parts import build, plain
 from probers.runs import RunFolder, canonical_json
 from probers.types import UserError
@@ -20,8 +20,9 @@ from .adaptive_card import CLASSIFIER, MAJORITY, SHUFFLED, table, write_card
 from .evaluate import as_figures
 
 if TYPE_CHECKING:
-    from probers.adaptive import Labelled
     from probers.bootstrap import Bootstrap, Interval
+
+    from .strategies import Labelled
 
 #: ``_target_`` of the head by which ``probers-train`` knows that it is meant.
 TARGET = "probers.adaptive.AdaptiveClassifier.fit"
@@ -34,8 +35,9 @@ def run(cfg: DictConfig) -> Path:
     Raises:
         UserError: before anything is written, for whatever is wrong with the request.
     """
-    from probers.adaptive import strategies_of
     from probers.store import FeatureStore
+
+    from .strategies import strategies_of
 
     _refuse_unused(cfg)
     if cfg.resamples < 100:
@@ -51,8 +53,8 @@ def run(cfg: DictConfig) -> Path:
     classifier = build(cfg.head, train.questions, train.strategies)
     name = ",".join([f"{path.name}-adaptive", *filter(None, [cfg.suffix])])
     out = Path(cfg.out or Path("runs/train", name))
-    manifest = hashlib.sha256((path / "manifest.json").read_bytes()).hexdigest()[:16]
-    config = {key: plain(cfg)[key] for key in _USED} | {"data": str(path), "inputs": {"store": manifest}}
+    config = {key: plain(cfg)[key] for key in _USED}
+    config |= {"data": str(path), "inputs": {"store": fingerprint(path)}}
     folder = RunFolder(out, "train", config)
     if not folder.begin(overwrite=cfg.overwrite, what="classifier"):
         return out

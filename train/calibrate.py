@@ -12,16 +12,17 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from probers.calibration import Calibration, Isotonic, Platt, Temperature
+from probers.calibration import Calibration, Isotonic, Temperature
 from probers.ensemble import KINDS, Ensemble
 from probers.entropy import SIGNALS, EntropyModel
+from probers.logistic import fit_logistic, fit_platt
 from probers.metrics import auroc
 from probers.thresholds import ThresholdRule, checked
 from probers.types import UserError
 
 __all__ = [
     "CALIBRATIONS", "ThresholdRule", "fit_calibration", "fit_ensemble", "fit_entropy_model",
-    "fit_probability", "fit_temperature",
+    "fit_temperature",
 ]  # fmt: skip
 
 CALIBRATIONS = ("platt", "temperature", "isotonic")
@@ -50,7 +51,7 @@ def fit_calibration(kind: str, wrong: np.ndarray, scores: np.ndarray) -> Calibra
     if kind == "temperature":
         return Temperature(fit_temperature(wrong, scores))
     if kind == "platt":
-        return fit_probability(wrong, scores)
+        return fit_platt(wrong, scores)
     from sklearn.isotonic import IsotonicRegression
 
     least = 1 / (len(wrong) + 2)
@@ -108,23 +109,12 @@ def fit_ensemble(kind: str, margins: np.ndarray, wrong: np.ndarray, *, k: int = 
         weights[chosen] = 1 / len(chosen)
         return Ensemble("best", tuple(weights.tolist()))
     if kind == "stacked":
-        weights, mean, scale, intercept = _logistic(margins, wrong)
+        weights, mean, scale, intercept = fit_logistic(margins, wrong)
         weights = weights / scale
         return Ensemble("stacked", tuple(weights.tolist()), intercept - float(weights @ mean))
     if kind not in KINDS:
         raise UserError(f"combine={kind} is unknown: choose one of {', '.join(KINDS)}")
     return Ensemble(kind).over(layers)  # type: ignore[arg-type]
-
-
-def fit_probability(wrong: np.ndarray, scores: np.ndarray) -> Platt:
-    """P(wrong) of a score of any unit, by logistic regression on it (Platt scaling).
-
-    The slope carries scikit-learn's L2 penalty (C = 1 on the standardised score), which keeps
-    it finite where the score separates the examples.
-    """
-    weights, mean, scale, intercept = _logistic(scores[:, None], wrong)
-    slope = float(weights[0] / scale[0])
-    return Platt(slope, intercept - slope * float(mean[0]))
 
 
 def fit_entropy_model(
@@ -139,21 +129,9 @@ def fit_entropy_model(
         rule: chooses the threshold on the log-odds.
     """
     inputs = np.stack([scores, *(np.asarray(signals[name], dtype=float) for name in SIGNALS)], axis=1)
-    weights, mean, scale, intercept = _logistic(inputs, wrong)
+    weights, mean, scale, intercept = fit_logistic(inputs, wrong)
     log_odds = ((inputs - mean) / scale) @ weights + intercept
     return EntropyModel(
         mean=tuple(mean.tolist()), scale=tuple(scale.tolist()), weights=tuple(weights.tolist()),
         intercept=intercept, threshold=rule(wrong, log_odds),
     )  # fmt: skip
-
-
-def _logistic(inputs: np.ndarray, wrong: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
-    """Weights on standardised inputs, the standardisation and the intercept."""
-    from sklearn.linear_model import LogisticRegression
-
-    wrong, inputs = checked(wrong, inputs)
-    mean, scale = inputs.mean(axis=0), inputs.std(axis=0)
-    # A constant input's deviation need not round to exactly 0.
-    scale = np.where(scale > 1e-12 * np.abs(mean), scale, 1.0)
-    model = LogisticRegression(max_iter=1000).fit((inputs - mean) / scale, wrong)
-    return model.coef_[0], mean, scale, float(model.intercept_[0])

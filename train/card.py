@@ -69,6 +69,17 @@ def write_card(bank: ProbeBank, figures: Mapping[str, Any], *, data: Path, sourc
     return "\n\n".join(parts) + "\n"
 
 
+def rag_command(bank: ProbeBank, out: Path) -> str | None:
+    """The command that answers questions with the prober as its trigger; None where no trigger takes it."""
+    if bank.spec.pool == "predicting" or bank.head.tokens:
+        return None
+    if bank.spec.pool == "tokens":
+        return f'probers-rag question="..." trigger=radio query=cioqf prober={out}'
+    if bank.spec.position == "generated":
+        return f'probers-rag question="..." trigger=probing prober={out}'
+    return None
+
+
 def _what(bank: ProbeBank) -> str:
     """What it reads and how it scores, in a paragraph."""
     spec = bank.spec
@@ -101,8 +112,9 @@ def _use(bank: ProbeBank, out: Path) -> list[str]:
         lines.append("odds = bank.score(states, signals)  # with the entropies of the text's tokens")
         lines.append("fires = odds > bank.entropy_model.threshold")
     found = ["```python\n" + "\n".join(lines) + "\n```"]
-    if spec.position == "generated" and spec.pool != "tokens":  # of an answer that a loop can judge
-        found.insert(0, f'```bash\nprobers-rag question="..." trigger=probing prober={out}\n```')
+    command = rag_command(bank, out)
+    if command is not None:
+        found.insert(0, f"```bash\n{command}\n```")
     return found
 
 

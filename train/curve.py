@@ -3,18 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+
+import numpy as np
 
 from probers.heads import ProbeHead
 
+from .controls import ENSEMBLE, Detector
 from .data import Examples, training_share
-from .fit import FitSettings, Task, fit
-from .prober import AssemblySettings, CurvePoint, Trained, curve_point, full_point
+from .fit import FitSettings, Fitted, Task, fit
+from .prober import AssemblySettings, Trained, alone, combined, margins_of
 from .states import Column, States
 
 #: Points of the curve: so many texts, and these shares of the groups.
 _TEXTS, _SHARES = 1000, (0.25, 0.5)
+
+
+@dataclass(frozen=True, slots=True)
+class CurvePoint:
+    """A prober that was trained on part of the training groups.
+
+    Attributes:
+        share: of the groups.
+        n, groups: texts and groups trained on.
+        layer: the head of the layer that is best on validation.
+        ensemble: all layers.
+    """
+
+    share: float
+    n: int
+    groups: int
+    layer: Detector
+    ensemble: Detector
 
 
 def learning_curve(
@@ -45,5 +66,27 @@ def learning_curve(
             make_head, tasks, states, columns, part, replace(settings, logger="none"),
             out=out, what=f"{len(rows)}-texts",
         )  # fmt: skip
-        yield curve_point(fitted, states, columns, part, share, assembly)
-    yield full_point(trained, examples)
+        yield _point(fitted, states, columns, part, share, assembly)
+    yield _whole(trained, examples)
+
+
+def _point(
+    fitted: Fitted, states: States, columns: Sequence[Column], part: Examples, share: float,
+    settings: AssemblySettings,
+) -> CurvePoint:  # fmt: skip
+    """The scores of heads that were trained on part of the groups, made as the prober's are."""
+    margins = margins_of(fitted, states, columns, part, settings)
+    _, score = combined(settings.combine, margins, list(range(len(fitted.tasks))), part, settings)
+    best = int(np.argmax(fitted.auroc))
+    return CurvePoint(
+        share, len(part.rows["train"]), len(part.groups("train")),
+        alone("best layer", margins, best, part),
+        Detector(ENSEMBLE, score, f"{settings.combine} of {len(fitted.tasks)} layers"),
+    )  # fmt: skip
+
+
+def _whole(trained: Trained, examples: Examples) -> CurvePoint:
+    """The prober itself as the last point of its learning curve."""
+    saved = trained.ensembles[trained.bank.combine]
+    groups = len(examples.groups("train"))
+    return CurvePoint(1.0, len(examples.rows["train"]), groups, trained.layers[trained.best], saved)

@@ -10,9 +10,9 @@ import numpy as np
 
 from probers import metrics
 from probers.bootstrap import Interval
+from probers.logistic import fit_platt
 from probers.thresholds import ThresholdRule
 
-from .calibrate import fit_probability
 from .controls import Detector
 from .data import Examples
 from .resampling import Resamples
@@ -60,7 +60,7 @@ class Evaluator:
         return replace(
             detector,
             threshold=self._rule(wrong, scores) if threshold is None else threshold,
-            probability=fit_probability(wrong, scores) if probability is None else probability,
+            probability=fit_platt(wrong, scores) if probability is None else probability,
         )
 
     def by(

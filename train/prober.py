@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,29 +16,14 @@ from probers.features import FeatureSpec
 from probers.types import Site, UserError
 
 from .calibrate import CALIBRATIONS, ThresholdRule, fit_calibration, fit_ensemble, fit_entropy_model
-from .controls import EMBEDDING, ENSEMBLE, SHUFFLED, WITH_ENTROPY, Detector, control_detectors
+from .controls import EMBEDDING, SHUFFLED, WITH_ENTROPY, Detector, control_detectors
 from .data import Examples
 from .fit import Fitted, Task, targets_of
 from .margins import Margins, score_everything
 from .states import Column, States
 
-
-@dataclass(frozen=True, slots=True)
-class CurvePoint:
-    """A prober that was trained on part of the training groups.
-
-    Attributes:
-        share: of the groups.
-        n, groups: texts and groups trained on.
-        layer: the head of the layer that is best on validation.
-        ensemble: all layers.
-    """
-
-    share: float
-    n: int
-    groups: int
-    layer: Detector
-    ensemble: Detector
+if TYPE_CHECKING:
+    from .curve import CurvePoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,13 +97,13 @@ def assemble(
         rule: chooses thresholds.
     """
     tasks = fitted.tasks
-    margins = _margins(fitted, states, columns, examples, settings)
+    margins = margins_of(fitted, states, columns, examples, settings)
     probes = {task: i for i, task in enumerate(tasks) if task.is_probe}
     first = min(task.seed for task in probes)
     own = {task.column: i for task, i in probes.items() if task.seed == first}
     best = max(own, key=lambda column: fitted.auroc[own[column]])
     site = [column for column in own if column.site == best.site]
-    kinds = {kind: _combined(kind, margins, [own[c] for c in site], examples, settings) for kind in KINDS}
+    kinds = {kind: combined(kind, margins, [own[c] for c in site], examples, settings) for kind in KINDS}
     ensemble, score = kinds[settings.combine]
     rows = examples.rows["validation"]
     wrong = examples.wrong[rows]
@@ -139,7 +125,7 @@ def assemble(
     person = next((i for i, t in enumerate(tasks) if t.target == "person"), None)
     return Trained(
         bank=bank,
-        layers={c: _alone(str(c), margins, i, examples) for c, i in own.items()},
+        layers={c: alone(str(c), margins, i, examples) for c, i in own.items()},
         seeds=_of_seeds(margins, probes),
         validation={c: _validation(fitted, i) for c, i in own.items()},
         ensembles=ensembles,
@@ -152,37 +138,16 @@ def assemble(
     )
 
 
-def curve_point(
-    fitted: Fitted, states: States, columns: Sequence[Column], part: Examples, share: float,
-    settings: AssemblySettings,
-) -> CurvePoint:  # fmt: skip
-    """The scores of heads that were trained on part of the groups, as :func:`assemble` makes them."""
-    margins = _margins(fitted, states, columns, part, settings)
-    _, score = _combined(settings.combine, margins, list(range(len(fitted.tasks))), part, settings)
-    best = int(np.argmax(fitted.auroc))
-    return CurvePoint(
-        share, len(part.rows["train"]), len(part.groups("train")),
-        _alone("best layer", margins, best, part),
-        Detector(ENSEMBLE, score, f"{settings.combine} of {len(fitted.tasks)} layers"),
-    )  # fmt: skip
-
-
-def full_point(trained: Trained, examples: Examples) -> CurvePoint:
-    """The prober itself as the last point of its learning curve."""
-    saved = trained.ensembles[trained.bank.combine]
-    groups = len(examples.groups("train"))
-    return CurvePoint(1.0, len(examples.rows["train"]), groups, trained.layers[trained.best], saved)
-
-
-def _margins(
+def margins_of(
     fitted: Fitted, states: States, columns: Sequence[Column], examples: Examples, settings: AssemblySettings
 ) -> Margins:
+    """What all heads, rounded to what is saved of them, say of every text."""
     head = half_precision(fitted.head)
     places = [list(columns).index(task.column) for task in fitted.tasks]
     return score_everything(head, places, states, examples, settings.aggregate)
 
 
-def _combined(
+def combined(
     kind: str, margins: Margins, heads: Sequence[int], examples: Examples, settings: AssemblySettings
 ) -> tuple[Ensemble, np.ndarray]:
     """An ensemble fitted on the validation rows, and its scores (texts,)."""
@@ -196,7 +161,7 @@ def _combined(
     return ensemble, margins.of_texts(ensemble(values))
 
 
-def _alone(
+def alone(
     name: str, margins: Margins, head: int, examples: Examples, labels: np.ndarray | None = None,
     about: str = "its head alone",
 ) -> Detector:  # fmt: skip
@@ -226,11 +191,11 @@ def _head_controls(tasks: Sequence[Task], margins: Margins, examples: Examples) 
     for index, task in enumerate(tasks):
         about = f"the same head at {task.column}"
         if task.target == "correct" and task.layer == 0:
-            found.append(_alone(EMBEDDING, margins, index, examples, about=about))
+            found.append(alone(EMBEDDING, margins, index, examples, about=about))
         elif task.target == "shuffled":
             permuted = 1 - targets_of([task], examples)[:, 0].numpy()
             about += ", trained and tested on permuted labels"
-            found.append(_alone(SHUFFLED, margins, index, examples, permuted, about))
+            found.append(alone(SHUFFLED, margins, index, examples, permuted, about))
     return found
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from pathlib import Path
@@ -12,7 +11,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from probers.files import write_text
 from probers.finding import newest_store
-from probers.parts import maker
+from probers.manifest import fingerprint
+from probers.parts import maker, plain
 from probers.runs import RunFolder, canonical_json
 from probers.types import UserError
 
@@ -124,15 +124,17 @@ def _write(
 
 def _next(bank: ProbeBank, out: Path) -> str:
     """What to do with the prober."""
+    from .card import rag_command
+
+    command = rag_command(bank, out)
+    if command is not None:
+        return command
+    load = f"ProbeBank.from_pretrained({str(out)!r})"
     if bank.spec.pool == "predicting" or bank.head.tokens:
         what = "score" if bank.spec.pool == "predicting" else "score_spans"
         needs = f'Needs({bank.layers}, site="{bank.spec.site}", pool="{bank.spec.pool}")'
-        return (
-            f"ProbeBank.from_pretrained({str(out)!r}).{what} takes the states of a CausalLM asked for {needs}"
-        )
-    if bank.spec.position == "generated" and bank.spec.pool != "tokens":
-        return f'probers-rag question="..." trigger=probing prober={out}'
-    return f"ProbeBank.from_pretrained({str(out)!r}).watch(model) scores what a model writes"
+        return f"{load}.{what} takes the states of a CausalLM asked for {needs}"
+    return f"{load}.watch(model) scores what a model writes"
 
 
 def _data(given: Any) -> list[Path]:
@@ -188,12 +190,12 @@ def _identity(cfg: DictConfig, paths: Sequence[Path], tasks: Sequence[Task]) -> 
     The batch size is among the inputs because it changes what is learned, whereas the
     run folder takes ``batch_size`` for a matter of speed, as it is everywhere else.
     """
-    manifests = [hashlib.sha256((path / "manifest.json").read_bytes()).hexdigest()[:16] for path in paths]
-    layers = sorted({task.layer for task in tasks if task.is_probe})
-    resolved = OmegaConf.to_container(cfg, resolve=True)
-    assert isinstance(resolved, dict)
-    inputs = {"stores": manifests, "layers": layers, "examples_per_step": cfg.batch_size}
-    return {**{str(k): v for k, v in resolved.items()}, "data": list(map(str, paths)), "inputs": inputs}
+    inputs = {
+        "stores": [fingerprint(path) for path in paths],
+        "layers": sorted({task.layer for task in tasks if task.is_probe}),
+        "examples_per_step": cfg.batch_size,
+    }
+    return plain(cfg) | {"data": list(map(str, paths)), "inputs": inputs}
 
 
 def _plain(value: Any) -> Any:

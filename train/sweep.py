@@ -10,6 +10,8 @@ from typing import Any
 
 from probers.types import RunError
 
+from .tables import cut
+
 _HEADER = ("", "best layer", "validation", "AUROC (test)", "acc.", "ECE", "folder")
 _WIDTH = 100  # columns of the terminal; the folders alone may go beyond
 
@@ -45,7 +47,7 @@ def compare_runs(jobs: Sequence[Sequence[str]], folders: Sequence[Path]) -> str:
     widths[0] = max(12, min(widths[0], _WIDTH - sum(widths[1:]) - 2 * len(widths)))
     lines = []
     for name, *figures, folder in cells:
-        fitted = [f"{_cut(name, widths[0]):{widths[0]}}"]
+        fitted = [f"{cut(name, widths[0]):{widths[0]}}"]
         fitted += [f"{cell:>{width}}" for cell, width in zip(figures, widths[1:], strict=True)]
         lines.append("  ".join([*fitted, folder]).rstrip())
     return "\n".join([*lines, f"folders are below {shared}; choose by validation, report the test figures"])
@@ -75,7 +77,3 @@ def _figures(folder: Path) -> dict[str, Any]:
 
 def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.3f}"
-
-
-def _cut(text: str, width: int) -> str:
-    return text if len(text) <= width else text[: width - 2] + ".."

@@ -82,7 +82,7 @@ def _is_best(figures: Mapping[str, Any], entry: Mapping[str, Any]) -> bool:
 def _line(name: str, entry: Mapping[str, Any], *, mark: bool = False, sign: str = "*") -> str:
     name = f"{name} {sign}" if mark else name
     return (
-        f"  {_cut(name, _NAME - 2):{_NAME - 2}}{_figure(entry['auroc']):>6}  {_bounds(entry['auroc_ci']):13}"
+        f"  {cut(name, _NAME - 2):{_NAME - 2}}{_figure(entry['auroc']):>6}  {_bounds(entry['auroc_ci']):13}"
         + ("".join(f"{_figure(entry[key]):>7}" for _, key in _COLUMNS))
     )
 
@@ -99,7 +99,7 @@ def _by(what: str, values: Mapping[str, Any], *, single: bool) -> list[str]:
         found = (entry["detectors"].get(name, {}) for name in shown)
         cells = (f"{_figure(f.get('auroc')):>4} {_bounds(f.get('auroc_ci'))}" for f in found)
         lines.append(
-            f"  {_cut(value, _NAME - 2):{_NAME - 2}}{entry['n']:>5}{entry['base_rate']:>7.0%}  "
+            f"  {cut(value, _NAME - 2):{_NAME - 2}}{entry['n']:>5}{entry['base_rate']:>7.0%}  "
             + "".join(f"{cell:21}" for cell in cells).rstrip()
         )
     return lines
@@ -162,7 +162,8 @@ def _bounds(ci: Sequence[float] | None) -> str:
     return "" if ci is None else f"[{ci[0]:.2f}, {ci[1]:.2f}]"
 
 
-def _cut(text: str, width: int) -> str:
+def cut(text: str, width: int) -> str:
+    """A text in at most ``width`` columns; two dots stand for what is cut off."""
     return text if len(text) <= width else text[: width - 2] + ".."
 
 

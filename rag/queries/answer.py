@@ -18,14 +18,18 @@ class AnswerQuery:
     two-hop question the first hop.
 
     Attributes:
+        question_first: ask with the question alone the first time, as the released code does.
         with_passages: from the second retrieval on, put the passages seen so far
             between question and rationale, as algorithm 1 of Probing-RAG is written.
         whole_output: from the second retrieval on, ask with the prompt and all that was
             written after it, exemplars included, as the released code of Probing-RAG does.
     """
 
+    question_first: bool = False
     with_passages: bool = False
     whole_output: bool = False
+
+    needs = Needs()
 
     def __post_init__(self) -> None:
         if self.with_passages and self.whole_output:
@@ -34,11 +38,9 @@ class AnswerQuery:
                 "holds the passages already"
             )
 
-    @property
-    def needs(self) -> Needs:
-        return Needs()
-
     def __call__(self, question: Question, generation: Generation, decision: Decision, state: State) -> str:
+        if self.question_first and not state.retrievals:
+            return question.question
         text = state.partial + generation.text[: decision.position]
         if self.whole_output and state.retrievals:
             return " ".join((generation.prompt + generation.text[: decision.position]).split())

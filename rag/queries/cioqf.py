@@ -49,16 +49,14 @@ class CIOQF:
     vectors: str | None = None
     max_tokens: int = QUERY_TOKENS
 
+    needs = Needs(attention=True)
+
     def __post_init__(self) -> None:
         if self.norm not in ("minmax", "zscore"):
             raise UserError(f"query.norm={self.norm!r} is unknown: choose minmax or zscore")
         at_least_one(self, "top_n", "max_tokens")
         if self.vectors is not None:
             load_vectors(self.vectors)  # what is wrong with the file is said before a model runs
-
-    @property
-    def needs(self) -> Needs:
-        return Needs(attention=True)
 
     def __call__(self, question: Question, generation: Generation, decision: Decision, state: State) -> str:
         if generation.attention is None:

@@ -30,14 +30,12 @@ class FlareQuery:
     beta: float = 0.4
     max_tokens: int = QUERY_TOKENS
 
+    needs = Needs()
+
     def __post_init__(self) -> None:
         if not 0 <= self.beta <= 1:
             raise UserError(f"query.beta={self.beta} is no probability: give one from 0 to 1")
         at_least_one(self, "max_tokens")
-
-    @property
-    def needs(self) -> Needs:
-        return Needs()
 
     def __call__(self, question: Question, generation: Generation, decision: Decision, state: State) -> str:
         text = state.partial + generation.text

@@ -21,12 +21,10 @@ class FullContextQuery:
 
     max_tokens: int = QUERY_TOKENS
 
+    needs = Needs()
+
     def __post_init__(self) -> None:
         at_least_one(self, "max_tokens")
-
-    @property
-    def needs(self) -> Needs:
-        return Needs()
 
     def __call__(self, question: Question, generation: Generation, decision: Decision, state: State) -> str:
         whole = f"{question.question} {text_so_far(generation, decision, state)}"

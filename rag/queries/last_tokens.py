@@ -24,12 +24,10 @@ class LastTokensQuery:
     n: int = 25
     max_tokens: int = QUERY_TOKENS
 
+    needs = Needs()
+
     def __post_init__(self) -> None:
         at_least_one(self, "n", "max_tokens")
-
-    @property
-    def needs(self) -> Needs:
-        return Needs()
 
     def __call__(self, question: Question, generation: Generation, decision: Decision, state: State) -> str:
         shift = len(generation.prompt)

@@ -33,14 +33,12 @@ class QFS:
     top_n: int = 25
     max_tokens: int = QUERY_TOKENS
 
+    needs = Needs(attention=True)
+
     def __post_init__(self) -> None:
         if self.variant not in ("paper", "released"):
             raise UserError(f"query.variant={self.variant!r} is unknown: choose paper or released")
         at_least_one(self, "top_n", "max_tokens")
-
-    @property
-    def needs(self) -> Needs:
-        return Needs(attention=True)
 
     def __call__(self, question: Question, generation: Generation, decision: Decision, state: State) -> str:
         if generation.attention is None:

@@ -13,9 +13,7 @@ from ..triggers.base import State
 class QuestionQuery:
     """The question as it stands, in every round."""
 
-    @property
-    def needs(self) -> Needs:
-        return Needs()
+    needs = Needs()
 
     def __call__(self, question: Question, generation: Generation, decision: Decision, state: State) -> str:
         return question.question

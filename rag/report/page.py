@@ -12,9 +12,10 @@ from probers.markup import count, document, esc
 
 from .examples import examples_html
 from .layer_charts import controls_chart, layers_chart
+from .pairs import pairs_table
 from .series import Series, assign
 from .summary import notes_html, summary_html
-from .tables import knowledge_table, legend, methods_table, more_table, pairs_table
+from .tables import knowledge_table, legend, methods_table, more_table
 from .trigger_charts import roc_chart, tradeoff_chart
 
 
@@ -29,7 +30,7 @@ def write_report(results: Mapping[str, Any], data: Mapping[str, Any], path: Path
             ``ci95`` as "trigger.auroc" or "auroc", paired differences likewise.
         data: what the page needs beyond it: ``title``, ``command``, ``model``, ``corpus``,
             ``n``, ``threshold_rule``, ``date``, ``flags``, ``knowledge_em``, ``layers``,
-            ``controls``, ``ensemble``, ``roc``, ``replay``, ``points``, ``notes`` and
+            ``controls``, ``ensemble``, ``roc``, ``replay``, ``reruns``, ``points``, ``notes`` and
             ``examples``; every one may be absent.
         path: the file to write.
     """
@@ -51,7 +52,7 @@ def report_html(results: Mapping[str, Any], data: Mapping[str, Any]) -> str:
 def _names(results: Mapping[str, Any], data: Mapping[str, Any]) -> list[str]:
     """Every method that any part of the page names."""
     names = list(results.get("methods") or {})
-    for part in ("knowledge_em", "roc", "replay", "points"):
+    for part in ("knowledge_em", "roc", "replay", "reruns", "points"):
         names += list(data.get(part) or {})
     for example in data.get("examples") or []:
         names += [str(method.get("method")) for method in example.get("methods") or []]
@@ -81,13 +82,18 @@ def _sections(results: Mapping[str, Any], data: Mapping[str, Any], looks: Mappin
     triggers = (
         _figure(
             tradeoff_chart(data, looks),
-            "Exact match against retrievals per question. Markers are measured runs, with 95% intervals"
-            " where there is room. Lines are read from recorded answers: each trigger that judges whole"
-            " answers at every threshold, round by round, and in grey what random retrieval with the same"
-            " query is expected to give. Hollow grey markers bound the others. Methods that fire within an"
-            " answer are markers only.",
+            "Exact match against retrievals per question. Large markers are the methods of the table, with"
+            " 95% intervals where there is room; hollow grey ones bound the others. Lines are the same"
+            " methods at other settings, thresholds if nothing else is said. For those that judge whole"
+            " answers every threshold is read from recorded answers, as is what random retrieval with the"
+            " same query is expected to give (grey). The others change what is written, and were run once"
+            " for each dot; without retrieval the answers are the closed-book ones. By n: tokens between"
+            " two retrievals. By limit: retrievals per question at most, for what has no threshold.",
+            broad=True,
         )
-        + _figure(tradeoff_chart(data, looks, "acc"), "The same in ACC: a gold answer is in the text.")
+        + _figure(
+            tradeoff_chart(data, looks, "acc"), "The same in ACC: a gold answer is in the text.", broad=True
+        )
     ) + _figure(
         roc_chart(data, looks),
         "ROC of every trigger for “the answer is wrong”, with its AUROC. Markers only tell the curves apart;"
@@ -117,5 +123,12 @@ def _sections(results: Mapping[str, Any], data: Mapping[str, Any], looks: Mappin
     )
 
 
-def _figure(chart: str, caption: str) -> str:
-    return f"<figure>{chart}<figcaption>{esc(caption)}</figcaption></figure>" if chart else ""
+def _figure(chart: str, caption: str, *, broad: bool = False) -> str:
+    """A chart with its caption; a broad one has the page's width and scrolls on narrow screens."""
+    if not chart:
+        return ""
+    caption = f"<figcaption>{esc(caption)}</figcaption>"
+    if not broad:
+        return f"<figure>{chart}{caption}</figure>"
+    region = '<div class="scroll" role="region" aria-label="chart" tabindex="0">'
+    return f'<figure class="broad">{region}{chart}</div>{caption}</figure>'

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from probers.markup import count, esc, listing, num, span
@@ -12,6 +12,7 @@ from .series import stem
 
 #: Methods that never or always fire by definition: no news.
 FIXED = ("never", "always")
+_NAMED = 4  # methods at most that a sentence names
 
 
 def verdict(ci: tuple[float, float]) -> str:
@@ -22,11 +23,14 @@ def verdict(ci: tuple[float, float]) -> str:
 def summary_html(results: Mapping[str, Any], data: Mapping[str, Any]) -> str:
     """What was compared and how it came out: a paragraph, then each prober against entropy."""
     methods: Mapping[str, Any] = results.get("methods") or {}
-    sentences = [_setting(results, data, methods), *_winner(results, methods), *_oracle(methods)]
+    sentences = [_setting(results, data, methods)]
+    alike = _alike(methods)
+    sentences += alike or [*_winner(results, methods), *_oracle(methods)]
     duels = [
         f"<li>{' '.join(lines)}</li>"
         for prober in methods
         for rival in methods
+        if not alike
         if stem(prober) == "probing" and stem(rival) == "entropy"
         if (lines := _against(results, methods, prober, rival))
     ]
@@ -37,10 +41,11 @@ def summary_html(results: Mapping[str, Any], data: Mapping[str, Any]) -> str:
 def notes_html(data: Mapping[str, Any]) -> str:
     """The caveats, methods that never or always fired among them; empty when there are none."""
     lines = [esc(note) for note in data.get("notes") or []]
+    flagged: dict[str, list[str]] = {}
     for name, flag in (data.get("flags") or {}).items():
-        if stem(name) in FIXED:
-            continue
-        lines.append(f"{_name(name)} {esc(flag)} on these questions.")
+        if stem(name) not in FIXED:
+            flagged.setdefault(flag, []).append(_name(name))
+    lines += [f"{listing(names)} {esc(flag)} on these questions." for flag, names in flagged.items()]
     if not lines:
         return ""
     items = "".join(f"<li>{line}</li>" for line in lines)
@@ -49,6 +54,13 @@ def notes_html(data: Mapping[str, Any]) -> str:
 
 def _name(name: str) -> str:
     return f"<b>{esc(name)}</b>"
+
+
+def _several(names: Sequence[str]) -> str:
+    """The first of many names, and how many more there are."""
+    if len(names) <= _NAMED:
+        return listing(map(_name, names))
+    return f"{', '.join(map(_name, names[:_NAMED]))} and {len(names) - _NAMED} more"
 
 
 def _in_words(n: int) -> str:
@@ -71,6 +83,16 @@ def _setting(results: Mapping[str, Any], data: Mapping[str, Any], methods: Mappi
     return f"{who}{questions}{model}{corpus}."
 
 
+def _alike(methods: Mapping[str, Any]) -> list[str]:
+    """That the methods, the oracle among them, are equally often right; nothing where they are not."""
+    known = [em for method in methods.values() if (em := metric(method, "em")) is not None]
+    if len(known) < 2 or len(set(known)) > 1:
+        return []
+    if known[0] == 0:
+        return ["None of them has a single answer right: these questions do not tell them apart."]
+    return [f"All of them reach {num(known[0], 3)} in exact match, and are not told apart by it."]
+
+
 def _winner(results: Mapping[str, Any], methods: Mapping[str, Any]) -> list[str]:
     """The best exact match outside the oracle, next to always and never retrieving."""
     scores = {name: metric(method, "em") for name, method in methods.items() if stem(name) != "oracle"}
@@ -84,8 +106,9 @@ def _winner(results: Mapping[str, Any], methods: Mapping[str, Any]) -> list[str]
     lead = (
         f"The highest exact match is that of {_name(best[0])}: it {_reached(methods[best[0]])}."
         if len(best) == 1
-        else f"{listing(map(_name, best))} share the highest exact match, {num(top, 3)}, at "
-        + listing(num(metric(methods[name], "retrievals")) for name in best)
+        else f"{_several(best)} share the highest exact match, {num(top, 3)}, at "
+        + listing(num(metric(methods[name], "retrievals")) for name in best[:_NAMED])
+        + (" and more" if len(best) > _NAMED else "")
         + " retrievals per question."
     )
     rest = [
@@ -121,7 +144,7 @@ def _lead_over(results: Mapping[str, Any], best: str, others: list[str]) -> list
     if not close:
         every = " every other method" if len(tested) == len(others) else f" {listing(map(_name, tested))}"
         return [f"Its paired 95% intervals against{every} lie above zero."]
-    named = listing(map(_name, close[:4])) + (f" and {len(close) - 4} more" if len(close) > 4 else "")
+    named = _several(close)
     whose = "the paired 95% interval contains" if len(close) == 1 else "the paired 95% intervals contain"
     return [f"Its lead over {named} is not settled: {whose} zero."]
 

@@ -40,9 +40,13 @@ class Axis:
     def fit(
         cls, label: str, values: Sequence[float], *, least: tuple[float, float] | None = None, steps: int = 5
     ) -> Axis:
-        """An axis with round ticks around the values and, when given, at least around ``least``."""
+        """An axis with round ticks around the values and, when given, at least around ``least``.
+
+        Equal values have a tenth above them.
+        """
         ends = [*values, *(least or ())] or [0.0, 1.0]
         low, high = min(ends), max(ends)
+        high = high if high > low else low + 0.1
         raw = max(high - low, 1e-9) / steps
         scale = 10.0 ** math.floor(math.log10(raw))
         step = scale * next(nice for nice in (1, 2, 2.5, 5, 10) if nice * scale >= raw * 0.999)
@@ -67,6 +71,7 @@ class Plot:
         x: Axis,
         y: Axis,
         *,
+        width: int = WIDTH,
         height: int = 300,
         left: int = 42,
         right: int = 14,
@@ -75,8 +80,8 @@ class Plot:
         """Lay out the axes; ``right`` and ``below`` reserve room for labels and legends."""
         self.name, self.title, self.description = name, title, description
         self.x, self.y = x, y
-        self.height = height + below
-        self.box = (left, 26, WIDTH - right, height - 42)
+        self.width, self.height = width, height + below
+        self.box = (left, 26, width - right, height - 42)
         self._parts: list[str] = []
         self._axes()
 
@@ -137,8 +142,9 @@ class Plot:
     def svg(self) -> str:
         """The finished chart with its title and description for screen readers."""
         ids = f"{self.name}-title {self.name}-desc"
+        css = "chart" if self.width <= WIDTH else "chart broad"
         return (
-            f'<svg class="chart" viewBox="0 0 {WIDTH} {self.height}" role="img" aria-labelledby="{ids}">'
+            f'<svg class="{css}" viewBox="0 0 {self.width} {self.height}" role="img" aria-labelledby="{ids}">'
             f'<title id="{self.name}-title">{esc(self.title)}</title>'
             f'<desc id="{self.name}-desc">{esc(self.description)}</desc>{"".join(self._parts)}</svg>'
         )

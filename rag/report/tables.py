@@ -102,7 +102,7 @@ def methods_table(results: Mapping[str, Any], data: Mapping[str, Any], looks: Ma
         asks = f"<small>asks with: {esc(query)}</small>" if query and stem(name) != "never" else ""
         rows.append(f'<tr><th scope="row">{mark_glyph(looks[name])}{esc(name)}{badge}{asks}</th>{cells}</tr>')
     caption = "Every method on the same questions. Bold: best outside the oracle."
-    return _table("methods", caption, "Method", columns, rows) + _terms(results)
+    return framed("methods", caption, "Method", columns, rows) + _terms(results)
 
 
 def _columns(results: Mapping[str, Any]) -> tuple[Column, ...]:
@@ -130,7 +130,7 @@ def more_table(results: Mapping[str, Any]) -> str:
     for name, method in methods.items():
         cells = "".join(f"<td>{num(metric(method, c.key), c.digits)}</td>" for c in MORE_COLUMNS)
         rows.append(f'<tr><th scope="row">{esc(name)}</th>{cells}</tr>')
-    return _table("more", "Further figures of every method.", "Method", MORE_COLUMNS, rows)
+    return framed("more", "Further figures of every method.", "Method", MORE_COLUMNS, rows)
 
 
 def legend(results: Mapping[str, Any]) -> str:
@@ -212,72 +212,10 @@ def knowledge_table(data: Mapping[str, Any], looks: Mapping[str, Series]) -> str
     for name, row in rows_of.items():
         cells = "".join(f"<td>{level_glyph((row.get(kind) or {}).get('em'))}</td>" for kind in kinds)
         rows.append(f'<tr><th scope="row">{mark_glyph(looks[name])}{esc(name)}</th>{cells}</tr>')
-    return _table("knowledge", "Exact match by what the model was taught.", "Method", columns, rows)
+    return framed("knowledge", "Exact match by what the model was taught.", "Method", columns, rows)
 
 
-def pairs_table(results: Mapping[str, Any], *, shown: int = 16) -> str:
-    """Paired differences with intervals; those with a prober first, the rest folded away."""
-    pairs: Mapping[str, Any] = results.get("pairs") or {}
-    entries = [
-        _oriented(pair, name, float(entry["diff"]), interval(entry.get("ci95")))
-        for pair, figures in pairs.items()
-        for name, entry in figures.items()
-        if number((entry or {}).get("diff")) is not None
-    ]
-    if not entries:
-        return ""
-    entries.sort(
-        key=lambda entry: (0, entry.pair.split(" vs ")[0]) if stem(entry.pair) == "probing" else (1, "")
-    )
-    reach = max((abs(end) for entry in entries for end in entry.ci or (entry.diff,)), default=0.0) or 1.0
-    rows = [_difference_row(entry, reach) for entry in entries]
-    columns = [
-        Column("figure", "Figure", "Which figure the difference is in."),
-        Column("diff", "Difference", "First method minus second, on the same questions."),
-        Column("ci", "95% interval", "Paired bootstrap interval of the difference."),
-        Column("plot", "around zero", "The interval around zero, all rows on one scale."),
-        Column("verdict", "First is", "What the interval allows to say."),
-    ]
-    caption = "Differences between two methods, first minus second, on the same questions."
-    table = _table("pairs", caption, "Pair", columns, rows[:shown])
-    if len(rows) > shown:
-        rest = _table("other-pairs", "The other pairs.", "Pair", columns, rows[shown:])
-        table += f"<details><summary>The other {len(rows) - shown} differences</summary>{rest}</details>"
-    return table
-
-
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """First method minus second in one figure, with the paired interval."""
-
-    pair: str
-    figure: str
-    diff: float
-    ci: tuple[float, float] | None
-
-
-def _oriented(pair: str, figure: str, diff: float, ci: tuple[float, float] | None) -> Difference:
-    """The difference with the prober first, so that its rows read alike."""
-    first, versus, second = pair.partition(" vs ")
-    if versus and stem(second) == "probing" and stem(first) != "probing":
-        return Difference(f"{second} vs {first}", figure, -diff, None if ci is None else (-ci[1], -ci[0]))
-    return Difference(pair, figure, diff, ci)
-
-
-def _difference_row(entry: Difference, reach: float) -> str:
-    key = entry.figure.split(".")[-1]
-    label = {"em": "EM", "f1": "F1", "acc": "ACC", "auroc": "AUROC"}.get(key, key)
-    words = verdict(entry.ci) if entry.ci else DASH
-    settled = entry.ci is not None and words != "not settled"
-    glyph = interval_glyph(entry.diff, entry.ci, (-reach, reach), zero=True) if entry.ci else DASH
-    return (
-        f'<tr><th scope="row">{esc(entry.pair)}</th><td>{esc(label)}</td>'
-        f"<td>{num(entry.diff, 3, sign=True)}</td><td>{span(entry.ci, 3, sign=True) or DASH}</td>"
-        f"<td>{glyph}</td><td>{f'<b>{words}</b>' if settled else words}</td></tr>"
-    )
-
-
-def _table(key: str, caption: str, corner: str, columns: Sequence[Column], rows: Sequence[str]) -> str:
+def framed(key: str, caption: str, corner: str, columns: Sequence[Column], rows: Sequence[str]) -> str:
     """A table in a container of its own that scrolls sideways; the caption stays in view."""
     heads = "".join(
         f'<th scope="col" title="{esc(c.help)}">{esc(c.label)}'

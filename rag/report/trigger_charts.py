@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -13,6 +14,8 @@ from .series import Series
 from .svg import WIDTH, Axis, Plot, Point, clipped, marker
 
 _WHISKERS = 10  # methods at most whose intervals are drawn; those of more would hide the markers
+_ROOM = 210  # for the legend, in user units
+_ROW = 18  # of the legend
 
 
 def roc_chart(data: Mapping[str, Any], looks: Mapping[str, Series]) -> str:
@@ -48,9 +51,7 @@ def roc_chart(data: Mapping[str, Any], looks: Mapping[str, Series]) -> str:
         plot.add(marker(looks[name].marker, plot.sx(x), plot.sy(y), _mark(looks[name])))
     for index, (name, _, auroc) in enumerate(curves):
         x, y = (index // lines) * WIDTH / 2 + 4, plot.height - 18 * (lines - index % lines) + 6
-        plot.path([(x, y), (x + 28, y)], f"line {looks[name].css}", dash=looks[name].dash)
-        plot.add(marker(looks[name].marker, x + 14, y, _mark(looks[name]), size=4))
-        plot.text(x + 34, y, f"{clipped(name, 20)} {num(auroc)}", css="label")
+        _key(plot, x, y, looks[name], f"{clipped(name, 20)} {num(auroc)}")
     return plot.svg()
 
 
@@ -64,59 +65,122 @@ def _falling_diagonal(points: Sequence[Point]) -> Point:
     return points[len(points) // 2]
 
 
+def _key(plot: Plot, x: float, y: float, look: Series, text: str) -> None:
+    """An entry of a legend: line, marker and text, from ``x`` in user units."""
+    plot.path([(x, y), (x + 28, y)], f"line {look.css}", dash=look.dash)
+    plot.add(marker(look.marker, x + 14, y, _mark(look), size=4))
+    plot.text(x + 34, y, text, css="label")
+
+
 def _mark(look: Series) -> str:
     return f"mark {look.css}{' hollow' if look.reference else ''}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Measured:
+    """A method as it is in the table: retrievals per question, figure, 95% interval of the figure."""
+
+    x: float
+    y: float
+    ci: tuple[float, float] | None
 
 
 def tradeoff_chart(
     data: Mapping[str, Any], looks: Mapping[str, Series], figure: Literal["em", "acc"] = "em"
 ) -> str:
-    """EM or ACC against retrievals per question: replayed thresholds as lines, measured runs as markers."""
+    """EM or ACC against retrievals per question: curves as lines, methods of the table as markers.
+
+    Curves are read from recorded answers, or run at a few settings, of which each is a dot.
+    """
     short, long = {"em": ("EM", "exact match"), "acc": ("ACC", "accuracy by containment")}[figure]
-    replay = {
-        name: sorted(zip(map(float, curve["retrievals"]), map(float, curve[figure]), strict=True))
-        for name, curve in (data.get("replay") or {}).items()
-        if curve.get("retrievals") and curve.get(figure)
-    }
+    read, run = _curves(data.get("replay"), figure), _curves(data.get("reruns"), figure)
     points = {
-        name: (float(point["retrievals"]), float(point[figure]), interval(point.get(f"{figure}_ci")))
-        for name, point in (data.get("points") or {}).items()
-        if number(point.get("retrievals")) is not None and number(point.get(figure)) is not None
+        name: _Measured(float(p["retrievals"]), float(p[figure]), interval(p.get(f"{figure}_ci")))
+        for name, p in (data.get("points") or {}).items()
+        if number(p.get("retrievals")) is not None and number(p.get(figure)) is not None
     }
-    if not replay and not points:
+    if not read and not run and not points:
         return ""
-    xs = [x for curve in replay.values() for x, _ in curve] + [x for x, _, _ in points.values()]
-    ys = [y for curve in replay.values() for _, y in curve]
-    drawn = len(points) <= _WHISKERS
-    ys += [end for _, y, ci in points.values() for end in ((y, *ci) if ci and drawn else (y,))]
+    legend = _legend(read, run, data.get("reruns") or {})
+    places = [place for curve in (read | run).values() for place in curve]
+    whiskers = [p.ci for p in points.values() if p.ci] if len(points) <= _WHISKERS else []
     plot = Plot(
         "tradeoff" if figure == "em" else f"tradeoff-{figure}",
         f"{long.capitalize()} against retrievals per question",
-        "; ".join(f"{name}: {short} {num(y)} at {num(x)} retrievals" for name, (x, y, _) in points.items())
-        + ".",
-        Axis.fit("retrievals per question", xs, least=(0.0, 1.0)),
-        Axis.fit(long, ys),
-        height=378,
-        right=20,
+        "; ".join(f"{name}: {short} {num(p.y)} at {num(p.x)} retrievals" for name, p in points.items()) + ".",
+        Axis.fit(
+            "retrievals per question",
+            [x for x, _ in places] + [p.x for p in points.values()],
+            least=(0.0, 1.0),
+        ),
+        Axis.fit(
+            long, [y for _, y in places] + [p.y for p in points.values()] + [e for ci in whiskers for e in ci]
+        ),
+        width=2 * WIDTH + 40,
+        height=max(460, 80 + _ROW * len(legend)),
+        right=_ROOM,
     )
     obstacles: list[Box] = []
-    for name, curve in replay.items():
+    for name, curve in (read | run).items():
         plot.line(curve, f"line thin {looks[name].css}", dash=looks[name].dash)
         for x, y in curve:
             at = (plot.sx(x), plot.sy(y))
             obstacles.append((at[0] - 3, at[1] - 3, at[0] + 3, at[1] + 3))
-    for name, (x, _, ci) in points.items():
-        if ci and drawn:
-            centre, low, high = plot.sx(x), plot.sy(ci[0]), plot.sy(ci[1])
-            plot.path([(centre, low), (centre, high)], f"whisker {looks[name].css}")
-            obstacles.append((centre - 1, high, centre + 1, low))
-    anchors = [((plot.sx(x), plot.sy(y)), clipped(name)) for name, (x, y, _) in points.items()]
+            if name in run:
+                plot.add(marker("circle", *at, f"mark {looks[name].css}", size=2.6))
+    if whiskers:
+        for name, p in points.items():
+            if p.ci:
+                centre, low, high = plot.sx(p.x), plot.sy(p.ci[0]), plot.sy(p.ci[1])
+                plot.path([(centre, low), (centre, high)], f"whisker {looks[name].css}")
+                obstacles.append((centre - 1, high, centre + 1, low))
+    for name, p in points.items():
+        plot.add(marker(looks[name].marker, plot.sx(p.x), plot.sy(p.y), _mark(looks[name]), size=5))
+    _label(plot, {name: p for name, p in points.items() if _named(name, read, run, looks)}, obstacles)
+    left, top = plot.width - _ROOM + 26, plot.box[1] + 8
+    for row, (entry, text) in enumerate(legend):
+        if entry is None:
+            plot.text(left, top + _ROW * row, text, css="label muted")
+        else:
+            _key(plot, left, top + _ROW * row, looks[entry], text)
+    return plot.svg()
+
+
+def _curves(found: Mapping[str, Any] | None, figure: str) -> dict[str, list[Point]]:
+    """Places of each method's curve from left to right."""
+    return {
+        name: sorted(zip(map(float, curve["retrievals"]), map(float, curve[figure]), strict=True))
+        for name, curve in (found or {}).items()
+        if curve.get("retrievals") and curve.get(figure)
+    }
+
+
+def _legend(
+    read: Mapping[str, Any], run: Mapping[str, Any], reruns: Mapping[str, Any]
+) -> list[tuple[str | None, str]]:
+    """Lines of the legend: the method, None for a heading, and the text."""
+    turned = {"n": " by n", "max_retrievals": " by limit"}
+    lines: list[tuple[str | None, str]] = []
+    if read:
+        lines += [(None, "read from recorded answers")]
+        lines += [(name, clipped(name, 22)) for name in read]
+    if run:
+        lines += [(None, "run at each dot")]
+        lines += [(name, clipped(name, 18) + turned.get(reruns[name].get("option"), "")) for name in run]
+    return lines
+
+
+def _named(name: str, read: Mapping[str, Any], run: Mapping[str, Any], looks: Mapping[str, Series]) -> bool:
+    """Whether a marker has its name beside it: where it bounds the others, and where no line leads to it."""
+    return looks[name].reference or (name not in read and name not in run)
+
+
+def _label(plot: Plot, points: Mapping[str, _Measured], obstacles: list[Box]) -> None:
+    """Names beside markers, where they cover least."""
+    anchors = [((plot.sx(p.x), plot.sy(p.y)), clipped(name)) for name, p in points.items()]
     left, top, right, bottom = plot.box
-    for name, ((x, y), _) in zip(points, anchors, strict=True):
-        plot.add(marker(looks[name].marker, x, y, _mark(looks[name]), size=5))
     labels = place(anchors, (left + 2, top - 4, right + 18, bottom - 2), obstacles)
     for ((x, y), text), label in zip(anchors, labels, strict=True):
         if label.leader:
             plot.path([(x, y), (min(max(x, label.box[0]), label.box[2]), label.at[1])], "leader")
         plot.text(*label.at, text, css="label halo", anchor=label.anchor)
-    return plot.svg()

@@ -35,6 +35,8 @@ class Adaptive:
     _classifier: Classifier = field(init=False, repr=False)
     _known: dict[str, tuple[str, float]] = field(init=False, repr=False, default_factory=dict)
 
+    needs = Needs()
+
     def __post_init__(self) -> None:
         if self.classifier is None:
             raise UserError(
@@ -46,10 +48,6 @@ class Adaptive:
 
         given = self.classifier
         self._classifier = load_classifier(given) if isinstance(given, str) else given
-
-    @property
-    def needs(self) -> Needs:
-        return Needs()
 
     def decide_before(self, questions: Sequence[Question]) -> list[Decision]:
         """Which questions to retrieve for; all that are new are classified at once."""

@@ -14,10 +14,7 @@ class Always:
     """Single-round retrieval for every question, whatever query formulation is configured."""
 
     before = True
-
-    @property
-    def needs(self) -> Needs:
-        return Needs()
+    needs = Needs()
 
     def __call__(self, generation: Generation, state: State) -> Decision:
         return Decision(fire=False, score=0.0, threshold=0.5)

@@ -129,7 +129,7 @@ def _refuse_nan(trigger: Trigger, decisions: Sequence[Decision], questions: Sequ
     for decision, question in zip(decisions, questions, strict=True):
         if math.isnan(decision.score) or any(map(math.isnan, decision.token_scores)):
             raise RunError(
-                f"trigger {name_of(trigger)} gave no number (NaN) on question {question.id!r}: "
+                f"trigger={name_of(trigger)} gave no number (NaN) on question {question.id!r}: "
                 "the states or logits of the model are broken there"
             )
 
@@ -196,7 +196,7 @@ def check_questions(trigger: Trigger, questions: Sequence[Question]) -> None:
     without = [q.id for q in questions if not q.answers]
     if without and getattr(trigger, "judges_answer", False):
         raise UserError(
-            f"trigger {name_of(trigger)} needs gold answers and {len(without)} of {len(questions)} questions "
+            f"trigger={name_of(trigger)} needs gold answers and {len(without)} of {len(questions)} questions "
             f'have none, {without[0]!r} among them: give them "answers" or choose another trigger'
         )
 

@@ -28,15 +28,13 @@ class Entropy:
     reduction: Literal["mean", "max"] = "mean"
     scope: Literal["answer", "sentence"] = "answer"
 
+    needs = Needs()
+
     def __post_init__(self) -> None:
         if self.reduction not in ("mean", "max"):
             raise UserError(f"trigger.reduction={self.reduction!r} is unknown: choose mean or max")
         if self.scope not in ("answer", "sentence"):
             raise UserError(f"trigger.scope={self.scope!r} is unknown: choose answer or sentence")
-
-    @property
-    def needs(self) -> Needs:
-        return Needs()
 
     def __call__(self, generation: Generation, state: State) -> Decision:
         entropies = generation.entropies

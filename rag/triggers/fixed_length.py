@@ -23,14 +23,11 @@ class FixedLength:
     n: int = 16
 
     before = True
+    needs = Needs()
 
     def __post_init__(self) -> None:
         if self.n < 1:
             raise UserError(f"trigger.n={self.n} must be 1 or more (tokens between two retrievals)")
-
-    @property
-    def needs(self) -> Needs:
-        return Needs()
 
     def look_ahead(self, question: Question) -> LookAhead:
         """One stretch of ``n`` tokens."""

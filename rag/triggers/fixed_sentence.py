@@ -19,10 +19,7 @@ class FixedSentence:
     """
 
     before = True
-
-    @property
-    def needs(self) -> Needs:
-        return Needs()
+    needs = Needs()
 
     def look_ahead(self, question: Question) -> LookAhead:
         """One sentence."""

@@ -34,16 +34,14 @@ class Flare:
     variant: Literal["min", "mean"] = "min"
     theta: InitVar[float | None] = None
 
+    needs = Needs()
+
     def __post_init__(self, theta: float | None) -> None:
         if self.variant not in ("min", "mean"):
             raise UserError(f"trigger.variant={self.variant!r} is unknown: choose min or mean")
         if theta is not None:
             # 0.2 and not 0.19999999999999996 of 0.8, for whoever reads it.
             object.__setattr__(self, "threshold", round(1.0 - theta, 12))
-
-    @property
-    def needs(self) -> Needs:
-        return Needs()
 
     def __call__(self, generation: Generation, state: State) -> Decision:
         unsure = -np.expm1(generation.logprobs.astype(np.float64))

@@ -23,8 +23,9 @@ _WORD = re.compile(r"\b(yes|no)\b", re.IGNORECASE)
 class LlmJudge:
     """Fires on the whole answer unless the model says yes.
 
-    The first "yes" or "no" of its reply counts; a reply with neither is taken for a no.
-    Asking is a generation of its own and is counted as one.
+    The first "yes" or "no" of its reply counts. A reply with neither is taken for a no, so that
+    it always fires on a model that follows no instruction. Asking is a generation of its own
+    and is counted as one.
 
     Attributes:
         prompt: what the model is asked, without the answer prompt's exemplars. ``{question}``
@@ -36,15 +37,13 @@ class LlmJudge:
     prompt: str = PROMPT
     max_new_tokens: int = 8
 
+    needs = Needs()
+
     def __post_init__(self) -> None:
         if "{question}" not in self.prompt:
             raise UserError(f"trigger.prompt={self.prompt[:40]!r} has no {{question}}: put it in")
         if self.max_new_tokens < 1:
             raise UserError(f"trigger.max_new_tokens={self.max_new_tokens} must be 1 or more")
-
-    @property
-    def needs(self) -> Needs:
-        return Needs()
 
     def __call__(self, generation: Generation, state: State) -> Decision:
         return self.decide([generation], [state])[0]

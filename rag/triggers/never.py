@@ -13,9 +13,7 @@ from .base import State
 class Never:
     """Closed-book answers; the lower reference of every comparison."""
 
-    @property
-    def needs(self) -> Needs:
-        return Needs()
+    needs = Needs()
 
     def __call__(self, generation: Generation, state: State) -> Decision:
         return Decision(fire=False, score=0.0, threshold=0.5)

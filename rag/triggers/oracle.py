@@ -25,10 +25,7 @@ class Oracle:
     again: bool = False
 
     judges_answer = True
-
-    @property
-    def needs(self) -> Needs:
-        return Needs()
+    needs = Needs()
 
     def __call__(self, generation: Generation, state: State) -> Decision:
         if state.answer is None or not state.question.answers:

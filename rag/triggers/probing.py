@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import InitVar, dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -46,6 +47,7 @@ class Probing:
     with_entropy: bool = False
     _bank: ProbeBank = field(init=False, repr=False)
     _threshold: float = field(init=False, repr=False)
+    _recombined: bool = field(init=False, repr=False)
 
     def __post_init__(self, theta: float | None) -> None:
         if self.bank is None:
@@ -56,9 +58,12 @@ class Probing:
             raise UserError(f"give trigger.theta={theta} or trigger.threshold={self.threshold}, not both")
         bank = _load(self.bank)
         if bank.spec.position != "generated" or bank.spec.pool in ("tokens", "predicting"):
+            named = f" {self.bank}" if isinstance(self.bank, str) else ""
+            read = "states of single" if bank.spec.pool == "tokens" else f"{bank.spec.pool} states of"
             raise UserError(
-                f"trigger=probing scores whole answers, and the prober reads {bank.spec.pool} states of the "
-                f"{bank.spec.position} tokens: train one on a store of probers-datagen --source cot"
+                f"trigger=probing scores whole answers, and the prober{named} reads {read} "
+                f"{bank.spec.position} tokens: train one on a store of 'probers-datagen --source cot', and "
+                "pass its folder as prober="
             )
         recombined = False
         if self.combine is not None and self.combine != bank.combine:
@@ -77,7 +82,8 @@ class Probing:
         elif recombined:
             chosen = 0.0
         given = self.threshold if theta is None else -theta
-        self._bank, self._threshold = bank, chosen if given is None else float(given)
+        self._bank, self._recombined = bank, recombined
+        self._threshold = chosen if given is None else float(given)
 
     @property
     def needs(self) -> Needs:
@@ -93,9 +99,16 @@ class Probing:
                 f"{prompt.fingerprint} ({prompt.name}): use the same prompt for both"
             )
 
-    def probability(self, scores: np.ndarray) -> np.ndarray:
-        """Calibrated P(answer is wrong) of scores (n,)."""
-        return self._bank.probability(scores, with_entropy=self.with_entropy)
+    @property
+    def probability(self) -> Callable[[np.ndarray], np.ndarray]:
+        """Calibrated P(answer is wrong) of scores (n,).
+
+        Raises:
+            AttributeError: with another ``combine`` than the bank's, whose calibration is of another score.
+        """
+        if self._recombined:
+            raise AttributeError("the prober's calibration is of scores that were combined another way")
+        return partial(self._bank.probability, with_entropy=self.with_entropy)
 
     def __call__(self, generation: Generation, state: State) -> Decision:
         return self.decide([generation], [state])[0]

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from probers.features import ModelSpec
     from probers.prompts import PromptTemplate
 
+_GIVE = "pass its folder as prober= (probers-compare: token_prober=)"
+
 
 @dataclass
 class Radio:
@@ -47,19 +49,18 @@ class Radio:
     def __post_init__(self) -> None:
         from probers.bank import ProbeBank
 
-        if not self.threshold >= 0:
-            raise UserError(f"trigger.threshold={self.threshold} must be a probability, 0 to 1")
         if self.bank is None:
             raise UserError(
                 "trigger=radio needs a prober of single tokens: make one with 'probers-datagen --source wiki "
-                "pool=tokens' and 'probers-train head=radio', and pass its folder as trigger.bank"
+                f"pool=tokens' and 'probers-train head=radio', and {_GIVE}"
             )
         bank = self.bank if isinstance(self.bank, ProbeBank) else ProbeBank.from_pretrained(self.bank)
         if bank.spec.pool != "tokens" or bank.head.tokens:
             read = "whole texts of tokens" if bank.spec.pool == "tokens" else f"{bank.spec.pool} states"
+            named = f" {self.bank}" if isinstance(self.bank, str) else ""
             raise UserError(
-                f"trigger=radio scores single tokens, and the prober reads {read}: train one on a store of "
-                "'probers-datagen --source wiki pool=tokens', and pass its folder as trigger.bank"
+                f"trigger=radio scores single tokens, and the prober{named} reads {read}: train one on a "
+                f"store of 'probers-datagen --source wiki pool=tokens', and {_GIVE}"
             )
         self._bank = bank
 
@@ -92,9 +93,9 @@ class Radio:
         if self.above_mean and len(chances):
             may_fire &= chances > chances.mean()
         # What may not fire has score 0.
-        eligible = np.where(may_fire, chances, 0.0)
-        score, shown = float(eligible.max(initial=0.0)), tuple(map(float, chances))
-        hits = np.flatnonzero(eligible > self.threshold)
+        score = float(np.where(may_fire, chances, 0.0).max(initial=0.0))
+        shown = tuple(map(float, chances))
+        hits = np.flatnonzero(may_fire & (chances > self.threshold))
         if not hits.size:
             return verdict(score, self.threshold, token_scores=shown)
         first = int(hits[0])

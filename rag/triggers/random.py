@@ -27,13 +27,11 @@ class Random:
     rate: float = 0.5
     seed: int = 0
 
+    needs = Needs()
+
     def __post_init__(self) -> None:
         if not self.rate >= 0:
             raise UserError(f"trigger.rate={self.rate} must be 0 or more (mean retrievals per question)")
-
-    @property
-    def needs(self) -> Needs:
-        return Needs()
 
     def __call__(self, generation: Generation, state: State) -> Decision:
         drawn = random.Random(f"random:{self.seed}:{state.question.id}").random()

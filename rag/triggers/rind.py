@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from probers.rind import RindScores, Variant, rind_scores
 from probers.signals import words
 from probers.types import Decision, Generation, Needs, UserError
@@ -64,22 +62,15 @@ class Rind:
 
     def _decide(self, rind: RindScores, generation: Generation, state: State) -> Decision:
         shown = tuple(map(float, rind.per_token(len(generation.token_ids))))
-        may_fire = rind.content.copy()
-        if state.fresh:
-            may_fire[: self._taken_as_it_is(rind, generation)] = False
-        # What may not fire has score 0, as S is defined for stop words.
-        eligible = np.where(may_fire, rind.scores, 0.0)
-        score = float(eligible.max(initial=0.0))
-        hits = np.flatnonzero(may_fire & (rind.scores > self.threshold))
-        if not hits.size:
+        taken = self._taken_as_it_is(rind, generation) if state.fresh else 0
+        score, hits = rind.max(taken), rind.hits(self.threshold, taken)
+        if not hits:
             return verdict(score, self.threshold, token_scores=shown)
-        first = int(hits[0])
         if self.variant == "paper":
-            position, tokens = _word_start(generation, rind.spans[first]), set(rind.tokens[first])
+            position, tokens = _word_start(generation, rind.spans[hits[0]]), set(rind.tokens[hits[0]])
         else:
-            sentence = rind.sentence(first)
-            position = rind.sentences[sentence][0]
-            tokens = {t for i in hits if rind.sentence(int(i)) == sentence for t in rind.tokens[i]}
+            position = rind.sentences[rind.sentence(hits[0])][0]
+            tokens = {t for i in hits for t in rind.tokens[i]}
         return verdict(
             score, self.threshold, position=position, tokens=tuple(sorted(tokens)), token_scores=shown
         )

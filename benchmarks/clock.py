@@ -1,0 +1,123 @@
+"""Where the time of a training goes: the parts of a step, and the validations."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from probers.train import batches, fit
+from probers.train.module import ProberModule
+
+#: What a step consists of; what is left of it is the trainer's: hooks, progress bar, schedule, logging.
+PARTS = ("data", "forward", "backward", "adamw")
+#: Steps that are not counted, at the beginning of every stretch between two validations.
+COLD = 1
+
+
+class Clock:
+    """Where a training's time goes; looked at from the trainer's hooks, between which the parts lie.
+
+    Attributes:
+        validating: seconds in validations.
+        threads: of the processor, that the training took.
+    """
+
+    def __init__(self) -> None:
+        self.validating, self.threads = 0.0, 0
+        self._steps: list[dict[str, float]] = []
+        self._now: dict[str, float] = {}
+        self._last = self._validation = 0.0
+        self._cold = 0
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Time the trainings of this block."""
+        kept = fit.ProberModule, batches.Rows
+        fit.ProberModule, batches.Rows = _timed_module(self), _timed_rows(self)
+        try:
+            yield
+        finally:
+            fit.ProberModule, batches.Rows = kept
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """What is in the block is a part of the step under way."""
+        start = time.perf_counter()
+        yield
+        self.spent(name, time.perf_counter() - start)
+
+    def spent(self, name: str, seconds: float) -> None:
+        self._now[name] = self._now.get(name, 0.0) + seconds
+
+    def step_over(self) -> None:
+        now = time.perf_counter()
+        if self._cold >= COLD:
+            self._steps.append({"step": now - self._last, **self._now})
+        self._cold += 1
+        self._last, self._now = now, {}
+
+    def validation(self, begins: bool) -> None:
+        """A validation begins or ends; neither it nor what is read for it belongs to a step."""
+        now = time.perf_counter()
+        if begins:
+            self._validation = now
+            if self._cold > COLD:
+                self._steps.pop()  # the trainer reads a batch ahead: the last step of a stretch reads none
+        else:
+            self.validating += now - self._validation
+        self._cold, self._now = 0, {}
+
+    def means(self) -> tuple[dict[str, float], float]:
+        """Mean seconds of each part of a step, and of a step."""
+        if not self._steps:
+            raise SystemExit("no step was timed: give more --steps, or a larger store")
+        names = (*PARTS, "step")
+        means = {n: sum(s.get(n, 0.0) for s in self._steps) / len(self._steps) for n in names}
+        step = means.pop("step")
+        return {**means, "trainer": step - sum(means.values())}, step
+
+
+def _timed_module(clock: Clock) -> type[ProberModule]:
+    class Timed(ProberModule):
+        def on_train_start(self) -> None:
+            clock.threads = torch.get_num_threads()
+
+        def training_step(self, batch: Any, index: int) -> torch.Tensor:
+            with clock.part("forward"):
+                return super().training_step(batch, index)
+
+        def on_before_backward(self, loss: torch.Tensor) -> None:
+            self._since = time.perf_counter()
+
+        def on_after_backward(self) -> None:
+            clock.spent("backward", time.perf_counter() - self._since)
+
+        def on_before_optimizer_step(self, optimizer: Any) -> None:
+            self._since = time.perf_counter()
+
+        def optimizer_step(self, *args: Any, **options: Any) -> None:
+            super().optimizer_step(*args, **options)  # forward and backward run within, before the hook above
+            clock.spent("adamw", time.perf_counter() - self._since)
+
+        def on_train_batch_end(self, *_: Any) -> None:
+            clock.step_over()
+
+        def on_validation_start(self) -> None:
+            clock.validation(begins=True)
+
+        def on_validation_end(self) -> None:
+            clock.validation(begins=False)
+
+    return Timed
+
+
+def _timed_rows(clock: Clock) -> type[batches.Rows]:
+    class Timed(batches.Rows):
+        def __getitem__(self, index: torch.Tensor) -> Any:
+            with clock.part("data"):
+                return super().__getitem__(index)
+
+    return Timed

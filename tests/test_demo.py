@@ -1,0 +1,95 @@
+"""probers-demo: which commands it runs with what, and that it goes on where it stopped."""
+
+import json
+from pathlib import Path
+
+import pytest
+from planted import DEPTH, make_token_store
+
+from probers import cli, demo
+from probers.types import UserError
+
+
+class Commands:
+    """Stands in for the commands: notes what they are asked, and makes what the next ones read."""
+
+    def __init__(self):
+        self.asked = []
+        self.fails_at = None
+
+    def __call__(self, command, overrides):
+        if len(self.asked) == self.fails_at:
+            raise KeyboardInterrupt
+        cli.compose(command, list(overrides))  # every override is one that the command has
+        given = dict(each.split("=", 1) for each in overrides)
+        for key in ("data", "prober", "token_prober", "classifier"):
+            assert key not in given or Path(given[key]).is_dir(), f"{key}={given[key]} was not made before"
+        self.asked.append((command, given))
+        out = Path(given["out"])
+        if given.get("source") == "wiki":
+            if not out.exists():
+                make_token_store(out, 8)
+        else:
+            out.mkdir(parents=True, exist_ok=True)
+        if command == "compare":
+            for name in ("report.html", "results.json"):
+                (out / name).write_text(f"{name} of the comparison")
+
+
+@pytest.fixture
+def commands(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    made = Commands()
+    monkeypatch.setattr(demo, "run_command", made)
+    return made
+
+
+def test_every_trigger_gets_what_it_needs(commands, capsys):
+    demo.run(cli.compose("demo", ["out=d", "cot=9", "wiki=8", "compare=7", "seed=3"]))
+    asked = commands.asked
+    assert [command for command, _ in asked] == ["datagen"] * 2 + ["train"] * 4 + ["compare"]
+    cot, wiki, heads, article_heads, tokens, classifier, compared = (given for _, given in asked)
+    assert (cot["source"], cot["limit"], wiki["source"], wiki["limit"]) == ("cot", "9", "wiki", "8")
+    assert wiki["pool"] == "tokens"
+    assert (heads["layer"], heads["data"]) == ("all", cot["out"])
+    assert (article_heads["layer"], article_heads["data"]) == ("all", wiki["out"])
+    assert (tokens["head"], tokens["data"], tokens["layer"]) == ("radio", wiki["out"], str(DEPTH))  # the last
+    assert (classifier["head"], classifier["data"]) == ("adaptive", cot["out"])
+    assert compared["limit"] == "7"
+    assert (compared["prober"], compared["token_prober"]) == (heads["out"], tokens["out"])
+    assert compared["classifier"] == classifier["out"]
+    assert {given["seed"] for _, given in asked} == {"3"}
+    assert len({given["out"] for _, given in asked}) == 7
+    # With these no method of the comparison is left out.
+    cfg = cli.compose("compare", [f"{key}={value}" for key, value in compared.items()])
+    keys = {method.get("if_given") for method in cfg.methods.values()} - {None}
+    assert keys == {"token_prober", "classifier"} and all(cfg[key] for key in keys)
+    shown = capsys.readouterr().out
+    assert [f"[{i}/7]" in shown for i in range(1, 9)] == [True] * 7 + [False]
+    assert "$ probers-compare limit=7 prober=d/prober token_prober=d/prober-tokens" in shown
+    assert "wrote d/report.html and d/results.json" in shown
+    assert Path("d/report.html").read_text() == "report.html of the comparison"
+    assert json.loads(Path("d/run.json").read_text())["complete"]
+
+
+@pytest.mark.parametrize("at", range(7))
+def test_an_interrupted_demo_asks_for_the_same_again_and_goes_on(commands, at):
+    cfg = cli.compose("demo", ["out=d"])
+    commands.fails_at = at
+    with pytest.raises(KeyboardInterrupt):
+        demo.run(cfg)
+    assert not Path("d/report.html").exists()
+    before, commands.asked, commands.fails_at = commands.asked, [], None
+    demo.run(cfg)
+    assert commands.asked[:at] == before and len(commands.asked) == 7
+    assert Path("d/report.html").exists()
+
+
+def test_another_demo_in_the_same_folder_is_refused(commands):
+    demo.run(cli.compose("demo", ["out=d", "compare=5"]))
+    count = len(commands.asked)
+    with pytest.raises(UserError, match="compare: 5 there, 6 now"):
+        demo.run(cli.compose("demo", ["out=d", "compare=6"]))
+    assert len(commands.asked) == count
+    demo.run(cli.compose("demo", ["out=d", "compare=6", "overwrite=true"]))
+    assert len(commands.asked) == 2 * count

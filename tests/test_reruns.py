@@ -1,0 +1,264 @@
+"""Curves of methods that decide within an answer: their points are runs, and lie apart."""
+
+import re
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from fake_lm import FakeLM, FakeRetriever, passage
+from probers.rag.figures import Outcomes
+from probers.rag.ladders import climb_all
+from probers.rag.loop import RAG
+from probers.rag.methods import Method
+from probers.rag.queries import AnswerQuery, LastSentenceQuery, LastTokensQuery
+from probers.rag.reruns import Knob, rerun_all
+from probers.rag.sharing import Remembering
+from probers.rag.triggers import (
+    Adaptive,
+    Always,
+    Entropy,
+    FixedLength,
+    FixedSentence,
+    Flare,
+    LlmJudge,
+    Never,
+    Oracle,
+    Random,
+    Rind,
+)
+
+from probers.types import Question
+
+QUESTIONS = [Question(f"q{i}", f"Where is town {i}?", (f"Land{i}",)) for i in range(40)]
+
+
+def town(prompt):
+    return int(re.findall(r"Where is town (\d+)\?", prompt)[-1])
+
+
+def write(prompt):
+    """Three sentences; what is left of them behind what is accepted. A third of the towns are known."""
+    i = town(prompt)
+    if prompt.endswith("\nReply:"):
+        return " yes"
+    partial = prompt.rpartition("Answer:")[2]
+    right, wrong = f"Land{i}", f"Atlantis{i}"
+    for land in (right if prompt.startswith("Context:") or i % 3 == 0 else wrong, wrong, right):
+        text = f" Town {i} is quite old{i}. It lies in {land}. So the answer is {land}."
+        if text.startswith(partial):
+            return text[len(partial) :]
+    raise AssertionError(partial)
+
+
+def entropy(word):
+    """Each town has its own: wrong ones from 0.5, right ones from 0.1, the first sentence below."""
+    found = re.fullmatch(r"(Atlantis|Land|old)(\d+)\.", word)
+    if found is None:
+        return 0.001
+    start = {"Atlantis": 0.5, "Land": 0.1, "old": 0.01}[found[1]]
+    return start * (1 + int(found[2]) / 50)
+
+
+def loop(lm=None, **options):
+    retriever = FakeRetriever(lambda query: [passage(f"Found by {query}")])
+    made = {"query": LastSentenceQuery(), "max_new_tokens": 30, "max_retrievals": 3} | options
+    return RAG(lm or FakeLM(write, entropy), retriever, Never(), **made)
+
+
+def ran(rag, method, questions=QUESTIONS):
+    mine = replace(rag, trigger=method.trigger, query=method.query)
+    return Outcomes(questions, mine.answer(questions))
+
+
+def curves(tmp_path, *methods, points=4, rag=None, questions=QUESTIONS):
+    rag = rag or loop()
+    runs = {m.name: ran(rag, m, questions) for m in methods}
+    reference = ran(rag, Method("never", Never(), LastSentenceQuery()), questions)
+    climbed = climb_all(rag, methods, runs, questions, tmp_path / "climbed")
+    return rerun_all(rag, methods, runs, reference, climbed, tmp_path / "replay", points=points)
+
+
+SENTENCE = Method("sentence", Entropy(0.55, "max", "sentence"), LastSentenceQuery())
+WITHIN = {
+    "sentence": SENTENCE,
+    "flare": Method("flare", Flare(0.4), LastSentenceQuery()),
+    "flare_mean": Method("flare_mean", Flare(0.05, "mean"), LastSentenceQuery()),
+    "rind_paper": Method("rind_paper", Rind(0.05, "paper"), LastSentenceQuery()),
+    "rind_released": Method("rind_released", Rind(0.12), LastSentenceQuery()),
+}
+
+
+@pytest.mark.parametrize("name", WITHIN)
+def test_every_point_is_the_run_at_that_threshold(name, tmp_path):
+    method = WITHIN[name]
+    curve = curves(tmp_path, method)[name]
+    assert (curve["option"], curve["own"]) == ("threshold", method.trigger.threshold)
+    assert len(curve["value"]) == len(set(curve["value"])) == 6  # its own, four more, and no retrieval
+    for i, threshold in enumerate(curve["value"]):
+        real = ran(loop(), method.with_options(threshold=threshold))
+        assert curve["retrievals"][i] == pytest.approx(real.cost("retrievals").mean())
+        for figure in ("em", "f1", "acc"):
+            assert curve[figure][i] == pytest.approx(real.table[figure].mean())
+    assert len(set(curve["retrievals"])) > 3 and len(set(curve["em"])) > 1
+
+
+def test_the_first_point_is_the_closed_book_and_costs_nothing(tmp_path):
+    methods = {SENTENCE.name: ran(loop(), SENTENCE)}
+    reference = ran(loop(), Method("never", Never(), LastSentenceQuery()))
+    lm, one = FakeLM(write, entropy), FakeLM(write, entropy)
+    found = rerun_all(loop(lm), [SENTENCE], methods, reference, [], tmp_path, points=1)
+    curve = found["sentence"]
+    assert (curve["retrievals"][0], curve["em"][0]) == (0.0, pytest.approx(14 / 40))
+    assert curve["value"][1:] == [0.55, 0.0]
+    ran(loop(one), SENTENCE.with_options(threshold=0.0))
+    assert lm.prompts == one.prompts  # of the three points one was run
+
+
+def widest(curve):
+    return max(b - a for a, b in pairwise(curve["retrievals"]))
+
+
+def test_points_go_where_the_curve_has_the_widest_gap(tmp_path):
+    widths = [widest(curves(tmp_path / str(n), SENTENCE, points=n)["sentence"]) for n in (1, 2, 4, 8)]
+    assert widths == sorted(widths, reverse=True)
+    assert widths[-1] < widths[0] / 2
+    curve = curves(tmp_path / "8", SENTENCE, points=8)["sentence"]
+    assert curve["retrievals"] == sorted(curve["retrievals"])
+    assert curve["value"] == sorted(curve["value"], reverse=True)
+
+
+def test_when_nothing_is_left_between_no_more_is_run(tmp_path):
+    two = QUESTIONS[1:3]
+    curve = curves(tmp_path, SENTENCE, points=50, questions=two)["sentence"]
+    assert 3 < len(curve["value"]) < 12
+
+
+def test_a_threshold_between_two_by_hand():
+    knob = Knob("threshold", 0.5, 9.0)
+    scores = np.array([0.1, 0.2, 0.3, 0.3, 0.6, 0.9])
+    assert knob.between(0.1, 0.6, scores) == pytest.approx(
+        0.25
+    )  # of .2 .3 .3 .6, one or three below: the first
+    assert knob.between(0.0, 0.9, scores) in (pytest.approx(0.25), pytest.approx(0.45))
+    assert knob.between(0.3, 0.6, scores) is None  # only one score tells the two apart
+    assert knob.between(0.6, 0.6, scores) is None
+    whole = Knob("n", 16, None)
+    assert (whole.between(8, 16, scores), whole.between(8, 9, scores)) == (12, None)
+
+
+def test_fixed_length_is_run_at_other_lengths_and_its_query_goes_with_it(tmp_path):
+    method = Method("fl", FixedLength(6), LastTokensQuery(n=6))
+    curve = curves(tmp_path, method)["fl"]
+    assert (curve["option"], curve["own"]) == ("n", 6)
+    assert {3.0, 6.0, 30.0} < set(curve["value"])
+    always = ran(loop(), Method("always", Always(), LastTokensQuery()))
+    assert (curve["value"][0], curve["retrievals"][0]) == (30.0, 1.0)
+    assert curve["em"][0] == always.table["em"].mean()
+    for i, n in enumerate(map(int, curve["value"])):
+        real = ran(loop(), Method("fl", FixedLength(n), LastTokensQuery(n=n)))
+        assert curve["retrievals"][i] == real.cost("retrievals").mean()
+        assert curve["em"][i] == real.table["em"].mean()
+    queries = FakeRetriever(lambda query: [passage(f"Found by {query}")])
+    rag = replace(loop(), retriever=queries)
+    fixed = replace(method, query=LastTokensQuery(n=2))  # of its own length: stays
+    curves(tmp_path / "own", fixed, rag=rag)
+    assert {len(q.split()) for q in queries.queries if "?" not in q} == {2}
+
+
+class Strategies:
+    """Town number modulo 3: no, single, multi."""
+
+    def probabilities(self, questions):
+        return np.eye(3)[[int(re.findall(r"\d+", q)[0]) % 3 for q in questions]] * 0.7 + 0.1
+
+
+@pytest.mark.parametrize("trigger", [FixedSentence(), Adaptive(Strategies())])
+def test_rules_are_run_at_smaller_limits(trigger, tmp_path):
+    method = Method("rule", trigger, LastSentenceQuery())
+    curve = curves(tmp_path, method)["rule"]
+    assert (curve["option"], curve["own"], curve["value"]) == ("max_retrievals", 3, [0, 1, 2, 3])
+    for limit in (0, 1, 2, 3):
+        real = ran(loop(max_retrievals=limit), method)
+        assert curve["retrievals"][limit] == real.cost("retrievals").mean()
+        assert curve["em"][limit] == real.table["em"].mean()
+
+
+def test_a_limit_that_no_question_reaches_is_not_halved_first(tmp_path):
+    """Each takes three retrievals at most: its text has three sentences."""
+    method = Method("rule", FixedSentence(), LastSentenceQuery())
+    curve = curves(tmp_path, method, rag=loop(max_retrievals=30))["rule"]
+    assert (curve["own"], curve["value"]) == (3, [0, 1, 2, 3])
+    assert curve["retrievals"][-1] == ran(loop(max_retrievals=30), method).cost("retrievals").mean()
+
+
+def test_what_has_a_curve_from_recorded_answers_is_not_run_again(tmp_path):
+    whole = Method("entropy", Entropy(0.1), AnswerQuery())
+    others = [
+        Method("never", Never(), AnswerQuery()),
+        Method("always", Always(), AnswerQuery()),
+        Method("random", Random(0.5), AnswerQuery()),
+        Method("oracle", Oracle(), AnswerQuery()),
+        Method("judge", LlmJudge(), AnswerQuery()),  # never fires here, at whatever limit
+    ]
+    assert set(curves(tmp_path, whole, SENTENCE, *others)) == {"sentence"}
+    # One that never fired was not asked on recorded answers, so that it is run.
+    silent = whole.with_options(threshold=99.0)
+    found = curves(tmp_path / "silent", silent)["entropy"]
+    assert found["retrievals"][0] == 0.0 and found["own"] == 99.0
+    assert found["retrievals"][-1] > 0.9
+
+
+def test_no_points_no_retrievals_or_no_gold_answers_give_no_curves(tmp_path):
+    lm = FakeLM(write, entropy)
+    assert curves(tmp_path, SENTENCE, points=0, rag=loop(lm)) == {}
+    assert curves(tmp_path, SENTENCE, rag=loop(lm, max_retrievals=0)) == {}
+    blank = [replace(q, answers=()) for q in QUESTIONS[:4]]
+    assert curves(tmp_path, SENTENCE, rag=loop(lm), questions=blank) == {}
+    assert not (tmp_path / "replay").exists()
+    # Of questions some of which have answers, those are run.
+    mixed = blank + QUESTIONS[4:]
+    some = curves(tmp_path / "some", SENTENCE, questions=mixed)
+    assert some == curves(tmp_path / "those", SENTENCE, questions=mixed[4:])
+
+
+class Dying(FakeLM):
+    """Writes so many times, then is interrupted."""
+
+    def __init__(self, calls):
+        super().__init__(write, entropy)
+        self.calls = calls
+
+    def generate(self, *args, **kwargs):
+        self.calls -= 1
+        if self.calls < 0:
+            raise KeyboardInterrupt
+        return super().generate(*args, **kwargs)
+
+
+def test_a_killed_run_goes_on_and_gives_the_same(tmp_path):
+    whole = curves(tmp_path / "whole", *WITHIN.values())
+    rag = loop()
+    methods = list(WITHIN.values())
+    runs = {m.name: ran(rag, m) for m in methods}
+    reference = ran(rag, Method("never", Never(), LastSentenceQuery()))
+    out = tmp_path / "killed"
+    for calls in (10, 9, 12):
+        with pytest.raises(KeyboardInterrupt):
+            rerun_all(loop(Dying(calls)), methods, runs, reference, [], out, points=4)
+    kept = {file.name: file.read_text() for file in out.iterdir()}
+    assert len(kept) > 4
+    assert rerun_all(loop(), methods, runs, reference, [], out, points=4) == whole
+    assert all((out / name).read_text().startswith(text) for name, text in kept.items())
+    assert len(list(out.iterdir())) == 4 * len(methods)
+    # All of it is there: nothing is written any more.
+    assert rerun_all(loop(Dying(0)), methods, runs, reference, [], out, points=4) == whole
+
+
+def test_what_runs_share_is_generated_once(tmp_path):
+    lm, alone = FakeLM(write, entropy), FakeLM(write, entropy)
+    methods = [WITHIN["sentence"], WITHIN["flare"], WITHIN["flare_mean"]]
+    assert curves(tmp_path / "a", *methods, rag=loop(Remembering(lm))) == curves(
+        tmp_path / "b", *methods, rag=loop(alone)
+    )
+    assert len(lm.prompts) == len(set(lm.prompts)) < len(alone.prompts) / 5
