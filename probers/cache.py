@@ -73,12 +73,24 @@ class GrowingLayer(DynamicLayer):
             self.keys, self.values = (buffer[:, :, :length] for buffer in self._buffers)
 
     def batch_select_indices(self, indices: Tensor) -> None:
-        """Keep some rows, and the room there was."""
-        if self._buffers is not None:
-            length = self.get_seq_length()
+        """Keep some rows, and the room there was.
+
+        Where rows keep their place and the others come from behind them, as
+        :func:`probers.running.closed` orders them, only those are copied.
+        """
+        if self._buffers is None:
+            return
+        length, sources = self.get_seq_length(), indices.tolist()
+        moved = [(row, source) for row, source in enumerate(sources) if row != source]
+        if all(source >= len(sources) for _, source in moved):
+            for buffer in self._buffers:
+                for row, source in moved:
+                    buffer[row, :, :length] = buffer[source, :, :length]
+            kept = [buffer[: len(sources)] for buffer in self._buffers]
+        else:
             kept = [buffer.index_select(0, indices.to(buffer.device)) for buffer in self._buffers]
-            self._buffers = (kept[0], kept[1])
-            self.keys, self.values = (buffer[:, :, :length] for buffer in self._buffers)
+        self._buffers = (kept[0], kept[1])
+        self.keys, self.values = (buffer[:, :, :length] for buffer in self._buffers)
 
 
 def empty(rows: int, length: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:

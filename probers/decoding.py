@@ -25,7 +25,7 @@ from .known import Known, Recent
 from .offsets import TextStream, token_offsets
 from .reading import Reading
 from .recorder import Recorder
-from .running import Row, Running
+from .running import Row, Running, closed
 from .sampling import Sampler
 from .stops import Stops
 from .types import Generation, Needs, RunError
@@ -107,6 +107,7 @@ def generate_batch(
             if not slots:
                 break
             if len(slots) < len(tokens):
+                slots = closed(slots)
                 tokens = tokens[torch.tensor(slots, device=tokens.device)]
                 batch.select(slots)
             reading.expect(1)

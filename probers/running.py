@@ -110,7 +110,7 @@ class Running:
         return self._cache is not None and all(type(layer) is GrowingLayer for layer in self._cache.layers)
 
     def select(self, slots: list[int]) -> None:
-        """Keep only some of the batch's rows."""
+        """Keep only some of the batch's rows, in the order that :func:`closed` gives them."""
         chosen = torch.tensor(slots, device=self._decoder.device)
         if self._cache is not None:
             self._cache.batch_select_indices(chosen)
@@ -153,3 +153,11 @@ class Running:
         self._positions = self._positions[:, :-count]
         if self._mask is not None:
             self._mask = self._mask[:, :-count]
+
+
+def closed(slots: Sequence[int]) -> list[int]:
+    """Ascending slots that are kept, most where they are: the last ones fill the gaps."""
+    count = len(slots)
+    moved = [slot for slot in slots if slot >= count]
+    kept = set(slots)
+    return [slot if slot in kept else moved.pop() for slot in range(count)]

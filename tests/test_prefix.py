@@ -10,6 +10,7 @@ from tiny import FAMILIES, tiny_lm
 from transformers import DynamicCache
 
 from probers.cache import GrowingLayer, new_cache
+from probers.running import closed
 from probers.types import Needs
 
 EXEMPLARS = "Question: Who was her mother?\nAnswer: She was born in 1931, moved when she was ten.\n"
@@ -125,3 +126,20 @@ def test_room_is_made_once_and_filled_in_place():
         places.add(found.data_ptr())
     assert len(places) == 1
     assert np.prod(found.shape) == 1 * 2 * 40 * 8
+
+
+def test_rows_that_stay_are_not_moved():
+    assert closed([0, 1, 2]) == [0, 1, 2]
+    assert closed([1, 2, 4, 5]) == [5, 1, 2, 4]
+    assert closed([3]) == [3]
+    layer = GrowingLayer(6)
+    numbers = torch.arange(5 * 4, dtype=torch.float32).view(5, 1, 4, 1)
+    layer.update(numbers, -numbers)
+    before = layer.keys.data_ptr()
+    layer.batch_select_indices(torch.tensor([4, 1, 3]))
+    assert torch.equal(layer.keys, numbers[[4, 1, 3]]) and torch.equal(layer.values, -numbers[[4, 1, 3]])
+    assert layer.keys.data_ptr() == before
+    layer.update(numbers[:3, :, :2], numbers[:3, :, :2])
+    assert torch.equal(layer.keys[:, :, :4], numbers[[4, 1, 3]]) and layer.keys.shape[2] == 6
+    layer.batch_select_indices(torch.tensor([1, 0]))  # any other order as well
+    assert torch.equal(layer.keys[:, :, :4], numbers[[1, 4]])
