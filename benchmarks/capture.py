@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import shlex
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -20,6 +19,7 @@ from dataclasses import fields
 
 import torch
 from cost import against_peers, speed
+from report import invocation, publish
 from reuse import batching, prefix
 from timing import Results
 from workload import ABOUT, SECTIONS, SHAPES, Options, build
@@ -83,11 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for section in [s for s in sections(options) if s in results.rows]:
         results.note(section, surroundings(device, load))
         title, body = f"{TITLES[section]} ({device.type})", results.body(section)
-        print(f"\n## {title}\n\n{body}")
-        if args.write and not code:
-            from report import write_section
-
-            write_section(title, shlex.join(["python", "benchmarks/capture.py", *argv]), body)
+        publish({title: body}, invocation("capture.py", argv), write=args.write and not code)
     print(f"\n{(time.monotonic() - begun) / 60:.1f} minutes", file=sys.stderr)
     if not results.same:
         print("error: the ways compared did not give the same; see the notes", file=sys.stderr)

@@ -29,6 +29,7 @@ from probers.rag.queries import QFS
 from probers.rag.retrievers import BM25
 from probers.rag.triggers import Probing, Rind
 from released import Plain, Released
+from report import invocation, publish
 from timing import Results, by_turns, ratios, spread, verdict
 from transformers import AutoModelForCausalLM
 
@@ -305,11 +306,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         loads = f"load {load[0]:.1f} before and {os.getloadavg()[0]:.1f} after"
         results.note(section, f"On CPU, float32, {torch.get_num_threads()} threads, {loads}.")
         body = results.body(section)
-        print(f"\n## {TITLES[section]}\n\n{body}")
-        if args.write and not code:
-            from report import invocation, write_section
-
-            write_section(TITLES[section], invocation("rag.py", argv), body)
+        publish({TITLES[section]: body}, invocation("rag.py", argv), write=args.write and not code)
     if not results.same:
         print("error: the ways compared did not give the same; see the notes", file=sys.stderr)
     return code or int(not results.same)

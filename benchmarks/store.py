@@ -36,6 +36,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from flags import positive
 
 from probers import FeatureStore
 from probers.features import FeatureSpec, ModelSpec
@@ -102,12 +103,6 @@ def parse(argv: list[str]) -> argparse.Namespace:
     add("--folder", help="measure the disk of this folder; default: the one for temporary files")
     add("--write", action="store_true", help="put the table into benchmarks/RESULTS.md")
     return parser.parse_args(argv)
-
-
-def positive(text: str) -> int:
-    if not text.isdigit() or not int(text):
-        raise argparse.ArgumentTypeError(f"{text} is not a number above 0")
-    return int(text)
 
 
 def measure(folder: Path, size: Size, *, repeats: int, steps: int) -> list[list[str]]:

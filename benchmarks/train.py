@@ -31,6 +31,7 @@ from typing import Any
 import numpy as np
 from clock import PARTS
 from fits import measure
+from flags import natural, positive
 from synthetic import SHARD, synthetic, warm
 
 from probers import FeatureStore
@@ -84,18 +85,6 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     if args.data and not (Path(args.data) / "manifest.json").exists():
         parser.error(f"--data {args.data} is no feature store: probers-datagen makes one")
     return args
-
-
-def natural(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text} is not a whole number")
-    return int(text)
-
-
-def positive(text: str) -> int:
-    if not natural(text):
-        raise argparse.ArgumentTypeError(f"{text} is not a number above 0")
-    return int(text)
 
 
 def big(title: str, stores: Sequence[Path], layers: Sequence[int], args: argparse.Namespace) -> Found:

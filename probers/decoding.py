@@ -77,16 +77,10 @@ def generate_batch(
                 last = recent.get(prompts[number].name) if recent is not None else None
                 earlier = () if last is None else last.ids[last.start :]
                 finish_alone(
-                    batch,
-                    rows[number],
-                    logprobs[:, number],
-                    reading,
-                    stops=stops,
-                    most=draft,
-                    earlier=earlier,
-                )
-                if recent is not None:
-                    batch.leave(recent, rows, [0])
+                    batch, rows[number], logprobs[:, number], reading,
+                    stops=stops, most=draft, earlier=earlier,
+                )  # fmt: skip
+                batch.leave(recent, rows, [0])
                 break
             logits = batch.logits[:, -1]
             tokens = logits.argmax(dim=-1) if sampler is None else sampler(logits, batch.active)
@@ -102,8 +96,7 @@ def generate_batch(
                 # A text that ends with this token runs once more, only to be read.
                 if row.stop is None or (reading.reads and row.kept > index):
                     slots.append(slot)
-            if recent is not None:
-                batch.leave(recent, rows, set(range(len(tokens))) - set(slots))
+            batch.leave(recent, rows, set(range(len(tokens))) - set(slots))
             if not slots:
                 break
             if len(slots) < len(tokens):
@@ -117,8 +110,7 @@ def generate_batch(
                 safe = [rows[i].safe(stops) for i in batch.active if rows[i].stop is None]
                 recorder.commit(min(safe, default=limit))
             if all(rows[i].stop is not None for i in batch.active):
-                if recent is not None:
-                    batch.leave(recent, rows, range(len(slots)))
+                batch.leave(recent, rows, range(len(slots)))
                 break
     recorder.close()
     _refuse_broken(rows, needs, recorder, logprobs)

@@ -66,7 +66,7 @@ def finish_alone(
         earlier: tokens of an earlier text that this one may repeat.
     """
     number = batch.active[0]
-    text = [*earlier, *row.prompt.ids, *row.ids]
+    text = np.array([*earlier, *row.prompt.ids, *row.ids])
     guessed: list[int] = []
     while True:
         start = len(row.ids)
@@ -81,11 +81,13 @@ def finish_alone(
             reading.push(start - 1, batch.rows, right + 1)
             reading.recorder.commit(row.safe(stops))
         batch.drop(len(guessed) - right)
-        text += row.ids[start:]
         unread = row.ids[start + right :]  # at most one: the token after the last right guess
         if row.stop is not None and not (reading.reads and unread and row.kept == len(row.ids)):
             return
-        guessed = guess(np.array(text), min(most, row.limit - len(row.ids))) if row.stop is None else []
+        guessed = []
+        if row.stop is None:
+            text = np.append(text, row.ids[start:])
+            guessed = guess(text, min(most, row.limit - len(row.ids)))
         reading.expect(1 + len(guessed))
         batch.step(torch.tensor([[*unread, *guessed]], device=scores.device))
         if row.stop is not None:  # the last token ran once more, only to be read

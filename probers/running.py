@@ -121,9 +121,9 @@ class Running:
             self._mask = self._mask[chosen]
         self.active = [self.active[slot] for slot in slots]
 
-    def leave(self, recent: Recent, rows: Sequence[Row], slots: Iterable[int]) -> None:
-        """Keep what the cache has of some of the batch's rows for later."""
-        if self._cache is None:
+    def leave(self, recent: Recent | None, rows: Sequence[Row], slots: Iterable[int]) -> None:
+        """Keep what the cache has of some of the batch's rows for later, where that is wanted."""
+        if recent is None or self._cache is None:
             return
         for slot in slots:
             number = self.active[slot]
