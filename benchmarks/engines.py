@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from probers.rag.retrievers.lexical import tokenize
 
-from probers.corpus import PassageStore, open_corpus
+from probers.data.corpus import PassageStore, open_corpus
 from probers.types import Passage
 
 NAMES = {

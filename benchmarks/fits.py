@@ -24,7 +24,7 @@ from store import peaks
 
 from probers import FeatureStore
 from probers.heads import ProbingRagHead
-from probers.heads.blocks import Linear
+from probers.heads.base import Linear
 
 #: How often a step reads or writes all parameters or as many numbers, see :func:`as_plain`.
 _MATRIX_PASSES, _ADAMW_PASSES = 3, 7

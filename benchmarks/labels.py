@@ -21,18 +21,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from probers.datagen.articles import open_articles
 from probers.datagen.cuts import Cut, CutPlan
 from probers.datagen.entities import Recogniser
+from probers.datagen.equivalence import EntityMatcher
 from probers.datagen.labels.wiki import WikiBuilder
-from probers.datagen.matching import EntityMatcher
 from probers.datagen.run import fill
-from probers.datagen.sources import open_articles
 from report import publish
 from timing import by_turns, ratios, spread, verdict
 
 from probers import CausalLM, FeatureStore
-from probers.features import FeatureSpec
 from probers.prompts import TESTBED_PROMPT
+from probers.store.spec import FeatureSpec
 from probers.types import Needs
 
 #: MIND goes on for the entity's tokens and this many more.

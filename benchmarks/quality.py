@@ -16,15 +16,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from probers.datagen.articles import open_articles
 from probers.datagen.cuts import natural
 from probers.datagen.detokenise import detokenise_sentences
 from probers.datagen.entities import find_entities
-from probers.datagen.matching import STAGES, EntityMatcher
-from probers.datagen.matching.training import train_vectors
-from probers.datagen.sources import open_articles
+from probers.datagen.equivalence import STAGES, EntityMatcher
+from probers.datagen.equivalence.vectors import train_vectors
 from report import publish
 
-from probers import FeatureStore, cli
+from probers import FeatureStore
+from probers.commands import main as cli
 
 TESTS = Path(__file__).parents[1] / "tests" / "data"
 

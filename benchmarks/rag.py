@@ -34,7 +34,7 @@ from timing import Results, by_turns, ratios, spread, verdict
 from transformers import AutoModelForCausalLM
 
 from probers import CausalLM
-from probers.bank import ProbeBank
+from probers.bank.bank import ProbeBank
 from probers.prompts import TESTBED_PROMPT, PromptTemplate
 from probers.testbed.assets import load_corpus, load_questions, model_path
 from probers.types import Generation, Question, Retriever, RunError, UserError

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from probers.rag.retrievers.lexical import tokenize
 
-from probers.answers import extract_answer
+from probers.evaluation.answers import extract_answer
 from probers.prompts import PromptTemplate
 from probers.text import is_content
 from probers.types import Question, Retriever

@@ -39,7 +39,7 @@ import numpy as np
 from flags import positive
 
 from probers import FeatureStore
-from probers.features import FeatureSpec, ModelSpec
+from probers.store.spec import FeatureSpec, ModelSpec
 
 BATCH = 12
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from probers import FeatureStore
-from probers.features import FeatureSpec, ModelSpec
+from probers.store.spec import FeatureSpec, ModelSpec
 
 #: Rows of a shard.
 SHARD = 512

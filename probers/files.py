@@ -1,12 +1,14 @@
-"""Writing files whole or not at all."""
+"""Files written whole or not at all, and JSON in one fixed layout."""
 
 from __future__ import annotations
 
 import errno
+import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from .types import RunError
 
@@ -52,3 +54,8 @@ def writing(path: Path, then: str = RESUMES) -> Iterator[None]:
         causes = {errno.ENOSPC: "the disk is full", errno.EDQUOT: "the disk quota is used up"}
         cause = causes.get(error.errno or 0, error.strerror or str(error))
         raise RunError(f"cannot write {path}: {cause}; {then}") from error
+
+
+def canonical_json(value: Any) -> str:
+    """JSON with sorted keys and a fixed layout: equal values give equal bytes."""
+    return json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from probers.lazy import lazily
 
 if TYPE_CHECKING:
     from .loop import RAG
@@ -10,13 +12,4 @@ if TYPE_CHECKING:
 
 __all__ = ["RAG", "Answer"]
 
-_LAZY = {"RAG": "loop", "Answer": "traces"}
-
-
-def __getattr__(name: str) -> Any:
-    """Import the loop only when it is asked for, so that ``--help`` stays fast."""
-    if name in _LAZY:
-        from importlib import import_module
-
-        return getattr(import_module(f".{_LAZY[name]}", __name__), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = lazily(__name__, {"loop": "RAG", "traces": "Answer"})

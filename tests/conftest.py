@@ -10,7 +10,7 @@ import pytest
 if TYPE_CHECKING:
     from probers.train.data import Examples
 
-    from probers.store import FeatureStore
+    from probers.store.store import FeatureStore
 
 # The models here are so small that threads cost more than they give.
 os.environ.setdefault("OMP_NUM_THREADS", "1")

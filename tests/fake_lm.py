@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from probers.features import ModelSpec
+from probers.store.spec import ModelSpec
 from probers.types import AttentionRows, Generation, Needs, Passage
 
 NONE = Needs()

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from probers.features import FeatureSpec, ModelSpec
-from probers.runs import RunFolder
-from probers.store import FeatureStore
+from probers.commands.runs import RunFolder
+from probers.store.spec import FeatureSpec, ModelSpec
+from probers.store.store import FeatureStore
 
 WIDTH, DEPTH = 12, 3
 SPEC = FeatureSpec(

@@ -7,19 +7,18 @@ import pytest
 import torch
 from fake_lm import SPEC
 from probers.rag.triggers import Adaptive
-from probers.train.adaptive import measure
-from probers.train.strategies import Labelled, strategies_of
+from probers.train.question_classifier import Labelled, measure, strategies_of
 from safetensors.numpy import load_file, save_file
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
 from tiny import byte_level
 from transformers import LlamaConfig, LlamaForSequenceClassification
 
-from probers import cli
-from probers.adaptive import STRATEGIES, AdaptiveClassifier, load_classifier
-from probers.features import FeatureSpec
-from probers.runs import RunFolder
-from probers.store import FeatureStore
+from probers.bank.question_classifier import STRATEGIES, AdaptiveClassifier, load_classifier
+from probers.commands import main as cli
+from probers.commands.runs import RunFolder
+from probers.store.spec import FeatureSpec
+from probers.store.store import FeatureStore
 from probers.types import Question, UserError
 
 KINDS = {

@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torchmetrics.functional.text import squad
 
-from probers.answers import accuracy_contains, exact_match, f1_score, normalize_answer
+from probers.evaluation.answers import accuracy_contains, exact_match, f1_score, normalize_answer
 
 VERDICTS = {"yes", "no", "noanswer"}
 #: What normalisation acts on, and what it must leave alone.

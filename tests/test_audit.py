@@ -15,14 +15,14 @@ import pytest
 from probers.datagen.audit import Audit, audit
 from probers.datagen.audit import labels as audit_module
 from probers.datagen.audit.drawn import draw_rows, stored_columns
-from probers.datagen.audit.probe import depths
+from probers.datagen.audit.leaks import depths
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 from sklearn.preprocessing import StandardScaler
 
-from probers import baselines, bootstrap
-from probers.features import FeatureSpec, ModelSpec
-from probers.store import FeatureStore
+from probers.evaluation import baselines, bootstrap
+from probers.store.spec import FeatureSpec, ModelSpec
+from probers.store.store import FeatureStore
 from probers.types import UserError
 
 WIDTH, LAYERS = 8, (0, 2, 4, 6)

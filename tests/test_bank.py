@@ -17,11 +17,11 @@ import torch
 from huggingface_hub import ModelHubMixin
 from torch import nn
 
-from probers.bank import SIGNALS, EntropyModel, ProbeBank, half_precision
-from probers.calibration import Isotonic, Temperature
-from probers.ensemble import Ensemble
-from probers.features import FeatureSpec, ModelSpec
+from probers.bank.bank import SIGNALS, EntropyModel, ProbeBank, half_precision
+from probers.bank.calibration import Isotonic, Temperature
+from probers.bank.ensemble import Ensemble
 from probers.heads import HEADS, LinearHead, Moments, ProbeHead, ProbingRagHead, factory
+from probers.store.spec import FeatureSpec, ModelSpec
 from probers.types import Needs, RunError, UserError
 
 SPEC = FeatureSpec(ModelSpec("testbed", "abc", 6, 8, "float32"), layers=(2, 5), width=8, prompt="p1")

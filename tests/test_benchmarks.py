@@ -32,10 +32,10 @@ from workload import Options
 import rag as rag_benchmark
 import train as training
 from probers import CausalLM, FeatureStore
-from probers.bank import ProbeBank
-from probers.features import FeatureSpec
+from probers.bank.bank import ProbeBank
 from probers.heads import HEADS
 from probers.prompts import TESTBED_PROMPT
+from probers.store.spec import FeatureSpec
 from probers.types import Needs, RunError
 
 CPU = torch.device("cpu")

@@ -9,11 +9,11 @@ from tiny import FAMILIES, PROMPTS, tiny_lm, tiny_path
 from torch import nn
 from transformers import AutoModelForCausalLM
 
-import probers.reading
-from probers.anatomy import decoder_layers
-from probers.attention import AttentionTap
-from probers.capture import StateTap
-from probers.lm import CausalLM
+import probers.capture.recorder
+from probers.capture.attention import AttentionTap
+from probers.capture.blocks import decoder_layers
+from probers.capture.hidden_states import StateTap
+from probers.engine.model import CausalLM
 from probers.types import Needs, RunError, UserError
 
 CLOSE = {"rtol": 0, "atol": 1e-4}
@@ -168,7 +168,7 @@ def test_nothing_is_read_that_nobody_asked_for(monkeypatch):
     def forbidden(*given, **options):
         raise AssertionError("attention was read")
 
-    monkeypatch.setattr(probers.reading, "AttentionTap", forbidden)
+    monkeypatch.setattr(probers.capture.recorder, "AttentionTap", forbidden)
     lm = tiny_lm("llama")
     generation = lm.generate(PROMPTS[:1], max_new_tokens=3)[0]
     assert generation.states is None

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from probers import cli
+from probers.commands import main as cli
 from probers.types import RunError, UserError
 
 COMMANDS = ("demo", "datagen", "train", "rag", "compare", "testbed")
@@ -119,7 +119,7 @@ def test_exit_codes(monkeypatch, capsys, error, code):
 
 
 def test_a_run_folder_is_claimed_once(tmp_path):
-    from probers.runs import RunFolder
+    from probers.commands.runs import RunFolder
 
     first = RunFolder(tmp_path / "a", "datagen", {"seed": 0, "out": "a", "batch_size": 4})
     assert first.claim() is False and not first.complete
@@ -134,7 +134,7 @@ def test_a_run_folder_is_claimed_once(tmp_path):
 
 
 def test_a_foreign_folder_is_left_alone(tmp_path):
-    from probers.runs import RunFolder
+    from probers.commands.runs import RunFolder
 
     (tmp_path / "thesis.tex").write_text("mine")
     folder = RunFolder(tmp_path, "datagen", {})
@@ -147,8 +147,7 @@ def test_a_foreign_folder_is_left_alone(tmp_path):
 def test_newest_takes_complete_runs_of_the_model(tmp_path):
     import os
 
-    from probers.finding import newest_run
-    from probers.runs import RunFolder
+    from probers.commands.runs import RunFolder, newest_run
 
     for index, (model, done) in enumerate([("a", True), ("b", True), ("b", False)]):
         folder = RunFolder(tmp_path / str(index), "train", {"i": index})
@@ -175,7 +174,7 @@ def test_a_wrong_request_leaves_no_folder_behind(tmp_path, overrides, capsys):
 
 
 def test_a_wrong_request_removes_nothing_that_was_computed(tmp_path):
-    from probers.runs import RunFolder, taking_back
+    from probers.commands.runs import RunFolder, taking_back
 
     old, new = RunFolder(tmp_path / "old", "datagen", {}), RunFolder(tmp_path / "new", "datagen", {})
     old.claim()  # an unfinished run of another time

@@ -7,16 +7,16 @@ import numpy as np
 import pytest
 import torch
 from fake_lm import SPEC, FakeLM
-from probers.rag import showcase
-from probers.rag.figures import Comparison, Outcomes, first_scores
+from probers.rag.compare import findings as showcase
+from probers.rag.compare.outcomes import Comparison, Outcomes, first_scores
 from probers.rag.traces import Answer, Counters
 
-from probers import cli
-from probers.bank import ProbeBank
-from probers.features import FeatureSpec
+from probers.bank.bank import ProbeBank
+from probers.bank.thresholds import ThresholdRule
+from probers.commands import main as cli
 from probers.heads import HEADS, WRONG
 from probers.prompts import TESTBED_PROMPT
-from probers.thresholds import ThresholdRule
+from probers.store.spec import FeatureSpec
 from probers.types import Decision, Question, Round, UserError
 
 TEST = range(40)
@@ -69,8 +69,8 @@ def place(tmp_path, monkeypatch):
         made.append(model())
         return made[-1]
 
-    monkeypatch.setattr("probers.rag.compare.load_model", load)
-    monkeypatch.setattr("probers.rag.answer.load_model", load)
+    monkeypatch.setattr("probers.rag.compare.run.load_model", load)
+    monkeypatch.setattr("probers.rag.command.load_model", load)
     return Place(tmp_path, made)
 
 

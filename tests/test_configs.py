@@ -9,10 +9,10 @@ from probers.datagen.testbed.curriculum import Curriculum
 from probers.datagen.testbed.recipe import Recipe
 from probers.datagen.testbed.run import _dataclass
 
-from probers import cli
-from probers.presets import choices
+from probers.commands import main as cli
+from probers.commands.config import choices
+from probers.data.questions import DATASETS, source_class
 from probers.prompts import TESTBED_PROMPT
-from probers.questions import DATASETS, source_class
 from probers.testbed.assets import world_config
 from probers.testbed.world import WorldConfig
 

@@ -11,11 +11,11 @@ import tracemalloc
 
 import pytest
 
-from probers import builds, corpus
-from probers.builds import Estimate, build_once, file_digest
-from probers.corpus import PassageStore, fingerprint, open_corpus
-from probers.corpus_formats import LONG
-from probers.data import load_corpus
+from probers.data import cache as builds
+from probers.data import corpus, load_corpus
+from probers.data.cache import Estimate, build_once, file_digest
+from probers.data.corpus import PassageStore, fingerprint, open_corpus
+from probers.data.corpus_formats import LONG
 from probers.types import Passage, RunError, UserError
 
 #: Texts that break a store or a reader which takes lines for more than they are.

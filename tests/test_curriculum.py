@@ -5,8 +5,7 @@ from collections import Counter
 
 import pytest
 from probers.datagen.testbed.curriculum import KINDS, Curriculum, DocumentStream
-from probers.datagen.testbed.recipe import Recipe, _Batcher, rate
-from probers.datagen.testbed.tokenizer import train_tokenizer
+from probers.datagen.testbed.recipe import Recipe, _Batcher, rate, train_tokenizer
 
 from probers.testbed.world import World, WorldConfig
 

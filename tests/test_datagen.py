@@ -12,11 +12,12 @@ import time
 
 import numpy as np
 import pytest
-from probers.datagen.labels.labelling import parse_label
-from probers.datagen.request import parse_layers
+from probers.datagen.labels.cot import parse_label
+from probers.datagen.run import parse_layers
 
-from probers import FeatureStore, cli
-from probers.answers import accuracy_contains, exact_match, f1_score
+from probers import FeatureStore
+from probers.commands import main as cli
+from probers.evaluation.answers import accuracy_contains, exact_match, f1_score
 from probers.types import UserError
 
 
@@ -75,7 +76,7 @@ def test_a_killed_run_ends_in_the_same_bytes(tmp_path):
     cli.run("datagen", [*arguments, f"out={out}"])
     undisturbed = digest(out)
     shutil.rmtree(out)
-    command = [sys.executable, "-c", "from probers.cli import datagen; datagen()", *arguments]
+    command = [sys.executable, "-c", "from probers.commands.main import datagen; datagen()", *arguments]
     killed, rng = 0, random.Random(0)
     for _ in range(4):
         run = subprocess.Popen([*command, f"out={out}"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

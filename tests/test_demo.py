@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 from planted import DEPTH, make_token_store
 
-from probers import cli, demo
+from probers.commands import demo
+from probers.commands import main as cli
 from probers.types import UserError
 
 

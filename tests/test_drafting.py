@@ -10,9 +10,9 @@ from test_lm import assert_same
 from test_prefix import forwarded
 from tiny import FAMILIES, tiny_lm
 
-from probers.drafting import guess
-from probers.known import Recent
-from probers.sampling import Sampling
+from probers.engine.batch import Sampling
+from probers.engine.kv_cache import Recent
+from probers.engine.speculative import guess
 from probers.types import Needs
 
 PROMPTS = [

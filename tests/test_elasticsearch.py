@@ -15,7 +15,7 @@ from probers.rag.retrievers import BM25
 from probers.rag.retrievers.elastic.access import find_access
 from probers.rag.retrievers.elasticsearch import Elasticsearch
 
-from probers.parts import build
+from probers.commands.parts import build
 from probers.types import Passage, RunError, UserError
 
 FAST = {"backoff": 0.01, "timeout": 0.3, "retries": 3}

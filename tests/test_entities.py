@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from probers.datagen.detokenise import detokenise_sentences
 from probers.datagen.entities import Recogniser, find_entities
-from probers.datagen.matching import EntityMatcher, parse_date, parse_number
+from probers.datagen.equivalence import EntityMatcher, parse_date, parse_number
 
 from probers.types import UserError
 
@@ -303,7 +303,7 @@ def pipeline(monkeypatch):
     ]
     blank.add_pipe("entity_ruler").add_patterns([{"label": k, "pattern": p} for k, p in patterns])
     monkeypatch.setattr("probers.datagen.entities.recogniser.installed_pipeline", lambda: "en_core_web_sm")
-    monkeypatch.setattr("probers.datagen.entities.spacy._load", lambda name: blank)
+    monkeypatch.setattr("probers.datagen.entities.recogniser._load", lambda name: blank)
 
 
 @pytest.mark.parametrize("kind", ["auto", "spacy"])

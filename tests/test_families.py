@@ -12,7 +12,7 @@ from test_lm import assert_same, rescored
 from tiny import CONTEXT, PROMPTS, byte_level, without_specials
 from transformers import AutoModelForCausalLM
 
-from probers.lm import CausalLM
+from probers.engine.model import CausalLM
 from probers.types import Needs
 
 BASE = {

@@ -12,11 +12,11 @@ from probers.rag.queries import QFS
 from probers.rag.triggers import Rind, State
 
 import probers.text
-from probers.lm import CausalLM
+from probers.engine.model import CausalLM
 from probers.prompts import TESTBED_PROMPT
-from probers.rind import rind_scores
 from probers.testbed.assets import load_questions, model_path
 from probers.types import AttentionRows, Decision, Generation, Needs, Question
+from probers.uncertainty import rind_scores
 
 
 @pytest.fixture(autouse=True)

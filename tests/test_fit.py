@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 import torch
 from planted import damage, make_store, make_token_store
+from probers.train.assemble import score_everything
 from probers.train.batches import Batches, Schedule, balancing
 from probers.train.data import Examples, load_examples
 from probers.train.fit import FitSettings, Fitted, Task, fit, targets_of
-from probers.train.margins import score_everything
 from probers.train.module import ProberModule, head_losses
 from probers.train.states import CHUNK, Column, StoreStates, TokenStates, moments, parse_layers
 from sklearn.metrics import roc_auc_score
@@ -30,7 +30,7 @@ from probers.heads import (
     ProbingRagHead,
     RadioHead,
 )
-from probers.store import FeatureStore
+from probers.store.store import FeatureStore
 from probers.types import RunError, UserError
 
 small_head = partial(ProbingRagHead, hidden=24)

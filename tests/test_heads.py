@@ -30,7 +30,7 @@ from probers.heads import (
     factory,
     head_name,
 )
-from probers.heads.blocks import Dropout
+from probers.heads.base import Dropout
 from probers.types import UserError
 
 STREAMS = ["0/layer1", "0/layer2", "0/layer3"]

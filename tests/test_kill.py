@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from probers.store import FeatureStore
+from probers.store.store import FeatureStore
 
 KILLS, LIMIT = 20, 240
 SHARD = 8
@@ -49,7 +49,7 @@ def launch(where: Path, limit: int) -> subprocess.Popen[str]:
     """The command, in a folder of its own, so that its ``out`` has the same name everywhere."""
     where.mkdir(exist_ok=True)
     arguments = ["source=cot", f"limit={limit}", f"shard_size={SHARD}", "out=store"]
-    code = "from probers.cli import datagen; datagen()"
+    code = "from probers.commands.main import datagen; datagen()"
     return subprocess.Popen(
         [sys.executable, "-c", code, *arguments],
         cwd=where, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,

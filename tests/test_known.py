@@ -7,7 +7,7 @@ from test_lm import assert_same
 from test_prefix import EXEMPLARS, NEEDS, forwarded
 from tiny import FAMILIES, tiny_lm
 
-from probers.known import Recent
+from probers.engine.kv_cache import Recent
 
 PROMPTS = [
     EXEMPLARS + "Question: Who founded the mill in Jomholm?\nAnswer:",

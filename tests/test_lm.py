@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny import CONTEXT, FAMILIES, PROMPTS, save_tiny, sentence_piece, tiny_lm, tiny_path
 
-import probers.lm
-from probers import batching
-from probers.batching import Batches
-from probers.lm import CausalLM
-from probers.loading import fingerprint
+import probers.engine.model
+from probers.engine import batching
+from probers.engine.batching import Batches
+from probers.engine.loading import fingerprint
+from probers.engine.model import CausalLM
 from probers.types import Generation, Needs, RunError, UserError
 
 ALL = Needs(layers=(0, 1, 2, 3), attention=True)
@@ -300,14 +300,14 @@ def test_a_model_that_is_not_there_is_named(tmp_path):
 def test_batches_halve_when_memory_runs_out(monkeypatch, capsys):
     lm = tiny_lm()
     expected = [g.token_ids for g in lm.generate(PROMPTS, max_new_tokens=6)]
-    work = probers.lm.generate_batch
+    work = probers.engine.model.generate_batch
 
     def scarce(decoder, tokenizer, prompts, **options):
         if len(prompts) > 1:
             raise torch.OutOfMemoryError("CUDA out of memory")
         return work(decoder, tokenizer, prompts, **options)
 
-    monkeypatch.setattr(probers.lm, "generate_batch", scarce)
+    monkeypatch.setattr(probers.engine.model, "generate_batch", scarce)
     assert [g.token_ids for g in lm.generate(PROMPTS, max_new_tokens=6)] == expected
     said = capsys.readouterr().err
     assert "batch_size=2" in said
@@ -446,7 +446,7 @@ def test_other_errors_are_not_taken_for_memory(monkeypatch):
     def broken(*given, **options):
         raise RuntimeError("shapes do not match")
 
-    monkeypatch.setattr(probers.lm, "generate_batch", broken)
+    monkeypatch.setattr(probers.engine.model, "generate_batch", broken)
     with pytest.raises(RuntimeError, match="shapes"):
         tiny_lm().generate(PROMPTS, max_new_tokens=2)
 

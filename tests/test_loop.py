@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 
 import pytest
 from fake_lm import FakeLM, FakeRetriever, passage
+from probers.rag.command import Terminal
 from probers.rag.loop import RAG
 from probers.rag.queries import AnswerQuery, QuestionQuery
-from probers.rag.terminal import Terminal
 from probers.rag.traces import Answer, TraceFile
 from probers.rag.triggers import Always, Entropy, Never, Oracle, Random
 

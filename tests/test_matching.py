@@ -8,13 +8,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from probers.datagen.matching import STAGES, EntityMatcher, parse_number, read_time, wordnet_available
-from probers.datagen.matching import wordnet as wordnet_module
-from probers.datagen.matching.training import train_vectors
-from probers.datagen.matching.vectors import cosine
+from probers.datagen.equivalence import STAGES, EntityMatcher, parse_number, read_time, wordnet_available
+from probers.datagen.equivalence import wordnet as wordnet_module
+from probers.datagen.equivalence.vectors import cosine, train_vectors
 
+from probers.data.word_vectors import load_vectors
 from probers.types import Article, UserError
-from probers.word_vectors import load_vectors
 
 PLAIN = tuple(s for s in STAGES if s not in ("wordnet", "vectors"))
 PAIRS = [
@@ -289,7 +288,7 @@ def test_pickled_and_broken_vector_files_are_refused(tmp_path):
 
 
 def test_without_wordnet_the_stage_is_absent_and_says_so_once(monkeypatch, capsys):
-    monkeypatch.setattr("probers.datagen.matching.matcher.find_wordnet", lambda: None)
+    monkeypatch.setattr("probers.datagen.equivalence.matcher.find_wordnet", lambda: None)
     wordnet_module.say_absent.cache_clear()
     matcher = EntityMatcher()
     assert matcher.active == tuple(s for s in STAGES if s not in ("wordnet", "vectors"))

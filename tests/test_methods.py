@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 import torch
 from fake_lm import SPEC, FakeRetriever, passage
+from probers.rag.compare.methods import build_methods
+from probers.rag.compare.thresholds import tune
 from probers.rag.loop import RAG
-from probers.rag.methods import build_methods
 from probers.rag.queries import AnswerQuery, QuestionQuery
 from probers.rag.retrievers import BM25
 from probers.rag.triggers import (
@@ -28,16 +29,15 @@ from probers.rag.triggers import (
     Rind,
 )
 from probers.rag.triggers.base import UNANSWERED
-from probers.rag.tuning import tune
 from test_loop import KNOWN, QUESTIONS, SILENT, asked, find, make, without_seconds
 from tiny import tiny_lm
 
-from probers import cli
-from probers.bank import ProbeBank
-from probers.features import FeatureSpec
+from probers.bank.bank import ProbeBank
+from probers.commands import main as cli
+from probers.engine.model import CausalLM
 from probers.heads import HEADS, WRONG
-from probers.lm import CausalLM
 from probers.prompts import TESTBED_PROMPT
+from probers.store.spec import FeatureSpec
 from probers.testbed.assets import load_corpus, load_questions
 from probers.types import Needs, RunError, UserError
 
@@ -308,7 +308,7 @@ def test_probing_rag_by_hand(theta, limit, written):
 @pytest.mark.parametrize("trigger", [Rind(1.0, "paper"), Rind(1.0)])
 def test_a_model_without_readable_attention_is_refused_before_anything_runs(trigger, monkeypatch):
     lm = tiny_lm()
-    monkeypatch.setattr("probers.attention._asks_for_its_function", lambda module: False)
+    monkeypatch.setattr("probers.capture.attention._asks_for_its_function", lambda module: False)
     monkeypatch.setattr(lm, "generate", None)  # would fail if it was called
     retriever = FakeRetriever(find)
     with pytest.raises(UserError, match=r"^trigger=rind cannot be used with this model: attention of Llama"):

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn import metrics as sk
 
-from probers import metrics as m
+from probers.evaluation import metrics as m
 from probers.types import RunError
 
 

@@ -11,8 +11,8 @@ from test_lm import assert_same
 from test_prefix import forwarded
 from tiny import FAMILIES, tiny_lm
 
-from probers import nesting
-from probers.nesting import longest
+from probers.engine import kv_cache as nesting
+from probers.engine.kv_cache import longest
 from probers.types import Needs
 
 ONE = "She was born in 1931 in Jomholm, where her father had a mill, and moved when she was ten to the coast."

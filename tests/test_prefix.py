@@ -9,8 +9,8 @@ from test_lm import assert_same
 from tiny import FAMILIES, tiny_lm
 from transformers import DynamicCache
 
-from probers.cache import GrowingLayer, new_cache
-from probers.running import closed
+from probers.engine.batch import closed
+from probers.engine.kv_cache import GrowingLayer, new_cache
 from probers.types import Needs
 
 EXEMPLARS = "Question: Who was her mother?\nAnswer: She was born in 1931, moved when she was ten.\n"

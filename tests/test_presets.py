@@ -15,23 +15,23 @@ import torch
 from hydra import compose, initialize_config_module
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf, open_dict
-from probers.datagen.labels.labelling import parse_label
-from probers.datagen.request import parse_layers
+from probers.datagen.labels.cot import parse_label
+from probers.datagen.run import parse_layers
+from probers.rag.compare.methods import build_methods
 from probers.rag.loop import RAG
-from probers.rag.methods import build_methods
 from probers.rag.queries import QFS
 from probers.rag.triggers import Always, FixedLength, Never, Radio, Rind
 from tiny import save_tiny, tiny_lm
 
-from probers import cli
-from probers import presets as published
-from probers.bank import ProbeBank
-from probers.features import FeatureSpec
+from probers.bank.bank import ProbeBank
+from probers.commands import config as published
+from probers.commands import main as cli
+from probers.commands.config import choices
+from probers.commands.parts import build
+from probers.engine.model import CausalLM
 from probers.heads import HEADS, WRONG
-from probers.lm import CausalLM
-from probers.parts import build
-from probers.presets import choices
-from probers.store import FeatureStore
+from probers.store.spec import FeatureSpec
+from probers.store.store import FeatureStore
 from probers.types import Passage, Question, UserError
 
 CONFIGS = resources.files("probers.configs")

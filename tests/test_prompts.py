@@ -5,9 +5,9 @@ import dataclasses
 import pytest
 from tiny import tiny_lm
 
-from probers import cli
-from probers.answers import extract_answer
-from probers.parts import build
+from probers.commands import main as cli
+from probers.commands.parts import build
+from probers.evaluation.answers import extract_answer
 from probers.prompts import TESTBED_PROMPT, PromptTemplate
 from probers.types import UserError
 

@@ -11,9 +11,8 @@ from typing import ClassVar
 
 import pytest
 
-from probers.answers import normalize_answer
 from probers.data import load_questions
-from probers.questions import (
+from probers.data.questions import (
     DATASETS,
     EmptySplitError,
     Layout,
@@ -23,7 +22,8 @@ from probers.questions import (
     open_questions,
     source_class,
 )
-from probers.questions.drawing import split_of
+from probers.data.splits import split_of
+from probers.evaluation.answers import normalize_answer
 from probers.types import Question, RunError, UserError
 
 FILES = Path(__file__).parent / "data" / "questions"

@@ -9,18 +9,18 @@ import pytest
 from fake_elasticsearch import FakeElasticsearch
 from fake_lm import SPEC
 from hydra.utils import get_class
-from probers.rag.parts import find_classifier, find_prober, named_part
+from probers.rag.build import find_classifier, find_prober, named_part
 from test_compare import model, place  # noqa: F401
 
-from probers import cli
-from probers.adaptive import AdaptiveClassifier
-from probers.bank import ProbeBank
-from probers.cli import compose
-from probers.features import FeatureSpec
+from probers.bank.bank import ProbeBank
+from probers.bank.question_classifier import AdaptiveClassifier
+from probers.commands import main as cli
+from probers.commands.config import choices
+from probers.commands.main import compose
+from probers.commands.parts import build
+from probers.commands.runs import RunFolder
 from probers.heads import HEADS
-from probers.parts import build
-from probers.presets import choices
-from probers.runs import RunFolder
+from probers.store.spec import FeatureSpec
 from probers.types import RunError, UserError
 
 COMMON = ["questions=questions.jsonl", "corpus=corpus.jsonl", "limit=null"]
@@ -108,7 +108,7 @@ class Says:
     ],
 )  # fmt: skip
 def test_the_score_of_a_question_is_shown_once(rag, capsys, monkeypatch, row, fired, verdicts):
-    monkeypatch.setattr("probers.adaptive.load_classifier", lambda name: Says(row))
+    monkeypatch.setattr("probers.bank.question_classifier.load_classifier", lambda name: Says(row))
     lines = shown_of(
         rag, capsys, "trigger=adaptive", "trigger.classifier=any", "query=question", "max_retrievals=2"
     )
@@ -135,7 +135,7 @@ def test_passages_without_room_and_searches_without_result_are_told(rag, capsys,
         made.context = 75
         return made
 
-    monkeypatch.setattr("probers.rag.answer.load_model", small)
+    monkeypatch.setattr("probers.rag.command.load_model", small)
     (rag.path / "long.jsonl").write_text(
         "".join(
             json.dumps({"id": f"p{i}", "title": "", "text": f"town 3 {'and so on ' * 9}{i}"}) + "\n"
@@ -352,7 +352,7 @@ def test_a_preset_answers_a_typed_question_without_its_question_set(rag, capsys,
     def never(*args, **kwargs):
         raise AssertionError("the question set was opened")
 
-    monkeypatch.setattr("probers.rag.answer.open_questions", never)
+    monkeypatch.setattr("probers.rag.command.open_questions", never)
     asked = ["experiment=dragin_llama2_7b_2wiki", "model=testbed", "corpus=corpus.jsonl"]
     cli.run("rag", [*asked, "question=Where is town 3?", "trigger.threshold=0.05", "query=question"])
     shown = capsys.readouterr().out
@@ -404,7 +404,7 @@ def test_a_model_whose_attention_cannot_be_read_is_refused_before_anything_is_wr
         made.attention_alone = refuse
         return made
 
-    monkeypatch.setattr("probers.rag.answer.load_model", blind)
+    monkeypatch.setattr("probers.rag.command.load_model", blind)
     for overrides in (["trigger=rind"], ["trigger=never", "query=qfs"]):
         with pytest.raises(
             UserError, match="(trigger=rind|query=qfs) cannot be used with this model: its attention"

@@ -5,20 +5,20 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from fake_lm import FakeLM, FakeRetriever, passage
-from probers.rag.figures import Outcomes
+from probers.rag.compare.outcomes import Outcomes
+from probers.rag.compare.shared_generations import Remembering, SharedRAG, narrowed
+from probers.rag.compare.thresholds import together
+from probers.rag.compare.trajectories import Ladder, Rung, climb, stored_or_climbed, thinned
 from probers.rag.loop import RAG
 from probers.rag.queries.answer import AnswerQuery
 from probers.rag.queries.question import QuestionQuery
-from probers.rag.replay import Ladder, Rung, climb, stored_or_climbed, thinned
-from probers.rag.sharing import Remembering, SharedRAG, narrowed
 from probers.rag.triggers.always import Always
 from probers.rag.triggers.entropy import Entropy
 from probers.rag.triggers.never import Never
 from probers.rag.triggers.oracle import Oracle
 from probers.rag.triggers.random import Random
-from probers.rag.tuning import together
 
-from probers.stops import SentenceEnd
+from probers.engine.stopping import SentenceEnd
 from probers.types import Needs, Question
 
 QUESTIONS = [Question(f"q{i}", f"Where is town {i}?", (f"Land{i}",)) for i in range(60)]

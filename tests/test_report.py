@@ -16,11 +16,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from probers.rag.report import write_report
-from probers.rag.report.labels import overlap, place, spread
 from probers.rag.report.series import assign
-from probers.rag.report.svg import Axis
+from probers.rag.report.svg import Axis, overlap, place, spread
 
-from probers.markup import esc, num
+from probers.html import esc, num
 
 PAYLOAD = "</span><script>alert('x')</script><img src=x onerror=\"alert(1)\">&\"'\x00\ud800"
 METHODS = {  # closed-book EM is .46: name -> EM, retrievals, none, single, AUROC

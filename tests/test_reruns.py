@@ -7,13 +7,12 @@ from itertools import pairwise
 import numpy as np
 import pytest
 from fake_lm import FakeLM, FakeRetriever, passage
-from probers.rag.figures import Outcomes
-from probers.rag.ladders import climb_all
+from probers.rag.compare.curves import Knob, climb_all, rerun_all
+from probers.rag.compare.methods import Method
+from probers.rag.compare.outcomes import Outcomes
+from probers.rag.compare.shared_generations import Remembering
 from probers.rag.loop import RAG
-from probers.rag.methods import Method
 from probers.rag.queries import AnswerQuery, LastSentenceQuery, LastTokensQuery
-from probers.rag.reruns import Knob, rerun_all
-from probers.rag.sharing import Remembering
 from probers.rag.triggers import (
     Adaptive,
     Always,

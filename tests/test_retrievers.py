@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from probers.rag.retrievers import BM25, RankBM25, bm25, bm25_index, rank_bm25
-from probers.rag.retrievers.bm25_index import Formula, build_index
+from probers.rag.retrievers import BM25, RankBM25, bm25, rank_bm25
+from probers.rag.retrievers import bm25_disk as bm25_index
+from probers.rag.retrievers.bm25_disk import Formula, Vocabulary, build_index, write_vocabulary
 from probers.rag.retrievers.lexical import document_tokens, tokenize
-from probers.rag.retrievers.vocabulary import Vocabulary, write_vocabulary
 
-from probers.corpus import open_corpus
+from probers.data.corpus import open_corpus
 from probers.types import Passage, UserError
 
 ENGINES = [BM25, RankBM25]

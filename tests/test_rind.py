@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 from tiny import PROMPTS, tiny_lm
 
 import probers.text
-from probers.rind import rind_scores
-from probers.signals import SIGNALS, Word, signals, words
 from probers.text import is_content, is_stop_word, split_sentences, stop_words
 from probers.types import AttentionRows, Generation, Needs, RunError, UserError
+from probers.uncertainty import SIGNALS, Word, rind_scores, signals, words
 
 
 @pytest.fixture(autouse=True)

@@ -15,8 +15,8 @@ import pandas as pd
 import pytest
 from probers.datagen.audit.sample import MOST_UNDECIDED, draw, draw_undecided, sample_html, write_sample
 
-from probers.features import FeatureSpec, ModelSpec
-from probers.store import FeatureStore
+from probers.store.spec import FeatureSpec, ModelSpec
+from probers.store.store import FeatureStore
 
 PAYLOAD = "</b><script>alert('x')</script><img src=x onerror=\"alert(1)\">&\"'\x00"
 SPEC = FeatureSpec(ModelSpec("testbed", "synthetic", 1, 2, "float32"), (1,), 2, prompt="p")

@@ -9,9 +9,9 @@ from test_capture import expected_rows
 from tiny import FAMILIES, PROMPTS, byte_level, tiny_lm
 from transformers import AutoModelForCausalLM, BertConfig, GraniteConfig, MambaConfig, OPTConfig
 
-from probers.anatomy import block_parts
-from probers.lm import CausalLM
-from probers.recorder import mind_vector
+from probers.capture.blocks import block_parts
+from probers.capture.recorder import mind_vector
+from probers.engine.model import CausalLM
 from probers.types import Needs, UserError
 
 CLOSE = {"rtol": 0, "atol": 1e-4}

@@ -13,11 +13,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
-from probers.datagen.sources import open_articles
-from probers.datagen.sources.cleaning import prose, sentences_of
-from probers.datagen.sources.client import GIVE_UP
+from probers.datagen.articles import open_articles
+from probers.datagen.articles.base import prose, sentences_of
+from probers.datagen.articles.wikipedia_client import GIVE_UP
 
-from probers.data import limited
+from probers.data.splits import limited
 from probers.testbed.assets import load_articles
 from probers.types import RunError, UserError
 
@@ -240,7 +240,7 @@ def waits(monkeypatch):
     """The waits of the transport, which are only noted down."""
     made = []
     monkeypatch.setattr(time, "sleep", lambda seconds: made.append(seconds))
-    from probers.datagen.sources import transport
+    from probers.datagen.articles import wikipedia_client as transport
 
     monkeypatch.setattr(
         transport.PoliteTransport.__init__, "__kwdefaults__",

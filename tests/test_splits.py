@@ -9,10 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 from planted import SPEC, make_store, make_token_store
-from probers.train.data import SPLITS, Examples, SplitRequest, load_examples, split_record, training_share
-from probers.train.texts import as_texts
+from probers.train.data import (
+    SPLITS,
+    Examples,
+    SplitRequest,
+    as_texts,
+    load_examples,
+    split_record,
+    training_share,
+)
 
-from probers.store import FeatureStore
+from probers.store.store import FeatureStore
 from probers.types import UserError
 
 

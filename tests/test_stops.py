@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from test_lm import assert_same, rescored
 from tiny import PROMPTS, tiny_lm
 
-from probers.sampling import Sampler, Sampling
-from probers.stops import SentenceEnd, Stops
+from probers.engine.batch import Sampler, Sampling
+from probers.engine.stopping import SentenceEnd, Stops
 from probers.text import split_sentences
 from probers.types import Needs, UserError
 

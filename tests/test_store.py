@@ -22,9 +22,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from probers import reader
-from probers.features import FeatureSpec, ModelSpec
-from probers.store import FeatureStore
+from probers.store import reader
+from probers.store.spec import FeatureSpec, ModelSpec
+from probers.store.store import FeatureStore
 from probers.types import Needs, RunError, UserError
 
 MODEL = ModelSpec("testbed", "abc123", layers=6, width=8, dtype="float32")
@@ -757,7 +757,7 @@ def test_a_shard_is_written_anew_whole_or_not_at_all(tmp_path: Path, monkeypatch
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr("probers.store.write_bytes", killed)
+        patched.setattr("probers.store.store.write_bytes", killed)
         with pytest.raises(KeyboardInterrupt):
             store.write_shard(0, found[:1], states[:1], units=units)
     assert store.next_shard == 0 and store.units == set()

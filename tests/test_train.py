@@ -19,11 +19,11 @@ from probers.train.states import CHUNK
 from sklearn.metrics import roc_auc_score
 from torch import nn
 
-from probers import cli
-from probers.bank import SIGNALS, ProbeBank
+from probers.bank.bank import SIGNALS, ProbeBank
+from probers.commands import main as cli
 from probers.heads import LinearHead
-from probers.reader import StateReader
-from probers.store import FeatureStore
+from probers.store.reader import StateReader
+from probers.store.store import FeatureStore
 from probers.types import UserError
 
 

@@ -19,22 +19,19 @@ from probers.train.calibrate import fit_calibration
 from probers.train.card import write_card
 from probers.train.controls import ENSEMBLE, SHUFFLED, WITH_ENTROPY, Detector, control_detectors
 from probers.train.data import Examples
-from probers.train.evaluate import Evaluator, split_sizes
-from probers.train.plots import write_plots
-from probers.train.plots.canvas import PROBER, Level, Series, canvas, levels, spread
-from probers.train.plots.ranking import coverage_risk
-from probers.train.plots.reliability import tenths
-from probers.train.resampling import Resamples
-from probers.train.summary import summarise
+from probers.train.evaluate import Evaluator, split_sizes, summarise
+from probers.train.figures import write_plots
+from probers.train.figures.canvas import PROBER, Level, Series, canvas, levels, spread
+from probers.train.figures.detection import coverage_risk, tenths
 from probers.train.tables import table, warnings
 from scipy.stats import norm
 from sklearn import metrics as sk
 
-from probers import metrics as m
-from probers.bootstrap import Bootstrap
-from probers.features import FeatureSpec, ModelSpec
+from probers.bank.thresholds import ThresholdRule
+from probers.evaluation import metrics as m
+from probers.evaluation.bootstrap import Bootstrap, Resamples
 from probers.heads import LinearHead
-from probers.thresholds import ThresholdRule
+from probers.store.spec import FeatureSpec, ModelSpec
 from probers.types import RunError
 
 RESAMPLES = 100

@@ -8,7 +8,7 @@ import torch
 from fake_lm import NONE, SPEC, FakeLM, passage
 from hypothesis import given
 from hypothesis import strategies as st
-from probers.rag.parts import named_part
+from probers.rag.build import named_part
 from probers.rag.triggers import (
     Adaptive,
     Always,
@@ -28,12 +28,12 @@ from probers.rag.triggers import (
 )
 from probers.rag.triggers.base import UNANSWERED, check, decide, name_of
 
-from probers.bank import ProbeBank
-from probers.ensemble import Ensemble
-from probers.entropy import EntropyModel
-from probers.features import FeatureSpec
+from probers.bank.bank import ProbeBank
+from probers.bank.calibration import EntropyModel
+from probers.bank.ensemble import Ensemble
 from probers.heads import HEADS, WRONG
 from probers.prompts import TESTBED_PROMPT
+from probers.store.spec import FeatureSpec
 from probers.types import AttentionRows, Decision, Needs, Question, RunError, UserError
 
 BOTH = Needs(layers=(1, 2))

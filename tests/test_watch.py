@@ -15,15 +15,14 @@ import torch
 from tiny import FAMILIES, PROMPTS, tiny_lm, tiny_path, without_specials
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
-from probers.bank import ProbeBank
-from probers.calibration import Temperature
-from probers.capture import decoder_layers
-from probers.features import FeatureSpec, ModelSpec
+from probers.bank.bank import ProbeBank
+from probers.bank.calibration import Temperature
+from probers.bank.streaming import Scores, StopOnScore
+from probers.capture.hidden_states import decoder_layers
+from probers.engine.model import CausalLM
 from probers.heads import AttentionPoolHead, LinearHead, ProbingRagHead
-from probers.lm import CausalLM
-from probers.stopping import StopOnScore
+from probers.store.spec import FeatureSpec, ModelSpec
 from probers.types import Needs, RunError, UserError
-from probers.watch import Scores
 
 CLOSE: dict[str, Any] = {"rtol": 0, "atol": 1e-4}
 EXAMPLE = Path(__file__).parents[1] / "examples" / "own_loop.py"

@@ -13,18 +13,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 from fake_lm import SPEC, FakeLM
-from probers.datagen.balance import balance
+from probers.datagen.articles import open_articles
 from probers.datagen.cuts import CutPlan
 from probers.datagen.entities import Recogniser
+from probers.datagen.equivalence import EntityMatcher
+from probers.datagen.equivalence.vectors import train_vectors
+from probers.datagen.labels.balance import balance
 from probers.datagen.labels.wiki import WikiBuilder
-from probers.datagen.matching import EntityMatcher
-from probers.datagen.matching.training import train_vectors
 from probers.datagen.run import fill
-from probers.datagen.sources import open_articles
 
-from probers import CausalLM, FeatureStore, cli
-from probers.features import FeatureSpec
+from probers import CausalLM, FeatureStore
+from probers.commands import main as cli
 from probers.prompts import PromptTemplate
+from probers.store.spec import FeatureSpec
 from probers.types import Needs, RunError
 
 RULES = Recogniser("rules", fine=True, quiet=True)

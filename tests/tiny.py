@@ -28,7 +28,7 @@ from transformers import (
     Qwen3Config,
 )
 
-from probers.lm import CausalLM
+from probers.engine.model import CausalLM
 
 EOS, PAD, BOS = "<|end|>", "<|pad|>", "<|begin|>"
 CONTEXT = 256

@@ -13,7 +13,7 @@ from lightning.pytorch import LightningDataModule
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from probers.drawing import draw_key
+from probers.seeding import draw_key
 
 from .states import CHUNK, States, TokenStates
 

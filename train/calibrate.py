@@ -12,12 +12,18 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from probers.calibration import Calibration, Isotonic, Temperature
-from probers.ensemble import KINDS, Ensemble
-from probers.entropy import SIGNALS, EntropyModel
-from probers.logistic import fit_logistic, fit_platt
-from probers.metrics import auroc
-from probers.thresholds import ThresholdRule, checked
+from probers.bank.calibration import (
+    SIGNALS,
+    Calibration,
+    EntropyModel,
+    Isotonic,
+    Temperature,
+    fit_logistic,
+    fit_platt,
+)
+from probers.bank.ensemble import KINDS, Ensemble
+from probers.bank.thresholds import ThresholdRule, checked
+from probers.evaluation.metrics import auroc
 from probers.types import UserError
 
 __all__ = [

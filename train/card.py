@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from probers.bank import ProbeBank
+from probers.bank.bank import ProbeBank
 from probers.heads import head_name
 
 from .controls import ENSEMBLE, WITH_ENTROPY

@@ -10,10 +10,10 @@ import numpy as np
 
 from probers.heads import ProbeHead
 
+from .assemble import AssemblySettings, Trained, alone, combined, margins_of
 from .controls import ENSEMBLE, Detector
 from .data import Examples, training_share
 from .fit import FitSettings, Fitted, Task, fit
-from .prober import AssemblySettings, Trained, alone, combined, margins_of
 from .states import Column, States
 
 #: Points of the curve: so many texts, and these shares of the groups.

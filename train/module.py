@@ -12,8 +12,8 @@ from lightning.pytorch import LightningModule
 from torch import Tensor
 from torch.nn import functional as F
 
+from probers.evaluation.metrics import auroc
 from probers.heads import CORRECT, WRONG, ProbeHead
-from probers.metrics import auroc
 
 from .states import Padded
 

@@ -9,21 +9,20 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from probers.files import write_text
-from probers.finding import newest_store
-from probers.manifest import fingerprint
-from probers.parts import maker, plain
-from probers.runs import RunFolder, canonical_json
+from probers.commands.parts import maker, plain
+from probers.commands.runs import RunFolder, newest_store
+from probers.files import canonical_json, write_text
+from probers.store.files import fingerprint
 from probers.types import UserError
 
 if TYPE_CHECKING:
-    from probers.bank import ProbeBank
-    from probers.store import FeatureStore
-    from probers.thresholds import ThresholdRule
+    from probers.bank.bank import ProbeBank
+    from probers.bank.thresholds import ThresholdRule
+    from probers.store.store import FeatureStore
 
+    from .assemble import Trained
     from .data import Examples
     from .fit import Fitted, Task
-    from .prober import Trained
     from .states import Column
 
 
@@ -33,24 +32,23 @@ def run(cfg: DictConfig) -> Path:
     Raises:
         UserError: before anything is trained, for whatever is wrong with the request.
     """
-    from . import adaptive
+    from . import question_classifier as adaptive
 
     if cfg.head.get("_target_") == adaptive.TARGET:
         return adaptive.run(cfg)
     from probers.heads import factory
-    from probers.store import FeatureStore
+    from probers.store.store import FeatureStore
 
     paths = _data(cfg.data)
     print(f"reading {', '.join(map(str, paths))}", flush=True)
     stores = [FeatureStore.open(path) for path in paths]
     _check_sites(stores)
 
-    from probers.thresholds import ThresholdRule
+    from probers.bank.thresholds import ThresholdRule
 
+    from .assemble import AssemblySettings
     from .data import SplitRequest, load_examples, split_record
-    from .fit import FitSettings
-    from .plan import plan_tasks
-    from .prober import AssemblySettings
+    from .fit import FitSettings, plan_tasks
 
     settings = FitSettings(**{f.name: cfg[f.name] for f in fields(FitSettings) if f.init})
     assembly = AssemblySettings(**{f.name: cfg[f.name] for f in fields(AssemblySettings)})
@@ -71,9 +69,9 @@ def run(cfg: DictConfig) -> Path:
     if request.deals:
         write_text(out / "splits.json", canonical_json(dict(split_record(examples))))
 
+    from .assemble import assemble
     from .curve import learning_curve
     from .fit import fit
-    from .prober import assemble
     from .states import StoreStates
 
     columns = _columns(stores, tasks)
@@ -108,9 +106,8 @@ def _write(
 ) -> dict[str, Any]:  # fmt: skip
     """Measure on the test texts, and write prober, figures, card and pictures."""
     from .card import write_card
-    from .evaluate import Evaluator
-    from .plots import write_plots
-    from .summary import summarise
+    from .evaluate import Evaluator, summarise
+    from .figures import write_plots
 
     evaluator = Evaluator(examples, rule, resamples=cfg.resamples, seed=cfg.seed)
     training = {"steps": fitted.steps, "heads": len(fitted.tasks), "seeds": cfg.seeds}

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from probers.features import FeatureSpec
 from probers.heads import Moments
-from probers.store import FeatureStore
+from probers.store.spec import FeatureSpec
+from probers.store.store import FeatureStore
 from probers.types import Site, UserError
 
 #: Rows read at once where their number does not matter to the result.

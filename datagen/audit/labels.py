@@ -14,12 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from probers.bootstrap import Interval
-from probers.store import FeatureStore
+from probers.evaluation.bootstrap import Interval
+from probers.store.store import FeatureStore
 
-from .drawn import Drawn, Tally, draw_rows, read_drawn
+from .drawn import UNDECIDED, Drawn, Tally, draw_rows, read_drawn
 from .leaks import BASELINES, PROBE, Leaks, measure_leaks
-from .stratified import UNDECIDED
 
 #: Text-only AUROC that is a leak whatever a probe reaches, where its interval is above chance.
 FAR = 0.65

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from probers.files import write_text
-from probers.markup import DASH, count, document, esc, num, number
+from probers.html import DASH, count, document, esc, num, number
 
-from .stratified import draw, draw_undecided
+from .drawn import draw, draw_undecided
 
 __all__ = ["draw", "draw_undecided", "sample_html", "write_sample"]
 

@@ -1,8 +1,9 @@
 """Entity spans: by rules that stand alone, or by spaCy's NER."""
 
+from __future__ import annotations
+
 from .base import Entity, EntityType
-from .dates import MONTHS
-from .recogniser import Recogniser
-from .rules import find_entities
+from .recogniser import Recogniser, find_entities
+from .values import MONTHS
 
 __all__ = ["MONTHS", "Entity", "EntityType", "Recogniser", "find_entities"]

@@ -8,10 +8,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from probers.rind import rind_scores
-from probers.signals import signals
-from probers.store import FeatureStore
+from probers.store.store import FeatureStore
 from probers.types import Generation
+from probers.uncertainty import rind_scores, signals
 
 
 @dataclass(slots=True)

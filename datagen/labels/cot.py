@@ -6,23 +6,49 @@ states are those of the rationale and answer tokens; the prompt is left out.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 
-from probers.answers import accuracy_contains, exact_match, extract_answer, f1_score
-from probers.fitting import fitting_passages
-from probers.lm import CausalLM
-from probers.prompts import PromptTemplate
-from probers.questions import QuestionSet
-from probers.store import FeatureStore
+from probers.data.questions import QuestionSet
+from probers.engine.model import CausalLM
+from probers.evaluation.answers import accuracy_contains, exact_match, extract_answer, f1_score
+from probers.prompts import PromptTemplate, fitting_passages
+from probers.store.store import FeatureStore
 from probers.types import Generation, Needs, Question, Retriever, UserError
 
 from .base import NO_ROOM, TOO_LONG, Examples, recorded
-from .labelling import Acc, LabelRule, parse_label
+
+LabelRule = Callable[[str, str, Sequence[str]], bool]
+Acc = Literal["tokens", "substring"]
+
+
+def parse_label(rule: str, acc: Acc = "tokens") -> LabelRule:
+    """The label rule: ``(text, answer, gold answers) -> right or wrong``.
+
+    Args:
+        rule: "em", "acc" (a gold answer stands in the text) or "f1>=x".
+        acc: what "stands in" means, see :func:`probers.evaluation.answers.accuracy_contains`.
+
+    Raises:
+        UserError: any other rule.
+    """
+    if acc not in get_args(Acc):
+        raise UserError(f"acc={acc} is unknown: choose {' or '.join(get_args(Acc))}")
+    if rule == "em":
+        return lambda text, answer, gold: exact_match(answer, gold) == 1.0
+    if rule == "acc":
+        return lambda text, answer, gold: accuracy_contains(text, gold, mode=acc) == 1.0
+    bound = re.fullmatch(r"f1\s*>=\s*(0?\.\d+|1(?:\.0+)?|0)", rule)
+    if bound:
+        least = float(bound.group(1))
+        return lambda text, answer, gold: f1_score(answer, gold).f1 >= least
+    raise UserError(f"label={rule} is no label rule: choose em, acc or f1>=0.8 (any bound from 0 to 1)")
+
 
 #: Columns with the scores of an answer, whatever rule labels it.
 _SCORES = ("em", "acc", "f1")

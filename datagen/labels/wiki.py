@@ -8,23 +8,115 @@ the entity, from the pass that wrote it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
-from probers.encoding import encode_continuation, encode_prompts
-from probers.lm import CausalLM
-from probers.prompts import PromptTemplate
-from probers.store import FeatureStore
-from probers.types import Generation, Needs, UserError
+import numpy as np
 
-from ..cuts import Cut, CutPlan
+from probers.capture.recorder import mind_vector
+from probers.engine.model import CausalLM
+from probers.engine.tokens import encode_continuation, encode_prompts
+from probers.prompts import PromptTemplate
+from probers.store.store import FeatureStore
+from probers.text import split_sentences
+from probers.types import Generation, Needs, Pool, UserError
+
+from ..cuts import Cut, CutPlan, Recognise
 from ..entities import Entity, Recogniser
-from ..matching import EntityMatcher, Match
-from .base import TOO_LONG, Examples
-from .head import head_entity, stop_rule
-from .spans import span_needs, span_rows, span_tokens
+from ..equivalence import EntityMatcher, Match
+from .base import TOO_LONG, Examples, recorded
+
+#: Characters between the cut and the written entity that still count as "at its head": "the ".
+_HEAD = 5
+#: Whole words after an entity beyond which nothing was seen to make it longer ("Duke of the ..").
+_TAIL = 3
+
+
+def head_entity(text: str, recognise: Recognise) -> Entity | None:
+    """The entity at the head of a continuation, or None."""
+    # The continuation begins mid-sentence: a lower-case word before it keeps the
+    # first word from being taken for the beginning of a sentence.
+    lead = "x" if text[:1].isspace() else "x "
+    for entity in recognise(lead + text):
+        start, end = entity.start - len(lead), entity.end - len(lead)
+        return Entity(start, end, entity.text, entity.type) if 0 <= start <= _HEAD else None
+    return None
+
+
+def one_sentence(text: str) -> bool:
+    """Stop rule: a second sentence has begun."""
+    return len(split_sentences(text)) > 1
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """Stop rule: a second sentence has begun, or more text cannot change the entity at the head.
+
+    It saves the rest of the sentence, which no label rests on.
+
+    Attributes:
+        recognise: finds entities; called a few times per text.
+    """
+
+    recognise: Recognise
+
+    def __call__(self, text: str) -> bool:
+        words = text.split()
+        if len(words) <= _TAIL:
+            return False
+        if one_sentence(text):
+            return True
+        entity = head_entity(text, self.recognise)
+        # The last word may be a part of one only.
+        return entity is None or len(text[entity.end :].split()) > _TAIL
+
+
+def stop_rule(recognise: Recognise, *, cheap: bool) -> Callable[[str], bool]:
+    """The rule to stop a continuation by; a recogniser that is not ``cheap`` is not asked at every word."""
+    return Settled(recognise) if cheap else one_sentence
+
+
+def span_needs(needs: Needs) -> Needs:
+    """What a generation must record for the same needs to be had of any span of it."""
+    pool: Pool = "mind_tokens" if needs.of_mind else "predicting" if needs.pool == "predicting" else "tokens"
+    return replace(needs, pool=pool, attention=True)
+
+
+def span_tokens(generation: Generation, start: int, end: int) -> list[int]:
+    """Positions of the tokens that share a character with [start, end) of the text."""
+    return [i for i, (a, b) in enumerate(generation.offsets) if a < end and b > start]
+
+
+def span_rows(
+    generation: Generation, tokens: list[int], needs: Needs
+) -> Iterator[tuple[int, dict[str, Any], np.ndarray]]:
+    """One row for the span, or with pool "tokens" one for each of its tokens.
+
+    Args:
+        generation: recorded with :func:`span_needs`.
+        tokens: the span's, contiguous.
+        needs: the pooling wanted.
+
+    Yields:
+        The token's index in the span (-1 when pooled), the columns that describe it with
+        ``n_tokens`` of the whole span, and states (layers, d) or (1, 2 d) for "mind".
+    """
+    assert generation.states is not None
+    states = generation.states[tokens]
+    if needs.pool == "tokens":
+        for index, token in enumerate(tokens):
+            yield index, recorded(generation, [token]) | {"n_tokens": len(tokens)}, states[index]
+        return
+    columns = recorded(generation, tokens)
+    if needs.pool == "mind":
+        yield -1, columns, mind_vector(states)
+    elif needs.pool == "predicting":  # the span itself: what predicts its first token
+        yield -1, columns, states[0]
+    else:
+        yield -1, columns, states[-1] if needs.pool == "last" else states.mean(axis=0)
+
 
 NEGATIVES = ("generated", "untouched")
 #: Bytes of per-token states that may be held at once.

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from .attention_pool import AttentionPoolHead
 from .base import CORRECT, WRONG, Moments, ProbeHead
-from .foreign import ForeignHead, factory
+from .custom import ForeignHead, factory
 from .linear import LinearHead, MeanDifferenceHead
-from .mlp import MindHead, RadioHead
-from .probing_rag import ProbingRagHead
+from .mlp import MindHead, ProbingRagHead, RadioHead
 
 __all__ = [
     "CORRECT", "HEADS", "WRONG", "AttentionPoolHead", "ForeignHead", "LinearHead", "MeanDifferenceHead",

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .base import ProbeHead
-from .blocks import Linear, weight_generators
+from .base import Linear, ProbeHead, weight_generators
 
 
 class AttentionPoolHead(ProbeHead):

@@ -8,8 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from .base import CORRECT, WRONG, Moments, ProbeHead
-from .blocks import Linear, Standardise, weight_generators
+from .base import CORRECT, WRONG, Linear, Moments, ProbeHead, Standardise, weight_generators
 
 
 class LinearHead(ProbeHead):

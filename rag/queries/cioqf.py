@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from probers.data.word_vectors import load_vectors
 from probers.text import split_sentences
 from probers.types import Decision, Generation, Needs, Question, RunError, UserError
-from probers.word_vectors import load_vectors
 
 from ..triggers.base import State
-from .context import QUERY_TOKENS, ContextWord, at_least_one, bare, context_words, hit_tokens, last_tokens
+from .base import QUERY_TOKENS, ContextWord, at_least_one, bare, context_words, hit_tokens, last_tokens
 
 if TYPE_CHECKING:
-    from probers.lm import CausalLM
+    from probers.engine.model import CausalLM
 
 
 @dataclass(frozen=True)

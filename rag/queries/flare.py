@@ -9,7 +9,7 @@ from probers.text import split_sentences
 from probers.types import Decision, Generation, Needs, Question, UserError
 
 from ..triggers.base import State
-from .context import QUERY_TOKENS, at_least_one, one_line
+from .base import QUERY_TOKENS, at_least_one, one_line
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from probers.types import Decision, Generation, Needs, Question
 
 from ..triggers.base import State
-from .context import QUERY_TOKENS, at_least_one, one_line, text_so_far
+from .base import QUERY_TOKENS, at_least_one, one_line, text_so_far
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from probers.types import Decision, Generation, Needs, Question
 
 from ..triggers.base import State
-from .context import QUERY_TOKENS, at_least_one, one_line
+from .base import QUERY_TOKENS, at_least_one, one_line
 
 
 @dataclass(frozen=True)

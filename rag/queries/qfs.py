@@ -10,7 +10,7 @@ import numpy as np
 from probers.types import Decision, Generation, Needs, Question, RunError, UserError
 
 from ..triggers.base import State
-from .context import QUERY_TOKENS, ContextWord, at_least_one, context_words, hit_tokens, last_tokens
+from .base import QUERY_TOKENS, ContextWord, at_least_one, context_words, hit_tokens, last_tokens
 
 
 @dataclass(frozen=True)

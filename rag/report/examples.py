@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from probers.markup import DASH, count, esc, num, number
+from probers.html import DASH, count, esc, num, number
 
-from .glyphs import mark_glyph
-from .series import Series, stem
+from .series import Series, mark_glyph, stem
 
 #: Steps of the token colours; the classes s0 .. s6 of the style sheet.
 LEVELS = 7

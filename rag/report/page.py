@@ -8,15 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from probers.files import write_text
-from probers.markup import count, document, esc
+from probers.html import count, document, esc
 
+from .charts import controls_chart, layers_chart, roc_chart, tradeoff_chart
 from .examples import examples_html
-from .layer_charts import controls_chart, layers_chart
-from .pairs import pairs_table
+from .prose import notes_html, summary_html
 from .series import Series, assign
-from .summary import notes_html, summary_html
-from .tables import knowledge_table, legend, methods_table, more_table
-from .trigger_charts import roc_chart, tradeoff_chart
+from .tables import knowledge_table, legend, methods_table, more_table, pairs_table
 
 
 def write_report(results: Mapping[str, Any], data: Mapping[str, Any], path: Path) -> None:

@@ -9,11 +9,11 @@ from typing import Any
 import bm25s
 import numpy as np
 
-from probers.corpus import PassageStore
+from probers.data.corpus import PassageStore
 from probers.types import Passage
 
 from . import lexical
-from .bm25_index import Formula, open_index
+from .bm25_disk import Formula, open_index
 
 #: From as many passages on queries run as code that numba compiles, which takes 3 s at the first of them
 #: and saves 4 ms of each here, more of larger corpora.

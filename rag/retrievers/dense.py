@@ -1,23 +1,240 @@
-"""Dense retrieval: passages and queries as vectors of a sentence encoder, compared by inner product."""
+"""Dense retrieval: passages and queries as vectors of a sentence encoder, compared through FAISS."""
 
 from __future__ import annotations
 
 import hashlib
+import json
+import math
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from tqdm import tqdm
 
-from probers.builds import Estimate, build_once
-from probers.corpus import fingerprint
-from probers.types import Passage
+from probers.data.cache import Estimate, build_once
+from probers.data.corpus import fingerprint, passages_from
+from probers.files import write_text
+from probers.types import Passage, RunError, UserError
 
-from . import lexical, neighbours
+from . import lexical
 from .encoder import Encoder, EncoderOptions
-from .vectors import check_finite, encode_corpus, open_vectors, passage_text
+
+Method = Literal["flat", "hnsw", "ivfpq"]
+METHODS = ("flat", "hnsw", "ivfpq")
+
+#: Corpora up to as many passages are searched exhaustively; up to the second number by a graph.
+FLAT_UP_TO, HNSW_UP_TO = 200_000, 2_000_000
+
+_LINKS, _EF_BUILD = 32, 128  # HNSW: links per vector, candidates while building
+_CODE = 64  # bytes of a compressed vector, at most
+_FEWEST = 1000  # vectors without which cells and codes cannot be learnt
+_PER_CELL = 50  # vectors that are sampled per cell for training
+_BLOCK = 65_536  # vectors that are added at a time
+# Measured on one core at 20,000 and 30,000 vectors of width 384, per vector; at many times as many it is
+# up to three times as much, since graphs get deeper and cells more.
+_HNSW_SECONDS, _IVFPQ_SECONDS = 4e-4, 3e-4
+
+
+def choose(method: str, count: int) -> Method:
+    """The method for a corpus of ``count`` passages.
+
+    Raises:
+        UserError: an unknown method, or one for which there are too few passages.
+    """
+    if method == "auto":
+        return "flat" if count <= FLAT_UP_TO else "hnsw" if count <= HNSW_UP_TO else "ivfpq"
+    if method not in METHODS:
+        raise UserError(f"retriever.index={method} is unknown: choose auto, {', '.join(METHODS)}")
+    if method == "ivfpq" and count < _FEWEST:
+        raise UserError(
+            f"retriever.index=ivfpq needs {_FEWEST:,} passages, the corpus has {count}: choose flat"
+        )
+    return method  # type: ignore[return-value]
+
+
+def estimate(method: Method, count: int, width: int) -> Estimate:
+    """What making the index of (count, width) vectors takes; its memory in use is the same."""
+    graph = count * (4.0 * width + 8 * _LINKS + 16)
+    codes = count * (_code_size(width) + 8.0) + 4.0 * _cells(count) * width
+    size = graph if method == "hnsw" else codes
+    per_vector = _HNSW_SECONDS if method == "hnsw" else _IVFPQ_SECONDS
+    return Estimate(count * per_vector * width / 384, size, size + 4.0 * width * _BLOCK)
+
+
+def build(method: Method, vectors: np.ndarray, folder: Path) -> None:
+    """Write the index of (N, d) vectors into a folder; "flat" needs none."""
+    import faiss
+
+    if method == "flat":
+        return
+    count, width = vectors.shape
+    index = _empty(method, count, width)
+    if method == "ivfpq":
+        sample = min(count, max(_PER_CELL * index.nlist, 40 * 256))
+        rows = np.sort(np.random.default_rng(0).choice(count, sample, replace=False))
+        index.train(np.ascontiguousarray(vectors[rows]))
+    for start in tqdm(range(0, count, _BLOCK), desc=f"index ({method})", disable=count < _BLOCK):
+        index.add(np.ascontiguousarray(vectors[start : start + _BLOCK]))
+    temporary = folder / ".index.tmp"
+    faiss.write_index(index, str(temporary))
+    os.replace(temporary, folder / "index.faiss")
+
+
+def _empty(method: Method, count: int, width: int) -> Any:
+    import faiss
+
+    if method == "hnsw":
+        graph = faiss.IndexHNSWFlat(width, _LINKS, faiss.METRIC_INNER_PRODUCT)
+        graph.hnsw.efConstruction = _EF_BUILD
+        return graph
+    coarse, bits = faiss.IndexFlatIP(width), 8
+    return faiss.IndexIVFPQ(coarse, width, _cells(count), _code_size(width), bits, faiss.METRIC_INNER_PRODUCT)
+
+
+class Neighbours:
+    """A search for the vectors with the largest inner products.
+
+    "flat" is exact. "hnsw" compares with the vectors themselves on its way through a graph (Malkov and
+    Yashunin 2016). "ivfpq" (Jegou et al. 2011) ranks compressed vectors of the nearest cells, and then
+    the best of them anew by the vectors themselves, so that its scores are exact too.
+
+    Args:
+        method: as in :func:`build`.
+        vectors: (N, d) float32, memory-mapped.
+        folder: where the index was written.
+    """
+
+    def __init__(self, method: Method, vectors: np.ndarray, folder: Path) -> None:
+        self._method, self._vectors = method, vectors
+        self._index = _read(method, folder)
+        if method == "ivfpq":
+            self._index.nprobe = max(16, self._index.nlist // 50)
+
+    def search(self, queries: np.ndarray, k: int) -> list[list[tuple[int, float]]]:
+        """Rows and inner products of up to ``k`` vectors for each of (n, d) queries, best first."""
+        import faiss
+
+        k = min(k, len(self._vectors))
+        if self._method == "flat":
+            scores, rows = faiss.knn(queries, self._vectors, k, faiss.METRIC_INNER_PRODUCT)
+        elif self._method == "hnsw":
+            self._index.hnsw.efSearch = max(128, 4 * k)
+            scores, rows = self._index.search(queries, k)
+        else:
+            _, rows = self._index.search(queries, min(len(self._vectors), max(100, 10 * k)))
+            return [
+                self._exact(query, found[found >= 0], k) for query, found in zip(queries, rows, strict=True)
+            ]
+        return [
+            [(int(row), float(score)) for row, score in zip(*pair, strict=True) if row >= 0]
+            for pair in zip(rows, scores, strict=True)
+        ]
+
+    def _exact(self, query: np.ndarray, rows: np.ndarray, k: int) -> list[tuple[int, float]]:
+        rows = np.sort(rows)
+        scores = self._vectors[rows] @ query
+        order = np.argsort(-scores, kind="stable")[:k]
+        return [(int(rows[i]), float(scores[i])) for i in order]
+
+
+def _read(method: Method, folder: Path) -> Any:
+    import faiss
+
+    return None if method == "flat" else faiss.read_index(str(folder / "index.faiss"))
+
+
+def _cells(count: int) -> int:
+    """About 4 sqrt(N), as FAISS advises, and few enough to be learnt."""
+    return max(1, min(int(4 * math.sqrt(count)), count // 39))
+
+
+def _code_size(width: int) -> int:
+    """The most bytes into which a vector can be cut in equal parts, up to :data:`_CODE`."""
+    return next(m for m in range(min(_CODE, width), 0, -1) if width % m == 0)
+
+
+#: Passages that are encoded, checked and written at a time: what a killed process loses at most.
+PIECE = 2048
+
+_VECTORS, _ABOUT = "vectors.f32", "vectors.json"
+
+
+def passage_text(passage: Passage) -> str:
+    """What of a passage is encoded."""
+    return f"{passage.title} {passage.text}".strip()
+
+
+def encode_corpus(
+    passages: Sequence[Passage], encoder: Encoder, folder: Path, *, piece: int = PIECE
+) -> tuple[int, int]:
+    """Write the vectors of all passages, going on after those that an interrupted call wrote.
+
+    Returns:
+        Passages and width, the shape of the file.
+
+    Raises:
+        RunError: a vector that is not finite (names the passage); the encoder is out of memory.
+    """
+    done, width = _written(folder)
+    rest = passages_from(passages, done)
+    with (
+        (folder / _VECTORS).open("r+b" if done else "wb") as file,
+        tqdm(
+            total=len(passages),
+            initial=done,
+            desc="encode",
+            unit="passage",
+            disable=len(passages) < 1000,
+        ) as bar,
+    ):
+        # Bytes beyond what is noted are a piece that was cut off.
+        file.seek(done * width * 4)
+        file.truncate()
+        while batch := list(islice(rest, piece)):
+            vectors = encoder.encode([passage_text(p) for p in batch], "passage")
+            check_finite(vectors, encoder, [f"passage {p.id!r}, {p.title!r:.60}" for p in batch])
+            file.write(vectors.tobytes())
+            file.flush()
+            os.fsync(file.fileno())
+            done, width = done + len(batch), vectors.shape[1]
+            write_text(folder / _ABOUT, json.dumps({"rows": done, "width": width}))
+            bar.update(len(batch))
+    return done, width
+
+
+def open_vectors(folder: Path) -> np.ndarray:
+    """(N, d) float32, memory-mapped."""
+    return np.asarray(np.memmap(folder / _VECTORS, np.float32, "r", shape=_written(folder)))
+
+
+def check_finite(vectors: np.ndarray, encoder: Encoder, names: Sequence[str]) -> None:
+    """Refuse vectors with NaN or infinity.
+
+    Raises:
+        RunError: names the first text that has one.
+    """
+    bad = np.flatnonzero(~np.isfinite(vectors).all(axis=1))
+    if len(bad):
+        raise RunError(
+            f"{encoder.name} gave {len(bad)} of {len(names)} texts a vector that is not finite, first "
+            f"{names[bad[0]]}: try retriever.device=cpu, which computes in float32, or another model"
+        )
+
+
+def _written(folder: Path) -> tuple[int, int]:
+    """Rows and width of what was written whole so far."""
+    try:
+        about = json.loads((folder / _ABOUT).read_bytes())
+        rows, width = int(about["rows"]), int(about["width"])
+        return (rows, width) if (folder / _VECTORS).stat().st_size >= rows * width * 4 else (0, 0)
+    except (OSError, ValueError, KeyError):
+        return 0, 0
+
 
 _SCHEMA = 1
 _SAMPLE = 16  # passages that are encoded to estimate the time that all will take
@@ -72,7 +289,7 @@ class Dense:
         cache: str | Path = "runs/cache/dense",
     ) -> None:
         lexical.check_corpus(passages)
-        method = neighbours.choose(index, len(passages))
+        method = choose(index, len(passages))
         self._passages = passages
         self._encoder = Encoder(
             EncoderOptions(
@@ -94,7 +311,7 @@ class Dense:
         vectors = open_vectors(folder)
         if method != "flat":
             _make_index(method, vectors, folder := folder.with_name(f"{folder.name}-{method}"))
-        self._neighbours = neighbours.Neighbours(method, vectors, folder)
+        self._neighbours = Neighbours(method, vectors, folder)
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
         """The ``k`` passages nearest to each query, best first; none for a blank query.
@@ -135,10 +352,10 @@ class Dense:
         return Estimate(seconds, 4.0 * count * width, _MEMORY)
 
 
-def _make_index(method: neighbours.Method, vectors: np.ndarray, folder: Path) -> None:
+def _make_index(method: Method, vectors: np.ndarray, folder: Path) -> None:
     def make(folder: Path) -> dict[str, Any]:
-        neighbours.build(method, vectors, folder)
+        build(method, vectors, folder)
         return {"passages": len(vectors), "method": method}
 
     what = f"{method} index of {len(vectors):,} vectors"
-    build_once(folder, what, make, lambda: neighbours.estimate(method, *vectors.shape))
+    build_once(folder, what, make, lambda: estimate(method, *vectors.shape))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from probers.corpus import fingerprint
+from probers.data.corpus import fingerprint
 from probers.types import Passage
 
 from . import lexical

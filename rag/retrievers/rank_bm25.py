@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from rank_bm25 import BM25Okapi
 
-from probers.builds import duration, size
+from probers.data.cache import duration, size
 from probers.types import Passage
 
 from . import lexical

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from .base import LookAhead, State, Trigger, snake_case
+from probers.lazy import lazily
 
 if TYPE_CHECKING:
     from .adaptive import Adaptive
     from .always import Always
+    from .base import LookAhead, State, Trigger
     from .entropy import Entropy
     from .fixed_length import FixedLength
     from .fixed_sentence import FixedSentence
@@ -26,11 +27,9 @@ __all__ = [
     "Never", "Oracle", "Probing", "Radio", "Random", "Rind", "State", "Trigger",
 ]  # fmt: skip
 
-
-def __getattr__(name: str) -> Any:
-    """``FixedLength`` from ``.fixed_length`` and so on, imported when first asked for."""
-    if name in __all__:
-        from importlib import import_module
-
-        return getattr(import_module(f".{snake_case(name)}", __name__), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = lazily(__name__, {
+    "adaptive": "Adaptive", "always": "Always", "base": "LookAhead State Trigger", "entropy": "Entropy",
+    "fixed_length": "FixedLength", "fixed_sentence": "FixedSentence", "flare": "Flare",
+    "llm_judge": "LlmJudge", "never": "Never", "oracle": "Oracle", "probing": "Probing", "radio": "Radio",
+    "random": "Random", "rind": "Rind",
+})  # fmt: skip

@@ -14,7 +14,7 @@ from .base import LookAhead, State, ruled
 from .fixed_sentence import after_a_sentence
 
 if TYPE_CHECKING:
-    from probers.adaptive import Classifier
+    from probers.bank.question_classifier import Classifier
 
 
 @dataclass
@@ -26,9 +26,10 @@ class Adaptive:
     is than not: max(P(single), P(multi)) - P(no), above 0 where it does.
 
     Attributes:
-        classifier: folder of a trained :class:`probers.adaptive.AdaptiveClassifier`, path or hub
-            id of a sequence-classification model of transformers whose labels are no, single
-            and multi (or the paper's A, B and C), or an object with ``probabilities``.
+        classifier: folder of a trained
+            :class:`~probers.bank.question_classifier.AdaptiveClassifier`, path or hub id of a
+            sequence-classification model of transformers whose labels are no, single and multi
+            (or the paper's A, B and C), or an object with ``probabilities``.
     """
 
     classifier: str | Classifier | None
@@ -44,7 +45,7 @@ class Adaptive:
                 "head=adaptive' and pass its folder as trigger.classifier, or a model with the labels "
                 "no, single and multi"
             )
-        from probers.adaptive import load_classifier
+        from probers.bank.question_classifier import load_classifier
 
         given = self.classifier
         self._classifier = load_classifier(given) if isinstance(given, str) else given
@@ -64,7 +65,7 @@ class Adaptive:
 
     def _classified(self, questions: Sequence[Question]) -> list[tuple[str, float]]:
         """Strategy and score of every question."""
-        from probers.adaptive import STRATEGIES
+        from probers.bank.question_classifier import STRATEGIES
 
         texts = [q.question for q in questions]
         new = [t for t in dict.fromkeys(texts) if t not in self._known]

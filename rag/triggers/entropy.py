@@ -9,8 +9,7 @@ import numpy as np
 
 from probers.types import Decision, Generation, Needs, UserError
 
-from .base import State, unanswered, verdict
-from .sentences import first_above
+from .base import State, first_above, unanswered, verdict
 
 
 @dataclass(frozen=True)

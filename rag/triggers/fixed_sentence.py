@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 from probers.types import Decision, Generation, Needs, Question
 
-from .base import LookAhead, State, ruled
-from .sentences import sentences
+from .base import LookAhead, State, ruled, sentences
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,7 @@ import numpy as np
 
 from probers.types import Decision, Generation, Needs, UserError
 
-from .base import State
-from .sentences import first_above
+from .base import State, first_above
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from probers.metrics import exact_match
+from probers.evaluation.metrics import exact_match
 from probers.types import Decision, Generation, Needs, RunError
 
 from .base import State, verdict

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from probers.ensemble import Ensemble
-from probers.signals import signals
+from probers.bank.ensemble import Ensemble
 from probers.types import Decision, Generation, Needs, UserError
+from probers.uncertainty import signals
 
 from .base import State, states_for, unanswered, verdict
 
 if TYPE_CHECKING:
-    from probers.bank import ProbeBank
-    from probers.features import ModelSpec
+    from probers.bank.bank import ProbeBank
     from probers.prompts import PromptTemplate
+    from probers.store.spec import ModelSpec
 
 
 @dataclass
@@ -130,6 +130,6 @@ class Probing:
 
 
 def _load(bank: ProbeBank | str) -> ProbeBank:
-    from probers.bank import ProbeBank
+    from probers.bank.bank import ProbeBank
 
     return bank if isinstance(bank, ProbeBank) else ProbeBank.from_pretrained(bank)

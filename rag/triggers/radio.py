@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from probers.calibration import sigmoid
-from probers.signals import words
+from probers.bank.calibration import sigmoid
 from probers.types import Decision, Generation, Needs, UserError
+from probers.uncertainty import words
 
 from .base import State, states_for, verdict
 
 if TYPE_CHECKING:
-    from probers.bank import ProbeBank
-    from probers.features import ModelSpec
+    from probers.bank.bank import ProbeBank
     from probers.prompts import PromptTemplate
+    from probers.store.spec import ModelSpec
 
 _GIVE = "pass its folder as prober= (probers-compare: token_prober=)"
 
@@ -47,7 +47,7 @@ class Radio:
     _bank: ProbeBank = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        from probers.bank import ProbeBank
+        from probers.bank.bank import ProbeBank
 
         if self.bank is None:
             raise UserError(

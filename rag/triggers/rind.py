@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from probers.rind import RindScores, Variant, rind_scores
-from probers.signals import words
 from probers.types import Decision, Generation, Needs, UserError
+from probers.uncertainty import RindScores, Variant, rind_scores, words
 
 from .base import State, verdict
 
@@ -24,7 +23,7 @@ class Rind:
     Attributes:
         threshold: of the score; the two variants have scales of their own, and the
             published 0.6 to 1.5 belong to the released one.
-        variant: which formula, see :func:`probers.rind.rind_scores`.
+        variant: which formula, see :func:`probers.uncertainty.rind_scores`.
     """
 
     threshold: float = 1.0

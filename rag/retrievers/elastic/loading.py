@@ -10,8 +10,8 @@ from urllib.parse import quote
 
 from tqdm import tqdm
 
-from probers.corpus import passages_from
-from probers.transport import AGAIN
+from probers.data.corpus import passages_from
+from probers.data.http import AGAIN
 from probers.types import Passage, RunError, UserError
 
 from .errors import BLOCKED, blocked, reason_of

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
-from probers.runs import canonical_json
+from probers.files import canonical_json
 from probers.types import UserError
 
 Fields = Literal["joined", "separate"]

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from probers.transport import AGAIN
+from probers.data.http import AGAIN
 from probers.types import RunError, UserError
 
 from .errors import reason_of

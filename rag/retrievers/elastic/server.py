@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, NoReturn
 import httpx
 from tqdm import tqdm
 
-from probers.transport import AGAIN, AgainError, FetchError, PatientTransport, retry_after
+from probers.data.http import AGAIN, AgainError, FetchError, PatientTransport, retry_after
 from probers.types import RunError, UserError
 
 from .access import API_KEY, PASSWORD, USERNAME, find_access, tls_context

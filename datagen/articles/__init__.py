@@ -1,0 +1,70 @@
+"""Where articles come from: the testbed, a JSONL file, a live Wikipedia or a dataset of the Hub."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from probers.data.lines import BadLine
+from probers.data.splits import limited
+from probers.testbed.assets import load_articles
+from probers.types import UserError
+
+from .base import ArticleSource, Problems, Progress, Rules, at_least_one, no_progress
+
+__all__ = ["ArticleSource", "Problems", "Progress", "open_articles"]
+
+
+def open_articles(
+    spec: str,
+    *,
+    limit: int | None = None,
+    seed: int = 0,
+    on_bad_line: BadLine = "error",
+    min_sentences: int = 2,
+    max_chars: int = 100_000,
+    wikipedia: Mapping[str, Any] | None = None,
+    progress: Progress = no_progress,
+) -> ArticleSource:
+    """Articles one at a time, each with a split, and a list of what could not be used.
+
+    Memory does not grow with their number. The network of ``wikipedia`` is first used
+    when the result is iterated, that of ``hf:`` here.
+
+    Args:
+        spec: testbed, the path of a JSONL file (``.gz`` too), wikipedia, or
+            ``hf:<dataset id>[:<config>][:<split>]``.
+        limit: this many usable articles at most, drawn by ``seed``; None takes all.
+        seed: also deals articles to splits, by title.
+        on_bad_line: of a JSONL file, what a malformed line does; an empty or short article
+            is well-formed and always a problem, never an error.
+        min_sentences: an article with fewer is a problem (the testbed's have what they need).
+        max_chars: an article is cut off, between sentences, at this many characters.
+        wikipedia: the fields of :class:`~.wikipedia.WikipediaOptions`.
+        progress: see :data:`~.base.Progress`.
+
+    Raises:
+        UserError: whatever is wrong with the request; RunError: the Hub cannot be reached.
+            While iterating, at the end: UserError or (network) RunError when nothing was usable.
+    """
+    if limit is not None and limit < 1:
+        raise UserError(f"limit={limit} leaves nothing: give 1 or more, or null for all")
+    rules = Rules(min_sentences, max_chars)
+    if spec == "testbed":
+        items = limited(load_articles(), limit, seed)
+        return ArticleSource(spec, iter(items), Problems(), len(items))
+    if spec == "wikipedia":
+        from .wikipedia import WikipediaOptions, open_wikipedia
+
+        options = WikipediaOptions.of(wikipedia)
+        source = open_wikipedia(options, limit=limit, seed=seed, rules=rules, progress=progress)
+    elif spec.startswith("hf:"):
+        from .hub import open_hub
+
+        source = open_hub(spec, limit=limit, seed=seed, rules=rules, progress=progress)
+    else:
+        from .files import open_file
+
+        source = open_file(spec, limit=limit, seed=seed, on_bad_line=on_bad_line, rules=rules)
+    source.articles = at_least_one(spec, source.articles, source.problems)
+    return source

@@ -1,0 +1,240 @@
+"""What every source of articles shares: cleaning, problems, drawing, splits and the source itself."""
+
+from __future__ import annotations
+
+import re
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from probers.data.lines import LeftOut
+from probers.data.splits import SPLIT_SHARES
+from probers.seeding import draw_key
+from probers.text import split_sentences
+from probers.types import Article, RunError, UserError
+
+_CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x84\x86-\x9f\ufeff\ufffe\uffff\ud800-\udfff]+")
+_BREAK = re.compile("\r\n?|[\x85\u2028\u2029]")
+# Full stops that need no space after them: Chinese, Japanese, Arabic, Urdu and Hindi ones.
+_OTHER_END = re.compile("[。！？؟۔।]+[」』”’）)]*")
+_ENDS = re.compile(r"""[.!?…:;。！？؟۔।]["'”’»)\]」』]*$""")
+_HEADING = re.compile(r"^\s*(={2,6})\s*(.*?)\s*\1\s*$")
+#: A line this long is prose even without a full stop at its end.
+PROSE = 80
+
+#: Sections without prose, in the larger Wikipedias.
+APPENDICES = frozenset(
+    """references|see also|external links|further reading|notes|footnotes|bibliography|sources|citations
+    |works cited|notes and references|references and notes|notes and citations|explanatory notes|gallery
+    |einzelnachweise|weblinks|siehe auch|literatur|anmerkungen|quellen|belege
+    |voir aussi|notes et références|références|liens externes|bibliographie|articles connexes|annexes
+    |referencias|véase también|enlaces externos|bibliografía|notas|note|voci correlate|altri progetti
+    |collegamenti esterni|referências|ver também|ligações externas|bibliografia|zie ook|externe links
+    |bronnen, noten en/of referenties|примечания|см. также|ссылки|литература
+    |المراجع|مراجع|انظر أيضا|وصلات خارجية|参考文献|参见|外部链接|注释|脚注|関連項目|外部リンク""".replace(
+        "\n", ""
+    )
+    .replace("    ", "")
+    .split("|")
+)
+
+
+class UnusableError(Exception):
+    """An article that cannot be used; the reason's kind stands before its first colon."""
+
+
+def clean(text: str) -> str:
+    """``text`` without control characters and lone surrogates; every line break is a line feed."""
+    return _CONTROL.sub("", _BREAK.sub("\n", text).replace("\t", " "))
+
+
+def prose(text: str) -> str:
+    """The prose lines of an encyclopedia page.
+
+    Headings, appendices (with what is below them), formulas and short lines that do not
+    end like a sentence (list items, captions) are left out. Headings may be marked with
+    ``==``; where none is, as in dumps, a line that is an appendix's heading ends the page.
+    """
+    kept: list[str] = []
+    marked = re.search(r"^\s*==.*==\s*$", text, re.MULTILINE) is not None
+    skipping = 0  # level of the appendix being left out, 0 for none
+    for line in text.split("\n"):
+        heading = _HEADING.match(line)
+        if heading:
+            level = len(heading.group(1))
+            if not skipping or level <= skipping:
+                skipping = level if heading.group(2).casefold() in APPENDICES else 0
+            continue
+        if skipping or "\\displaystyle" in line:
+            continue
+        bare = line.strip()
+        if not marked and bare.casefold() in APPENDICES:
+            break
+        if len(bare) >= PROSE or _ENDS.search(bare[-12:]):
+            kept.append(bare)
+    return "\n".join(kept)
+
+
+def sentences_of(text: str) -> Iterator[str]:
+    """The sentences of clean text, in scripts without spaces too."""
+    for start, end in split_sentences(text):
+        for match in _OTHER_END.finditer(text, start, end):
+            if text[start : match.end()].strip():
+                yield text[start : match.end()].strip()
+            start = match.end()
+        if text[start:end].strip():
+            yield text[start:end].strip()
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What an article must be to be used.
+
+    Attributes:
+        min_sentences: fewer make it too short.
+        max_chars: whole sentences are taken up to this many characters, the rest is cut off.
+    """
+
+    min_sentences: int = 2
+    max_chars: int = 100_000
+
+    def __post_init__(self) -> None:
+        for name in ("min_sentences", "max_chars"):
+            if getattr(self, name) < 1:
+                raise UserError(f"{name}={getattr(self, name)} must be 1 or more")
+
+    def article(
+        self,
+        title: str,
+        content: str | Sequence[str],
+        *,
+        id: str | None = None,
+        split: Callable[[str], str] | None = None,
+    ) -> Article:
+        """An article of clean sentences, out of text or of sentences; ``split`` deals its title.
+
+        Raises:
+            UnusableError: no title, empty, too short, or a first sentence above ``max_chars``.
+        """
+        title = " ".join(clean(title).split())
+        if not title:
+            raise UnusableError("no title")
+        if isinstance(content, str):
+            # Far more than can be kept is not even split.
+            found: Iterator[str] = sentences_of(clean(content[: 2 * self.max_chars]))
+        else:
+            found = (" ".join(clean(s).split()) for s in content)
+        sentences: list[str] = []
+        size, empty = 0, True
+        for sentence in found:
+            empty = empty and not sentence
+            size += len(sentence) + 1
+            if size > self.max_chars + 1:
+                break
+            if sentence:
+                sentences.append(sentence)
+        if empty:
+            raise UnusableError("empty")
+        if not sentences:
+            raise UnusableError(f"too long: its first sentence has more than {self.max_chars} characters")
+        if len(sentences) < self.min_sentences:
+            raise UnusableError(f"too short: {len(sentences)} of at least {self.min_sentences} sentences")
+        return Article(title if id is None else id, title, tuple(sentences), split(title) if split else "")
+
+
+#: Called with the articles delivered so far, how many are expected (None: unknown) and what is going on.
+Progress = Callable[[int, "int | None", str], None]
+
+
+def no_progress(done: int, total: int | None, text: str) -> None:
+    """A :data:`Progress` that says nothing."""
+
+
+@dataclass
+class Problems(LeftOut):
+    """Articles that could not be used; iterates over (title, reason).
+
+    Attributes:
+        failed: how many were failures of the network rather than of the article.
+    """
+
+    failed: int = 0
+
+    noun: ClassVar[str] = "article"
+    kinds: ClassVar[int | None] = 5
+
+    def add(self, title: str, reason: str, *, failure: bool = False) -> None:
+        super().add(clean(title), clean(reason))  # as one printable line each
+        self.failed += failure
+
+    def __iter__(self) -> Iterator[tuple[str, str]]:
+        return iter(self.listed)
+
+    def nothing_usable(self, spec: str) -> UserError | RunError:
+        """The error for a source that delivered no article at all."""
+        why = self.summary() or "the source is empty"
+        first = f" (first: {self.listed[0][0]}: {self.listed[0][1]})" if self.listed else ""
+        kind = RunError if self.failed else UserError
+        return kind(f"articles={spec} holds no usable article: {why}{first}")
+
+
+@dataclass
+class ArticleSource:
+    """Articles, made one at a time while it is iterated, once.
+
+    Attributes:
+        spec: the option's value.
+        articles: the articles; raises UserError or RunError at its end when there was none.
+        problems: what was left out and why; complete when the iteration has ended.
+        total: how many articles are expected at most, None when nobody knows.
+    """
+
+    spec: str
+    articles: Iterator[Article]
+    problems: Problems
+    total: int | None
+
+    def __iter__(self) -> Iterator[Article]:
+        return self.articles
+
+
+def at_least_one(spec: str, articles: Iterator[Article], problems: Problems) -> Iterator[Article]:
+    """The articles themselves; an error at the end when there was none."""
+    empty = True
+    for article in articles:
+        empty = False
+        yield article
+    if empty:
+        raise problems.nothing_usable(spec)
+
+
+class Splits:
+    """Deals titles to splits by their hash, so that one title is always on one side.
+
+    Given all titles' keys the shares are exact to within one title; without, they are
+    met on average, which needs no memory and no second pass.
+    """
+
+    def __init__(self, seed: int, keys: array[int] | None = None) -> None:
+        self.seed = seed
+        self.ends: list[tuple[int, str]] = []
+        unique = np.unique(np.frombuffer(keys, dtype=np.uint64)) if keys else None
+        upto = 0.0
+        for name, share in SPLIT_SHARES:
+            upto += share
+            if unique is None:
+                end = round(upto * 2**64)
+            else:
+                rank = round(upto * len(unique))
+                end = int(unique[rank]) if rank < len(unique) else 2**64
+            self.ends.append((end, name))
+
+    def key(self, title: str) -> int:
+        return draw_key("split", self.seed, title)
+
+    def __call__(self, title: str) -> str:
+        key = self.key(title)
+        return next((name for end, name in self.ends if key < end), self.ends[-1][1])

@@ -1,0 +1,127 @@
+"""Dates and numbers in their common forms, in digits or words."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from .base import Cover, EntityType, Span
+
+MONTHS = [
+    "January",
+    "February",
+    "March",
+    "April",
+    "May",
+    "June",
+    "July",
+    "August",
+    "September",
+    "October",
+    "November",
+    "December",
+]
+_MONTH = "|".join(MONTHS) + r"|(?:Jan|Feb|Mar|Apr|Jun|Jul|Aug|Sept?|Oct|Nov|Dec)(?:\.|(?=\s+\d))"
+_DAY = r"\d{1,2}(?:st|nd|rd|th)?(?:\s?[–-]\s?\d{1,2})?"
+_ERA = r"(?:BCE|BC|CE|AD|B\.C\.E?\.?|A\.D\.)"
+_ORDINAL = (
+    r"\d{1,2}(?:st|nd|rd|th)|(?:twenty-)?(?:first|second|third|fourth|fifth|sixth|seventh|eighth|ninth)|tenth|"
+    r"eleventh|twelfth|thirteenth|fourteenth|fifteenth|sixteenth|seventeenth|eighteenth|nineteenth|twentieth"
+)
+_QUANTITY = (
+    r"(?:km|m|cm|mm|kg|g|t|ft|mi|acres?|hectares?|miles?|feet|met(?:re|er)s?|kilomet(?:re|er)s?|people|"
+    r"inhabitants|percent|%|thousand|million|billion|trillion)"
+)
+_DATES = [
+    re.compile(p)
+    for p in (
+        rf"\b{_DAY}\s+(?:of\s+)?(?:{_MONTH})(?:\s*,?\s*\d{{4}}(?!\d))?(?!\w)",
+        rf"\b(?:{_MONTH})\s+(?:the\s+)?{_DAY}(?!\d|,\d{{3}})(?:\s*,?\s*\d{{4}}(?!\d))?(?!\w)",
+        rf"\b(?:{_MONTH})(?:\s+of|,)?\s+\d{{4}}(?!\w|,\d)",
+        r"(?<![\w-])\d{4}-(?:0[1-9]|1[0-2])-(?:0[1-9]|[12]\d|3[01])(?![\w-])",
+        rf"(?<![\w.,])(?:AD|A\.D\.)\s?\d{{1,4}}\b|(?<![\w.,])\d{{1,5}}(?:[–-]\d{{1,5}})?\s?{_ERA}(?!\w)",
+        rf"\b(?i:{_ORDINAL})(?:\s|-)(?:(?:and|to)\s(?:\w+\s)?(?i:{_ORDINAL})\s)?[Cc]entur(?:y|ies)(?:\s{_ERA})?(?!\w)",
+        r"(?<![\w.,])(?:\d{3}0['’]?s|['’]?\d0s)(?!\w)",
+        r"(?<![\w.,$£€–-])[12]\d{3}[–/-]\d\d(?![\w–-])",
+        r"(?<!\w)['’]\d\d(?![\w'’])",
+    )
+]
+_YEAR = re.compile(rf"(?<![\w.,$£€#])(?:1[0-9]|20)\d{{2}}\b(?!\s*{_QUANTITY}(?!\w))(?![,.]\d)(?!-\w)")
+_LONE_MONTH = re.compile(
+    rf"\b(?:[Ii]n|[Ss]ince|[Uu]ntil|[Bb]y|of|early|late|mid|that|last|next|following)[\s-]({'|'.join(MONTHS)})"
+    r"(?!\w|\s+[A-Z\d])"
+)
+
+
+def find_dates(text: str) -> Iterator[tuple[Span, EntityType]]:
+    """Dates and years of the text, each with its type; of overlapping ones the fuller.
+
+    "July 18, 1995" is one date; a bare year from 1000 to 2099 is a "year".
+    """
+    cover = Cover(len(text))
+    for pattern in _DATES:
+        for match in pattern.finditer(text):
+            if cover.free(match.span()):
+                cover.take(match.span())
+                yield match.span(), "date"
+    for match in _LONE_MONTH.finditer(text):
+        if cover.free(match.span(1)):
+            cover.take(match.span(1))
+            yield match.span(1), "date"
+    for match in _YEAR.finditer(text):
+        if cover.free(match.span()):
+            yield match.span(), "year"
+
+
+_UNITS = (
+    r"km/h|km²|km2|km|cm|mm|kg|mg|ha|mph|kW|MW|GW|kV|kHz|MHz|GHz|GB|MB|kB|°C|°F|°|ft|mi|lbs?|oz|yd|m²|m|g|t|L|V|W|"
+    r"(?:square|cubic|nautical|metric|short|long)\s(?:km|mi|ft|m|miles?|feet|foot|yards?|inches|tons?|tonnes?|"
+    r"kilomet(?:re|er)s?|met(?:re|er)s?)|sq\s?(?:mi|km|ft|m)|"
+    r"miles?|feet|foot|inches|inch|yards?|met(?:re|er)s?|(?:kilo|centi|milli)met(?:re|er)s?|acres?|hectares?|"
+    r"pounds?|tons?|tonnes?|(?:kilo)?grams?|ounces?|lit(?:re|er)s?|gallons?|barrels?|knots?|"
+    r"people|inhabitants|residents|percent|per\scent|%|dollars?|euros?|cents|"
+    r"years?|months?|weeks?|days?|hours?|minutes?|seconds?|decades?|centuries"
+)
+_SCALES = r"hundred|thousand|million|billion|trillion|m(?=\s)|bn"
+_CURRENCY = r"(?:(?:US|A|C|NZ|HK|CA)?\$|£|€|¥|₱|₹)\s?"
+_DIGITS = re.compile(
+    rf"(?:{_CURRENCY})?(?<![\w.,])(?<![\w][-–/])\d+(?:,\d{{3}})*(?:\.\d+)?(?:st|nd|rd|th)?"
+    rf"(?:[\s-](?:{_SCALES})(?!\w))?(?:[\s-]?(?:{_UNITS})(?![\w-]))?"
+)
+_ONES = "one|two|three|four|five|six|seven|eight|nine"
+_TEENS = "ten|eleven|twelve|thirteen|fourteen|fifteen|sixteen|seventeen|eighteen|nineteen"
+_TENS = "twenty|thirty|forty|fifty|sixty|seventy|eighty|ninety"
+_BASE = rf"(?:(?:{_TENS})(?:-(?:{_ONES}))?|{_TEENS}|{_ONES})"
+_WORDS = re.compile(
+    rf"(?<![\w-])(?:{_BASE}(?:[\s-](?:hundred|thousand|million|billion|trillion|dozen)(?:\s(?:and\s)?{_BASE})?)*)"
+    rf"(?:[\s-](?:{_UNITS})(?![\w-]))?(?![\w-])",
+    re.IGNORECASE,
+)
+_ORDINALS = re.compile(
+    rf"(?<![\w-])(?:(?:{_TENS})-)?(?:first|second|third|fourth|fifth|sixth|seventh|eighth|ninth|tenth|eleventh|"
+    r"twelfth|thirteenth|fourteenth|fifteenth|sixteenth|seventeenth|eighteenth|nineteenth|twentieth)(?!\w|-\w)",
+    re.IGNORECASE,
+)
+#: "first" and "second" count things only after one of these ("her first album"), not in "who first met".
+_COUNTING = re.compile(
+    r"(?:\b(?:the|a|an|his|her|their|its|our|my|this|that|and|or|very)|['’]s?)\s+$", re.IGNORECASE
+)
+_NO_NOUN = re.compile(r"\s+(?:to|was|is|were|of\s+(?:which|these|whom)|time)\b|\s*[,.;]")
+
+
+def find_numbers(text: str) -> Iterator[Span]:
+    """Spans of numbers with their units ("$1.5 million", "40 km", "twelve years") and ordinals.
+
+    "one" alone is a pronoun as often as a number and is left out.
+    """
+    for match in _DIGITS.finditer(text):
+        yield match.span()
+    for match in _WORDS.finditer(text):
+        if match.group().lower() != "one":
+            yield match.span()
+    for match in _ORDINALS.finditer(text):
+        if match.group().lower() not in ("first", "second") or (
+            _COUNTING.search(text, max(0, match.start() - 12), match.start())
+            and not _NO_NOUN.match(text, match.end())
+        ):
+            yield match.span()

@@ -1,0 +1,204 @@
+"""Dates by value: days, months, years, decades, centuries, seasons and ranges."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from ..entities import MONTHS
+from .numbers import CARDINALS, DECADES, ORDINALS, read_cardinal
+from .verdict import LONGEST_VALUE, Relation
+
+_MONTH = {name.lower(): index for index, name in enumerate(MONTHS, 1)}
+_SHORT = {name[:3]: index for name, index in _MONTH.items()} | {"sept": 9}
+_WEEKDAY = re.compile(r"(?:mon|tues|wednes|thurs|fri|satur|sun)day\b[\s,]*(?=.)")
+_ERA = re.compile(r"\b(?:(b\.?\s?c\.?(?:\s?e\b\.?)?)|(a\.?\s?d\b\.?|c\.?\s?e\b\.?))(?!\w)")
+_LEAD = re.compile(
+    r"(?:(?:the|in|on|from|from the|of)\s+)*"
+    r"(?:(early|mid|late|circa|around|about|before|after|c\.|ca\.|spring|summer|autumn|fall|winter)[\s-]+)?"
+    r"(?:(?:of|the|in)\s+)*"
+)
+_RANGE = re.compile(r"(.*?\d[^–—]*?)\s*(?:–|—|\bto\b|\buntil\b|(?<=\d{4})-(?=\d))\s*(.*\d.*)")
+_FIXED = {"christmas": (12, 25), "christmas day": (12, 25), "christmas eve": (12, 24)} | {
+    "new year's day": (1, 1),
+    "new year's eve": (12, 31),
+}
+_LITTLE = ("of", "the", "in", "on")
+Day = tuple[int | None, int | None, int | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Time:
+    """A point or stretch of time.
+
+    Attributes:
+        kind: "day" (with ``parts`` year, month, day), "decade" (its first year),
+            "century" (its number) or "range" (two days, six parts).
+        parts: None for what is not said; years before Christ are negative.
+        qualifier: "early", "circa", "summer" and the like, or "".
+    """
+
+    kind: str
+    parts: tuple[int | None, ...]
+    qualifier: str = ""
+
+    def years(self) -> tuple[int, int] | None:
+        """The first and last year it lies in, or None when no year is said."""
+        first = self.parts[0]
+        last = self.parts[3] if self.kind == "range" else first
+        if first is None or last is None:
+            return None
+        if self.kind == "century":
+            first = 100 * first - 99 if first > 0 else 100 * first
+            return first, first + 99
+        return first, first + 9 if self.kind == "decade" else last
+
+    def __str__(self) -> str:
+        def shown(parts: tuple[int | None, ...]) -> str:
+            return "-".join("?" if part is None else f"{part:02d}" for part in parts)
+
+        text = shown(self.parts[:3]) + (" to " + shown(self.parts[3:]) if self.kind == "range" else "")
+        return " ".join(x for x in (self.qualifier, "" if self.kind == "day" else self.kind, text) if x)
+
+
+def compare_times(a: Time, b: Time) -> Relation:
+    """Whether two times are the same, exclude each other, or one is a part of the other."""
+    if a.kind != b.kind:
+        for day, stretch in ((a, b), (b, a)):
+            if day.kind == "day" and stretch.kind == "range" and day.parts[0] is None:
+                ends = (stretch.parts[:3], stretch.parts[3:])
+                return "partial" if any(_agree(day.parts, end) for end in ends) else "different"
+        first, second = a.years(), b.years()
+        if first is None or second is None:
+            return "partial"
+        return "different" if first[1] < second[0] or second[1] < first[0] else "partial"
+    if a.parts != b.parts:
+        return "partial" if _agree(a.parts, b.parts) else "different"
+    if a.qualifier == b.qualifier:
+        return "equivalent"
+    return "different" if a.qualifier and b.qualifier else "partial"
+
+
+def _agree(a: tuple[int | None, ...], b: tuple[int | None, ...]) -> bool:
+    """Whether two times have parts in common and contradict each other in none."""
+    shared = [(x, y) for x, y in zip(a, b, strict=True) if x is not None and y is not None]
+    return bool(shared) and all(x == y for x, y in shared)
+
+
+def read_time(mention: str) -> Time | None:
+    """The time a mention names, or None when it names none."""
+    if len(mention) > LONGEST_VALUE:
+        return None
+    open_ended = re.fullmatch(r"\s*(\d{4})\s?[-–—]\s*", mention)
+    if open_ended:  # "1915-": a life's first year
+        return Time("range", (int(open_ended.group(1)), None, None, None, None, None))
+    text = " ".join(mention.lower().replace("’", "'").replace("‘", "'").split()).strip(' ,.;:-–—"“”()')
+    if text in _FIXED:
+        return Time("day", (None, *_FIXED[text]))
+    text = _WEEKDAY.sub("", text, count=1) if re.search(r"\d", text) else text
+    lead = _LEAD.match(text)
+    qualifier = (lead.group(1) or "") if lead else ""
+    body = text[lead.end() :] if lead else text
+    qualifier = {"c.": "circa", "ca.": "circa", "about": "circa", "around": "circa", "fall": "autumn"}.get(
+        qualifier, qualifier
+    )
+    stretch = _decade(body) or _century(body)
+    if stretch is not None:
+        return Time(*stretch, qualifier)
+    day = _day(body)
+    if day is not None:
+        return Time("day", day, qualifier)
+    return _range(body)
+
+
+def parse_date(mention: str) -> Day | None:
+    """``(year, month, day)`` with None for what is not said; None when it is no date.
+
+    A bare four-digit year between 1000 and 2099 is a date.
+    """
+    time = read_time(mention)
+    if time is None or time.kind != "day" or time.qualifier:
+        return None
+    year, month, day = time.parts
+    return year, month, day
+
+
+def _decade(text: str) -> tuple[str, tuple[int]] | None:
+    match = re.fullmatch(r"(1\d|20|')?(\d0)'?s", text)
+    if match:
+        century = match.group(1)
+        return "decade", (int(("19" if century in (None, "'") else century) + match.group(2)),)
+    words = re.split(r"[\s-]+", text)
+    if words[-1] in DECADES and (
+        len(words) == 1 or (len(words) == 2 and words[0] in ("nineteen", "eighteen"))
+    ):
+        return "decade", ((1800 if words[0] == "eighteen" else 1900) + DECADES[words[-1]],)
+    return None
+
+
+def _century(text: str) -> tuple[str, tuple[int]] | None:
+    match = re.fullmatch(r"(.+?)[\s-]+century(.*)", text)
+    if not match:
+        return None
+    words = match.group(1).replace("-", " ").split()
+    digits = re.fullmatch(r"(\d+)(?:st|nd|rd|th)", words[0])
+    number = (float(digits.group(1)), True, 1) if digits else read_cardinal(words)
+    era = _ERA.fullmatch(match.group(2).strip())
+    if number is None or not number[1] or number[2] != len(words) or (match.group(2).strip() and not era):
+        return None
+    return "century", (-int(number[0]) if era and era.group(1) else int(number[0]),)
+
+
+def _range(text: str) -> Time | None:
+    match = _RANGE.fullmatch(text)
+    if not match:
+        return None
+    left, right = match.groups()
+    first = _day(left.strip(" ,"))
+    if first is not None and first[0] and re.fullmatch(r"\d\d", right):
+        right = str(first[0])[:2] + right
+    last = _day(right.strip(" ,"))
+    return None if first is None or last is None else Time("range", (*first, *last))
+
+
+def _day(text: str) -> Day | None:
+    numeric = re.fullmatch(r"(\d{4})-(\d\d)-(\d\d)|(\d{1,2})[/.](\d{1,2})[/.](\d{4})", text)
+    if numeric:
+        return _numeric(*(int(x) if x else 0 for x in numeric.groups()))
+    era = _ERA.search(text)
+    text = _ERA.sub(" ", text)
+    words = re.findall(r"[^\W\d_]+|\d+", re.sub(r"(\d)(?:st|nd|rd|th)\b", r"\1", text))
+    month = day = year = None
+    if re.search(r"\d", text) is None and len(words) in (2, 3):  # "nineteen eighty-four"
+        head, tail = CARDINALS.get(words[0], 0), read_cardinal(words[1:])
+        if 10 <= head <= 20 and tail and 10 <= tail[0] < 100 and tail[2] == len(words) - 1 and not tail[1]:
+            return 100 * head + int(tail[0]), None, None
+    dated = any(w in _MONTH or w in _SHORT for w in words)  # a small number is a day only beside a month
+    short = any(w.isdigit() or w in ORDINALS for w in words)
+    for word in words:
+        if month is None and (word in _MONTH or (short and word in _SHORT)):
+            month = _MONTH.get(word) or _SHORT[word]
+        elif word.isdigit() and year is None and (len(word) == 4 and 1000 <= int(word) <= 2099):
+            year = int(word)
+        elif dated and day is None and word.isdigit() and len(word) <= 2 and 1 <= int(word) <= 31:
+            day = int(word)
+        elif word.isdigit() and era and year is None and int(word) > 0 and len(word) <= 4:
+            year = int(word)
+        elif word in ORDINALS and day is None and 1 <= ORDINALS[word] <= 31:
+            day = ORDINALS[word]
+        elif word not in _LITTLE:
+            return None
+    if month is None and (year is None or day is not None):
+        return None
+    return (-year if year and era and era.group(1) else year), month, day
+
+
+def _numeric(y: int, m: int, d: int, first: int, second: int, year: int) -> Day | None:
+    """ISO dates, and day/month/year where the order cannot be mistaken."""
+    if y:
+        return (y, m, d) if 1 <= m <= 12 and 1 <= d <= 31 else None
+    if first > 12 >= second > 0 and first <= 31:
+        return year, second, first
+    if second > 12 >= first > 0 and second <= 31:
+        return year, first, second
+    return (year, first, second) if first == second and 1 <= first <= 12 else None

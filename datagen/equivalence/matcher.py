@@ -1,0 +1,181 @@
+"""Whether two entity mentions mean the same, decided stage by stage with the evidence kept."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import get_args
+
+from probers.data.word_vectors import load_vectors
+from probers.types import UserError
+
+from .aliases import common_aliases, load_aliases
+from .dates import compare_times, read_time
+from .names import acronym_of, normalise, same_string
+from .numbers import compare_numbers, read_number
+from .persons import compare_parts
+from .vectors import cosine
+from .verdict import Match, Relation, Verdict
+from .wordnet import find_wordnet, has_wordnet, same_in_wordnet, say_absent
+
+STAGES = ("date", "number", "string", "alias", "acronym", "name", "wordnet", "vectors")
+
+
+@dataclass(frozen=True, slots=True)
+class EntityMatcher:
+    """Compares an original entity with a generated one, stage by stage.
+
+    The first stage that has something to say decides. Where none has, the
+    strings differ and so does the verdict (stage "string").
+
+    Attributes:
+        partial: verdict when one mention is a part of the other ("Albert" and
+            "Albert Einstein", "1995" and "18 July 1995"): which is meant cannot be
+            told from the two strings alone. Names say it with stage "partial".
+        family: verdict for a family name alone against a full name that ends
+            with it ("Einstein" and "Albert Einstein").
+        related: verdict when WordNet has one name as a kind, an instance, a part or a
+            member of the other; "equivalent" is not allowed.
+        stages: the stages in the order they are asked; leave one out to switch it off.
+        aliases: JSONL file of the user's aliases, a list of names per line, or "".
+        wordnet: folder of WordNet's files, "auto" to look for it where nltk does, or "" for
+            none; the stage is then absent, and with "auto" says so once.
+        vectors: file in the word2vec format (text, or ``.bin``), or "" for none.
+        same_cosine: at least this cosine is equivalent.
+        different_cosine: at most this cosine is different; between the two, and
+            with a word that has no vector, it is undecided.
+        unit_tolerance: relative difference allowed when two units are converted.
+    """
+
+    partial: Verdict = "undecided"
+    family: Verdict = "equivalent"
+    related: Verdict = "different"
+    stages: tuple[str, ...] = STAGES
+    aliases: str = ""
+    wordnet: str = "auto"
+    vectors: str = ""
+    same_cosine: float = 0.9
+    different_cosine: float = 0.4
+    unit_tolerance: float = 0.01
+    _folder: str | None = field(init=False, repr=False, compare=False, default=None)
+
+    def __post_init__(self) -> None:
+        """Check the options.
+
+        Raises:
+            UserError: an unknown or repeated stage, a verdict or threshold that cannot be,
+                or a file that cannot be read.
+        """
+        object.__setattr__(self, "stages", tuple(self.stages))
+        wrong = [s for s in self.stages if s not in STAGES]
+        if wrong or len(set(self.stages)) < len(self.stages):
+            raise UserError(f"stages={list(self.stages)}: name each of {', '.join(STAGES)} at most once")
+        for name in ("partial", "family", "related"):
+            if getattr(self, name) not in get_args(Verdict):
+                raise UserError(f"{name}={getattr(self, name)!r}: one of {', '.join(get_args(Verdict))}")
+        if self.related == "equivalent":
+            raise UserError("related=equivalent: a city is not its country; use different or undecided")
+        if not -1 <= self.different_cosine <= self.same_cosine <= 1:
+            raise UserError(
+                f"different_cosine={self.different_cosine} and same_cosine={self.same_cosine}: "
+                "both in [-1, 1], the first not above the second"
+            )
+        if not 0 <= self.unit_tolerance < 1:
+            raise UserError(f"unit_tolerance={self.unit_tolerance}: at least 0 and below 1")
+        if "wordnet" in self.stages:
+            folder = find_wordnet() if self.wordnet == "auto" else self.wordnet or None
+            if folder and not has_wordnet(folder):
+                raise UserError(f"wordnet={folder}: the folder has not both data.noun and index.noun")
+            object.__setattr__(self, "_folder", folder)
+        if self.aliases:
+            load_aliases(self.aliases)
+        if self.vectors:
+            load_vectors(self.vectors)
+
+    @property
+    def active(self) -> tuple[str, ...]:
+        """The stages that can decide: without those whose data is absent."""
+        absent = {"wordnet"} if self._folder is None else set()
+        return tuple(s for s in self.stages if s not in absent and (s != "vectors" or self.vectors))
+
+    def match(self, original: str, generated: str) -> Match:
+        """The verdict of the first stage that applies.
+
+        Raises:
+            ValueError: an empty mention.
+        """
+        if not original.strip() or not generated.strip():
+            raise ValueError(f"cannot compare {original!r} with {generated!r}: one of them is empty")
+        for stage in self.stages:
+            match: Match | None = getattr(self, f"_by_{stage}")(original, generated)
+            if match is not None:
+                return match
+        return Match("different", "string", f"{_shown(original)} / {_shown(generated)}")
+
+    def _verdict(self, relation: Relation) -> Verdict:
+        return self.partial if relation == "partial" else relation
+
+    def _by_date(self, a: str, b: str) -> Match | None:
+        x, y = read_time(a), read_time(b)
+        if x is None or y is None:
+            return None
+        return Match(self._verdict(compare_times(x, y)), "date", f"{x} / {y}")
+
+    def _by_number(self, a: str, b: str) -> Match | None:
+        x, y = read_number(a), read_number(b)
+        if x is None or y is None:
+            return None
+        relation = compare_numbers(x, y, tolerance=self.unit_tolerance)
+        return Match(self._verdict(relation), "number", f"{x} / {y}")
+
+    def _by_string(self, a: str, b: str) -> Match | None:
+        how = same_string(a, b)
+        return Match("equivalent", "string", f"{_shown(a)} / {_shown(b)}: {how}") if how else None
+
+    def _by_alias(self, a: str, b: str) -> Match | None:
+        if self.aliases and load_aliases(self.aliases).same(a, b):
+            return Match("equivalent", "alias", f"{a} / {b} in {self.aliases}")
+        return Match("equivalent", "alias", f"{a} / {b}") if common_aliases().same(a, b) else None
+
+    def _by_acronym(self, a: str, b: str) -> Match | None:
+        letters = acronym_of(a, b) or acronym_of(b, a)
+        return Match("equivalent", "acronym", f"{letters} of {a} / {b}") if letters else None
+
+    def _by_name(self, a: str, b: str) -> Match | None:
+        found = compare_parts(a, b)
+        if found is None:
+            return None
+        relation, evidence = found
+        if relation == "family":
+            return Match(self.family, "name", evidence)
+        if relation == "partial":
+            return Match(self.partial, "partial", evidence)
+        return Match(relation, "name", evidence)
+
+    def _by_wordnet(self, a: str, b: str) -> Match | None:
+        if self._folder is None:
+            if self.wordnet:
+                say_absent()
+            return None
+        found = same_in_wordnet(a, b, self._folder)
+        if found is None:
+            return None
+        relation, evidence = found
+        return Match("equivalent" if relation == "equivalent" else self.related, "wordnet", evidence)
+
+    def _by_vectors(self, a: str, b: str) -> Match | None:
+        if not self.vectors:
+            return None
+        similarity = cosine(a, b, load_vectors(self.vectors))
+        if similarity.value is None:
+            return Match("undecided", "vectors", f"no vector for {', '.join(similarity.unknown)}")
+        verdict: Verdict = "undecided"
+        if similarity.value >= self.same_cosine:
+            verdict = "equivalent"
+        elif similarity.value <= self.different_cosine:
+            verdict = "different"
+        return Match(verdict, "vectors", f"cosine {similarity.value:.3f} of {a} / {b}")
+
+
+def _shown(mention: str) -> str:
+    """The normalised mention, or as it is when nothing of it is left."""
+    return normalise(mention) or mention

@@ -1,0 +1,338 @@
+"""Names as strings: normalisation, spelling variants, plural, word order, acronyms; and word lists."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from functools import lru_cache
+
+from .numbers import CARDINALS, ORDINALS, listed, roman
+
+TITLES = frozenset(
+    listed(
+        "mr mrs ms miss dr doctor prof professor sir dame lord lady king queen prince princess emperor "
+        "empress pope president senator governor general colonel captain admiral major lieutenant sergeant "
+        "chancellor minister judge justice reverend rev father cardinal bishop archbishop duke duchess "
+        "count countess"
+    )
+)
+SUFFIXES = frozenset(["jr", "sr"])
+PARTICLES = frozenset(listed("van von de da di del della der den du la le el al bin ibn ter ten"))
+COMPANY = frozenset(listed("inc ltd llc corp corporation co company plc gmbh ag sa group limited"))
+FORMS = (
+    "federal republic of",
+    "republic of",
+    "kingdom of",
+    "commonwealth of",
+    "state of",
+    "city of",
+    "town of",
+    "province of",
+    "county of",
+)
+#: Forms whose long and short name are two different places.
+NOT_THE_SAME = frozenset(["china", "congo"])
+LANDFORMS = frozenset(["river", "mount"])
+#: States that share the name of a river.
+RIVER_STATES = frozenset(
+    listed(
+        "mississippi missouri ohio colorado delaware connecticut arkansas illinois iowa kansas tennessee "
+        "alabama minnesota wisconsin"
+    )
+)
+#: "University of X" and "X University" are two institutions.
+TWO_UNIVERSITIES = frozenset(["miami", "washington", "york"])
+
+#: Words that make another place or thing of the name they stand before.
+DIRECTIONS = frozenset(
+    listed(
+        "new north south east west northern southern eastern western upper lower northeast northwest "
+        "southeast southwest"
+    )
+)
+#: Words before a last word that is then no family name ("Hong Kong", "Red Cross").
+NOT_GIVEN = DIRECTIONS | frozenset(
+    listed(
+        "saint san santa los las el fort port lake mount cape united royal national international air bank "
+        "real ac inter abu hong great grand central old big little black white red blue green golden silver "
+        "dark free holy high middle inner outer deutsche british american french german english european "
+        "african asian australian canadian papua equatorial and for in on at"
+    )
+)
+#: Last words that are no family name: kinds of places, organisations and works.
+GENERIC = frozenset(
+    listed(
+        "city town village river university college party street avenue road park island islands union "
+        "state states kingdom republic army navy force forces times post museum bank company records prize "
+        "award awards war wars sea ocean gulf bay mountain mountains hill hills valley county province "
+        "region district church cathedral hall house school institute association league club band show "
+        "world cup championship championships game games series festival center building tower bridge "
+        "airport station library theater hospital court council parliament senate congress department "
+        "ministry office empire dynasty century album song film movie book novel symphony concerto opera "
+        "man woman boy girl night day love life death time home road story stories star rises returns "
+        "knight division regiment squadron brigade fleet society academy foundation organization committee "
+        "agency bureau service network television radio news magazine journal press studios pictures "
+        "entertainment productions group team stadium garden gardens square palace castle temple lake coast "
+        "desert forest beach canal channel act treaty battle siege revolution movement language people "
+        "peoples system theory law effect disease award medal order conference"
+    )
+)
+#: Common given names: a middle name may be missing only after one of these, or after an initial.
+GIVEN = frozenset(
+    listed(
+        "james john robert michael william david richard joseph thomas charles christopher daniel matthew "
+        "anthony mark donald steven paul andrew joshua kenneth kevin brian george edward ronald timothy "
+        "jason jeffrey ryan jacob gary nicholas eric jonathan stephen larry justin scott brandon benjamin "
+        "samuel gregory frank alexander raymond patrick jack dennis jerry tyler aaron jose henry adam "
+        "douglas nathan peter zachary kyle walter harold carl arthur roger keith jeremy terry lawrence sean "
+        "christian albert joe ethan austin jesse willie billy bruce ralph roy eugene louis philip johnny "
+        "bobby franklin theodore frederick ernest martin leonard edgar herbert hugh oscar oliver victor "
+        "simon alan allen allan francis clive gerald ludwig karl johann wolfgang friedrich wilhelm heinrich "
+        "hans otto pierre jean jacques marie francois claude henri charlotte emily anne anna mary patricia "
+        "jennifer linda elizabeth barbara susan jessica sarah karen lisa nancy betty margaret sandra ashley "
+        "kimberly donna michelle carol amanda melissa deborah stephanie rebecca laura sharon cynthia "
+        "kathleen amy angela shirley brenda emma pamela nicole helen samantha katherine christine debra "
+        "rachel carolyn janet maria catherine heather diane ruth julie olivia joyce virginia victoria kelly "
+        "lauren christina joan evelyn judith agatha jane alice eleanor hillary juan carlos luis antonio "
+        "pedro diego pablo miguel giuseppe giovanni marco luigi ivan vladimir sergei nikolai boris leon "
+        "percy ralph edmund horatio winston neville ulysses abraham isaac noah elijah josef erik lars sven "
+        "olaf"
+    )
+)
+NICKNAMES: dict[str, str] = {
+    short: full
+    for full, shorts in {
+        "william": "bill billy will willie",
+        "robert": "bob bobby rob robbie",
+        "richard": "dick rick richie",
+        "james": "jim jimmy jamie",
+        "joseph": "joe joey",
+        "thomas": "tom tommy",
+        "anthony": "tony",
+        "michael": "mike mick mickey",
+        "edward": "ed eddie ted ned",
+        "charles": "charlie chuck",
+        "john": "johnny jack",
+        "daniel": "dan danny",
+        "david": "dave davy",
+        "samuel": "sam sammy",
+        "benjamin": "ben benny",
+        "andrew": "andy drew",
+        "matthew": "matt",
+        "nicholas": "nick",
+        "christopher": "chris",
+        "stephen": "steve",
+        "steven": "steve",
+        "alexander": "alex",
+        "elizabeth": "liz beth betty",
+        "katherine": "kate kathy",
+        "margaret": "maggie peggy",
+        "kenneth": "ken kenny",
+        "ronald": "ron ronnie",
+        "donald": "don donnie",
+        "gerald": "gerry jerry",
+        "lawrence": "larry",
+        "timothy": "tim",
+        "gregory": "greg",
+        "jeffrey": "jeff",
+        "patrick": "pat",
+        "philip": "phil",
+        "peter": "pete",
+        "frederick": "fred freddie",
+        "albert": "al bert",
+        "susan": "sue susie",
+        "jennifer": "jen jenny",
+        "rebecca": "becky",
+        "deborah": "debbie",
+    }.items()
+    for short in listed(shorts)
+}
+SPELLINGS: dict[str, str] = {
+    "centre": "center",
+    "theatre": "theater",
+    "harbour": "harbor",
+    "labour": "labor",
+    "defence": "defense",
+    "colour": "color",
+    "honour": "honor",
+    "favourite": "favorite",
+    "grey": "gray",
+    "mohammed": "muhammad",
+    "mohamed": "muhammad",
+    "encyclopaedia": "encyclopedia",
+    "vol": "volume",
+    "pt": "part",
+    "dr": "doctor",
+    "prof": "professor",
+    "mt": "mount",
+    "ave": "avenue",
+    "bros": "brothers",
+    "corp": "corporation",
+    "vs": "versus",
+    "v": "versus",
+    "&": "and",
+}
+
+
+_LETTERS = str.maketrans(
+    {"ø": "o", "Ø": "O", "ł": "l", "Ł": "L", "đ": "d", "Đ": "D", "ð": "d", "þ": "th", "æ": "ae", "Æ": "AE"}
+    | {"œ": "oe", "Œ": "OE", "ı": "i", "İ": "I"}
+)
+_GERMAN = str.maketrans({"ä": "ae", "ö": "oe", "ü": "ue", "Ä": "Ae", "Ö": "Oe", "Ü": "Ue"})
+#: Upper-case abbreviations written out where a word follows ("US Army").
+_BEFORE_A_NAME = (
+    (re.compile(r"\bU\.?\s?S\.?(?=\s+[A-Z])"), "United States"),
+    (re.compile(r"\bU\.?\s?K\.?(?=\s+[A-Z])"), "United Kingdom"),
+    (re.compile(r"\bL\.?\s?A\.?(?=\s+[A-Z])"), "Los Angeles"),
+)
+_SMALL_WORDS = frozenset(listed("of the and for in on at to de la del des du und et y a an"))
+
+
+def normalise(mention: str) -> str:
+    """Lower case without diacritics, punctuation, articles or a possessive ending."""
+    text = unicodedata.normalize("NFKD", mention.translate(_LETTERS))
+    text = "".join(c for c in text if not unicodedata.combining(c)).casefold()
+    text = re.sub(r"\s*[’']s\b", "", text)
+    text = re.sub(r"[^\w\s]", " ", text)
+    return " ".join(w for w in text.split() if w not in ("the", "a", "an"))
+
+
+@lru_cache(maxsize=8192)
+def words(mention: str) -> tuple[str, ...]:
+    """Normalised words in one spelling: numbers as digits, "&" as "and", "St." as "saint"."""
+    for pattern, full in _BEFORE_A_NAME:
+        mention = pattern.sub(full, mention)
+    found = normalise(mention.replace("&", " and ")).split()
+    out = []
+    for position, word in enumerate(found):
+        following = found[position + 1] if position + 1 < len(found) else ""
+        if word == "no" and position and (following.isdigit() or following in CARDINALS):
+            continue
+        out.append(_word(word, first=position == 0, last=not following))
+    return tuple(out)
+
+
+def _word(word: str, *, first: bool, last: bool) -> str:
+    if word == "st" and not (last and not first):
+        return "saint"
+    if word == "ft" and first:
+        return "fort"
+    if re.fullmatch(r"\d+(?:st|nd|rd|th)", word):
+        return word[:-2]
+    if word in CARDINALS or word in ORDINALS:
+        return str(CARDINALS.get(word, ORDINALS.get(word)))
+    number = None if first else roman(word)
+    if number is not None and (word != "v" or last):
+        return str(number)
+    word = SPELLINGS.get(word, word)
+    return re.sub(r"isation(s?)$", r"ization\1", word)
+
+
+def forms(mention: str) -> set[tuple[str, ...]]:
+    """The word tuples a mention may be compared by.
+
+    Plain, with German umlauts as "ue", and with the "s" of a possessive kept, since
+    some leave its apostrophe out.
+    """
+    kept = re.sub(r"[’'](?=s\b)", "", mention)
+    return {words(mention), words(mention.translate(_GERMAN)), words(kept)}
+
+
+def same_string(a: str, b: str) -> str:
+    """How two names are the same string up to spelling: a word for the evidence, or ""."""
+    for x in forms(a):
+        for y in forms(b):
+            if not x or not y:
+                continue
+            if x == y:
+                return "the same words"
+            digits = any(c.isdigit() for c in "".join(x + y))
+            if not digits and "".join(x) == "".join(y):
+                return "the same letters"
+            if same_plural(x, y):
+                return "singular and plural"
+            if same_reordered(a, b, x, y):
+                return "the same words in another order"
+    bare = a.strip().casefold() == b.strip().casefold()
+    return "the same signs" if bare else ""
+
+
+def same_plural(a: tuple[str, ...], b: tuple[str, ...]) -> bool:
+    """Whether two names differ by the plural of their last word alone.
+
+    "William" and "Williams" do not: one is a given name, the other a family's.
+    """
+    if len(a) != len(b) or a[:-1] != b[:-1] or min(len(a[-1]), len(b[-1])) < 3:
+        return False
+    one, many = sorted((a[-1], b[-1]), key=len)
+    if one in GIVEN:
+        return False
+    plurals = [one + "s"]
+    if one.endswith(("s", "x", "z", "ch", "sh")):
+        plurals = [one + "es"]
+    elif one.endswith("y") and one[-2] not in "aeiou":
+        plurals = [one[:-1] + "ies"]
+    return many in plurals
+
+
+def same_reordered(a: str, b: str, x: tuple[str, ...], y: tuple[str, ...]) -> bool:
+    """Whether the words of ``x`` and ``y`` are one name in two orders.
+
+    "Einstein, Albert", "Oxford University" / "University of Oxford", "Fifth
+    Symphony" / "Symphony No. 5"; any other order is another name.
+    """
+    x, y = merge_letters(x), merge_letters(y)
+    for p, q, written in ((x, y, a), (y, x, b)):
+        head, comma, tail = written.partition(",")
+        if comma and "," not in tail and len(q) > 1 and words(tail) + words(head) == q:
+            return True
+        if "of" in p and "of" not in q and not TWO_UNIVERSITIES & set(p):
+            cut = p.index("of")
+            if p[cut + 1 :] + p[:cut] == q:
+                return True
+    if sorted(x) != sorted(y) or len(x) < 2:
+        return False
+    numbers = [w for w in x if w.isdigit()]
+    if len(numbers) == 1:
+        rest = [tuple(w for w in z if not w.isdigit()) for z in (x, y)]
+        return rest[0] == rest[1]
+    return len(x) == 2 and bool((LANDFORMS | {"fc"}) & set(x))
+
+
+def merge_letters(found: tuple[str, ...]) -> tuple[str, ...]:
+    """Runs of single letters as one word: "f", "c" becomes "fc"."""
+    out: list[str] = []
+    run = False
+    for word in found:
+        single = len(word) == 1 and word.isalpha()
+        if single and run:
+            out[-1] += word
+        else:
+            out.append(word)
+        run = single
+    return tuple(out)
+
+
+def acronym_of(short: str, long: str) -> str:
+    """The capitals in which ``short`` is the acronym of ``long``, or "".
+
+    Small words ("of", "and") may count or not; a roman numeral at the end is kept.
+    """
+    letters = re.sub(r"[\s.&]", "", short)
+    spaced = len(short.split()) > 1 and not re.fullmatch(r"(?:\w\.?\s*)+", short.strip())
+    if spaced or not 2 <= len(letters) <= 8 or not letters.isalpha():
+        return ""
+    if not (letters.isupper() or (letters.islower() and len(letters) > 2)):
+        return ""
+    parts = [w for w in re.split(r"[\s\-–]+", re.sub(r"[’']s?\b|[.,:()\"]", "", long)) if w not in ("&", "")]
+    parts = [unicodedata.normalize("NFKD", w).casefold() for w in parts]
+    full = [w for w in parts if w not in ("the",)]
+    if len([w for w in full if w not in _SMALL_WORDS]) < 2:
+        return ""
+    tails = [full] + ([full[:-1]] if roman(full[-1]) is not None else [])
+    for kept in tails:
+        numeral = full[-1] if kept is not full else ""
+        for chosen in (kept, [w for w in kept if w not in _SMALL_WORDS]):
+            if "".join(w[0] for w in chosen) + numeral == letters.casefold():
+                return letters.upper()
+    return ""

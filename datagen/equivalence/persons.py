@@ -1,0 +1,160 @@
+"""Names by their parts: given and family names, initials, titles, places with their state, subtitles."""
+
+from __future__ import annotations
+
+import re
+from typing import Literal
+
+from . import names as lists
+from .names import merge_letters, words
+from .verdict import Relation
+
+#: A relation, or "family" for a family name alone against a full name, with what was compared.
+PartRelation = Relation | Literal["family"]
+Finding = tuple[PartRelation, str]
+
+
+def compare_parts(a: str, b: str) -> Finding | None:
+    """What the parts of two names say about them, with what was compared; None when nothing."""
+    return _qualified(a, b) or _subtitled(a, b) or _described(a, b) or _people(a, b)
+
+
+def same_given(a: str, b: str) -> bool:
+    """Whether two given names may be one: the same, an initial, or a nickname."""
+    if a == b or (min(len(a), len(b)) == 1 and a[0] == b[0]):
+        return True
+    full_a, full_b = lists.NICKNAMES.get(a, a), lists.NICKNAMES.get(b, b)
+    return full_a == full_b
+
+
+def _qualified(a: str, b: str) -> Finding | None:
+    """The city "Houston, Texas" is Houston, is not Texas, and is not "Houston, Ohio"."""
+    heads, tails = [], []
+    for mention in (a, b):
+        head, _, tail = mention.partition(",")
+        tail_words = words(tail)
+        title = not tail_words or (set(tail_words) & (lists.COMPANY | lists.SUFFIXES)) or "," in tail
+        heads.append(words(mention) if title else words(head))
+        tails.append(() if title else tail_words)
+    if not (tails[0] or tails[1]) or not heads[0] or not heads[1]:
+        return None
+    shown = f"{' '.join(heads[0])} ({' '.join(tails[0])}) / {' '.join(heads[1])} ({' '.join(tails[1])})"
+    if heads[0] == heads[1]:
+        return ("different" if tails[0] and tails[1] and tails[0] != tails[1] else "equivalent"), shown
+    if tails[0] == tails[1] or heads[0] == tails[1] or heads[1] == tails[0]:
+        return "different", shown
+    return None
+
+
+def _subtitled(a: str, b: str) -> Finding | None:
+    """A work's subtitle alone is the work; its series alone is a part of the name."""
+    for long, short in ((a, b), (b, a)):
+        pieces = [words(p) for p in re.split(r":|\s[–—-]\s", long)]
+        whole = words(short)
+        if len(pieces) < 2 or not whole or re.search(r":|\s[–—-]\s", short):
+            continue
+        if len(whole) > 1 and whole == pieces[-1]:
+            return "equivalent", f"subtitle {' '.join(whole)}"
+        if whole == pieces[0]:
+            return "partial", f"{' '.join(whole)} before the colon"
+    return None
+
+
+def _described(a: str, b: str) -> Finding | None:
+    """Without "Inc.", "Republic of", "Mount" and the like the names are the same."""
+    bare = [_bare(words(m)) for m in (a, b)]
+    plain = [words(m) for m in (a, b)]
+    if bare[0] and bare[0] == bare[1] and plain[0] != plain[1] and "".join(bare[0]) not in lists.NOT_THE_SAME:
+        return "equivalent", f"{' '.join(plain[0])} / {' '.join(plain[1])} without its descriptor"
+    return None
+
+
+def _bare(found: tuple[str, ...]) -> tuple[str, ...]:
+    text = " ".join(found)
+    for form in lists.FORMS:
+        if text.startswith(form + " "):
+            return tuple(text.removeprefix(form + " ").split())
+    out = merge_letters(found)
+    # A club is not the city it is named after: "FC" goes only from a longer name.
+    if len(out) > 2 and "fc" in (out[0], out[-1]):
+        return out[1:] if out[0] == "fc" else out[:-1]
+    while len(out) > 1 and out[-1] in lists.COMPANY:
+        out = out[:-1]
+    if len(out) == 2:
+        for gone, kept in (out, out[::-1]):
+            if gone in lists.LANDFORMS and kept not in lists.RIVER_STATES:
+                return (kept,)
+    return out
+
+
+def _people(a: str, b: str) -> Finding | None:
+    (title_a, x, suffix_a), (title_b, y, suffix_b) = _person(a), _person(b)
+    if not x or not y:
+        return None
+    shown = f"{' '.join(x)} / {' '.join(y)}"
+    if x == y:
+        if suffix_a != suffix_b:
+            return ("different" if suffix_a and suffix_b else "partial"), f"{shown} ({suffix_a}/{suffix_b})"
+        return ("different" if title_a and title_b and title_a != title_b else "equivalent"), shown
+    alone = min(len(x), len(y)) == 1 or _family(x) == y or _family(y) == x
+    relation = _single(x, y) if alone else _full(x, y)
+    if relation == "equivalent" and suffix_a and suffix_b and suffix_a != suffix_b:
+        relation = "different"
+    if relation is None:
+        small, large = sorted((set(x), set(y)), key=len)
+        if small < large:
+            relation = "different" if large - small <= lists.DIRECTIONS else "partial"
+    return None if relation is None else (relation, shown)
+
+
+def _person(mention: str) -> tuple[str, tuple[str, ...], str]:
+    """Title, name and suffix ("jr"), each "" or () when missing."""
+    found = [w for w in words(mention) if w]
+    title = suffix = ""
+    while len(found) > 1 and found[0] in lists.TITLES:
+        title, found = found[0], found[1:]
+    if len(found) > 2 and found[-1] in lists.SUFFIXES:
+        suffix, found = found[-1], found[:-1]
+    return title, tuple(found), suffix
+
+
+def _family(name: tuple[str, ...]) -> tuple[str, ...]:
+    """The family name with its particles: "da vinci" of "leonardo da vinci"."""
+    start = len(name) - 1
+    while start > 0 and name[start - 1] in lists.PARTICLES:
+        start -= 1
+    return name[start:]
+
+
+def _single(x: tuple[str, ...], y: tuple[str, ...]) -> PartRelation | None:
+    """A family name alone against a full name; a given name alone is a part."""
+    short, long = sorted((x, y), key=len)
+    if len(short) == len(long):
+        return None
+    if long[0] == short[0] and long[-1] != short[-1]:
+        return "partial"
+    if short not in (_family(long), long[-1:]):
+        return None
+    if set(long) <= lists.DIRECTIONS | set(short):
+        return "different"
+    extra = long[: -len(short)]
+    plural = short[-1].endswith("s") and len(extra) > 1  # a team: "Lakers"
+    no_family = short[-1] in lists.GENERIC or short[-1].isdigit() or len(short[-1]) < 2
+    placed = not plural and extra[0] in lists.NOT_GIVEN
+    return "partial" if no_family or placed or "of" in extra else "family"
+
+
+def _full(x: tuple[str, ...], y: tuple[str, ...]) -> PartRelation | None:
+    """Two names of several words each: the same family name, given names that agree."""
+    if x[-1] != y[-1] or x[-1].isdigit() or x[-1] in lists.GENERIC or "of" in x + y or "and" in x + y:
+        return None
+    if not same_given(x[0], y[0]):
+        return "different"
+    middle_x, middle_y = x[1:-1], y[1:-1]
+    if middle_x and middle_y:
+        agree = len(middle_x) == len(middle_y) and all(map(same_given, middle_x, middle_y))
+        return "equivalent" if agree else "different"
+    first = x[0] if len(x[0]) >= len(y[0]) else y[0]
+    initial = min(len(x[0]), len(y[0])) == 1
+    known = initial or first in lists.GIVEN or first in lists.NICKNAMES
+    return "equivalent" if known or not (middle_x or middle_y) else "partial"

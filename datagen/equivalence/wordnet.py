@@ -1,0 +1,117 @@
+"""WordNet through nltk: names that share a synset, and the relations that keep two apart."""
+
+from __future__ import annotations
+
+import io
+import sys
+import warnings
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from .names import GIVEN, normalise
+from .numbers import listed
+from .verdict import Relation
+
+#: Where Debian's wordnet-base puts the files; nltk's own folders are searched first.
+_DEBIAN = "/usr/share/wordnet"
+_NEEDED = ("data.noun", "index.noun")
+_LEXNAMES = listed(
+    "adj.all adj.pert adv.all noun.Tops noun.act noun.animal noun.artifact noun.attribute noun.body "
+    "noun.cognition noun.communication noun.event noun.feeling noun.food noun.group noun.location "
+    "noun.motive noun.object noun.person noun.phenomenon noun.plant noun.possession noun.process "
+    "noun.quantity noun.relation noun.shape noun.state noun.substance noun.time verb.body verb.change "
+    "verb.cognition verb.communication verb.competition verb.consumption verb.contact verb.creation "
+    "verb.emotion verb.motion verb.perception verb.possession verb.social verb.stative verb.weather "
+    "adj.ppl"
+)
+_RELATIONS = {
+    "hypernym": "hypernyms",
+    "instance": "instance_hypernyms",
+    "part": "part_holonyms",
+    "member": "member_holonyms",
+}
+
+
+def find_wordnet() -> str | None:
+    """The folder of WordNet's files below nltk's data path (or Debian's), None when there is none."""
+    import nltk
+
+    places = [Path(p) / "corpora" / name for p in nltk.data.path for name in ("wordnet", "wordnet31")]
+    return next((str(p) for p in (*places, Path(_DEBIAN)) if has_wordnet(str(p))), None)
+
+
+def has_wordnet(folder: str) -> bool:
+    """Whether a folder holds WordNet's files."""
+    return all((Path(folder) / name).is_file() for name in _NEEDED)
+
+
+def wordnet_available() -> bool:
+    """Whether WordNet's files are on this machine."""
+    return find_wordnet() is not None
+
+
+def same_in_wordnet(a: str, b: str, folder: str) -> tuple[Relation, str] | None:
+    """What WordNet says of two names, with the synsets; None when it relates neither way.
+
+    A shared noun synset is "equivalent". One name's synset directly above the
+    other's (a kind, an instance, a part, a member) is "different".
+    """
+    first, second = _synsets(a, folder), _synsets(b, folder)
+    shared = {s.name() for s in first} & {s.name() for s in second}
+    if shared:
+        return "equivalent", f"synset {min(shared)}"
+    for lower, upper in ((first, second), (second, first)):
+        above = {s.name() for s in upper}
+        for synset in lower:
+            for label, method in _RELATIONS.items():
+                found = {s.name() for s in getattr(synset, method)()} & above
+                if found:
+                    return "different", f"{synset.name()} is {label} of {min(found)}"
+    return None
+
+
+@lru_cache(maxsize=4096)
+def _synsets(name: str, folder: str) -> tuple[Any, ...]:
+    lemma = "_".join(name.split()).strip("_.,").lower()
+    reader = _reader(folder)
+    found = reader.synsets(lemma, pos="n")
+    if not found:
+        lemma = "_".join(normalise(name).split())
+        found = reader.synsets(lemma, pos="n") if lemma else []
+    if lemma.removesuffix("s") in GIVEN:  # nltk takes "Roberts" for the plural of "Robert"
+        found = [s for s in found if lemma in (w.lower() for w in s.lemma_names())]
+    return tuple(found)
+
+
+@lru_cache(maxsize=2)
+def _reader(folder: str) -> Any:
+    import nltk
+    from nltk.corpus.reader.wordnet import WordNetCorpusReader
+
+    class Reader(WordNetCorpusReader):  # type: ignore[misc]
+        """nltk's reader for folders that leave out the fixed table of lexicographer files."""
+
+        def open(self, file: str) -> Any:
+            if file == "lexnames" and not (Path(folder) / file).is_file():
+                return io.StringIO("".join(f"{i:02d}\t{name}\t0\n" for i, name in enumerate(_LEXNAMES)))
+            return super().open(file)
+
+        def map_wn(self, version: str = "wordnet") -> None:
+            """No mapping between versions: only English is read."""
+
+    if folder not in nltk.data.path:
+        nltk.data.path.append(folder)  # nltk opens files below its data path alone
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return Reader(folder, None)
+
+
+@lru_cache(maxsize=1)
+def say_absent() -> None:
+    """Say once per process that names are compared without WordNet."""
+    print(
+        "WordNet's files were not found below nltk's data path: names are compared without synonyms "
+        "(python -m nltk.downloader wordnet)",
+        file=sys.stderr,
+    )

@@ -1,0 +1,321 @@
+"""ProbeBank: trained heads of several layers, their decision rule and calibration, frozen.
+
+The score of a text is made of how much "wrong" outweighs "correct" in each layer, by
+default their sum (Probing-RAG: retrieve when sum logit[0] + theta > sum logit[1], so
+theta = -threshold). Heads of single tokens score each token, and a span by its tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from huggingface_hub import ModelHubMixin
+
+from ..heads import CORRECT, WRONG, ProbeHead
+from ..store.spec import FeatureSpec, ModelSpec
+from ..types import Needs, UserError
+from .calibration import SIGNALS, Calibration, EntropyModel, Temperature, sigmoid
+from .ensemble import (
+    Aggregate,
+    Ensemble,
+    aggregate,
+    check_aggregate,
+    check_spans,
+    half_precision,
+    run_heads,
+    run_heads_on_spans,
+)
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from .streaming import Scores, StopOnScore
+
+__all__ = ["SIGNALS", "EntropyModel", "ProbeBank", "half_precision"]
+
+
+@dataclass(frozen=True)
+class ProbeBank(ModelHubMixin):
+    """Frozen heads, one per layer of ``spec.layers``; call it with states to get scores.
+
+    ``save_pretrained(path, push_to_hub=False, repo_id=None)`` and ``push_to_hub(repo_id,
+    private=None, token=None, branch=None, create_pr=None, commit_message=..)`` are those of
+    :class:`huggingface_hub.ModelHubMixin`, which makes public what is not said to be private.
+
+    Attributes:
+        spec: the features it reads; its layers are those of the heads, in order.
+        head: the heads, in evaluation mode.
+        threshold: fires when the score exceeds it; chosen on validation data.
+        calibration: P(wrong) of a score; fitted on validation data.
+        ensemble: how the layers become one score.
+        aggregate: how the scores of a span's tokens become the span's, "max", "mean" or "last",
+            where heads read single tokens' states (``spec.pool`` is "tokens"); None for heads
+            of pooled states, and for heads that pool a span's tokens themselves. Threshold and
+            calibration hold for spans.
+        entropy_model: the heads' score together with entropies; None when not fitted.
+        metrics: figures of the training run, as in ``metrics.json``.
+        card: the model card, as in ``README.md``.
+        pictures: the PNG files that the card shows, by name.
+
+    Raises:
+        ValueError: heads, layers and ensemble that do not fit each other.
+        UserError: an ``aggregate`` that does not fit the heads.
+    """
+
+    spec: FeatureSpec
+    head: ProbeHead
+    threshold: float = 0.0
+    calibration: Calibration = Temperature()  # noqa: RUF009 (frozen)
+    ensemble: Ensemble = Ensemble()  # noqa: RUF009 (frozen)
+    aggregate: Aggregate | None = None
+    entropy_model: EntropyModel | None = None
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+    card: str = ""
+    pictures: Mapping[str, bytes] = field(default_factory=dict)
+
+    # Where this is empty the mixin collects constructor arguments and sets it on the instance,
+    # which a frozen one forbids. It is never written: config.json is in bankfile's hands.
+    _hub_mixin_config = {"format": "probers-bank"}  # noqa: RUF012
+
+    def __post_init__(self) -> None:
+        if len(self.head.streams) != len(self.spec.layers) or self.head.width != self.spec.width:
+            raise ValueError(
+                f"{len(self.head.streams)} heads of width {self.head.width} do not fit "
+                f"{len(self.spec.layers)} layers of width {self.spec.width}"
+            )
+        per_token = self.spec.pool == "tokens" and not self.head.tokens
+        if self.head.tokens and self.spec.pool != "tokens":
+            raise UserError(
+                f"these heads pool tokens' states themselves and cannot read pool={self.spec.pool}"
+            )
+        if per_token != (self.aggregate is not None):
+            raise UserError(
+                "aggregate=null: heads of single tokens need a way from tokens to spans, max, mean or last"
+                if per_token
+                else f"aggregate={self.aggregate} is for heads of single tokens, and these read whole texts"
+            )
+        if self.aggregate is not None:
+            check_aggregate(self.aggregate)
+        object.__setattr__(self, "ensemble", self.ensemble.over(len(self.layers)))
+        self.head.eval().requires_grad_(False)
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """Layers of the heads, 1-based."""
+        return self.spec.layers
+
+    @property
+    def combine(self) -> str:
+        """Kind of the ensemble: "logits", "probabilities", "best" or "stacked"."""
+        return self.ensemble.kind
+
+    @property
+    def needs(self) -> Needs:
+        """What a generation must record to be scored."""
+        return self.spec.needs
+
+    def check_model(self, model: ModelSpec) -> None:
+        """Refuse a model this prober was not trained on; names both (UserError)."""
+        self.spec.check_model(model, what="the prober")
+
+    def logits(self, states: np.ndarray | torch.Tensor, mask: Any = None) -> np.ndarray:
+        """Float32 logits (n, layers, 2), [wrong, correct].
+
+        Args:
+            states: (n, layers, d); (n, T, layers, d) for heads that pool tokens themselves.
+            mask: (n, T) bool, which tokens there are, for those heads; None is all.
+
+        Raises:
+            RunError: states or logits that are not finite.
+            ValueError: another shape.
+        """
+        return run_heads(self.head, states, mask)
+
+    def margins(self, states: np.ndarray | torch.Tensor, mask: Any = None) -> np.ndarray:
+        """(n, layers) logit of "wrong" minus logit of "correct"; arguments as of :meth:`logits`."""
+        return _margins(self.logits(states, mask))
+
+    def score(
+        self,
+        states: np.ndarray | torch.Tensor,
+        signals: Mapping[str, Any] | None = None,
+        *,
+        mask: Any = None,
+    ) -> np.ndarray:
+        """Score (n,), higher is more likely wrong; fires above :attr:`threshold`.
+
+        Args:
+            states: (n, layers, d), one row per text, or per token for heads of single tokens,
+                whose threshold is for what :meth:`score_spans` gives; (n, T, layers, d) for
+                heads that pool tokens themselves.
+            signals: entropy signals (n,) each; given, the result is the log-odds of "wrong" from
+                heads and entropies, which fires above ``entropy_model.threshold``.
+            mask: (n, T) bool, which tokens there are, for heads that pool them.
+
+        Raises:
+            RunError: states that are not finite; a signal that is absent or no number.
+            UserError: signals, and the prober was trained without.
+            ValueError: another shape.
+        """
+        score = self.ensemble(self.margins(states, mask))
+        return score if signals is None else self._with_entropy(score, signals)
+
+    __call__ = score
+
+    def score_spans(
+        self, states: np.ndarray | torch.Tensor, spans: Any, signals: Mapping[str, Any] | None = None
+    ) -> np.ndarray:
+        """Scores (n,) of spans of tokens; they fire above :attr:`threshold`.
+
+        Args:
+            states: (t, layers, d) of a text's tokens.
+            spans: (n, 2) first token and the one after the last; they may overlap.
+            signals: entropy signals (n,) each of the spans, as in :meth:`score`.
+
+        Raises:
+            UserError: heads of pooled states.
+            ValueError: a span that is empty or not among the tokens.
+        """
+        bounds = check_spans(spans, len(states))
+        if self.aggregate is not None:
+            score = aggregate(self.score(states), bounds, self.aggregate)
+        elif self.head.tokens:
+            score = self.ensemble(_margins(run_heads_on_spans(self.head, states, bounds)))
+        else:
+            raise UserError(
+                f"this prober reads {self.spec.pool} states of whole texts and has no scores of spans: "
+                "train one on a store of pool=tokens"
+            )
+        return score if signals is None else self._with_entropy(score, signals)
+
+    def _with_entropy(self, score: np.ndarray, signals: Mapping[str, Any]) -> np.ndarray:
+        if self.entropy_model is None:
+            raise UserError(
+                "this prober has no entropy model (its store lacked the signals): use with_entropy=false"
+            )
+        return self.entropy_model(score, signals)
+
+    def probability(self, score: np.ndarray, *, with_entropy: bool = False) -> np.ndarray:
+        """Calibrated P(wrong) of a score.
+
+        Args:
+            score: (n,) from :meth:`score`, or :meth:`score_spans` for heads of tokens.
+            with_entropy: the score was made with signals; log-odds need no calibration.
+        """
+        return sigmoid(score) if with_entropy else self.calibration(np.asarray(score, dtype=np.float64))
+
+    def to(self, device: Any) -> ProbeBank:
+        """Move the heads in place; returns itself."""
+        self.head.to(device)
+        return self
+
+    def watch(
+        self, model: Any, *, per: Literal["sequence", "token"] = "sequence", tokenizer: Any = None
+    ) -> Scores:
+        """Scores of what a plain transformers model generates, without changing it.
+
+        ::
+
+            with bank.watch(model) as scores:
+                sequences = model.generate(**inputs)
+                scores.finish(sequences)  # the last token too
+            print(scores.sequence, scores.probability, scores.tokens)
+
+        Hooks are on the model inside the block only. What is read, and what cannot be, is
+        said in :mod:`probers.bank.streaming`.
+
+        Args:
+            model: the transformers model this prober was trained on.
+            per: after each token the score of the "sequence" so far, pooled as in training,
+                or of the "token" alone, to see where it rises.
+            tokenizer: gives its end-of-sequence and padding ids beside those of
+                ``model.generation_config``.
+
+        Raises:
+            UserError: another model; names both.
+        """
+        from .streaming import Scores
+
+        return Scores(self, model, per=per, tokenizer=tokenizer)
+
+    def stopping_criteria(
+        self, model: Any, tokenizer: Any, threshold: float | None = None, *, min_tokens: int = 1
+    ) -> StopOnScore:
+        """For ``model.generate(..., stopping_criteria=[...])``: ends a row where the score is too high.
+
+        ``generate`` asks after sampling a token and before forwarding it, so that the decision
+        rests on the tokens before that one; the sampled token is part of what is returned.
+        Hooks are on the model until the object is closed (``.close()``) or collected.
+
+        Args:
+            model: the transformers model this prober was trained on.
+            tokenizer: gives its end-of-sequence and padding ids beside those of
+                ``model.generation_config``; may be None.
+            threshold: ends a row when its score exceeds it; None is :attr:`threshold`.
+            min_tokens: tokens to read before the first decision. Heads that were trained on
+                whole answers know little of what the first few tokens of one look like.
+
+        Raises:
+            UserError: another model; names both.
+        """
+        from .streaming import StopOnScore
+
+        return StopOnScore(self, model, tokenizer, threshold, min_tokens=min_tokens)
+
+    def _save_pretrained(self, save_directory: Path) -> None:
+        """Write ``config.json``, ``heads.safetensors``, ``metrics.json``, ``README.md`` and ``plots/``.
+
+        Weights are written in half precision. They should have been rounded by
+        :func:`half_precision` before the bank was evaluated, so that nothing changes here.
+        """
+        from .io import save
+
+        save(self, save_directory)
+
+    @classmethod
+    def from_pretrained(  # type: ignore[override]
+        cls,
+        pretrained_model_name_or_path: str | Path,
+        *,
+        force_download: bool = False,
+        token: str | bool | None = None,
+        cache_dir: str | Path | None = None,
+        local_files_only: bool = False,
+        revision: str | None = None,
+        head_class: type[nn.Module] | None = None,
+    ) -> ProbeBank:
+        """A prober from a folder, or from the Hugging Face Hub when no such folder exists.
+
+        The arguments are the mixin's, whose own version would ask the Hub for any mistyped
+        path, and hand the fields of ``config.json`` on before anything has checked them.
+
+        Args:
+            pretrained_model_name_or_path: folder, or ``owner/name`` on the Hub.
+            force_download: download even what the cache holds.
+            token: of the Hub; None is that of ``hf auth login``.
+            cache_dir: where downloads are kept.
+            local_files_only: take what the cache holds and ask nobody.
+            revision: commit, tag or branch on the Hub.
+            head_class: the class of the heads, where it is not one of this package's.
+
+        Raises:
+            UserError: no prober there, or a damaged one.
+        """
+        from .io import load, locate
+
+        folder = locate(
+            pretrained_model_name_or_path, revision=revision, token=token, cache_dir=cache_dir,
+            force_download=force_download, local_files_only=local_files_only,
+        )  # fmt: skip
+        return load(folder, head_class=head_class, name=str(pretrained_model_name_or_path))
+
+
+def _margins(logits: np.ndarray) -> np.ndarray:
+    """(n, layers) float64 of logits (n, layers, 2)."""
+    wide = logits.astype(np.float64)
+    return wide[..., WRONG] - wide[..., CORRECT]

@@ -1,0 +1,235 @@
+"""From scores to the probability that a text is wrong: calibration, and a score weighed with entropies.
+
+All maps are fitted on validation texts (:mod:`probers.train.calibrate`), saved with the
+prober as plain numbers, and evaluated here without the library that fitted them. They
+hold for the share of wrong texts there, and are no better than the examples they saw.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+
+from ..types import RunError, UserError
+from .thresholds import checked
+
+
+def sigmoid(x: Any) -> np.ndarray:
+    """1 / (1 + exp(-x)), without overflow."""
+    return 0.5 * (1 + np.tanh(np.asarray(x, dtype=np.float64) / 2))
+
+
+@dataclass(frozen=True, slots=True)
+class Temperature:
+    """P(wrong) = sigmoid(score / value) (Guo et al. 2017): keeps the order, and 0.5 at score 0.
+
+    Attributes:
+        value: above 0; above 1 the scores were too sure.
+
+    Raises:
+        ValueError: not a positive number.
+    """
+
+    value: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.value < np.inf:
+            raise ValueError(f"a temperature must be a number above 0, not {self.value}")
+
+    def __call__(self, score: np.ndarray) -> np.ndarray:
+        """P(wrong) of scores, of the same shape."""
+        return sigmoid(np.asarray(score, dtype=np.float64) / self.value)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain containers for JSON."""
+        return {"method": "temperature", "value": self.value}
+
+
+@dataclass(frozen=True, slots=True)
+class Platt:
+    """P(wrong) = sigmoid(slope * score + intercept) (Platt 1999).
+
+    The intercept matters to a sum over layers: each head's logit holds the prior odds of a
+    wrong text, and the sum holds them once per layer.
+
+    Raises:
+        ValueError: a slope or an intercept that is no number.
+    """
+
+    slope: float
+    intercept: float
+
+    def __post_init__(self) -> None:
+        if not np.isfinite([self.slope, self.intercept]).all():
+            raise ValueError("slope and intercept of a calibration must be finite")
+
+    def __call__(self, score: np.ndarray) -> np.ndarray:
+        """P(wrong) of scores, of the same shape."""
+        return sigmoid(self.slope * np.asarray(score, dtype=np.float64) + self.intercept)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain containers for JSON."""
+        return {"method": "platt", "slope": self.slope, "intercept": self.intercept}
+
+
+@dataclass(frozen=True, slots=True)
+class Isotonic:
+    """P(wrong) as a rising piecewise linear function of the score (Zadrozny and Elkan 2002).
+
+    Beyond the first and last knot it is constant. Its values stay within what the number of
+    examples can support, see :func:`probers.train.calibrate.fit_calibration`.
+
+    Attributes:
+        x: scores of the knots, rising.
+        y: P(wrong) there, rising or level, above 0 and below 1.
+
+    Raises:
+        ValueError: knots that are none of this.
+    """
+
+    x: tuple[float, ...]
+    y: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        x, y = np.asarray(self.x, dtype=np.float64), np.asarray(self.y, dtype=np.float64)
+        if not len(x) or x.shape != y.shape or not (np.isfinite(x).all() and np.isfinite(y).all()):
+            raise ValueError("isotonic calibration needs as many finite x as y, and one at least")
+        if (np.diff(x) <= 0).any() or (np.diff(y) < 0).any() or y[0] <= 0 or y[-1] >= 1:
+            raise ValueError("isotonic calibration needs rising x, and rising y between 0 and 1")
+
+    def __call__(self, score: np.ndarray) -> np.ndarray:
+        """P(wrong) of scores, of the same shape; NaN stays NaN."""
+        return np.interp(np.asarray(score, dtype=np.float64), self.x, self.y)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain containers for JSON."""
+        return {"method": "isotonic", "x": list(self.x), "y": list(self.y)}
+
+
+Calibration: TypeAlias = Temperature | Platt | Isotonic
+
+
+def calibration_from_dict(value: Mapping[str, Any]) -> Calibration:
+    """Inverse of ``to_dict`` of any kind.
+
+    Raises:
+        KeyError, TypeError, ValueError: damaged.
+    """
+    if value["method"] == "temperature":
+        return Temperature(float(value["value"]))
+    if value["method"] == "platt":
+        return Platt(float(value["slope"]), float(value["intercept"]))
+    if value["method"] == "isotonic":
+        return Isotonic(tuple(map(float, value["x"])), tuple(map(float, value["y"])))
+    raise ValueError(f"calibration {value['method']!r} is none of temperature, platt and isotonic")
+
+
+class Logistic(NamedTuple):
+    """Log-odds of "wrong": ((inputs - mean) / scale) @ weights + intercept, with k inputs.
+
+    Attributes:
+        weights: (k,) of the standardised inputs.
+        mean, scale: (k,) of the standardisation.
+    """
+
+    weights: np.ndarray
+    mean: np.ndarray
+    scale: np.ndarray
+    intercept: float
+
+
+def fit_logistic(inputs: np.ndarray, wrong: np.ndarray) -> Logistic:
+    """Fit with scikit-learn's L2 penalty (C = 1) on standardised inputs.
+
+    The penalty keeps the weights finite where the inputs separate the examples.
+
+    Args:
+        inputs: (n, k).
+        wrong: (n,) 1 where the text is wrong.
+
+    Raises:
+        RunError: an input that is no number.
+        UserError: wrong texts only, or none.
+    """
+    from sklearn.linear_model import LogisticRegression
+
+    wrong, inputs = checked(wrong, inputs)
+    mean, scale = inputs.mean(axis=0), inputs.std(axis=0)
+    # A constant input's deviation need not round to exactly 0.
+    scale = np.where(scale > 1e-12 * np.abs(mean), scale, 1.0)
+    model = LogisticRegression(max_iter=1000).fit((inputs - mean) / scale, wrong)
+    return Logistic(model.coef_[0], mean, scale, float(model.intercept_[0]))
+
+
+def fit_platt(wrong: np.ndarray, scores: np.ndarray) -> Platt:
+    """P(wrong) of a score of any unit, by logistic regression on it (Platt scaling).
+
+    Args:
+        wrong: (n,) 1 where the text is wrong.
+        scores: (n,) higher is more likely wrong.
+
+    Raises:
+        RunError, UserError: as :func:`fit_logistic`.
+    """
+    weights, mean, scale, intercept = fit_logistic(scores[:, None], wrong)
+    slope = float(weights[0] / scale[0])
+    return Platt(slope, intercept - slope * float(mean[0]))
+
+
+#: Entropy signals that join the heads' score, in the order of the weights.
+SIGNALS = ("mean_entropy", "max_entropy", "min_prob", "mean_logprob")
+
+
+@dataclass(frozen=True, slots=True)
+class EntropyModel:
+    """A logistic model over the heads' score and the entropy signals.
+
+    Attributes:
+        mean, scale: per input, in the order [score, *SIGNALS].
+        weights: of the standardised inputs; the result is the log-odds of "wrong".
+        intercept: of the same.
+        threshold: fires when the log-odds exceed it.
+    """
+
+    mean: tuple[float, ...]
+    scale: tuple[float, ...]
+    weights: tuple[float, ...]
+    intercept: float
+    threshold: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain containers for JSON, with the inputs named."""
+        return {"inputs": ["score", *SIGNALS], **asdict(self)}
+
+    @classmethod
+    def from_dict(cls, value: Mapping[str, Any]) -> EntropyModel:
+        """Inverse of :meth:`to_dict`.
+
+        Raises:
+            UserError: other inputs than this version's, or a missing field.
+        """
+        if value.get("inputs") != ["score", *SIGNALS] or set(value) != {"inputs", *cls.__dataclass_fields__}:
+            raise UserError(f"the prober's entropy model is not over {', '.join(SIGNALS)}: train it again")
+        vectors = {name: tuple(map(float, value[name])) for name in ("mean", "scale", "weights")}
+        return cls(**vectors, intercept=float(value["intercept"]), threshold=float(value["threshold"]))
+
+    def __call__(self, score: np.ndarray, signals: Mapping[str, Any]) -> np.ndarray:
+        """Log-odds (n,) that the text is wrong.
+
+        Raises:
+            RunError: a signal is absent, of another length or not a number.
+        """
+        columns = [np.asarray(score, dtype=np.float64)]
+        for name in SIGNALS:
+            if name not in signals:
+                raise RunError(
+                    f"the signal {name} is absent: the prober with entropy needs {', '.join(SIGNALS)}"
+                )
+            columns.append(np.atleast_1d(np.asarray(signals[name], dtype=np.float64)))
+            if columns[-1].shape != columns[0].shape or not np.isfinite(columns[-1]).all():
+                raise RunError(f"the signal {name} has a wrong length or a value that is no number")
+        z = (np.stack(columns, axis=1) - self.mean) / self.scale
+        return z @ np.asarray(self.weights) + self.intercept

@@ -1,0 +1,14 @@
+"""Reading the inside of a model while it runs: hidden states, attention, and their pooling."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..lazy import lazily
+
+if TYPE_CHECKING:
+    from .hidden_states import POOLS, SITES, StateTap, check_needs
+
+__all__ = ["POOLS", "SITES", "StateTap", "check_needs"]
+
+__getattr__ = lazily(__name__, {"hidden_states": "POOLS SITES StateTap check_needs"})

@@ -1,0 +1,271 @@
+"""Reading one layer's attention weights while every layer keeps its fast kernel.
+
+transformers looks the attention function up by name in the module's config at each
+call. In the tapped block that name is the tap's, which keeps queries and keys and then
+delegates to the function the model uses anyway (sdpa, flash, eager); weights are
+computed from them for the rows that are wanted. Families that do not ask for their
+attention function (Falcon, MPT, GPT-J) are made to return the weights themselves, in
+the tapped block only.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import sys
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Protocol
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from ..types import RunError, UserError
+from .blocks import decoder_layers
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+_TAP = "probers_tap"
+
+
+class Attended(Protocol):
+    """The attention of the last positions of one pass."""
+
+    def weights(self, row: int | None = None) -> Tensor:
+        """Attention weights (batch, heads, q, k) in float32; of one batch row when given.
+
+        The last column is the last position; with a sliding window k may be shorter
+        than the sequence.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """Queries, keys and mask of one attention call, from which weights are computed on demand.
+
+    Attributes:
+        query: (batch, heads, q, head_dim), the last q positions of the pass.
+        key: (batch, kv_heads, k, head_dim).
+        mask: (batch or 1, 1, q, k) additive float32, or None when nothing is hidden.
+        sinks: (heads,) logits of a place that takes attention and is no token (GPT-OSS); rows
+            then sum to less than 1. None where there is none.
+    """
+
+    query: Tensor
+    key: Tensor
+    mask: Tensor | None
+    scaling: float
+    softcap: float | None
+    sinks: Tensor | None
+
+    def weights(self, row: int | None = None) -> Tensor:
+        rows = slice(None) if row is None else slice(row, row + 1)
+        query, key = self.query[rows].float(), self.key[rows].float()
+        batch, heads, q, width = query.shape
+        shared = heads // key.shape[1]  # query heads per key/value head
+        query = query.reshape(batch, key.shape[1], shared * q, width)
+        scores = (query @ key.transpose(-1, -2) * self.scaling).view(batch, heads, q, -1)
+        if self.softcap is not None:
+            scores = torch.tanh(scores / self.softcap) * self.softcap
+        if self.mask is not None:
+            scores = scores + (self.mask if self.mask.shape[0] == 1 else self.mask[rows])
+        if self.sinks is None:
+            return scores.softmax(dim=-1)
+        sinks = self.sinks.float().view(1, -1, 1, 1).expand(batch, -1, q, 1)
+        return torch.cat([scores, sinks], dim=-1).softmax(dim=-1)[..., :-1]
+
+
+@dataclass(frozen=True, slots=True)
+class Returned:
+    """Weights (batch, heads, q, k) that a module returned itself."""
+
+    found: Tensor
+
+    def weights(self, row: int | None = None) -> Tensor:
+        return (self.found if row is None else self.found[row : row + 1]).float()
+
+
+class AttentionTap(AbstractContextManager["AttentionTap"]):
+    """Reads one block's attention; every other block is untouched.
+
+    Attributes:
+        queries: how many of the pass's last positions to read; 0 reads nothing.
+
+    Args:
+        layer: block, 1-based; None is the last.
+    """
+
+    def __init__(self, model: nn.Module, layer: int | None = None) -> None:
+        blocks = decoder_layers(model)
+        block = blocks[-1 if layer is None else layer - 1]
+        self._family = type(model).__name__
+        self._attention = _attention_module(block)
+        self._modules = [m for m in block.modules() if hasattr(m, "config")]
+        self._configs: list[Any] = []
+        self._handles: list[torch.utils.hooks.RemovableHandle] = []
+        self._read: Attended | None = None
+        self.implementation = ""
+        self.queries = 0
+
+    def __enter__(self) -> Self:
+        attention = self._attention
+        if attention is not None and not _asks_for_its_function(attention):
+            # The tap's own eager computation must not be bypassed by a fused kernel.
+            self._handles.append(attention.register_forward_pre_hook(self._ask_for_weights, with_kwargs=True))
+            self._handles.append(attention.register_forward_hook(self._take_weights))
+            return self
+        for module in self._modules:
+            config: Any = module.config
+            self.implementation = _implementation(module)
+            self._configs.append(config)
+            tapped = copy.copy(config)
+            tapped._attn_implementation = _TAP
+            module.config = tapped
+            _ARMED[module] = self
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        while self._handles:
+            self._handles.pop().remove()
+        for module, config in zip(self._modules, self._configs, strict=False):
+            module.config = config
+            _ARMED.pop(module, None)
+        self._configs.clear()
+        self._read, self.queries = None, 0
+
+    def record(
+        self, query: Tensor, key: Tensor, mask: Tensor | None, scaling: float | None, options: dict[str, Any]
+    ) -> None:
+        """Keep what the weights of the last ``queries`` positions need."""
+        if options.get("position_bias") is not None:
+            raise UserError(f"attention of {self._family} cannot be read: it uses position_bias")
+        length = query.shape[2]
+        self._read = Computed(
+            query=query[:, :, -self.queries :],
+            key=key,
+            mask=_additive(mask, length, key.shape[2], self.queries, query.device),
+            scaling=query.shape[-1] ** -0.5 if scaling is None else scaling,
+            softcap=options.get("softcap"),
+            sinks=options.get("s_aux"),
+        )
+
+    def _ask_for_weights(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        if not self.queries:
+            return None
+        accepted = inspect.signature(module.forward)
+        if "output_attentions" not in accepted.parameters:  # it returns its weights anyway
+            return None
+        asked = {**kwargs, "output_attentions": True}
+        if "attention_mask" in kwargs:
+            given = accepted.bind_partial(*args, **kwargs).arguments
+            asked["attention_mask"] = _for_eager(module, given)
+            if isinstance(kwargs.get("alibi"), Tensor) and _implementation(module) == "sdpa":
+                # The fused kernel's mask holds ALiBi already; the eager path would add it once more.
+                asked["alibi"] = torch.zeros_like(kwargs["alibi"])
+        return args, asked
+
+    def _take_weights(self, module: nn.Module, args: Any, output: Any) -> None:
+        found = output[1] if self.queries and isinstance(output, tuple) and len(output) > 1 else None
+        if isinstance(found, Tensor) and found.dim() == 4:
+            self._read = Returned(found[:, :, -self.queries :])
+
+    def take(self) -> Attended:
+        """What the last pass left; then forgotten.
+
+        Raises:
+            RunError: the block's attention neither asks transformers for its function nor
+                returns its weights.
+        """
+        if self._read is None:
+            raise RunError(
+                f"attention of {self._family} cannot be read: it does not use transformers' attention "
+                "interface; choose a trigger and a query that need no attention"
+            )
+        read, self._read = self._read, None
+        return read
+
+
+_ARMED: WeakKeyDictionary[nn.Module, AttentionTap] = WeakKeyDictionary()
+
+
+def _attention_module(block: nn.Module) -> nn.Module | None:
+    """The block's attention, by the name of its class."""
+    for module in block.modules():
+        name = type(module).__name__
+        if ("Attention" in name or name.endswith("Attn")) and "Norm" not in name:
+            return module
+    return None
+
+
+def _implementation(module: nn.Module) -> str:
+    return str(getattr(getattr(module, "config", None), "_attn_implementation", None) or "eager")
+
+
+def _asks_for_its_function(attention: nn.Module) -> bool:
+    return hasattr(sys.modules[type(attention).__module__], "ALL_ATTENTION_FUNCTIONS")
+
+
+def _for_eager(module: nn.Module, given: dict[str, Any]) -> Tensor:
+    """The mask of a fused kernel (none where attention is plainly causal, or boolean) as an additive one."""
+    mask, states = given["attention_mask"], given["hidden_states"]
+    if mask is not None and mask.dtype != torch.bool:
+        return mask
+    if mask is None:
+        past, length = given.get("layer_past"), states.shape[1]
+        cached = past.get_seq_length(module.layer_idx) if past is not None else 0
+        visible = torch.ones(length, cached + length, dtype=torch.bool, device=states.device)
+        mask = visible.tril(cached)[None, None]
+    lowest = torch.finfo(states.dtype).min
+    return torch.zeros_like(mask, dtype=states.dtype).masked_fill(~mask, lowest)
+
+
+def _additive(
+    mask: Tensor | None, length: int, keys: int, queries: int, device: torch.device
+) -> Tensor | None:
+    """Any mask transformers hands to an attention function, as additive rows of the last queries."""
+    hidden = torch.finfo(torch.float32).min
+    if mask is not None and mask.dim() == 4:
+        mask = mask[:, :, -queries:, :keys]
+        if mask.dtype != torch.bool:
+            return mask.float()
+        return torch.zeros_like(mask, dtype=torch.float32).masked_fill(~mask, hidden)
+    # No mask, or one of the padding only (flash): causality is implied.
+    visible = torch.ones(length, keys, dtype=torch.bool, device=device).tril(keys - length)[-queries:]
+    visible = visible[None, None]
+    if mask is not None:
+        visible = visible & mask[:, None, None, -keys:].bool()
+    elif queries == 1:
+        return None
+    return torch.zeros_like(visible, dtype=torch.float32).masked_fill(~visible, hidden)
+
+
+def _tapped_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    **options: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """The attention function registered under the tap's name."""
+    tap = _ARMED[module]
+    if tap.queries:
+        tap.record(query, key, attention_mask, scaling, options)
+    # Families define their own eager function; it is in the file of the attention class.
+    eager: Any = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
+    attend = ALL_ATTENTION_FUNCTIONS.get_interface(tap.implementation, eager)
+    return attend(module, query, key, value, attention_mask, scaling=scaling, **options)
+
+
+AttentionInterface.register(_TAP, _tapped_attention)

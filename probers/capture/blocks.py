@@ -1,0 +1,209 @@
+"""What a decoder is made of: its blocks, and in each of them attention, MLP and the stream between.
+
+Found by structure and checked by numbers, not listed per family: a block must do what
+is said of it here, namely add the outputs of two of its modules to the residual stream.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from ..types import UserError
+
+_PROBE = 4  # tokens of the pass in which modules are told apart
+_ATTENTION = re.compile(r"attn|attention", re.IGNORECASE)
+
+
+def decoder_of(model: Any) -> nn.Module:
+    """The text decoder inside a model; its first output is the state after the final norm."""
+    return model.get_decoder() if hasattr(model, "get_decoder") else model
+
+
+def decoder_layers(model: nn.Module) -> nn.ModuleList:
+    """The decoder's blocks: the longest module list that is not inside another one.
+
+    Lists of experts lie inside a block and are therefore never taken for the blocks.
+
+    Raises:
+        UserError: the model has no list of blocks.
+    """
+    found = list(_outermost(decoder_of(model)))
+    if not found:
+        raise UserError(f"{type(model).__name__} has no list of decoder blocks whose states could be read")
+    return max(found, key=len)
+
+
+def _outermost(module: nn.Module) -> Iterator[nn.ModuleList]:
+    """Module lists with something in them that lie in no other one."""
+    for child in module.children():
+        if isinstance(child, nn.ModuleList) and len(child):
+            yield child
+        else:
+            yield from _outermost(child)
+
+
+def first_tensor(values: Any) -> Tensor | None:
+    """The tensor a module was given or returned, where it comes first among other things."""
+    while isinstance(values, (tuple, list)) and values:
+        values = values[0]
+    return values if isinstance(values, Tensor) else None
+
+
+def given_tensor(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
+    """The states a module was called with, by place or by name."""
+    if args:
+        return first_tensor(args)
+    return first_tensor(kwargs.get("hidden_states", list(kwargs.values())))
+
+
+@dataclass(frozen=True, slots=True)
+class BlockParts:
+    """The modules of one block that write to, or read from, the residual stream.
+
+    Attributes:
+        attention: its output is what attention adds to the stream.
+        mlp: its output is what the MLP adds.
+        middle: its input is the stream after attention and before the MLP; None where both
+            read the same stream, side by side.
+    """
+
+    attention: nn.Module
+    mlp: nn.Module
+    middle: nn.Module | None
+
+
+def check_supported(model: Any) -> None:
+    """Refuse models that are no causal decoders, by name and reason (UserError)."""
+    family = type(model).__name__
+    if getattr(model.config, "is_encoder_decoder", False):
+        raise UserError(f"{family} is an encoder-decoder; only decoder-only models can be read")
+    if getattr(model, "_is_stateful", False):
+        raise UserError(
+            f"{family} keeps a recurrent state, which padding and prefix reuse would change; "
+            "only models whose blocks all attend to keys and values can be read"
+        )
+    if not _is_causal(model):
+        raise UserError(
+            f"{family} lets tokens see later ones, so that states change as a text grows; "
+            "only causal decoders can be read"
+        )
+
+
+@torch.inference_mode()
+def _is_causal(model: Any) -> bool:
+    """Whether the last token leaves the logits before it as they are."""
+    ids = torch.tensor([[0, 1, 0, 0], [0, 1, 0, 1]], device=model.device)
+    seen = model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False)
+    one, other = seen.logits[:, :-1].float()
+    if not bool(one.isfinite().all()):  # broken weights are reported where they are read
+        return True
+    close = 1e-4 if model.dtype == torch.float32 else 1e-2
+    return bool((one - other).abs().max() <= close * one.abs().max())
+
+
+_PARTS: WeakKeyDictionary[nn.Module, list[BlockParts]] = WeakKeyDictionary()
+
+
+def block_parts(model: Any) -> list[BlockParts]:
+    """The parts of every block; found in one short forward pass the first time.
+
+    Raises:
+        UserError: a block does not add the outputs of two of its modules to its input.
+    """
+    if model not in _PARTS:
+        _PARTS[model] = _find_parts(model)
+    return _PARTS[model]
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """One module's call in the probing pass; tensors (tokens, d) in float32, None when of another shape."""
+
+    name: str
+    module: nn.Module
+    given: Tensor | None
+    output: Tensor | None
+
+
+@torch.inference_mode()
+def _find_parts(model: Any) -> list[BlockParts]:
+    blocks = decoder_layers(model)
+    calls: list[list[_Call]] = [[] for _ in blocks]
+    width = int(model.config.get_text_config().hidden_size)
+
+    def stream(value: Tensor | None) -> Tensor | None:
+        # Copied: some families add to these tensors in place afterwards.
+        if value is None or value.numel() != _PROBE * width or value.shape[-1] != width:
+            return None
+        return value.detach().float().reshape(_PROBE, width).clone()
+
+    def listen(index: int, name: str, module: nn.Module) -> list[Any]:
+        waiting: list[Tensor | None] = []
+
+        def before(module: nn.Module, args: Any, kwargs: Any) -> None:
+            waiting.append(stream(given_tensor(args, kwargs)))
+
+        def after(module: nn.Module, args: Any, output: Any) -> None:
+            calls[index].append(_Call(name, module, waiting.pop(), stream(first_tensor(output))))
+
+        return [
+            module.register_forward_pre_hook(before, with_kwargs=True),
+            module.register_forward_hook(after),
+        ]
+
+    handles = [
+        handle
+        for index, block in enumerate(blocks)
+        for name, module in block.named_modules()
+        for handle in listen(index, name, module)
+    ]
+    try:
+        ids = torch.arange(_PROBE, device=model.device)[None]
+        model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return [_parts_of(type(model).__name__, k, seen) for k, seen in enumerate(calls, 1)]
+
+
+def _parts_of(family: str, layer: int, calls: Sequence[_Call]) -> BlockParts:
+    """Tell one block's modules apart by what they add; the block itself is the last call."""
+    before, after = calls[-1].given, calls[-1].output
+    inner = [c for c in calls[:-1] if c.output is not None]
+    if before is not None and after is not None:
+        added = after - before
+        scale = float(added.abs().max())
+        pairs = [
+            (float((one.output + other.output - added).abs().max()), i, j)
+            for i, one in enumerate(inner)
+            for j, other in enumerate(inner[i + 1 :], i + 1)
+            if one.output is not None and other.output is not None
+        ]
+        # The first of equally good pairs: a dropout after a module repeats its output.
+        best = min(pairs, default=(scale, 0, 0))[0]
+        if scale and best < 0.05 * scale:
+            _, i, j = next(p for p in pairs if p[0] <= max(2 * best, 1e-5 * scale))
+            if not any(_ATTENTION.search(c.name) for c in calls[: calls.index(inner[i]) + 1]):
+                i, j = j, i  # the MLP ran first
+            return BlockParts(inner[i].module, inner[j].module, _middle(before, inner[i], calls))
+    raise UserError(
+        f"{family} has no attn_out, mlp_out or resid_mid that could be read: block {layer} does not add "
+        "what two of its modules put out to the residual stream; use site=resid_post"
+    )
+
+
+def _middle(before: Tensor, attention: _Call, calls: Sequence[_Call]) -> nn.Module | None:
+    assert attention.output is not None
+    expected = before + attention.output
+    scale = 1e-3 * float(expected.abs().max())
+    for call in calls[calls.index(attention) + 1 : -1]:
+        if call.given is not None and torch.allclose(call.given, expected, rtol=1e-2, atol=scale):
+            return call.module
+    return None

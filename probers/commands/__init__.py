@@ -1,0 +1,1 @@
+"""What every command shares: configuration, run folders, and the parts that a configuration names."""

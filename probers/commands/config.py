@@ -1,0 +1,273 @@
+"""From what was typed to the resolved configuration of a command; presets and methods by name.
+
+A preset (``configs/experiment``) says model, questions and the published numbers; a method
+(``configs/method``) says which parts use these numbers. Both name their commands in a comment.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..types import UserError
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+#: Groups whose choice a preset makes together with options of that very choice.
+_OF_A_CHOICE = ("trigger", "query")
+_OVERRIDE = re.compile(r"^\s+- (?:override )?/(\w+): (\w+)", re.MULTILINE)
+
+
+def choices(group: str) -> list[str]:
+    """The names of a configuration group, e.g. every trigger."""
+    folder = resources.files("probers.configs").joinpath(group)
+    if not folder.is_dir():
+        return []
+    return sorted(f.name.removesuffix(".yaml") for f in folder.iterdir() if f.name.endswith(".yaml"))
+
+
+def text_of(group: str, name: str) -> str:
+    """The file of a choice."""
+    folder = resources.files("probers.configs").joinpath(group)
+    return folder.joinpath(f"{name}.yaml").read_text(encoding="utf-8")
+
+
+def presets(command: str) -> list[str]:
+    """The values of ``experiment`` that a command takes."""
+    return [name for name in choices("experiment") if command in _commands("experiment", name)]
+
+
+def methods(command: str, preset: str | None = None) -> list[str]:
+    """The values of ``method`` that a command takes; those of a preset's own paper come first.
+
+    Args:
+        preset: only methods that need no other number than it gives.
+    """
+    found = [name for name in choices("method") if command in _commands("method", name)]
+    if preset is None:
+        return found
+    given = text_of("experiment", preset)
+    own = _chosen(given).get("method", "")
+    fitting = [m for m in found if all(re.search(rf"\b{key}:", given) for key in _published(m))]
+    return sorted(fitting, key=lambda name: (not own or not name.startswith(own), name))
+
+
+def check_preset(command: str, typed: Mapping[str, str]) -> None:
+    """Refuse a preset or method that the command would not run, or would run as something else.
+
+    Args:
+        typed: key -> value of the overrides.
+
+    Raises:
+        UserError: says what to choose instead.
+    """
+    preset, method = typed.get("experiment"), typed.get("method")
+    known = presets(command)
+    if preset in (None, "null") or not known:
+        if method is not None and known:
+            raise UserError(
+                f"method={method} takes its numbers from a published setting: "
+                f"add experiment=NAME, one of {', '.join(known)}"
+            )
+        return
+    assert preset is not None
+    if preset not in choices("experiment"):
+        raise UserError(f"unknown experiment {preset!r}: choose one of {', '.join(known)}")
+    if preset not in known:
+        own = _listed(_commands("experiment", preset))
+        raise UserError(f"experiment={preset} is for {own}; probers-{command} has {', '.join(known)}")
+    default = _chosen(text_of("experiment", preset)).get("method")
+    if default is None and method is None:
+        return
+    fitting = methods(command, preset)
+    if method is None and command not in _commands("method", str(default)):
+        first, *others = fitting
+        more = f" (or {', '.join(others)})" if others else ""
+        raise UserError(f"experiment={preset} needs a method of probers-{command}: add method={first}{more}")
+    if method is None or method in fitting:
+        return
+    choose = f"choose one of {', '.join(fitting)}" if fitting else "leave it out"
+    if method not in choices("method"):
+        raise UserError(f"unknown method {method!r}: {choose}")
+    if command not in _commands("method", method):
+        raise UserError(
+            f"method={method} is for {_listed(_commands('method', method))} and not for probers-{command}: "
+            f"{choose}"
+        )
+    raise UserError(f"method={method} needs numbers that experiment={preset} does not give: {choose}")
+
+
+def departures(typed: Mapping[str, str]) -> list[str]:
+    """Groups in which the user chose something else than the preset, whose options are then void."""
+    preset = typed.get("experiment")
+    if preset in (None, "null"):
+        return []
+    chosen = _chosen(text_of("experiment", str(preset)))
+    method = typed.get("method", chosen.get("method"))
+    if method is not None:
+        chosen |= _chosen(text_of("method", method))
+    groups = [group for group in chosen if group != "method"]
+    return [group for group in groups if group in typed and typed[group] != chosen[group]]
+
+
+def keeps_options(group: str) -> bool:
+    """Whether a preset's options of the group still mean something for another choice in it."""
+    return group not in _OF_A_CHOICE
+
+
+def typed_values(overrides: Sequence[str]) -> dict[str, str]:
+    """Key -> value of overrides, without the marks and quotes of Hydra's grammar."""
+    pairs = (override.partition("=") for override in overrides)
+    return {key.lstrip("+"): value.strip("'\"") for key, _, value in pairs}
+
+
+def _commands(group: str, name: str) -> tuple[str, ...]:
+    found = re.search(r"^# Command: (.*)$", text_of(group, name), re.MULTILINE)
+    return tuple(c.removeprefix("probers-") for c in found[1].split(", ")) if found else ()
+
+
+def _chosen(text: str) -> dict[str, str]:
+    """Group -> choice of a file's defaults list."""
+    return dict(_OVERRIDE.findall(text))
+
+
+def _published(method: str) -> set[str]:
+    """The keys below ``published`` that a method reads."""
+    return set(re.findall(r"published\.(\w+)", text_of("method", method)))
+
+
+def _listed(commands: Sequence[str]) -> str:
+    return ", ".join(f"probers-{command}" for command in commands)
+
+
+#: Short forms: what the user types -> the key it sets.
+_ALIASES = {"model": "model.name"}
+
+
+def normalise(arguments: list[str]) -> list[str]:
+    """Hydra overrides from what was typed: ``--source wiki``, short keys, unquoted text."""
+    overrides: list[str] = []
+    position = 0
+    while position < len(arguments):
+        argument = arguments[position]
+        position += 1
+        if argument == "--source":
+            if position == len(arguments):
+                raise UserError("--source needs a value: --source wiki or --source cot")
+            argument = f"source={arguments[position]}"
+            position += 1
+        elif argument.startswith("--source="):
+            argument = argument.removeprefix("--")
+        elif argument in ("--cfg", "-c"):
+            overrides.append(argument)
+            continue
+        overrides += [_quoted(part) for part in _of_file(argument)]
+    return overrides
+
+
+def _of_file(argument: str) -> list[str]:
+    """``questions=FILE`` as the choice of a file and its path; any other argument as it is."""
+    key, equals, value = argument.partition("=")
+    if key != "questions" or not equals or set(value.split(",")) <= set(choices("questions")):
+        return [argument]
+    known = "." not in value and "/" not in value and not Path(value).exists()
+    return [argument] if known else ["questions=file", f"questions.path={value}"]
+
+
+def _quoted(argument: str) -> str:
+    """The override with free text quoted for Hydra's grammar, and aliases resolved."""
+    key, equals, value = argument.partition("=")
+    key = _ALIASES.get(key, key)
+    if not equals or key.startswith("-"):
+        return argument
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    if key == "question":  # always text, even where it looks like a list or a sweep
+        return f"{key}={quote(value)}"
+    try:
+        OverridesParser.create().parse_override(f"{key}={value}")
+    except HydraException:
+        return f"{key}={quote(value)}"
+    return f"{key}={value}"
+
+
+def quote(text: str) -> str:
+    """Text as Hydra's grammar takes it whatever is in it."""
+    escaped = re.sub(r"(\\+)(?='|$)", r"\1\1", text).replace("'", r"\'")
+    return f"'{escaped}'"
+
+
+def compose(command: str, overrides: list[str]) -> DictConfig:
+    """The resolved configuration of a command.
+
+    Raises:
+        UserError: an unknown key or choice (the choices are listed), or an
+            argument that is no ``key=value``.
+    """
+    from hydra import compose as hydra_compose
+    from hydra import initialize_config_module
+    from hydra.errors import HydraException
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    for override in overrides:
+        if override.startswith("-") or "=" not in override:
+            raise UserError(f"cannot read the argument {override!r}: write key=value (see --help)")
+    overrides = [o for o in overrides if o != "experiment=null"]  # Hydra has no word for "none"
+    typed = typed_values(overrides)
+    check_preset(command, typed)
+    try:
+        with initialize_config_module("probers.configs", version_base="1.3"):
+            config = hydra_compose(command, overrides=overrides)
+            for group in departures(typed):
+                own = [o for o in overrides if re.match(rf"[+]*{group}[.=]", o)]
+                _depart(config, group, hydra_compose(command, overrides=own)[group])
+            OmegaConf.to_container(config, resolve=True)  # references to keys that are not there fail here
+            return config
+    except (HydraException, OmegaConfBaseException) as error:
+        raise UserError(_explain(command, overrides, error)) from error
+
+
+def _depart(config: DictConfig, group: str, plain: DictConfig) -> None:
+    """Take the user's choice in a group without the options that a preset has for another choice.
+
+    Args:
+        plain: the user's choice with the user's options, without the preset.
+    """
+    from omegaconf import OmegaConf, open_dict
+
+    if keeps_options(group):
+        plain = OmegaConf.masked_copy(config[group], list(map(str, plain)))
+    with open_dict(config):
+        config[group] = plain
+
+
+def _explain(command: str, overrides: list[str], error: Exception) -> str:
+    """One sentence for what Hydra says in several lines."""
+    text = str(error)
+    missing = re.search(r"Could not find '([\w-]+)/([^']+)'", text)
+    if missing:
+        group, choice = missing.groups()
+        return f"unknown {group} {choice!r}: choose one of {', '.join(choices(group))}"
+    unknown = re.search(r"Could not override '([^']+)'|Key '([^']+)' is not in struct", text)
+    if unknown:
+        key = next(g for g in unknown.groups() if g)
+        keys = sorted(_keys(command))
+        near = difflib.get_close_matches(key, keys, n=1)
+        hint = f" (did you mean {near[0]}?)" if near else ""
+        return f"unknown key {key!r}{hint}: the keys are {', '.join(keys)}; --help explains them"
+    dangling = re.search(r"Interpolation key '([^']+)' not found\s+full_key: (\S+)", text)
+    if dangling:
+        return f"{dangling[2]} is taken from {dangling[1]}, and there is no such key"
+    return f"cannot read {' '.join(overrides)}: {' '.join(text.split())}"
+
+
+def _keys(command: str) -> list[str]:
+    config = compose(command, [])
+    return [str(k) for k in config] + [f"model.{k}" for k in config.get("model", {})]

@@ -1,0 +1,242 @@
+"""Entry points of the console scripts: arguments in, exit code out; sweeps, and the demo.
+
+Hydra composes the configuration, but does not run the job: composing here keeps
+the working directory untouched, leaves no files behind, and lets every mistake end
+in one sentence and the right exit code (0 done, 1 failed, 2 wrong request, 130
+interrupted). Nothing heavy is imported before the request is known to be right.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import itertools
+import re
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..types import RunError, UserError
+from .config import compose, normalise, quote
+from .help import help_text
+from .runs import taking_back
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+_LONGEST = 100  # characters of a folder's name; file systems allow 255 bytes
+
+
+def combinations(overrides: Sequence[str]) -> list[list[str]]:
+    """Every combination of the comma-separated values among Hydra overrides, none of them twice.
+
+    What is no override at all stays as it is, for the command to refuse it in its own words.
+    """
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    try:
+        parsed = OverridesParser.create().parse_overrides(list(overrides))
+    except HydraException:
+        return [list(overrides)]
+    axes: list[list[str]] = []
+    for override in parsed:
+        key = override.get_key_element()
+        if override.is_sweep_override():
+            axes.append([f"{key}={value}" for value in override.sweep_string_iterator()])
+        else:
+            axes.append([str(override.input_line)])
+    return [list(job) for job in dict.fromkeys(itertools.product(*axes))]
+
+
+def varied(jobs: Sequence[Sequence[str]]) -> list[list[str]]:
+    """Of each job the overrides that are not the same in all of them."""
+    places = [i for i in range(len(jobs[0])) if len({job[i] for job in jobs}) > 1]
+    return [[job[i] for i in places] for job in jobs]
+
+
+def folder_names(jobs: Sequence[Sequence[str]]) -> list[str]:
+    """A folder name for each job, of what it varies: ``head=linear,seed=1``.
+
+    Readable as far as file systems allow, different for different jobs, and the same in
+    another sweep over the same keys.
+    """
+    return [_folder_name(job) for job in jobs]
+
+
+def _folder_name(parts: Sequence[str]) -> str:
+    text = ",".join(parts)
+    name = re.sub(r"[^\w.=,+-]+", "_", text)
+    if name == text and len(name) <= _LONGEST:
+        return name
+    # What was replaced or cut may have been all that told two jobs apart.
+    return f"{name[:_LONGEST]}-{hashlib.sha256(text.encode()).hexdigest()[:6]}"
+
+
+#: Command -> function that runs it, imported only when needed.
+_TARGETS = {
+    "demo": "probers.commands.demo:run",
+    "datagen": "probers.datagen.run:run",
+    "train": "probers.train.run:run",
+    "rag": "probers.rag.command:run",
+    "compare": "probers.rag.compare.run:run",
+    "testbed": "probers.datagen.testbed.run:run",
+}
+#: Command -> function (what each job varied, folders) -> the table that a sweep ends in.
+_TABLES = {"train": "probers.train.tables:compare_runs"}
+
+
+def demo() -> None:
+    """Console script ``probers-demo``."""
+    main("demo")
+
+
+def datagen() -> None:
+    """Console script ``probers-datagen``."""
+    main("datagen")
+
+
+def train() -> None:
+    """Console script ``probers-train``."""
+    main("train")
+
+
+def rag() -> None:
+    """Console script ``probers-rag``."""
+    main("rag")
+
+
+def compare() -> None:
+    """Console script ``probers-compare``."""
+    main("compare")
+
+
+def testbed() -> None:
+    """Console script ``probers-testbed``."""
+    main("testbed")
+
+
+def main(command: str, argv: Sequence[str] | None = None) -> None:
+    """Run a command with ``argv`` (default: the process's) and exit with its code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        code = _main(command, arguments)
+    except KeyboardInterrupt:
+        code = _fail(
+            f"probers-{command}: interrupted; what was finished is kept, the same command goes on from there",
+            130,
+        )
+    except BrokenPipeError:  # the reader of our output went away (`| head`)
+        sys.stderr.close()
+        code = 1
+    except (UserError, RunError, OSError) as error:
+        message, code = _told(error)
+        _fail(f"probers-{command}: {message}", code)
+    sys.exit(code)
+
+
+def _fail(message: str, code: int) -> int:
+    print(message, file=sys.stderr)
+    return code
+
+
+def _main(command: str, arguments: list[str]) -> int:
+    if {"-h", "--help"} & set(arguments):
+        print(help_text(command))
+        return 0
+    flags = {a for a in arguments if a in ("-m", "--multirun")}
+    overrides = normalise([a for a in arguments if a not in flags])
+    show = _take_cfg_flag(overrides)
+    jobs = combinations(overrides) if flags else [overrides]
+    if len(jobs) > 1:
+        jobs = _with_folders(command, jobs)
+    configs = [compose(command, job) for job in jobs]
+    if show:
+        from omegaconf import OmegaConf
+
+        for config in configs:
+            print(OmegaConf.to_yaml(config, resolve=True), end="")
+        return 0
+    target = _load(command)
+    if len(jobs) > 1:
+        return _run_all(command, target, jobs, configs)
+    with taking_back():
+        target(configs[0])
+    return 0
+
+
+def _with_folders(command: str, jobs: list[list[str]]) -> list[list[str]]:
+    """The jobs of a sweep, each with a suffix to the name of its default folder where there is such a key."""
+    if "suffix" not in compose(command, []):
+        return jobs
+    typed = {part.partition("=")[0] for part in jobs[0]}
+    if typed & {"suffix", "out"}:
+        return jobs
+    names = folder_names(varied(jobs))
+    return [[*job, f"suffix={quote(name)}"] for job, name in zip(jobs, names, strict=True)]
+
+
+def _run_all(
+    command: str, target: Callable[[DictConfig], Any], jobs: list[list[str]], configs: list[DictConfig]
+) -> int:
+    """Run the jobs of a sweep, going on after one that fails, and compare those that did not.
+
+    Returns:
+        The worst exit code of a job.
+    """
+    names = [[part for part in job if not part.startswith("suffix=")] for job in varied(jobs)]
+    done: list[tuple[list[str], Path]] = []
+    worst = 0
+    for name, config in zip(names, configs, strict=True):
+        print(f"== {' '.join(name)}", flush=True)
+        try:
+            with taking_back():
+                folder = target(config)
+        except (UserError, RunError, OSError) as error:
+            if isinstance(error, BrokenPipeError):
+                raise
+            message, code = _told(error)
+            worst = max(worst, _fail(f"probers-{command}: {' '.join(name)}: {message}", code))
+            continue
+        if isinstance(folder, Path):
+            done.append((name, folder))
+    if command in _TABLES and done:
+        table = _imported(_TABLES[command])([name for name, _ in done], [folder for _, folder in done])
+        if table:
+            print(table)
+    return worst
+
+
+def _told(error: Exception) -> tuple[str, int]:
+    """What to say of an error, and the exit code."""
+    if isinstance(error, OSError):
+        return f"{error.strerror or error}" + (f" ({error.filename})" if error.filename else ""), 1
+    return str(error), 2 if isinstance(error, UserError) else 1
+
+
+def _load(command: str) -> Callable[[DictConfig], Any]:
+    return _imported(_TARGETS[command])
+
+
+def _imported(name: str) -> Callable[..., Any]:
+    module, _, function = name.partition(":")
+    return getattr(importlib.import_module(module), function)
+
+
+def run(command: str, overrides: Sequence[str]) -> Any:
+    """Run a command inside this process, as ``probers-demo`` does; returns what it returns."""
+    with taking_back():
+        return _load(command)(compose(command, normalise(list(overrides))))
+
+
+def _take_cfg_flag(overrides: list[str]) -> bool:
+    """Remove ``--cfg job`` from the arguments; whether it was there."""
+    for flag in ("--cfg", "-c"):
+        if flag in overrides:
+            index = overrides.index(flag)
+            if overrides[index + 1 : index + 2] != ["job"]:
+                raise UserError(f"{flag} takes the word 'job': {flag} job")
+            del overrides[index : index + 2]
+            return True
+    return False

@@ -1,0 +1,115 @@
+"""From a resolved configuration to what every command needs: its model, its parts, its inputs."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from ..types import Passage, UserError
+
+if TYPE_CHECKING:
+    from ..engine.model import CausalLM
+
+_ENDS = 1 << 20  # bytes
+
+
+def load_model(cfg: DictConfig) -> CausalLM:
+    """The model of ``cfg.model``."""
+    from ..engine.model import CausalLM
+
+    return CausalLM.from_pretrained(
+        cfg.model.name,
+        revision=cfg.model.revision,
+        dtype=cfg.model.dtype,
+        device=cfg.model.device,
+        device_map=_plain(cfg.model.device_map),
+        quantization=_plain(cfg.model.quantization),
+        attn=cfg.model.attn,
+        trust_remote_code=cfg.model.trust_remote_code,
+        on_too_long=cfg.model.on_too_long,
+        batch_size=cfg.batch_size,
+    )
+
+
+def load_passages(cfg: DictConfig) -> Sequence[Passage]:
+    """The passages of ``cfg.corpus``; of large files, read when they are asked for."""
+    from ..data import load_corpus
+
+    return load_corpus(
+        cfg.corpus, on_bad_line=cfg.on_bad_line, passage_words=cfg.passage_words, cache=cfg.corpus_cache
+    )
+
+
+def _plain(value: Any) -> Any:
+    return OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
+
+
+def build(node: Any, *args: Any, **kwargs: Any) -> Any:
+    """Instantiate a ``_target_`` node; what is wrong with it is one sentence.
+
+    Raises:
+        UserError: an option the part does not have, a target that cannot be imported,
+            or what the part itself refuses.
+    """
+    # Only the options go through Hydra: it would take objects that are dataclasses for configurations.
+    make = maker(node)
+    try:
+        return make(*args, **kwargs)
+    except (TypeError, ValueError) as error:
+        raise _cannot_be_made(node, error) from error
+
+
+def maker(node: Any) -> Callable[..., Any]:
+    """The class or function of a ``_target_`` node with its options, not yet called.
+
+    Raises:
+        UserError: a target that cannot be imported.
+    """
+    from hydra.errors import InstantiationException
+    from hydra.utils import instantiate
+
+    if OmegaConf.is_missing(node, "_target_"):
+        group = str(node._key())
+        raise UserError(f"{group}=own needs the class: {group}._target_=my_package.MyClass")
+    try:
+        found: Callable[..., Any] = instantiate(node, _partial_=True)
+    except InstantiationException as error:
+        raise _cannot_be_made(node, error) from error
+    return found
+
+
+def _cannot_be_made(node: Any, error: Exception) -> UserError:
+    reason = str(error.__cause__ or error).splitlines()[0]
+    return UserError(f"{node.get('_target_')} cannot be made: {reason}")
+
+
+def inputs(*sources: str) -> dict[str, str]:
+    """A fingerprint of every file or folder a run reads, by the name it was given.
+
+    A run whose inputs have changed is another run, also under the same names. Of a
+    large file, its size and both ends count; names that are no path have none.
+    """
+    found = {}
+    for source in map(str, sources):
+        path = Path(source)
+        files = sorted(p for p in path.glob("*") if p.is_file()) if path.is_dir() else [path]
+        digest = hashlib.sha256()
+        for file in (f for f in files if f.is_file()):
+            size = file.stat().st_size
+            with open(file, "rb") as handle:
+                digest.update(f"{file.name} {size} ".encode() + handle.read(_ENDS))
+                handle.seek(max(0, size - _ENDS))
+                digest.update(handle.read())
+        found[source] = digest.hexdigest()[:16] if path.exists() else ""
+    return found
+
+
+def plain(cfg: DictConfig) -> dict[str, Any]:
+    """The resolved configuration as plain containers."""
+    found = OmegaConf.to_container(cfg, resolve=True)
+    assert isinstance(found, dict)
+    return {str(k): v for k, v in found.items()}

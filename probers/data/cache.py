@@ -1,0 +1,166 @@
+"""Folders that take long to make: made once, whole or not at all, by one process at a time.
+
+A folder is filled under another name, ``<folder>.partial``, and renamed when it is whole, so that no
+reader ever meets half of it. What an interrupted process left there is handed to the next one, which
+may go on with it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from ..files import RESUMES, canonical_json, write_text, writing
+from ..types import RunError
+
+#: The file that says what the folder holds; written last.
+MANIFEST = "built.json"
+
+_BLOCK = 1 << 20  # bytes
+_RACY = 2_000_000_000  # nanoseconds: file systems whose clock is coarser are not known
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """What making a folder is expected to take: seconds, bytes of disk, bytes of memory."""
+
+    seconds: float
+    disk: float
+    memory: float
+
+    def __str__(self) -> str:
+        return f"about {duration(self.seconds)}, {size(self.disk)} of disk, {size(self.memory)} of memory"
+
+
+def build_once(
+    folder: Path,
+    what: str,
+    make: Callable[[Path], Mapping[str, Any]],
+    estimate: Callable[[], Estimate | None],
+) -> dict[str, Any]:
+    """What ``make`` said of the folder it filled, now or in an earlier run.
+
+    A folder in which a file is missing or has another size is made again. Of two processes that want
+    the same folder, one makes it and the other waits.
+
+    Args:
+        folder: where it is, or is to be.
+        what: what is made, for messages.
+        make: gets the folder to fill, with what an interrupted call left in it, and returns plain
+            figures to keep.
+        estimate: what it will take, said before the work begins and checked against the free disk
+            space; asked only when there is work. None says nothing, for what takes under a second.
+
+    Raises:
+        RunError: no room, or a folder that cannot be written to; and whatever ``make`` raises.
+    """
+    if (found := _whole(folder)) is not None:
+        return found
+    partial = folder.with_name(f"{folder.name}.partial")
+    with writing(folder, RESUMES):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(folder.with_name(f"{folder.name}.lock"))
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        print(f"another process is making the {what} in {folder}: waiting for it", file=sys.stderr)
+        lock.acquire()
+    try:
+        if (found := _whole(folder)) is not None:
+            return found
+        if folder.exists():
+            print(f"the {what} in {folder} is damaged: making it again", file=sys.stderr)
+            shutil.rmtree(folder)
+        if (expected := estimate()) is not None:
+            _announce(expected, what, folder)
+        with writing(folder, RESUMES):
+            partial.mkdir(exist_ok=True)
+            summary = dict(make(partial))
+            _seal(partial, summary)
+            os.replace(partial, folder)
+        return summary
+    finally:
+        lock.release()
+
+
+def file_digest(path: Path, cache: Path) -> str:
+    """A hash of a file's bytes, read again only when its size or times have changed.
+
+    Args:
+        path: the file.
+        cache: where the hashes of files are remembered.
+    """
+    stat = path.stat()
+    here = [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino]
+    name = hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:24]
+    memory = cache / "files" / f"{name}.json"
+    try:
+        known = json.loads(memory.read_bytes())
+        if known["stat"] == here:
+            return str(known["digest"])
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    started = time.time_ns()
+    digest = hashlib.blake2b(digest_size=16)
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK):
+            digest.update(block)
+    # A file that was written a moment ago could change once more without its times showing it.
+    if started - max(stat.st_mtime_ns, stat.st_ctime_ns) > _RACY:
+        with writing(memory):
+            memory.parent.mkdir(parents=True, exist_ok=True)
+        write_text(memory, canonical_json({"path": str(path), "stat": here, "digest": digest.hexdigest()}))
+    return digest.hexdigest()
+
+
+def duration(seconds: float) -> str:
+    """As people say it: 40 s, 3 min, 2.5 h."""
+    if seconds < 90:
+        return f"{max(1, round(seconds))} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def size(count: float) -> str:
+    """As people say it: 12 MB, 3.4 GB."""
+    return f"{max(1, round(count / 1e6))} MB" if count < 1e9 else f"{count / 1e9:.1f} GB"
+
+
+def _whole(folder: Path) -> dict[str, Any] | None:
+    """The figures of a folder that is there with all its files, else None."""
+    try:
+        manifest = json.loads((folder / MANIFEST).read_bytes())
+        for name, count in manifest["files"].items():
+            if (folder / name).stat().st_size != count:
+                return None
+        return dict(manifest["summary"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def _seal(folder: Path, summary: Mapping[str, Any]) -> None:
+    files = {}
+    for path in sorted(p for p in folder.iterdir() if p.name != MANIFEST):
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+        files[path.name] = path.stat().st_size
+    write_text(folder / MANIFEST, canonical_json({"files": files, "summary": summary}))
+
+
+def _announce(estimate: Estimate, what: str, folder: Path) -> None:
+    free = shutil.disk_usage(folder.parent).free
+    print(f"making the {what} in {folder}: {estimate}", file=sys.stderr)
+    if free < estimate.disk:
+        raise RunError(
+            f"the {what} needs {size(estimate.disk)} in {folder.parent}, which has {size(free)} free: "
+            "free some space or give another folder as cache"
+        )

@@ -1,0 +1,274 @@
+"""The corpus as a sequence of passages, whose memory does not grow with its texts.
+
+passages.jsonl   one line ``["id","title","text"]`` per passage
+offsets.npy      (N + 1,) int64: where each line begins
+built.json       counts; written last
+
+A small file is read into memory. A large one is turned once into a passage store (:mod:`.corpus_store`),
+which stays on the disk. Stores are kept under a cache folder by a hash of the file's bytes, so that a
+file that has changed is another corpus.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, overload
+
+import numpy as np
+from tqdm import tqdm
+
+from ..types import Passage, RunError, UserError
+from .cache import Estimate, build_once, file_digest
+from .corpus_formats import BadLines, read_passages
+from .lines import BadLine
+
+PASSAGES, OFFSETS = "passages.jsonl", "offsets.npy"
+
+
+class PassageStore(Sequence[Passage]):
+    """Passages in a folder that :func:`.corpus.open_corpus` made.
+
+    Args:
+        path: the folder.
+        fingerprint: stands for the passages and their order.
+    """
+
+    def __init__(self, path: Path, fingerprint: str) -> None:
+        self.path, self.fingerprint = path, fingerprint
+        self._offsets = np.load(path / OFFSETS, mmap_mode="r", allow_pickle=False)
+        self._file = (path / PASSAGES).open("rb", buffering=0)
+
+    def __len__(self) -> int:
+        return len(self._offsets) - 1
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all passages on the disk."""
+        return int(self._offsets[-1])
+
+    @overload
+    def __getitem__(self, index: int) -> Passage: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Passage]: ...
+    def __getitem__(self, index: int | slice) -> Passage | list[Passage]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        row = index.__index__()
+        row += len(self) if row < 0 else 0
+        if not 0 <= row < len(self):
+            raise IndexError(f"passage {index} of {len(self)}")
+        start, end = map(int, self._offsets[row : row + 2])
+        # Not mapped: what the kernel reads ahead would count as this process's memory. Nor is there a
+        # position in the file that threads and forked processes would have to share.
+        return _decode(os.pread(self._file.fileno(), end - start, start))
+
+    def __iter__(self) -> Iterator[Passage]:
+        return self.since(0)
+
+    def since(self, row: int) -> Iterator[Passage]:
+        """The passages from ``row`` on, read from the file as they come and not kept in memory."""
+        with (self.path / PASSAGES).open("rb") as file:
+            file.seek(int(self._offsets[row]))
+            yield from map(_decode, file)
+
+
+def encode(passage: Passage) -> bytes:
+    """The line of a passage."""
+    record = json.dumps([passage.id, passage.title, passage.text], ensure_ascii=False, separators=(",", ":"))
+    return record.encode("utf-8", "surrogatepass") + b"\n"
+
+
+def _decode(line: bytes) -> Passage:
+    name, title, text = json.loads(line)
+    return Passage(name, title, text)
+
+
+__all__ = ["CACHE", "IN_MEMORY", "PassageStore", "fingerprint", "open_corpus", "passages_from"]
+
+CACHE = Path("runs/cache/corpus")
+
+#: Files up to this many bytes are read into memory.
+IN_MEMORY = 4 << 20
+
+_SCHEMA = 1
+# Of benchmarks/retrieval.py on one core. Per byte of text: seconds, bytes of the store. Bytes of memory:
+# at first, and per byte of text. How much larger texts are than their .gz.
+_SECONDS, _DISK, _MEMORY, _UNPACKED = 2.5e-8, 1.0, (6e7, 0.06), 3.2
+
+
+def open_corpus(
+    source: str | Path,
+    *,
+    on_bad_line: BadLine = "error",
+    passage_words: int | None = None,
+    cache: str | Path = CACHE,
+    in_memory: int = IN_MEMORY,
+) -> Sequence[Passage]:
+    """The passages of a JSONL or TSV file, ``.gz`` or not; see :func:`.corpus_formats.read_passages`.
+
+    Args:
+        source: the file.
+        on_bad_line: what a malformed line or a repeated id does: "error" stops at the first, "skip"
+            leaves them out and says at the end how many there were.
+        passage_words: cut texts, or articles, into passages of this many words; None keeps them whole.
+        cache: the folder for passage stores.
+        in_memory: files of more bytes are not read into memory.
+
+    Raises:
+        UserError: no such file, a malformed line, a repeated id, no passage at all.
+        RunError: the cache cannot be written to.
+    """
+    path, cache = Path(source), Path(cache)
+    if not path.is_file():
+        raise UserError(f"corpus={source} is not a file: give 'testbed' or the path of a JSONL or TSV file")
+    if on_bad_line not in ("error", "skip"):
+        raise UserError(f"on_bad_line={on_bad_line} is unknown: choose error or skip")
+    request = _Request(path, on_bad_line, passage_words)
+    if path.stat().st_size <= in_memory:
+        return request.read()
+    identity = f"{_SCHEMA} {file_digest(path, cache)} {request.suffix} {passage_words}"
+    key = hashlib.sha256(identity.encode()).hexdigest()[:20]
+    unpacked = path.stat().st_size * (_UNPACKED if path.suffix == ".gz" else 1)
+    estimate = Estimate(unpacked * _SECONDS, unpacked * _DISK, _MEMORY[0] + unpacked * _MEMORY[1])
+    found = build_once(cache / key, f"passage store of {path}", request.write, lambda: estimate)
+    if found["skipped"] and on_bad_line == "error":
+        raise BadLines.refused(found["first_skipped"])
+    return PassageStore(cache / key, key)
+
+
+def fingerprint(passages: Sequence[Passage]) -> str:
+    """What stands for passages and their order: a store's own, or a hash of what a list holds."""
+    if isinstance(passages, PassageStore):
+        return passages.fingerprint
+    digest = hashlib.sha256()
+    for passage in passages:
+        digest.update(encode(passage))
+    return digest.hexdigest()[:20]
+
+
+def passages_from(passages: Sequence[Passage], row: int) -> Iterator[Passage]:
+    """The passages from ``row`` on, one at a time."""
+    if isinstance(passages, PassageStore):
+        return passages.since(row)
+    return (passages[i] for i in range(row, len(passages)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """A file and how it is to be read."""
+
+    path: Path
+    policy: BadLine
+    words: int | None
+
+    @property
+    def suffix(self) -> str:
+        """What decides how the bytes are understood."""
+        return "".join(s for s in self.path.suffixes if s in (".tsv", ".gz"))
+
+    def read(self) -> list[Passage]:
+        """All passages, in memory."""
+        bad = BadLines(self.path, self.policy)
+        passages: list[Passage] = []
+        lines: dict[str, int] = {}
+        dropped = 0
+        for line, passage in read_passages(self.path, bad, words=self.words):
+            if passage.id in lines and line != dropped:
+                bad.add(line, _repeated(passage.id, lines[passage.id]))
+                dropped = line
+            if line == dropped:  # all of an article whose first piece was there before
+                continue
+            lines[passage.id] = line
+            passages.append(passage)
+        self._check(len(passages), bad)
+        bad.report()
+        return passages
+
+    def write(self, folder: Path) -> dict[str, Any]:
+        """Fill the folder of a store; what is in it already is written over."""
+        bad, before = BadLines(self.path, self.policy), self._stamp()
+        offsets, hashes = array("q", [0]), _Hashes()
+        with (
+            tqdm(total=self.path.stat().st_size, desc="passages", unit="B", unit_scale=True) as bar,
+            (folder / PASSAGES).open("wb") as file,
+        ):
+            progress = lambda done: bar.update(done - bar.n)  # noqa: E731
+            for _, passage in read_passages(self.path, bad, words=self.words, progress=progress):
+                line = encode(passage)
+                offsets.append(offsets[-1] + len(line))
+                hashes.add(passage.id)
+                file.write(line)
+            progress(self.path.stat().st_size)
+        kept = np.frombuffer(offsets, dtype=np.int64)
+        self._check(len(kept) - 1, bad)
+        again = hashes.repeated()
+        if len(again):
+            kept = self._without_repeated(folder, set(again.tolist()), bad)
+        np.save(folder / OFFSETS, kept, allow_pickle=False)
+        if self._stamp() != before:
+            raise RunError(f"{self.path} was changed while it was read: run the same command again")
+        bad.report()
+        return {
+            "passages": len(kept) - 1, "skipped": bad.count, "first_skipped": (bad.listed or [""])[0],
+        }  # fmt: skip
+
+    def _without_repeated(self, folder: Path, rows: set[int], bad: BadLines) -> np.ndarray:
+        """Leave out those of ``rows`` whose id was there before; the offsets of what stays.
+
+        The file is read once more, because nobody kept the numbers of its lines.
+        """
+        path, shorter = folder / PASSAGES, folder / "shorter.jsonl"
+        lines: dict[str, int] = {}
+        kept = array("q", [0])
+        again = read_passages(self.path, BadLines(self.path, "skip"), words=self.words)
+        dropped = 0
+        with path.open("rb") as old, shorter.open("wb") as new:
+            for row, (line, passage) in enumerate(again):
+                record = old.readline()
+                if passage.id in lines and line != dropped:
+                    bad.add(line, _repeated(passage.id, lines[passage.id]))
+                    dropped = line
+                if line == dropped:
+                    continue
+                if row in rows:
+                    lines[passage.id] = line
+                kept.append(kept[-1] + new.write(record))
+        os.replace(shorter, path)
+        return np.frombuffer(kept, dtype=np.int64)
+
+    def _stamp(self) -> tuple[int, int]:
+        stat = self.path.stat()
+        return stat.st_size, stat.st_mtime_ns
+
+    def _check(self, count: int, bad: BadLines) -> None:
+        if not count:
+            bad.report()
+            raise UserError(f"corpus={self.path} holds no usable line")
+
+
+class _Hashes:
+    """64 bits of every id: enough to find all repeated ones, in 8 bytes each."""
+
+    def __init__(self) -> None:
+        self._found = array("Q")
+
+    def add(self, name: str) -> None:
+        digest = hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+        self._found.frombytes(digest)
+
+    def repeated(self) -> np.ndarray:
+        """Rows whose hash is that of another row: all repeated ids, and by chance perhaps others."""
+        found = np.frombuffer(self._found, dtype=np.uint64)
+        order = np.argsort(found, kind="stable")
+        same = found[order[1:]] == found[order[:-1]]
+        return np.unique(np.concatenate([order[1:][same], order[:-1][same]]))
+
+
+def _repeated(name: str, line: int) -> str:
+    return f"the id {name!r} is already on line {line}"

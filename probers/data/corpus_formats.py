@@ -1,0 +1,213 @@
+"""What the files of a corpus look like: JSONL, DPR's TSV, and articles cut into passages."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+import re
+import sys
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..types import Passage, UserError
+from .lines import BadLine
+
+#: Longer texts (in characters) are taken as they are, with a remark: rarely what was meant.
+LONG = 1_000_000
+
+_FIELD = 1 << 26  # characters of one TSV field; more is a quote that is never closed
+_WORD = re.compile(r"\S+")
+_SHOWN = 10
+
+
+@dataclass
+class BadLines:
+    """Lines of one file that hold no passage: the first is an error, or all are counted.
+
+    Attributes:
+        listed: the first of them, with file, number and reason.
+        count: how many there were.
+        long: passages beyond :data:`LONG`, which are kept.
+    """
+
+    path: Path
+    policy: BadLine
+    listed: list[str] = field(default_factory=list)
+    count: int = 0
+    long: int = 0
+
+    def add(self, line: int, reason: str) -> None:
+        """Note a line.
+
+        Raises:
+            UserError: the policy is "error".
+        """
+        text = f"{self.path} line {line}: {reason}"
+        if self.policy == "error":
+            raise self.refused(text)
+        self.count += 1
+        if len(self.listed) < _SHOWN:
+            self.listed.append(text)
+
+    def report(self) -> None:
+        """Say on stderr what was left out and what is unusual."""
+        if self.count:
+            print(f"skipped {self.count} malformed lines:", *self.listed, sep="\n  ", file=sys.stderr)
+        if self.long:
+            print(
+                f"{self.path}: {self.long} texts of over {LONG:,} characters stay one passage each; "
+                "passage_words=100 cuts all texts into passages of 100 words",
+                file=sys.stderr,
+            )
+
+    @staticmethod
+    def refused(text: str) -> UserError:
+        """The error that stops at a line."""
+        return UserError(f"{text}; mend the line or pass on_bad_line=skip")
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """An open text file; ``position`` is how many bytes of it, as it lies on the disk, were read."""
+
+    lines: io.TextIOWrapper
+    position: Callable[[], int]
+
+
+def read_passages(
+    path: Path,
+    bad: BadLines,
+    *,
+    words: int | None = None,
+    progress: Callable[[int], None] = lambda done: None,
+) -> Iterator[tuple[int, Passage]]:
+    """The passages of a file with the number of the line each begins on; ids may repeat.
+
+    ``.tsv`` is DPR's psgs_w100 layout: tab-separated with the header ``id text title`` in any order,
+    fields quoted as Python's csv module writes them, so that a field may hold line breaks. Everything
+    else is JSONL with ``id``, ``text`` and optionally ``title``. ``.gz`` is unpacked.
+
+    Args:
+        path: the file.
+        bad: where lines without a passage go.
+        words: cut every text into disjoint pieces of this many words (the last may be shorter), as DPR
+            cuts Wikipedia into pieces of 100; they are called ``<id>#<number>``. Records may then be
+            articles: ``sentences`` in the place of ``text``, the title in the place of an absent id.
+        progress: called with the bytes of the file read so far, now and then.
+
+    Raises:
+        UserError: ``bad`` refuses a line, a TSV without its header, or the file is no UTF-8 text.
+    """
+    if words is not None and words < 1:
+        raise UserError(f"passage_words={words} leaves nothing: give 1 or more, or null for whole texts")
+    tsv = path.name.removesuffix(".gz").endswith(".tsv")
+    try:
+        with path.open("rb") as raw:
+            binary: Any = gzip.GzipFile(fileobj=raw) if path.suffix == ".gz" else raw
+            with io.TextIOWrapper(binary, encoding="utf-8", newline="" if tsv else None) as lines:
+                records = (_tsv if tsv else _jsonl)(_Source(lines, raw.tell), bad, progress)
+                for line, record in records:
+                    try:
+                        found = list(_pieces(record, words))
+                    except (ValueError, KeyError) as error:
+                        bad.add(line, f"no {error}" if isinstance(error, KeyError) else str(error))
+                        continue
+                    bad.long += sum(len(p.text) > LONG for p in found)
+                    yield from ((line, passage) for passage in found)
+    except (UnicodeDecodeError, gzip.BadGzipFile, zlib.error, EOFError) as error:
+        raise UserError(f"{path} cannot be read as UTF-8 text: {error}") from error
+
+
+def _jsonl(source: _Source, bad: BadLines, progress: Callable[[int], None]) -> Iterator[tuple[int, Any]]:
+    for number, line in enumerate(source.lines, 1):
+        if number % 1000 == 0:
+            progress(source.position())
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            bad.add(number, str(error))
+            continue
+        yield number, record
+
+
+def _tsv(source: _Source, bad: BadLines, progress: Callable[[int], None]) -> Iterator[tuple[int, Any]]:
+    limit = csv.field_size_limit(_FIELD)  # the module's, for all readers: put back below
+    try:
+        rows = csv.reader(source.lines, delimiter="\t", strict=True)
+        header: list[str] | None = None
+        while True:
+            first = rows.line_num + 1
+            try:
+                row = next(rows, None)
+            except csv.Error as error:
+                end = f", read to line {rows.line_num}" if rows.line_num > first else ""
+                bad.add(first, f"{error}{end} (a field with a quote stands in quotes, and the quote twice)")
+                continue
+            if row is None:
+                break
+            if header is None:
+                header = [name.strip("\ufeff ") for name in row]
+                if not {"id", "text"} <= set(header):
+                    raise UserError(
+                        f"{bad.path} line 1: expected the header id<TAB>text<TAB>title, found {row!r:.100}"
+                    )
+            elif len(row) == len(header):
+                yield first, dict(zip(header, row, strict=True))
+            elif row:
+                bad.add(first, f"{len(row)} tab-separated fields instead of {len(header)}")
+            if rows.line_num % 1000 == 0:
+                progress(source.position())
+    finally:
+        csv.field_size_limit(limit)
+
+
+def _pieces(record: Any, words: int | None) -> Iterator[Passage]:
+    """The passages of one record.
+
+    Raises:
+        ValueError, KeyError: what is wrong with it.
+    """
+    if not isinstance(record, dict):
+        raise ValueError(f"expected a JSON object, found {type(record).__name__}")
+    title = record.get("title")
+    if not isinstance(title, str | None):
+        raise ValueError(f"title must be a string, found {title!r:.100}")
+    title = title or ""
+    if words is None:
+        if "text" not in record and "sentences" in record:
+            raise ValueError("this is an article; passage_words=100 cuts articles into passages of 100 words")
+        yield Passage(_id(record["id"]), title, _text(record["text"]))
+        return
+    name = _id(record["id"]) if "id" in record else title
+    if not name:
+        raise KeyError("id")
+    text = _text(" ".join(_strings(record["sentences"])) if "sentences" in record else record["text"])
+    spans = [match.span() for match in _WORD.finditer(text)]
+    for number, start in enumerate(range(0, len(spans), words)):
+        end = min(start + words, len(spans)) - 1
+        yield Passage(f"{name}#{number}", title, text[spans[start][0] : spans[end][1]])
+
+
+def _id(value: Any) -> str:
+    if isinstance(value, bool) or not isinstance(value, str | int) or not str(value).strip():
+        raise ValueError(f"id must be a string or a whole number, found {value!r:.100}")
+    return str(value)
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise ValueError(f"text must be a non-empty string, found {value!r:.100}")
+    return value
+
+
+def _strings(value: Any) -> list[str]:
+    if not isinstance(value, list) or not all(isinstance(v, str) for v in value):
+        raise ValueError(f"sentences must be a list of strings, found {value!r:.100}")
+    return value

@@ -1,0 +1,245 @@
+"""Question sets in the layouts they are published in, one file each.
+
+A set is a dataclass whose fields are its options. :func:`open_questions` takes its name,
+or an object of one's own class derived from :class:`QuestionSource`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import importlib
+from collections import Counter
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from ...types import Question, UserError
+from ..lines import BadLine
+from ..splits import draw_stream, draw_whole
+from .base import Excluded, Layout, QuestionSource, layout
+from .files import Record, UnusableError
+
+__all__ = [
+    "DATASETS", "EmptySplitError", "Excluded", "Layout", "QuestionSet", "QuestionSource", "UnusableError",
+    "layout", "looks_like", "open_questions", "source_class",
+]  # fmt: skip
+
+#: What users type -> module and class; the module is imported when it is asked for.
+DATASETS = {
+    "testbed": "testbed:Testbed",
+    "hotpotqa": "hotpotqa:HotpotQA",
+    "2wikimultihopqa": "twowikimultihopqa:TwoWikiMultihopQA",
+    "nq": "nq:NaturalQuestions",
+    "triviaqa": "triviaqa:TriviaQA",
+    "musique": "musique:MuSiQue",
+    "strategyqa": "strategyqa:StrategyQA",
+    "iirc": "iirc:IIRC",
+    "file": "jsonl:JSONL",
+}
+_SPLITS = ("train", "validation", "test")
+
+
+class EmptySplitError(UserError):
+    """There are questions, but none in the split asked for."""
+
+
+@dataclass(frozen=True)
+class QuestionSet:
+    """The questions of a run, and what has to be known about how they were chosen.
+
+    Attributes:
+        questions: every one with group and split.
+        excluded: what was left out, and why.
+        record: source, layout, seed, limit, split and the numbers of questions, for the run's
+            record; ``digest`` is the same exactly when the same questions are asked.
+        notes: sentences for the user, without those about ``excluded``.
+    """
+
+    questions: list[Question]
+    excluded: Excluded
+    record: dict[str, Any]
+    notes: tuple[str, ...] = ()
+
+    def lines(self) -> list[str]:
+        """What the user has to be told; empty when everything asked for was there."""
+        return [*self.notes, *self.excluded.lines(most=10)]
+
+
+def open_questions(
+    source: str | QuestionSource = "testbed",
+    *,
+    limit: int | None = None,
+    split: str | None = None,
+    seed: int = 0,
+    on_bad_line: BadLine = "error",
+    **options: Any,
+) -> QuestionSet:
+    """Read a question set and draw from it.
+
+    Args:
+        source: a name of :data:`DATASETS`, the path of a JSONL file, or an object.
+        limit: this many usable questions, drawn by ``seed``; a smaller limit is a part of a
+            larger one. None takes all.
+        split: only those of "train", "validation" or "test".
+        seed: also deals groups of questions to splits, where the file does not say.
+        on_bad_line: what a malformed record does. A well-formed question that cannot be
+            asked (no answer, a repeated id) is always left out, and counted.
+        options: fields of the source's class, such as ``path``.
+
+    Raises:
+        UserError: whatever is wrong with the request or the file; also when leaving questions
+            out leaves fewer than ``limit``. A set that never had so many gives all it has, with a note.
+        EmptySplitError: no question is in the split asked for.
+        RunError: the Hub cannot be reached.
+    """
+    if limit is not None and limit < 1:
+        raise UserError(f"limit={limit} leaves nothing: give 1 or more, or null for all")
+    if split is not None and split not in _SPLITS:
+        raise UserError(f"split={split} is unknown: choose {', '.join(_SPLITS)}, or null for all")
+    if on_bad_line not in ("error", "skip"):
+        raise UserError(f"on_bad_line={on_bad_line} is unknown: choose error or skip")
+    if isinstance(source, str):
+        opened = _made(source, options)
+    else:
+        _check_options(type(source), source.name, options)
+        opened = replace(source, **options)
+    reading = _Reading(opened, on_bad_line)
+    draw = draw_whole if opened.whole else draw_stream
+    drawn = draw(reading, limit=limit, split=split, seed=seed)
+    excluded, available = reading.excluded, drawn.available
+    if not sum(drawn.splits.values()):
+        raise UserError(f"{opened.spec} holds no usable question: {excluded.summary() or 'it is empty'}")
+    if not available:
+        found = ", ".join(f"{n} {name}" for name, n in sorted(drawn.splits.items()))
+        raise EmptySplitError(
+            f"{opened.spec} has no question in the {split} split (its questions are: {found})"
+        )
+    notes: list[str] = []
+    where = f" in the {split} split" if split else ""
+    if excluded.lost:
+        notes.append(f"{opened.spec} breaks off at {excluded.lost}: nothing behind it was read")
+    if limit is not None and available < limit:
+        if available + len(excluded) >= limit or excluded.lost:
+            raise UserError(
+                f"limit={limit} cannot be met: {opened.spec} has {available} usable questions{where}, "
+                f"because {len(excluded)} were left out ({excluded.summary()}); "
+                f"pass limit={available} or less, or limit=null for all"
+            )
+        notes.append(f"{opened.spec} has {available} questions{where}: all are used, limit={limit} is more")
+    record = {
+        "source": opened.spec, "layout": opened.layout_name(reading.layouts), "seed": seed, "limit": limit,
+        "split": split, "read": reading.read, "splits": drawn.splits, "available": available,
+        "used": len(drawn.questions), "excluded": dict(excluded.counts), "digest": _digest(drawn.questions),
+    }  # fmt: skip
+    return QuestionSet(drawn.questions, excluded, record, tuple(notes))
+
+
+class _Reading:
+    """The usable questions of a source, in its order, while everything else is counted."""
+
+    def __init__(self, source: QuestionSource, on_bad_line: BadLine) -> None:
+        self.source, self.on_bad_line = source, on_bad_line
+        self.excluded = Excluded()
+        self.layouts: Counter[str] = Counter()
+        self.read = 0
+        self._seen: dict[str, str] = {}
+
+    def __iter__(self) -> Iterator[Question]:
+        # A large file or a stream takes minutes, a small file no bar.
+        for row in tqdm(
+            self.source.rows(), self.source.name, unit=" records", delay=5, leave=False, disable=None
+        ):
+            if row.problem:
+                self._malformed(row.where, row.problem)
+                self.excluded.lost = row.where if row.last else self.excluded.lost
+                continue
+            try:
+                record: Any = row.record
+                if not isinstance(row.record, dict | Question):
+                    raise ValueError(f"expected a JSON object, found {type(record).__name__}")
+                parts = self.source.unfold(record)
+            except (ValueError, KeyError, TypeError) as error:
+                self._malformed(row.where, _reason(error))
+                continue
+            for number, part in enumerate(parts, 1):
+                where = row.where if len(parts) == 1 else f"{row.where} question {number}"
+                question = self._question(part, where)
+                if question is not None:
+                    yield question
+
+    def _question(self, record: Record, where: str) -> Question | None:
+        self.read += 1
+        try:
+            question = self.source.question(record)
+            if question.id in self._seen:
+                reason = f"the id {question.id!r} is already on {self._seen[question.id]}"
+                if self.source.whole:
+                    raise ValueError(reason)
+                self.excluded.add(where, f"repeated id: {reason}")
+                return None
+        except UnusableError as error:
+            self.excluded.add(where, str(error))
+            return None
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            self._malformed(where, _reason(error))
+            return None
+        self._seen[question.id] = where
+        self.layouts[self.source.layout_of(record)] += 1
+        return question
+
+    def _malformed(self, where: str, reason: str) -> None:
+        if self.on_bad_line == "error":
+            at = f"{self.source.path or self.source.spec} {where}"
+            raise UserError(f"{at}: {reason}; mend it or pass on_bad_line=skip")
+        self.excluded.add(where, f"malformed: {reason}")
+
+
+def source_class(name: str) -> type[QuestionSource]:
+    """The class behind a name of :data:`DATASETS`."""
+    module, _, made = DATASETS[name].partition(":")
+    return getattr(importlib.import_module(f".{module}", __name__), made)
+
+
+def looks_like(keys: Collection[str]) -> str | None:
+    """Which dataset records with these fields look like, and how it is asked for; None for none known."""
+    for name in DATASETS:
+        for known in source_class(name).layouts:
+            if known.fits(keys):
+                return f"{known.name}, which is read by questions={name}"
+    return None
+
+
+def _made(name: str, options: dict[str, Any]) -> QuestionSource:
+    if name not in DATASETS:
+        if options.get("path") is not None or not (Path(name).suffix or Path(name).exists()):
+            near = difflib.get_close_matches(name, DATASETS, n=1)
+            hint = f" (did you mean {near[0]}?)" if near else ""
+            raise UserError(
+                f"questions={name} is unknown{hint}: choose one of {', '.join(DATASETS)} or give a JSONL file"
+            )
+        name, options = "file", {**options, "path": name}
+    made = source_class(name)
+    _check_options(made, name, options)
+    return made(**options)
+
+
+def _check_options(made: type[QuestionSource], name: str, options: Collection[str]) -> None:
+    known = [f.name for f in fields(made)]
+    unknown = [key for key in options if key not in known]
+    if unknown:
+        raise UserError(f"questions.{unknown[0]} is no option of {name}: its options are {', '.join(known)}")
+
+
+def _digest(questions: Collection[Question]) -> str:
+    digest = hashlib.sha256()
+    for q in questions:
+        digest.update(repr((q.id, q.question, q.answers, q.split)).encode("utf-8", "surrogatepass"))
+    return digest.hexdigest()[:16]
+
+
+def _reason(error: Exception) -> str:
+    return f"no {error}" if isinstance(error, KeyError) else str(error)

@@ -1,0 +1,167 @@
+"""What every set of questions shares: where its records are, which layouts they have, what is left out."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import ClassVar, NamedTuple
+
+from ...types import Question, UserError
+from ..lines import LeftOut
+from .files import Record, Row, file_rows, hub_rows
+
+
+class Layout(NamedTuple):
+    """A way the records of a dataset are written, told by their fields."""
+
+    name: str
+    has: frozenset[str]
+    lacks: frozenset[str] = frozenset()
+
+    def fits(self, keys: Collection[str]) -> bool:
+        return self.has <= set(keys) and not self.lacks & set(keys)
+
+
+def layout(name: str, has: str, lacks: str = "") -> Layout:
+    """A layout from space-separated names of fields."""
+    return Layout(name, frozenset(has.split()), frozenset(lacks.split()))
+
+
+@dataclass
+class Excluded(LeftOut):
+    """Questions that were left out, each named by where it stands or by its id.
+
+    Attributes:
+        lost: where a file breaks off, so that nothing behind it could be read; "" when it does not.
+    """
+
+    lost: str = ""
+
+    noun: ClassVar[str] = "question"
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuestionSource:
+    """A dataset of questions; its fields are the options of ``questions=<name>``.
+
+    A subclass says which layouts it reads and makes a question from a record.
+
+    Attributes:
+        path: the official file on this machine (``.gz`` too); None reads the copy on the Hub.
+        hub: dataset id on the Hugging Face Hub, or a folder that ``datasets`` reads.
+        config: its configuration.
+        hub_split: its split.
+        revision: its revision; None is the newest.
+    """
+
+    path: str | None = None
+    hub: str | None = None
+    config: str | None = None
+    hub_split: str = "validation"
+    revision: str | None = None
+
+    #: What users type.
+    name: ClassVar[str] = ""
+    #: The layouts it reads; the first that fits a record is taken.
+    layouts: ClassVar[tuple[Layout, ...]] = ()
+    #: Options that name further files.
+    extra_files: ClassVar[tuple[str, ...]] = ()
+    #: Small enough to be held whole: splits have exact shares, and a repeated id is a mistake.
+    whole: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        if self.path is not None:
+            names = ("hub", "config", "hub_split", "revision")
+            defaults = {f.name: f.default for f in fields(self)}
+            used = [n for n in names if getattr(self, n) != defaults[n]]
+            if used:
+                given = ", ".join(f"questions.{n}={getattr(self, n)}" for n in used)
+                raise UserError(f"{given} is for a copy on the Hub, and questions.path={self.path} is a file")
+
+    @property
+    def spec(self) -> str:
+        """How a message names it."""
+        if self.path is not None:
+            return f"questions={self.name} questions.path={self.path}"
+        return f"questions={self.name} (hub dataset {self.hub}, split {self.hub_split})"
+
+    @property
+    def typed(self) -> str:
+        """What a user types for it, without the options that have their defaults."""
+        given = [f"questions.{f.name}={v}" for f in fields(self) if (v := getattr(self, f.name)) != f.default]
+        return " ".join([f"questions={self.name}", *given])
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """The files it reads."""
+        return tuple(str(v) for n in ("path", *self.extra_files) if (v := getattr(self, n)) is not None)
+
+    def rows(self) -> Iterator[Row]:
+        """Its records, in order.
+
+        Raises:
+            UserError: no such file or dataset, or one in a layout that is not read.
+            RunError: the Hub cannot be reached.
+        """
+        for option in self.extra_files:
+            extra = getattr(self, option)
+            if extra is not None and not Path(extra).is_file():
+                raise UserError(f"questions.{option}={extra} is not a file")
+        if self.path is None:
+            if self.hub is None:
+                raise UserError(
+                    f"questions={self.name} has no copy on the Hub that could be taken by default: give the "
+                    "official file as questions.path=FILE, or a copy in its layout as questions.hub=ID"
+                )
+            yield from hub_rows(self, self.mismatch)
+            return
+        path = Path(self.path)
+        if not path.is_file():
+            raise UserError(f"questions.path={self.path} is not a file: give an official one of {self.name}")
+        fitted = False
+        for row in file_rows(path):
+            problem = self.mismatch(row.record) if isinstance(row.record, dict) else None
+            if problem and not fitted and (other := self._other(row.record)):
+                raise UserError(f"{self.spec}: {row.where} looks like {other}")
+            fitted = fitted or (isinstance(row.record, dict) and not problem)
+            yield row._replace(record=None, problem=problem) if problem else row
+
+    def mismatch(self, keys: Collection[str]) -> str | None:
+        """What is wrong with a record that has these fields, None when a layout of ours fits."""
+        if any(known.fits(keys) for known in self.layouts):
+            return None
+        found = ", ".join(sorted(map(str, keys))[:12]) or "none"
+        near = [known for known in self.layouts if not known.lacks & set(keys)]
+        if not near:
+            odd = ", ".join(sorted(set().union(*(known.lacks for known in self.layouts)) & set(keys)))
+            return f"fields of another dataset: {odd} (all are {found})"
+        missing = min((known.has - set(keys) for known in near), key=len)
+        return f"no {', '.join(map(repr, sorted(missing)))} (its fields are {found})"
+
+    def _other(self, keys: Collection[str]) -> str | None:
+        from . import looks_like
+
+        return looks_like(keys)
+
+    def unfold(self, record: Record) -> Sequence[Record]:
+        """The records of single questions in a record of the file."""
+        return (record,)
+
+    def question(self, record: Record) -> Question:
+        """The question of a record.
+
+        Raises:
+            ValueError, KeyError, TypeError: the record is malformed.
+            UnusableError: the question cannot be asked.
+        """
+        raise NotImplementedError
+
+    def layout_of(self, record: Record) -> str:
+        """The name of the layout the record is written in."""
+        return next((known.name for known in self.layouts if known.fits(record)), "")
+
+    def layout_name(self, seen: Counter[str]) -> str:
+        """The layout of the whole, from how many records have which."""
+        return ", ".join(sorted(name for name in seen if name))

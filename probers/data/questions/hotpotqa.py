@@ -1,0 +1,96 @@
+"""HotpotQA (Yang et al., EMNLP 2018), distractor and fullwiki."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from ...types import Passage, Question
+from .base import Layout, QuestionSource, layout
+from .files import Record, accepted, identifier, optional, text
+
+
+@dataclass(frozen=True, kw_only=True)
+class HotpotQA(QuestionSource):
+    """``hotpot_train_v1.1.json``, ``hotpot_dev_distractor_v1.json``, ``hotpot_dev_fullwiki_v1.json``.
+
+    Passages are the paragraphs given with a question, gold where a supporting fact is in them.
+    The two settings are written alike; fullwiki is told by gold paragraphs that are not there.
+    """
+
+    hub: str | None = "hotpotqa/hotpot_qa"
+    config: str | None = "distractor"
+
+    name: ClassVar[str] = "hotpotqa"
+    layouts: ClassVar[tuple[Layout, ...]] = (
+        layout("HotpotQA", "_id question context", lacks="evidences"),
+        layout("HotpotQA on the Hub", "id question answer context supporting_facts", lacks="evidences"),
+    )
+
+    def question(self, record: Record) -> Question:
+        return Question(
+            id=identifier(record, "_id" if "_id" in record else "id"),
+            question=text(record, "question"),
+            answers=accepted([optional(record, "answer")]),
+            dataset=self.name,
+            passages=paragraphs(record),
+        )
+
+    def layout_of(self, record: Record) -> str:
+        titles = {title for title, _ in _context(record)}
+        return "distractor" if supporting_titles(record) <= titles else "fullwiki"
+
+    def layout_name(self, seen: Counter[str]) -> str:
+        return "fullwiki" if seen["fullwiki"] else "distractor"
+
+
+def paragraphs(record: Record, *, spaced: bool = True) -> tuple[Passage, ...]:
+    """The paragraphs of a record's context; one without text is left out.
+
+    Args:
+        record: of HotpotQA or of 2WikiMultihopQA.
+        spaced: sentences bring the space before them along.
+    """
+    gold = supporting_titles(record)
+    made = (
+        Passage(str(i), title, _joined(sentences, spaced), is_gold=title in gold)
+        for i, (title, sentences) in enumerate(_context(record))
+    )
+    return tuple(p for p in made if p.text)
+
+
+def _joined(sentences: list[str], spaced: bool) -> str:
+    return ("" if spaced else " ").join(s if spaced else s.strip() for s in sentences).strip()
+
+
+def supporting_titles(record: Record) -> frozenset[str]:
+    """Titles of the paragraphs that hold a supporting fact."""
+    facts = record.get("supporting_facts")
+    if facts is None:
+        return frozenset()
+    return frozenset(title for title, _ in _pairs(facts, "supporting_facts", "sent_id"))
+
+
+def _context(record: Record) -> list[tuple[str, list[str]]]:
+    pairs = _pairs(record["context"], "context", "sentences")
+    for _, sentences in pairs:
+        if not isinstance(sentences, list) or not all(isinstance(s, str) for s in sentences):
+            raise ValueError("context must be a list of [title, sentences]")
+    return pairs
+
+
+def _pairs(value: Any, name: str, second: str) -> list[tuple[str, Any]]:
+    """Pairs of a title and something: the official files have lists, copies on the Hub name the parts."""
+    if isinstance(value, Mapping):  # one list per part
+        titles, others = value["title"], value[second]
+        if not isinstance(titles, list) or not isinstance(others, list) or len(titles) != len(others):
+            raise ValueError(f"{name} must have as many titles as {second}")
+        value = list(zip(titles, others, strict=True))
+    if not isinstance(value, list):
+        raise ValueError(f"{name} must be a list, found {type(value).__name__}")
+    pairs = [(p["title"], p[second]) if isinstance(p, Mapping) else p for p in value]
+    if not all(isinstance(p, list | tuple) and len(p) == 2 and isinstance(p[0], str) for p in pairs):
+        raise ValueError(f"{name} must be a list of [title, {second}]")
+    return [(title, other) for title, other in pairs]

@@ -1,0 +1,90 @@
+"""One's own questions: JSON lines as docs/formats.md describes them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, Literal
+
+from ...types import Passage, Question, UserError
+from .base import Layout, QuestionSource, layout
+from .files import Record, Row, accepted, identifier, optional, records, strings, text
+
+#: Other names in use for a split.
+_SPLITS = {"train": "train", "validation": "validation", "valid": "validation", "val": "validation",
+           "dev": "validation", "test": "test", "": ""}  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class JSONL(QuestionSource):
+    """``{"id", "question", "answers": [..]}``, one a line, optionally with more.
+
+    Optional are ``passages`` (``title``, ``text``, ``is_gold``), ``rationale``, ``dataset``,
+    ``group`` (what may not be on two sides of a split) and ``split``. Without ``answers``, or
+    with an empty list, nobody knows the answer and the question counts in no score.
+
+    Attributes:
+        splits: "file" keeps the splits that the lines name ("dev" is validation) and deals the
+            others; "deal" deals all of them, for a file that is one side of somebody's split.
+    """
+
+    splits: Literal["file", "deal"] = "file"
+
+    name: ClassVar[str] = "file"
+    layouts: ClassVar[tuple[Layout, ...]] = (
+        layout("JSON lines with answers", "id question answers"),
+        layout("JSON lines", "id question", lacks="answer paragraphs context"),
+    )
+    whole: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.splits not in ("file", "deal"):
+            raise UserError(f"questions.splits={self.splits} is unknown: choose file or deal")
+
+    @property
+    def spec(self) -> str:
+        return f"questions={self.path}" if self.hub is None else super().spec
+
+    @property
+    def typed(self) -> str:
+        if self.path is None:
+            return super().typed
+        return self.spec if self.splits == "file" else f"{self.spec} questions.splits={self.splits}"
+
+    def rows(self) -> Iterator[Row]:
+        if self.path is None and self.hub is None:
+            raise UserError(
+                "questions=file needs a file: give questions.path=FILE, or questions=FILE for short"
+            )
+        if self.path is not None and not Path(self.path).is_file():
+            raise UserError(f"questions={self.path} is not a file: give a JSONL file or a dataset's name")
+        yield from super().rows()
+
+    def question(self, record: Record) -> Question:
+        asked = text(record, "question")
+        id = identifier(record, "id")
+        answers = strings(record, "answers")
+        if any(not a.strip() for a in answers):
+            raise ValueError("answers holds an empty string")
+        split = optional(record, "split")
+        if split.lower() not in _SPLITS:
+            raise ValueError(f"split must be train, validation or test, found {split!r}")
+        return Question(
+            id=id,
+            question=asked,
+            answers=accepted(answers) if answers else (),
+            rationale=optional(record, "rationale"),
+            dataset=optional(record, "dataset"),
+            passages=tuple(_passage(p, i) for i, p in enumerate(records(record, "passages"))),
+            group=optional(record, "group"),
+            split=_SPLITS[split.lower()] if self.splits == "file" else "",
+        )
+
+
+def _passage(record: Record, number: int) -> Passage:
+    gold = record.get("is_gold")
+    if gold is not None and not isinstance(gold, bool):
+        raise ValueError(f"is_gold must be true or false, found {gold!r}")
+    return Passage(str(number), text(record, "title"), text(record, "text"), is_gold=gold)

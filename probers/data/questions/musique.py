@@ -1,0 +1,82 @@
+"""MuSiQue (Trivedi et al., TACL 2022), answerable and full."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from ...types import Question, UserError
+from .base import Layout, QuestionSource, layout
+from .files import Record, UnusableError, accepted, identifier, optional, passage, records, strings, text
+
+
+@dataclass(frozen=True, kw_only=True)
+class MuSiQue(QuestionSource):
+    """``musique_ans_v1.0_{train,dev}.jsonl`` and ``musique_full_v1.0_{train,dev}.jsonl``.
+
+    The rationale is the chain of single questions with their answers.
+
+    Attributes:
+        unanswerable: what is done with the full set's questions that their paragraphs do not
+            answer. "exclude" leaves them out; "noanswer" makes that word the gold answer, which
+            only matches itself. Such a question has the id of its answerable twin: it gets a
+            suffix, and both are one group.
+    """
+
+    hub: str | None = "dgslibisey/MuSiQue"
+    unanswerable: Literal["exclude", "noanswer"] = "exclude"
+
+    name: ClassVar[str] = "musique"
+    layouts: ClassVar[tuple[Layout, ...]] = (layout("MuSiQue", "id question paragraphs"),)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.unanswerable not in ("exclude", "noanswer"):
+            given = f"questions.unanswerable={self.unanswerable}"
+            raise UserError(f"{given} is unknown: choose exclude or noanswer")
+
+    def question(self, record: Record) -> Question:
+        id = identifier(record, "id")
+        answerable = record.get("answerable", True)
+        if not isinstance(answerable, bool):
+            raise ValueError(f"answerable must be true or false, found {answerable!r}")
+        if not answerable and self.unanswerable == "exclude":
+            raise UnusableError(f"unanswerable: {id}")
+        given = (optional(record, "answer"), *strings(record, "answer_aliases"))
+        passages = (
+            passage(p, str(p.get("idx", i)), "paragraph_text", is_gold=_supports(p))
+            for i, p in enumerate(records(record, "paragraphs"))
+        )
+        return Question(
+            id=id if answerable else f"{id}-unanswerable",
+            question=text(record, "question"),
+            answers=accepted(given) if answerable else ("noanswer",),
+            rationale=_chain(record) if answerable else "",
+            dataset=self.name,
+            passages=tuple(p for p in passages if p is not None),
+            group=id,
+        )
+
+
+def _supports(paragraph: Record) -> bool | None:
+    value = paragraph.get("is_supporting")
+    if value is not None and not isinstance(value, bool):
+        raise ValueError(f"is_supporting must be true or false, found {value!r}")
+    return value
+
+
+def _chain(record: Record) -> str:
+    """The steps as sentences; "#1" in a question stands for the first step's answer."""
+    said: list[str] = []
+    answers: list[str] = []
+    for step in records(record, "question_decomposition"):
+        asked = re.sub(r"#(\d+)", lambda m: _answer(answers, m), optional(step, "question"))
+        answers.append(optional(step, "answer"))
+        said.append(f"{asked}{'' if asked.endswith('?') else ':'} {answers[-1]}.")
+    return " ".join(said)
+
+
+def _answer(answers: list[str], match: re.Match[str]) -> str:
+    number = int(match[1])
+    return answers[number - 1] if 0 < number <= len(answers) else match[0]

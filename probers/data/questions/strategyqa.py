@@ -1,0 +1,97 @@
+"""StrategyQA (Geva et al., TACL 2021): yes or no."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar
+
+from ...types import Passage, Question, UserError
+from .base import Layout, QuestionSource, layout
+from .files import Record, UnusableError, identifier, optional, passage, strings, text
+
+#: What stands in the evidence in place of a paragraph's id.
+_NO_PARAGRAPH = ("operation", "no_evidence")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StrategyQA(QuestionSource):
+    """``strategyqa_train.json`` or ``strategyqa_train_filtered.json``; the test file has no answers.
+
+    The rationale are the facts. Questions about one term share facts and are one group.
+
+    Attributes:
+        paragraphs: ``strategyqa_train_paragraphs.json``; the paragraphs that any annotator gave
+            as evidence are then the gold passages. Without it there are none.
+    """
+
+    hub: str | None = "ChilleD/StrategyQA"
+    hub_split: str = "test"
+    paragraphs: str | None = None
+
+    name: ClassVar[str] = "strategyqa"
+    layouts: ClassVar[tuple[Layout, ...]] = (layout("StrategyQA", "qid question"),)
+    extra_files: ClassVar[tuple[str, ...]] = ("paragraphs",)
+
+    def question(self, record: Record) -> Question:
+        id = identifier(record, "qid")
+        asked = text(record, "question")
+        answer = record.get("answer")
+        if answer is None:
+            raise UnusableError("no gold answer")
+        if not isinstance(answer, bool):
+            raise ValueError(f"answer must be true or false, found {answer!r}")
+        term = optional(record, "term")
+        return Question(
+            id=id,
+            question=asked,
+            answers=("yes" if answer else "no",),
+            rationale=_facts(record),
+            dataset=self.name,
+            passages=self._evidence(record),
+            group=f"strategyqa:{term}" if term else id,
+        )
+
+    def _evidence(self, record: Record) -> tuple[Passage, ...]:
+        if self.paragraphs is None:
+            return ()
+        found: list[Passage] = []
+        for id in dict.fromkeys(_ids(record.get("evidence"))):
+            if id not in self._texts:
+                raise ValueError(f"the paragraph {id!r} is not in questions.paragraphs={self.paragraphs}")
+            made = passage(self._texts[id], id, "content", is_gold=True)
+            if made is not None:
+                found.append(made)
+        return tuple(found)
+
+    @cached_property
+    def _texts(self) -> dict[str, Mapping[str, Any]]:
+        assert self.paragraphs is not None
+        given = f"questions.paragraphs={self.paragraphs}"
+        try:
+            texts = json.loads(Path(self.paragraphs).read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise UserError(f"{given} is no JSON in UTF-8: {error}") from error
+        if not isinstance(texts, dict) or not all(isinstance(t, dict) for t in texts.values()):
+            raise UserError(f"{given} must be an object of paragraphs, by id")
+        return texts
+
+
+def _facts(record: Record) -> str:
+    facts = record.get("facts")
+    return facts.strip() if isinstance(facts, str) else " ".join(strings(record, "facts"))
+
+
+def _ids(evidence: Any) -> Iterator[str]:
+    """Paragraph ids in the nested lists: annotators, steps, and what each step rests on."""
+    if isinstance(evidence, str):
+        if evidence not in _NO_PARAGRAPH:
+            yield evidence
+    elif isinstance(evidence, list):
+        for part in evidence:
+            yield from _ids(part)
+    elif evidence is not None:
+        raise ValueError(f"evidence must be nested lists of strings, found {evidence!r}")

@@ -1,0 +1,42 @@
+"""The questions of the embedded testbed, with the splits of its world."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar
+
+from ...types import Question, UserError
+from .base import QuestionSource
+from .files import Row
+
+
+@dataclass(frozen=True, kw_only=True)
+class Testbed(QuestionSource):
+    """Questions about a small fictional world; see docs/testbed.md."""
+
+    name: ClassVar[str] = "testbed"
+    whole: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        given = [f.name for f in fields(self) if getattr(self, f.name) != f.default]
+        if given:
+            raise UserError(
+                f"questions=testbed has no questions.{given[0]}: its questions come with the package"
+            )
+
+    @property
+    def spec(self) -> str:
+        return "questions=testbed"
+
+    def rows(self) -> Iterator[Row]:
+        from ...testbed import assets
+
+        yield from (Row(f"question {n}", q) for n, q in enumerate(assets.load_questions(), 1))
+
+    def question(self, record: Any) -> Question:
+        assert isinstance(record, Question)
+        return record
+
+    def layout_of(self, record: Any) -> str:
+        return self.name

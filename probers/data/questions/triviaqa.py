@@ -1,0 +1,56 @@
+"""TriviaQA (Joshi et al., ACL 2017)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from ...types import Question
+from .base import Layout, layout
+from .dpr import DPR, DPRSource
+from .files import Record, accepted, identifier, optional, strings, text
+
+#: What the files without answers hold on the Hub.
+_UNKNOWN = "<unk>"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TriviaQA(DPRSource):
+    """``qa/{web,wikipedia}-{train,dev}.json``, ``unfiltered-web-{train,dev}.json``, or DPR's files.
+
+    Accepted are the value, the aliases, their normalised forms and the humans' answers: what
+    the official evaluation accepts. Its documents, which nobody has marked as gold, are not read.
+    """
+
+    hub: str | None = "mandarjoshi/trivia_qa"
+    config: str | None = "rc.nocontext"
+
+    name: ClassVar[str] = "triviaqa"
+    layouts: ClassVar[tuple[Layout, ...]] = (
+        layout("TriviaQA", "QuestionId Question"),
+        layout("TriviaQA on the Hub", "question_id question answer"),
+        DPR,
+    )
+
+    def own_question(self, record: Record) -> Question:
+        official = "QuestionId" in record
+        answer = record.get("Answer" if official else "answer") or {}
+        if not isinstance(answer, Mapping):
+            raise ValueError(f"the answer must be an object, found {type(answer).__name__}")
+        return Question(
+            id=identifier(record, "QuestionId" if official else "question_id"),
+            question=text(record, "Question" if official else "question"),
+            answers=accepted(a for a in _answers(answer, official) if a != _UNKNOWN),
+            dataset=self.name,
+        )
+
+
+def _answers(answer: Mapping[str, Any], official: bool) -> Iterable[str]:
+    if official:
+        value, lists = "Value", ("Aliases", "NormalizedAliases", "HumanAnswers")
+    else:
+        value, lists = "value", ("aliases", "normalized_aliases", "human_answers")
+    yield optional(answer, value)
+    for key in lists:
+        yield from strings(answer, key)

@@ -1,0 +1,88 @@
+"""2WikiMultihopQA (Ho et al., COLING 2020)."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import ClassVar
+
+from ...types import Question, UserError
+from ..lines import read_lines
+from .base import Layout, QuestionSource, layout
+from .files import Record, accepted, identifier, optional, strings, text
+from .hotpotqa import paragraphs, supporting_titles
+
+
+@dataclass(frozen=True, kw_only=True)
+class TwoWikiMultihopQA(QuestionSource):
+    """``train.json`` and ``dev.json``, of the plain release or of the one with Wikidata ids.
+
+    Questions are made from templates over pairs of articles, so that many share their gold
+    articles: those are one group. The rationale are the evidence triples.
+
+    Attributes:
+        aliases: ``id_aliases.json`` of the release with ids: other names of the answer's
+            entity, its demonyms too, are then accepted as the official evaluation does.
+    """
+
+    hub: str | None = "framolfese/2WikiMultihopQA"
+    aliases: str | None = None
+
+    name: ClassVar[str] = "2wikimultihopqa"
+    layouts: ClassVar[tuple[Layout, ...]] = (
+        layout("2WikiMultihopQA", "_id question context evidences"),
+        layout("2WikiMultihopQA on the Hub", "id question answer context supporting_facts evidences"),
+    )
+    extra_files: ClassVar[tuple[str, ...]] = ("aliases",)
+
+    def question(self, record: Record) -> Question:
+        id = identifier(record, "_id" if "_id" in record else "id")
+        gold = supporting_titles(record)
+        return Question(
+            id=id,
+            question=text(record, "question"),
+            answers=accepted([optional(record, "answer"), *self._others(record)]),
+            rationale=_triples(record),
+            dataset=self.name,
+            passages=paragraphs(record, spaced=False),
+            group=f"2wiki:{' | '.join(sorted(gold))}" if gold else id,
+        )
+
+    def _others(self, record: Record) -> tuple[str, ...]:
+        if self.aliases is None or not optional(record, "answer"):
+            return ()
+        if "answer_id" not in record:
+            raise UserError(
+                f"{self.spec} has no answer_id, which questions.aliases={self.aliases} needs: "
+                "take the files of the release with ids, or leave questions.aliases out"
+            )
+        return self._names.get(optional(record, "answer_id"), ())
+
+    @cached_property
+    def _names(self) -> dict[str, tuple[str, ...]]:
+        """Wikidata id -> other names and demonyms."""
+        assert self.aliases is not None
+        names: dict[str, tuple[str, ...]] = {}
+        path = Path(self.aliases)
+        for number, line in read_lines(path):
+            try:
+                entry = json.loads(line)
+                if not isinstance(entry, dict):
+                    raise ValueError(f"expected a JSON object, found {type(entry).__name__}")
+                names[identifier(entry, "Q_id")] = strings(entry, "aliases") + strings(entry, "demonyms")
+            except (ValueError, KeyError) as error:
+                reason = f"no {error}" if isinstance(error, KeyError) else str(error)
+                raise UserError(f"questions.aliases={path} line {number}: {reason}") from error
+        return names
+
+
+def _triples(record: Record) -> str:
+    evidences = record.get("evidences")
+    if not isinstance(evidences, list):
+        return ""
+    triples = [list(t.values()) if isinstance(t, dict) else t for t in evidences]
+    if not all(isinstance(t, list) and all(isinstance(part, str) for part in t) for t in triples):
+        raise ValueError("evidences must be a list of [subject, relation, object]")
+    return " ".join(f"{', '.join(triple)}." for triple in triples)

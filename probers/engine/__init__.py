@@ -1,0 +1,1 @@
+"""The language model: loading, keys and values, decoding in batches, teacher-forced scoring."""

@@ -1,0 +1,129 @@
+"""Work in batches of like length, as large as memory allows."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import torch
+from tqdm import tqdm
+
+from ..types import RunError, UserError
+
+#: Where "auto" begins, and where it stops growing.
+FIRST, MOST = 32, 256
+PADDING = 0.15  # most of all places that may be padding
+CHEAP = 1024  # places: what the tokens of one more batch, written one after another, cost about
+_ROOMY = 0.4  # a batch that took less of the device's memory than this may be twice as large
+
+T = TypeVar("T")
+
+
+class Batches:
+    """Runs work on batches of indices.
+
+    Args:
+        size: texts per batch; "auto" begins with 32, doubles up to 256 while a batch takes
+            less than two fifths of an accelerator's memory, and halves when memory runs out.
+    """
+
+    def __init__(self, size: int | str, device: torch.device) -> None:
+        if size != "auto" and not (isinstance(size, int) and size > 0):
+            raise UserError(f"batch_size={size} must be auto or a whole number above 0")
+        self._auto = size == "auto"
+        self._device = device
+        self._most = MOST
+        self.size = FIRST if self._auto else int(size)
+
+    def run(
+        self, lengths: Sequence[int], work: Callable[[list[int]], list[T]], *, progress: str | None = None
+    ) -> list[T]:
+        """``work`` for all indices of ``lengths``, in their order.
+
+        Batches hold texts of like length (:func:`cut`), and the longest come first: if memory
+        runs out, it does so at once.
+
+        Raises:
+            RunError: memory ran out for a single text, or for a batch of a size that was given.
+        """
+        waiting = sorted(range(len(lengths)), key=lambda i: -lengths[i])
+        results: dict[int, T] = {}
+        plan: list[int] = []
+        with tqdm(total=len(lengths), desc=progress, unit="text", disable=progress is None) as bar:
+            while waiting:
+                plan = plan or cut([lengths[i] for i in waiting], self.size)
+                chosen, size = waiting[: plan.pop(0)], self.size
+                try:
+                    results.update(zip(chosen, work(chosen), strict=True))
+                except (RuntimeError, MemoryError) as error:
+                    if not _out_of_memory(error):
+                        raise
+                    self._shrink(len(chosen))
+                else:
+                    waiting = waiting[len(chosen) :]
+                    if len(chosen) == size:
+                        self._grow()
+                finally:
+                    bar.update(len(results) - bar.n)
+                if self.size != size:
+                    plan = []
+        return [results[i] for i in range(len(lengths))]
+
+    def _grow(self) -> None:
+        if self._auto and 2 * self.size <= self._most and memory_share(self._device) < _ROOMY:
+            self.size *= 2
+
+    def _shrink(self, failed: int) -> None:
+        """Halve the batch after ``failed`` texts did not fit in memory."""
+        if not self._auto:
+            raise RunError(
+                f"memory ran out with batch_size={self.size}; choose a smaller one or batch_size=auto"
+            )
+        if failed == 1:
+            raise RunError("memory ran out for a single text; use a shorter one, a smaller dtype or model")
+        self.size = self._most = max(1, failed // 2)
+        gc.collect()
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+        print(f"out of memory: going on with batch_size={self.size}", file=sys.stderr)
+
+
+def cut(lengths: Sequence[int], size: int) -> list[int]:
+    """Sizes of batches of at most ``size`` texts, for descending ``lengths``.
+
+    Of all places in all batches at most 15% are padding, or so few that another batch would
+    cost more; batches are made smaller no more than that takes.
+    """
+    for limit in (1.0, 0.6, 0.4, 0.3, 0.25, 0.2, PADDING):
+        sizes, total, start = [], 0, 0
+        while start < len(lengths):
+            longest, filled, count = lengths[start], 0, 0
+            for length in lengths[start : start + size]:
+                if filled + length < (1 - limit) * longest * (count + 1):
+                    break
+                filled, count = filled + length, count + 1
+            sizes.append(count)
+            total += longest * count
+            start += count
+        if total - sum(lengths) <= max(PADDING * total, CHEAP):
+            break
+    return sizes
+
+
+def memory_share(device: torch.device) -> float:
+    """Share of an accelerator's memory that is taken, by whomever; 1.0 for a CPU.
+
+    What a batch took stays with torch's allocator, so that after a batch this is its peak.
+    """
+    if device.type != "cuda":
+        return 1.0
+    free, total = torch.cuda.mem_get_info(device)
+    return 1 - free / total
+
+
+def _out_of_memory(error: BaseException) -> bool:
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        return True
+    return "out of memory" in str(error) or "can't allocate memory" in str(error)

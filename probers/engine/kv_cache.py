@@ -1,0 +1,312 @@
+"""Keys and values: grown in place while a batch decodes, and used again for texts that begin alike.
+
+transformers' dynamic cache makes a new tensor of the whole context for every token and
+layer. Here room for the whole text is allocated once and filled, which gives the same
+numbers and is what makes long prompts in large batches cheap to continue.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, Literal
+
+from torch import Tensor
+from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+
+from .forward import Decoder
+
+_ROOM = 64  # positions added when a text outgrows its room
+
+
+class GrowingLayer(DynamicLayer):
+    """One layer's keys and values, as views of buffers with room for what is to come.
+
+    Args:
+        capacity: positions to make room for at first.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        super().__init__()
+        self._capacity = capacity
+        self._buffers: tuple[Tensor, Tensor] | None = None
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Append (batch, heads, length, width) keys and values; returns all there are."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        start = self.get_seq_length()
+        end = start + key_states.shape[-2]
+        if self._buffers is None or end > self._buffers[0].shape[-2]:
+            self._make_room(key_states, value_states, end + _ROOM if start else end)
+        assert self._buffers is not None
+        for buffer, new in zip(self._buffers, (key_states, value_states), strict=True):
+            buffer[:, :, start:end] = new
+        self.keys, self.values = (buffer[:, :, :end] for buffer in self._buffers)
+        return self.keys, self.values
+
+    def reserve(self, rows: int, length: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Begin with ``length`` positions in each row, for the caller to fill.
+
+        Args:
+            keys, values: (heads, _, width) of one row, for their shape and kind.
+
+        Returns:
+            Keys and values (rows, heads, length, width) as the cache holds them.
+        """
+        self.lazy_initialization(keys, values)
+        self._buffers = empty(rows, max(length, self._capacity), keys, values)
+        self.keys, self.values = (buffer[:, :, :length] for buffer in self._buffers)
+        return self.keys, self.values
+
+    def _make_room(self, keys: Tensor, values: Tensor, capacity: int) -> None:
+        start, before = self.get_seq_length(), (self.keys, self.values)
+        self._buffers = empty(len(keys), max(capacity, self._capacity), keys[0], values[0])
+        if start:
+            for buffer, old in zip(self._buffers, before, strict=True):
+                assert old is not None  # there are positions already
+                buffer[:, :, :start] = old
+
+    def drop(self, count: int) -> None:
+        """Take back the last ``count`` positions."""
+        if self._buffers is not None:
+            length = self.get_seq_length() - count
+            self.keys, self.values = (buffer[:, :, :length] for buffer in self._buffers)
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        """Keep some rows, and the room there was.
+
+        Where rows keep their place and the others come from behind them, as
+        :func:`probers.engine.batch.closed` orders them, only those are copied.
+        """
+        if self._buffers is None:
+            return
+        length, sources = self.get_seq_length(), indices.tolist()
+        moved = [(row, source) for row, source in enumerate(sources) if row != source]
+        if all(source >= len(sources) for _, source in moved):
+            for buffer in self._buffers:
+                for row, source in moved:
+                    buffer[row, :, :length] = buffer[source, :, :length]
+            kept = [buffer[: len(sources)] for buffer in self._buffers]
+        else:
+            kept = [buffer.index_select(0, indices.to(buffer.device)) for buffer in self._buffers]
+        self._buffers = (kept[0], kept[1])
+        self.keys, self.values = (buffer[:, :, :length] for buffer in self._buffers)
+
+
+def empty(rows: int, length: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    """Uninitialised (rows, heads, length, width) like keys and values (heads, _, width)."""
+    made = [one.new_empty(rows, one.shape[0], length, one.shape[2]) for one in (keys, values)]
+    return made[0], made[1]
+
+
+def new_cache(config: Any, capacity: int) -> DynamicCache:
+    """An empty cache for a model of ``config``; full attention has room for ``capacity`` positions."""
+    cache = DynamicCache(config=config)
+    # Sliding windows stay as they are, they are short; so does whatever else a family brings.
+    cache.layers = [GrowingLayer(capacity) if type(c) is DynamicLayer else c for c in cache.layers]
+    return cache
+
+
+def can_share(config: Any) -> bool:
+    """Whether a prefix's keys and values can be handed to other texts in this family."""
+    layers = DynamicCache(config=config).layers
+    return all(type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) for layer in layers)
+
+
+_Kind = Literal["keys", "values"]
+_KINDS: tuple[_Kind, _Kind] = ("keys", "values")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Known:
+    """Tokens that prompts may begin with, and their keys and values.
+
+    Attributes:
+        ids: the tokens.
+        keys, values: per layer (heads, len(ids) - start, width), of the tokens from ``start`` on.
+        before: has those of the first ``start`` tokens; None where start is 0.
+    """
+
+    ids: tuple[int, ...]
+    keys: tuple[Tensor, ...]
+    values: tuple[Tensor, ...]
+    before: Known | None = None
+    start: int = 0
+
+    @classmethod
+    def compute(cls, decoder: Decoder, ids: Sequence[int]) -> Known:
+        """Run the model over ``ids`` once."""
+        tokens, mask, positions = decoder.pad([ids])
+        # Without the config, so that layers with a sliding window keep all positions too:
+        # how far the window reaches depends on what follows.
+        cache = DynamicCache()
+        decoder(tokens, mask, positions, cache=cache)
+        layers: list[Any] = cache.layers
+        found = [(layer.keys[0], layer.values[0]) for layer in layers]
+        return cls(tuple(ids), tuple(k for k, _ in found), tuple(v for _, v in found))
+
+    def common(self, ids: Sequence[int]) -> int:
+        """How many tokens ``ids`` begins with that are known, its last one not counted.
+
+        The last token is left to be computed, since its logits are wanted.
+        """
+        least = min(len(ids) - 1, len(self.ids))
+        pairs = enumerate(zip(self.ids[:least], ids, strict=False))
+        return next((i for i, (mine, its) in pairs if mine != its), least)
+
+    def write(self, places: Tensor, which: _Kind, layer: int) -> None:
+        """Put a layer's keys or values of the first n tokens into ``places`` (rows, heads, n, width)."""
+        if self.before is not None:
+            self.before.write(places[:, :, : self.start], which, layer)
+        if places.shape[2] > self.start:
+            own: Tensor = getattr(self, which)[layer]
+            places[:, :, self.start :] = own[:, : places.shape[2] - self.start]
+
+
+def fill(cache: Any, known: Sequence[Known], prompts: Sequence[Sequence[int]], pads: Sequence[int]) -> int:
+    """Begin the empty cache of a left-padded batch with as many columns as are known in every row.
+
+    Row i begins with its padding, and then has as much of ``known[i]`` as its prompt begins
+    with. What a row still lacks lies in the columns after these, and is computed with the rest
+    of its prompt: every row stands where it would without this, with the same positions and mask.
+
+    Args:
+        prompts: token ids of the rows.
+        pads: columns of padding before each.
+
+    Returns:
+        The number of columns.
+    """
+    length = min(pad + one.common(ids) for pad, one, ids in zip(pads, known, prompts, strict=True))
+    if not length:
+        return 0
+    like = known[0]
+    runs = [(pad, one, len(list(rows))) for (pad, one), rows in groupby(zip(pads, known, strict=True))]
+    for number, layer in enumerate(cache.layers):
+        grows = isinstance(layer, GrowingLayer)
+        make = layer.reserve if grows else empty
+        keys, values = make(len(prompts), length, like.keys[number], like.values[number])
+        start = 0
+        for pad, one, count in runs:
+            rows = slice(start, start + count)
+            for places, which in zip((keys, values), _KINDS, strict=True):
+                places[rows, :, :pad] = 0  # never seen, but it must be a number
+                if length > pad:
+                    one.write(places[rows, :, pad:], which, number)
+            start += count
+        if not grows:
+            layer.update(keys, values)
+    return length
+
+
+class Recent:
+    """The texts of late generations by name, for prompts that go on from them.
+
+    Given to one call of :meth:`probers.engine.model.CausalLM.generate` after another: each takes from it
+    what its prompts begin with, and leaves in it what it computed. Results do not depend on it.
+    Nothing is left by families whose keys and values cannot be handed on (sliding windows), nor
+    beyond ``megabytes``.
+    """
+
+    def __init__(self, *, megabytes: float = 1024) -> None:
+        self._room = megabytes * 1e6
+        self._texts: dict[str, Known] = {}
+        self._taken: dict[str, int] = {}  # bytes
+
+    def __len__(self) -> int:
+        return len(self._texts)
+
+    def get(self, name: str) -> Known | None:
+        """The last text of this name."""
+        return self._texts.get(name)
+
+    def keep(
+        self, name: str, cache: Any, row: int, pad: int, ids: tuple[int, ...], known: Known | None
+    ) -> None:
+        """Copy what a batch's cache has of ``row``, in the place of the last text of that name.
+
+        Args:
+            pad: columns of padding that the row begins with.
+            ids: the tokens after them, as many as the cache has or more.
+            known: what the row began with, which is not copied again.
+        """
+        if known is None or known is not self._texts.get(name):
+            self.forget(name)
+        if not all(type(layer) is GrowingLayer for layer in cache.layers):
+            return
+        ids = ids[: cache.layers[0].get_seq_length() - pad]
+        start = 0 if known is None else known.common(ids)
+        keys = [layer.keys[row, :, pad + start :] for layer in cache.layers]
+        values = [layer.values[row, :, pad + start :] for layer in cache.layers]
+        size = sum(each.nbytes for each in keys + values)
+        if size > self._room:
+            self.forget(name)
+            return
+        self._room -= size
+        self._taken[name] = self._taken.get(name, 0) + size  # what it goes on from stays in memory
+        own = [tuple(each.clone() for each in kind) for kind in (keys, values)]
+        self._texts[name] = Known(ids, own[0], own[1], known if start else None, start)
+
+    def forget(self, name: str) -> None:
+        """Leave out a text."""
+        self._texts.pop(name, None)
+        self._room += self._taken.pop(name, 0)
+
+
+#: Tokens that must be saved: about what the further pass over one token of each row costs.
+_LEAST = 128
+
+
+def longest(sequences: Sequence[Sequence[int]]) -> list[int]:
+    """For each sequence the index of one that begins with it and that no other begins with."""
+    order = sorted(range(len(sequences)), key=lambda i: tuple(sequences[i]))
+    found = list(range(len(sequences)))
+    # Whatever begins some sequence begins its neighbour in alphabetical order.
+    for this, following in zip(order[-2::-1], order[:0:-1], strict=True):
+        if tuple(sequences[following][: len(sequences[this])]) == tuple(sequences[this]):
+            found[this] = found[following]
+    return found
+
+
+def nested_cache(decoder: Decoder, prompts: Sequence[Sequence[int]], capacity: int) -> Any:
+    """Keys and values of all but the last token of left-padded prompts, of nested ones computed once.
+
+    Args:
+        prompts: token ids.
+        capacity: positions to make room for.
+
+    Returns:
+        A cache with as many columns as the longest prompt has tokens, less one; None where
+        too little is nested, or the family's cache cannot be cut (sliding windows).
+    """
+    leaf = longest(prompts)
+    saved = sum(len(prompts[i]) for i, own in enumerate(leaf) if i != own)
+    if saved < _LEAST or min(map(len, prompts)) < 2:
+        return None
+    cache: Any = new_cache(decoder.model.config, capacity)
+    if not all(type(layer) is GrowingLayer for layer in cache.layers):
+        return None
+    kept = sorted(set(leaf))
+    heads = [prompts[i][:-1] for i in kept]
+    ids, mask, positions = decoder.pad(heads)
+    computed: Any = new_cache(decoder.model.config, ids.shape[1])
+    decoder(ids, mask, positions, cache=computed)
+    width = max(map(len, prompts)) - 1
+    sources = []
+    for prompt, own in zip(prompts, leaf, strict=True):
+        row, count = kept.index(own), len(prompt) - 1
+        start = ids.shape[1] - len(heads[row])
+        sources.append((row, start, count))
+    for old, layer in zip(computed.layers, cache.layers, strict=True):
+        places = layer.reserve(len(prompts), width, old.keys[0], old.values[0])
+        for place, full in zip(places, (old.keys, old.values), strict=True):
+            for row, (source, start, count) in enumerate(sources):
+                place[row, :, : width - count] = 0  # never seen, but it must be a number
+                place[row, :, width - count :] = full[source, :, start : start + count]
+        old.keys = old.values = None  # free before the next layer's are made
+    return cache

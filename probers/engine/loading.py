@@ -1,0 +1,133 @@
+"""Getting a model and its tokenizer from a hub id or a folder, and knowing which one it is."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..types import UserError
+
+#: Bytes read at each of the places a weight file is sampled at, and how many places.
+_SAMPLE, _PLACES = 4096, 64
+
+
+def pick_device(device: str) -> torch.device:
+    """The device named, or the best one there is for "auto"."""
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        chosen = torch.device(device)
+    except RuntimeError as error:
+        raise UserError(f"device={device} is not a device: use auto, cpu, cuda or cuda:<n>") from error
+    if chosen.type == "cuda" and (chosen.index or 0) >= torch.cuda.device_count():
+        raise UserError(f"device={device} is not there: torch sees {torch.cuda.device_count()} CUDA devices")
+    return chosen
+
+
+def pick_dtype(dtype: str, device: torch.device) -> str | torch.dtype:
+    """The number format named; "auto" is the checkpoint's own, but float32 on a CPU."""
+    if dtype == "auto":
+        # Half precision is slower than single on most CPUs, and less exact.
+        return torch.float32 if device.type == "cpu" else "auto"
+    chosen = getattr(torch, dtype, None)
+    if not isinstance(chosen, torch.dtype) or not chosen.is_floating_point:
+        raise UserError(f"dtype={dtype} is not a number format: use auto, float32, bfloat16 or float16")
+    return chosen
+
+
+def load(
+    source: str,
+    *,
+    revision: str | None,
+    dtype: str | torch.dtype,
+    device: torch.device,
+    device_map: str | Mapping[str, Any] | None,
+    quantization: Mapping[str, Any] | None,
+    attn: str | None,
+    trust_remote_code: bool,
+) -> tuple[Any, Any]:
+    """A model in evaluation mode on its device or devices, and its tokenizer.
+
+    Raises:
+        UserError: transformers finds or builds no causal language model there, or a package
+            that it needs for that is missing.
+    """
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    options: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
+    placed: dict[str, Any] = {}
+    if quantization is not None:
+        placed["quantization_config"] = _quantization(quantization)
+    if device_map is not None or quantization is not None:
+        # Quantized weights cannot be moved afterwards: they are made where they stay.
+        placed["device_map"] = {"": device} if device_map is None else device_map
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source, **options)
+        model: Any = AutoModelForCausalLM.from_pretrained(
+            source, dtype=dtype, attn_implementation=attn, **options, **placed
+        )
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise UserError(f"model={source} cannot be loaded as a causal language model: {reason}") from error
+    return (model if placed else model.to(device)).eval(), tokenizer
+
+
+def _quantization(config: Mapping[str, Any]) -> Any:
+    from transformers.quantizers.auto import AutoQuantizationConfig
+
+    try:
+        return AutoQuantizationConfig.from_dict(dict(config))
+    except (ValueError, TypeError, ImportError, AttributeError) as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(f"quantization={dict(config)} is none that transformers offers: {reason}") from error
+
+
+def context_length(config: Any) -> int | None:
+    """Most tokens a model can read, where its configuration says so."""
+    text = config.get_text_config()
+    for name in ("max_position_embeddings", "max_seq_len", "n_positions", "seq_length"):
+        found = getattr(text, name, None)
+        if isinstance(found, int) and found > 0:
+            return found
+    return None
+
+
+def fingerprint(source: str, model: Any) -> str:
+    """Which weights these are: the hub's commit, or a hash of a folder's files.
+
+    Of each weight file the hash takes the size, the header and samples throughout, so
+    that another training run of the same shape has another fingerprint and a large
+    model need not be read twice. Weights that are quantized are others: how is added.
+    "" when neither is there.
+    """
+    quantized = getattr(model.config, "quantization_config", None)
+    if quantized is None:
+        return _weights(source, model)
+    plain = quantized if isinstance(quantized, dict) else quantized.to_dict()
+    how = hashlib.sha256(json.dumps(plain, sort_keys=True, default=str).encode()).hexdigest()[:6]
+    return f"{_weights(source, model)}+{how}"
+
+
+def _weights(source: str, model: Any) -> str:
+    folder = Path(source)
+    if not folder.is_dir():
+        return str(getattr(model.config, "_commit_hash", None) or "")
+    digest = hashlib.sha256()
+    config = folder / "config.json"
+    if config.is_file():
+        digest.update(json.dumps(json.loads(config.read_text("utf-8")), sort_keys=True).encode())
+    for path in sorted(
+        [*folder.glob("*.safetensors"), *folder.glob("*.bin"), *folder.glob("tokenizer.json")]
+    ):
+        size = path.stat().st_size
+        digest.update(f"{path.name}:{size}".encode())
+        with path.open("rb") as file:
+            for place in range(_PLACES):
+                file.seek(max(0, size - _SAMPLE) * place // (_PLACES - 1))
+                digest.update(file.read(_SAMPLE))
+    return digest.hexdigest()[:12]

@@ -1,0 +1,338 @@
+"""A language model that says what went on inside while it wrote."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from ..capture.blocks import check_supported, decoder_layers
+from ..capture.hidden_states import check_needs
+from ..store.spec import ModelSpec
+from ..types import AttentionRows, Generation, Needs, UserError
+from .batch import Sampler, Sampling
+from .batching import Batches
+from .decode import generate_batch
+from .forward import Decoder
+from .kv_cache import Known, Recent, can_share, longest
+from .loading import context_length, fingerprint, load, pick_device, pick_dtype
+from .score import attend_alone, score_batch
+from .stopping import Stop, Stops
+from .tokens import Prompt, TooLong, encode_continuation, encode_prompts, fit_context
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+#: Record tokens, log-probabilities and entropies only.
+NOTHING = Needs()
+
+
+class CausalLM:
+    """A decoder-only model of transformers with its tokenizer.
+
+    Attributes:
+        model: the transformers model, in evaluation mode and otherwise untouched.
+        tokenizer: its tokenizer; no padding token is needed.
+        device: where its input goes.
+        num_layers: decoder blocks.
+        width: size d of the residual stream.
+
+    Args:
+        name: what the user calls it; part of every feature's specification.
+        batch_size: texts per forward pass, or "auto" (:class:`probers.engine.batching.Batches`).
+        on_too_long: what to do with a prompt that does not fit into the context: "error",
+            "skip" (its Generation has no tokens and the stop "skipped"), or "truncate_left"
+            (the beginning of the prompt goes, special tokens there stay).
+        use_cache: False does without keys and values, for models whose cache is broken.
+
+    Raises:
+        UserError: the model is no causal decoder, by name and reason.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        *,
+        name: str = "",
+        revision: str = "",
+        batch_size: int | str = "auto",
+        on_too_long: TooLong = "error",
+        use_cache: bool = True,
+    ) -> None:
+        if on_too_long not in ("error", "skip", "truncate_left"):
+            raise UserError(f"on_too_long={on_too_long} is unknown: choose error, skip or truncate_left")
+        self.model = model
+        self.tokenizer = tokenizer
+        self.device: torch.device = model.device
+        self.num_layers = len(decoder_layers(model))
+        check_supported(model)
+        self.width = int(model.config.get_text_config().hidden_size)
+        self.on_too_long: TooLong = on_too_long
+        self.use_cache = use_cache
+        self._batches = Batches(batch_size, self.device)
+        self._name, self._revision = name or type(model).__name__, revision
+        self._decoder = Decoder(model)
+        self._context = context_length(model.config)
+        self._prefix: tuple[str, Known] | None = None
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        name: str = "testbed",
+        *,
+        revision: str | None = None,
+        dtype: str = "auto",
+        device: str = "auto",
+        device_map: str | Mapping[str, Any] | None = None,
+        quantization: Mapping[str, Any] | None = None,
+        attn: str | None = None,
+        trust_remote_code: bool = False,
+        **options: Any,
+    ) -> Self:
+        """Load a model.
+
+        Args:
+            name: "testbed" for the embedded one, a hub id or a folder.
+            revision: hub branch, tag or commit.
+            dtype: "auto" (float32 on a CPU, else the checkpoint's), "float32", "bfloat16", "float16".
+            device: "auto", "cpu", "cuda", "cuda:1", ..
+            device_map: spread the model over devices, as transformers does ("auto", or a
+                mapping of modules); needs accelerate. In place of ``device``.
+            quantization: what transformers takes as a quantization config, e.g.
+                ``{"quant_method": "bitsandbytes", "load_in_4bit": True}``. Checkpoints that are
+                quantized already need nothing.
+            attn: attention implementation of transformers; None for the model's default.
+            trust_remote_code: run Python code that comes with the model.
+            **options: those of the constructor.
+
+        Raises:
+            UserError: there is no such model, device or number format, or the model is no causal decoder.
+        """
+        if name == "testbed":
+            from ..testbed.assets import model_path
+
+            source = str(model_path())
+        else:
+            source = name
+        place = pick_device(device)
+        model, tokenizer = load(
+            source,
+            revision=revision,
+            dtype=pick_dtype(dtype, place),
+            device=place,
+            device_map=device_map,
+            quantization=quantization,
+            attn=attn,
+            trust_remote_code=trust_remote_code,
+        )
+        return cls(model, tokenizer, name=name, revision=fingerprint(source, model), **options)
+
+    @cached_property
+    def spec(self) -> ModelSpec:
+        """Which model this is, for the features read from it."""
+        dtype = str(self.model.dtype).removeprefix("torch.")
+        return ModelSpec(self._name, self._revision, self.num_layers, self.width, dtype)
+
+    def generate(
+        self,
+        prompts: Sequence[str],
+        *,
+        max_new_tokens: int | Sequence[int],
+        needs: Needs = NOTHING,
+        stop: Sequence[Stop] = (),
+        sampling: Sampling | None = None,
+        prefix: str = "",
+        names: Sequence[str] | None = None,
+        recent: Recent | None = None,
+        draft: int = 0,
+        progress: str | None = None,
+    ) -> list[Generation]:
+        """Continue every prompt, in batches of like length; order out is order in.
+
+        Args:
+            prompts: texts; tokenized as the tokenizer does by default, its BOS included.
+            max_new_tokens: most tokens per text; one number for all, or one each.
+            needs: what to record besides log-probabilities and entropies.
+            stop: strings before which the text is cut, :class:`probers.engine.stopping.SentenceEnd`, and
+                callables that are given the text after each token and end it by returning True
+                (see :mod:`probers.engine.stopping` for what that means for tokens).
+            sampling: draw tokens instead of taking the likeliest.
+            prefix: text that all prompts begin with (a run's exemplars). Its keys and values
+                are computed once and kept for later calls; results do not depend on it.
+            names: what messages call the prompts; by default their place in the list.
+            recent: what earlier calls computed for prompts of these names, so that one that
+                goes on from there need not compute it again; this call's texts are added.
+            draft: guess so many tokens at once from the prompt, where a text is alone in its
+                batch or the last that runs, and check them in one pass (:mod:`probers.engine.speculative`);
+                0 decodes token by token. Results differ by rounding only. Drawn tokens are not guessed.
+            progress: label of a progress bar; None shows none.
+
+        Raises:
+            UserError: an empty prompt, one that with ``max_new_tokens`` exceeds the model's
+                context or lacks ``prefix``, a layer or site the model lacks.
+            RunError: NaN or infinite states or logits, out of memory for a single prompt.
+        """
+        check_needs(needs, self.model)
+        limits = [max_new_tokens] * len(prompts) if isinstance(max_new_tokens, int) else list(max_new_tokens)
+        if len(limits) != len(prompts):
+            raise UserError(f"{len(prompts)} prompts but {len(limits)} limits in max_new_tokens were given")
+        if (max_new_tokens if isinstance(max_new_tokens, int) else min(limits, default=1)) < 1:
+            raise UserError(f"max_new_tokens={max_new_tokens} must be at least 1")
+        stops = Stops.of(self._eos, stop)
+        encoded = encode_prompts(self.tokenizer, prompts, names)
+        shared = self._shared(prefix, encoded)
+        fitting = self._fit(encoded, limits, [f"max_new_tokens={n}" for n in limits])
+        known = [_known(p, shared, recent) for p in fitting]
+        streams = sampling.streams([p.ids for p in encoded]) if sampling is not None else []
+
+        def work(chosen: list[int]) -> list[Generation]:
+            sampler = Sampler(sampling, [streams[i] for i in chosen]) if sampling is not None else None
+            return generate_batch(
+                self._decoder, self.tokenizer, [fitting[i] for i in chosen],
+                limits=[limits[i] for i in chosen], needs=needs, stops=stops, sampler=sampler,
+                known=_of_all(known, chosen), recent=recent, draft=draft, use_cache=self.use_cache,
+            )  # fmt: skip
+
+        # A prompt that another one begins with belongs beside it, in whose pass it is computed.
+        leaf = longest([p.ids for p in fitting]) if shared is None else range(len(fitting))
+        lengths = [len(fitting[i].ids) for i in leaf]
+        return self._run(encoded, fitting, lengths, needs, work, progress)
+
+    def score(
+        self,
+        prompts: Sequence[str],
+        continuations: Sequence[str | Sequence[int]],
+        *,
+        needs: Needs = NOTHING,
+        prefix: str = "",
+        names: Sequence[str] | None = None,
+        progress: str | None = None,
+    ) -> list[Generation]:
+        """Record the same as :meth:`generate` for given continuations, in one forward pass.
+
+        A continuation given as token ids is taken as it is: ``score([g.prompt],
+        [g.token_ids])`` repeats what ``generate`` recorded. A text is tokenized on its own
+        and put after the prompt's tokens, as generated tokens are; where its tokens do not
+        read as that text after the prompt, prompt and text are tokenized together. A model
+        may have written the same text in other tokens, so pass ids where that matters.
+
+        Raises:
+            UserError: as :meth:`generate`, or a text that no tokenization reproduces.
+        """
+        check_needs(needs, self.model)
+        if len(prompts) != len(continuations):
+            raise UserError(f"{len(prompts)} prompts but {len(continuations)} continuations were given")
+        encoded = encode_prompts(self.tokenizer, prompts, names)
+        ids = [encode_continuation(self.tokenizer, p, c) for p, c in zip(encoded, continuations, strict=True)]
+        shared = self._shared(prefix, encoded)
+        more = [len(tokens) for tokens in ids]
+        fitting = self._fit(encoded, more, [f"its continuation of {n}" for n in more])
+
+        def work(chosen: list[int]) -> list[Generation]:
+            batch, tokens = [fitting[i] for i in chosen], [ids[i] for i in chosen]
+            return score_batch(self._decoder, self.tokenizer, batch, tokens, needs=needs, prefix=shared)
+
+        lengths = [len(p.ids) + n for p, n in zip(fitting, more, strict=True)]
+        return self._run(encoded, fitting, lengths, needs, work, progress)
+
+    def attention_alone(
+        self, generations: Sequence[Generation], *, progress: str | None = None
+    ) -> list[AttentionRows]:
+        """Last-layer attention when only the generated tokens are forwarded: no prompt, no BOS.
+
+        ``rows`` is (n + 1, n) with a zero row 0; ``column_max`` includes the diagonal.
+        """
+
+        def work(chosen: list[int]) -> list[AttentionRows]:
+            results = {
+                i: AttentionRows(np.zeros((1, 0), np.float32), np.zeros(0, np.float32))
+                for i in chosen
+                if not generations[i].token_ids
+            }
+            full = [i for i in chosen if generations[i].token_ids]
+            if full:
+                rows = attend_alone(self._decoder, [generations[i].token_ids for i in full])
+                results.update(zip(full, rows, strict=True))
+            return [results[i] for i in chosen]
+
+        return self._batches.run([len(g.token_ids) for g in generations], work, progress=progress)
+
+    @cached_property
+    def _eos(self) -> frozenset[int]:
+        declared = getattr(self.model.generation_config, "eos_token_id", None)
+        listed = declared if isinstance(declared, list) else [declared]
+        return frozenset(i for i in [*listed, self.tokenizer.eos_token_id] if i is not None)
+
+    def _shared(self, prefix: str, encoded: Sequence[Prompt]) -> Known | None:
+        """Keys and values of ``prefix``, computed when it is another one than last time."""
+        for prompt in encoded:
+            if not prompt.text.startswith(prefix):
+                raise UserError(f"{prompt.name} does not begin with the prefix {prefix[:40]!r}..")
+        if not prefix or not encoded or not self.use_cache or not can_share(self.model.config):
+            return None
+        if self._prefix is None or self._prefix[0] != prefix:
+            (tokens,) = encode_prompts(self.tokenizer, [prefix])
+            if self._context is not None and len(tokens.ids) > self._context:
+                raise UserError(f"the prefix has {len(tokens.ids)} tokens, the context only {self._context}")
+            self._prefix = None  # its memory is free before the next one is made
+            self._prefix = (prefix, Known.compute(self._decoder, tokens.ids))
+        return self._prefix[1]
+
+    def fits(self, prompts: Sequence[str], more: Sequence[int]) -> list[bool]:
+        """Whether each prompt leaves room in the model's context for so many further tokens."""
+        if self._context is None or not prompts:
+            return [True] * len(prompts)
+        ids = self.tokenizer(list(prompts), verbose=False)["input_ids"]
+        return [len(found) + n <= self._context for found, n in zip(ids, more, strict=True)]
+
+    def _fit(self, encoded: Sequence[Prompt], more: Sequence[int], what: Sequence[str]) -> list[Prompt]:
+        """The prompts as they go into the context; one to be left out has no tokens."""
+        if self._context is None:
+            return list(encoded)
+        found = [
+            fit_context(self.tokenizer, p, n, self._context, self.on_too_long, why)
+            for p, n, why in zip(encoded, more, what, strict=True)
+        ]
+        left_out = [p.name for p in found if not p.ids]
+        if left_out:
+            more_names = f" and {len(left_out) - 5} more" if len(left_out) > 5 else ""
+            print(
+                f"left out, too long for the context of {self._context} tokens (on_too_long=skip): "
+                f"{', '.join(left_out[:5])}{more_names}",
+                file=sys.stderr,
+            )
+        return found
+
+    def _run(
+        self,
+        encoded: Sequence[Prompt],
+        fitting: Sequence[Prompt],
+        lengths: Sequence[int],
+        needs: Needs,
+        work: Callable[[list[int]], list[Generation]],
+        progress: str | None,
+    ) -> list[Generation]:
+        """``work`` for the prompts that fit, batched by ``lengths``; the others' generations are empty."""
+        kept = [i for i, prompt in enumerate(fitting) if prompt.ids]
+        sizes = [lengths[i] for i in kept]
+        made = self._batches.run(sizes, lambda chosen: work([kept[i] for i in chosen]), progress=progress)
+        results = dict(zip(kept, made, strict=True))
+        return [results[i] if i in results else encoded[i].skipped(needs) for i in range(len(encoded))]
+
+
+def _known(prompt: Prompt, shared: Known | None, recent: Recent | None) -> Known | None:
+    """What has most of the prompt's beginning."""
+    last = recent.get(prompt.name) if recent is not None else None
+    found = [one for one in (shared, last) if one is not None]
+    return max(found, key=lambda one: one.common(prompt.ids), default=None)
+
+
+def _of_all(known: Sequence[Known | None], chosen: Sequence[int]) -> list[Known] | None:
+    """Those of the prompts of one batch, where each has one."""
+    found = [one for one in (known[i] for i in chosen) if one is not None]
+    return found if len(found) == len(chosen) else None

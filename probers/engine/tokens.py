@@ -1,0 +1,278 @@
+"""Prompts and continuations as tokens, and which characters of the text each token wrote.
+
+Offsets come from decoding, never from a tokenizer's space marker, so that they hold
+for byte-level BPE (a character's bytes may be spread over several tokens),
+SentencePiece (the first token's space is dropped without context) and WordPiece
+(the decoder puts spaces in).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+
+from ..types import Generation, Needs, UserError
+
+Span = tuple[int, int]
+
+#: Prompt tokens decoded along with the first generated ones, so that their spaces survive.
+CONTEXT = 4
+_FAR_CONTEXT = 64
+_BROKEN = "�"  # what decoders print for bytes that are no character (yet)
+
+
+class TextStream:
+    """Text of a growing token sequence, one token at a time.
+
+    Each step decodes a few tokens, not the whole sequence: those since the last place
+    where the text was known to be complete, and those just before it for context.
+
+    Args:
+        context: tokens before the first one; they decide whether a leading space
+            belongs to the text.
+
+    Attributes:
+        text: the text of the tokens up to the last complete character.
+        clean: whether no token has changed the text of those before it. Bytes that are
+            no character can do that where contiguous bytes are decoded as one.
+    """
+
+    def __init__(self, tokenizer: Any, context: Sequence[int] = ()) -> None:
+        self._tokenizer = tokenizer
+        self._ids = list(context)[-CONTEXT:]
+        self._anchor, self._read = 0, len(self._ids)
+        self._base = decode(tokenizer, self._ids)
+        self._tail = ""  # decoded, but its last character may lack bytes
+        self._after: list[tuple[int, str]] = []  # per token: len(text) and tail once it was read
+        self._settled = 0
+        self.text = ""
+        self.clean = True
+
+    def push(self, token: int) -> None:
+        """Read one more token."""
+        self._ids.append(token)
+        window = decode(self._tokenizer, self._ids[self._anchor :])
+        goes_on = window.startswith(self._base)
+        if window.endswith(_BROKEN):
+            self._tail = window[len(self._base) :] if goes_on else _BROKEN
+        else:
+            known = len(self._base) if goes_on else _common(self._base, window)
+            if not goes_on:
+                self.clean = False
+                self.text = self.text[: max(0, len(self.text) - len(self._base) + known)]
+            self.text += window[known:]
+            self._tail = ""
+            last = decode(self._tokenizer, self._ids[self._read :])
+            if last:  # a token without text would not keep the space of the next one
+                self._anchor, self._base = self._read, last
+            else:
+                self._base = window
+            self._read = len(self._ids)
+        self._after.append((len(self.text), self._tail))
+
+    @property
+    def visible(self) -> str:
+        """The text so far without a character whose bytes are not all there."""
+        return self.text + self._tail.rstrip(_BROKEN)
+
+    @property
+    def full(self) -> str:
+        """The text of all tokens read, a broken character at the end included."""
+        return self.text + self._tail
+
+    def offsets(self) -> tuple[Span, ...]:
+        """[start, end) in ``full`` of every token, as :func:`token_offsets` says."""
+        return _spans(self._after, self.full)
+
+    def settled(self, characters: int) -> int:
+        """How many leading tokens are sure to end at or before a position (never goes back)."""
+        while self._settled < len(self._after):
+            stable, tail = self._after[self._settled]
+            if stable + len(tail) > characters:
+                break
+            self._settled += 1
+        return self._settled
+
+
+def decode(tokenizer: Any, ids: Sequence[int]) -> str:
+    """Text of tokens, special ones left out and spaces as they are."""
+    if not ids:
+        return ""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is not None:  # the same without the wrapper's overhead, which counts per token
+        return str(backend.decode(list(ids), skip_special_tokens=True))
+    return str(tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False))
+
+
+def token_offsets(
+    tokenizer: Any, ids: Sequence[int], context: Sequence[int] = ()
+) -> tuple[str, tuple[Span, ...]]:
+    """Text of ``ids`` and the [start, end) characters of each.
+
+    Tokens that share a character each span all of it; a token without text (a special
+    token) has an empty span at its place. Together the spans cover the text.
+
+    Args:
+        tokenizer: any tokenizer of transformers.
+        ids: the tokens.
+        context: tokens before ``ids`` (the prompt's); they decide whether a leading
+            space belongs to the text, and are not part of it.
+    """
+    stream = TextStream(tokenizer, context)
+    for token in ids:
+        stream.push(token)
+    before = list(context)[-_FAR_CONTEXT:]
+    base, text = decode(tokenizer, before), decode(tokenizer, [*before, *ids])
+    if stream.clean and text == base + stream.full:
+        return stream.full, stream.offsets()
+    # Step-wise decoding and decoding at once differ (bytes that are no character): compare
+    # the text of every prefix with the whole one, in time quadratic in the tokens.
+    if not text.startswith(base):  # the first tokens destroy the prompt's last character
+        before, base = [], ""
+        text = decode(tokenizer, ids)
+    text = text[len(base) :]
+    prefixes = [decode(tokenizer, [*before, *ids[: i + 1]])[len(base) :] for i in range(len(ids))]
+    return text, _spans([(0, prefix) for prefix in prefixes], text)
+
+
+def _spans(read: Sequence[tuple[int, str]], text: str) -> tuple[Span, ...]:
+    """Spans from what each prefix of the tokens decodes to: ``text[:stable] + tail``."""
+    spans: list[Span] = []
+    start = 0
+    for stable, tail in read:
+        known = max(start, stable + _common(tail, text[stable : stable + len(tail)]))
+        if known - stable < len(tail):  # its last character is not complete yet
+            spans.append((start, min(known + 1, len(text))))
+        elif known == start and tail.endswith(_BROKEN):  # more bytes of one that never will be
+            spans.append((max(start - 1, 0), start))
+        else:
+            spans.append((start, known))
+        start = known
+    return tuple(spans)
+
+
+def _common(one: str, other: str) -> int:
+    """Length of the common beginning."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))
+
+
+TooLong = Literal["error", "skip", "truncate_left"]
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A tokenized prompt, and what messages call it."""
+
+    name: str
+    text: str
+    ids: tuple[int, ...]
+    offsets: tuple[Span, ...]
+
+    def skipped(self, needs: Needs) -> Generation:
+        """What stands for the generation of a prompt that was left out."""
+        nothing = np.zeros(0, dtype=np.float32)
+        return Generation(
+            self.text, self.ids, self.offsets, (), "", (), nothing, nothing, "skipped", needs=needs
+        )
+
+
+def encode_prompts(
+    tokenizer: Any, prompts: Sequence[str], names: Sequence[str] | None = None
+) -> list[Prompt]:
+    """Tokenize prompts as the tokenizer does by default, its BOS included.
+
+    Args:
+        names: what messages call each; by default its place in the list.
+
+    Raises:
+        UserError: a prompt is empty or has no tokens.
+    """
+    if isinstance(prompts, str):
+        raise UserError("prompts must be a list of texts, not one text")
+    if names is not None and len(names) != len(prompts):
+        raise UserError(f"{len(prompts)} prompts but {len(names)} names were given")
+    called = [f"prompt {name}" for name in (range(len(prompts)) if names is None else names)]
+    for name, text in zip(called, prompts, strict=True):
+        if not text:
+            raise UserError(f"{name} is empty; there is nothing to continue")
+    if not prompts:
+        return []
+    fast = bool(getattr(tokenizer, "is_fast", False))
+    found = tokenizer(list(prompts), return_offsets_mapping=fast, verbose=False)
+    encoded = []
+    for index, (name, text) in enumerate(zip(called, prompts, strict=True)):
+        ids = tuple(found["input_ids"][index])
+        if not ids:
+            raise UserError(f"{name} has no tokens: {text!r}")
+        spans = found["offset_mapping"][index] if fast else token_offsets(tokenizer, ids)[1]
+        encoded.append(Prompt(name, text, ids, tuple((int(a), int(b)) for a, b in spans)))
+    return encoded
+
+
+def fit_context(
+    tokenizer: Any, prompt: Prompt, more: int, context: int, policy: TooLong, what: str
+) -> Prompt:
+    """The prompt as it goes into a context of ``context`` tokens together with ``more``.
+
+    Args:
+        policy: of a prompt that is too long: "error", "skip" (it comes back without tokens)
+            or "truncate_left" (its first tokens go, but for special ones such as BOS).
+        what: names ``more`` in messages.
+
+    Raises:
+        UserError: it does not fit and the policy is "error", or nothing of it would be left.
+    """
+    room = context - more
+    if len(prompt.ids) <= room:
+        return prompt
+    if policy == "skip":
+        return replace(prompt, ids=(), offsets=())
+    special = set(tokenizer.all_special_ids)
+    head = next((i for i, token in enumerate(prompt.ids) if token not in special), len(prompt.ids))
+    if policy == "truncate_left" and room > head:
+        tail = len(prompt.ids) - (room - head)
+        return replace(
+            prompt,
+            ids=prompt.ids[:head] + prompt.ids[tail:],
+            offsets=prompt.offsets[:head] + prompt.offsets[tail:],
+        )
+    raise UserError(
+        f"{prompt.name} has {len(prompt.ids)} tokens, which with {what} exceeds the model's context of "
+        f"{context}; shorten it, ask for fewer tokens, or set on_too_long=skip or truncate_left"
+    )
+
+
+def encode_continuation(tokenizer: Any, prompt: Prompt, continuation: str | Sequence[int]) -> tuple[int, ...]:
+    """The tokens of a continuation, such that they read as it when put after the prompt's.
+
+    Token ids are taken as they are. A text is tokenized on its own; where that does not
+    read as the text after the prompt, without its leading space (SentencePiece puts one
+    before any text by itself); then together with the prompt.
+
+    Raises:
+        UserError: the continuation is empty, or no tokenization reproduces it.
+    """
+    if not len(continuation):
+        raise UserError(f"the continuation of {prompt.name} is empty; there is nothing to score")
+    if not isinstance(continuation, str):
+        return tuple(int(i) for i in continuation)
+
+    def tokens(text: str, special: bool = False) -> tuple[int, ...]:
+        return tuple(tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"])
+
+    candidates = [tokens(continuation), tokens(continuation.removeprefix(" "))]
+    together = tokens(prompt.text + continuation, special=True)
+    if together[: len(prompt.ids)] == prompt.ids:
+        candidates.append(together[len(prompt.ids) :])
+    expected = decode(tokenizer, prompt.ids) + continuation
+    for ids in candidates:
+        if ids and decode(tokenizer, [*prompt.ids, *ids]) == expected:
+            return ids
+    raise UserError(
+        f"the continuation of {prompt.name} cannot be written in the model's tokens after it: "
+        f"{continuation!r}; pass token ids instead"
+    )

@@ -1,0 +1,1 @@
+"""Answers against gold, detectors against labels, and intervals of both."""

@@ -1,0 +1,212 @@
+"""Quality of a detector: does the score rank wrong answers above right ones, is it calibrated?
+
+Conventions: ``labels`` (n,) are 1 for the event to be detected (a wrong answer) and
+0 otherwise; ``scores`` (n,) are higher the likelier the event; ``weights`` are None,
+(n,), or (n, r) for r resamples at once, which gives (r,) results. A figure that needs
+both classes is NaN without one of them. A NaN score is an error, never "certain".
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..types import RunError
+from .answers import F1, accuracy_contains, exact_match, extract_answer, f1_score, normalize_answer
+from .bootstrap import Bootstrap, Interval, bootstrap_ci, mean, paired_bootstrap
+
+__all__ = [
+    "F1", "Bootstrap", "Interval", "Ranking", "accuracy", "accuracy_contains", "auprc", "auroc",
+    "balanced_accuracy", "bootstrap_ci", "brier", "ece", "exact_match", "extract_answer", "f1_detection",
+    "f1_score", "mean", "normalize_answer", "paired_bootstrap", "prr", "ranking", "recall_at_fpr",
+    "risk_coverage",
+]  # fmt: skip
+
+
+class Ranking(NamedTuple):
+    """The four figures of :func:`ranking`, each a number, or (r,) for r resamples."""
+
+    auroc: Any
+    auprc: Any
+    prr: Any
+    recall_at_fpr: Any
+
+
+def ranking(labels: np.ndarray, scores: np.ndarray, weights: np.ndarray | None = None) -> Ranking:
+    """Every figure that needs the order of the scores only, for the cost of one sorting."""
+    levels = _levels(labels, scores, weights)
+    return Ranking(_auroc(levels), _auprc(levels), _prr(levels), _recall_at_fpr(levels, 0.1))
+
+
+def auroc(labels: np.ndarray, scores: np.ndarray, weights: np.ndarray | None = None) -> Any:
+    """Area under the ROC curve: P(score of an event > score of a non-event), ties count half."""
+    return _auroc(_levels(labels, scores, weights))
+
+
+def auprc(labels: np.ndarray, scores: np.ndarray, weights: np.ndarray | None = None) -> Any:
+    """Average precision, sum of (R_k - R_{k-1}) P_k over descending thresholds.
+
+    A score that knows nothing gets the base rate, ``labels.mean()``; report both.
+    """
+    return _auprc(_levels(labels, scores, weights))
+
+
+def recall_at_fpr(
+    labels: np.ndarray, scores: np.ndarray, weights: np.ndarray | None = None, *, fpr: float = 0.1
+) -> Any:
+    """Highest recall of a threshold whose false positive rate is at most ``fpr`` (no interpolation)."""
+    return _recall_at_fpr(_levels(labels, scores, weights), fpr)
+
+
+def prr(labels: np.ndarray, scores: np.ndarray, weights: np.ndarray | None = None) -> Any:
+    """Prediction rejection ratio: 1 when rejecting by score is as good as an oracle, 0 as chance.
+
+    With A(c) the share of right answers among the fraction c with the lowest scores,
+    PRR = (mean of A over c - a) / (mean of the oracle's A - a), where a is the accuracy
+    of all and the mean is the integral over c from 0 to 1. Tied answers are kept in
+    expectation over their orders. For the oracle A is 1 up to c = a and a/c beyond.
+    """
+    return _prr(_levels(labels, scores, weights))
+
+
+def risk_coverage(labels: np.ndarray, scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Coverage (k,) and selective risk (k,): the share of events among the lowest-scored part kept.
+
+    One point per example kept, ascending; tied examples are kept in expectation over their
+    orders. The last point is (1, base rate). See El-Yaniv and Wiener 2010.
+    """
+    levels = _levels(labels, scores, None)
+    width = levels.positive + levels.negative
+    edges = np.concatenate([[0.0], np.cumsum(width)])
+    kept = np.arange(1, int(edges[-1]) + 1)
+    events = np.interp(kept, edges, np.concatenate([[0.0], np.cumsum(levels.positive)]))
+    return kept / edges[-1], events / kept
+
+
+def accuracy(labels: np.ndarray, fired: np.ndarray, weights: np.ndarray | None = None) -> Any:
+    """Share of examples where ``fired`` (n,) booleans agree with the labels."""
+    labels, fired = _checked(labels, fired)
+    return mean((labels == (fired > 0)).astype(float), weights)
+
+
+def balanced_accuracy(labels: np.ndarray, fired: np.ndarray, weights: np.ndarray | None = None) -> Any:
+    """Mean of the shares of events that fired and of non-events that did not."""
+    true_positive, false_positive, positive, negative = _confusion(labels, fired, weights)
+    return (_ratio(true_positive, positive) + 1 - _ratio(false_positive, negative)) / 2
+
+
+def f1_detection(labels: np.ndarray, fired: np.ndarray, weights: np.ndarray | None = None) -> Any:
+    """F1 of the events among what fired; 0 where there is neither."""
+    true_positive, false_positive, positive, _ = _confusion(labels, fired, weights)
+    return _ratio(2 * true_positive, true_positive + false_positive + positive, empty=0.0)
+
+
+def brier(labels: np.ndarray, probabilities: np.ndarray, weights: np.ndarray | None = None) -> Any:
+    """Mean squared difference of probability and label, 0 is perfect."""
+    labels, probabilities = _checked(labels, probabilities)
+    return mean((probabilities - labels) ** 2, weights)
+
+
+def ece(
+    labels: np.ndarray, probabilities: np.ndarray, weights: np.ndarray | None = None, *, bins: int = 10
+) -> Any:
+    """Expected calibration error over ``bins`` bins of equal width, 0 is perfect.
+
+    Sum over bins of (share of examples) * |mean probability - share of events|.
+    """
+    labels, probabilities = _checked(labels, probabilities)
+    w = np.ones(len(labels)) if weights is None else weights
+    place = np.clip((probabilities * bins).astype(int), 0, bins - 1)
+    members = (place[None, :] == np.arange(bins)[:, None]) * (probabilities - labels)
+    return np.abs(members @ w).sum(axis=0) / w.sum(axis=0)
+
+
+class _Levels(NamedTuple):
+    """Weights at each distinct score, ascending, and what lies at or below it; (levels,) or (levels, r)."""
+
+    positive: np.ndarray
+    negative: np.ndarray
+    events: np.ndarray
+    others: np.ndarray
+
+    def above(self) -> tuple[np.ndarray, np.ndarray]:
+        """Weight of events and of non-events at or above each score."""
+        events, others = self.events, self.others
+        return events[-1] - events + self.positive, others[-1] - others + self.negative
+
+
+def _levels(labels: np.ndarray, scores: np.ndarray, weights: np.ndarray | None) -> _Levels:
+    labels, scores = _checked(labels, scores)
+    order = np.argsort(scores, kind="stable")
+    ranked = scores[order]
+    starts = np.flatnonzero(np.r_[True, ranked[1:] != ranked[:-1]])
+    w = np.ones(len(labels)) if weights is None else np.asarray(weights)
+    w = w[order]
+    event = labels[order].astype(w.dtype).reshape(-1, *[1] * (w.ndim - 1))
+    positive = w * event
+    negative = w - positive
+    if len(starts) < len(ranked):  # ties
+        positive, negative = (np.add.reduceat(x, starts, axis=0) for x in (positive, negative))
+    return _Levels(positive, negative, np.cumsum(positive, axis=0), np.cumsum(negative, axis=0))
+
+
+def _auroc(levels: _Levels) -> Any:
+    below = levels.others - levels.negative
+    wins = (levels.positive * (below + levels.negative / 2)).sum(axis=0)
+    return _ratio(wins, levels.events[-1] * levels.others[-1])
+
+
+def _auprc(levels: _Levels) -> Any:
+    hits, alarms = levels.above()
+    precision = _ratio(hits, hits + alarms, empty=0.0)
+    return _ratio((levels.positive * precision).sum(axis=0), levels.events[-1])
+
+
+def _recall_at_fpr(levels: _Levels, fpr: float) -> Any:
+    hits, alarms = levels.above()
+    allowed = alarms <= fpr * levels.others[-1] + 1e-9
+    recall = _ratio(np.where(allowed, hits, 0.0).max(axis=0), levels.events[-1])
+    return np.where(levels.others[-1] > 0, recall, np.nan)[()]
+
+
+def _prr(levels: _Levels) -> Any:
+    right, kept = levels.others, levels.events + levels.others
+    total = kept[-1]
+    width = levels.positive + levels.negative
+    start, right_before = kept - width, right - levels.negative
+    rate = _ratio(levels.negative, width, empty=0.0)
+    # Within a level A(c) = (right_before + rate (c - start)) / c, integrated in closed form.
+    log = np.log(_ratio(kept, start, empty=1.0))
+    area = ((right_before - rate * start) * log + rate * width).sum(axis=0) / total
+    a = right[-1] / total
+    with np.errstate(divide="ignore", invalid="ignore"):
+        best = -a * np.log(a)
+    return _ratio(area - a, np.where((a > 0) & (a < 1), best, 0.0))
+
+
+def _confusion(
+    labels: np.ndarray, fired: np.ndarray, weights: np.ndarray | None
+) -> tuple[Any, Any, Any, Any]:
+    labels, fired = _checked(labels, fired)
+    w = np.ones(len(labels)) if weights is None else weights
+    return (labels * fired) @ w, ((1 - labels) * fired) @ w, labels @ w, (1 - labels) @ w
+
+
+def _checked(labels: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    labels, values = np.asarray(labels, dtype=np.float64), np.asarray(values, dtype=np.float64)
+    if labels.ndim != 1 or labels.shape != values.shape or not labels.size:
+        raise ValueError(
+            f"labels have shape {labels.shape} and scores {values.shape}; both must be (n,), n > 0"
+        )
+    if not np.isin(labels, (0.0, 1.0)).all():
+        raise ValueError("labels must be 0 or 1")
+    if np.isnan(values).any():
+        raise RunError(f"{int(np.isnan(values).sum())} of {len(values)} scores are not numbers")
+    return labels, values
+
+
+def _ratio(numerator: Any, denominator: Any, *, empty: float = float("nan")) -> Any:
+    numerator, denominator = np.asarray(numerator), np.asarray(denominator)
+    out = np.full(denominator.shape, empty, dtype=np.result_type(numerator, denominator, np.float32))
+    return np.divide(numerator, denominator, out=out, where=denominator > 0)[()]

@@ -1,0 +1,195 @@
+"""Heads of the user's own: any module of one layer's states, made H-fold."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from ..seeding import draw_key
+from ..types import UserError
+from .base import ProbeHead
+
+
+class ForeignHead(ProbeHead):
+    """H copies of a module, each as if it were alone.
+
+    Their parameters and buffers are kept in one module of that class, stacked along a
+    leading head axis, and are put into it head by head when it runs. That is a loop over
+    heads, hence slower than the heads of this package.
+
+    Args:
+        streams: see :class:`ProbeHead`. A copy is built, and its dropout drawn, with torch's
+            generators seeded by its stream, and these are put back afterwards.
+        width: d.
+        module_class: built as ``module_class(width, **options)``; maps float32 states (n, d)
+            to logits (n, 2), [wrong, correct], or to one logit (n,) or (n, 1) of "correct".
+        module_options: its other arguments; plain values, for they are saved as JSON.
+
+    Raises:
+        UserError: it cannot be built so, or does not map to logits.
+    """
+
+    def __init__(
+        self, streams: Sequence[str], width: int, module_class: type[nn.Module],
+        module_options: Mapping[str, Any] | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(streams, width)
+        self.module_class = module_class
+        self._options = dict(module_options or {})
+        self.module = _stacked([self._build(stream) for stream in streams])
+        names: dict[int, str] = {}
+        every = self.state_dict(keep_vars=True)
+        self._tied = {
+            name: first
+            for name, value in every.items()
+            if (first := names.setdefault(id(value), name)) != name
+        }
+        self.register_state_dict_post_hook(_drop_tied)
+        self.register_load_state_dict_pre_hook(_restore_tied)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return dict(self._options)
+
+    def _untrained(self, streams: Sequence[str]) -> ProbeHead:
+        return ForeignHead(streams, self.width, self.module_class, self._options)
+
+    def _build(self, stream: str) -> nn.Module:
+        name, width = _dotted(self.module_class), self.width
+        call = ", ".join([str(width), *(f"{k}={v!r}" for k, v in self._options.items())])
+        with _seeded(draw_key("weights", 0, stream)):
+            try:
+                module = self.module_class(width, **self._options)
+                # Also gives lazy modules their shapes.
+                with torch.no_grad():
+                    found = module.eval()(torch.zeros(3, width))
+            except Exception as error:
+                reason = (str(error).strip().splitlines() or [""])[0]
+                raise UserError(
+                    f"head._target_={name} fails as {name.rpartition('.')[2]}({call}) on states of shape "
+                    f"(3, {width}) ({type(error).__name__}: {reason}): it must take the width first and map "
+                    "(n, width) to logits"
+                ) from error
+        shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+        if shape not in ((3, 2), (3, 1), (3,)):
+            raise UserError(
+                f"head._target_={name} maps 3 states to {shape}: return logits (n, 2), wrong and correct, "
+                'or one logit (n,) of "correct"'
+            )
+        if not any(p.requires_grad for p in module.parameters()):
+            raise UserError(f"head._target_={name} has no parameters to train")
+        return module.train()
+
+    def _logits(self, x: Tensor) -> Tensor:
+        parameters, buffers = dict(self.module.named_parameters()), dict(self.module.named_buffers())
+        # One unbind per tensor: its gradient is one stack, where indexing pads each head's with zeros.
+        slices = {name: value.unbind() for name, value in (parameters | buffers).items()}
+        logits = []
+        for i, stream in enumerate(self.streams):
+            own = {name: parts[i] for name, parts in slices.items()}
+            with _seeded(draw_key(f"dropout{self.step}", 0, stream), x.device, wanted=self.training):
+                found = cast(Tensor, functional_call(self.module, own, (x[i],)))
+            for name, kept in buffers.items():
+                if own[name] is not slices[name][i]:  # assigned by the module, not written into
+                    kept[i].copy_(own[name])
+            logits.append(found.reshape(len(x[i]), -1))
+        joined = torch.stack(logits)
+        return joined if joined.shape[-1] == 2 else torch.cat([torch.zeros_like(joined), joined], dim=-1)
+
+
+def factory(make: Callable[..., nn.Module]) -> Callable[[Sequence[str], int], ProbeHead]:
+    """What makes heads from stream names and width.
+
+    Args:
+        make: a class with its options, as Hydra's ``instantiate(..., _partial_=True)`` gives
+            it. A :class:`ProbeHead` is used as it is, any other module through
+            :class:`ForeignHead`.
+
+    Raises:
+        UserError: it is no module class, or does not take its options.
+    """
+    partial = make if isinstance(make, functools.partial) else functools.partial(make)
+    cls, options = partial.func, {key: _plain(value) for key, value in partial.keywords.items()}
+    if not (isinstance(cls, type) and issubclass(cls, nn.Module)) or partial.args:
+        raise UserError(f"head._target_={_dotted(cls)} is no class derived from torch.nn.Module")
+    for key, value in options.items():
+        try:
+            json.dumps(value)
+        except (TypeError, ValueError):
+            raise UserError(
+                f"head.{key}={value!r} cannot be saved with the prober: give a number, a string or a list"
+            ) from None
+    arguments = ((), 1) if issubclass(cls, ProbeHead) else (1,)
+    try:
+        inspect.signature(cls).bind(*arguments, **options)
+    except TypeError as error:
+        raise UserError(f"head._target_={_dotted(cls)} does not take these options: {error}") from None
+    if issubclass(cls, ProbeHead):
+        return functools.partial(cls, **options)
+    return functools.partial(ForeignHead, module_class=cls, module_options=options)
+
+
+def _plain(value: Any) -> Any:
+    from omegaconf import OmegaConf
+
+    return OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
+
+
+def _dotted(cls: Any) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}" if hasattr(cls, "__qualname__") else repr(cls)
+
+
+def _stacked(modules: Sequence[nn.Module]) -> nn.Module:
+    """The first module with everyone's parameters and buffers stacked in place of its own."""
+    first = modules[0]
+    for kind in ("_parameters", "_buffers"):
+        done: dict[int, Tensor] = {}  # tied tensors stay tied
+        for places in zip(*(m.modules() for m in modules), strict=True):
+            for name, tensor in getattr(places[0], kind).items():
+                if tensor is None:
+                    continue
+                if id(tensor) not in done:
+                    stack = torch.stack([getattr(place, kind)[name].detach() for place in places])
+                    is_parameter = kind == "_parameters"
+                    done[id(tensor)] = nn.Parameter(stack, tensor.requires_grad) if is_parameter else stack
+                getattr(places[0], kind)[name] = done[id(tensor)]
+    return first
+
+
+def _drop_tied(head: nn.Module, state: dict[str, Any], prefix: str, _: Any) -> None:
+    """Keep one name of tied tensors: safetensors writes none that share memory."""
+    for name in cast(ForeignHead, head)._tied:
+        del state[prefix + name]
+
+
+def _restore_tied(head: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    for name, first in cast(ForeignHead, head)._tied.items():
+        if prefix + first in state:
+            state[prefix + name] = state[prefix + first]
+
+
+@contextmanager
+def _seeded(seed: int, device: torch.device | None = None, *, wanted: bool = True) -> Iterator[None]:
+    """Torch's generator, and that of a CUDA device, seeded inside and as they were afterwards."""
+    if not wanted:
+        yield
+        return
+    generators = [torch.default_generator]
+    if device is not None and device.type == "cuda":
+        generators.append(torch.cuda.default_generators[device.index or 0])
+    before = [generator.get_state() for generator in generators]
+    try:
+        for generator in generators:
+            generator.manual_seed(seed)
+        yield
+    finally:
+        for generator, state in zip(generators, before, strict=True):
+            generator.set_state(state)

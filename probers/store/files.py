@@ -1,0 +1,246 @@
+"""The files of a feature store: manifest, shards, and the JSON file beside each shard."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..types import RunError, UserError
+from .spec import FeatureSpec
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+MANIFEST = "manifest.json"
+FORMAT, SCHEMA = "probers-features", 1
+_FIELDS: dict[str, Any] = {
+    "complete": bool, "shards": (int, type(None)), "spec": dict, "config": dict,
+    "rows": (list, type(None)), "files": dict, "summary": dict,
+}  # fmt: skip
+
+
+def new_manifest(spec: Mapping[str, Any], config: Mapping[str, Any], shards: int | None) -> dict[str, Any]:
+    """The manifest of a store whose shards are still to be written; None: nobody knows how many."""
+    return {
+        "format": FORMAT, "schema": SCHEMA, "complete": False, "shards": shards,
+        "spec": dict(spec), "config": dict(config), "rows": None, "files": {}, "summary": {},
+    }  # fmt: skip
+
+
+def read_manifest(path: Path) -> dict[str, Any]:
+    """The manifest of the store in ``path``.
+
+    Raises:
+        UserError: no store, another schema, or a manifest that was cut short or altered.
+    """
+    file = path / MANIFEST
+    try:
+        manifest = json.loads(file.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        raise UserError(f"{path} is no feature store (no {MANIFEST}): probers-datagen makes one") from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{file} is damaged ({error}): make the store again") from error
+    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+        raise UserError(f"{file} does not describe a feature store")
+    if manifest.get("schema") != SCHEMA:
+        raise UserError(f"the feature store {path} has schema {manifest.get('schema')}, this reads {SCHEMA}")
+    problem = _problem(manifest)
+    if problem:
+        raise UserError(f"{file} is damaged ({problem}): make the store again")
+    return manifest
+
+
+def fingerprint(path: Path) -> str:
+    """Names the store in ``path`` by content: its manifest holds the checksums of all its files."""
+    return hashlib.sha256((path / MANIFEST).read_bytes()).hexdigest()[:16]
+
+
+def shard_file(index: int, suffix: str) -> str:
+    """Name of a shard's file, relative to the store's folder."""
+    return f"shards/{index:05d}.{suffix}"
+
+
+def damaged(store: Path, file: str, problem: str) -> UserError:
+    """The error for a file of a store that is not as it was written."""
+    return UserError(f"the feature store {store} is damaged: {file} {problem}; make it again")
+
+
+def check_same(path: Path, there: Mapping[str, Any], here: Mapping[str, Any]) -> None:
+    """Refuse to go on with the store in ``path`` when its manifest is of another computation.
+
+    Raises:
+        UserError: names what differs, and both values.
+    """
+    for part, name in (("spec", "features"), ("config", "configuration"), ("shards", "number of shards")):
+        old, new = there[part], here[part]
+        if old == new:
+            continue
+        if isinstance(old, dict) and isinstance(new, dict):
+            key = next(k for k in sorted({*old, *new}) if old.get(k) != new.get(k))
+            old, new, name = old.get(key), new.get(key), f"{name}, {key}"
+        raise UserError(
+            f"{path} holds a feature store of another {name} ({old} there, {new} now): "
+            "choose another out or remove the folder"
+        )
+
+
+def _problem(manifest: Mapping[str, Any]) -> str | None:
+    """What is wrong with a manifest's fields, or None."""
+    for name, kind in _FIELDS.items():
+        if name not in manifest:
+            return f"it lacks {name}"
+        if not isinstance(manifest[name], kind):
+            return f"{name} is {manifest[name]!r}"
+    if not manifest["complete"]:
+        return None
+    rows = manifest["rows"]
+    if rows is None or len(rows) != manifest["shards"] or not all(type(n) is int and n >= 0 for n in rows):
+        return f"it has not one number of rows for each of its {manifest['shards']} shards"
+    wanted = {shard_file(i, s) for i, n in enumerate(rows) if n for s in ("parquet", "safetensors")}
+    files = manifest["files"]
+    if set(files) != wanted:
+        return f"{min(set(files) ^ wanted)} is listed as a file or has rows, but not both"
+    for name, file in files.items():
+        if not isinstance(file, dict) or set(file) != {"bytes", "sha256"}:
+            return f"{name} is listed without its size and checksum"
+    return None
+
+
+def sidecar(
+    count: int, blobs: Mapping[str, bytes], units: Sequence[str], left_out: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
+    """What is written about a shard.
+
+    Args:
+        count: rows it has.
+        blobs: content of its files by name.
+        units: ids of the pieces of work it covers.
+        left_out: what of them gave no row, and why.
+    """
+    files = {
+        name: {"bytes": len(blob), "sha256": hashlib.sha256(blob).hexdigest()} for name, blob in blobs.items()
+    }
+    return {"rows": count, "files": files, "units": list(units), "left_out": list(left_out)}
+
+
+def read_sidecar(store: Path, index: int) -> dict[str, Any]:
+    """What was written about one shard.
+
+    Raises:
+        RunError: the file is damaged.
+    """
+    path = store / shard_file(index, "json")
+    try:
+        found = json.loads(path.read_text("utf-8"))
+        lists = {name: list(found[name]) for name in ("units", "left_out")}
+        return {"rows": int(found["rows"]), "files": dict(found["files"]), **lists}
+    except (ValueError, TypeError, KeyError) as error:
+        raise RunError(
+            f"{path} is damaged ({error}): remove that file, and the command that "
+            "made the store makes the shard again"
+        ) from error
+
+
+def written_shards(store: Path) -> list[int]:
+    """Indices of the shards that are whole, ascending."""
+    return sorted(int(p.stem) for p in store.glob("shards/*.json") if p.stem.isdecimal())
+
+
+def verify_files(store: Path, files: Mapping[str, Mapping[str, Any]]) -> None:
+    """Compare files with their checksums.
+
+    Raises:
+        UserError: names the file that is missing or was altered.
+    """
+    for name, file in files.items():
+        digest = hashlib.sha256()
+        try:
+            with (store / name).open("rb") as handle:
+                while block := handle.read(1 << 20):
+                    digest.update(block)
+        except (FileNotFoundError, NotADirectoryError):
+            raise damaged(store, name, "is missing") from None
+        if digest.hexdigest() != file["sha256"]:
+            raise damaged(store, name, "was altered")
+
+
+#: The columns that every source writes and their types. ``correct`` is 1 for a right
+#: or faithful text and 0 for a wrong or hallucinated one; ``group`` is what must not
+#: be on two sides of a split. Further columns are kept with the type of their values.
+COLUMNS: dict[str, type] = {
+    "id": str, "group": str, "split": str, "correct": int,
+    "dataset": str, "condition": str, "text": str, "question": str, "answer": str, "gold": str,
+    "question_type": str, "answer_kind": str, "knowledge": str,
+    "n_tokens": int, "mean_entropy": float, "max_entropy": float, "min_prob": float,
+    "mean_logprob": float, "rind_max": float,
+}  # fmt: skip
+_REQUIRED = ("id", "group", "split", "correct")
+_SPLITS = ("train", "validation", "test")
+
+
+def encode_states(rows: Sequence[Mapping[str, Any]], states: np.ndarray, spec: FeatureSpec) -> bytes:
+    """The states (n, layers, d) as safetensors, one tensor ``layer.<k>`` (n, d) per layer.
+
+    Raises:
+        RunError: a value that is not finite in the store's number format; names example and layer.
+    """
+    from safetensors.numpy import save
+
+    # Layers first, in one pass: each layer's block is then contiguous, as the file has it.
+    with np.errstate(over="ignore"):
+        stored = np.ascontiguousarray(np.asarray(states).transpose(1, 0, 2), dtype=spec.dtype)
+    if not np.isfinite(stored).all():
+        row, layer = (int(i[0]) for i in np.nonzero(~np.isfinite(stored).all(axis=2).T))
+        raise RunError(
+            f"the states of {rows[row]['id']} at layer {spec.layers[layer]} are not finite in {spec.dtype}"
+        )
+    return save({f"layer.{k}": stored[i] for i, k in enumerate(spec.layers)})
+
+
+def encode_rows(rows: Sequence[Mapping[str, Any]]) -> bytes:
+    """Rows as Parquet; columns in the order of :data:`COLUMNS`, then by name.
+
+    Raises:
+        RunError: a score that is no number.
+        ValueError: columns, splits or labels that do not fit.
+    """
+    import pyarrow.parquet as pq
+
+    buffer = io.BytesIO()
+    pq.write_table(_arrow_table(rows), buffer, compression="zstd")
+    return buffer.getvalue()
+
+
+def _arrow_table(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
+    import pyarrow as pa
+
+    names = list(rows[0])
+    for row in rows:
+        if set(row) != set(names):
+            raise ValueError(f"row {row.get('id')} has other columns than {rows[0].get('id')}")
+        if row.get("split") not in _SPLITS or row.get("correct") not in (0, 1):
+            raise ValueError(
+                f"row {row.get('id')}: split={row.get('split')!r} or correct={row.get('correct')!r}"
+            )
+    lacking = [c for c in _REQUIRED if c not in names]
+    if lacking:
+        raise ValueError(f"rows lack the columns {lacking}")
+    kinds = {str: pa.string(), int: pa.int64(), float: pa.float64(), bool: pa.bool_()}
+    order = [c for c in COLUMNS if c in names] + sorted(c for c in names if c not in COLUMNS)
+    arrays = []
+    for name in order:
+        kind = COLUMNS.get(name, type(rows[0][name]))
+        if kind not in kinds:
+            raise ValueError(f"column {name} holds {kind.__name__}; str, int, float and bool can be stored")
+        values = [kind(row[name]) for row in rows]
+        if kind is float and not np.isfinite(values).all():
+            bad = rows[int(np.flatnonzero(~np.isfinite(values))[0])]
+            raise RunError(f"{name} of {bad['id']} is {bad[name]}: a score that is no number is an error")
+        arrays.append(pa.array(values, type=kinds[kind]))
+    return pa.table(dict(zip(order, arrays, strict=True)))

@@ -1,0 +1,196 @@
+"""States read where they lie: shards are memory-mapped, and only the rows asked for are copied."""
+
+from __future__ import annotations
+
+import json
+import mmap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..types import UserError
+from .files import damaged
+from .spec import FeatureSpec
+
+#: Most shards mapped at once; each holds a file descriptor, of which a process has few.
+_MOST_MAPPED = 256
+#: Bytes that may be mapped and touched before all maps are dropped. They belong to the
+#: page cache and stay there, but would count as this process's memory for as long.
+_MOST_RESIDENT = 64 << 20
+#: A touched page brings those around it into the process (the kernel's fault-around).
+_FAULT_AROUND = 64 << 10
+#: Bytes asked for ahead of their use in one request; the kernel cuts long ones short.
+_AHEAD = 128 << 10
+_FORMATS = {"float16": "F16", "float32": "F32", "float64": "F64"}
+
+
+class StateReader:
+    """Some layers of a store's states; indexing by rows copies just those into a new array.
+
+    ``reader[rows]`` is (n, layers, d) for a slice or for row numbers in any order. The
+    memory held between two calls does not grow with the store.
+
+    Args:
+        files: the shards' safetensors files, in order; those of empty shards are not opened.
+        counts: rows per shard.
+        spec: of the store.
+        layers: numbers of the layers wanted, in the order wanted.
+
+    Attributes:
+        layers: as given.
+        shape: (N, layers, d).
+        dtype: number format of the states.
+
+    Raises:
+        UserError: the store lacks a layer (lists those it has); when read, a shard that is
+            missing, cut short or altered.
+    """
+
+    def __init__(
+        self, files: Sequence[Path], counts: Sequence[int], spec: FeatureSpec, layers: Sequence[int]
+    ) -> None:
+        spec.select(layers)
+        self.layers = tuple(layers)
+        self.shape = (sum(counts), len(self.layers), spec.width)
+        self.dtype = np.dtype(spec.dtype)
+        self._files, self._counts, self._spec = tuple(files), tuple(counts), spec
+        self._starts = np.cumsum([0, *counts[:-1]])
+        self._layouts: dict[int, _Layout] = {}
+        self._maps: dict[int, _Map] = {}
+        self._resident = 0
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, rows: slice | Sequence[int] | np.ndarray) -> np.ndarray:
+        if isinstance(rows, slice):
+            rows = np.arange(*rows.indices(len(self)))
+        rows = np.asarray(rows, dtype=np.int64)
+        if rows.size and (rows.min() < 0 or rows.max() >= len(self)):
+            raise IndexError(f"rows from {rows.min()} to {rows.max()}, but the store has {len(self)}")
+        result = np.empty((len(rows), *self.shape[1:]), dtype=self.dtype)
+        shards = np.searchsorted(self._starts, rows, side="right") - 1
+        order = np.argsort(shards, kind="stable")
+        for places in np.split(order, np.flatnonzero(np.diff(shards[order])) + 1):
+            if places.size:
+                shard = int(shards[places[0]])
+                self._copy(shard, rows[places] - self._starts[shard], result, places)
+        return result
+
+    def _copy(self, shard: int, rows: np.ndarray, result: np.ndarray, places: np.ndarray) -> None:
+        """Copy rows of one shard to their places in the result."""
+        if shard not in self._maps and len(self._maps) >= _MOST_MAPPED:
+            self._drop()
+        mapped = self._maps.get(shard) or self._map(shard)
+        positions = [self._layouts[shard].positions[k] for k in self.layers]
+        if _consecutive(rows) and _consecutive(places):
+            first, end, there = int(rows[0]), int(rows[-1]) + 1, slice(places[0], places[-1] + 1)
+            for column, position in enumerate(positions):
+                mapped.expect(position, first, end)
+                result[there, column] = mapped.data[position, first:end]
+            touched = len(rows) * result[0].nbytes
+        else:
+            if mapped.touched < len(mapped.memory):  # else most of it has been read by now
+                for row in rows.tolist():
+                    for position in positions:
+                        mapped.expect(position, row, row + 1)
+            result[places] = mapped.data[np.array(positions)[:, None], rows].swapaxes(0, 1)
+            touched = len(rows) * len(positions) * max(_FAULT_AROUND, result[0, 0].nbytes)
+        before = mapped.touched
+        mapped.touched = min(len(mapped.memory), before + touched)
+        self._resident += mapped.touched - before
+        if self._resident > _MOST_RESIDENT:
+            self._drop()
+
+    def _drop(self) -> None:
+        self._maps.clear()
+        self._resident = 0
+
+    def _map(self, shard: int) -> _Map:
+        path, rows = self._files[shard], self._counts[shard]
+        try:
+            with path.open("rb") as file:
+                memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except (FileNotFoundError, ValueError) as error:  # a ValueError: the file is empty
+            raise _damaged(path, "is missing or empty") from error
+        # Left to itself the kernel reads megabytes around a byte that is touched: other layers' too.
+        if hasattr(mmap, "MADV_RANDOM"):
+            memory.madvise(mmap.MADV_RANDOM)
+        if shard not in self._layouts:
+            self._layouts[shard] = _layout(path, memory, rows, self._spec)
+        layout = self._layouts[shard]
+        shape = (len(layout.positions), rows, self._spec.width)
+        size = int(np.prod(shape)) * self.dtype.itemsize
+        if len(memory) != layout.start + size:
+            raise _damaged(path, f"has {len(memory)} bytes instead of {layout.start + size}")
+        data = np.frombuffer(memory, self.dtype, int(np.prod(shape)), layout.start).reshape(shape)
+        mapped = self._maps[shard] = _Map(memory, data)
+        return mapped
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """Where a shard's states begin, and the position of each layer's block after that."""
+
+    start: int
+    positions: Mapping[int, int]
+
+
+@dataclass(slots=True)
+class _Map:
+    """One shard in memory: its bytes, the states in them (layers, rows, d), and how much was touched."""
+
+    memory: mmap.mmap
+    data: np.ndarray
+    touched: int = 0
+
+    def expect(self, position: int, first: int, end: int) -> None:
+        """Have the kernel begin to read rows of a layer that are about to be touched, and only those."""
+        if not hasattr(mmap, "MADV_WILLNEED"):
+            return
+        row = self.data.strides[1]
+        block = len(self.memory) - self.data.nbytes + position * self.data.strides[0]
+        start, stop = block + first * row, block + end * row
+        for offset in range(start - start % mmap.PAGESIZE, stop, _AHEAD):
+            self.memory.madvise(mmap.MADV_WILLNEED, offset, min(_AHEAD, stop - offset))
+
+
+def _layout(path: Path, memory: mmap.mmap, rows: int, spec: FeatureSpec) -> _Layout:
+    """The layout that a shard's header gives, held against what the manifest says.
+
+    The format leaves no gaps between tensors, and a shard's are all of one size, so a
+    block's position is its offset in units of that size.
+    """
+    length = int.from_bytes(memory[:8], "little")
+    try:
+        if not 0 < length <= len(memory) - 8:
+            raise ValueError(f"it says it is {length} bytes long")
+        header: dict[str, Any] = json.loads(memory[8 : 8 + length])
+        header.pop("__metadata__", None)
+        wanted = {f"layer.{k}": k for k in spec.layers}
+        if set(header) != set(wanted):
+            raise ValueError(f"it has the tensors {sorted(header)[:3]} ... instead of {list(wanted)[:3]} ...")
+        expected = {"dtype": _FORMATS.get(spec.dtype), "shape": [rows, spec.width]}
+        size = rows * spec.width * np.dtype(spec.dtype).itemsize
+        positions = {}
+        for name, tensor in header.items():
+            start, end = tensor.pop("data_offsets")
+            if tensor != expected or end - start != size or start % size:
+                raise ValueError(f"{name} is {tensor} instead of {expected}")
+            positions[wanted[name]] = start // size
+        if sorted(positions.values()) != list(range(len(wanted))):
+            raise ValueError("tensors overlap")
+    except (ValueError, TypeError, AttributeError, KeyError) as error:
+        raise _damaged(path, f"has a header that cannot be used ({error})") from error
+    return _Layout(8 + length, positions)
+
+
+def _consecutive(numbers: np.ndarray) -> bool:
+    return len(numbers) > 1 and bool((np.diff(numbers) == 1).all())
+
+
+def _damaged(path: Path, problem: str) -> UserError:
+    return damaged(path.parent.parent, f"{path.parent.name}/{path.name}", problem)

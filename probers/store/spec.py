@@ -1,0 +1,180 @@
+"""What a hidden-state feature is: which model, which layers, which place, pooled how.
+
+A specification is written into the feature store, copied into every prober trained
+from it, and compared before a prober reads another model's states: a feature
+computed one way for training and another way for serving is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ..types import Needs, Pool, Site, UserError
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """Which language model, precisely enough to notice another one.
+
+    Attributes:
+        id: what the user typed: "testbed", a hub id or a path.
+        revision: hub commit, or a hash of the local files; "" when unknown.
+        layers: number of decoder blocks.
+        width: size d of the residual stream.
+        dtype: number format the model ran in, e.g. "float32".
+    """
+
+    id: str
+    revision: str
+    layers: int
+    width: int
+    dtype: str
+
+    def same_as(self, other: ModelSpec) -> bool:
+        """Whether both name the same weights.
+
+        The revision decides where both have one, so that a model that was moved to
+        another path is still itself; the id decides otherwise.
+        """
+        if (self.layers, self.width) != (other.layers, other.width):
+            return False
+        if self.revision and other.revision:
+            return self.revision == other.revision
+        return self.id == other.id
+
+    def __str__(self) -> str:
+        weights, plus, quantized = self.revision.partition("+")
+        revision = f"@{weights[:12]}{plus}{quantized}" if self.revision else ""
+        return f"{self.id}{revision} ({self.layers} layers of width {self.width})"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain containers for JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, value: Mapping[str, Any]) -> ModelSpec:
+        """Inverse of :meth:`to_dict`; an unknown or missing field is a UserError."""
+        return cls(**_fields(cls, value))
+
+
+@dataclass(frozen=True, slots=True)
+class FeatureSpec:
+    """How one vector per text and layer was read from a model.
+
+    Attributes:
+        model: the model it was read from.
+        layers: ascending; 0 is the embedding output, k the residual stream after block k.
+        width: length of a vector (the model's width unless the pooling changes it).
+        site: where in the block.
+        pool: how the tokens' vectors became one.
+        position: over which tokens; "generated" leaves the prompt out.
+        dtype: number format of the stored vectors.
+        prompt: fingerprint of the prompt template, "" where none was used.
+    """
+
+    model: ModelSpec
+    layers: tuple[int, ...]
+    width: int
+    site: Site = "resid_post"
+    pool: Pool = "mean"
+    position: str = "generated"
+    dtype: str = "float16"
+    prompt: str = ""
+
+    def __post_init__(self) -> None:
+        layers = tuple(int(k) for k in self.layers)
+        if not layers or list(layers) != sorted(set(layers)):
+            raise ValueError(f"layers must be ascending without repeats and not empty, got {self.layers}")
+        if layers[0] < 0 or layers[-1] > self.model.layers:
+            raise UserError(
+                f"layers={list(layers)} is out of range: {self.model.id} has {self.model.layers} layers "
+                "(0 is the embedding output)"
+            )
+        object.__setattr__(self, "layers", layers)
+
+    @property
+    def needs(self) -> Needs:
+        """What a generation must record to give these features."""
+        return Needs(layers=self.layers, site=self.site, pool=self.pool)
+
+    def select(self, layers: Sequence[int]) -> FeatureSpec:
+        """The same feature with some of its layers.
+
+        Raises:
+            UserError: a layer that is not there; says which are and how many the model has.
+        """
+        absent = [k for k in layers if k not in self.layers]
+        if absent:
+            raise UserError(
+                f"layer={absent[0] if len(absent) == 1 else absent} is not in the features: they hold "
+                f"layers {_ranges(self.layers)} of {self.model.id}, which has {self.model.layers} layers "
+                "(0 is the embedding output); choose among these"
+            )
+        return FeatureSpec(
+            self.model, tuple(sorted(set(layers))), self.width, self.site, self.pool,
+            self.position, self.dtype, self.prompt,
+        )  # fmt: skip
+
+    def check_model(self, model: ModelSpec, *, what: str = "the features") -> None:
+        """Refuse another model than the one these features were read from.
+
+        Args:
+            model: the model in use now.
+            what: names the owner of this specification in the message.
+
+        Raises:
+            UserError: names both models.
+        """
+        if not self.model.same_as(model):
+            raise UserError(
+                f"{what} came from the model {self.model}, but the model now is {model}: "
+                "use that model, or make features and prober again with this one"
+            )
+
+    def check(self, other: FeatureSpec, *, what: str = "the features", against: str = "the others") -> None:
+        """Refuse vectors that were read in another way (layers may differ).
+
+        Raises:
+            UserError: names what differs and both values.
+        """
+        self.check_model(other.model, what=what)
+        for name in ("site", "pool", "position", "width", "prompt"):
+            mine, theirs = getattr(self, name), getattr(other, name)
+            if mine != theirs:
+                raise UserError(
+                    f"{what} have {name}={mine!r}, {against} {name}={theirs!r}: "
+                    f"make one of them again with the same {name}"
+                )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain containers for JSON."""
+        return {**asdict(self), "layers": list(self.layers)}
+
+    @classmethod
+    def from_dict(cls, value: Mapping[str, Any]) -> FeatureSpec:
+        """Inverse of :meth:`to_dict`; an unknown or missing field is a UserError."""
+        fields = _fields(cls, value)
+        fields["model"] = ModelSpec.from_dict(fields["model"])
+        fields["layers"] = tuple(fields["layers"])
+        return cls(**fields)
+
+
+def _fields(cls: Any, value: Mapping[str, Any]) -> dict[str, Any]:
+    names = set(cls.__dataclass_fields__)
+    if set(value) != names:
+        odd = sorted(set(value) ^ names)
+        raise UserError(f"a {cls.__name__} has the fields {sorted(names)}, not this: {odd}")
+    return dict(value)
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """``0-3, 5`` for (0, 1, 2, 3, 5)."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(str(r[0]) if len(r) == 1 else f"{r[0]}-{r[-1]}" for r in runs)

@@ -1,0 +1,400 @@
+"""The feature store: labelled hidden states on disk, resumable and memory-mapped.
+
+Layout of a store folder::
+
+    manifest.json            FeatureSpec, configuration, counts, checksums, complete or not
+    shards/00000.parquet     one row per example (labels, texts, signals)
+    shards/00000.safetensors one tensor "layer.<k>" (rows, d) per layer
+    shards/00000.json        sizes and checksums of the two, the pieces of work the shard
+                             covers and what of them was left out; written last, so its
+                             presence says that the shard is whole
+
+Every file is written beside its place and then renamed, and holds neither times nor
+machine names: a store that was killed and resumed is byte-identical to one that was
+not. Concurrent writers of one folder are not supported; several workers write a folder
+each, and :meth:`FeatureStore.merge` joins them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..commands.runs import identity
+from ..files import canonical_json, write_bytes, writing
+from ..seeding import draw_key
+from ..types import RunError, UserError
+from .files import (
+    COLUMNS,
+    MANIFEST,
+    check_same,
+    damaged,
+    encode_rows,
+    encode_states,
+    new_manifest,
+    read_manifest,
+    read_sidecar,
+    shard_file,
+    sidecar,
+    verify_files,
+    written_shards,
+)
+from .reader import StateReader
+from .spec import FeatureSpec
+
+if TYPE_CHECKING:
+    import datasets
+    import pandas as pd
+    import pyarrow as pa
+
+
+def read_rows(store: Path, index: int, columns: Sequence[str] | None = None) -> pa.Table:
+    """The rows of one shard that has any; all columns by default.
+
+    Raises:
+        UserError: a file that cannot be read.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        return pq.read_table(store / shard_file(index, "parquet"), columns=columns)
+    except (pa.ArrowException, OSError) as error:
+        reason = str(error).splitlines()[0]
+        raise damaged(store, shard_file(index, "parquet"), f"cannot be read ({reason})") from error
+
+
+def all_rows(store: Path, counts: Sequence[int]) -> pa.Table:
+    """The rows of all shards, one after the other; ``counts`` are the rows of each."""
+    import pyarrow as pa
+
+    return pa.concat_tables([read_rows(store, i) for i, n in enumerate(counts) if n])
+
+
+def check_rows(store: Path, shards: Iterable[int]) -> None:
+    """Refuse shards that do not make one table.
+
+    Raises:
+        RunError: other columns than the shards before it, or an id that occurs twice.
+    """
+    schema: pa.Schema | None = None
+    seen: set[int] = set()  # hashes: the ids of millions of rows would be large
+    for index in shards:
+        table = read_rows(store, index)
+        if schema is not None and not table.schema.equals(schema):
+            raise RunError(f"shard {index} of {store} has other columns than the shards before it")
+        schema = table.schema
+        for name in table["id"].to_pylist():
+            key = draw_key("id", 0, name)
+            if key in seen:
+                raise RunError(f"the feature store {store} has the id {name} twice")
+            seen.add(key)
+
+
+def to_datasets(store: FeatureStore, rows: pa.Table, layers: Sequence[int]) -> datasets.Dataset:
+    """The rows as a ``Dataset``, with a column ``layer.<k>`` of fixed-size vectors per layer."""
+    import datasets
+    import pyarrow as pa
+
+    for k in sorted(set(layers)):
+        # Without Python objects in between: the array becomes Arrow's own memory.
+        numbers = pa.array(store.layer(k).reshape(-1))
+        rows = rows.append_column(f"layer.{k}", pa.FixedSizeListArray.from_arrays(numbers, store.spec.width))
+    # What caches know the content by; the library would find it by hashing every vector.
+    content = f"{(store.path / MANIFEST).read_text('utf-8')}{sorted(set(layers))}"
+    return datasets.Dataset(rows, fingerprint=hashlib.sha256(content.encode()).hexdigest()[:16])
+
+
+__all__ = ["COLUMNS", "FeatureStore"]
+
+
+@dataclass(frozen=True, slots=True)
+class FeatureStore:
+    """A folder of labelled hidden states; make one with :meth:`create` or :meth:`open`.
+
+    Attributes:
+        path: the folder.
+        spec: what the vectors are.
+        config: the part of the configuration that decided what was computed.
+        shards: number of shards it has when complete; None when only the last one tells.
+    """
+
+    path: Path
+    spec: FeatureSpec
+    config: Mapping[str, Any]
+    shards: int | None = None
+
+    @classmethod
+    def create(
+        cls, path: str | Path, spec: FeatureSpec, *, config: Mapping[str, Any], shards: int | None = None
+    ) -> FeatureStore:
+        """A new store, or the unfinished one in ``path`` to go on with.
+
+        Args:
+            shards: how many there will be; None leaves it open until :meth:`finish`, for work
+                whose amount is not known before it is done.
+
+        Raises:
+            UserError: ``path`` holds a store of another specification or configuration.
+            RunError: the folder cannot be written to.
+        """
+        if shards is not None and shards < 1:
+            raise ValueError(f"a store has at least one shard, got shards={shards}")
+        store = cls(Path(path), spec, identity(config), shards)
+        if (store.path / MANIFEST).exists():
+            there = read_manifest(store.path)
+            check_same(store.path, there | ({"shards": None} if shards is None else {}), store._manifest())
+        else:
+            with writing(store.path):
+                store._file(0, "json").parent.mkdir(parents=True, exist_ok=True)
+            store._write(MANIFEST, canonical_json(store._manifest()).encode())
+        for leftover in store.path.glob("shards/.*.tmp"):
+            leftover.unlink()
+        return store
+
+    @classmethod
+    def open(cls, path: str | Path) -> FeatureStore:
+        """A finished store, with the manifest and the presence and size of every file checked.
+
+        Raises:
+            UserError: no store, an unfinished one, or a file that is missing or cut short.
+        """
+        path = Path(path)
+        manifest = read_manifest(path)
+        try:
+            spec = FeatureSpec.from_dict(manifest["spec"])
+        except (TypeError, ValueError) as error:
+            raise UserError(f"{path / MANIFEST} is damaged ({error}): make the store again") from error
+        store = cls(path, spec, manifest["config"], manifest["shards"])
+        if not manifest["complete"]:
+            written = f"{len(written_shards(path))} of {store.shards or 'an unknown number of'} shards"
+            raise UserError(
+                f"the feature store {path} is incomplete ({written}): run the command "
+                "that made it once more, it goes on where it stopped"
+            )
+        for name, file in manifest["files"].items():
+            try:
+                size = (path / name).stat().st_size
+            except (FileNotFoundError, NotADirectoryError):
+                raise damaged(path, name, "is missing") from None
+            if size != file["bytes"]:
+                raise damaged(path, name, f"has {size} bytes instead of {file['bytes']}")
+        return store
+
+    @classmethod
+    def merge(cls, stores: Sequence[FeatureStore | str | Path], out: str | Path) -> FeatureStore:
+        """Join finished stores of the same features, as several workers made them, into a new one.
+
+        Shard files are hard-linked where the file system allows it and copied otherwise,
+        with their checksums carried over; ``summary["merged"]`` says which rows came from
+        which store. The new folder appears whole or not at all, and the same stores in the
+        same order give the same bytes.
+
+        Raises:
+            UserError: stores of other features, models or columns; an id that occurs twice;
+                a group on two sides of a split; an ``out`` that exists; see also :meth:`open`.
+            RunError: ``out`` cannot be written.
+        """
+        from .merge import merge
+
+        return merge([cls.open(s.path if isinstance(s, FeatureStore) else s) for s in stores], Path(out))
+
+    @property
+    def missing(self) -> list[int]:
+        """Indices of the shards not yet written; with an open number, the gaps before the last one."""
+        written = written_shards(self.path)
+        upto = self.shards if self.shards is not None else max(written, default=-1) + 1
+        return sorted(set(range(upto)) - set(written))
+
+    @property
+    def next_shard(self) -> int:
+        """The lowest index without a shard."""
+        return next(iter(self.missing), len(written_shards(self.path)))
+
+    @property
+    def units(self) -> set[str]:
+        """The pieces of work that the shards written so far cover."""
+        return {
+            unit for index in written_shards(self.path) for unit in read_sidecar(self.path, index)["units"]
+        }
+
+    def left_out(self) -> Iterator[dict[str, Any]]:
+        """What the shards say was left out of them, in their order."""
+        for index in written_shards(self.path):
+            yield from read_sidecar(self.path, index)["left_out"]
+
+    def write_shard(
+        self,
+        index: int,
+        rows: Sequence[Mapping[str, Any]],
+        states: np.ndarray,
+        *,
+        units: Sequence[str] = (),
+        left_out: Sequence[Mapping[str, Any]] = (),
+    ) -> None:
+        """Write one shard, all or nothing.
+
+        Args:
+            index: number of the shard, from 0; a shard that is there is replaced.
+            rows: one mapping per example, with the keys of :data:`COLUMNS` (id, group,
+                split and correct at least) and any further ones; the same keys in every row.
+            states: (len(rows), layers, d) in the order of ``spec.layers``.
+            units: ids of the pieces of work the shard covers, so that they are not done again.
+            left_out: what gave no row: JSON objects with the id, the reason and whatever else tells why.
+
+        Raises:
+            RunError: states that are not finite in the store's number format; a full disk.
+            ValueError: shapes, columns or labels that do not fit.
+        """
+        expected = (len(rows), len(self.spec.layers), self.spec.width)
+        if states.shape != expected:
+            raise ValueError(f"states of shard {index} have shape {states.shape}, expected {expected}")
+        if index < 0 or (self.shards is not None and index >= self.shards):
+            raise ValueError(f"shard {index} is out of range for {self.shards} shards")
+        blobs: dict[str, bytes] = {}
+        if rows:
+            blobs["parquet"] = encode_rows(rows)
+            blobs["safetensors"] = encode_states(rows, states, self.spec)
+        self._file(index, "json").unlink(missing_ok=True)  # until it is written again there is no shard
+        for suffix, blob in blobs.items():
+            self._write(shard_file(index, suffix), blob)
+        for suffix in {"parquet", "safetensors"} - set(blobs):
+            self._file(index, suffix).unlink(missing_ok=True)
+        files = {self._file(index, suffix).name: blob for suffix, blob in blobs.items()}
+        about = sidecar(len(rows), files, units, left_out)
+        self._write(shard_file(index, "json"), canonical_json(about).encode())
+
+    def read_shard(
+        self, index: int
+    ) -> tuple[list[dict[str, Any]], np.ndarray, list[str], list[dict[str, Any]]]:
+        """What :meth:`write_shard` was given for a shard, states as stored; memory holds all of it."""
+        about = read_sidecar(self.path, index)
+        rows: list[dict[str, Any]] = []
+        states = np.zeros((0, len(self.spec.layers), self.spec.width), self.spec.dtype)
+        if about["rows"]:
+            rows = read_rows(self.path, index).to_pylist()
+            file = self._file(index, "safetensors")
+            states = np.array(StateReader([file], [len(rows)], self.spec, self.spec.layers)[:])
+        return rows, states, about["units"], about["left_out"]
+
+    def finish(self, summary: Mapping[str, Any] | None = None) -> None:
+        """Mark the store complete; ``summary`` is kept as plain figures.
+
+        Raises:
+            RunError: shards are missing, all are empty, ids repeat, shards have different
+                columns, or the disk is full.
+        """
+        rows = self._counts()
+        files = {f"shards/{name}": file for s in self._sidecars() for name, file in s["files"].items()}
+        check_rows(self.path, [i for i, n in enumerate(rows) if n])
+        manifest = self._manifest() | {
+            "complete": True, "shards": len(rows), "rows": rows, "files": files,
+            "summary": dict(summary or {}),
+        }  # fmt: skip
+        self._write(MANIFEST, canonical_json(manifest).encode())
+
+    def verify(self) -> None:
+        """Compare every file with its checksum; of an unfinished store, those of its shards so far.
+
+        Raises:
+            UserError: names the file that is missing or was altered.
+        """
+        files = read_manifest(self.path)["files"]
+        for index in written_shards(self.path) if not files else ():
+            found = read_sidecar(self.path, index)["files"]
+            files |= {f"shards/{name}": file for name, file in found.items()}
+        verify_files(self.path, files)
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """Figures that :meth:`finish` was given; empty before."""
+        return read_manifest(self.path)["summary"]
+
+    def __len__(self) -> int:
+        return sum(self._counts())
+
+    def table(self) -> pd.DataFrame:
+        """All rows in the order of the states, with the columns that were written."""
+        return all_rows(self.path, self._counts()).to_pandas()
+
+    def tables(self, columns: Sequence[str] | None = None) -> Iterator[pd.DataFrame]:
+        """The rows shard by shard, so that memory does not grow with their number.
+
+        Args:
+            columns: only these; all by default.
+        """
+        for index, count in enumerate(self._counts()):
+            if count:
+                yield read_rows(self.path, index, columns).to_pandas()
+
+    def layer(self, k: int) -> np.ndarray:
+        """(N, d) states of one layer; only that layer's bytes are read.
+
+        Raises:
+            UserError: the store lacks the layer; lists those it has.
+        """
+        return self.states((k,))[:, 0]
+
+    def states(self, layers: Sequence[int], rows: Sequence[int] | np.ndarray | None = None) -> np.ndarray:
+        """(n, len(layers), d) states, in the order of ``layers`` and ``rows``.
+
+        Args:
+            layers: numbers of the layers wanted.
+            rows: row numbers; None takes all. Shards without one of them are not read.
+
+        Raises:
+            UserError: the store lacks a layer (lists those it has), or a shard is damaged.
+        """
+        return self.reader(layers)[slice(None) if rows is None else rows]
+
+    def reader(self, layers: Sequence[int]) -> StateReader:
+        """The states of some layers, for reading rows on demand; see :class:`StateReader`.
+
+        Raises:
+            UserError: the store lacks a layer; lists those it has.
+        """
+        counts = self._counts()
+        files = [self._file(i, "safetensors") for i in range(len(counts))]
+        return StateReader(files, counts, self.spec, layers)
+
+    def to_datasets(self, layers: Sequence[int] | None = None) -> datasets.Dataset:
+        """All rows as a Hugging Face ``Dataset``, with a column ``layer.<k>`` of vectors per layer asked for.
+
+        The states of those layers are read into memory; without layers none are.
+
+        Raises:
+            UserError: the store lacks a layer; lists those it has.
+        """
+        layers = tuple(layers or ())
+        self.spec.select(layers or self.spec.layers)
+        return to_datasets(self, all_rows(self.path, self._counts()), layers)
+
+    def _file(self, index: int, suffix: str) -> Path:
+        return self.path / shard_file(index, suffix)
+
+    def _write(self, name: str, blob: bytes) -> None:
+        with writing(self.path / name):
+            write_bytes(self.path / name, blob)
+
+    def _counts(self) -> list[int]:
+        """Rows per shard: from the manifest, or before it is finished from the shards themselves."""
+        counts = read_manifest(self.path)["rows"]
+        if counts is None:
+            counts = [sidecar["rows"] for sidecar in self._sidecars()]
+        if not sum(counts):
+            raise RunError(f"the feature store {self.path} is empty: no example was kept")
+        return counts
+
+    def _sidecars(self) -> Iterator[dict[str, Any]]:
+        if self.missing:
+            raise RunError(f"the feature store {self.path} lacks shards {self.missing[:10]}")
+        for index in written_shards(self.path):
+            yield read_sidecar(self.path, index)
+
+    def _manifest(self) -> dict[str, Any]:
+        return new_manifest(self.spec.to_dict(), self.config, self.shards)

@@ -1,0 +1,237 @@
+"""What a generation's own probabilities and attention say of it: token signals, words, and RIND.
+
+S(t_i) = H_i * a_max(i) * s_i: the entropy with which a token was chosen, the most
+attention it gets from what follows, and whether it carries meaning. ``paper`` follows
+the equations, ``released`` what the authors ran; published thresholds (0.6 to 1.5)
+only mean something under the latter.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from .text import is_content, is_stop_word, split_sentences
+from .types import AttentionRows, Generation, RunError, UserError
+
+#: Keys of :func:`signals`, in the order in which probers take them as inputs.
+SIGNALS = ("mean_entropy", "max_entropy", "min_prob", "mean_logprob")
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """A maximal run of characters without white space and the tokens that wrote it.
+
+    Attributes:
+        start: first character in the text.
+        end: one after the last character.
+        tokens: indices of the tokens that wrote any of its characters, ascending.
+    """
+
+    start: int
+    end: int
+    tokens: tuple[int, ...]
+
+
+def words(text: str, offsets: Sequence[tuple[int, int]]) -> list[Word]:
+    """The white-space separated words of a text with their tokens, by character offsets.
+
+    A token that reaches over two words belongs to both; one of white space only to none.
+
+    Raises:
+        RunError: a word has no token, so that text and offsets do not belong together.
+    """
+    found: list[Word] = []
+    first = 0  # tokens before it end before the current word
+    for match in re.finditer(r"\S+", text):
+        start, end = match.span()
+        while first < len(offsets) and offsets[first][1] <= start:
+            first += 1
+        tokens = []
+        for index in range(first, len(offsets)):
+            if offsets[index][0] >= end:
+                break
+            if offsets[index][1] > max(start, offsets[index][0]):
+                tokens.append(index)
+        if not tokens:
+            raise RunError(f"no token wrote {match.group()!r} in {text!r}: text and tokens do not align")
+        found.append(Word(start, end, tuple(tokens)))
+    return found
+
+
+def signals(generation: Generation) -> dict[str, float]:
+    """How sure the model was, in one number each; keys are :data:`SIGNALS`.
+
+    ``mean_entropy`` and ``max_entropy`` in nats over the generated tokens, ``min_prob``
+    the probability of the least likely one, ``mean_logprob`` the mean log-probability
+    in nats (minus the logarithm of the perplexity).
+
+    Raises:
+        RunError: nothing was generated, or a value is not finite.
+    """
+    if not generation.token_ids:
+        raise RunError(f"nothing was generated after {generation.prompt[-60:]!r}, so there are no signals")
+    values = {
+        "mean_entropy": float(np.mean(generation.entropies)),
+        "max_entropy": float(np.max(generation.entropies)),
+        "min_prob": math.exp(float(np.min(generation.logprobs))),
+        "mean_logprob": float(np.mean(generation.logprobs)),
+    }
+    for name, value in values.items():
+        if not math.isfinite(value):
+            raise RunError(f"{name} is {value} for the text {generation.text[:60]!r}")
+    return values
+
+
+Variant = Literal["paper", "released"]
+
+
+@dataclass(frozen=True, slots=True)
+class RindScores:
+    """Scores of a generation's units: tokens for ``paper``, words for ``released``.
+
+    Attributes:
+        spans: [start, end) of each unit in the generation's text.
+        tokens: indices of each unit's tokens.
+        scores: (units,) float64, S after the semantic filter: 0 for what is filtered out.
+        entropies: (units,) H, nats.
+        attention: (units,) a_max, scaled within its sentence for ``released``.
+        content: (units,) bool, the semantic filter s.
+        sentences: [start, end) of each sentence of the text.
+    """
+
+    variant: Variant
+    spans: tuple[tuple[int, int], ...]
+    tokens: tuple[tuple[int, ...], ...]
+    scores: np.ndarray
+    entropies: np.ndarray
+    attention: np.ndarray
+    content: np.ndarray
+    sentences: tuple[tuple[int, int], ...]
+
+    def max(self, skip: int = 0) -> float:
+        """The highest score behind the first ``skip`` units; 0 where none is left."""
+        return float(self.scores[skip:].max(initial=0.0))
+
+    def hits(self, threshold: float, skip: int = 0) -> tuple[int, ...]:
+        """Units behind the first ``skip`` that fire, in textual order.
+
+        For ``paper`` all with S > threshold, for ``released`` those of the first
+        sentence that has any. A unit that is filtered out never fires.
+        """
+        over = [i for i in np.flatnonzero((self.scores > threshold) & self.content).tolist() if i >= skip]
+        if self.variant == "paper" or not over:
+            return tuple(over)
+        first = self.sentence(over[0])
+        return tuple(i for i in over if self.sentence(i) == first)
+
+    def sentence(self, unit: int) -> int:
+        """Index of the sentence in which a unit begins.
+
+        White space between two sentences counts to the one before it.
+        """
+        start, end = self.spans[unit]
+        begins = [s for s, _ in self.sentences]
+        return max(0, int(np.searchsorted(begins, max(start, end - 1), side="right")) - 1)
+
+    def per_token(self, count: int) -> np.ndarray:
+        """(count,) the score of each token's unit (the highest, if it is in two), 0 for tokens in none."""
+        result = np.zeros(count)
+        for unit, tokens in enumerate(self.tokens):
+            for token in tokens:
+                result[token] = max(result[token], self.scores[unit])
+        return result
+
+
+def rind_scores(
+    generation: Generation, variant: Variant = "released", *, attention_alone: AttentionRows | None = None
+) -> RindScores:
+    """RIND of every unit of a generation.
+
+    Args:
+        generation: recorded with ``Needs(attention=True)`` for ``paper``; ``released``
+            takes log-probabilities and entropies only.
+        variant: ``paper``: attention within the whole context, mean over heads, maximum
+            over the later tokens, per token, stop words (spaCy's) filtered out.
+            ``released``: attention over the generated tokens alone, maximum including
+            the token itself, mean over heads, as a share of the sentence's times its
+            number of words, per word (attention summed, entropy averaged over tokens),
+            content words only.
+        attention_alone: from ``CausalLM.attention_alone``; for ``released``.
+
+    Raises:
+        UserError: unknown variant, or the attention it needs was not recorded.
+        RunError: text and tokens do not align, or a score is not finite.
+    """
+    if variant not in ("paper", "released"):
+        raise UserError(f"variant={variant} is unknown; choose paper or released")
+    result = _paper(generation) if variant == "paper" else _released(generation, attention_alone)
+    if not np.isfinite(result.scores).all():
+        unit = int(np.flatnonzero(~np.isfinite(result.scores))[0])
+        start, end = result.spans[unit]
+        raise RunError(f"RIND of {generation.text[start:end]!r} is {result.scores[unit]}")
+    return result
+
+
+def _paper(generation: Generation) -> RindScores:
+    if generation.attention is None:
+        raise UserError("variant=paper of RIND needs attention; generate with Needs(attention=True)")
+    count, prompt = len(generation.token_ids), len(generation.prompt_ids)
+    among = generation.attention.rows[1:, prompt:].astype(np.float64)  # (n, n): of token j on token i
+    attention = np.tril(among, k=-1).max(axis=0, initial=0.0)  # over j > i; nothing follows the last token
+    content = np.zeros(count, dtype=bool)
+    for word in words(generation.text, generation.offsets):
+        if not is_stop_word(generation.text[word.start : word.end]):
+            content[list(word.tokens)] = True
+    entropies = generation.entropies.astype(np.float64)
+    return RindScores(
+        variant="paper",
+        spans=generation.offsets,
+        tokens=tuple((i,) for i in range(count)),
+        scores=np.where(content, entropies * attention, 0.0),
+        entropies=entropies,
+        attention=attention,
+        content=content,
+        sentences=tuple(split_sentences(generation.text)),
+    )
+
+
+def _released(generation: Generation, alone: AttentionRows | None) -> RindScores:
+    if alone is None:
+        raise UserError("variant=released of RIND needs attention_alone; see CausalLM.attention_alone")
+    if len(alone.column_max) != len(generation.token_ids):
+        raise RunError(
+            f"attention_alone is of {len(alone.column_max)} tokens, "
+            f"the generation has {len(generation.token_ids)}"
+        )
+    text = generation.text
+    units = words(text, generation.offsets)
+    sentences = split_sentences(text)
+    attention = np.zeros(len(units))
+    content = np.zeros(len(units), dtype=bool)
+    for start, end in sentences:
+        inside = [i for i, word in enumerate(units) if start <= word.start < end]
+        sums = np.array([alone.column_max[list(units[i].tokens)].sum(dtype=np.float64) for i in inside])
+        # Released scaling: a word's share of the sentence's attention, times its words.
+        attention[inside] = sums / sums.sum() * len(inside)
+        content[inside] = is_content(text[start:end], [_of(text, units[i]) for i in inside])
+    entropies = np.array([generation.entropies[list(w.tokens)].mean(dtype=np.float64) for w in units])
+    return RindScores(
+        variant="released",
+        spans=tuple((w.start, w.end) for w in units),
+        tokens=tuple(w.tokens for w in units),
+        scores=np.where(content, entropies * attention, 0.0),
+        entropies=entropies,
+        attention=attention,
+        content=content,
+        sentences=tuple(sentences),
+    )
+
+
+def _of(text: str, word: Word) -> str:
+    return text[word.start : word.end]

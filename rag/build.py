@@ -1,0 +1,115 @@
+"""From a resolved configuration to the parts of the loop: prober, triggers, queries."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import fields, is_dataclass
+from importlib import resources
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from probers.commands.runs import ProberKind, newest_classifier, newest_prober
+from probers.types import UserError
+
+#: For each kind of prober a trigger that needs it, what it is, and the commands that make one.
+_PROBERS: dict[ProberKind, tuple[str, str, str, str]] = {
+    "answers": ("probing", "of whole answers", "--source cot", "layer=all"),
+    "tokens": ("radio", "of single tokens", "--source wiki pool=tokens", "head=radio"),
+}
+
+
+def prober_kind(node: Mapping[str, Any]) -> ProberKind:
+    """Whether the trigger of a ``_target_`` node listens to single tokens or judges whole answers."""
+    return "tokens" if str(node["_target_"]).endswith(".Radio") else "answers"
+
+
+def find_prober(cfg: DictConfig, kind: ProberKind = "answers") -> str:
+    """The prober asked for, or the newest one of this kind trained for this model; says which.
+
+    Raises:
+        UserError: there is none; says which command makes one.
+    """
+    if cfg.prober is not None:
+        print(f"prober: {cfg.prober}")
+        return str(cfg.prober)
+    found = newest_prober(kind, model=cfg.model.name)
+    trigger, what, data, training = _PROBERS[kind]
+    if found is None:
+        raise UserError(
+            f"trigger={trigger} needs a prober {what} for model={cfg.model.name} and there is none under "
+            f"runs/: make one with 'probers-datagen {data}' and 'probers-train {training}', or pass "
+            "prober=PATH"
+        )
+    print(f"prober: {found} (the newest {what} for model={cfg.model.name})")
+    return str(found)
+
+
+def find_classifier(cfg: DictConfig) -> str:
+    """The newest classifier of questions trained on answers of this model; says which.
+
+    Raises:
+        UserError: there is none; says which command makes one.
+    """
+    found = newest_classifier(model=cfg.model.name)
+    if found is None:
+        raise UserError(
+            f"trigger=adaptive needs a classifier of questions for model={cfg.model.name} and there is none "
+            "under runs/: make one with 'probers-datagen --source cot' and 'probers-train head=adaptive', or "
+            "pass its folder, or a sequence classifier of transformers, as trigger.classifier"
+        )
+    print(f"classifier: {found} (the newest for model={cfg.model.name})")
+    return str(found)
+
+
+def with_bank(
+    node: DictConfig, bank: Callable[[], Any], classifier: Callable[[], Any] | None = None
+) -> dict[str, Any]:
+    """Arguments that hand what ``bank`` and ``classifier`` make to a trigger that wants it and has none."""
+    found = {}
+    for key, make in (("bank", bank), ("classifier", classifier)):
+        if make is not None and key in node and node[key] is None:
+            found[key] = make()
+    return found
+
+
+def named_part(group: str, name: str | Mapping[str, Any], options: Mapping[str, Any]) -> DictConfig:
+    """The configuration of a part by its name in a group, with some options changed.
+
+    Args:
+        group: "trigger", "query" or "retriever".
+        name: name of a file in the group, or a ``_target_`` node of the user's own.
+        options: values that replace those of the file.
+
+    Raises:
+        UserError: unknown name or option; lists the choices.
+    """
+    if isinstance(name, str):
+        folder = resources.files("probers.configs").joinpath(group)
+        file = folder.joinpath(f"{name}.yaml")
+        if not file.is_file():
+            known = sorted(f.name.removesuffix(".yaml") for f in folder.iterdir() if f.name.endswith(".yaml"))
+            raise UserError(f"unknown {group} {name!r}: choose one of {', '.join(known)}")
+        node = OmegaConf.create(file.read_text(encoding="utf-8"))
+        known = [str(k) for k in node if k != "_target_"]
+        for key in options:
+            if key not in known:
+                listed = f"its options are {', '.join(known)}" if known else "it has none"
+                raise UserError(f"{group} {name} has no option {key!r}: {listed}")
+    else:
+        node = OmegaConf.create(dict(name))
+        if "_target_" not in node:
+            raise UserError(f"a {group} of your own needs a _target_, its class by dotted path: {dict(name)}")
+    merged = OmegaConf.merge(node, dict(options))
+    assert isinstance(merged, DictConfig)
+    return merged
+
+
+def options_of(part: Any) -> dict[str, Any]:
+    """The plain options of a part, for records and reports; its prober's threshold where none was given."""
+    if not is_dataclass(part):
+        return {}
+    values = {f.name: getattr(part, f.name) for f in fields(part) if f.init and not f.name.startswith("_")}
+    if "threshold" in values and values["threshold"] is None:
+        values["threshold"] = getattr(part, "_threshold", None)
+    return {k: v for k, v in values.items() if v is None or isinstance(v, (bool, int, float, str))}

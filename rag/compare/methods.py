@@ -1,0 +1,181 @@
+"""The methods of a comparison: a name, a trigger and a query, built from the configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from probers.commands.parts import build
+from probers.commands.runs import newest_classifier, newest_prober
+from probers.types import UserError
+
+from ..build import named_part, with_bank
+from ..queries.base import QueryFormulator
+from ..triggers.always import Always
+from ..triggers.base import Trigger
+from ..triggers.never import Never
+from ..triggers.random import Random
+
+#: Parts that some methods need, by key, with how to make one.
+TRAINED = {
+    "token_prober": "make a prober of single tokens with 'probers-datagen --source wiki pool=tokens' and "
+    "'probers-train head=radio'",
+    "classifier": "make a classifier of questions with 'probers-datagen --source cot' and 'probers-train "
+    "head=adaptive'",
+}
+_KEYS = ("trigger", "query", "trigger_options", "query_options", "if_given", "tune")
+
+
+@dataclass(frozen=True)
+class Method:
+    """One method.
+
+    Attributes:
+        name: what tables and files call it.
+        tunable: its threshold is to be chosen on validation questions: the trigger
+            has one, or brings one and ``tune`` says otherwise, and none was given (also not in
+            a paper's form, theta).
+        matched: its budget is to be matched to another method's.
+        calibrated: its scores are to be calibrated on validation questions: the trigger has a
+            threshold to compare them with, and no calibration of its own.
+    """
+
+    name: str
+    trigger: Trigger
+    query: QueryFormulator
+    tunable: bool = False
+    matched: bool = False
+    calibrated: bool = False
+
+    @property
+    def fixed(self) -> bool:
+        """Whether it decides without looking, so that there is nothing to test."""
+        return isinstance(self.trigger, (Never, Random)) or bool(getattr(self.trigger, "before", False))
+
+    @property
+    def adaptive(self) -> bool:
+        """Whether it may retrieve more for one question than for another, and not by chance."""
+        return not isinstance(self.trigger, (Never, Always, Random))
+
+    def with_options(self, **options: Any) -> Method:
+        """The same method with some options of its trigger changed."""
+        return replace(self, trigger=replace(self.trigger, **options))  # type: ignore[type-var]
+
+
+def build_methods(cfg: DictConfig, bank: Callable[[], Any]) -> list[Method]:
+    """The methods named by ``cfg.triggers``, in this order.
+
+    Args:
+        cfg: configuration of ``probers-compare``. Where it names ``queries``, the methods ask
+            with these: with one of them all alike, and with several each becomes as many.
+        bank: makes the prober, asked at most once and only if a method needs it.
+
+    Raises:
+        UserError: an unknown method, trigger, query or option; lists the choices.
+    """
+    names = [str(n) for n in cfg.triggers]
+    if not names:
+        raise UserError("triggers=[] compares nothing: name at least one of " + ", ".join(cfg.methods))
+    for name in names:
+        if name not in cfg.methods:
+            raise UserError(f"unknown method {name!r} in triggers: choose from {', '.join(cfg.methods)}")
+        if names.count(name) > 1:
+            raise UserError(f"triggers names {name} twice: once is enough")
+    made: list[Any] = []
+
+    def once() -> Any:
+        if not made:
+            made.append(bank())
+        return made[0]
+
+    methods = [_build(name, cfg.methods[name], once) for name in names]
+    return methods if cfg.queries is None else _asking(methods, [str(q) for q in cfg.queries])
+
+
+def _asking(methods: Sequence[Method], queries: Sequence[str]) -> list[Method]:
+    """The methods with other queries than their own; of several, each is another method.
+
+    Those that ask nothing, or the question before anything is generated and nothing later, stay.
+    """
+    if not queries:
+        raise UserError("queries=[] asks nothing: name at least one, or null for the methods' own")
+    built = {name: build(named_part("query", name, {})) for name in queries}
+    found = []
+    for method in methods:
+        if isinstance(method.trigger, (Never, Always)):
+            found.append(method)
+        elif len(built) == 1:
+            found.append(replace(method, query=built[queries[0]]))
+        else:
+            named = (replace(method, name=f"{method.name}_{name}", query=q) for name, q in built.items())
+            found += named
+    return found
+
+
+def left_out(cfg: DictConfig) -> dict[str, str]:
+    """Methods of ``cfg.triggers`` that need something that is not given, with the key that would give it."""
+    return {
+        str(name): str(key)
+        for name in cfg.triggers
+        if name in cfg.methods and (key := cfg.methods[name].get("if_given")) and cfg[key] is None
+    }
+
+
+def complete(cfg: DictConfig) -> list[str]:
+    """Fill in what of :data:`TRAINED` is there, and leave out the methods whose part is not; says which.
+
+    Raises:
+        UserError: no method is left.
+    """
+    if cfg.token_prober is None and any(str(n) == "radio" for n in cfg.triggers):
+        cfg.token_prober = _token_prober(cfg)
+    if cfg.classifier is None and any(str(n) == "adaptive" for n in cfg.triggers):
+        found = newest_classifier(model=cfg.model.name)
+        cfg.classifier = None if found is None else str(found)
+    missing = left_out(cfg)
+    notes = [f"{name} is left out: {TRAINED[key]}, or pass {key}=PATH." for name, key in missing.items()]
+    if missing and len(missing) == len(cfg.triggers):
+        raise UserError(" ".join(notes).rstrip("."))
+    cfg.triggers = [n for n in cfg.triggers if str(n) not in missing]
+    for key in TRAINED:
+        if cfg[key] is not None:
+            print(f"{key}: {cfg[key]}")
+    return notes
+
+
+def _token_prober(cfg: DictConfig) -> str | None:
+    """The prober of single tokens: ``cfg.prober`` if it is one, else the newest of this model."""
+    from probers.bank.bank import ProbeBank
+
+    if cfg.prober is not None and ProbeBank.from_pretrained(str(cfg.prober)).spec.pool == "tokens":
+        return str(cfg.prober)
+    found = newest_prober("tokens", model=cfg.model.name)
+    return None if found is None else str(found)
+
+
+def _build(name: str, node: DictConfig, bank: Callable[[], Any]) -> Method:
+    entry = OmegaConf.to_container(node, resolve=True)
+    if not isinstance(entry, Mapping) or not {"trigger", "query"} <= set(entry) <= set(_KEYS):
+        raise UserError(f"methods.{name} must have trigger and query, and may have {', '.join(_KEYS[2:])}")
+    options = entry.get("trigger_options") or {}
+    asked = named_part("trigger", entry["trigger"], options)
+    trigger = build(asked, **with_bank(asked, bank))
+    query = build(named_part("query", entry["query"], entry.get("query_options") or {}))
+    own = {f.name: getattr(trigger, f.name) for f in fields(trigger)} if is_dataclass(trigger) else {}
+    return Method(
+        name,
+        trigger,
+        query,
+        tunable=(own.get("threshold") is not None or bool(entry.get("tune")))
+        and not {"threshold", "theta"} & set(options),
+        matched=isinstance(trigger, Random) and "rate" not in options,
+        calibrated=own.get("threshold") is not None and not hasattr(trigger, "probability"),
+    )
+
+
+def in_running_order(methods: Sequence[Method], match: str | None) -> list[Method]:
+    """Methods whose budget is matched come after the one they are matched to."""
+    return sorted(methods, key=lambda m: m.matched and match is not None)

@@ -1,0 +1,252 @@
+"""The figures of methods on common questions, in the form of results.json."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from typing import Any
+
+import numpy as np
+
+from probers.evaluation.metrics import (
+    Bootstrap,
+    Interval,
+    accuracy_contains,
+    auprc,
+    auroc,
+    ece,
+    exact_match,
+    f1_score,
+    mean,
+    prr,
+    recall_at_fpr,
+)
+from probers.types import Question
+
+from ..traces import Answer
+
+#: Figures of an answer that need a gold answer.
+OUTCOMES = ("em", "f1", "precision", "recall", "acc")
+#: Counters averaged over all questions.
+COSTS = ("retrievals", "generations", "tokens", "sentences", "seconds")
+#: Figures of a trigger that only its ranking decides, by key of results.json.
+_RANKED: dict[str, Callable[..., Any]] = {
+    "auroc": auroc, "auprc": auprc, "prr": prr, "recall_at_fpr": recall_at_fpr,
+}  # fmt: skip
+#: Figures against the closed-book answers. ``consistency``: of the questions right there the share
+#: still right; ``agreement``: of all the share right on both sides or wrong on both, which is how
+#: the released code of Probing-RAG counts consistency.
+_AGAINST = ("consistency", "agreement")
+_TRIGGER = ("auroc", "auprc", "base_rate", "ece", "prr", "recall_at_fpr")
+
+
+@dataclass(frozen=True)
+class Outcomes:
+    """How one method did on the questions.
+
+    Attributes:
+        scores: (n,) the trigger's score of the first generation, higher is more
+            likely wrong; None when it has none or the same for every question.
+        probabilities: (n,) calibrated P(wrong) of the scores, None when there are none.
+        options: of the trigger, as it ran.
+    """
+
+    questions: Sequence[Question]
+    answers: Sequence[Answer]
+    scores: np.ndarray | None = None
+    probabilities: np.ndarray | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @cached_property
+    def scored(self) -> np.ndarray:
+        """Indices of the questions that have gold answers."""
+        return np.array([i for i, q in enumerate(self.questions) if q.answers], dtype=int)
+
+    @cached_property
+    def table(self) -> Mapping[str, np.ndarray]:
+        """Each of :data:`OUTCOMES` for the questions with gold answers, in [0, 1]."""
+        rows = []
+        for i in self.scored:
+            answer, gold = self.answers[i], self.questions[i].answers
+            rows.append((exact_match(answer.answer, gold), *f1_score(answer.answer, gold),
+                         accuracy_contains(answer.text, gold)))  # fmt: skip
+        columns = np.array(rows, dtype=float).reshape(-1, len(OUTCOMES)).T
+        return dict(zip(OUTCOMES, columns, strict=True))
+
+    def cost(self, name: str) -> np.ndarray:
+        """One of :data:`COSTS` for every question."""
+        return np.array([float(getattr(a.counters, name)) for a in self.answers])
+
+
+def first_scores(answers: Sequence[Answer]) -> np.ndarray | None:
+    """The score of each question's first decision; None where there is none or all are equal."""
+    decisions = [next((r.decision for r in a.rounds if r.decision is not None), None) for a in answers]
+    scores = [d.score for d in decisions if d is not None]
+    if len(scores) < len(answers) or len(set(scores)) < 2:
+        return None
+    return np.array(scores)
+
+
+class Comparison:
+    """Figures with intervals of several methods; all share the same resamples.
+
+    Args:
+        questions: the common questions.
+        reference: the closed-book run, whose wrong answers the triggers should find;
+            None leaves out what depends on it.
+        resamples: of the bootstrap, by groups of questions.
+        seed: of the bootstrap.
+    """
+
+    def __init__(
+        self,
+        questions: Sequence[Question],
+        reference: Outcomes | None,
+        *,
+        resamples: int = 1000,
+        seed: int = 0,
+    ) -> None:
+        groups = [q.group or q.id for q in questions]
+        answered = [g for g, q in zip(groups, questions, strict=True) if q.answers]
+        self._all = Bootstrap(np.array(groups), resamples=resamples, seed=seed)
+        self._scored = Bootstrap(np.array(answered), resamples=resamples, seed=seed) if answered else None
+        self.right = None if reference is None or not answered else reference.table["em"]
+
+    @property
+    def wrong(self) -> np.ndarray | None:
+        """Whether each scored question's closed-book answer is wrong, 0 or 1."""
+        return None if self.right is None else 1.0 - self.right
+
+    def figures(self, run: Outcomes) -> dict[str, Any]:
+        """One method's entry in results.json; what does not apply is null."""
+        found: dict[str, Interval] = {}
+        if self._scored is not None:
+            found |= {name: self._scored.interval(run.table[name]) for name in OUTCOMES}
+        found |= {name: self._all.interval(run.cost(name)) for name in COSTS}
+        if self._scored is not None and self.right is not None:
+            kept = partial(_share_of, self.right)
+            found["consistency"] = self._scored.interval(run.table["em"], kept)
+            found["agreement"] = self._scored.interval((run.table["em"] == self.right).astype(float))
+        trigger = self._trigger(run)
+        retrievals = run.cost("retrievals")
+        names = (*OUTCOMES, *COSTS, *_AGAINST)
+        entry: dict[str, Any] = {n: _value(found[n].value) if n in found else None for n in names}
+        entry["retrieval_share"] = {
+            "none": float((retrievals == 0).mean()),
+            "single": float((retrievals == 1).mean()),
+            "multi": float((retrievals > 1).mean()),
+        }
+        entry["trigger"] = {n: _value(trigger[n].value) if n in trigger else None for n in _TRIGGER}
+        every = found | {f"trigger.{n}": i for n, i in trigger.items()}
+        entry["ci95"] = {n: _ends(i) for n, i in every.items() if _ends(i) is not None}
+        return entry
+
+    def pair(self, a: Outcomes, b: Outcomes) -> dict[str, Any]:
+        """``a`` minus ``b`` with paired intervals, for results.json."""
+        found: dict[str, Interval] = {
+            "retrievals": self._all.difference(a.cost("retrievals"), b.cost("retrievals"))
+        }
+        if self._scored is not None:
+            found |= {n: self._scored.difference(a.table[n], b.table[n]) for n in ("em", "f1", "acc")}
+            if self.wrong is not None and a.scores is not None and b.scores is not None:
+                metric = _ranking(auroc, self.wrong)
+                scores = a.scores[a.scored], b.scores[b.scored]
+                found["trigger.auroc"] = self._scored.difference(*scores, metric)
+        return {
+            name: {"diff": _value(i.value), "ci95": _ends(i)}
+            for name, i in sorted(found.items())
+            if not math.isnan(i.value)
+        }
+
+    def against_random(self, run: Outcomes, expected: Mapping[str, np.ndarray]) -> dict[str, Any]:
+        """A method minus random retrieval at its budget, with paired intervals, for results.json.
+
+        Args:
+            run: the method.
+            expected: ``retrievals``, ``em``, ``f1`` and ``acc`` of random retrieval, (n,) each,
+                for the questions with gold answers (:meth:`.trajectories.Ladder.at_random`).
+        """
+        assert self._scored is not None
+        found: dict[str, Any] = {"retrievals": float(expected["retrievals"].mean())}
+        for name in ("em", "f1", "acc"):
+            interval = self._scored.difference(run.table[name], expected[name])
+            found[name] = {
+                "value": float(expected[name].mean()),
+                "diff": _value(interval.value),
+                "ci95": _ends(interval),
+            }
+        return found
+
+    def _trigger(self, run: Outcomes) -> dict[str, Interval]:
+        """How well the scores tell wrong closed-book answers from right ones."""
+        if self._scored is None or self.wrong is None:
+            return {}
+        found = {"base_rate": self._scored.interval(self.wrong)}
+        if run.scores is not None:
+            scores = run.scores[run.scored]
+            found |= {n: self._scored.interval(scores, _ranking(m, self.wrong)) for n, m in _RANKED.items()}
+        if run.probabilities is not None:
+            found["ece"] = self._scored.interval(run.probabilities[run.scored], _ranking(ece, self.wrong))
+        return found
+
+
+def _ranking(metric: Callable[..., Any], labels: np.ndarray) -> Callable[[np.ndarray, np.ndarray], Any]:
+    return lambda scores, weights: metric(labels, scores, weights)
+
+
+def _share_of(members: np.ndarray, values: np.ndarray, weights: np.ndarray) -> Any:
+    """Weighted mean of the values of some members; NaN without any."""
+    chosen = (weights.T * members).T
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return mean(values, chosen)
+
+
+def _value(value: float) -> float | None:
+    return None if math.isnan(value) else float(value)
+
+
+def _ends(interval: Interval) -> list[float] | None:
+    return None if math.isnan(interval.low) else [interval.low, interval.high]
+
+
+def table_lines(
+    methods: Mapping[str, Mapping[str, Any]], at_random: Mapping[str, Mapping[str, Any]] | None = None
+) -> list[str]:
+    """The main figures as lines of a text table, one per method.
+
+    Args:
+        methods: the entries of results.json.
+        at_random: ``random_at_budget`` of results.json; the difference in EM is a column then.
+    """
+    columns = (
+        ("EM", "em", 3), ("F1", "f1", 3), ("ACC", "acc", 3), ("retrievals", "retrievals", 2),
+        ("generations", "generations", 2), ("tokens", "tokens", 1), ("s/question", "seconds", 3),
+        ("consistency", "consistency", 3), ("agreement", "agreement", 3), ("AUROC", "trigger.auroc", 3),
+    )  # fmt: skip
+    width = max([len(name) for name in methods] + [6])
+    heads = [f"{'EM 95%':>13}", *(f"{title:>{max(6, len(title))}}" for title, *_ in columns)]
+    heads += [f"{'EM vs random':>23}"] if at_random else []
+    lines = [" ".join([" " * width, *heads])]
+    for name, entry in methods.items():
+        ci = entry["ci95"].get("em")
+        cells = [f"{f'{ci[0]:.3f}-{ci[1]:.3f}' if ci else '-':>13}"]
+        for title, key, digits in columns:
+            value: Any = entry
+            for part in key.split("."):
+                value = value[part]
+            cells.append(f"{'-' if value is None else f'{value:.{digits}f}':>{max(6, len(title))}}")
+        if at_random:
+            cells.append(f"{_compared(at_random.get(name)):>23}")
+        lines.append(" ".join([f"{name:<{width}}", *cells]))
+    return lines
+
+
+def _compared(entry: Mapping[str, Any] | None) -> str:
+    """The difference in EM to random retrieval with its interval."""
+    entry = None if entry is None else entry.get("common", entry)
+    if entry is None or entry["em"]["ci95"] is None:
+        return "-"
+    low, high = entry["em"]["ci95"]
+    return f"{entry['em']['diff']:+.3f} ({low:+.3f} {high:+.3f})"

@@ -1,0 +1,339 @@
+"""The index of ``bm25s`` for a corpus too large to be counted in memory.
+
+A shard is sorted by token, then by passage. Shards are written whole or not at all, so that counting
+goes on where a killed process stopped.
+
+``bm25s`` itself keeps the tokens of all passages in Python lists while it indexes. Here the corpus is
+counted in shards (:mod:`.postings`) and the shards are merged term by term, block after block, into the
+files that ``bm25s`` reads: memory holds one shard, or one block, and 4 bytes per passage.
+"""
+
+from __future__ import annotations
+
+import heapq
+import json
+import mmap
+import os
+import shutil
+from array import array
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import groupby, repeat
+from operator import itemgetter
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import bm25s
+import numpy as np
+from tqdm import tqdm
+
+from probers.data.cache import Estimate, build_once
+from probers.data.corpus import PassageStore
+from probers.files import write_text
+from probers.types import Passage
+
+from .lexical import TOKENS_VERSION, no_word, tokens_of
+
+_TOKENS, _OFFSETS = "vocabulary.txt", "vocabulary.npy"
+
+
+class Vocabulary:
+    """Tokens with their numbers, which are their places in the order of code points.
+
+    Args:
+        folder: where :func:`write_vocabulary` wrote.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        # Single numbers come out of a view several times as fast as out of an array.
+        self._offsets = memoryview(np.load(folder / _OFFSETS, mmap_mode="r", allow_pickle=False))
+        with (folder / _TOKENS).open("rb") as file:
+            self._bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+
+    def __len__(self) -> int:
+        return len(self._offsets) - 1
+
+    def get(self, token: str) -> int | None:
+        """The number of a token, None when the corpus does not have it."""
+        wanted = token.encode()
+        place = bisect_left(range(len(self)), wanted, key=self._at)
+        return place if place < len(self) and self._at(place) == wanted else None
+
+    def _at(self, number: int) -> bytes:
+        return self._bytes[self._offsets[number] : self._offsets[number + 1] - 1]
+
+
+def write_vocabulary(folder: Path, tokens: Iterable[str]) -> int:
+    """Write distinct tokens, which come in sorted order; how many there were."""
+    offsets = array("q", [0])
+    with (folder / _TOKENS).open("wb") as file:
+        for token in tokens:
+            offsets.append(offsets[-1] + file.write(token.encode() + b"\n"))
+    np.save(folder / _OFFSETS, np.frombuffer(offsets, dtype=np.int64), allow_pickle=False)
+    return len(offsets) - 1
+
+
+#: Tokens of a shard, about: what bounds the memory of counting.
+SHARD = 8_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """The counts of consecutive passages, in files that are memory-mapped when read.
+
+    Attributes:
+        folder: of all shards.
+        number: of this one, from 0.
+        first: row of its first passage in the corpus.
+        passages: how many it covers.
+    """
+
+    folder: Path
+    number: int
+    first: int
+    passages: int
+
+    @property
+    def terms(self) -> Path:
+        """The file of its T distinct tokens, sorted, one a line."""
+        return self._file("terms")
+
+    def array(self, name: str) -> np.ndarray:
+        """One of its arrays.
+
+        ``starts`` (T + 1,) int64: where the postings of each token begin. ``rows`` (P,) int32: the passage
+        of each posting, counted from ``first``. ``counts`` (P,) int32: how often the token stands there.
+        ``lengths`` (passages,) int32: tokens per passage. ``ids`` (T,) int32: the tokens' numbers in the
+        vocabulary of the whole corpus, once it is known.
+        """
+        return np.load(self._file(f"{name}.npy"), mmap_mode="r", allow_pickle=False)
+
+    def save(self, name: str, values: np.ndarray) -> None:
+        np.save(self._file(f"{name}.npy"), values, allow_pickle=False)
+
+    def _file(self, suffix: str) -> Path:
+        return self.folder / f"{self.number:05d}.{suffix}"
+
+
+def finished_shards(folder: Path) -> list[Shard]:
+    """The shards that an earlier process finished, up to the first gap."""
+    found: list[Shard] = []
+    while (record := folder / f"{len(found):05d}.json").exists():
+        found.append(Shard(folder, len(found), **json.loads(record.read_bytes())))
+    return found
+
+
+def count_shard(
+    folder: Path, number: int, first: int, passages: Iterator[Passage], tokens: int = SHARD
+) -> Shard:
+    """Count passages until a shard is full or there are no more.
+
+    Args:
+        folder: of all shards.
+        number: of this one.
+        first: row of the next passage that the iterator gives.
+        passages: the corpus from there; what the shard takes is taken from it.
+        tokens: the shard is full when it has as many.
+    """
+    numbers: defaultdict[str, int] = defaultdict()
+    numbers.default_factory = numbers.__len__
+    flat, lengths = array("i"), array("i")
+    for passage in passages:
+        found = tokens_of(passage)
+        flat.extend(map(numbers.__getitem__, found))
+        lengths.append(len(found))
+        if len(flat) >= tokens:
+            break
+    numbers.default_factory = None  # it refers to the dictionary, which would outlive this call
+    shard = Shard(folder, number, first, len(lengths))
+    terms = sorted(numbers)
+    rank = np.empty(len(terms), dtype=np.int64)
+    rank[np.fromiter((numbers[t] for t in terms), np.int64, len(terms))] = np.arange(len(terms))
+    with shard.terms.open("w", encoding="utf-8", newline="\n") as file:
+        file.writelines(f"{t}\n" for t in terms)
+    sizes = np.frombuffer(lengths, dtype=np.int32)
+    _save_postings(shard, rank, np.frombuffer(flat, dtype=np.int32), sizes)
+    shard.save("lengths", sizes)
+    _sync(folder, number)
+    about: dict[str, Any] = {"first": first, "passages": len(lengths)}
+    write_text(folder / f"{number:05d}.json", json.dumps(about))
+    return shard
+
+
+def _save_postings(shard: Shard, rank: np.ndarray, flat: np.ndarray, lengths: np.ndarray) -> None:
+    # Sorting one number per token, made of its term and its passage, sorts by both at once.
+    passages = max(1, len(lengths))
+    keys = rank[flat]
+    keys *= passages
+    keys += np.repeat(np.arange(len(lengths), dtype=np.int32), lengths)
+    keys, counts = np.unique(keys, return_counts=True)
+    term, row = np.divmod(keys, passages)
+    starts = np.zeros(len(rank) + 1, dtype=np.int64)
+    np.cumsum(np.bincount(term, minlength=len(rank)), out=starts[1:])
+    shard.save("starts", starts)
+    shard.save("rows", row.astype(np.int32))
+    shard.save("counts", counts.astype(np.int32))
+
+
+def _sync(folder: Path, number: int) -> None:
+    for path in folder.glob(f"{number:05d}.*"):
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+
+
+#: Postings that are merged at a time: what bounds the memory of merging.
+BLOCK = 4_000_000
+
+_SCHEMA = 1
+# Of benchmarks/retrieval.py on one core. Per byte of passages: seconds, bytes on the disk while building.
+# Bytes of memory: at first, and per byte of passages.
+_SECONDS, _DISK, _MEMORY = 1e-7, 2.1, (4.5e8, 0.07)
+
+
+@dataclass(frozen=True, slots=True)
+class Formula:
+    """The two parameters of :mod:`.lexical`'s function."""
+
+    k1: float
+    b: float
+
+
+def open_index(passages: PassageStore, formula: Formula, cache: Path) -> tuple[Any, Vocabulary]:
+    """The index of a stored corpus, made on first use: ``bm25s``'s, memory-mapped, and its vocabulary.
+
+    Args:
+        passages: the corpus.
+        formula: an index is made for one formula.
+        cache: the folder for indexes.
+
+    Raises:
+        UserError: no passage holds a word.
+        RunError: the cache cannot be written to, or lacks room.
+    """
+    name = f"{passages.fingerprint}-{_SCHEMA}.{TOKENS_VERSION}-k1={float(formula.k1)}-b={float(formula.b)}"
+    total = passages.nbytes
+    build_once(
+        cache / name,
+        f"BM25 index of {len(passages):,} passages",
+        lambda folder: build_index(passages, folder, formula),
+        lambda: Estimate(total * _SECONDS, total * _DISK, _MEMORY[0] + total * _MEMORY[1]),
+    )
+    index = bm25s.BM25.load(cache / name, mmap=True, load_vocab=False)
+    # As plain arrays, for which numba compiles the same code as for those in memory.
+    index.scores |= {key: np.asarray(index.scores[key]) for key in ("data", "indices", "indptr")}
+    return index, Vocabulary(cache / name)
+
+
+def build_index(
+    passages: PassageStore, folder: Path, formula: Formula, *, shard: int = SHARD, block: int = BLOCK
+) -> dict[str, Any]:
+    """Fill a folder with the index; shards that an interrupted call left there are used.
+
+    Raises:
+        UserError: no passage holds a word.
+    """
+    work = folder / "shards"
+    work.mkdir(exist_ok=True)
+    shards = _count(passages, work, shard)
+    tokens = write_vocabulary(folder, _number_terms(shards))
+    if not tokens:
+        raise no_word(len(passages))
+    postings = _merge(shards, folder, formula, tokens, block)
+    about = {
+        "k1": formula.k1, "b": formula.b, "delta": 0.5, "method": "lucene", "idf_method": "lucene",
+        "dtype": "float32", "int_dtype": "int32", "num_docs": len(passages), "version": bm25s.__version__,
+        "backend": "numpy",
+    }  # fmt: skip
+    write_text(folder / "params.index.json", json.dumps(about))
+    for record in work.glob("*.json"):  # first, so that no shard that is half removed is taken for whole
+        record.unlink()
+    shutil.rmtree(work)
+    return {"passages": len(passages), "tokens": tokens, "postings": postings}
+
+
+def _count(passages: PassageStore, work: Path, tokens: int) -> list[Shard]:
+    shards = finished_shards(work)
+    row = sum(s.passages for s in shards)
+    rest = passages.since(row)
+    with tqdm(total=len(passages), initial=row, desc="count tokens", unit="passage", unit_scale=True) as bar:
+        while row < len(passages):
+            shards.append(count_shard(work, len(shards), row, rest, tokens))
+            row += shards[-1].passages
+            bar.update(shards[-1].passages)
+    return shards
+
+
+def _number_terms(shards: Sequence[Shard]) -> Iterator[str]:
+    """All distinct tokens in sorted order; when they are through, every shard knows their numbers."""
+    ids = [array("i") for _ in shards]
+    with ExitStack() as stack:
+        files = [stack.enter_context(s.terms.open(encoding="utf-8", newline="\n")) for s in shards]
+        lines = [zip(file, repeat(i)) for i, file in enumerate(files)]
+        for number, (line, group) in enumerate(groupby(heapq.merge(*lines), key=itemgetter(0))):
+            for _, i in group:
+                ids[i].append(number)
+            yield line[:-1]
+    for shard, found in zip(shards, ids, strict=True):
+        shard.save("ids", np.frombuffer(found, dtype=np.int32))
+
+
+def _merge(shards: Sequence[Shard], folder: Path, formula: Formula, tokens: int, block: int) -> int:
+    """Write the postings of all shards with their scores, term by term; how many there are."""
+    lengths = np.concatenate([s.array("lengths") for s in shards])
+    norms = formula.k1 * (1 - formula.b + formula.b * lengths / lengths.mean())
+    frequencies = np.zeros(tokens, dtype=np.int64)
+    for shard in shards:
+        frequencies[shard.array("ids")] += np.diff(shard.array("starts"))
+    pointers = np.zeros(tokens + 1, dtype=np.int64)
+    np.cumsum(frequencies, out=pointers[1:])
+    idf = np.log1p((len(lengths) - frequencies + 0.5) / (frequencies + 0.5)).astype(np.float32)
+    np.save(folder / "indptr.csc.index.npy", pointers, allow_pickle=False)
+    total = int(pointers[-1])
+    with (
+        (folder / "data.csc.index.npy").open("wb") as data,
+        (folder / "indices.csc.index.npy").open("wb") as indices,
+        tqdm(total=total, desc="merge", unit="posting", unit_scale=True) as bar,
+    ):
+        _header(data, np.dtype(np.float32), total)
+        _header(indices, np.dtype(np.int32), total)
+        start = 0
+        while start < tokens:
+            end = int(np.searchsorted(pointers, pointers[start] + block, side="right")) - 1
+            end = min(max(end, start + 1), tokens)
+            rows, counts = _block(shards, pointers[start : end + 1], start, end)
+            weights = np.repeat(idf[start:end], frequencies[start:end])
+            data.write((weights * (counts / (norms[rows] + counts))).astype(np.float32).tobytes())
+            indices.write(rows.tobytes())
+            bar.update(len(rows))
+            start = end
+    return total
+
+
+def _block(
+    shards: Sequence[Shard], pointers: np.ndarray, start: int, end: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Passages and counts of the tokens from ``start`` to ``end``, sorted by token, then by passage."""
+    size = int(pointers[-1] - pointers[0])
+    rows, counts = np.empty(size, dtype=np.int32), np.empty(size, dtype=np.int32)
+    filled = (pointers[:-1] - pointers[0]).copy()
+    for shard in shards:
+        ids = shard.array("ids")
+        low, high = np.searchsorted(ids, (start, end))
+        if low == high:
+            continue
+        starts = np.asarray(shard.array("starts")[low : high + 1])
+        here, sizes = ids[low:high] - start, np.diff(starts)
+        places = np.repeat(filled[here] - starts[:-1], sizes) + np.arange(starts[0], starts[-1])
+        rows[places] = shard.array("rows")[starts[0] : starts[-1]] + shard.first
+        counts[places] = shard.array("counts")[starts[0] : starts[-1]]
+        filled[here] += sizes
+    return rows, counts
+
+
+def _header(file: BinaryIO, kind: np.dtype, size: int) -> None:
+    """Begin a ``.npy`` file of one dimension whose values are written after it."""
+    about = {"descr": np.lib.format.dtype_to_descr(kind), "fortran_order": False, "shape": (size,)}
+    np.lib.format.write_array_header_1_0(file, about)
