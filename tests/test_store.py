@@ -597,7 +597,7 @@ def test_merges_that_cannot_be_are_refused(tmp_path: Path) -> None:
 
 MERGER = """
 import os, sys
-from probers import merging
+from probers.store import merge as merging
 from probers.store import FeatureStore
 original, step = merging.write_bytes, int(sys.argv[1])
 calls = 0
