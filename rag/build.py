@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import fields, is_dataclass
+from functools import partial
 from importlib import resources
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from probers.commands.parts import maker
 from probers.commands.runs import ProberKind, newest_classifier, newest_prober
 from probers.types import UserError
+
+from .triggers.base import Trigger
 
 #: For each kind of prober a trigger that needs it, what it is, and the commands that make one.
 _PROBERS: dict[ProberKind, tuple[str, str, str, str]] = {
@@ -19,9 +22,13 @@ _PROBERS: dict[ProberKind, tuple[str, str, str, str]] = {
 }
 
 
-def prober_kind(node: Mapping[str, Any]) -> ProberKind:
-    """Whether the trigger of a ``_target_`` node listens to single tokens or judges whole answers."""
-    return "tokens" if str(node["_target_"]).endswith(".Radio") else "answers"
+def prober_kind(node: DictConfig) -> ProberKind:
+    """What kind of prober the trigger of a ``_target_`` node reads; of whole answers if it does not say."""
+    make = maker(node)
+    target = make.func if isinstance(make, partial) else make
+    if isinstance(target, type) and issubclass(target, Trigger) and target.prober is not None:
+        return target.prober
+    return "answers"
 
 
 def find_prober(cfg: DictConfig, kind: ProberKind = "answers") -> str:
@@ -103,13 +110,3 @@ def named_part(group: str, name: str | Mapping[str, Any], options: Mapping[str, 
     merged = OmegaConf.merge(node, dict(options))
     assert isinstance(merged, DictConfig)
     return merged
-
-
-def options_of(part: Any) -> dict[str, Any]:
-    """The plain options of a part, for records and reports; its prober's threshold where none was given."""
-    if not is_dataclass(part):
-        return {}
-    values = {f.name: getattr(part, f.name) for f in fields(part) if f.init and not f.name.startswith("_")}
-    if "threshold" in values and values["threshold"] is None:
-        values["threshold"] = getattr(part, "_threshold", None)
-    return {k: v for k, v in values.items() if v is None or isinstance(v, (bool, int, float, str))}

@@ -21,8 +21,7 @@ from .build import find_classifier, find_prober, prober_kind, with_bank
 from .compare.outcomes import Comparison, Outcomes, table_lines
 from .loop import RAG
 from .traces import Answer, TraceFile
-from .triggers import Always, FixedLength, FixedSentence, Never
-from .triggers.base import check_questions, name_of
+from .triggers.base import as_trigger
 
 _DISCARDED = 4  # words shown of a text that is discarded
 _CODES = {"dim": "2", "bold": "1", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
@@ -44,7 +43,7 @@ class Terminal:
         trigger: str,
         out: TextIO | None = None,
         *,
-        of: Literal["text", "question", "rule"] = "text",
+        of: Literal["text", "question", "rule", "chance"] = "text",
         before: bool = False,
     ) -> None:
         self._trigger, self._of, self._before = trigger, of, before
@@ -201,10 +200,6 @@ def _word(text: str, start: int, end: int) -> tuple[int, int]:
     return start, end
 
 
-#: Triggers that follow a rule: their scores say nothing.
-_RULES = (Always, FixedLength, FixedSentence, Never)
-
-
 def run(cfg: DictConfig) -> Path | None:
     """Answer ``cfg.question`` or ``cfg.questions``; returns the folder written, if any.
 
@@ -228,11 +223,11 @@ def run(cfg: DictConfig) -> Path | None:
         lambda: read(find_prober(cfg, prober_kind(cfg.trigger))),
         lambda: read(find_classifier(cfg)),
     )
-    trigger = build(cfg.trigger, **given)
-    name = name_of(trigger)
+    trigger = as_trigger(build(cfg.trigger, **given))
+    name = trigger.name
     if cfg.prober is not None and "bank" not in given:
         print(f"note: prober={cfg.prober} is not used: trigger={name} takes none, or was given another")
-    check_questions(trigger, questions)
+    trigger.check_questions(questions)
     out = cfg.out if cfg.out is not None else (None if one else f"runs/rag/{name}")
     config = plain(cfg) | {"inputs": inputs(*asked.files, cfg.corpus, *trained), "asked": record}
     folder = None if out is None else RunFolder(Path(out), "rag", config)
@@ -287,12 +282,7 @@ def _many(cfg: DictConfig, asked: QuestionSource) -> tuple[list[Question], dict[
 
 def _show(rag: RAG, question: Question) -> Answer:
     trigger = rag.trigger
-    of_question = hasattr(trigger, "decide_before")
-    terminal = Terminal(
-        name_of(trigger),
-        of="question" if of_question else "rule" if isinstance(trigger, _RULES) else "text",
-        before=of_question or bool(getattr(trigger, "before", False)),
-    )
+    terminal = Terminal(trigger.name, of=trigger.decides_by, before=trigger.before)
     print(f"\nQuestion: {question.question}", flush=True)
     answer = rag(question, terminal)
     right = bool(exact_match(answer.answer, question.answers)) if question.answers else None

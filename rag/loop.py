@@ -21,17 +21,7 @@ from probers.types import Decision, Generation, Passage, Question, Retriever, Ro
 from .queries.answer import AnswerQuery
 from .queries.base import QueryFormulator
 from .traces import Answer, Counters, TraceFile
-from .triggers.base import (
-    LookAhead,
-    State,
-    Trigger,
-    check,
-    check_attention,
-    check_questions,
-    decide,
-    decide_before,
-    look_ahead,
-)
+from .triggers.base import LookAhead, State, Trigger, as_trigger, check_attention, decide, refuse_nan
 
 if TYPE_CHECKING:
     from probers.engine.model import CausalLM
@@ -211,9 +201,9 @@ class Writer:
     def _ahead(self, run: Open) -> LookAhead | None:
         """How much of the next text the trigger looks at; None where it cannot fire any more."""
         rag = self._rag
-        if run.counters.retrievals >= rag.max_retrievals or getattr(rag.trigger, "judges_answer", False):
+        if run.counters.retrievals >= rag.max_retrievals or rag.trigger.judges_answer:
             return None
-        return look_ahead(rag.trigger, run.question)
+        return rag.trigger.look_ahead(run.question)
 
     def complete(self, passes: Sequence[Pass]) -> None:
         """Append the announcing words to texts that ended without an answer, and let the model go on."""
@@ -285,11 +275,12 @@ class RAG:
         for name, least in _LEAST.items():
             if getattr(self, name) < least:
                 raise UserError(f"{name}={getattr(self, name)} must be {least} or more")
+        self.trigger = as_trigger(self.trigger)
         try:
             self.needs = self.trigger.needs.union(self.query.needs)
         except ValueError as error:
             raise UserError(f"this trigger and query do not go together: {error}") from error
-        check(self.trigger, self.lm.spec, self.prompt)
+        self.trigger.check(self.lm.spec, self.prompt)
         check_attention(self.lm, self.trigger, self.query)
         if self.prompt.chat:
             self.prompt = self.prompt.bind(self.lm.tokenizer)
@@ -306,10 +297,10 @@ class RAG:
             UserError: the trigger needs gold answers and a question has none.
             RunError: a trigger's score is not a number.
         """
-        check_questions(self.trigger, questions)
+        self.trigger.check_questions(questions)
         started = time.perf_counter()
         everyone = [Open(q) for q in questions]
-        if self.max_retrievals:
+        if self.max_retrievals and self.trigger.before:
             self._begin(everyone, listener)
         active, writer = everyone, Writer(self)
         while active:
@@ -344,8 +335,11 @@ class RAG:
 
     def _begin(self, everyone: Sequence[Open], listener: Listener | None) -> None:
         """Retrieve with the question where the trigger wants that before anything is generated."""
-        verdicts = decide_before(self.trigger, [run.question for run in everyone])
-        fired = [(run, verdict) for run, (fire, verdict) in zip(everyone, verdicts, strict=True) if fire]
+        questions = [run.question for run in everyone]
+        verdicts = self.trigger.decide_before(questions)
+        refuse_nan(self.trigger, verdicts, questions)
+        decided = zip(everyone, verdicts, strict=True)
+        fired = [(run, verdict) for run, verdict in decided if verdict is None or verdict.fire]
         asked = [run.question.question for run, _ in fired]
         self._retrieve([run for run, _ in fired], asked, partials=[("", 0)] * len(fired))
         for (run, verdict), query in zip(fired, asked, strict=True):
@@ -359,7 +353,7 @@ class RAG:
                 each.accept(listener)
             else:
                 passes.append(each)
-        judges = getattr(self.trigger, "judges_answer", False)
+        judges = self.trigger.judges_answer
         if judges:
             writer.complete(passes)
         states = [self._state(p, judged=judges) for p in passes]

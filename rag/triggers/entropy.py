@@ -7,13 +7,13 @@ from typing import Literal
 
 import numpy as np
 
-from probers.types import Decision, Generation, Needs, UserError
+from probers.types import Decision, Generation, UserError
 
-from .base import State, first_above, unanswered, verdict
+from .base import State, Trigger, first_above, unanswered, verdict
 
 
 @dataclass(frozen=True)
-class Entropy:
+class Entropy(Trigger):
     """Fires when the entropy of the tokens of an answer, or of a sentence, is above a threshold.
 
     Attributes:
@@ -26,8 +26,6 @@ class Entropy:
     threshold: float = 0.5
     reduction: Literal["mean", "max"] = "mean"
     scope: Literal["answer", "sentence"] = "answer"
-
-    needs = Needs()
 
     def __post_init__(self) -> None:
         if self.reduction not in ("mean", "max"):

@@ -7,13 +7,13 @@ from typing import Literal
 
 import numpy as np
 
-from probers.types import Decision, Generation, Needs, UserError
+from probers.types import Decision, Generation, UserError
 
-from .base import State, first_above
+from .base import State, Trigger, first_above
 
 
 @dataclass(frozen=True)
-class Flare:
+class Flare(Trigger):
     """Fires at the first sentence with improbable tokens, which is then written anew with passages.
 
     With p the probabilities of a sentence's tokens, ``variant`` "min" is the paper's: some p
@@ -32,8 +32,6 @@ class Flare:
     threshold: float = 0.2
     variant: Literal["min", "mean"] = "min"
     theta: InitVar[float | None] = None
-
-    needs = Needs()
 
     def __post_init__(self, theta: float | None) -> None:
         if self.variant not in ("min", "mean"):

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from probers.types import Decision, Generation, Needs, UserError
 from probers.uncertainty import RindScores, Variant, rind_scores, words
 
-from .base import State, verdict
+from .base import State, Trigger, verdict
 
 
 @dataclass(frozen=True)
-class Rind:
+class Rind(Trigger):
     """Fires at the first place whose RIND score is above the threshold.
 
     The text before that place is kept and the model goes on from there with the
@@ -42,9 +42,6 @@ class Rind:
     def attends_alone(self) -> bool:
         """Whether it asks the model for attention in a pass of its own."""
         return self.variant == "released"
-
-    def __call__(self, generation: Generation, state: State) -> Decision:
-        return self.decide([generation], [state])[0]
 
     def decide(self, generations: Sequence[Generation], states: Sequence[State]) -> list[Decision]:
         """The decision on every generation; the released variant's pass runs once for all."""
