@@ -14,7 +14,7 @@ from probers.commands.runs import RunFolder
 from probers.data.questions import EmptySplitError, QuestionSet, QuestionSource, open_questions
 from probers.types import Needs, Question, UserError
 
-from ..build import find_prober
+from ..build import find_prober, loop_options
 from ..loop import RAG
 from ..triggers.base import name_of
 from ..triggers.never import Never
@@ -72,12 +72,7 @@ def run(cfg: DictConfig) -> Path:
         cast("CausalLM", lm),  # it has all that the model has
         build(cfg.retriever, corpus),
         Never(),
-        prompt=build(cfg.prompt),
-        k=cfg.k,
-        max_new_tokens=cfg.max_new_tokens,
-        max_retrievals=cfg.max_retrievals,
-        answer_tokens=cfg.answer_tokens,
-        draft=cfg.draft,
+        **loop_options(cfg),
     )
     for method in methods:  # a trigger that refuses the model does so before anything runs
         replace(rag, trigger=method.trigger, query=method.query)
