@@ -28,7 +28,7 @@ from probers.rag.triggers import (
     Random,
     Rind,
 )
-from probers.rag.triggers.base import UNANSWERED
+from probers.rag.triggers.base import UNANSWERED, Trigger
 from test_loop import KNOWN, QUESTIONS, SILENT, asked, find, make, without_seconds
 from tiny import tiny_lm
 
@@ -196,7 +196,7 @@ def test_writing_no_more_than_is_looked_at_changes_nothing_but_the_tokens(name):
     trigger = EVERY[name]()
     ahead = told(trigger)[0].answer(QUESTIONS)
     rag = told(trigger)[0]
-    rag.trigger = type("Whole", (type(trigger),), {"look_ahead": None})(
+    rag.trigger = type("Whole", (type(trigger),), {"look_ahead": Trigger.look_ahead})(
         *([3] if name == "fixed_length" else [Strategies()] if name == "adaptive" else [])
     )
     whole = rag.answer(QUESTIONS)
@@ -210,7 +210,7 @@ def test_writing_no_more_than_is_looked_at_changes_nothing_but_the_tokens(name):
 
 
 def test_a_text_that_was_cut_short_goes_on_also_when_nothing_is_retrieved_there():
-    class Undecided:
+    class Undecided(Trigger):
         """Looks at one sentence at a time, and fires at none."""
 
         needs = Needs()
@@ -355,8 +355,8 @@ def test_a_real_model_gives_the_same_in_any_batch_and_whatever_it_looks_ahead(te
     rag = RAG(lm, retriever, trigger, Tail(), prompt, k=1, max_new_tokens=20, max_retrievals=3)
     together = rag.answer(questions)
     assert [without_seconds(rag(q))["text"] for q in questions] == [a.text for a in together]
-    if hasattr(trigger, "look_ahead"):
-        whole = type("Whole", (type(trigger),), {"look_ahead": None})
+    if trigger.look_ahead(questions[0]) is not None:
+        whole = type("Whole", (type(trigger),), {"look_ahead": Trigger.look_ahead})
         plain = replace(rag, trigger=whole(trigger.n) if isinstance(trigger, FixedLength) else whole())
         assert [a.text for a in plain.answer(questions)] == [a.text for a in together]
     assert sum(a.retrievals for a in together) > 0

@@ -26,7 +26,7 @@ from probers.rag.triggers import (
     Rind,
     State,
 )
-from probers.rag.triggers.base import UNANSWERED, check, decide, name_of
+from probers.rag.triggers.base import UNANSWERED, Trigger, decide, name_of
 
 from probers.bank.bank import ProbeBank
 from probers.bank.calibration import EntropyModel
@@ -57,7 +57,7 @@ def test_never_and_always_do_not_fire_on_what_was_written():
     for trigger in (Never(), Always()):
         assert not trigger(generation(" a b"), state()).fire
     assert Always().before
-    assert not getattr(Never(), "before", False)
+    assert not Never().before
 
 
 def test_oracle_fires_on_a_wrong_first_answer_only():
@@ -291,7 +291,7 @@ def test_probing_combines_as_told():
     decision = other(probed(1.0), state())
     assert decision.score == pytest.approx(2 * np.tanh(0.5))
     assert decision.threshold == 0.0  # another scale: the bank's threshold does not apply
-    assert not hasattr(other, "probability")  # and neither does its calibration
+    assert other.probability is None  # and neither does its calibration
     np.testing.assert_allclose(Probing(single).probability(np.zeros(2)), 0.5)
     assert Probing(bank(), combine="probabilities", threshold=0.1)(probed(1.0), state()).threshold == 0.1
     stacked = bank(ensemble=Ensemble("stacked", (3.0, 1.0), 0.5))
@@ -319,12 +319,12 @@ def test_probing_with_entropy_uses_the_banks_logistic_model():
 
 def test_probing_refuses_another_model_or_prompt_and_names_both():
     trigger = Probing(bank())
-    check(trigger, SPEC, TESTBED_PROMPT)
+    trigger.check(SPEC, TESTBED_PROMPT)
     with pytest.raises(UserError, match=r"fake@r1.*other@r2"):
-        check(trigger, replace(SPEC, id="other", revision="r2"), TESTBED_PROMPT)
+        trigger.check(replace(SPEC, id="other", revision="r2"), TESTBED_PROMPT)
     with pytest.raises(UserError, match=TESTBED_PROMPT.fingerprint):
-        check(trigger, SPEC, replace(TESTBED_PROMPT, name="mine", exemplars="Question: ..\n"))
-    check(Never(), replace(SPEC, id="other"), TESTBED_PROMPT)
+        trigger.check(SPEC, replace(TESTBED_PROMPT, name="mine", exemplars="Question: ..\n"))
+    Never().check(replace(SPEC, id="other"), TESTBED_PROMPT)
 
 
 def test_probing_needs_a_bank_and_states():
@@ -342,7 +342,7 @@ def test_a_bank_may_be_given_by_its_folder(tmp_path):
 
 
 def test_nan_scores_are_errors_for_any_trigger():
-    class Broken:
+    class Broken(Trigger):
         needs = Needs()
 
         def __call__(self, made, where):
@@ -558,9 +558,9 @@ def test_radio_refuses_heads_of_whole_texts_other_models_and_no_heads():
     with pytest.raises(UserError, match="reads mean states.*pool=tokens"):
         Radio(bank())
     trigger = Radio(token_bank())
-    check(trigger, SPEC, replace(TESTBED_PROMPT, name="mine", exemplars="Q"))  # any prompt
+    trigger.check(SPEC, replace(TESTBED_PROMPT, name="mine", exemplars="Q"))  # any prompt
     with pytest.raises(UserError, match=r"fake@r1.*other@r2"):
-        check(trigger, replace(SPEC, id="other", revision="r2"), TESTBED_PROMPT)
+        trigger.check(replace(SPEC, id="other", revision="r2"), TESTBED_PROMPT)
     with pytest.raises(RunError, match="hidden states"):
         trigger(generation(" a"), state())
 

@@ -10,7 +10,7 @@ closed-book answers are the same at every threshold and are one more point of ea
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
@@ -21,9 +21,8 @@ from probers.types import Question
 
 from ..loop import RAG
 from ..queries.base import QueryFormulator
+from ..queries.last_tokens import LastTokensQuery
 from ..triggers.base import name_of
-from ..triggers.fixed_length import FixedLength
-from ..triggers.oracle import Oracle
 from .methods import Method
 from .outcomes import Comparison, Outcomes
 from .thresholds import together
@@ -89,9 +88,7 @@ def climb_all(
 def judges_whole_answers(method: Method, run: Outcomes) -> bool:
     """Whether a method fires on whole answers only, which are then written anew."""
     trigger = method.trigger
-    if method.fixed or isinstance(trigger, Oracle):
-        return False
-    if any(hasattr(trigger, name) for name in ("decide_before", "look_ahead")):
+    if method.fixed or trigger.judges_answer or trigger.before or any(map(trigger.look_ahead, run.questions)):
         return False
     fired = [r.decision for a in run.answers for r in a.rounds if r.decision is not None and r.decision.fire]
     return bool(fired) and all(decision.position is None for decision in fired)
@@ -177,8 +174,8 @@ class Knob:
             return replace(rag, trigger=method.with_options(threshold=value).trigger)
         if self.option == "max_retrievals":
             return replace(rag, max_retrievals=int(value))
-        query: Any = method.query
-        if getattr(query, "n", None) == self.own:
+        query = method.query
+        if isinstance(query, LastTokensQuery) and query.n == self.own:
             query = replace(query, n=int(value))
         return replace(rag, trigger=method.with_options(n=int(value)).trigger, query=query)
 
@@ -225,18 +222,18 @@ def rerun_all(
     curves = {
         m.name: _curve(rag, m, _knob(m, runs[m.name], rag), runs[m.name], reference, out, points)
         for m in methods
-        if m.adaptive and not isinstance(m.trigger, Oracle) and m.name not in read
+        if m.adaptive and not m.trigger.judges_answer and m.name not in read
     }
     return {name: curve for name, curve in curves.items() if len(set(curve["retrievals"])) > 1}
 
 
 def _knob(method: Method, run: Outcomes, rag: RAG) -> Knob:
     trigger = method.trigger
-    if isinstance(trigger, FixedLength):
-        return Knob("n", trigger.n, None, (rag.max_new_tokens, max(1, trigger.n // 2)))
+    if trigger.sweep_option == "n":
+        n = trigger.options["n"]
+        return Knob("n", n, None, (rag.max_new_tokens, max(1, n // 2)))
     scores = _scores(run)
-    has_threshold = is_dataclass(trigger) and any(f.name == "threshold" for f in fields(trigger))
-    if not has_threshold or not len(scores):
+    if trigger.sweep_option is None or not len(scores):
         # Beyond what any question took, another limit changes nothing.
         return Knob("max_retrievals", int(run.cost("retrievals").max()), 0)
     own = next(r.decision.threshold for a in run.answers for r in a.rounds if r.decision is not None)

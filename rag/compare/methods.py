@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -14,9 +14,7 @@ from probers.types import UserError
 
 from ..build import named_part, with_bank
 from ..queries.base import QueryFormulator
-from ..triggers.always import Always
-from ..triggers.base import Trigger
-from ..triggers.never import Never
+from ..triggers.base import Trigger, as_trigger
 from ..triggers.random import Random
 
 #: Parts that some methods need, by key, with how to make one.
@@ -53,12 +51,12 @@ class Method:
     @property
     def fixed(self) -> bool:
         """Whether it decides without looking, so that there is nothing to test."""
-        return isinstance(self.trigger, (Never, Random)) or bool(getattr(self.trigger, "before", False))
+        return self.trigger.decides_by in ("rule", "chance")
 
     @property
     def adaptive(self) -> bool:
         """Whether it may retrieve more for one question than for another, and not by chance."""
-        return not isinstance(self.trigger, (Never, Always, Random))
+        return self.trigger.after and self.trigger.decides_by != "chance"
 
     def with_options(self, **options: Any) -> Method:
         """The same method with some options of its trigger changed."""
@@ -105,7 +103,7 @@ def _asking(methods: Sequence[Method], queries: Sequence[str]) -> list[Method]:
     built = {name: build(named_part("query", name, {})) for name in queries}
     found = []
     for method in methods:
-        if isinstance(method.trigger, (Never, Always)):
+        if not method.trigger.after:
             found.append(method)
         elif len(built) == 1:
             found.append(replace(method, query=built[queries[0]]))
@@ -162,17 +160,16 @@ def _build(name: str, node: DictConfig, bank: Callable[[], Any]) -> Method:
         raise UserError(f"methods.{name} must have trigger and query, and may have {', '.join(_KEYS[2:])}")
     options = entry.get("trigger_options") or {}
     asked = named_part("trigger", entry["trigger"], options)
-    trigger = build(asked, **with_bank(asked, bank))
+    trigger = as_trigger(build(asked, **with_bank(asked, bank)))
     query = build(named_part("query", entry["query"], entry.get("query_options") or {}))
-    own = {f.name: getattr(trigger, f.name) for f in fields(trigger)} if is_dataclass(trigger) else {}
+    has_threshold = trigger.options.get("threshold") is not None
     return Method(
         name,
         trigger,
         query,
-        tunable=(own.get("threshold") is not None or bool(entry.get("tune")))
-        and not {"threshold", "theta"} & set(options),
+        tunable=(has_threshold or bool(entry.get("tune"))) and not {"threshold", "theta"} & set(options),
         matched=isinstance(trigger, Random) and "rate" not in options,
-        calibrated=own.get("threshold") is not None and not hasattr(trigger, "probability"),
+        calibrated=has_threshold and trigger.probability is None,
     )
 
 

@@ -14,11 +14,10 @@ from probers.commands.runs import RunFolder
 from probers.data.questions import EmptySplitError, QuestionSet, QuestionSource, open_questions
 from probers.types import Needs, Question, UserError
 
-from ..build import find_prober, options_of
+from ..build import find_prober, loop_options
 from ..loop import RAG
-from ..triggers.base import check_questions, name_of
+from ..triggers.base import name_of
 from ..triggers.never import Never
-from ..triggers.oracle import Oracle
 from .curves import climb_all, rerun_all
 from .findings import Runs, page_of, results_of, write
 from .methods import TRAINED, Method, build_methods, complete, in_running_order
@@ -57,7 +56,7 @@ def run(cfg: DictConfig) -> Path:
 
     methods = build_methods(cfg, bank)
     for method in methods:
-        check_questions(method.trigger, questions)
+        method.trigger.check_questions(questions)
     read = [*banks, *(str(cfg[key]) for key in TRAINED if cfg[key] is not None)]
     config = plain(cfg) | {"inputs": inputs(*asked.files, cfg.corpus, *read), "asked": found.record}
     folder = RunFolder(Path(cfg.out), "compare", config)
@@ -73,16 +72,11 @@ def run(cfg: DictConfig) -> Path:
         cast("CausalLM", lm),  # it has all that the model has
         build(cfg.retriever, corpus),
         Never(),
-        prompt=build(cfg.prompt),
-        k=cfg.k,
-        max_new_tokens=cfg.max_new_tokens,
-        max_retrievals=cfg.max_retrievals,
-        answer_tokens=cfg.answer_tokens,
-        draft=cfg.draft,
+        **loop_options(cfg),
     )
     for method in methods:  # a trigger that refuses the model does so before anything runs
         replace(rag, trigger=method.trigger, query=method.query)
-    fixed = frozenset(m.name for m in methods if m.fixed or isinstance(m.trigger, Oracle))
+    fixed = frozenset(m.name for m in methods if m.fixed or m.trigger.judges_answer)
     figures = next((dict(b.metrics) for b in banks.values()), {})
     queries = {m.name: name_of(m.query) for m in methods}
     runs = Runs(questions, corpus, figures, fixed, queries, notes=missing)
@@ -204,6 +198,6 @@ def _run(rag: RAG, method: Method, tuned: Tuned | None, questions: Sequence[Ques
     mine = replace(rag, trigger=method.trigger, query=method.query)
     answers = mine.run(questions, out / "traces" / f"{method.name}.jsonl", progress=method.name)
     scores = first_scores(answers)
-    probability = getattr(tuned or method.trigger, "probability", None)
+    probability = tuned.probability if tuned else method.trigger.probability
     known = None if scores is None or probability is None else probability(scores)
-    return Outcomes(questions, answers, scores, known, options_of(method.trigger))
+    return Outcomes(questions, answers, scores, known, method.trigger.record)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from probers.types import Generation, Needs, Question
 
-from ..loop import RAG, Listener
-from ..traces import Answer
+from ..loop import RAG
+from ..traces import Answer, Listener
 
 if TYPE_CHECKING:
     from probers.engine.model import CausalLM

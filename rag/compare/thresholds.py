@@ -26,7 +26,7 @@ from ..triggers.base import UNANSWERED, State, Trigger, decide
 
 
 @dataclass
-class Panel:
+class Panel(Trigger):
     """A trigger that asks others and decides by itself; subclasses define :meth:`decide`.
 
     Attributes:
@@ -41,9 +41,6 @@ class Panel:
         for trigger in self.triggers.values():
             needs = needs.union(trigger.needs)
         return needs
-
-    def __call__(self, generation: Generation, state: State) -> Decision:
-        return self.decide([generation], [state])[0]
 
     def decide(self, generations: Sequence[Generation], states: Sequence[State]) -> list[Decision]:
         """What the panel decides on every generation."""

@@ -1,4 +1,7 @@
-"""Triggers: when to retrieve. One file each; any class with ``needs`` and ``__call__`` will do."""
+"""Triggers: when to retrieve, one file each. One's own derives from :class:`Trigger`.
+
+Any other class with ``needs`` and ``__call__`` will do as well, and has the defaults of all else.
+"""
 
 from __future__ import annotations
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from probers.types import Decision, Generation, Needs, Question, UserError
+from probers.types import Decision, Generation, Question, UserError
 
-from .base import LookAhead, State, ruled
+from .base import LookAhead, State, Trigger, ruled
 from .fixed_sentence import after_a_sentence
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Adaptive:
+class Adaptive(Trigger):
     """Retrieves as a classifier of the question's text says (Jeong et al. 2024).
 
     "no": never. "single": once, with the question, before anything is generated. "multi": so
@@ -36,7 +36,8 @@ class Adaptive:
     _classifier: Classifier = field(init=False, repr=False)
     _known: dict[str, tuple[str, float]] = field(init=False, repr=False, default_factory=dict)
 
-    needs = Needs()
+    before = True
+    decides_by = "question"
 
     def __post_init__(self) -> None:
         if self.classifier is None:

@@ -1,28 +1,12 @@
-"""What a trigger is: looks at what the model just wrote, says whether to retrieve, and how sure.
-
-A trigger is any object with ``needs`` and ``__call__``. Optional attributes:
-
-- ``before``: retrieve with the question before anything is generated.
-- ``judges_answer``: decide only once the answer is complete, see :class:`Oracle`.
-- ``attends_alone``: it asks for ``state.lm.attention_alone``, see :class:`Rind`.
-
-Optional methods:
-
-- ``decide(generations, states)`` gets a whole batch at once.
-- ``decide_before(questions)``: a verdict for each question before anything is generated;
-  those that fire retrieve with the question, see :class:`Adaptive`.
-- ``look_ahead(question)``: how much of a text it looks at before it fires, where that is
-  known beforehand; the loop then has no more of it written than that.
-- ``check(model, prompt)`` may refuse a model or prompt.
-"""
+"""What a trigger is, what it is told, and what most of them are made of."""
 
 from __future__ import annotations
 
 import math
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import dataclass, fields, is_dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from weakref import WeakSet
 
 import numpy as np
@@ -34,6 +18,7 @@ from probers.types import Decision, Generation, Needs, Passage, Question, RunErr
 
 if TYPE_CHECKING:
     from probers.bank.bank import ProbeBank
+    from probers.commands.runs import ProberKind
     from probers.engine.model import CausalLM
     from probers.store.spec import ModelSpec
 
@@ -102,64 +87,147 @@ def _reach(stop: Sequence[str]) -> int:
     return max((len(each) for each in stop), default=1) - 1
 
 
-class Trigger(Protocol):
-    """Decides on one generation; ``needs`` is all that is recorded for it."""
+class Trigger:
+    """Decides on what the model just wrote: whether to retrieve, and how sure that is.
+
+    A trigger says so in :meth:`__call__`, or in :meth:`decide` where a whole batch is better
+    looked at together; all else has a default. Its options are the fields of a dataclass.
+
+    Attributes:
+        before: it may retrieve with the question before anything is generated.
+        after: it may retrieve once something is written.
+        decides_by: what its score says something of: the text, the question alone, or nothing,
+            for it follows a rule or chance.
+        judges_answer: it compares the final answer with the gold answers. Every text is completed to
+            one before it is asked, and ``state.answer`` is that answer.
+        attends_alone: it asks for ``state.lm.attention_alone``.
+        prober: the heads that it reads states with: of whole "answers" or of single "tokens".
+    """
+
+    before: ClassVar[bool] = False
+    after: ClassVar[bool] = True
+    decides_by: ClassVar[Literal["text", "question", "rule", "chance"]] = "text"
+    judges_answer: ClassVar[bool] = False
+    prober: ClassVar[ProberKind | None] = None
 
     @property
-    def needs(self) -> Needs: ...
+    def needs(self) -> Needs:
+        """All that is recorded of a generation for it; by default what costs nothing."""
+        return Needs()
 
-    def __call__(self, generation: Generation, state: State) -> Decision: ...
+    @property
+    def attends_alone(self) -> bool:
+        return False
+
+    def check(self, model: ModelSpec, prompt: PromptTemplate) -> None:
+        """Refuse a model or prompt that it was not made for, before anything runs."""
+
+    def check_questions(self, questions: Sequence[Question]) -> None:
+        """Refuse questions that it cannot be used on, before anything runs.
+
+        Raises:
+            UserError: it judges answers, and a question has no gold answer to judge by.
+        """
+        without = [q.id for q in questions if not q.answers]
+        if without and self.judges_answer:
+            raise UserError(
+                f"trigger={self.name} needs gold answers and {len(without)} of {len(questions)} questions "
+                f'have none, {without[0]!r} among them: give them "answers" or choose another trigger'
+            )
+
+    def decide_before(self, questions: Sequence[Question]) -> Sequence[Decision | None]:
+        """For a trigger with ``before``, the verdict on each question; None retrieves without one."""
+        return [None] * len(questions)
+
+    def look_ahead(self, question: Question) -> LookAhead | None:
+        """How much of a text it looks at before it fires, where that is known beforehand; None is all.
+
+        The loop has no more of the text written than that.
+        """
+        return None
+
+    def __call__(self, generation: Generation, state: State) -> Decision:
+        """The decision on one generation."""
+        return self.decide([generation], [state])[0]
+
+    def decide(self, generations: Sequence[Generation], states: Sequence[State]) -> list[Decision]:
+        """The decision on every generation of a batch."""
+        return [self(*each) for each in zip(generations, states, strict=True)]
+
+    @property
+    def probability(self) -> Callable[[np.ndarray], np.ndarray] | None:
+        """Calibrated P(answer is wrong) of scores (n,); None where its scores have no calibration."""
+        return None
+
+    @property
+    def name(self) -> str:
+        """How messages and files call it: as the configuration does."""
+        return name_of(self)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Its options as they were given, by name."""
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.init} if is_dataclass(self) else {}
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """Its plain options as they are in force, for records and reports."""
+        return {k: v for k, v in self.options.items() if v is None or isinstance(v, (bool, int, float, str))}
+
+    @property
+    def sweep_option(self) -> str | None:
+        """The option to move for a curve over its settings: its threshold, if it has one."""
+        return "threshold" if "threshold" in self.options else None
+
+
+class _Adapted(Trigger):
+    """An object with ``needs`` and ``__call__`` that derives from nothing: with the defaults of all else."""
+
+    def __init__(self, own: Any) -> None:
+        self._own = own
+
+    @property
+    def needs(self) -> Needs:
+        needs: Needs = self._own.needs
+        return needs
+
+    @property
+    def name(self) -> str:
+        return name_of(self._own)
+
+    def __call__(self, generation: Generation, state: State) -> Decision:
+        decision: Decision = self._own(generation, state)
+        return decision
+
+
+def as_trigger(part: Any) -> Trigger:
+    """A trigger as it is; any other object with ``needs`` and ``__call__`` made into one."""
+    return part if isinstance(part, Trigger) else _Adapted(part)
 
 
 def decide(trigger: Trigger, generations: Sequence[Generation], states: Sequence[State]) -> list[Decision]:
-    """The decision on every generation, in one call where the trigger can.
+    """The decision on every generation.
 
     Raises:
         RunError: a score is NaN: a broken score is never taken for "certain".
     """
-    batched = getattr(trigger, "decide", None)
-    if batched is not None:
-        decisions = list(batched(generations, states))
-    else:
-        decisions = [trigger(g, s) for g, s in zip(generations, states, strict=True)]
-    _refuse_nan(trigger, decisions, [state.question for state in states])
+    decisions = trigger.decide(generations, states)
+    refuse_nan(trigger, decisions, [state.question for state in states])
     return decisions
 
 
-def _refuse_nan(trigger: Trigger, decisions: Sequence[Decision], questions: Sequence[Question]) -> None:
-    for decision, question in zip(decisions, questions, strict=True):
-        if math.isnan(decision.score) or any(map(math.isnan, decision.token_scores)):
-            raise RunError(
-                f"trigger={name_of(trigger)} gave no number (NaN) on question {question.id!r}: "
-                "the states or logits of the model are broken there"
-            )
-
-
-def check(trigger: Trigger, model: ModelSpec, prompt: PromptTemplate) -> None:
-    """Let a trigger refuse a model or prompt it was not made for, before anything runs."""
-    own = getattr(trigger, "check", None)
-    if own is not None:
-        own(model, prompt)
-
-
-def decide_before(trigger: Trigger, questions: Sequence[Question]) -> list[tuple[bool, Decision | None]]:
-    """For each question whether to retrieve before anything is generated, and the verdict if any.
+def refuse_nan(trigger: Trigger, decisions: Sequence[Decision | None], questions: Sequence[Question]) -> None:
+    """Stop where a trigger's score of a question is no number.
 
     Raises:
-        RunError: a score is NaN.
+        RunError: it is NaN.
     """
-    own = getattr(trigger, "decide_before", None)
-    if own is None:
-        return [(bool(getattr(trigger, "before", False)), None)] * len(questions)
-    decisions = list(own(questions))
-    _refuse_nan(trigger, decisions, questions)
-    return [(decision.fire, decision) for decision in decisions]
-
-
-def look_ahead(trigger: Trigger, question: Question) -> LookAhead | None:
-    """How much of a text the trigger looks at for this question; None is all of it."""
-    own = getattr(trigger, "look_ahead", None)
-    return None if own is None else own(question)
+    for decision, question in zip(decisions, questions, strict=True):
+        if decision and (math.isnan(decision.score) or any(map(math.isnan, decision.token_scores))):
+            raise RunError(
+                f"trigger={trigger.name} gave no number (NaN) on question {question.id!r}: "
+                "the states or logits of the model are broken there"
+            )
 
 
 #: Models that have shown that their attention can be read.
@@ -174,11 +242,9 @@ def check_attention(lm: CausalLM, trigger: Trigger, query: Any) -> None:
     Raises:
         UserError: it cannot be read from this model; names who wants it.
     """
-    wanting = [
-        f"{group}={name_of(part)}"
-        for group, part in (("trigger", trigger), ("query", query))
-        if part.needs.attention or getattr(part, "attends_alone", False)
-    ]
+    wanting = [f"trigger={trigger.name}"] if trigger.needs.attention or trigger.attends_alone else []
+    if query.needs.attention:
+        wanting.append(f"query={name_of(query)}")
     if not wanting or lm in _READABLE:
         return
     try:
@@ -188,32 +254,14 @@ def check_attention(lm: CausalLM, trigger: Trigger, query: Any) -> None:
     _READABLE.add(lm)
 
 
-def check_questions(trigger: Trigger, questions: Sequence[Question]) -> None:
-    """Refuse questions that a trigger cannot be used on, before anything runs.
-
-    Raises:
-        UserError: it judges answers, and a question has no gold answer to judge by.
-    """
-    without = [q.id for q in questions if not q.answers]
-    if without and getattr(trigger, "judges_answer", False):
-        raise UserError(
-            f"trigger={name_of(trigger)} needs gold answers and {len(without)} of {len(questions)} questions "
-            f'have none, {without[0]!r} among them: give them "answers" or choose another trigger'
-        )
-
-
 def name_of(part: object) -> str:
     """How messages call a trigger or query: as the configuration does."""
     name = type(part).__name__
-    return snake_case(name.removesuffix("Query") or name)
+    # Capitals in a row are one word.
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name.removesuffix("Query") or name).lower()
 
 
-def snake_case(name: str) -> str:
-    """``fixed_length`` of ``FixedLength``; capitals in a row are one word."""
-    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
-
-
-def states_for(bank: ProbeBank, generation: Generation, trigger: object) -> np.ndarray:
+def states_for(bank: ProbeBank, generation: Generation, trigger: Trigger) -> np.ndarray:
     """What a bank reads of a generation, rounded as its training features were.
 
     Returns:
@@ -223,7 +271,7 @@ def states_for(bank: ProbeBank, generation: Generation, trigger: object) -> np.n
         RunError: no states were recorded; names the trigger.
     """
     if generation.states is None:
-        raise RunError(f"trigger={name_of(trigger)} needs hidden states and the generation has none recorded")
+        raise RunError(f"trigger={trigger.name} needs hidden states and the generation has none recorded")
     place = {layer: i for i, layer in enumerate(generation.needs.layers)}
     chosen = generation.states[..., [place[layer] for layer in bank.layers], :]
     return chosen.astype(bank.spec.dtype).astype(np.float32)
@@ -249,6 +297,18 @@ def ruled(fire: bool, score: float = 1.0, **where: Any) -> Decision:
     The score says nothing of this text and stays the same; the threshold moves.
     """
     return Decision(fire=fire, score=score, threshold=0.0 if fire else max(score, 0.0), **where)
+
+
+def one_of(option: str, value: str, *choices: str) -> None:
+    """Refuse a value that is none of the choices of an option, which messages call ``option``."""
+    if value not in choices:
+        raise UserError(f"{option}={value!r} is unknown: choose {' or '.join(choices)}")
+
+
+def at_least_one(option: str, value: int) -> None:
+    """Refuse a value below 1."""
+    if value < 1:
+        raise UserError(f"{option}={value} must be 1 or more")
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from probers.types import Decision, Generation, Needs, Question, UserError
+from probers.types import Decision, Generation, Question, UserError
 
-from .base import LookAhead, State, ruled
+from .base import LookAhead, State, Trigger, ruled
 
 
 @dataclass(frozen=True)
-class FixedLength:
+class FixedLength(Trigger):
     """Retrieves with the question first, and then after every ``n`` tokens that were written.
 
     What was written stays, and the text goes on from there with the new passages. The
@@ -23,7 +23,8 @@ class FixedLength:
     n: int = 16
 
     before = True
-    needs = Needs()
+    decides_by = "rule"
+    sweep_option = "n"
 
     def __post_init__(self) -> None:
         if self.n < 1:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from probers.types import Decision, Generation, Needs, Question
+from probers.types import Decision, Generation, Question
 
-from .base import LookAhead, State, ruled, sentences
+from .base import LookAhead, State, Trigger, ruled, sentences
 
 
 @dataclass(frozen=True)
-class FixedSentence:
+class FixedSentence(Trigger):
     """Retrieves with the question first, and then after every sentence that was written.
 
     What was written stays, and the text goes on from there with the new passages. The
@@ -18,7 +18,7 @@ class FixedSentence:
     """
 
     before = True
-    needs = Needs()
+    decides_by = "rule"
 
     def look_ahead(self, question: Question) -> LookAhead:
         """One sentence."""

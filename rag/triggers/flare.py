@@ -7,13 +7,13 @@ from typing import Literal
 
 import numpy as np
 
-from probers.types import Decision, Generation, Needs, UserError
+from probers.types import Decision, Generation
 
-from .base import State, first_above
+from .base import State, Trigger, first_above, one_of
 
 
 @dataclass(frozen=True)
-class Flare:
+class Flare(Trigger):
     """Fires at the first sentence with improbable tokens, which is then written anew with passages.
 
     With p the probabilities of a sentence's tokens, ``variant`` "min" is the paper's: some p
@@ -33,11 +33,8 @@ class Flare:
     variant: Literal["min", "mean"] = "min"
     theta: InitVar[float | None] = None
 
-    needs = Needs()
-
     def __post_init__(self, theta: float | None) -> None:
-        if self.variant not in ("min", "mean"):
-            raise UserError(f"trigger.variant={self.variant!r} is unknown: choose min or mean")
+        one_of("trigger.variant", self.variant, "min", "mean")
         if theta is not None:
             # 0.2 and not 0.19999999999999996 of 0.8, for whoever reads it.
             object.__setattr__(self, "threshold", round(1.0 - theta, 12))

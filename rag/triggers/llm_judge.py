@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from probers.prompts import PromptTemplate
-from probers.types import Decision, Generation, Needs, UserError
+from probers.types import Decision, Generation, UserError
 
-from .base import State, verdict
+from .base import State, Trigger, at_least_one, verdict
 
 PROMPT = (
     "{passages}Question: {question}\n"
@@ -20,7 +20,7 @@ _WORD = re.compile(r"\b(yes|no)\b", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
-class LlmJudge:
+class LlmJudge(Trigger):
     """Fires on the whole answer unless the model says yes.
 
     The first "yes" or "no" of its reply counts. A reply with neither is taken for a no, so that
@@ -37,16 +37,10 @@ class LlmJudge:
     prompt: str = PROMPT
     max_new_tokens: int = 8
 
-    needs = Needs()
-
     def __post_init__(self) -> None:
         if "{question}" not in self.prompt:
             raise UserError(f"trigger.prompt={self.prompt[:40]!r} has no {{question}}: put it in")
-        if self.max_new_tokens < 1:
-            raise UserError(f"trigger.max_new_tokens={self.max_new_tokens} must be 1 or more")
-
-    def __call__(self, generation: Generation, state: State) -> Decision:
-        return self.decide([generation], [state])[0]
+        at_least_one("trigger.max_new_tokens", self.max_new_tokens)
 
     def decide(self, generations: Sequence[Generation], states: Sequence[State]) -> list[Decision]:
         """The decision on every generation; the model is asked about all of them at once."""

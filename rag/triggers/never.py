@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from probers.types import Decision, Generation, Needs
+from probers.types import Decision, Generation
 
-from .base import State
+from .base import State, Trigger
 
 
 @dataclass(frozen=True)
-class Never:
+class Never(Trigger):
     """Closed-book answers; the lower reference of every comparison."""
 
-    needs = Needs()
+    after = False
+    decides_by = "rule"
 
     def __call__(self, generation: Generation, state: State) -> Decision:
         return Decision(fire=False, score=0.0, threshold=0.5)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from probers.evaluation.metrics import exact_match
-from probers.types import Decision, Generation, Needs, RunError
+from probers.types import Decision, Generation, RunError
 
-from .base import State, verdict
+from .base import State, Trigger, verdict
 
 
 @dataclass(frozen=True)
-class Oracle:
+class Oracle(Trigger):
     """Compares the answer with the gold answers by exact match.
 
     With ``again`` no trigger that judges whole answers and asks with the same query has
@@ -25,7 +25,6 @@ class Oracle:
     again: bool = False
 
     judges_answer = True
-    needs = Needs()
 
     def __call__(self, generation: Generation, state: State) -> Decision:
         if state.answer is None or not state.question.answers:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import InitVar, dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from probers.bank.ensemble import Ensemble
 from probers.types import Decision, Generation, Needs, UserError
 from probers.uncertainty import signals
 
-from .base import State, states_for, unanswered, verdict
+from .base import State, Trigger, states_for, unanswered, verdict
 
 if TYPE_CHECKING:
     from probers.bank.bank import ProbeBank
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Probing:
+class Probing(Trigger):
     """Fires on the whole answer, and on the new answer after every retrieval (algorithm 1).
 
     In the paper's terms it retrieves when sum of logit[wrong] + theta > sum of
@@ -48,6 +48,8 @@ class Probing:
     _bank: ProbeBank = field(init=False, repr=False)
     _threshold: float = field(init=False, repr=False)
     _recombined: bool = field(init=False, repr=False)
+
+    prober = "answers"
 
     def __post_init__(self, theta: float | None) -> None:
         if self.bank is None:
@@ -100,18 +102,14 @@ class Probing:
             )
 
     @property
-    def probability(self) -> Callable[[np.ndarray], np.ndarray]:
-        """Calibrated P(answer is wrong) of scores (n,).
+    def probability(self) -> Callable[[np.ndarray], np.ndarray] | None:
+        """The prober's; None with another ``combine``, for its calibration is of another score then."""
+        return None if self._recombined else partial(self._bank.probability, with_entropy=self.with_entropy)
 
-        Raises:
-            AttributeError: with another ``combine`` than the bank's, whose calibration is of another score.
-        """
-        if self._recombined:
-            raise AttributeError("the prober's calibration is of scores that were combined another way")
-        return partial(self._bank.probability, with_entropy=self.with_entropy)
-
-    def __call__(self, generation: Generation, state: State) -> Decision:
-        return self.decide([generation], [state])[0]
+    @property
+    def record(self) -> dict[str, Any]:
+        """Its options, with the prober's threshold where none was given."""
+        return super().record | ({"threshold": self._threshold} if self.threshold is None else {})
 
     def decide(self, generations: Sequence[Generation], states: Sequence[State]) -> list[Decision]:
         """The decision on every generation; the heads run once for all of them."""

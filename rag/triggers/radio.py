@@ -12,7 +12,7 @@ from probers.bank.calibration import sigmoid
 from probers.types import Decision, Generation, Needs, UserError
 from probers.uncertainty import words
 
-from .base import State, states_for, verdict
+from .base import State, Trigger, states_for, verdict
 
 if TYPE_CHECKING:
     from probers.bank.bank import ProbeBank
@@ -23,7 +23,7 @@ _GIVE = "pass its folder as prober= (probers-compare: token_prober=)"
 
 
 @dataclass
-class Radio:
+class Radio(Trigger):
     """Fires at the first token that is likelier made up than the text's tokens are on average.
 
     With s_i = P(hallucination at token i), it fires where s_i > mean(s) and s_i > 0.5. (The
@@ -45,6 +45,8 @@ class Radio:
     threshold: float = 0.5
     above_mean: bool = True
     _bank: ProbeBank = field(init=False, repr=False)
+
+    prober = "tokens"
 
     def __post_init__(self) -> None:
         from probers.bank.bank import ProbeBank
@@ -71,9 +73,6 @@ class Radio:
     def check(self, model: ModelSpec, prompt: PromptTemplate) -> None:
         """Refuse another model than the bank's features were read from; it serves any prompt."""
         self._bank.check_model(model)
-
-    def __call__(self, generation: Generation, state: State) -> Decision:
-        return self.decide([generation], [state])[0]
 
     def decide(self, generations: Sequence[Generation], states: Sequence[State]) -> list[Decision]:
         """The decision on every generation; the heads run once for all of their tokens."""

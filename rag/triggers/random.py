@@ -5,13 +5,13 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from probers.types import Decision, Generation, Needs, UserError
+from probers.types import Decision, Generation, UserError
 
-from .base import State, verdict
+from .base import State, Trigger, verdict
 
 
 @dataclass(frozen=True)
-class Random:
+class Random(Trigger):
     """Fires so that questions get ``rate`` retrievals on average.
 
     Every question draws one number u in [0, 1) from its id and the seed, whatever
@@ -27,7 +27,7 @@ class Random:
     rate: float = 0.5
     seed: int = 0
 
-    needs = Needs()
+    decides_by = "chance"
 
     def __post_init__(self) -> None:
         if not self.rate >= 0:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from probers.types import Decision, Generation, Needs, UserError
+from probers.types import Decision, Generation, Needs
 from probers.uncertainty import RindScores, Variant, rind_scores, words
 
-from .base import State, verdict
+from .base import State, Trigger, one_of, verdict
 
 
 @dataclass(frozen=True)
-class Rind:
+class Rind(Trigger):
     """Fires at the first place whose RIND score is above the threshold.
 
     The text before that place is kept and the model goes on from there with the
@@ -30,8 +30,7 @@ class Rind:
     variant: Variant = "released"
 
     def __post_init__(self) -> None:
-        if self.variant not in ("paper", "released"):
-            raise UserError(f"trigger.variant={self.variant!r} is unknown: choose paper or released")
+        one_of("trigger.variant", self.variant, "paper", "released")
 
     @property
     def needs(self) -> Needs:
@@ -42,9 +41,6 @@ class Rind:
     def attends_alone(self) -> bool:
         """Whether it asks the model for attention in a pass of its own."""
         return self.variant == "released"
-
-    def __call__(self, generation: Generation, state: State) -> Decision:
-        return self.decide([generation], [state])[0]
 
     def decide(self, generations: Sequence[Generation], states: Sequence[State]) -> list[Decision]:
         """The decision on every generation; the released variant's pass runs once for all."""
