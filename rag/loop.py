@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from probers.engine.kv_cache import Recent
 from probers.evaluation.answers import extract_answer
@@ -186,7 +186,7 @@ class Writer:
                 budget if ahead is None else ahead.limit(budget, rag.prompt.stop)
                 for budget, ahead in zip(budgets, (aheads[i] for i in indices), strict=True)
             ]
-            made = rag.lm.generate(
+            made = rag.generate(
                 [active[i].prompt(rag.prompt, active[i].partial) for i in indices], max_new_tokens=limits,
                 needs=rag.needs, stop=stop, prefix=rag.prompt.prefix,
                 names=[active[i].question.id for i in indices], recent=self._recent, draft=rag.draft,
@@ -214,7 +214,7 @@ class Writer:
             return
         heads = [("" if p.text[-1:].isspace() else " ") + cue for p in short]
         prompts = [p.run.prompt(rag.prompt, p.text + head) for p, head in zip(short, heads, strict=True)]
-        made = rag.lm.generate(
+        made = rag.generate(
             prompts, max_new_tokens=rag.answer_tokens, stop=rag.prompt.stop, prefix=rag.prompt.prefix,
             names=[p.run.question.id for p in short], recent=self._recent, draft=rag.draft,
         )  # fmt: skip
@@ -289,6 +289,12 @@ class RAG:
         """Answer one question."""
         asked = Question("question", question) if isinstance(question, str) else question
         return self.answer([asked], listener)[0]
+
+    def generate(
+        self, prompts: Sequence[str], *, max_new_tokens: int | Sequence[int], **options: Any
+    ) -> list[Generation]:
+        """As :meth:`probers.engine.model.CausalLM.generate`; whatever is written comes from here."""
+        return self.lm.generate(prompts, max_new_tokens=max_new_tokens, **options)
 
     def answer(self, questions: Sequence[Question], listener: Listener | None = None) -> list[Answer]:
         """Answer questions together, in order; each as it would be alone.
@@ -422,6 +428,7 @@ class RAG:
         return State(
             question=run.question,
             lm=self.lm,
+            generate=self.generate,
             prompt=self.prompt,
             question_span=self.prompt.question_span(
                 done.generation.prompt, run.question.question, run.partial

@@ -8,7 +8,7 @@ import pytest
 import torch
 from fake_lm import SPEC, FakeLM
 from probers.rag.compare import findings as showcase
-from probers.rag.compare.outcomes import Comparison, Outcomes, first_scores
+from probers.rag.compare.outcomes import Comparison, Outcomes
 from probers.rag.traces import Answer, Counters
 
 from probers.bank.bank import ProbeBank
@@ -196,7 +196,7 @@ def test_every_adaptive_method_is_set_against_random_retrieval_at_its_budget(pla
     assert 0 < entry["em"]["ci95"][0] < 0.24 < entry["em"]["ci95"][1]
     kept = json.loads((place.path / "out" / "replay" / "answer.json").read_text())
     assert len(kept) == 40 and kept[0]["searches"] >= 1
-    assert set(kept[0]["rungs"][0]["scores"]) == {"entropy", "probing"}
+    assert set(kept[0]["steps"][0]["scores"]) == {"entropy", "probing"}
 
 
 def test_methods_that_fire_within_an_answer_are_run_at_other_thresholds(place):
@@ -482,9 +482,9 @@ def test_of_several_sites_the_page_shows_the_best_ones_layers():
 
 
 def test_first_scores_are_none_where_nobody_looked():
-    assert first_scores(answers([1, 0], [0, 0])) is None
-    assert first_scores(answers([1, 0], [0, 0], [0.5, 0.5])) is None
-    assert first_scores(answers([1, 0], [0, 0], [0.5, 0.7])).tolist() == [0.5, 0.7]
+    assert Outcomes([], answers([1, 0], [0, 0])).scores is None
+    assert Outcomes([], answers([1, 0], [0, 0], [0.5, 0.5])).scores is None
+    assert Outcomes([], answers([1, 0], [0, 0], [0.5, 0.7])).scores.tolist() == [0.5, 0.7]
 
 
 def test_roc_by_hand():
