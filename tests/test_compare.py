@@ -8,12 +8,16 @@ import pytest
 import torch
 from fake_lm import SPEC, FakeLM
 from probers.rag.compare import findings as showcase
+from probers.rag.compare.methods import build_methods
 from probers.rag.compare.outcomes import Comparison, Outcomes
+from probers.rag.queries import QFS
 from probers.rag.traces import Answer, Counters
+from probers.rag.triggers import Rind
 
 from probers.bank.bank import ProbeBank
 from probers.bank.thresholds import ThresholdRule
 from probers.commands import main as cli
+from probers.commands.config import choices
 from probers.heads import HEADS, WRONG
 from probers.prompts import TESTBED_PROMPT
 from probers.store.spec import FeatureSpec
@@ -372,6 +376,27 @@ def test_what_is_wrong_with_a_request_is_said_before_a_model_runs(place):
         place.compare("prober=nowhere")
     assert place.models == []
     assert not (place.path / "out").exists()
+
+
+def test_a_triggers_own_name_is_a_method_with_its_default_variant(place):
+    names = [
+        "never", "always", "random", "oracle", "fixed_length", "fixed_sentence", "flare", "entropy", "rind",
+        "radio", "probing", "llm_judge", "adaptive",
+    ]  # fmt: skip
+    assert sorted(names) == choices("trigger")
+    with pytest.raises(UserError, match="unknown method 'rinds' in triggers: choose from ") as error:
+        place.compare("triggers=[rinds]")
+    offered = str(error.value).partition("choose from ")[2].split(", ")
+    assert set(names) < set(offered)
+    assert all(re.search(rf"^ *{name}:", cli.help_text("compare"), re.MULTILINE) for name in names)
+    results = place.compare("triggers=[never,rind,rind_released,rind_paper]")
+    own = results["options"]["rind"]
+    assert own == results["options"]["rind_released"] != results["options"]["rind_paper"]
+    assert results["queries"]["rind"] == "qfs"
+    figures = stable(results)["methods"]
+    assert figures["rind"] == figures["rind_released"]
+    (trigger,) = build_methods(cli.compose("compare", ["triggers=[rind]"]), bank=None)
+    assert (trigger.trigger, trigger.query) == (Rind(), QFS())
 
 
 def test_no_prober_says_how_to_make_one(place):
