@@ -7,14 +7,11 @@ another by a typo, and its hash is part of the FeatureSpec.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .types import UserError
-
-if TYPE_CHECKING:
-    from .engine.model import CausalLM
 
 #: Stands for a text while a chat template is put around it; no text of anybody's holds it.
 _PLACE = "\ue000"
@@ -151,8 +148,11 @@ def _chat_frame(tokenizer: Any, name: str) -> tuple[str, str]:
 TESTBED_PROMPT = PromptTemplate("testbed")
 
 
-def fitting_passages(
-    lm: CausalLM, prompt: PromptTemplate, asked: Sequence[tuple[str, Sequence[str], str]], more: Sequence[int]
+def passages_that_fit(
+    fits: Callable[[Sequence[str], Sequence[int]], list[bool]],
+    prompt: PromptTemplate,
+    asked: Sequence[tuple[str, Sequence[str], str]],
+    more: Sequence[int],
 ) -> list[int]:
     """How many passages of each question its prompt can show; the last ones go first.
 
@@ -161,7 +161,7 @@ def fitting_passages(
     left to the model's ``on_too_long``.
 
     Args:
-        lm: whose context it is.
+        fits: whether each prompt and so many tokens behind it fit the model's context.
         prompt: the template.
         asked: question, passage texts and answer so far of each.
         more: tokens that have to fit behind each prompt.
@@ -173,8 +173,8 @@ def fitting_passages(
             prompt.question(question, texts[: kept[i]], partial=partial)
             for i, (question, texts, partial) in ((i, asked[i]) for i in open_)
         ]
-        fits = lm.fits(prompts, [more[i] for i in open_])
-        open_ = [i for i, fit in zip(open_, fits, strict=True) if not fit]
+        fit = fits(prompts, [more[i] for i in open_])
+        open_ = [i for i, whole in zip(open_, fit, strict=True) if not whole]
         for i in open_:
             kept[i] -= 1
         open_ = [i for i in open_ if kept[i]]

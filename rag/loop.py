@@ -11,217 +11,192 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from probers.engine.kv_cache import Recent
 from probers.evaluation.answers import extract_answer
-from probers.prompts import TESTBED_PROMPT, PromptTemplate, fitting_passages
-from probers.types import Decision, Generation, Passage, Question, Retriever, Round, UserError
+from probers.prompts import TESTBED_PROMPT, PromptTemplate, passages_that_fit
+from probers.types import Generation, Needs, Question, Retriever, UserError
 
 from .queries.answer import AnswerQuery
 from .queries.base import QueryFormulator
-from .traces import Answer, Counters, TraceFile
+from .traces import Answer, Listener, OpenQuestion, TraceFile
 from .triggers.base import LookAhead, State, Trigger, as_trigger, check_attention, decide, refuse_nan
 
 if TYPE_CHECKING:
     from probers.engine.model import CausalLM
 
 
-class Listener(Protocol):
-    """Told what happens while questions are answered; the terminal's view of the loop."""
-
-    def text(self, question: Question, text: str) -> None:
-        """The text of the running generation has grown to ``text``."""
-
-    def round(self, question: Question, done: Round, passages: Sequence[Passage], left_out: int) -> None:
-        """A round is over.
-
-        Args:
-            question: whose round it was.
-            done: what was written, decided and asked.
-            passages: those that were fetched and are shown from now on.
-            left_out: how many more were found, for which the context has no room.
-        """
+_CHUNK = 64  # questions answered together and then written: what a kill can lose
+_NOTHING = Needs()
 
 
-@dataclass(slots=True)
-class Open:
-    """A question that is being answered.
+class _Rounds:
+    """The rounds of one call of :meth:`RAG.answer`.
 
-    Attributes:
-        partial: answer text accepted so far; the next prompt ends with it.
-        partial_tokens: how many generated tokens that is.
-        passages: what the next prompt shows.
-        fresh: they were fetched for the place where ``partial`` ends.
+    What has been computed of a question need not be computed again where the question goes
+    on from there (:class:`probers.engine.kv_cache.Recent`).
     """
 
-    question: Question
-    partial: str = ""
-    partial_tokens: int = 0
-    passages: tuple[Passage, ...] = ()
-    fresh: bool = False
-    rounds: list[Round] = field(default_factory=list)
-    counters: Counters = field(default_factory=Counters)
-    _told: int = field(default=0, init=False, repr=False)  # of counters.passages_cut
-
-    @property
-    def passage_ids(self) -> tuple[str, ...]:
-        return tuple(p.id for p in self.passages)
-
-    def prompt(self, template: PromptTemplate, partial: str) -> str:
-        """The prompt with the passages at hand, ending with ``partial`` of the answer."""
-        return template.question(self.question.question, [p.text for p in self.passages], partial=partial)
-
-    def record(self, done: Round, listener: Listener | None) -> None:
-        """Add a round to the trace and tell the listener."""
-        self.rounds.append(done)
-        left_out = self.counters.passages_cut - self._told
-        self._told = self.counters.passages_cut
-        if listener is not None:
-            passages = self.passages if done.query is not None else ()
-            listener.round(self.question, done, passages, left_out)
-
-
-@dataclass(slots=True)
-class Pass:
-    """What came of one question in one round.
-
-    Attributes:
-        ending: announcing words and final answer that had to be appended, or "".
-        query: what was asked; None when nothing was retrieved.
-        cut: the text was ended where the trigger had seen enough, and would have gone on.
-    """
-
-    run: Open
-    generation: Generation
-    decision: Decision | None = None
-    ending: str = ""
-    query: str | None = None
-    cut: bool = False
-
-    @property
-    def text(self) -> str:
-        """The answer if this pass is accepted, without ``ending``."""
-        return self.run.partial + self.generation.text
-
-    @property
-    def kept(self) -> str:
-        """The part of the generation that stays when the trigger fires: what is before the hit."""
-        if self.decision is None or self.decision.position is None:
-            return ""
-        # A trailing space would keep the next word from being tokenised together with its own.
-        return self.generation.text[: self.decision.position].rstrip()
-
-    @property
-    def next_partial(self) -> str:
-        """The accepted text when the trigger fires; nothing when the whole answer is discarded."""
-        whole = self.decision is None or self.decision.position is None
-        return "" if whole else self.run.partial + self.kept
-
-    @property
-    def next_tokens(self) -> int:
-        """Generated tokens in :attr:`next_partial`."""
-        if self.decision is None or self.decision.position is None:
-            return 0
-        return self.run.partial_tokens + sum(a < len(self.kept) for a, _ in self.generation.offsets)
-
-    def accept(self, listener: Listener | None) -> None:
-        """The text stays as it is and the question is answered."""
-        self._record(self.generation.text, listener)
-        if self.ending:
-            self.run.record(Round(self.ending, None, None, (), self.ending), listener)
-        self.run.partial = self.text + self.ending
-
-    def extend(self, listener: Listener | None) -> None:
-        """The text stays as it is, and the question goes on from its end."""
-        accepted = self.generation.text.rstrip()
-        self._record(accepted, listener)
-        self.run.partial += accepted
-        self.run.partial_tokens += len(self.generation.token_ids)
-        self.run.fresh = False
-
-    def truncate(self, listener: Listener | None) -> None:
-        """The text before the hit stays, and the question goes on from there."""
-        assert self.decision is not None
-        self._record(self.kept, listener)
-        self.run.partial, self.run.partial_tokens = self.next_partial, self.next_tokens
-        self.run.fresh = self.decision.position is not None
-
-    def _record(self, accepted: str, listener: Listener | None) -> None:
-        generation = self.generation
-        ids = () if self.query is None else self.run.passage_ids
-        done = Round(generation.text, self.decision, self.query, ids, accepted, generation.offsets)
-        self.run.record(done, listener)
-
-
-class Writer:
-    """Writes for the questions of one call of :meth:`probers.rag.loop.RAG.answer`.
-
-    What it has computed of a question it need not compute again where the question goes on
-    from there (:class:`probers.known.Recent`).
-    """
-
-    def __init__(self, rag: RAG) -> None:
-        self._rag = rag
+    def __init__(self, rag: RAG, listener: Listener | None) -> None:
+        self._rag, self._listener = rag, listener
         self._recent = Recent()
 
-    def generate(self, active: Sequence[Open], listener: Listener | None) -> list[Pass]:
-        """The continuation of every open question, each within what is left of its token limit."""
-        rag = self._rag
-        alike: dict[int | None, list[int]] = {}  # by what can end a text early
-        aheads = [self._ahead(run) for run in active]
-        for index, ahead in enumerate(aheads):
-            alike.setdefault(None if ahead is None else ahead.sentences, []).append(index)
-        passes: dict[int, Pass] = {}
-        for indices in alike.values():
-            first = aheads[indices[0]]
-            over = None if first is None else first.over(rag.prompt.stop)
-            stop: list[str | Callable[[str], bool]] = list(rag.prompt.stop)
-            if over is not None:
-                stop.append(over)
-            if listener is not None and len(indices) == 1:
-                stop.append(_tell(listener, active[indices[0]].question))
-            budgets = [rag.max_new_tokens - active[i].partial_tokens for i in indices]
-            limits = [
-                budget if ahead is None else ahead.limit(budget, rag.prompt.stop)
-                for budget, ahead in zip(budgets, (aheads[i] for i in indices), strict=True)
-            ]
-            made = rag.generate(
-                [active[i].prompt(rag.prompt, active[i].partial) for i in indices], max_new_tokens=limits,
-                needs=rag.needs, stop=stop, prefix=rag.prompt.prefix,
-                names=[active[i].question.id for i in indices], recent=self._recent, draft=rag.draft,
-            )  # fmt: skip
-            for i, budget, limit, generation in zip(indices, budgets, limits, made, strict=True):
-                early = generation.stop == "length" and limit < budget
-                early |= generation.stop == "stop" and over is not None and over(generation.text)
-                passes[i] = Pass(active[i], generation, cut=early and len(generation.token_ids) < budget)
-                active[i].counters.add(generation)
-        return [passes[i] for i in range(len(active))]
+    def answer(self, questions: Sequence[Question]) -> list[OpenQuestion]:
+        """Take all questions through as many rounds as they need."""
+        everyone = [OpenQuestion(question, self._listener) for question in questions]
+        if self._rag.max_retrievals and self._rag.trigger.before:
+            self._begin(everyone)
+        active = everyone
+        while active:
+            active = self._round(active)
+        return everyone
 
-    def _ahead(self, run: Open) -> LookAhead | None:
-        """How much of the next text the trigger looks at; None where it cannot fire any more."""
-        rag = self._rag
-        if run.counters.retrievals >= rag.max_retrievals or rag.trigger.judges_answer:
-            return None
-        return rag.trigger.look_ahead(run.question)
+    def _begin(self, everyone: Sequence[OpenQuestion]) -> None:
+        """Retrieve with the question where the trigger wants that before anything is generated."""
+        trigger, questions = self._rag.trigger, [each.question for each in everyone]
+        verdicts = trigger.decide_before(questions)
+        refuse_nan(trigger, verdicts, questions)
+        decided = zip(everyone, verdicts, strict=True)
+        fired = [(each, verdict) for each, verdict in decided if verdict is None or verdict.fire]
+        self._retrieve([(each, each.question.question) for each, _ in fired])
+        for each, verdict in fired:
+            each.begin(verdict)
 
-    def complete(self, passes: Sequence[Pass]) -> None:
+    def _round(self, active: Sequence[OpenQuestion]) -> list[OpenQuestion]:
+        """One round of every open question; returns those that go on."""
+        rag = self._rag
+        self._write(active)
+        passes = [each for each in active if each.written.stop != "skipped"]
+        for each in active:
+            if each.written.stop == "skipped":  # the model was told to leave such prompts out
+                each.accept()
+        judges = rag.trigger.judges_answer
+        if judges:
+            self._complete(passes)
+        states = [self._state(each, judged=judges) for each in passes]
+        decisions = decide(rag.trigger, [each.written for each in passes], states)
+        asked = []
+        for each, state, decision in zip(passes, states, decisions, strict=True):
+            each.decide(decision)
+            searches_left = each.counters.retrievals < rag.max_retrievals
+            if decision.fire and searches_left and each.before_hit.tokens < rag.max_new_tokens:
+                asked.append((each, rag.query(each.question, each.written, decision, state)))
+        self._retrieve(asked)
+
+        on, ended = [], []
+        for each in passes:
+            if each.query is not None and self._changed(each):
+                each.truncate()
+                on.append(each)
+            elif each.cut:
+                each.extend()
+                on.append(each)
+            else:
+                ended.append(each)
+        if not judges:
+            self._complete(ended)
+        for each in ended:
+            each.accept()
+        return on
+
+    def _changed(self, each: OpenQuestion) -> bool:
+        """Whether the next prompt differs from the one that was just answered."""
+        return each.prompt(self._rag.prompt, each.before_hit.text) != each.written.prompt
+
+    def _write(self, active: Sequence[OpenQuestion]) -> None:
+        """The continuation of every open question, as far as its trigger and its token limit go."""
+        trigger, most = self._rag.trigger, self._rag.max_retrievals
+        alike: dict[int | None, list[tuple[OpenQuestion, LookAhead]]] = {}  # by what can end a text early
+        for each in active:
+            may_fire = each.counters.retrievals < most and not trigger.judges_answer
+            ahead = (trigger.look_ahead(each.question) if may_fire else None) or LookAhead()
+            alike.setdefault(ahead.sentences, []).append((each, ahead))
+        for group in alike.values():
+            self._write_together(group)
+
+    def _write_together(self, group: Sequence[tuple[OpenQuestion, LookAhead]]) -> None:
+        rag = self._rag
+        stop: list[str | Callable[[str], bool]] = list(rag.prompt.stop)
+        over = group[0][1].over(rag.prompt.stop)
+        if over is not None:
+            stop.append(over)
+        if self._listener is not None and len(group) == 1:
+            stop.append(_tell(self._listener, group[0][0].question))
+        budgets = [rag.max_new_tokens - each.accepted.tokens for each, _ in group]
+        limits = [a.limit(budget, rag.prompt.stop) for (_, a), budget in zip(group, budgets, strict=True)]
+        open_ = [each for each, _ in group]
+        made = self._generate(
+            open_, [each.accepted.text for each in open_], limits, stop=stop, needs=rag.needs
+        )
+        for each, budget, limit, generation in zip(open_, budgets, limits, made, strict=True):
+            early = generation.stop == "length" and limit < budget
+            early |= generation.stop == "stop" and over is not None and over(generation.text)
+            each.write(generation, cut=early and len(generation.token_ids) < budget)
+
+    def _complete(self, passes: Sequence[OpenQuestion]) -> None:
         """Append the announcing words to texts that ended without an answer, and let the model go on."""
         rag = self._rag
         cue = rag.prompt.answer_cue
-        short = [p for p in passes if cue.lower() not in p.text.lower() and rag.answer_tokens]
+        short = [each for each in passes if cue.lower() not in each.text.lower() and rag.answer_tokens]
         if not short:
             return
-        heads = [("" if p.text[-1:].isspace() else " ") + cue for p in short]
-        prompts = [p.run.prompt(rag.prompt, p.text + head) for p, head in zip(short, heads, strict=True)]
-        made = rag.generate(
-            prompts, max_new_tokens=rag.answer_tokens, stop=rag.prompt.stop, prefix=rag.prompt.prefix,
-            names=[p.run.question.id for p in short], recent=self._recent, draft=rag.draft,
+        announcing = [("" if each.text[-1:].isspace() else " ") + cue for each in short]
+        partials = [each.text + words for each, words in zip(short, announcing, strict=True)]
+        made = self._generate(short, partials, rag.answer_tokens, stop=rag.prompt.stop)
+        for each, words, generation in zip(short, announcing, made, strict=True):
+            each.complete(words, generation)
+
+    def _generate(
+        self,
+        open_: Sequence[OpenQuestion],
+        partials: Sequence[str],
+        limit: int | Sequence[int],
+        *,
+        stop: Sequence[str | Callable[[str], bool]],
+        needs: Needs = _NOTHING,
+    ) -> list[Generation]:
+        """What the model writes behind each question's prompt and accepted text."""
+        rag = self._rag
+        prompts = [each.prompt(rag.prompt, text) for each, text in zip(open_, partials, strict=True)]
+        return rag.generate(
+            prompts, max_new_tokens=limit, needs=needs, stop=stop, prefix=rag.prompt.prefix,
+            names=[each.question.id for each in open_], recent=self._recent, draft=rag.draft,
         )  # fmt: skip
-        for each, head, generation in zip(short, heads, made, strict=True):
-            each.run.counters.add(generation)
-            each.run.counters.forced = True
-            each.ending = head + generation.text
+
+    def _retrieve(self, asked: Sequence[tuple[OpenQuestion, str]]) -> None:
+        """Search for all at once; each question gets what its query found and its prompt can show."""
+        if not asked:
+            return
+        rag, cue = self._rag, self._rag.prompt.answer_cue
+        found = rag.retriever.search([query for _, query in asked], rag.k)
+        shown = passages_that_fit(
+            rag.lm.fits, rag.prompt,
+            [
+                (each.question.question, [p.text for p in passages], f"{each.before_hit.text} {cue}")
+                for (each, _), passages in zip(asked, found, strict=True)
+            ],
+            # All that may still be written, an announcement of the answer included.
+            [rag.max_new_tokens - each.before_hit.tokens + rag.answer_tokens for each, _ in asked],
+        )  # fmt: skip
+        for (each, query), passages, count in zip(asked, found, shown, strict=True):
+            each.retrieve(query, passages, count)
+
+    def _state(self, each: OpenQuestion, *, judged: bool) -> State:
+        prompt, asked = self._rag.prompt, each.question.question
+        return State(
+            question=each.question,
+            lm=self._rag.lm,
+            generate=self._rag.generate,
+            prompt=prompt,
+            question_span=prompt.question_span(each.written.prompt, asked, each.accepted.text),
+            partial=each.accepted.text,
+            passages=each.passages,
+            retrievals=each.counters.retrievals,
+            fresh=each.accepted.fresh,
+            answer=extract_answer(each.text + each.ending, prompt.answer_cue) if judged else None,
+            spend=each.counters.add,
+        )
 
 
 def _tell(listener: Listener, question: Question) -> Callable[[str], bool]:
@@ -233,7 +208,6 @@ def _tell(listener: Listener, question: Question) -> Callable[[str], bool]:
 
 
 _LEAST = {"k": 1, "max_new_tokens": 1, "max_retrievals": 0, "answer_tokens": 0, "draft": 0}
-_CHUNK = 64  # questions answered together and then written: what a kill can lose
 
 
 @dataclass
@@ -305,16 +279,9 @@ class RAG:
         """
         self.trigger.check_questions(questions)
         started = time.perf_counter()
-        everyone = [Open(q) for q in questions]
-        if self.max_retrievals and self.trigger.before:
-            self._begin(everyone, listener)
-        active, writer = everyone, Writer(self)
-        while active:
-            active = self._round(active, writer, listener)
+        everyone = _Rounds(self, listener).answer(questions)
         seconds = (time.perf_counter() - started) / max(1, len(everyone))
-        for run in everyone:
-            run.counters.seconds = seconds
-        return [self._answer(run) for run in everyone]
+        return [each.answer(self.prompt.answer_cue, seconds) for each in everyone]
 
     def run(self, questions: Sequence[Question], path: Path, *, progress: str | None = None) -> list[Answer]:
         """Answer questions into a trace file, going on where an earlier run of it stopped.
@@ -338,112 +305,3 @@ class RAG:
                 answers += more
                 bar.update(len(more))
         return answers
-
-    def _begin(self, everyone: Sequence[Open], listener: Listener | None) -> None:
-        """Retrieve with the question where the trigger wants that before anything is generated."""
-        questions = [run.question for run in everyone]
-        verdicts = self.trigger.decide_before(questions)
-        refuse_nan(self.trigger, verdicts, questions)
-        decided = zip(everyone, verdicts, strict=True)
-        fired = [(run, verdict) for run, verdict in decided if verdict is None or verdict.fire]
-        asked = [run.question.question for run, _ in fired]
-        self._retrieve([run for run, _ in fired], asked, partials=[("", 0)] * len(fired))
-        for (run, verdict), query in zip(fired, asked, strict=True):
-            run.record(Round("", verdict, query, run.passage_ids, ""), listener)
-
-    def _round(self, active: Sequence[Open], writer: Writer, listener: Listener | None) -> list[Open]:
-        """One pass for every open question; returns those that go on."""
-        passes = []
-        for each in writer.generate(active, listener):
-            if each.generation.stop == "skipped":  # the model was told to leave such prompts out
-                each.accept(listener)
-            else:
-                passes.append(each)
-        judges = self.trigger.judges_answer
-        if judges:
-            writer.complete(passes)
-        states = [self._state(p, judged=judges) for p in passes]
-        decisions = decide(self.trigger, [p.generation for p in passes], states)
-        fired = []
-        for each, state, decision in zip(passes, states, decisions, strict=True):
-            each.decision = decision
-            searches_left = each.run.counters.retrievals < self.max_retrievals
-            if decision.fire and searches_left and each.next_tokens < self.max_new_tokens:
-                each.query = self.query(each.run.question, each.generation, decision, state)
-                fired.append(each)
-        self._retrieve(
-            [p.run for p in fired], [p.query or "" for p in fired],
-            partials=[(p.next_partial, p.next_tokens) for p in fired],
-        )  # fmt: skip
-
-        ended: list[Pass] = []
-        for each in passes:
-            if each.query is not None and self._changed(each):
-                each.truncate(listener)
-            elif each.cut:
-                each.extend(listener)
-            else:
-                ended.append(each)
-        if not judges:
-            writer.complete(ended)
-        for each in ended:
-            each.accept(listener)
-        over = {id(each) for each in ended}
-        return [each.run for each in passes if id(each) not in over]
-
-    def _retrieve(
-        self, runs: Sequence[Open], queries: Sequence[str], *, partials: Sequence[tuple[str, int]]
-    ) -> None:
-        """Search for all at once; what is found takes the place of earlier passages, also when nothing is.
-
-        Args:
-            runs: the questions.
-            queries: what is asked for each.
-            partials: the accepted text that each goes on from, and its tokens.
-        """
-        if not runs:
-            return
-        found = self.retriever.search(queries, self.k)
-        shown = fitting_passages(
-            self.lm, self.prompt,
-            [
-                (run.question.question, [p.text for p in passages], f"{partial} {self.prompt.answer_cue}")
-                for run, passages, (partial, _) in zip(runs, found, partials, strict=True)
-            ],
-            # All that may still be written, an announcement of the answer included.
-            [self.max_new_tokens - tokens + self.answer_tokens for _, tokens in partials],
-        )  # fmt: skip
-        for run, passages, count in zip(runs, found, shown, strict=True):
-            run.passages = tuple(passages[:count])
-            run.counters.retrievals += 1
-            run.counters.empty_retrievals += not passages
-            run.counters.passages_cut += len(passages) - count
-
-    def _changed(self, done: Pass) -> bool:
-        """Whether the next prompt differs from the one that was just answered."""
-        return done.run.prompt(self.prompt, done.next_partial) != done.generation.prompt
-
-    def _state(self, done: Pass, *, judged: bool) -> State:
-        run = done.run
-        return State(
-            question=run.question,
-            lm=self.lm,
-            generate=self.generate,
-            prompt=self.prompt,
-            question_span=self.prompt.question_span(
-                done.generation.prompt, run.question.question, run.partial
-            ),
-            partial=run.partial,
-            passages=run.passages,
-            retrievals=run.counters.retrievals,
-            fresh=run.fresh,
-            answer=self._extract(done.text + done.ending) if judged else None,
-            spend=run.counters.add,
-        )
-
-    def _extract(self, text: str) -> str:
-        return extract_answer(text, self.prompt.answer_cue)
-
-    def _answer(self, run: Open) -> Answer:
-        text, asked = run.partial.strip(), run.question
-        return Answer(asked.id, asked.question, text, self._extract(text), tuple(run.rounds), run.counters)

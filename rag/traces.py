@@ -1,16 +1,18 @@
-"""What a question's way through the loop leaves behind, in memory and as one JSON line."""
+"""A question's way through the loop: while it is open, as an answer with its rounds, as one JSON line."""
 
 from __future__ import annotations
 
 import json
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
+from probers.evaluation.answers import extract_answer
+from probers.prompts import PromptTemplate
 from probers.text import split_sentences
-from probers.types import Decision, Generation, Question, Round, UserError
+from probers.types import Decision, Generation, Passage, Question, Round, UserError
 
 
 @dataclass(slots=True)
@@ -37,11 +39,18 @@ class Counters:
     forced: bool = False
     seconds: float = 0.0
 
-    def add(self, generation: Generation) -> None:
-        """Count one call of the model."""
+    def add(self, generation: Generation, *, forced: bool = False) -> None:
+        """Count one call of the model, ``forced`` for the final answer or not."""
         self.generations += 1
+        self.forced |= forced
         self.tokens += len(generation.token_ids)
         self.sentences += len(split_sentences(generation.text))
+
+    def retrieved(self, found: int, left_out: int) -> None:
+        """Count one search that found so many passages, of which so many are not shown."""
+        self.retrievals += 1
+        self.empty_retrievals += not found
+        self.passages_cut += left_out
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +106,156 @@ def _round(record: dict[str, Any]) -> Round:
         accepted=record["accepted"],
         tokens=tuple((a, b) for a, b in record["tokens"]),
     )
+
+
+class Listener(Protocol):
+    """Told what happens while questions are answered; the terminal's view of the loop."""
+
+    def text(self, question: Question, text: str) -> None:
+        """The text of the running generation has grown to ``text``."""
+
+    def round(self, question: Question, done: Round, passages: Sequence[Passage], left_out: int) -> None:
+        """A round is over.
+
+        Args:
+            question: whose round it was.
+            done: what was written, decided and asked.
+            passages: those that were fetched and are shown from now on.
+            left_out: how many more were found, for which the context has no room.
+        """
+
+
+class Accepted(NamedTuple):
+    """Answer text that stays, with which the next prompt ends.
+
+    Attributes:
+        tokens: how many generated tokens that is.
+        fresh: the passages at hand were fetched for the place where it ends.
+    """
+
+    text: str = ""
+    tokens: int = 0
+    fresh: bool = False
+
+
+@dataclass(slots=True)
+class OpenQuestion:
+    """A question that is being answered, and what has come of the round that is running.
+
+    Attributes:
+        listener: told of every round.
+        accepted: the answer so far.
+        passages: what the next prompt shows.
+        generation: this round's, from :meth:`write` to the round's end.
+        cut: it was ended where the trigger had seen enough, and would have gone on.
+        ending: announcing words and final answer that had to be appended, or "".
+        decision: the trigger's on this generation.
+        before_hit: the answer if the trigger fires: what is before the hit, or nothing where the
+            whole answer is discarded.
+        query: what was asked in this round; None when nothing was retrieved.
+        left_out: passages found for it that the prompt has no room for.
+    """
+
+    question: Question
+    listener: Listener | None
+    accepted: Accepted = field(default_factory=Accepted)
+    passages: tuple[Passage, ...] = ()
+    generation: Generation | None = None
+    cut: bool = False
+    ending: str = ""
+    decision: Decision | None = None
+    before_hit: Accepted = field(default_factory=Accepted)
+    query: str | None = None
+    left_out: int = 0
+    rounds: list[Round] = field(default_factory=list)
+    counters: Counters = field(default_factory=Counters)
+
+    @property
+    def written(self) -> Generation:
+        """The generation of this round."""
+        assert self.generation is not None
+        return self.generation
+
+    @property
+    def text(self) -> str:
+        """The answer if this round's text is accepted, without ``ending``."""
+        return self.accepted.text + self.written.text
+
+    def prompt(self, template: PromptTemplate, partial: str) -> str:
+        """The prompt with the passages at hand, ending with ``partial`` of the answer."""
+        return template.question(self.question.question, [p.text for p in self.passages], partial=partial)
+
+    def write(self, generation: Generation, *, cut: bool) -> None:
+        """Begin a round with what the model wrote."""
+        self.generation, self.cut, self.ending, self.query = generation, cut, "", None
+        self.decision, self.before_hit = None, Accepted()
+        self.counters.add(generation)
+
+    def complete(self, announcing: str, generation: Generation) -> None:
+        """Append the words that announce the answer, and the answer that the model then gave."""
+        self.ending = announcing + generation.text
+        self.counters.add(generation, forced=True)
+
+    def decide(self, decision: Decision) -> None:
+        """Take the trigger's decision on this round's text."""
+        self.decision = decision
+        if decision.position is not None:
+            # A trailing space would keep the next word from being tokenised together with its own.
+            kept = self.written.text[: decision.position].rstrip()
+            tokens = self.accepted.tokens + sum(a < len(kept) for a, _ in self.written.offsets)
+            self.before_hit = Accepted(self.accepted.text + kept, tokens, fresh=True)
+
+    def retrieve(self, query: str, found: Sequence[Passage], shown: int) -> None:
+        """Put the first ``shown`` passages found in place of earlier ones, also where that is none."""
+        self.query, self.passages, self.left_out = query, tuple(found[:shown]), len(found) - shown
+        self.counters.retrieved(len(found), self.left_out)
+
+    def begin(self, verdict: Decision | None) -> None:
+        """End a round in which passages were fetched and nothing was written."""
+        self._record("", "", verdict)
+
+    def accept(self) -> None:
+        """End the round: the text stays as it is and the question is answered."""
+        self._go_on(self.written.text, Accepted(self.text + self.ending))
+        if self.ending:
+            self.query = None
+            self._record(self.ending, self.ending)
+
+    def extend(self) -> None:
+        """End the round: the text stays as it is, and the question goes on from its end."""
+        stays = self.written.text.rstrip()
+        tokens = self.accepted.tokens + len(self.written.token_ids)
+        self._go_on(stays, Accepted(self.accepted.text + stays, tokens))
+
+    def truncate(self) -> None:
+        """End the round: the text before the hit stays, and the question goes on from there."""
+        self._go_on(self.before_hit.text[len(self.accepted.text) :], self.before_hit)
+
+    def answer(self, answer_cue: str, seconds: float) -> Answer:
+        """What the question's way through the loop leaves behind."""
+        text, asked = self.accepted.text.strip(), self.question
+        counters = replace(self.counters, seconds=seconds)
+        final = extract_answer(text, answer_cue)
+        return Answer(asked.id, asked.question, text, final, tuple(self.rounds), counters)
+
+    def _go_on(self, stays: str, accepted: Accepted) -> None:
+        self._record(self.written.text, stays, self.decision, self.written.offsets)
+        # The generation's states and attention are not needed any more.
+        self.accepted, self.generation = accepted, None
+
+    def _record(
+        self,
+        text: str,
+        stays: str,
+        decision: Decision | None = None,
+        tokens: tuple[tuple[int, int], ...] = (),
+    ) -> None:
+        """Add a round to the trace and tell the listener."""
+        passages, left_out = ((), 0) if self.query is None else (self.passages, self.left_out)
+        done = Round(text, decision, self.query, tuple(p.id for p in passages), stays, tokens)
+        self.rounds.append(done)
+        if self.listener is not None:
+            self.listener.round(self.question, done, passages, left_out)
 
 
 class TraceFile:

@@ -600,7 +600,7 @@ def test_query_words_are_unique_places_of_the_text_in_its_order(seed, variant, t
     rows = np.tril(rng.random(made.attention.rows.shape), k=len(made.prompt_ids) - 1).astype(np.float32)
     made = replace(made, attention=AttentionRows(rows, made.attention.column_max))
     hits = tuple(sorted(rng.choice(N, size=rng.integers(1, 4), replace=False).tolist()))
-    query = QFS(variant, top_n, max_tokens)(ASKED, made, replace(DECISION, tokens=hits), where)
+    query = QFS(variant, top_n, max_tokens=max_tokens)(ASKED, made, replace(DECISION, tokens=hits), where)
     text = tokenize(f"{ASKED.question} Well, Mara Telka was {TEXT}")
     words = tokenize(query)
     assert 1 <= len(words) <= min(top_n, max_tokens)

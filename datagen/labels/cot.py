@@ -17,7 +17,7 @@ import numpy as np
 from probers.data.questions import QuestionSet
 from probers.engine.model import CausalLM
 from probers.evaluation.answers import accuracy_contains, exact_match, extract_answer, f1_score
-from probers.prompts import PromptTemplate, fitting_passages
+from probers.prompts import PromptTemplate, passages_that_fit
 from probers.store.store import FeatureStore
 from probers.types import Generation, Needs, Question, Retriever, UserError
 
@@ -110,7 +110,7 @@ class CotBuilder:
         closed = [self.prompt.question(q.question) for q in units]
         found = self.retriever.search([q.question for q in units], self.k)
         asked = [(q.question, [p.text for p in ps], "") for q, ps in zip(units, found, strict=True)]
-        shown = fitting_passages(self.lm, self.prompt, asked, [self.max_new_tokens] * len(units))
+        shown = passages_that_fit(self.lm.fits, self.prompt, asked, [self.max_new_tokens] * len(units))
         opened = [
             self.prompt.question(text, passages[:count])
             for (text, passages, _), count in zip(asked, shown, strict=True)

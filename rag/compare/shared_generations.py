@@ -11,8 +11,8 @@ from typing import Any
 from probers.engine.stopping import Stop
 from probers.types import Generation, Needs, Question
 
-from ..loop import RAG, Listener
-from ..traces import Answer
+from ..loop import RAG
+from ..traces import Answer, Listener
 
 _NOTHING = Needs()
 _Key = tuple[str, int, tuple[str, ...]]

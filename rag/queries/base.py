@@ -1,18 +1,24 @@
-"""What a query formulation is, and what it works on: question and answer so far, as text and as words."""
+"""What a query formulation is, and what several share: their limit, the text and words so far, the hit."""
 
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
+import numpy as np
+
 from probers.text import is_content
-from probers.types import Decision, Generation, Needs, Question, UserError
+from probers.types import Decision, Generation, Needs, Question, RunError
 from probers.uncertainty import words
 
 from ..retrievers.lexical import tokenize
-from ..triggers.base import State
+from ..triggers.base import State, at_least_one, name_of
+
+#: Tokens of the retriever that a query keeps at most, the last ones (DRAGIN).
+QUERY_TOKENS = 64
 
 
 class QueryFormulator(Protocol):
@@ -26,8 +32,35 @@ class QueryFormulator(Protocol):
     ) -> str: ...
 
 
-#: Tokens that BM25 queries keep at most, the last ones (DRAGIN).
-QUERY_TOKENS = 64
+@dataclass(frozen=True)
+class LimitedQuery(ABC):
+    """A text, cut to the last words that the retriever takes; the question where it would find none.
+
+    Attributes:
+        max_tokens: the query's last so many words for the retriever are kept.
+    """
+
+    max_tokens: int = field(default=QUERY_TOKENS, kw_only=True)
+
+    needs = Needs()
+
+    def __post_init__(self) -> None:
+        at_least_one("query.max_tokens", self.max_tokens)
+
+    @abstractmethod
+    def text(self, question: Question, generation: Generation, decision: Decision, state: State) -> str:
+        """What to ask, before it is cut."""
+
+    def __call__(self, question: Question, generation: Generation, decision: Decision, state: State) -> str:
+        found: list[str] = []
+        used = 0
+        for word in reversed(self.text(question, generation, decision, state).split()):
+            used += len(tokenize(word))
+            if used > self.max_tokens:
+                break
+            found.append(word)
+        query = " ".join(reversed(found))
+        return query if tokenize(query) else question.question
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,19 +80,50 @@ class ContextWord:
     asked: bool
 
 
+class AttentionQuery(LimitedQuery):
+    """The ``top_n`` best words of question and answer so far by attention, in the order of the text.
+
+    Exemplars and passages in the prompt are not asked about.
+    """
+
+    top_n: int
+    needs = Needs(attention=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least_one("query.top_n", self.top_n)
+
+    @abstractmethod
+    def rate(
+        self, rows: np.ndarray, hits: Sequence[int], generation: Generation, state: State
+    ) -> tuple[Sequence[ContextWord], Sequence[float] | np.ndarray]:
+        """The words that qualify, in the order of the text, and how good each is.
+
+        Args:
+            rows: (n + 1, p + n), see :class:`~probers.types.AttentionRows`.
+            hits: the tokens that fired.
+        """
+
+    def text(self, question: Question, generation: Generation, decision: Decision, state: State) -> str:
+        if generation.attention is None:
+            raise RunError(f"query={name_of(self)} needs attention and the generation has none recorded")
+        hits = hit_tokens(generation, decision)
+        found, scores = self.rate(generation.attention.rows, hits, generation, state)
+        ranked = sorted(range(len(found)), key=lambda i: (-scores[i], i))
+        return " ".join(found[i].text for i in sorted(ranked[: self.top_n]))
+
+
 def context_words(generation: Generation, state: State) -> list[ContextWord]:
     """Words of the question, the accepted text and the generation, in this order.
 
     Exemplars and passages in the prompt are left out, and so are words without a
     letter or digit, and quotes and commas around the others.
     """
-    text = generation.prompt + generation.text
-    shift = len(generation.prompt)
-    offsets = [*generation.prompt_offsets, *((a + shift, b + shift) for a, b in generation.offsets)]
+    text, offsets = whole_text(generation)
     found = []
     for asked, (start, end) in (
         (True, state.question_span),
-        (False, (shift - len(state.partial), len(text))),
+        (False, (len(generation.prompt) - len(state.partial), len(text))),
     ):
         part = text[start:end]
         spans = words(part, [(a - start, b - start) for a, b in offsets])
@@ -69,6 +133,24 @@ def context_words(generation: Generation, state: State) -> list[ContextWord]:
             if stripped:
                 found.append(ContextWord(stripped, word.tokens, carries, asked))
     return found
+
+
+def before(found: Sequence[ContextWord], column: int) -> list[ContextWord]:
+    """The words that end before a token."""
+    return [w for w in found if w.columns[-1] < column]
+
+
+def own_row(rows: np.ndarray, token: int) -> np.ndarray:
+    """(p + n,) the attention of a generated token itself, or of the last whose attention is known."""
+    row: np.ndarray = rows[min(token + 1, len(rows) - 1)]
+    return row
+
+
+def whole_text(generation: Generation) -> tuple[str, list[tuple[int, int]]]:
+    """Prompt and generation as one text, and [start, end) in it of every token of both."""
+    shift = len(generation.prompt)
+    behind = ((a + shift, b + shift) for a, b in generation.offsets)
+    return generation.prompt + generation.text, [*generation.prompt_offsets, *behind]
 
 
 def bare(word: str) -> str:
@@ -94,28 +176,3 @@ def hit_tokens(generation: Generation, decision: Decision) -> tuple[int, ...]:
         return (last,)
     behind = (i for i, (start, _) in enumerate(generation.offsets) if start >= decision.position)
     return (next(behind, last),)
-
-
-def last_tokens(kept: Sequence[str], limit: int) -> str:
-    """The last words that together have at most ``limit`` of the retriever's tokens."""
-    found: list[str] = []
-    used = 0
-    for word in reversed(kept):
-        used += len(tokenize(word))
-        if used > limit:
-            break
-        found.append(word)
-    return " ".join(reversed(found))
-
-
-def one_line(text: str, limit: int) -> str:
-    """A text with single spaces, cut to its last ``limit`` tokens of the retriever; "" if it has none."""
-    found = last_tokens(text.split(), limit)
-    return found if tokenize(found) else ""
-
-
-def at_least_one(query: object, *names: str) -> None:
-    """Refuse options below 1."""
-    for name in names:
-        if getattr(query, name) < 1:
-            raise UserError(f"query.{name}={getattr(query, name)} must be 1 or more")

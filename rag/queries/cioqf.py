@@ -11,17 +11,17 @@ import numpy as np
 
 from probers.data.word_vectors import load_vectors
 from probers.text import split_sentences
-from probers.types import Decision, Generation, Needs, Question, RunError, UserError
+from probers.types import Generation
 
-from ..triggers.base import State
-from .base import QUERY_TOKENS, ContextWord, at_least_one, bare, context_words, hit_tokens, last_tokens
+from ..triggers.base import State, one_of
+from .base import AttentionQuery, ContextWord, bare, before, context_words, own_row
 
 if TYPE_CHECKING:
     from probers.engine.model import CausalLM
 
 
 @dataclass(frozen=True)
-class CIOQF:
+class CIOQF(AttentionQuery):
     """The ``top_n`` best words of question and answer before the hit, in the order of the text.
 
     Equation 5 of RaDIO (Zhu et al. 2025), for word i of N:
@@ -41,76 +41,61 @@ class CIOQF:
         top_n: words to keep.
         vectors: file in the word2vec format; None takes the model's input embeddings,
             averaged over a word's tokens.
-        max_tokens: the query's last so many words for the retriever are kept.
     """
 
     norm: Literal["minmax", "zscore"] = "minmax"
     top_n: int = 25
     vectors: str | None = None
-    max_tokens: int = QUERY_TOKENS
-
-    needs = Needs(attention=True)
 
     def __post_init__(self) -> None:
-        if self.norm not in ("minmax", "zscore"):
-            raise UserError(f"query.norm={self.norm!r} is unknown: choose minmax or zscore")
-        at_least_one(self, "top_n", "max_tokens")
+        super().__post_init__()
+        one_of("query.norm", self.norm, "minmax", "zscore")
         if self.vectors is not None:
             load_vectors(self.vectors)  # what is wrong with the file is said before a model runs
 
-    def __call__(self, question: Question, generation: Generation, decision: Decision, state: State) -> str:
-        if generation.attention is None:
-            raise RunError("query=cioqf needs attention and the generation has none recorded")
-        found = context_words(generation, state)
-        hit = hit_tokens(generation, decision)[0]
-        column = len(generation.prompt_ids) + hit
-        before = [w for w in found if w.columns[-1] < column]
-        if not before:
-            return question.question
-        rows = generation.attention.rows
-        row = rows[min(hit + 1, len(rows) - 1)]
+    def rate(
+        self, rows: np.ndarray, hits: Sequence[int], generation: Generation, state: State
+    ) -> tuple[list[ContextWord], np.ndarray]:
+        """The words before the first token that fired, and Tok of each."""
+        hit, found = hits[0], context_words(generation, state)
+        words, row = before(found, len(generation.prompt_ids) + hit), own_row(rows, hit)
+        if not words:
+            return [], np.zeros(0)
         begin = generation.offsets[hit][0] if generation.offsets else 0
         written = state.partial + generation.text[:begin]
         documents = [
-            question.question,
+            state.question.question,
             *(written[a:b] for a, b in split_sentences(written)),
             *(p.text for p in state.passages),
         ]
         scores = (
-            _scaled(np.array([row[list(w.columns)].sum(dtype=np.float64) for w in before]), self.norm)
-            + _scaled(tf_idf([w.text for w in before], documents), self.norm)
-            + _scaled(self._cosines(before, found, generation, state), self.norm)
-            + np.arange(1, len(before) + 1) / len(before)
+            _scaled(np.array([row[list(w.columns)].sum(dtype=np.float64) for w in words]), self.norm)
+            + _scaled(tf_idf([w.text for w in words], documents), self.norm)
+            + _scaled(self._cosines(words, [w for w in found if w.asked], generation, state), self.norm)
+            + np.arange(1, len(words) + 1) / len(words)
         )
-        ranked = sorted(range(len(before)), key=lambda i: (-scores[i], i))
-        chosen = [before[i].text for i in sorted(ranked[: self.top_n])]
-        return last_tokens(chosen, self.max_tokens) or question.question
+        return words, scores
 
     def _cosines(
-        self,
-        before: Sequence[ContextWord],
-        found: Sequence[ContextWord],
-        generation: Generation,
-        state: State,
+        self, words: list[ContextWord], asked: list[ContextWord], generation: Generation, state: State
     ) -> np.ndarray:
         """(N,) cosine of each word's vector with the mean vector of the question's words."""
-        asked = [w for w in found if w.asked]
         look: list[np.ndarray | None]
         if self.vectors is not None:
             table = load_vectors(self.vectors)
-            look = [_look_up(table, w.text) for w in (*before, *asked)]
+            look = [_look_up(table, w.text) for w in (*words, *asked)]
         else:
             ids = [*generation.prompt_ids, *generation.token_ids]
-            columns = [c for w in (*before, *asked) for c in w.columns]
+            columns = [c for w in (*words, *asked) for c in w.columns]
             of = dict(zip(columns, _embeddings(state.lm, [ids[c] for c in columns]), strict=True))
             look = [
-                np.stack([of[c] for c in w.columns]).mean(axis=0, dtype=np.float64) for w in (*before, *asked)
+                np.stack([of[c] for c in w.columns]).mean(axis=0, dtype=np.float64) for w in (*words, *asked)
             ]
-        about = [v for v in look[len(before) :] if v is not None]
+        about = [v for v in look[len(words) :] if v is not None]
         if not about:
-            return np.zeros(len(before))
+            return np.zeros(len(words))
         mean = np.stack(about).mean(axis=0)
-        return np.array([0.0 if v is None else _cosine(v, mean) for v in look[: len(before)]])
+        return np.array([0.0 if v is None else _cosine(v, mean) for v in look[: len(words)]])
 
 
 def tf_idf(words: Sequence[str], documents: Sequence[str]) -> np.ndarray:

@@ -6,14 +6,14 @@ import math
 from dataclasses import dataclass
 
 from probers.text import split_sentences
-from probers.types import Decision, Generation, Needs, Question, UserError
+from probers.types import Decision, Generation, Question, UserError
 
 from ..triggers.base import State
-from .base import QUERY_TOKENS, at_least_one, one_line
+from .base import LimitedQuery
 
 
 @dataclass(frozen=True)
-class FlareQuery:
+class FlareQuery(LimitedQuery):
     """The sentence that fired without the tokens of probability below ``beta`` (Jiang et al. 2023).
 
     This is the paper's implicit query. The sentence is the one of the first token that
@@ -24,20 +24,16 @@ class FlareQuery:
 
     Attributes:
         beta: tokens of smaller probability are left out; 0 leaves none out.
-        max_tokens: the query's last so many words for the retriever are kept.
     """
 
     beta: float = 0.4
-    max_tokens: int = QUERY_TOKENS
-
-    needs = Needs()
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not 0 <= self.beta <= 1:
             raise UserError(f"query.beta={self.beta} is no probability: give one from 0 to 1")
-        at_least_one(self, "max_tokens")
 
-    def __call__(self, question: Question, generation: Generation, decision: Decision, state: State) -> str:
+    def text(self, question: Question, generation: Generation, decision: Decision, state: State) -> str:
         text = state.partial + generation.text
         start, end = _sentence(text, generation, decision, len(state.partial))
         kept = list(text)
@@ -45,7 +41,7 @@ class FlareQuery:
             if math.exp(float(logprob)) < self.beta:
                 for place in range(a + len(state.partial), b + len(state.partial)):
                     kept[place] = kept[place] if kept[place].isspace() else ""
-        return one_line("".join(kept[start:end]), self.max_tokens) or question.question
+        return "".join(kept[start:end])
 
 
 def _sentence(text: str, generation: Generation, decision: Decision, shift: int) -> tuple[int, int]:

@@ -309,6 +309,18 @@ def ruled(fire: bool, score: float = 1.0, **where: Any) -> Decision:
     return Decision(fire=fire, score=score, threshold=0.0 if fire else max(score, 0.0), **where)
 
 
+def one_of(option: str, value: str, *choices: str) -> None:
+    """Refuse a value that is none of the choices of an option, which messages call ``option``."""
+    if value not in choices:
+        raise UserError(f"{option}={value!r} is unknown: choose {' or '.join(choices)}")
+
+
+def at_least_one(option: str, value: int) -> None:
+    """Refuse a value below 1."""
+    if value < 1:
+        raise UserError(f"{option}={value} must be 1 or more")
+
+
 @dataclass(frozen=True, slots=True)
 class Sentence:
     """A sentence of a generation.

@@ -7,9 +7,9 @@ from typing import Literal
 
 import numpy as np
 
-from probers.types import Decision, Generation, UserError
+from probers.types import Decision, Generation
 
-from .base import State, Trigger, first_above, unanswered, verdict
+from .base import State, Trigger, first_above, one_of, unanswered, verdict
 
 
 @dataclass(frozen=True)
@@ -28,10 +28,8 @@ class Entropy(Trigger):
     scope: Literal["answer", "sentence"] = "answer"
 
     def __post_init__(self) -> None:
-        if self.reduction not in ("mean", "max"):
-            raise UserError(f"trigger.reduction={self.reduction!r} is unknown: choose mean or max")
-        if self.scope not in ("answer", "sentence"):
-            raise UserError(f"trigger.scope={self.scope!r} is unknown: choose answer or sentence")
+        one_of("trigger.reduction", self.reduction, "mean", "max")
+        one_of("trigger.scope", self.scope, "answer", "sentence")
 
     def __call__(self, generation: Generation, state: State) -> Decision:
         entropies = generation.entropies

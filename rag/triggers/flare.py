@@ -7,9 +7,9 @@ from typing import Literal
 
 import numpy as np
 
-from probers.types import Decision, Generation, UserError
+from probers.types import Decision, Generation
 
-from .base import State, Trigger, first_above
+from .base import State, Trigger, first_above, one_of
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,7 @@ class Flare(Trigger):
     theta: InitVar[float | None] = None
 
     def __post_init__(self, theta: float | None) -> None:
-        if self.variant not in ("min", "mean"):
-            raise UserError(f"trigger.variant={self.variant!r} is unknown: choose min or mean")
+        one_of("trigger.variant", self.variant, "min", "mean")
         if theta is not None:
             # 0.2 and not 0.19999999999999996 of 0.8, for whoever reads it.
             object.__setattr__(self, "threshold", round(1.0 - theta, 12))

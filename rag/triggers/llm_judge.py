@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from probers.prompts import PromptTemplate
 from probers.types import Decision, Generation, UserError
 
-from .base import State, Trigger, verdict
+from .base import State, Trigger, at_least_one, verdict
 
 PROMPT = (
     "{passages}Question: {question}\n"
@@ -40,8 +40,7 @@ class LlmJudge(Trigger):
     def __post_init__(self) -> None:
         if "{question}" not in self.prompt:
             raise UserError(f"trigger.prompt={self.prompt[:40]!r} has no {{question}}: put it in")
-        if self.max_new_tokens < 1:
-            raise UserError(f"trigger.max_new_tokens={self.max_new_tokens} must be 1 or more")
+        at_least_one("trigger.max_new_tokens", self.max_new_tokens)
 
     def decide(self, generations: Sequence[Generation], states: Sequence[State]) -> list[Decision]:
         """The decision on every generation; the model is asked about all of them at once."""

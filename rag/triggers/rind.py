@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from probers.types import Decision, Generation, Needs, UserError
+from probers.types import Decision, Generation, Needs
 from probers.uncertainty import RindScores, Variant, rind_scores, words
 
-from .base import State, Trigger, verdict
+from .base import State, Trigger, one_of, verdict
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,7 @@ class Rind(Trigger):
     variant: Variant = "released"
 
     def __post_init__(self) -> None:
-        if self.variant not in ("paper", "released"):
-            raise UserError(f"trigger.variant={self.variant!r} is unknown: choose paper or released")
+        one_of("trigger.variant", self.variant, "paper", "released")
 
     @property
     def needs(self) -> Needs:
