@@ -9,7 +9,7 @@ closed-book answers are the same at every threshold and are one more point of ea
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -40,7 +40,7 @@ class QueryTrajectory:
     trajectory: RetrievalTrajectory
 
 
-def record_all(rag: RAG, runs: Sequence[MethodRun], out: Path) -> list[QueryTrajectory]:
+def record_all(rag: RAG, runs: Iterable[MethodRun], out: Path) -> list[QueryTrajectory]:
     """A trajectory for every query that an adaptive method asked with.
 
     Triggers of whole answers are asked about each of its answers.
@@ -59,7 +59,7 @@ def record_all(rag: RAG, runs: Sequence[MethodRun], out: Path) -> list[QueryTraj
     found = []
     for i, query in enumerate(queries):
         asking = [run for run in fired if run.method.query == query]
-        whole = {run.method.name: run.method.trigger for run in asking if judges_whole_answers(run)}
+        whole = {run.name: run.method.trigger for run in asking if judges_whole_answers(run)}
         # One pass records what all of these need; the rare one that needs another pass has no curve.
         asked = next(iter(together(whole, query.needs)), {})
         alike = sum(type(each) is type(query) for each in queries[:i])
@@ -67,7 +67,7 @@ def record_all(rag: RAG, runs: Sequence[MethodRun], out: Path) -> list[QueryTraj
         trajectory = record_once(
             out / f"{name}.json", replace(rag, query=query), asked, answered, progress=f"replay {name}"
         )
-        found.append(QueryTrajectory(name, tuple(run.method.name for run in asking), trajectory))
+        found.append(QueryTrajectory(name, tuple(run.name for run in asking), trajectory))
     return found
 
 
@@ -196,7 +196,7 @@ class Setting:
 
 def rerun_all(
     rag: RAG,
-    runs: Sequence[MethodRun],
+    runs: Iterable[MethodRun],
     reference: Outcomes,
     recorded: Sequence[QueryTrajectory],
     out: Path,
@@ -223,9 +223,9 @@ def rerun_all(
     out.mkdir(parents=True, exist_ok=True)
     replayed = {name for entry in recorded for name in entry.trajectory.triggers}
     curves = {
-        run.method.name: _curve(rag, run, reference, out, points)
+        run.name: _curve(rag, run, reference, out, points)
         for run in runs
-        if run.method.adaptive and not run.method.trigger.judges_answer and run.method.name not in replayed
+        if run.method.adaptive and not run.method.trigger.judges_answer and run.name not in replayed
     }
     return {name: curve for name, curve in curves.items() if len(set(curve["retrievals"])) > 1}
 

@@ -15,10 +15,9 @@ from probers.commands.parts import build
 from probers.commands.runs import RunFolder
 from probers.evaluation.metrics import auroc, exact_match
 from probers.files import canonical_json, write_text
-from probers.types import Passage, Question, Round
+from probers.types import Passage, Round
 
 from ..report import write_report
-from ..traces import Answer
 from ..triggers.base import name_of
 from .curves import QueryTrajectory, at_random, replays
 from .methods import MethodRun
@@ -31,7 +30,7 @@ class Findings:
     """Everything that was run.
 
     Attributes:
-        runs: every method asked for, in this order.
+        runs: every method asked for, by name, in this order.
         reference: the closed-book run.
         recorded: answers that thresholds and random retrieval are read from.
         reruns: curves of methods that were run at other settings as well.
@@ -40,18 +39,13 @@ class Findings:
         notes: what a reader has to know about how it was run.
     """
 
-    runs: Sequence[MethodRun]
+    runs: Mapping[str, MethodRun]
     reference: Outcomes
     recorded: Sequence[QueryTrajectory]
     reruns: Mapping[str, Any]
     corpus: Sequence[Passage]
     bank: Mapping[str, Any]
     notes: Sequence[str]
-
-    @property
-    def by_name(self) -> dict[str, MethodRun]:
-        """The runs by name of the method."""
-        return {run.method.name: run for run in self.runs}
 
 
 def write(folder: RunFolder, cfg: DictConfig, found: Findings, *, tuned: bool) -> None:
@@ -89,19 +83,20 @@ def write(folder: RunFolder, cfg: DictConfig, found: Findings, *, tuned: bool) -
 
 def _results(config: Mapping[str, Any], found: Findings, comparison: Comparison) -> dict[str, Any]:
     """The contents of results.json."""
+    runs, names = found.runs, list(found.runs)
     return {
         "schema": 1,
         "config": dict(config),
         "n": len(found.reference.questions),
-        "methods": {run.method.name: comparison.figures(run) for run in found.runs},
+        "methods": {name: comparison.figures(run) for name, run in runs.items()},
         "pairs": {
-            f"{later.method.name} vs {earlier.method.name}": comparison.pair(later, earlier)
-            for i, later in enumerate(found.runs)
-            for earlier in found.runs[:i]
+            f"{later} vs {earlier}": comparison.pair(runs[later], runs[earlier])
+            for i, later in enumerate(names)
+            for earlier in names[:i]
         },
-        "random_at_budget": at_random(found.recorded, found.by_name, comparison),
-        "queries": {run.method.name: name_of(run.method.query) for run in found.runs},
-        "options": {run.method.name: run.method.trigger.record for run in found.runs},
+        "random_at_budget": at_random(found.recorded, runs, comparison),
+        "queries": {name: name_of(run.method.query) for name, run in runs.items()},
+        "options": {name: run.method.trigger.record for name, run in runs.items()},
     }
 
 
@@ -116,14 +111,14 @@ def _page(
         found: what was run.
         wrong: (n,) whether each scored question's closed-book answer is wrong, or None.
     """
-    runs = found.by_name
+    runs = found.runs
     data = {
         "title": "Which trigger knows when to retrieve?",
         "command": _command(cfg),
         "model": cfg.model.name,
         "corpus": cfg.corpus,
         "n": results["n"],
-        "flags": _flags(found.runs),
+        "flags": _flags(runs),
         "notes": _notes(found, wrong),
         "examples": examples(runs, found.corpus, count=cfg.examples, seed=cfg.seed),
         "replay": replays(found.recorded),
@@ -153,13 +148,13 @@ def _command(cfg: DictConfig) -> str:
     )
 
 
-def _flags(runs: Sequence[MethodRun]) -> dict[str, str]:
+def _flags(runs: Mapping[str, MethodRun]) -> dict[str, str]:
     """Triggers that never or always fired: these questions did not test them."""
     found = {}
-    for run in runs:
+    for name, run in runs.items():
         retrieved = run.cost("retrievals") > 0
         if not run.method.untested and retrieved.all() == retrieved.any():
-            found[run.method.name] = "always fired" if retrieved.all() else "never fired"
+            found[name] = "always fired" if retrieved.all() else "never fired"
     return found
 
 
@@ -174,7 +169,7 @@ def _notes(found: Findings, wrong: np.ndarray | None) -> list[str]:
     missing = sum(not q.answers for q in questions)
     if missing:
         notes.append(f"{missing} of {len(questions)} questions have no gold answer and are in no score.")
-    for name, run in found.by_name.items():
+    for name, run in found.runs.items():
         empty = sum(a.counters.empty_retrievals for a in run.answers)
         if empty:
             notes.append(f"{name}: {empty} retrievals found nothing; those answers went on without passages.")
@@ -248,20 +243,20 @@ def examples(
             "question": questions[i].question,
             "answers": list(questions[i].answers),
             "knowledge": questions[i].truth.get("kind"),
-            "methods": [_told(n, run.answers[i], questions[i], passages) for n, run in runs.items()],
+            "methods": [
+                {
+                    "method": name,
+                    "answer": run.answers[i].answer,
+                    "correct": i in run.scored
+                    and bool(exact_match(run.answers[i].answer, questions[i].answers)),
+                    "retrievals": run.answers[i].retrievals,
+                    "rounds": [_told_round(r, passages) for r in run.answers[i].rounds],
+                }
+                for name, run in runs.items()
+            ],
         }
         for i in drawn
     ]
-
-
-def _told(name: str, answer: Answer, question: Question, passages: Mapping[str, Passage]) -> dict[str, Any]:
-    return {
-        "method": name,
-        "answer": answer.answer,
-        "correct": bool(question.answers) and bool(exact_match(answer.answer, question.answers)),
-        "retrievals": answer.retrievals,
-        "rounds": [_told_round(r, passages) for r in answer.rounds],
-    }
 
 
 def _told_round(done: Round, passages: Mapping[str, Passage]) -> dict[str, Any]:

@@ -80,6 +80,10 @@ class MethodRun(Outcomes):
 
     method: Method = field(kw_only=True)
 
+    @property
+    def name(self) -> str:
+        return self.method.name
+
 
 def build_methods(cfg: DictConfig, bank: Callable[[], Any]) -> list[Method]:
     """The methods named by ``cfg.triggers``, in this order.
@@ -107,17 +111,14 @@ def build_methods(cfg: DictConfig, bank: Callable[[], Any]) -> list[Method]:
     queries = {str(name): build(named_part("query", str(name), {})) for name in cfg.queries}
     if not queries:
         raise UserError("queries=[] asks nothing: name at least one, or null for the methods' own")
-    several = len(queries) > 1
     found = []
     for method in methods:
-        asked = (
-            {method.name: method.query}
-            if not method.trigger.after
-            else {
-                f"{method.name}_{name}" if several else method.name: query for name, query in queries.items()
-            }
-        )
-        found += [replace(method, name=name, query=query) for name, query in asked.items()]
+        if not method.trigger.after:
+            found.append(method)
+        elif len(queries) == 1:
+            found += [replace(method, query=query) for query in queries.values()]
+        else:
+            found += [replace(method, name=f"{method.name}_{n}", query=q) for n, q in queries.items()]
     return found
 
 

@@ -84,8 +84,8 @@ def run(cfg: DictConfig) -> Path:
     rag = replace(rag, also=replace(recorded, attention=False, attention_layer=None))
     runs = _run_all(cfg, rag, methods, tuned, reference, folder.path, notes)
     replay = folder.path / "replay"
-    trajectories = record_all(rag, runs, replay)
-    reruns = rerun_all(rag, runs, reference, trajectories, replay, points=cfg.sweep)
+    trajectories = record_all(rag, runs.values(), replay)
+    reruns = rerun_all(rag, runs.values(), reference, trajectories, replay, points=cfg.sweep)
     figures = next((dict(b.metrics) for b in banks.values()), {})
     findings = Findings(runs, reference, trajectories, reruns, corpus, figures, notes)
     write(folder, cfg, findings, tuned=bool(tuned))
@@ -171,9 +171,9 @@ def _run_all(
     reference: MethodRun,
     out: Path,
     notes: list[str],
-) -> list[MethodRun]:
+) -> dict[str, MethodRun]:
     """Answer the questions with every method, each into its trace file; in the order of the methods."""
-    done = {reference.method.name: reference}
+    done = {reference.name: reference}
     match = cfg.match if any(m.name == cfg.match for m in methods) else None
     # A method whose budget is matched comes after the one that it is matched to.
     for method in sorted(methods, key=lambda m: m.matched and match is not None):
@@ -191,7 +191,7 @@ def _run_all(
         elif method.matched and cfg.match is not None:
             notes.append(f"The budget of {method.name} is its own rate: {cfg.match} was not run.")
         done[method.name] = _run(rag, method, calibration, reference.questions, out)
-    return [done[m.name] for m in methods]
+    return {m.name: done[m.name] for m in methods}
 
 
 def _run(
