@@ -61,7 +61,8 @@ def generation() -> Callable[[], Any]:
 
     lm = CausalLM.from_pretrained("testbed")
     needs = Needs(layers=tuple(range(1, lm.num_layers + 1)))
-    return lambda: lm.generate(["Question: Who does Lena Zaser work for?\nAnswer:"], max_new_tokens=16, needs=needs)
+    prompt = "Question: Who does Lena Zaser work for?\nAnswer:"
+    return lambda: lm.generate([prompt], max_new_tokens=16, needs=needs)
 
 
 def routes() -> Iterator[tuple[str, list[str]]]:

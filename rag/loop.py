@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from probers.engine.kv_cache import Recent
 from probers.evaluation.answers import extract_answer
@@ -159,7 +159,7 @@ class _Rounds:
         """What the model writes behind each question's prompt and accepted text."""
         rag = self._rag
         prompts = [each.prompt(rag.prompt, text) for each, text in zip(open_, partials, strict=True)]
-        return rag.lm.generate(
+        return rag.generate(
             prompts, max_new_tokens=limit, needs=needs, stop=stop, prefix=rag.prompt.prefix,
             names=[each.question.id for each in open_], recent=self._recent, draft=rag.draft,
         )  # fmt: skip
@@ -187,6 +187,7 @@ class _Rounds:
         return State(
             question=each.question,
             lm=self._rag.lm,
+            generate=self._rag.generate,
             prompt=prompt,
             question_span=prompt.question_span(each.written.prompt, asked, each.accepted.text),
             partial=each.accepted.text,
@@ -262,6 +263,12 @@ class RAG:
         """Answer one question."""
         asked = Question("question", question) if isinstance(question, str) else question
         return self.answer([asked], listener)[0]
+
+    def generate(
+        self, prompts: Sequence[str], *, max_new_tokens: int | Sequence[int], **options: Any
+    ) -> list[Generation]:
+        """As :meth:`probers.engine.model.CausalLM.generate`; whatever is written comes from here."""
+        return self.lm.generate(prompts, max_new_tokens=max_new_tokens, **options)
 
     def answer(self, questions: Sequence[Question], listener: Listener | None = None) -> list[Answer]:
         """Answer questions together, in order; each as it would be alone.

@@ -1,4 +1,4 @@
-"""The house of docs/architecture.md: rooms import in one direction, nothing in a circle, no room is overfull."""
+"""The house of docs/architecture.md: one direction, no circle, no room overfull."""
 
 import ast
 from collections import defaultdict

@@ -8,12 +8,16 @@ import pytest
 import torch
 from fake_lm import SPEC, FakeLM
 from probers.rag.compare import findings as showcase
-from probers.rag.compare.outcomes import Comparison, Outcomes, first_scores
+from probers.rag.compare.methods import build_methods
+from probers.rag.compare.outcomes import Comparison, Outcomes
+from probers.rag.queries import QFS
 from probers.rag.traces import Answer, Counters
+from probers.rag.triggers import Rind
 
 from probers.bank.bank import ProbeBank
 from probers.bank.thresholds import ThresholdRule
 from probers.commands import main as cli
+from probers.commands.config import choices
 from probers.heads import HEADS, WRONG
 from probers.prompts import TESTBED_PROMPT
 from probers.store.spec import FeatureSpec
@@ -196,7 +200,7 @@ def test_every_adaptive_method_is_set_against_random_retrieval_at_its_budget(pla
     assert 0 < entry["em"]["ci95"][0] < 0.24 < entry["em"]["ci95"][1]
     kept = json.loads((place.path / "out" / "replay" / "answer.json").read_text())
     assert len(kept) == 40 and kept[0]["searches"] >= 1
-    assert set(kept[0]["rungs"][0]["scores"]) == {"entropy", "probing"}
+    assert set(kept[0]["steps"][0]["scores"]) == {"entropy", "probing"}
 
 
 def test_methods_that_fire_within_an_answer_are_run_at_other_thresholds(place):
@@ -374,6 +378,27 @@ def test_what_is_wrong_with_a_request_is_said_before_a_model_runs(place):
     assert not (place.path / "out").exists()
 
 
+def test_a_triggers_own_name_is_a_method_with_its_default_variant(place):
+    names = [
+        "never", "always", "random", "oracle", "fixed_length", "fixed_sentence", "flare", "entropy", "rind",
+        "radio", "probing", "llm_judge", "adaptive",
+    ]  # fmt: skip
+    assert sorted(names) == choices("trigger")
+    with pytest.raises(UserError, match="unknown method 'rinds' in triggers: choose from ") as error:
+        place.compare("triggers=[rinds]")
+    offered = str(error.value).partition("choose from ")[2].split(", ")
+    assert set(names) < set(offered)
+    assert all(re.search(rf"^ *{name}:", cli.help_text("compare"), re.MULTILINE) for name in names)
+    results = place.compare("triggers=[never,rind,rind_released,rind_paper]")
+    own = results["options"]["rind"]
+    assert own == results["options"]["rind_released"] != results["options"]["rind_paper"]
+    assert results["queries"]["rind"] == "qfs"
+    figures = stable(results)["methods"]
+    assert figures["rind"] == figures["rind_released"]
+    (trigger,) = build_methods(cli.compose("compare", ["triggers=[rind]"]), bank=None)
+    assert (trigger.trigger, trigger.query) == (Rind(), QFS())
+
+
 def test_no_prober_says_how_to_make_one(place):
     with pytest.raises(UserError, match=r"probers-datagen --source cot.*probers-train"):
         place.compare("prober=null")
@@ -482,9 +507,9 @@ def test_of_several_sites_the_page_shows_the_best_ones_layers():
 
 
 def test_first_scores_are_none_where_nobody_looked():
-    assert first_scores(answers([1, 0], [0, 0])) is None
-    assert first_scores(answers([1, 0], [0, 0], [0.5, 0.5])) is None
-    assert first_scores(answers([1, 0], [0, 0], [0.5, 0.7])).tolist() == [0.5, 0.7]
+    assert Outcomes([], answers([1, 0], [0, 0])).scores is None
+    assert Outcomes([], answers([1, 0], [0, 0], [0.5, 0.5])).scores is None
+    assert Outcomes([], answers([1, 0], [0, 0], [0.5, 0.7])).scores.tolist() == [0.5, 0.7]
 
 
 def test_roc_by_hand():

@@ -73,6 +73,21 @@ def test_every_trigger_gets_what_it_needs(commands, capsys):
     assert json.loads(Path("d/run.json").read_text())["complete"]
 
 
+def test_curves_are_drawn_where_they_are_asked_for_and_change_no_other_step(commands):
+    ran = {}
+    for full in (False, True):
+        demo.run(cli.compose("demo", [f"out=d-{full}", f"full={str(full).lower()}"]))
+        ran[full], commands.asked = commands.asked, []
+    for (command, quick), (_, full) in zip(ran[False], ran[True], strict=True):
+        curves = {key: value for key, value in quick.items() if key not in full}
+        heads = command == "train" and quick.get("head") != "adaptive"
+        expected = {"learning_curve": "false"} if heads else {"sweep": "0"} if command == "compare" else {}
+        assert curves == expected
+        same = {key: value.replace("d-False", "d-True") for key, value in quick.items() if key in full}
+        assert same == full
+    assert (cli.compose("compare", []).sweep, cli.compose("train", []).learning_curve) == (4, True)
+
+
 @pytest.mark.parametrize("at", range(7))
 def test_an_interrupted_demo_asks_for_the_same_again_and_goes_on(commands, at):
     cfg = cli.compose("demo", ["out=d"])

@@ -324,7 +324,7 @@ def test_published_thresholds_are_kept_and_the_others_are_tuned():
     assert {m.name for m in methods if m.tunable} == {
         "flare_mean", "entropy", "entropy_sentence", "rind_released",
     }  # fmt: skip
-    assert {m.name for m in methods if m.fixed} == {"fixed_length", "fixed_sentence"}
+    assert {m.name for m in methods if m.untested} == {"fixed_length", "fixed_sentence"}
     # A prober's probabilities depend on its training: RaDIO's 0.5 is kept where it is asked for.
     for given, tuned in (([], True), (["methods.radio.trigger_options.threshold=0.5"], False)):
         overrides = ["triggers=[radio]", *("+" + key for key in given)]

@@ -6,9 +6,15 @@ import numpy as np
 import pytest
 from fake_lm import FakeLM, FakeRetriever, passage
 from probers.rag.compare.outcomes import Outcomes
-from probers.rag.compare.shared_generations import Remembering, SharedRAG, narrowed
-from probers.rag.compare.thresholds import together
-from probers.rag.compare.trajectories import Ladder, Rung, climb, stored_or_climbed, thinned
+from probers.rag.compare.shared_generations import GenerationCache, SharedRAG, narrowed
+from probers.rag.compare.trajectories import (
+    RetrievalTrajectory,
+    Step,
+    record,
+    record_once,
+    thinned,
+    together,
+)
 from probers.rag.loop import RAG
 from probers.rag.queries.answer import AnswerQuery
 from probers.rag.queries.question import QuestionQuery
@@ -63,23 +69,30 @@ def loop(lm=None, **options):
     return RAG(lm or FakeLM(write, entropy), FakeRetriever(find), Never(), **made)
 
 
+def sharing(lm, *, megabytes=1024, **options):
+    return SharedRAG(
+        lm, FakeRetriever(find), Never(), query=AnswerQuery(), max_new_tokens=30,
+        cache=GenerationCache(megabytes=megabytes), **options,
+    )  # fmt: skip
+
+
 def run(rag, trigger, query=None):
     mine = replace(rag, trigger=trigger, query=query or rag.query)
     return Outcomes(QUESTIONS, mine.answer(QUESTIONS))
 
 
 @pytest.fixture(scope="module")
-def ladder():
+def trajectory():
     triggers = {"entropy": Entropy(0.5), "max": Entropy(0.5, reduction="max")}
-    return climb(loop(), AnswerQuery(), triggers, QUESTIONS)
+    return record(loop(), triggers, QUESTIONS)
 
 
-def test_a_replayed_threshold_is_the_run_at_that_threshold(ladder):
+def test_a_replayed_threshold_is_the_run_at_that_threshold(trajectory):
     counts = set()
     for reduction, name in (("mean", "entropy"), ("max", "max")):
         for threshold in (-1.0, 0.05, 0.2, 0.4, 0.8, 1.6, 2.5, 99.0):
             real = run(loop(), Entropy(threshold, reduction=reduction))
-            got = ladder.replay(name, threshold)
+            got = trajectory.replay(name, threshold)
             for figure in ("em", "f1", "acc"):
                 assert got[figure].tolist() == real.table[figure].tolist(), (name, threshold, figure)
             assert got["retrievals"].tolist() == real.cost("retrievals").tolist(), (name, threshold)
@@ -88,15 +101,15 @@ def test_a_replayed_threshold_is_the_run_at_that_threshold(ladder):
 
 
 @pytest.mark.parametrize("granted", [0, 1, 2, 3])
-def test_a_grant_for_all_is_random_retrieval_at_that_rate(ladder, granted):
+def test_a_grant_for_all_is_random_retrieval_at_that_rate(trajectory, granted):
     real = run(loop(), Random(rate=granted))
-    assert ladder.outcome("em", granted).tolist() == real.table["em"].tolist()
-    assert ladder.retrievals(granted).tolist() == real.cost("retrievals").tolist()
+    assert trajectory.granted(granted)["em"].tolist() == real.table["em"].tolist()
+    assert trajectory.granted(granted)["retrievals"].tolist() == real.cost("retrievals").tolist()
 
 
-def test_expected_random_retrieval_is_the_mean_of_many_draws(ladder):
+def test_expected_random_retrieval_is_the_mean_of_many_draws(trajectory):
     draws = [run(loop(), Random(rate=1.3, seed=seed)) for seed in range(60)]
-    found = ladder.at_random(float(np.mean([d.cost("retrievals").mean() for d in draws])))
+    found = trajectory.at_random(float(np.mean([d.cost("retrievals").mean() for d in draws])))
     for figure in ("em", "acc"):
         means = np.array([d.table[figure].mean() for d in draws])
         assert found[figure].mean() == pytest.approx(means.mean(), abs=4 * means.std() / 60**0.5)
@@ -104,31 +117,31 @@ def test_expected_random_retrieval_is_the_mean_of_many_draws(ladder):
 
 
 @pytest.mark.parametrize("budget", [0.0, 0.3, 1.0, 1.7, 2.2])
-def test_random_retrieval_is_matched_to_the_budget(ladder, budget):
-    assert ladder.at_random(budget)["retrievals"].mean() == pytest.approx(budget)
+def test_random_retrieval_is_matched_to_the_budget(trajectory, budget):
+    assert trajectory.at_random(budget)["retrievals"].mean() == pytest.approx(budget)
 
 
-def test_beyond_what_questions_take_the_budget_is_that(ladder):
-    most = ladder.retrievals(3).mean()
-    assert ladder.at_random(50.0)["retrievals"].mean() == pytest.approx(most)
-    assert ladder.at_random(50.0)["em"].tolist() == ladder.outcome("em", 3).tolist()
+def test_beyond_what_questions_take_the_budget_is_that(trajectory):
+    most = trajectory.granted(3)["retrievals"].mean()
+    assert trajectory.at_random(50.0)["retrievals"].mean() == pytest.approx(most)
+    assert trajectory.at_random(50.0)["em"].tolist() == trajectory.granted(3)["em"].tolist()
 
 
 def test_with_the_question_random_lies_on_the_line_from_never_to_always():
-    ladder = climb(loop(), QuestionQuery(), {}, QUESTIONS)
+    trajectory = record(loop(query=QuestionQuery()), {}, QUESTIONS)
     never, always = run(loop(), Never()).table["em"], run(loop(), Always()).table["em"]
-    assert ladder.outcome("em", 1).tolist() == always.tolist()
+    assert trajectory.granted(1)["em"].tolist() == always.tolist()
     assert never.mean() != always.mean()
     for share in (0.0, 0.25, 0.6, 1.0):
         expected = (1 - share) * never.mean() + share * always.mean()
-        assert ladder.at_random(share)["em"].mean() == pytest.approx(expected)
+        assert trajectory.at_random(share)["em"].mean() == pytest.approx(expected)
 
 
-def test_no_trigger_of_whole_answers_with_the_same_query_beats_the_oracle(ladder):
+def test_no_trigger_of_whole_answers_with_the_same_query_beats_the_oracle(trajectory):
     best = run(loop(), Oracle(again=True)).table["em"]
-    for name in ladder.triggers:
-        for threshold in ladder.sweep(name)["threshold"]:
-            assert (ladder.replay(name, threshold)["em"] <= best).all()
+    for name in trajectory.triggers:
+        for threshold in trajectory.sweep(name)["threshold"]:
+            assert (trajectory.replay(name, threshold)["em"] <= best).all()
     assert (run(loop(), Random(rate=2)).table["em"] <= best).all()
     # With the question each question's answer is the better one of never and always.
     once = run(loop(), Oracle(), QuestionQuery()).table["em"]
@@ -137,28 +150,28 @@ def test_no_trigger_of_whole_answers_with_the_same_query_beats_the_oracle(ladder
     assert once.mean() < best.mean()
 
 
-def test_ladder_by_hand():
+def test_a_trajectory_by_hand():
     questions = [Question(f"q{i}", "?", ("yes",)) for i in range(2)]
-    rungs = [
-        [Rung("", "no", {"t": 0.9}), Rung("", "yes", {"t": 0.1}), Rung("", "no", {"t": 0.8})],
-        [Rung("", "yes", {"t": 0.5}), Rung("", "no", {"t": 0.7})],  # its second search brought nothing new
+    steps = [
+        [Step("", "no", {"t": 0.9}), Step("", "yes", {"t": 0.1}), Step("", "no", {"t": 0.8})],
+        [Step("", "yes", {"t": 0.5}), Step("", "no", {"t": 0.7})],  # its second search brought nothing new
     ]
-    ladder = Ladder(questions, rungs, [2, 2])
-    curve = ladder.sweep("t")
+    trajectory = RetrievalTrajectory(questions, steps, [2, 2])
+    curve = trajectory.sweep("t")
     # Thresholds: below all, then .1, .5, .7, .8, .9.
     assert curve["threshold"] == pytest.approx([-0.9, 0.1, 0.5, 0.7, 0.8, 0.9])
     assert curve["retrievals"] == [2.0, 1.5, 0.5, 0.5, 0.5, 0.0]
     assert curve["em"] == [0.0, 0.5, 1.0, 1.0, 1.0, 0.5]
-    assert ladder.random_curve(steps=1)["em"] == [0.5, 0.5, 0.0]
-    assert ladder.at_random(1.5)["em"].tolist() == [0.5, 0.0]
+    assert trajectory.random_curve(steps=1)["em"] == [0.5, 0.5, 0.0]
+    assert trajectory.at_random(1.5)["em"].tolist() == [0.5, 0.0]
 
 
 def test_recorded_answers_are_kept_and_read_again(tmp_path):
     file, lm = tmp_path / "replay" / "answer.json", FakeLM(write, entropy)
     triggers = {"entropy": Entropy(0.5)}
-    first = stored_or_climbed(file, loop(lm), AnswerQuery(), triggers, QUESTIONS)
+    first = record_once(file, loop(lm), triggers, QUESTIONS, progress="replay")
     asked = len(lm.prompts)
-    again = stored_or_climbed(file, loop(lm), AnswerQuery(), triggers, QUESTIONS)
+    again = record_once(file, loop(lm), triggers, QUESTIONS, progress="replay")
     assert len(lm.prompts) == asked
     assert again == first
 
@@ -174,9 +187,9 @@ def test_thinned_keeps_both_ends():
 
 def test_the_same_is_generated_once_and_results_are_the_same():
     plain, shared = FakeLM(write, entropy), FakeLM(write, entropy)
-    remembering = Remembering(shared)
+    remembering = sharing(shared)
     for trigger in (Never(), Random(rate=2), Entropy(0.4), Oracle(again=True), Random(rate=2)):
-        a, b = run(loop(plain), trigger), run(loop(remembering), trigger)
+        a, b = run(loop(plain), trigger), run(remembering, trigger)
         for one, other in zip(a.answers, b.answers, strict=True):
             assert (one.text, one.answer, one.rounds) == (other.text, other.answer, other.rounds)
             assert one.counters.generations == other.counters.generations
@@ -194,7 +207,7 @@ def ask(lm, needs=NOTHING, prompts=("Where is town 1?",), limit=20, stop=()):
 
 def test_another_limit_stop_or_need_is_generated_anew():
     inner = FakeLM(write, entropy, state=lambda text: [1.0, 2.0, 3.0, 4.0])
-    lm = Remembering(inner)
+    lm = sharing(inner)
     ask(lm)
     ask(lm)
     assert len(inner.prompts) == 1
@@ -213,7 +226,7 @@ def test_another_limit_stop_or_need_is_generated_anew():
 def test_limits_may_differ_and_equal_prompts_in_one_call_are_one():
     inner = FakeLM(write, entropy)
     prompts = ["Where is town 1?", "Where is town 2?", "Where is town 1?", "Where is town 1?"]
-    got = ask(Remembering(inner), prompts=prompts, limit=[20, 20, 20, 3])
+    got = ask(sharing(inner), prompts=prompts, limit=[20, 20, 20, 3])
     assert [len(g.token_ids) for g in got] == [8, 8, 8, 3]
     assert got[2] is got[0]
     assert len(inner.prompts) == 3
@@ -221,8 +234,7 @@ def test_limits_may_differ_and_equal_prompts_in_one_call_are_one():
 
 def test_what_one_pass_records_serves_all_and_each_gets_what_it_asked_for():
     inner = FakeLM(write, entropy, state=lambda text: [1.0, 2.0, 3.0, 4.0])
-    lm = Remembering(inner)
-    lm.also = Needs(layers=(1, 2), attention=True)
+    lm = sharing(inner, also=Needs(layers=(1, 2), attention=True))
     first = ask(lm)[0]
     assert (first.states, first.attention, first.needs) == (None, None, NOTHING)
     two = ask(lm, Needs(layers=(2,)))[0]
@@ -244,7 +256,7 @@ def test_states_are_taken_by_layer():
 
 def test_memory_is_bounded_and_the_first_are_kept():
     inner = FakeLM(write, entropy)
-    lm = Remembering(inner, megabytes=0.02)
+    lm = sharing(inner, megabytes=0.02)
     prompts = [f"Where is town {i}?" for i in range(50)]
     ask(lm, prompts=prompts)
     again = ask(lm, prompts=prompts)
@@ -262,18 +274,10 @@ def test_seconds_are_those_of_a_method_alone():
             time.sleep(0.002 * len(prompts))
             return super().generate(prompts, **options)
 
-    rag = SharedRAG(Remembering(Slow(write, entropy)), FakeRetriever(find), Never(), query=AnswerQuery())
+    rag = sharing(Slow(write, entropy))
     first, second = run(rag, Never()), run(rag, Never())
     assert first.cost("seconds").mean() >= 0.002
     assert second.cost("seconds").mean() >= 0.002
-
-
-def test_other_attributes_are_the_models():
-    inner = FakeLM(write, entropy)
-    lm = Remembering(inner)
-    assert lm.spec is inner.spec and lm.fits(["a"], [1]) == [True]
-    with pytest.raises(AttributeError):
-        lm.nothing  # noqa: B018
 
 
 def test_needs_that_one_pass_cannot_record_are_asked_apart():

@@ -7,10 +7,9 @@ from itertools import pairwise
 import numpy as np
 import pytest
 from fake_lm import FakeLM, FakeRetriever, passage
-from probers.rag.compare.curves import Knob, climb_all, rerun_all
-from probers.rag.compare.methods import Method
-from probers.rag.compare.outcomes import Outcomes
-from probers.rag.compare.shared_generations import Remembering
+from probers.rag.compare.curves import Setting, record_all, rerun_all
+from probers.rag.compare.methods import Method, MethodRun
+from probers.rag.compare.shared_generations import SharedRAG
 from probers.rag.loop import RAG
 from probers.rag.queries import AnswerQuery, LastSentenceQuery, LastTokensQuery
 from probers.rag.triggers import (
@@ -59,23 +58,22 @@ def entropy(word):
     return start * (1 + int(found[2]) / 50)
 
 
-def loop(lm=None, **options):
+def loop(lm=None, kind=RAG, **options):
     retriever = FakeRetriever(lambda query: [passage(f"Found by {query}")])
     made = {"query": LastSentenceQuery(), "max_new_tokens": 30, "max_retrievals": 3} | options
-    return RAG(lm or FakeLM(write, entropy), retriever, Never(), **made)
+    return kind(lm or FakeLM(write, entropy), retriever, Never(), **made)
 
 
 def ran(rag, method, questions=QUESTIONS):
-    mine = replace(rag, trigger=method.trigger, query=method.query)
-    return Outcomes(questions, mine.answer(questions))
+    return MethodRun(questions, method.loop(rag).answer(questions), method=method)
 
 
 def curves(tmp_path, *methods, points=4, rag=None, questions=QUESTIONS):
     rag = rag or loop()
-    runs = {m.name: ran(rag, m, questions) for m in methods}
+    runs = [ran(rag, m, questions) for m in methods]
     reference = ran(rag, Method("never", Never(), LastSentenceQuery()), questions)
-    climbed = climb_all(rag, methods, runs, questions, tmp_path / "climbed")
-    return rerun_all(rag, methods, runs, reference, climbed, tmp_path / "replay", points=points)
+    recorded = record_all(rag, runs, tmp_path / "recorded")
+    return rerun_all(rag, runs, reference, recorded, tmp_path / "replay", points=points)
 
 
 SENTENCE = Method("sentence", Entropy(0.55, "max", "sentence"), LastSentenceQuery())
@@ -103,10 +101,9 @@ def test_every_point_is_the_run_at_that_threshold(name, tmp_path):
 
 
 def test_the_first_point_is_the_closed_book_and_costs_nothing(tmp_path):
-    methods = {SENTENCE.name: ran(loop(), SENTENCE)}
     reference = ran(loop(), Method("never", Never(), LastSentenceQuery()))
     lm, one = FakeLM(write, entropy), FakeLM(write, entropy)
-    found = rerun_all(loop(lm), [SENTENCE], methods, reference, [], tmp_path, points=1)
+    found = rerun_all(loop(lm), [ran(loop(), SENTENCE)], reference, [], tmp_path, points=1)
     curve = found["sentence"]
     assert (curve["retrievals"][0], curve["em"][0]) == (0.0, pytest.approx(14 / 40))
     assert curve["value"][1:] == [0.55, 0.0]
@@ -134,15 +131,15 @@ def test_when_nothing_is_left_between_no_more_is_run(tmp_path):
 
 
 def test_a_threshold_between_two_by_hand():
-    knob = Knob("threshold", 0.5, 9.0)
+    setting = Setting("threshold", 0.5, 9.0)
     scores = np.array([0.1, 0.2, 0.3, 0.3, 0.6, 0.9])
-    assert knob.between(0.1, 0.6, scores) == pytest.approx(
+    assert setting.between(0.1, 0.6, scores) == pytest.approx(
         0.25
     )  # of .2 .3 .3 .6, one or three below: the first
-    assert knob.between(0.0, 0.9, scores) in (pytest.approx(0.25), pytest.approx(0.45))
-    assert knob.between(0.3, 0.6, scores) is None  # only one score tells the two apart
-    assert knob.between(0.6, 0.6, scores) is None
-    whole = Knob("n", 16, None)
+    assert setting.between(0.0, 0.9, scores) in (pytest.approx(0.25), pytest.approx(0.45))
+    assert setting.between(0.3, 0.6, scores) is None  # only one score tells the two apart
+    assert setting.between(0.6, 0.6, scores) is None
+    whole = Setting("n", 16, None)
     assert (whole.between(8, 16, scores), whole.between(8, 9, scores)) == (12, None)
 
 
@@ -238,26 +235,25 @@ class Dying(FakeLM):
 def test_a_killed_run_goes_on_and_gives_the_same(tmp_path):
     whole = curves(tmp_path / "whole", *WITHIN.values())
     rag = loop()
-    methods = list(WITHIN.values())
-    runs = {m.name: ran(rag, m) for m in methods}
+    runs = [ran(rag, m) for m in WITHIN.values()]
     reference = ran(rag, Method("never", Never(), LastSentenceQuery()))
     out = tmp_path / "killed"
     for calls in (10, 9, 12):
         with pytest.raises(KeyboardInterrupt):
-            rerun_all(loop(Dying(calls)), methods, runs, reference, [], out, points=4)
+            rerun_all(loop(Dying(calls)), runs, reference, [], out, points=4)
     kept = {file.name: file.read_text() for file in out.iterdir()}
     assert len(kept) > 4
-    assert rerun_all(loop(), methods, runs, reference, [], out, points=4) == whole
+    assert rerun_all(loop(), runs, reference, [], out, points=4) == whole
     assert all((out / name).read_text().startswith(text) for name, text in kept.items())
-    assert len(list(out.iterdir())) == 4 * len(methods)
+    assert len(list(out.iterdir())) == 4 * len(runs)
     # All of it is there: nothing is written any more.
-    assert rerun_all(loop(Dying(0)), methods, runs, reference, [], out, points=4) == whole
+    assert rerun_all(loop(Dying(0)), runs, reference, [], out, points=4) == whole
 
 
 def test_what_runs_share_is_generated_once(tmp_path):
     lm, alone = FakeLM(write, entropy), FakeLM(write, entropy)
     methods = [WITHIN["sentence"], WITHIN["flare"], WITHIN["flare_mean"]]
-    assert curves(tmp_path / "a", *methods, rag=loop(Remembering(lm))) == curves(
+    assert curves(tmp_path / "a", *methods, rag=loop(lm, SharedRAG)) == curves(
         tmp_path / "b", *methods, rag=loop(alone)
     )
     assert len(lm.prompts) == len(set(lm.prompts)) < len(alone.prompts) / 5

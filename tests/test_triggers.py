@@ -50,7 +50,8 @@ def generation(text, entropies=None, needs=NONE, state=lambda text: [0.0] * 4):
 
 
 def state(lm=None, **fields):
-    return State(QUESTION, lm, TESTBED_PROMPT, (10, 14), **fields)
+    given = {"generate": lm.generate} if isinstance(lm, FakeLM) else {}
+    return State(QUESTION, lm, TESTBED_PROMPT, (10, 14), **given, **fields)
 
 
 def test_never_and_always_do_not_fire_on_what_was_written():

@@ -52,6 +52,8 @@ def steps(cfg: DictConfig) -> Iterator[tuple[str, str, list[str]]]:
     out = Path(cfg.out)
     common = [f"seed={cfg.seed}"]
     generating = [*common, f"model.name={cfg.model.name}", f"batch_size={cfg.batch_size}"]
+    # Curves cost half of all time and change no table.
+    training, comparing = (common, []) if cfg.full else (["learning_curve=false", *common], ["sweep=0"])
     yield (
         "labels: questions with and without passages", "datagen",
         ["source=cot", f"limit={cfg.cot}", f"out={out}/cot", *generating],
@@ -62,16 +64,16 @@ def steps(cfg: DictConfig) -> Iterator[tuple[str, str, list[str]]]:
     )  # fmt: skip
     yield (
         "heads on the question labels", "train",
-        ["layer=all", "combine=best", f"data={out}/cot", f"out={out}/prober", *common],
+        ["layer=all", "combine=best", f"data={out}/cot", f"out={out}/prober", *training],
     )  # fmt: skip
     yield (
         "heads on the article labels", "train",
-        ["layer=all", f"data={out}/wiki", f"out={out}/prober-wiki", *common],
+        ["layer=all", f"data={out}/wiki", f"out={out}/prober-wiki", *training],
     )  # fmt: skip
     last = FeatureStore.open(out / "wiki").spec.layers[-1]
     yield (
         "RaDIO's head of single tokens, on the last layer", "train",
-        [*_RADIO, f"layer={last}", f"data={out}/wiki", f"out={out}/prober-tokens", *common],
+        [*_RADIO, f"layer={last}", f"data={out}/wiki", f"out={out}/prober-tokens", *training],
     )  # fmt: skip
     yield (
         "a classifier of questions", "train",
@@ -81,6 +83,6 @@ def steps(cfg: DictConfig) -> Iterator[tuple[str, str, list[str]]]:
         "every trigger on the same questions", "compare",
         [
             f"limit={cfg.compare}", f"prober={out}/prober", f"token_prober={out}/prober-tokens",
-            f"classifier={out}/classifier", f"out={out}/compare", *generating,
+            f"classifier={out}/classifier", f"out={out}/compare", *comparing, *generating,
         ],
     )  # fmt: skip

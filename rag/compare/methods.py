@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -13,9 +13,11 @@ from probers.commands.runs import newest_classifier, newest_prober
 from probers.types import UserError
 
 from ..build import named_part, with_bank
+from ..loop import RAG
 from ..queries.base import QueryFormulator
 from ..triggers.base import Trigger, as_trigger
 from ..triggers.random import Random
+from .outcomes import Outcomes
 
 #: Parts that some methods need, by key, with how to make one.
 TRAINED = {
@@ -37,8 +39,6 @@ class Method:
             has one, or brings one and ``tune`` says otherwise, and none was given (also not in
             a paper's form, theta).
         matched: its budget is to be matched to another method's.
-        calibrated: its scores are to be calibrated on validation questions: the trigger has a
-            threshold to compare them with, and no calibration of its own.
     """
 
     name: str
@@ -46,12 +46,19 @@ class Method:
     query: QueryFormulator
     tunable: bool = False
     matched: bool = False
-    calibrated: bool = False
 
     @property
-    def fixed(self) -> bool:
-        """Whether it decides without looking, so that there is nothing to test."""
-        return self.trigger.decides_by in ("rule", "chance")
+    def calibrated(self) -> bool:
+        """Whether its scores are to be calibrated on validation questions.
+
+        They are where the trigger has a threshold to compare them with, and no calibration of its own.
+        """
+        return self.trigger.options.get("threshold") is not None and self.trigger.probability is None
+
+    @property
+    def untested(self) -> bool:
+        """Whether it decides without looking, or by the truth, so that there is nothing to test."""
+        return self.trigger.decides_by in ("rule", "chance") or self.trigger.judges_answer
 
     @property
     def adaptive(self) -> bool:
@@ -62,14 +69,30 @@ class Method:
         """The same method with some options of its trigger changed."""
         return replace(self, trigger=replace(self.trigger, **options))  # type: ignore[type-var]
 
+    def loop(self, rag: RAG) -> RAG:
+        """The loop with its trigger and query."""
+        return replace(rag, trigger=self.trigger, query=self.query)
+
+
+@dataclass(frozen=True)
+class MethodRun(Outcomes):
+    """How a method did, and the method as it ran."""
+
+    method: Method = field(kw_only=True)
+
+    @property
+    def name(self) -> str:
+        return self.method.name
+
 
 def build_methods(cfg: DictConfig, bank: Callable[[], Any]) -> list[Method]:
     """The methods named by ``cfg.triggers``, in this order.
 
     Args:
         cfg: configuration of ``probers-compare``. Where it names ``queries``, the methods ask
-            with these: with one of them all alike, and with several each becomes as many.
-        bank: makes the prober, asked at most once and only if a method needs it.
+            with these: with one of them all alike, and with several each becomes as many. Those that
+            ask nothing, or the question before anything is generated and nothing later, stay.
+        bank: gives the prober; asked only if a method needs it.
 
     Raises:
         UserError: an unknown method, trigger, query or option; lists the choices.
@@ -82,44 +105,38 @@ def build_methods(cfg: DictConfig, bank: Callable[[], Any]) -> list[Method]:
             raise UserError(f"unknown method {name!r} in triggers: choose from {', '.join(cfg.methods)}")
         if names.count(name) > 1:
             raise UserError(f"triggers names {name} twice: once is enough")
-    made: list[Any] = []
-
-    def once() -> Any:
-        if not made:
-            made.append(bank())
-        return made[0]
-
-    methods = [_build(name, cfg.methods[name], once) for name in names]
-    return methods if cfg.queries is None else _asking(methods, [str(q) for q in cfg.queries])
-
-
-def _asking(methods: Sequence[Method], queries: Sequence[str]) -> list[Method]:
-    """The methods with other queries than their own; of several, each is another method.
-
-    Those that ask nothing, or the question before anything is generated and nothing later, stay.
-    """
+    methods = [_build(name, cfg.methods[name], bank) for name in names]
+    if cfg.queries is None:
+        return methods
+    queries = {str(name): build(named_part("query", str(name), {})) for name in cfg.queries}
     if not queries:
         raise UserError("queries=[] asks nothing: name at least one, or null for the methods' own")
-    built = {name: build(named_part("query", name, {})) for name in queries}
     found = []
     for method in methods:
         if not method.trigger.after:
             found.append(method)
-        elif len(built) == 1:
-            found.append(replace(method, query=built[queries[0]]))
+        elif len(queries) == 1:
+            found += [replace(method, query=query) for query in queries.values()]
         else:
-            named = (replace(method, name=f"{method.name}_{name}", query=q) for name, q in built.items())
-            found += named
+            found += [replace(method, name=f"{method.name}_{n}", query=q) for n, q in queries.items()]
     return found
 
 
-def left_out(cfg: DictConfig) -> dict[str, str]:
-    """Methods of ``cfg.triggers`` that need something that is not given, with the key that would give it."""
-    return {
-        str(name): str(key)
-        for name in cfg.triggers
-        if name in cfg.methods and (key := cfg.methods[name].get("if_given")) and cfg[key] is None
-    }
+def _build(name: str, node: DictConfig, bank: Callable[[], Any]) -> Method:
+    entry = OmegaConf.to_container(node, resolve=True)
+    if not isinstance(entry, Mapping) or not {"trigger", "query"} <= set(entry) <= set(_KEYS):
+        raise UserError(f"methods.{name} must have trigger and query, and may have {', '.join(_KEYS[2:])}")
+    options = entry.get("trigger_options") or {}
+    asked = named_part("trigger", entry["trigger"], options)
+    trigger = as_trigger(build(asked, **with_bank(asked, bank)))
+    has_threshold = trigger.options.get("threshold") is not None
+    return Method(
+        name,
+        trigger,
+        build(named_part("query", entry["query"], entry.get("query_options") or {})),
+        tunable=(has_threshold or bool(entry.get("tune"))) and not {"threshold", "theta"} & set(options),
+        matched=isinstance(trigger, Random) and "rate" not in options,
+    )
 
 
 def complete(cfg: DictConfig) -> list[str]:
@@ -128,16 +145,18 @@ def complete(cfg: DictConfig) -> list[str]:
     Raises:
         UserError: no method is left.
     """
-    if cfg.token_prober is None and any(str(n) == "radio" for n in cfg.triggers):
+    names = [str(n) for n in cfg.triggers]
+    if cfg.token_prober is None and "radio" in names:
         cfg.token_prober = _token_prober(cfg)
-    if cfg.classifier is None and any(str(n) == "adaptive" for n in cfg.triggers):
+    if cfg.classifier is None and "adaptive" in names:
         found = newest_classifier(model=cfg.model.name)
         cfg.classifier = None if found is None else str(found)
-    missing = left_out(cfg)
+    keys = {name: cfg.methods[name].get("if_given") for name in names if name in cfg.methods}
+    missing = {name: str(key) for name, key in keys.items() if key and cfg[key] is None}
     notes = [f"{name} is left out: {TRAINED[key]}, or pass {key}=PATH." for name, key in missing.items()]
-    if missing and len(missing) == len(cfg.triggers):
+    if missing and len(missing) == len(names):
         raise UserError(" ".join(notes).rstrip("."))
-    cfg.triggers = [n for n in cfg.triggers if str(n) not in missing]
+    cfg.triggers = [name for name in names if name not in missing]
     for key in TRAINED:
         if cfg[key] is not None:
             print(f"{key}: {cfg[key]}")
@@ -152,27 +171,3 @@ def _token_prober(cfg: DictConfig) -> str | None:
         return str(cfg.prober)
     found = newest_prober("tokens", model=cfg.model.name)
     return None if found is None else str(found)
-
-
-def _build(name: str, node: DictConfig, bank: Callable[[], Any]) -> Method:
-    entry = OmegaConf.to_container(node, resolve=True)
-    if not isinstance(entry, Mapping) or not {"trigger", "query"} <= set(entry) <= set(_KEYS):
-        raise UserError(f"methods.{name} must have trigger and query, and may have {', '.join(_KEYS[2:])}")
-    options = entry.get("trigger_options") or {}
-    asked = named_part("trigger", entry["trigger"], options)
-    trigger = as_trigger(build(asked, **with_bank(asked, bank)))
-    query = build(named_part("query", entry["query"], entry.get("query_options") or {}))
-    has_threshold = trigger.options.get("threshold") is not None
-    return Method(
-        name,
-        trigger,
-        query,
-        tunable=(has_threshold or bool(entry.get("tune"))) and not {"threshold", "theta"} & set(options),
-        matched=isinstance(trigger, Random) and "rate" not in options,
-        calibrated=has_threshold and trigger.probability is None,
-    )
-
-
-def in_running_order(methods: Sequence[Method], match: str | None) -> list[Method]:
-    """Methods whose budget is matched come after the one they are matched to."""
-    return sorted(methods, key=lambda m: m.matched and match is not None)

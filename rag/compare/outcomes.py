@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
 
@@ -23,7 +23,7 @@ from probers.evaluation.metrics import (
     prr,
     recall_at_fpr,
 )
-from probers.types import Question
+from probers.types import Decision, Question
 
 from ..traces import Answer
 
@@ -47,17 +47,12 @@ class Outcomes:
     """How one method did on the questions.
 
     Attributes:
-        scores: (n,) the trigger's score of the first generation, higher is more
-            likely wrong; None when it has none or the same for every question.
-        probabilities: (n,) calibrated P(wrong) of the scores, None when there are none.
-        options: of the trigger, as it ran.
+        calibration: of the trigger's scores (n,) to P(wrong); None when there is none.
     """
 
     questions: Sequence[Question]
     answers: Sequence[Answer]
-    scores: np.ndarray | None = None
-    probabilities: np.ndarray | None = None
-    options: Mapping[str, Any] = field(default_factory=dict)
+    calibration: Callable[[np.ndarray], np.ndarray] | None = None
 
     @cached_property
     def scored(self) -> np.ndarray:
@@ -79,14 +74,26 @@ class Outcomes:
         """One of :data:`COSTS` for every question."""
         return np.array([float(getattr(a.counters, name)) for a in self.answers])
 
+    @cached_property
+    def mean_retrievals(self) -> float:
+        """Of the questions with gold answers."""
+        return float(self.cost("retrievals")[self.scored].mean())
 
-def first_scores(answers: Sequence[Answer]) -> np.ndarray | None:
-    """The score of each question's first decision; None where there is none or all are equal."""
-    decisions = [next((r.decision for r in a.rounds if r.decision is not None), None) for a in answers]
-    scores = [d.score for d in decisions if d is not None]
-    if len(scores) < len(answers) or len(set(scores)) < 2:
-        return None
-    return np.array(scores)
+    @cached_property
+    def decisions(self) -> Sequence[Sequence[Decision]]:
+        """Those on each question, one after the other."""
+        return [[r.decision for r in a.rounds if r.decision is not None] for a in self.answers]
+
+    @cached_property
+    def scores(self) -> np.ndarray | None:
+        """(n,) the score of each question's first decision; None where there is none or all are equal."""
+        scores = [decisions[0].score for decisions in self.decisions if decisions]
+        return np.array(scores) if len(scores) == len(self.answers) and len(set(scores)) > 1 else None
+
+    @property
+    def probabilities(self) -> np.ndarray | None:
+        """(n,) calibrated P(wrong) of the scores, None when there are none."""
+        return None if self.scores is None or self.calibration is None else self.calibration(self.scores)
 
 
 class Comparison:
@@ -121,79 +128,61 @@ class Comparison:
 
     def figures(self, run: Outcomes) -> dict[str, Any]:
         """One method's entry in results.json; what does not apply is null."""
-        found: dict[str, Interval] = {}
+        found = {name: self._all.interval(run.cost(name)) for name in COSTS}
         if self._scored is not None:
             found |= {name: self._scored.interval(run.table[name]) for name in OUTCOMES}
-        found |= {name: self._all.interval(run.cost(name)) for name in COSTS}
-        if self._scored is not None and self.right is not None:
-            kept = partial(_share_of, self.right)
-            found["consistency"] = self._scored.interval(run.table["em"], kept)
-            found["agreement"] = self._scored.interval((run.table["em"] == self.right).astype(float))
-        trigger = self._trigger(run)
+            if self.right is not None:
+                found["consistency"] = self._scored.interval(run.table["em"], partial(_share_of, self.right))
+                found["agreement"] = self._scored.interval((run.table["em"] == self.right).astype(float))
+                found |= self._trigger(run, self._scored)
         retrievals = run.cost("retrievals")
-        names = (*OUTCOMES, *COSTS, *_AGAINST)
-        entry: dict[str, Any] = {n: _value(found[n].value) if n in found else None for n in names}
+        entry: dict[str, Any] = {name: _value(found.get(name)) for name in (*OUTCOMES, *COSTS, *_AGAINST)}
         entry["retrieval_share"] = {
             "none": float((retrievals == 0).mean()),
             "single": float((retrievals == 1).mean()),
             "multi": float((retrievals > 1).mean()),
         }
-        entry["trigger"] = {n: _value(trigger[n].value) if n in trigger else None for n in _TRIGGER}
-        every = found | {f"trigger.{n}": i for n, i in trigger.items()}
-        entry["ci95"] = {n: _ends(i) for n, i in every.items() if _ends(i) is not None}
+        entry["trigger"] = {name: _value(found.get(f"trigger.{name}")) for name in _TRIGGER}
+        entry["ci95"] = {name: _ends(i) for name, i in found.items() if _ends(i) is not None}
         return entry
+
+    def _trigger(self, run: Outcomes, bootstrap: Bootstrap) -> dict[str, Interval]:
+        """How well the scores tell wrong closed-book answers from right ones."""
+        assert self.wrong is not None
+        found = {"trigger.base_rate": bootstrap.interval(self.wrong)}
+        if run.scores is not None:
+            for name, metric in _RANKED.items():
+                found[f"trigger.{name}"] = bootstrap.interval(
+                    run.scores[run.scored], partial(metric, self.wrong)
+                )
+        if run.probabilities is not None:
+            found["trigger.ece"] = bootstrap.interval(run.probabilities[run.scored], partial(ece, self.wrong))
+        return found
 
     def pair(self, a: Outcomes, b: Outcomes) -> dict[str, Any]:
         """``a`` minus ``b`` with paired intervals, for results.json."""
-        found: dict[str, Interval] = {
-            "retrievals": self._all.difference(a.cost("retrievals"), b.cost("retrievals"))
-        }
+        found = {"retrievals": self._all.difference(a.cost("retrievals"), b.cost("retrievals"))}
         if self._scored is not None:
             found |= {n: self._scored.difference(a.table[n], b.table[n]) for n in ("em", "f1", "acc")}
             if self.wrong is not None and a.scores is not None and b.scores is not None:
-                metric = _ranking(auroc, self.wrong)
                 scores = a.scores[a.scored], b.scores[b.scored]
-                found["trigger.auroc"] = self._scored.difference(*scores, metric)
-        return {
-            name: {"diff": _value(i.value), "ci95": _ends(i)}
-            for name, i in sorted(found.items())
-            if not math.isnan(i.value)
-        }
+                found["trigger.auroc"] = self._scored.difference(*scores, partial(auroc, self.wrong))
+        return {name: _difference(i) for name, i in found.items() if not math.isnan(i.value)}
 
     def against_random(self, run: Outcomes, expected: Mapping[str, np.ndarray]) -> dict[str, Any]:
         """A method minus random retrieval at its budget, with paired intervals, for results.json.
 
         Args:
             run: the method.
-            expected: ``retrievals``, ``em``, ``f1`` and ``acc`` of random retrieval, (n,) each,
-                for the questions with gold answers (:meth:`.trajectories.Ladder.at_random`).
+            expected: ``retrievals``, ``em``, ``f1`` and ``acc`` of random retrieval, (n,) each, for the
+                questions with gold answers (:meth:`.trajectories.RetrievalTrajectory.at_random`).
         """
         assert self._scored is not None
         found: dict[str, Any] = {"retrievals": float(expected["retrievals"].mean())}
         for name in ("em", "f1", "acc"):
             interval = self._scored.difference(run.table[name], expected[name])
-            found[name] = {
-                "value": float(expected[name].mean()),
-                "diff": _value(interval.value),
-                "ci95": _ends(interval),
-            }
+            found[name] = {"value": float(expected[name].mean())} | _difference(interval)
         return found
-
-    def _trigger(self, run: Outcomes) -> dict[str, Interval]:
-        """How well the scores tell wrong closed-book answers from right ones."""
-        if self._scored is None or self.wrong is None:
-            return {}
-        found = {"base_rate": self._scored.interval(self.wrong)}
-        if run.scores is not None:
-            scores = run.scores[run.scored]
-            found |= {n: self._scored.interval(scores, _ranking(m, self.wrong)) for n, m in _RANKED.items()}
-        if run.probabilities is not None:
-            found["ece"] = self._scored.interval(run.probabilities[run.scored], _ranking(ece, self.wrong))
-        return found
-
-
-def _ranking(metric: Callable[..., Any], labels: np.ndarray) -> Callable[[np.ndarray, np.ndarray], Any]:
-    return lambda scores, weights: metric(labels, scores, weights)
 
 
 def _share_of(members: np.ndarray, values: np.ndarray, weights: np.ndarray) -> Any:
@@ -203,12 +192,16 @@ def _share_of(members: np.ndarray, values: np.ndarray, weights: np.ndarray) -> A
         return mean(values, chosen)
 
 
-def _value(value: float) -> float | None:
-    return None if math.isnan(value) else float(value)
+def _value(interval: Interval | None) -> float | None:
+    return None if interval is None or math.isnan(interval.value) else float(interval.value)
 
 
 def _ends(interval: Interval) -> list[float] | None:
     return None if math.isnan(interval.low) else [interval.low, interval.high]
+
+
+def _difference(interval: Interval) -> dict[str, Any]:
+    return {"diff": _value(interval), "ci95": _ends(interval)}
 
 
 def table_lines(
@@ -233,9 +226,7 @@ def table_lines(
         ci = entry["ci95"].get("em")
         cells = [f"{f'{ci[0]:.3f}-{ci[1]:.3f}' if ci else '-':>13}"]
         for title, key, digits in columns:
-            value: Any = entry
-            for part in key.split("."):
-                value = value[part]
+            value = entry["trigger"]["auroc"] if key == "trigger.auroc" else entry[key]
             cells.append(f"{'-' if value is None else f'{value:.{digits}f}':>{max(6, len(title))}}")
         if at_random:
             cells.append(f"{_compared(at_random.get(name)):>23}")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 from omegaconf import DictConfig
 
@@ -15,20 +16,12 @@ from probers.data.questions import EmptySplitError, QuestionSet, QuestionSource,
 from probers.types import Needs, Question, UserError
 
 from ..build import find_prober, loop_options
-from ..loop import RAG
-from ..triggers.base import name_of
 from ..triggers.never import Never
-from .curves import climb_all, rerun_all
-from .findings import Runs, page_of, results_of, write
-from .methods import TRAINED, Method, build_methods, complete, in_running_order
-from .outcomes import Comparison, Outcomes, first_scores
-from .shared_generations import Remembering, SharedRAG
-from .thresholds import Tuned, stored_or_tuned
-
-if TYPE_CHECKING:
-    from probers.engine.model import CausalLM
-
-_REFERENCE = "never"
+from .curves import record_all, rerun_all
+from .findings import Findings, write
+from .methods import TRAINED, Method, MethodRun, build_methods, complete
+from .shared_generations import GenerationCache, SharedRAG
+from .thresholds import Tuned, tune_once
 
 
 def run(cfg: DictConfig) -> Path:
@@ -47,9 +40,10 @@ def run(cfg: DictConfig) -> Path:
     for line in found.lines():
         print(line)
     corpus = load_passages(cfg)
-    missing = complete(cfg)
+    notes = complete(cfg)
     banks: dict[str, ProbeBank] = {}
 
+    @cache
     def bank() -> ProbeBank:
         path = find_prober(cfg)
         return banks.setdefault(path, ProbeBank.from_pretrained(path))
@@ -67,26 +61,29 @@ def run(cfg: DictConfig) -> Path:
         f"passages, model {cfg.model.name}",
         flush=True,
     )
-    lm = Remembering(load_model(cfg), megabytes=cfg.memory)
     rag = SharedRAG(
-        cast("CausalLM", lm),  # it has all that the model has
+        load_model(cfg),
         build(cfg.retriever, corpus),
         Never(),
         **loop_options(cfg),
+        cache=GenerationCache(megabytes=cfg.memory),
     )
     for method in methods:  # a trigger that refuses the model does so before anything runs
-        replace(rag, trigger=method.trigger, query=method.query)
-    fixed = frozenset(m.name for m in methods if m.fixed or m.trigger.judges_answer)
-    figures = next((dict(b.metrics) for b in banks.values()), {})
-    queries = {m.name: name_of(m.query) for m in methods}
-    runs = Runs(questions, corpus, figures, fixed, queries, notes=missing)
+        method.loop(rag)
     if split != "test":
-        runs.notes.append(f"There are no test questions: these are of the {split} split.")
-    tuned = _tune(cfg, rag, methods, folder.path, runs.notes, split=others)
-    _run_all(cfg, rag, lm, methods, tuned, folder.path, runs)
-    comparison = Comparison(questions, runs.reference, resamples=cfg.resamples, seed=cfg.seed)
-    results = results_of(folder, runs, comparison)
-    write(folder, results, page_of(cfg, results, runs, comparison, tuned=bool(tuned)))
+        notes.append(f"There are no test questions: these are of the {split} split.")
+    tuned = _tune(cfg, rag, methods, folder.path, notes, split=others)
+    recorded = _recorded_once(methods)
+    reference = _closed_book(replace(rag, also=recorded), methods, questions, folder.path, notes)
+    # Attention is large and read in the middle of answers, which methods hardly ever share.
+    rag = replace(rag, also=replace(recorded, attention=False, attention_layer=None))
+    runs = _run_all(cfg, rag, methods, tuned, reference, folder.path, notes)
+    replay = folder.path / "replay"
+    trajectories = record_all(rag, runs.values(), replay)
+    reruns = rerun_all(rag, runs.values(), reference, trajectories, replay, points=cfg.sweep)
+    figures = next((dict(b.metrics) for b in banks.values()), {})
+    findings = Findings(runs, reference, trajectories, reruns, corpus, figures, notes)
+    write(folder, cfg, findings, tuned=bool(tuned))
     return folder.path
 
 
@@ -113,7 +110,7 @@ def _reading(cfg: DictConfig) -> dict[str, Any]:
 
 
 def _tune(
-    cfg: DictConfig, rag: RAG, methods: Sequence[Method], out: Path, notes: list[str], *, split: str
+    cfg: DictConfig, rag: SharedRAG, methods: Sequence[Method], out: Path, notes: list[str], *, split: str
 ) -> dict[str, Tuned]:
     """Thresholds and calibration from questions of another split, for the triggers that bring none."""
     triggers = {m.name: m.trigger for m in methods if m.tunable or m.calibrated}
@@ -126,7 +123,7 @@ def _tune(
         ).questions
     except EmptySplitError:  # a file that says of every question that it is of the test split
         questions = []
-    tuned = stored_or_tuned(out / "thresholds.json", rag, triggers, questions)
+    tuned = tune_once(out / "thresholds.json", rag, triggers, questions)
     if tuned and tunable:
         chosen = ", ".join(f"{name} {tuned[name].threshold:.3g}" for name in tunable)
         print(f"thresholds chosen on {len(questions)} {split} questions: {chosen}")
@@ -136,50 +133,6 @@ def _tune(
             "questions with both right and wrong closed-book answers."
         )
     return tuned
-
-
-def _run_all(
-    cfg: DictConfig,
-    rag: RAG,
-    lm: Remembering,
-    methods: Sequence[Method],
-    tuned: Mapping[str, Tuned],
-    out: Path,
-    runs: Runs,
-) -> None:
-    """Answer the questions with every method, each into its trace file; the closed-book pass comes first."""
-    (out / "traces").mkdir(exist_ok=True)
-    names = [m.name for m in methods]
-    match = cfg.match if cfg.match in names else None
-    done: dict[str, Outcomes] = {}
-    ran: dict[str, Method] = {}
-    closed = next((m for m in methods if isinstance(m.trigger, Never)), None)
-    lm.also = recorded = _recorded_once(methods)
-    runs.reference = _run(rag, closed or Method(_REFERENCE, Never(), rag.query), None, runs.questions, out)
-    # Attention is large and read in the middle of answers, which methods hardly ever share.
-    lm.also = replace(recorded, attention=False, attention_layer=None)
-    if closed is None:
-        runs.notes.append("The closed-book answers that judge the triggers come from a run not in the table.")
-    else:
-        done[closed.name], ran[closed.name] = runs.reference, closed
-    for method in (m for m in in_running_order(methods, match) if m is not closed):
-        if method.tunable and method.name in tuned:
-            method = method.with_options(threshold=tuned[method.name].threshold)
-        if method.matched and match is not None:
-            rate = float(done[match].cost("retrievals").mean())
-            method = method.with_options(rate=rate)
-            runs.notes.append(
-                f"The budget of {method.name} is matched to {match}: {rate:.3f} retrievals per question."
-            )
-        elif method.matched and cfg.match is not None:
-            runs.notes.append(f"The budget of {method.name} is its own rate: {cfg.match} was not run.")
-        calibration = tuned.get(method.name) if method.calibrated else None
-        done[method.name] = _run(rag, method, calibration, runs.questions, out)
-        ran[method.name] = method
-    runs.by_name = {name: done[name] for name in names}
-    as_ran = [ran[name] for name in names]
-    runs.climbed = climb_all(rag, as_ran, done, runs.questions, out / "replay")
-    runs.reruns = rerun_all(rag, as_ran, done, runs.reference, runs.climbed, out / "replay", points=cfg.sweep)
 
 
 def _recorded_once(methods: Sequence[Method]) -> Needs:
@@ -194,10 +147,53 @@ def _recorded_once(methods: Sequence[Method]) -> Needs:
     return needs
 
 
-def _run(rag: RAG, method: Method, tuned: Tuned | None, questions: Sequence[Question], out: Path) -> Outcomes:
-    mine = replace(rag, trigger=method.trigger, query=method.query)
-    answers = mine.run(questions, out / "traces" / f"{method.name}.jsonl", progress=method.name)
-    scores = first_scores(answers)
-    probability = tuned.probability if tuned else method.trigger.probability
-    known = None if scores is None or probability is None else probability(scores)
-    return Outcomes(questions, answers, scores, known, method.trigger.record)
+def _closed_book(
+    rag: SharedRAG, methods: Sequence[Method], questions: Sequence[Question], out: Path, notes: list[str]
+) -> MethodRun:
+    """The run without retrieval, with which the others begin and by which the triggers are judged."""
+    closed = next((m for m in methods if isinstance(m.trigger, Never)), None)
+    if closed is None:
+        notes.append("The closed-book answers that judge the triggers come from a run not in the table.")
+        closed = Method("never", Never(), rag.query)
+    return _run(rag, closed, None, questions, out)
+
+
+def _run_all(
+    cfg: DictConfig,
+    rag: SharedRAG,
+    methods: Sequence[Method],
+    tuned: Mapping[str, Tuned],
+    reference: MethodRun,
+    out: Path,
+    notes: list[str],
+) -> dict[str, MethodRun]:
+    """Answer the questions with every method, each into its trace file; in the order of the methods."""
+    done = {reference.name: reference}
+    match = cfg.match if any(m.name == cfg.match for m in methods) else None
+    # A method whose budget is matched comes after the one that it is matched to.
+    for method in sorted(methods, key=lambda m: m.matched and match is not None):
+        if method is reference.method:
+            continue
+        calibration = tuned.get(method.name) if method.calibrated else None
+        if method.tunable and method.name in tuned:
+            method = method.with_options(threshold=tuned[method.name].threshold)
+        if method.matched and match is not None:
+            rate = float(done[match].cost("retrievals").mean())
+            method = method.with_options(rate=rate)
+            notes.append(
+                f"The budget of {method.name} is matched to {match}: {rate:.3f} retrievals per question."
+            )
+        elif method.matched and cfg.match is not None:
+            notes.append(f"The budget of {method.name} is its own rate: {cfg.match} was not run.")
+        done[method.name] = _run(rag, method, calibration, reference.questions, out)
+    return {m.name: done[m.name] for m in methods}
+
+
+def _run(
+    rag: SharedRAG, method: Method, tuned: Tuned | None, questions: Sequence[Question], out: Path
+) -> MethodRun:
+    file = out / "traces" / f"{method.name}.jsonl"
+    file.parent.mkdir(exist_ok=True)
+    answers = method.loop(rag).run(questions, file, progress=method.name)
+    calibration = tuned.probability if tuned else method.trigger.probability
+    return MethodRun(questions, answers, calibration, method=method)

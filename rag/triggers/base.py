@@ -23,12 +23,17 @@ if TYPE_CHECKING:
     from probers.store.spec import ModelSpec
 
 
+def _cannot_generate(prompts: Sequence[str], **options: Any) -> list[Generation]:
+    raise RunError("a trigger asks the model for text and was given a state without generate")
+
+
 @dataclass(frozen=True, slots=True)
 class State:
     """Where a question stands when a trigger or a query formulation is asked about it.
 
     Attributes:
         lm: the model that generates, for methods that need another pass of it.
+        generate: continues prompts as :meth:`RAG.generate <probers.rag.loop.RAG.generate>` does.
         prompt: the template behind ``generation.prompt``.
         question_span: [start, end) of the question's own text in ``generation.prompt``.
         partial: accepted answer text, with which ``generation.prompt`` ends.
@@ -51,6 +56,7 @@ class State:
     fresh: bool = False
     answer: str | None = None
     spend: Callable[[Generation], None] = lambda generation: None
+    generate: Callable[..., list[Generation]] = _cannot_generate
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,7 +50,7 @@ class LlmJudge(Trigger):
         if form.chat:
             form = form.bind(states[0].lm.tokenizer)
         asked = [form.question(self._ask(g, s)) for g, s in zip(generations, states, strict=True)]
-        replies = states[0].lm.generate(
+        replies = states[0].generate(
             asked, max_new_tokens=self.max_new_tokens, names=[s.question.id for s in states]
         )
         decisions = []
