@@ -145,9 +145,9 @@ def _cot(cfg: DictConfig) -> Make:
 
 
 def _wiki(cfg: DictConfig) -> Make:
-    from .cuts import CutPlan
     from .entities import Recogniser
     from .equivalence import EntityMatcher
+    from .labels.cuts import CutPlan
     from .labels.wiki import NEGATIVES
 
     _check_pool(cfg, ("mean", "last", "predicting", "tokens", "mind"))
@@ -194,8 +194,8 @@ def _articles(cfg: DictConfig) -> ArticleSource:
 
 def _own_vectors(cfg: DictConfig, folder: Path) -> str:
     """The file with Word2Vec vectors of the run's articles, trained unless it is there."""
-    from .cuts import natural
     from .equivalence.vectors import train_vectors
+    from .labels.cuts import natural
 
     path = folder / "vectors.bin"
     if not path.exists():

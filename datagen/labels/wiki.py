@@ -23,10 +23,10 @@ from probers.store.store import FeatureStore
 from probers.text import split_sentences
 from probers.types import Generation, Needs, Pool, UserError
 
-from ..cuts import Cut, CutPlan, Recognise
 from ..entities import Entity, Recogniser
 from ..equivalence import EntityMatcher, Match
 from .base import TOO_LONG, Examples, recorded
+from .cuts import Cut, CutPlan, Recognise
 
 #: Characters between the cut and the written entity that still count as "at its head": "the ".
 _HEAD = 5
