@@ -69,7 +69,8 @@ def test_the_order_of_the_two_mentions_does_not_matter():
 def test_the_evidence_does_not_hang_on_the_order_of_a_set():
     code = (
         "from probers.datagen.equivalence import EntityMatcher as E\n"
-        "m = E(stages=('string',)).match; print(m('1960s', \"1960's\"), m(\"Night 's Dream\", \"Night's Dream\"))"
+        "m = E(stages=('string',)).match\n"
+        'print(m(\'1960s\', "1960\'s"), m("Night \'s Dream", "Night\'s Dream"))'
     )
     said = {
         subprocess.run(
