@@ -17,7 +17,7 @@ from probers.datagen.articles import open_articles
 from probers.datagen.entities import Recogniser
 from probers.datagen.equivalence import EntityMatcher
 from probers.datagen.equivalence.vectors import train_vectors
-from probers.datagen.labels.balance import balance
+from probers.datagen.labels.base import balance
 from probers.datagen.labels.cuts import CutPlan
 from probers.datagen.labels.wiki import WikiBuilder
 from probers.datagen.run import fill
