@@ -22,9 +22,9 @@ from typing import Any
 
 import torch
 from probers.datagen.articles import open_articles
-from probers.datagen.cuts import Cut, CutPlan
 from probers.datagen.entities import Recogniser
 from probers.datagen.equivalence import EntityMatcher
+from probers.datagen.labels.cuts import Cut, CutPlan
 from probers.datagen.labels.wiki import WikiBuilder
 from probers.datagen.run import fill
 from report import publish

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from probers.datagen.articles import open_articles
-from probers.datagen.cuts import natural
-from probers.datagen.detokenise import detokenise_sentences
+from probers.datagen.articles.detokenise import detokenise_sentences
 from probers.datagen.entities import find_entities
 from probers.datagen.equivalence import STAGES, EntityMatcher
 from probers.datagen.equivalence.vectors import train_vectors
+from probers.datagen.labels.cuts import natural
 from report import publish
 
 from probers import FeatureStore

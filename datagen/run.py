@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import islice
@@ -18,65 +19,24 @@ from probers.commands.runs import RunFolder
 from probers.data.questions import open_questions
 from probers.types import Needs, RunError, UserError
 
-from .labels.base import Examples, LabelBuilder, span_of
-
 if TYPE_CHECKING:
     from probers.engine.model import CausalLM
     from probers.store.store import FeatureStore
 
     from .articles import ArticleSource
-
-
-class LabelBar:
-    """Shows items read, units done, labels per second and their balance; counts what this run makes.
-
-    Args:
-        builder: whose items are counted.
-    """
-
-    def __init__(self, builder: LabelBuilder) -> None:
-        self._builder = builder
-        self._units = self._labels = self._wrong = 0
-        self._begun = time.monotonic()
-        self._bar = tqdm(total=builder.total, unit=f" {builder.item_name}s", dynamic_ncols=True)
-
-    def __enter__(self) -> LabelBar:
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self._bar.close()
-
-    def done(self, units: int, examples: Examples) -> None:
-        """Count a shard that was written."""
-        spans = {span_of(row): row["correct"] for row in examples.rows}
-        self._units += units
-        self._labels += len(spans)
-        self._wrong += sum(1 - correct for correct in spans.values())
-        rate = self._labels / max(1e-9, time.monotonic() - self._begun)
-        share = f"{self._wrong / self._labels:.2f} {self._builder.wrong_name}" if self._labels else "no label"
-        self._bar.set_postfix_str(
-            f"{self._units} {self._builder.unit_name}s, {self._labels} labels, {rate:.1f} labels/s, {share}"
-        )
-        self._bar.update(self._builder.items - self._bar.n)
+    from .labels.base import LabelBuilder
 
 
 #: Makes the builder from the model, what is to be read of it, and the run's folder.
 Make = Callable[["CausalLM", Needs, Path], "LabelBuilder"]
 
+#: The ways to pool that each source has.
+POOLS = {
+    "cot": ("mean", "last", "mind"),
+    "wiki": ("mean", "last", "predicting", "tokens", "mind"),
+}
 #: The value of ``matcher.vectors`` that trains them on the run's articles.
 OWN = "own"
-
-
-def prepare(cfg: DictConfig) -> Make:
-    """Check the request and read its files, up to the first piece of work.
-
-    Raises:
-        UserError: whatever is wrong with it.
-    """
-    makers = {"cot": _cot, "wiki": _wiki}
-    if cfg.source not in makers:
-        raise UserError(f"source={cfg.source} is unknown: choose one of {', '.join(makers)}")
-    return makers[cfg.source](cfg)
 
 
 def parse_layers(value: Any, depth: int, *, site: str = "resid_post", pool: str = "mean") -> tuple[int, ...]:
@@ -110,15 +70,10 @@ def parse_layers(value: Any, depth: int, *, site: str = "resid_post", pool: str 
     return tuple(sorted(set(wanted)))
 
 
-def _check_pool(cfg: DictConfig, pools: tuple[str, ...]) -> None:
-    if cfg.pool not in pools:
-        raise UserError(f"pool={cfg.pool} is not there for source={cfg.source}: choose {', '.join(pools)}")
-
-
 def _cot(cfg: DictConfig) -> Make:
-    from .labels.cot import parse_label
+    """Check the request and read its files, up to the first piece of work."""
+    from .labels.cot import CotBuilder, parse_label
 
-    _check_pool(cfg, ("mean", "last", "mind"))
     parse_label(cfg.label, cfg.acc)
     asked = open_questions(build(cfg.questions), limit=cfg.limit, seed=cfg.seed, on_bad_line=cfg.on_bad_line)
     for line in asked.lines():
@@ -127,8 +82,6 @@ def _cot(cfg: DictConfig) -> Make:
     prompt = build(cfg.prompt)
 
     def make(lm: CausalLM, needs: Needs, folder: Path) -> LabelBuilder:
-        from .labels.cot import CotBuilder
-
         return CotBuilder(
             lm,
             asked,
@@ -145,12 +98,25 @@ def _cot(cfg: DictConfig) -> Make:
 
 
 def _wiki(cfg: DictConfig) -> Make:
-    from .cuts import CutPlan
+    """As :func:`_cot`; the first cut is made."""
+    from .articles import open_articles
     from .entities import Recogniser
     from .equivalence import EntityMatcher
-    from .labels.wiki import NEGATIVES
+    from .equivalence.vectors import train_vectors
+    from .labels.cuts import CutPlan, natural
+    from .labels.wiki import NEGATIVES, WikiBuilder
 
-    _check_pool(cfg, ("mean", "last", "predicting", "tokens", "mind"))
+    def articles() -> ArticleSource:
+        return open_articles(
+            cfg.articles,
+            limit=cfg.limit,
+            seed=cfg.seed,
+            on_bad_line=cfg.on_bad_line,
+            min_sentences=cfg.min_sentences,
+            max_chars=cfg.max_chars,
+            wikipedia=plain(cfg.wikipedia),
+        )
+
     if cfg.negatives not in NEGATIVES:
         raise UserError(f"negatives={cfg.negatives} is unknown: choose {' or '.join(NEGATIVES)}")
     options = plain(cfg.matcher)
@@ -158,17 +124,19 @@ def _wiki(cfg: DictConfig) -> Make:
     matcher = EntityMatcher(**(options | {"vectors": ""} if own else options))
     prompt = build(cfg.prompt)
     recognise = Recogniser(cfg.recogniser, fine=True)
-    plan = CutPlan(_articles(cfg), recognise, cfg.per_article, cfg.within, cfg.seed)
+    plan = CutPlan(articles(), recognise, cfg.per_article, cfg.within, cfg.seed)
     plan.peek()
 
     def make(lm: CausalLM, needs: Needs, folder: Path) -> LabelBuilder:
-        from .labels.wiki import WikiBuilder
-
+        vectors = folder / "vectors.bin"
+        if own and not vectors.exists():
+            print(f"training Word2Vec on the articles -> {vectors}", flush=True)
+            train_vectors(map(natural, articles()), vectors, seed=cfg.seed)
         return WikiBuilder(
             lm,
             plan,
             needs,
-            replace(matcher, vectors=_own_vectors(cfg, folder)) if own else matcher,
+            replace(matcher, vectors=str(vectors)) if own else matcher,
             recognise,
             prompt,
             negatives=cfg.negatives,
@@ -176,32 +144,6 @@ def _wiki(cfg: DictConfig) -> Make:
         )
 
     return make
-
-
-def _articles(cfg: DictConfig) -> ArticleSource:
-    from .articles import open_articles
-
-    return open_articles(
-        cfg.articles,
-        limit=cfg.limit,
-        seed=cfg.seed,
-        on_bad_line=cfg.on_bad_line,
-        min_sentences=cfg.min_sentences,
-        max_chars=cfg.max_chars,
-        wikipedia=plain(cfg.wikipedia),
-    )
-
-
-def _own_vectors(cfg: DictConfig, folder: Path) -> str:
-    """The file with Word2Vec vectors of the run's articles, trained unless it is there."""
-    from .cuts import natural
-    from .equivalence.vectors import train_vectors
-
-    path = folder / "vectors.bin"
-    if not path.exists():
-        print(f"training Word2Vec on the articles -> {path}", flush=True)
-        train_vectors(map(natural, _articles(cfg)), path, seed=cfg.seed)
-    return str(path)
 
 
 def run(cfg: DictConfig) -> Path:
@@ -212,7 +154,12 @@ def run(cfg: DictConfig) -> Path:
     """
     if cfg.shard_size < 1:
         raise UserError(f"shard_size={cfg.shard_size} must be 1 or more")
-    make = prepare(cfg)
+    if cfg.source not in POOLS:
+        raise UserError(f"source={cfg.source} is unknown: choose one of {', '.join(POOLS)}")
+    if cfg.pool not in POOLS[cfg.source]:
+        pools = ", ".join(POOLS[cfg.source])
+        raise UserError(f"pool={cfg.pool} is not there for source={cfg.source}: choose {pools}")
+    make = {"cot": _cot, "wiki": _wiki}[cfg.source](cfg)
     files = (*build(cfg.questions).files, cfg.articles, cfg.corpus, cfg.matcher.aliases, cfg.matcher.vectors)
     config = plain(cfg) | {"inputs": fingerprints(*filter(None, files))}
     folder = RunFolder(Path(cfg.out), "datagen", config)
@@ -237,7 +184,7 @@ def run(cfg: DictConfig) -> Path:
         site=cfg.site,
         pool=cfg.pool,
         position=builder.position,
-        prompt=builder.prompt_id,
+        prompt=builder.prompt.fingerprint,
     )
     store = FeatureStore.create(folder.path, spec, config=config)
     print(f"{cfg.source} -> {folder.path} (model={cfg.model.name}, prompt={cfg.prompt.name})", flush=True)
@@ -266,30 +213,45 @@ def run(cfg: DictConfig) -> Path:
 
 
 def fill(store: FeatureStore, builder: LabelBuilder, *, shard_size: int) -> None:
-    """Do the work that no shard covers yet, ``shard_size`` pieces at a time; one of them is held at once."""
+    """Do the work that no shard covers yet, ``shard_size`` pieces at a time; one of them is held at once.
+
+    A bar shows what this run makes: items read, units done, labels per second and their balance.
+    """
     import numpy as np
+
+    from .labels.base import span_of
 
     done = store.units
     empty = np.zeros((0, len(store.spec.layers), store.spec.width), dtype=np.float32)
-    waiting = (unit for unit in builder.units() if builder.unit_id(unit) not in done)
-    with LabelBar(builder) as bar:
+    waiting = (unit for unit in builder.units() if unit.id not in done)
+    begun = time.monotonic()
+    n_units, labels = 0, Counter[int]()
+    with tqdm(total=builder.total, unit=f" {builder.item_name}s", dynamic_ncols=True) as bar:
         while units := list(islice(waiting, shard_size)):
             examples = builder.build(units)
             store.write_shard(
                 store.next_shard,
                 examples.rows,
                 np.stack(examples.states) if examples.states else empty,
-                units=[builder.unit_id(unit) for unit in units],
+                units=[unit.id for unit in units],
                 left_out=examples.left_out,
             )
-            bar.done(len(units), examples)
+            n_units += len(units)
+            labels.update({span_of(row): row["correct"] for row in examples.rows}.values())
+            total = labels.total()
+            rate = total / max(1e-9, time.monotonic() - begun)
+            share = f"{labels[0] / total:.2f} {builder.wrong_name}" if total else "no label"
+            bar.set_postfix_str(
+                f"{n_units} {builder.unit_name}s, {total} labels, {rate:.1f} labels/s, {share}"
+            )
+            bar.update(builder.items - bar.n)
 
 
 def _conclude(
     store: FeatureStore, builder: LabelBuilder, cfg: DictConfig
 ) -> tuple[dict[str, Any], list[str]]:
     """Balance if asked for, and what there is to say about the labels."""
-    from .labels.balance import balance
+    from .labels.base import balance
 
     try:
         len(store)

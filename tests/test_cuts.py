@@ -4,8 +4,8 @@ import json
 
 import pytest
 from probers.datagen.articles import open_articles
-from probers.datagen.cuts import CutPlan, cut_article
 from probers.datagen.entities import find_entities
+from probers.datagen.labels.cuts import CutPlan, cut_article
 from probers.datagen.labels.wiki import Settled, head_entity, one_sentence, stop_rule
 
 from probers.testbed.assets import load_articles

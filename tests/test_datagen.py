@@ -172,6 +172,7 @@ def test_a_finished_run_is_not_repeated(cot, capsys):
         (["source=wiki", "within=0"], "within=0 leaves nothing"),
         (["source=wiki", "negatives=none"], "negatives=none is unknown: choose generated or untouched"),
         (["source=wiki", "recogniser=spacy"], "needs an English spaCy pipeline"),
+        (["source=wiki", "recogniser=spacy:en_none"], "no spaCy pipeline of that name is installed"),
         (["source=wiki", "prompt=chat"], "prompt=chat is a chat prompt, and .* has no chat template"),
         ("site=nowhere", "site=nowhere is unknown"),
         (["pool=mind", "layers=[3]"], "leave layers=all"),

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from probers.datagen.detokenise import detokenise, detokenise_sentences, is_shifted, is_tokenised
+from probers.datagen.articles.detokenise import detokenise, detokenise_sentences, is_shifted, is_tokenised
 
 PAIRS = [
     ('" The Glass Orchard " is the 12th episode .', '"The Glass Orchard" is the 12th episode.'),

@@ -4,12 +4,13 @@ import hashlib
 import json
 import os
 import re
+import sys
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from probers.datagen.detokenise import detokenise_sentences
+from probers.datagen.articles.detokenise import detokenise_sentences
 from probers.datagen.entities import Recogniser, find_entities
 from probers.datagen.equivalence import EntityMatcher, parse_date, parse_number
 
@@ -279,19 +280,42 @@ def test_a_megabyte_is_no_problem():
     assert len(find_entities(text)) == 60_000
 
 
-def test_auto_uses_the_rules_where_no_pipeline_is(monkeypatch, capsys):
-    monkeypatch.setattr("probers.datagen.entities.recogniser.installed_pipeline", lambda: None)
+@pytest.fixture
+def upload(tmp_path, monkeypatch):
+    """An unrelated package that has the name of a pipeline; says whether it was imported."""
+    ran = tmp_path / "ran"
+    info = tmp_path / "site" / "en_core_web_trf-9.9.dist-info" / "METADATA"
+    info.parent.mkdir(parents=True)
+    info.write_text("Metadata-Version: 2.1\nName: en-core-web-trf\nVersion: 9.9\n")
+    package = tmp_path / "site" / "en_core_web_trf" / "__init__.py"
+    package.parent.mkdir()
+    package.write_text(f"open({str(ran)!r}, 'w').close()\n")
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    yield ran.exists
+    sys.modules.pop("en_core_web_trf", None)
+
+
+def test_auto_is_the_rules_whatever_package_has_the_name_of_a_pipeline(upload, capsys):
     recogniser = Recogniser()
     assert recogniser.name == "rules"
-    assert "by rules (no English spaCy pipeline is installed)" in capsys.readouterr().out
+    assert capsys.readouterr().out == "entities: by rules\n"
     assert recogniser("He met Ida Morrow.") == find_entities("He met Ida Morrow.")
     with pytest.raises(UserError, match="spacy download en_core_web_sm, or recogniser=rules"):
         Recogniser("spacy")
+    assert not upload()
+
+
+def test_a_pipeline_that_is_named_is_looked_for_and_must_be_one(upload):
+    with pytest.raises(UserError, match="recogniser=spacy:en_core_web_trf: no spaCy pipeline of that name"):
+        Recogniser("spacy:en_core_web_trf")
+    assert upload()
+    with pytest.raises(UserError, match="spacy download en_core_web_none, or recogniser=rules"):
+        Recogniser("spacy:en_core_web_none")
 
 
 @pytest.fixture
 def pipeline(monkeypatch):
-    """A blank English pipeline that knows a few entities, in place of an installed one."""
+    """A blank English pipeline that knows a few entities, in place of an installed one; its name."""
     spacy = pytest.importorskip("spacy")
     blank = spacy.blank("en")
     patterns = [
@@ -302,12 +326,12 @@ def pipeline(monkeypatch):
         ("MONEY", "$5"),
     ]
     blank.add_pipe("entity_ruler").add_patterns([{"label": k, "pattern": p} for k, p in patterns])
-    monkeypatch.setattr("probers.datagen.entities.recogniser.installed_pipeline", lambda: "en_core_web_sm")
-    monkeypatch.setattr("probers.datagen.entities.recogniser._load", lambda name: blank)
+    monkeypatch.setattr("probers.datagen.entities.recogniser._load", {"en_core_web_sm": blank}.__getitem__)
+    return "en_core_web_sm"
 
 
-@pytest.mark.parametrize("kind", ["auto", "spacy"])
-def test_spacy_where_a_pipeline_is(pipeline, capsys, kind):
+def test_spacy_where_a_pipeline_is_named(pipeline, capsys):
+    kind = f"spacy:{pipeline}"
     text = "In 1999 and last May the Acme Bank paid $5 for Norway's ships."
     recogniser = Recogniser(kind)
     assert "by the NER of en_core_web_sm" in capsys.readouterr().out
@@ -329,13 +353,15 @@ def test_spacy_where_a_pipeline_is(pipeline, capsys, kind):
     assert all(text[e.start : e.end] == e.text for e in recogniser(text))
 
 
-def test_rules_are_used_on_request_even_so(pipeline, capsys):
-    assert Recogniser("rules").name == "rules"
+@pytest.mark.parametrize("kind", ["rules", "auto"])
+def test_rules_are_used_on_request_even_so(pipeline, capsys, kind):
+    assert Recogniser(kind).name == "rules"
     assert capsys.readouterr().out == "entities: by rules\n"
     Recogniser("rules", quiet=True)
     assert capsys.readouterr().out == ""
 
 
-def test_an_unknown_recogniser_is_an_error():
-    with pytest.raises(UserError, match="recogniser=flair is unknown: choose rules, spacy or auto"):
-        Recogniser("flair")
+@pytest.mark.parametrize("kind", ["flair", "rules:en_core_web_sm", "auto:en_core_web_sm"])
+def test_an_unknown_recogniser_is_an_error(kind):
+    with pytest.raises(UserError, match=f"recogniser={kind} is unknown: choose rules, spacy or auto"):
+        Recogniser(kind)

@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 from fake_lm import SPEC, FakeLM
 from probers.datagen.articles import open_articles
-from probers.datagen.cuts import CutPlan
 from probers.datagen.entities import Recogniser
 from probers.datagen.equivalence import EntityMatcher
 from probers.datagen.equivalence.vectors import train_vectors
-from probers.datagen.labels.balance import balance
+from probers.datagen.labels.base import balance
+from probers.datagen.labels.cuts import CutPlan
 from probers.datagen.labels.wiki import WikiBuilder
 from probers.datagen.run import fill
 

@@ -10,7 +10,7 @@ from probers.data.splits import limited
 from probers.testbed.assets import load_articles
 from probers.types import UserError
 
-from .base import ArticleSource, Problems, Progress, Rules, at_least_one, no_progress
+from .base import ArticleSource, Problems, Progress, Rules, no_progress
 
 __all__ = ["ArticleSource", "Problems", "Progress", "open_articles"]
 
@@ -40,7 +40,7 @@ def open_articles(
             is well-formed and always a problem, never an error.
         min_sentences: an article with fewer is a problem (the testbed's have what they need).
         max_chars: an article is cut off, between sentences, at this many characters.
-        wikipedia: the fields of :class:`~.wikipedia.WikipediaOptions`.
+        wikipedia: the fields of :class:`~.wikipedia_client.WikipediaOptions`.
         progress: see :data:`~.base.Progress`.
 
     Raises:
@@ -54,17 +54,13 @@ def open_articles(
         items = limited(load_articles(), limit, seed)
         return ArticleSource(spec, iter(items), Problems(), len(items))
     if spec == "wikipedia":
-        from .wikipedia import WikipediaOptions, open_wikipedia
+        from .wikipedia import open_wikipedia
+        from .wikipedia_client import WikipediaOptions
 
         options = WikipediaOptions.of(wikipedia)
-        source = open_wikipedia(options, limit=limit, seed=seed, rules=rules, progress=progress)
-    elif spec.startswith("hf:"):
-        from .hub import open_hub
+        return open_wikipedia(options, limit=limit, seed=seed, rules=rules, progress=progress)
+    from .files import open_file, open_hub
 
-        source = open_hub(spec, limit=limit, seed=seed, rules=rules, progress=progress)
-    else:
-        from .files import open_file
-
-        source = open_file(spec, limit=limit, seed=seed, on_bad_line=on_bad_line, rules=rules)
-    source.articles = at_least_one(spec, source.articles, source.problems)
-    return source
+    if spec.startswith("hf:"):
+        return open_hub(spec, limit=limit, seed=seed, rules=rules, progress=progress)
+    return open_file(spec, limit=limit, seed=seed, on_bad_line=on_bad_line, rules=rules)

@@ -35,10 +35,8 @@ APPENDICES = frozenset(
     |collegamenti esterni|referências|ver também|ligações externas|bibliografia|zie ook|externe links
     |bronnen, noten en/of referenties|примечания|см. также|ссылки|литература
     |المراجع|مراجع|انظر أيضا|وصلات خارجية|参考文献|参见|外部链接|注释|脚注|関連項目|外部リンク""".replace(
-        "\n", ""
-    )
-    .replace("    ", "")
-    .split("|")
+        "\n    ", ""
+    ).split("|")
 )
 
 
@@ -187,7 +185,7 @@ class ArticleSource:
 
     Attributes:
         spec: the option's value.
-        articles: the articles; raises UserError or RunError at its end when there was none.
+        articles: the articles.
         problems: what was left out and why; complete when the iteration has ended.
         total: how many articles are expected at most, None when nobody knows.
     """
@@ -198,17 +196,17 @@ class ArticleSource:
     total: int | None
 
     def __iter__(self) -> Iterator[Article]:
-        return self.articles
+        """The articles.
 
-
-def at_least_one(spec: str, articles: Iterator[Article], problems: Problems) -> Iterator[Article]:
-    """The articles themselves; an error at the end when there was none."""
-    empty = True
-    for article in articles:
-        empty = False
-        yield article
-    if empty:
-        raise problems.nothing_usable(spec)
+        Raises:
+            UserError, RunError: at the end, when there was none.
+        """
+        empty = True
+        for article in self.articles:
+            empty = False
+            yield article
+        if empty:
+            raise self.problems.nothing_usable(self.spec)
 
 
 class Splits:

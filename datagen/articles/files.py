@@ -1,24 +1,29 @@
-"""Articles of a JSONL file, read as a stream.
+"""Articles of a JSONL file or of a dataset of the Hugging Face Hub, read as streams.
 
-The file is read twice: once to find every malformed line before any model runs, to draw
+A file is read twice: once to find every malformed line before any model runs, to draw
 and to deal splits, which keeps 33 bytes per article, and once to deliver the articles.
+A dataset of the Hub, or a folder that ``datasets`` reads, is read once.
 """
 
 from __future__ import annotations
 
 import json
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from probers.data.hub import first_line, open_stream
 from probers.data.lines import BadLine, read_lines
 from probers.seeding import draw_key
 from probers.types import Article, UserError
 
-from .base import ArticleSource, Problems, Rules, Splits, UnusableError, clean
+from .base import ArticleSource, Problems, Progress, Rules, Splits, UnusableError, clean, prose
+
+#: With a limit, articles of the Hub are drawn out of a window of this many rows that moves over the stream.
+WINDOW = 1000
 
 
 def open_file(
@@ -33,27 +38,24 @@ def open_file(
     """
     path = Path(spec)
     if not path.is_file():
-        raise UserError(
-            f"articles={spec} is not a file: "
-            "give testbed, the path of a JSONL file, wikipedia or hf:<dataset id>"
-        )
+        known = "testbed, the path of a JSONL file, wikipedia or hf:<dataset id>"
+        raise UserError(f"articles={spec} is not a file: give {known}")
     problems = Problems()
-    splits = Splits(seed)
+    mend = "mend the line or pass on_bad_line=skip"
+    key = Splits(seed).key
     ids, titles, draws, numbers, own = array("Q"), array("Q"), array("Q"), array("Q"), array("B")
     for number, line in read_lines(path):
         try:
-            article = _article(line, rules)
+            article = _of_line(line, rules)
         except (ValueError, RecursionError) as error:
             if on_bad_line == "error":
-                raise UserError(
-                    f"{path} line {number}: {error}; mend the line or pass on_bad_line=skip"
-                ) from error
+                raise UserError(f"{path} line {number}: {error}; {mend}") from error
             problems.add(f"line {number}", f"malformed: {error}")
         except UnusableError as error:
-            problems.add(_name(line, number), str(error))
+            problems.add(clean(json.loads(line)["title"]).strip() or f"line {number}", str(error))
         else:
             ids.append(draw_key("id", 0, article.id))
-            titles.append(splits.key(article.title))
+            titles.append(key(article.title))
             if limit is not None:
                 draws.append(_draw(number, seed))
             numbers.append(number)
@@ -62,13 +64,9 @@ def open_file(
     named = {n for n, has in zip(numbers, own, strict=True) if has and n in repeated}
     for number, first in repeated.items():
         if number in named and on_bad_line == "error":
-            raise UserError(
-                f"{path} line {number}: its id is already on line {first}; "
-                "mend the line or pass on_bad_line=skip"
-            )
-        problems.add(
-            f"line {number}", f"repeated {'id' if number in named else 'title'}: also on line {first}"
-        )
+            raise UserError(f"{path} line {number}: its id is already on line {first}; {mend}")
+        what = "id" if number in named else "title"
+        problems.add(f"line {number}", f"repeated {what}: also on line {first}")
     total = len(numbers) - len(repeated)
     if not total:
         raise problems.nothing_usable(spec)
@@ -77,23 +75,21 @@ def open_file(
         kept = ~np.isin(np.frombuffer(numbers, np.uint64), np.fromiter(repeated, np.uint64, len(repeated)))
         upto = int(np.partition(np.frombuffer(draws, np.uint64)[kept], limit - 1)[limit - 1])
         total = limit
-    articles = _deliver(path, rules, seed, upto, set(repeated), Splits(seed, titles))
-    return ArticleSource(spec, articles, problems, total)
+    splits = Splits(seed, titles)
+
+    def articles() -> Iterator[Article]:
+        for number, line in read_lines(path):
+            if number in repeated or (upto < 2**64 and _draw(number, seed) > upto):
+                continue
+            try:
+                yield _of_line(line, rules, splits)
+            except (ValueError, RecursionError, UnusableError):
+                continue  # counted by the first reading
+
+    return ArticleSource(spec, articles(), problems, total)
 
 
-def _deliver(
-    path: Path, rules: Rules, seed: int, upto: int, repeated: set[int], splits: Splits
-) -> Iterator[Article]:
-    for number, line in read_lines(path):
-        if number in repeated or (upto < 2**64 and _draw(number, seed) > upto):
-            continue
-        try:
-            yield _article(line, rules, splits)
-        except (ValueError, RecursionError, UnusableError):
-            continue  # counted by the first reading
-
-
-def _article(line: str, rules: Rules, splits: Splits | None = None) -> Article:
+def _of_line(line: str, rules: Rules, splits: Splits | None = None) -> Article:
     """The article of a line.
 
     Raises:
@@ -108,8 +104,8 @@ def _article(line: str, rules: Rules, splits: Splits | None = None) -> Article:
         raise ValueError("no 'title'" if title is None else f"title must be a string, found {title!r}")
     if "sentences" in record:
         content = record["sentences"]
-        if not isinstance(content, list) or not all(isinstance(s, str) for s in content):
-            raise ValueError("sentences must be a list of strings")
+        if not _are_strings(content):
+            raise ValueError(_NO_LIST)
     elif "text" in record:
         content = record["text"]
         if not isinstance(content, str):
@@ -120,13 +116,16 @@ def _article(line: str, rules: Rules, splits: Splits | None = None) -> Article:
     return rules.article(title, content, id=None if id is None else str(id), split=splits)
 
 
+_NO_LIST = "sentences must be a list of strings"
+
+
+def _are_strings(content: Any) -> bool:
+    return isinstance(content, list) and all(isinstance(s, str) for s in content)
+
+
 def _draw(number: int, seed: int) -> int:
     """What decides whether a limit keeps a line; the lines with the least are kept."""
     return draw_key("limit", seed, str(number))
-
-
-def _name(line: str, number: int) -> str:
-    return clean(json.loads(line)["title"]).strip() or f"line {number}"
 
 
 def _repeated(ids: array[int], numbers: array[int]) -> dict[int, int]:
@@ -140,3 +139,83 @@ def _repeated(ids: array[int], numbers: array[int]) -> dict[int, int]:
     origin = lines[first][np.cumsum(first) - 1]
     pairs = zip(lines[~first].tolist(), origin[~first].tolist(), strict=True)
     return dict(sorted(pairs))
+
+
+def open_hub(spec: str, *, limit: int | None, seed: int, rules: Rules, progress: Progress) -> ArticleSource:
+    """The articles of ``hf:<dataset id>[:<config>][:<split>]``; the split defaults to train or the only one.
+
+    Rows need a ``title`` and ``text`` or ``sentences`` (a list of strings). A limit counts
+    usable articles, drawn by ``seed``.
+
+    Raises:
+        UserError: no such dataset, configuration, split or columns.
+        RunError: the dataset cannot be reached.
+    """
+    parts = spec.removeprefix("hf:").split(":")
+    if len(parts) > 3 or not parts[0]:
+        raise UserError(f"articles={spec} is not understood: give hf:<dataset id>[:<config>][:<split>]")
+    name, config, split = (*parts, "", "")[:3]
+    folder = "give a folder with the dataset's files as hf:FOLDER"
+    rows: Mapping[str, Any] = open_stream(f"articles={spec}", name, instead=folder, name=config or None)
+    if split and split not in rows:
+        raise UserError(f"articles={spec} has no split {split}: choose one of {', '.join(rows)}")
+    if not split and "train" not in rows and len(rows) > 1:
+        raise UserError(
+            f"articles={spec} has several splits: add one of {', '.join(rows)} as hf:{name}:{config}:<split>"
+        )
+    data = rows[split or ("train" if "train" in rows else next(iter(rows)))]
+    if limit is not None:
+        data = data.shuffle(seed=seed, buffer_size=WINDOW)
+    if data.column_names is not None:
+        _check_columns(spec, data.column_names)
+    problems, splits = Problems(), Splits(seed)
+
+    def articles() -> Iterator[Article]:
+        done = number = 0
+        stream = iter(data)
+        while done != limit:
+            try:
+                row = next(stream, None)
+            except Exception as error:  # whatever file system and format lie below
+                reason = f"broke off: {type(error).__name__}: {first_line(error)}"
+                problems.add(f"row {number + 1}", reason, failure=True)
+                break
+            if row is None:
+                break
+            if not number:
+                _check_columns(spec, row)
+            number += 1
+            try:
+                article = _of_row(row, number, rules, splits)
+            except UnusableError as error:
+                problems.add(str(row.get("title") or f"row {number}"), str(error))
+            else:
+                done += 1
+                progress(done, limit, article.title)
+                yield article
+
+    return ArticleSource(spec, articles(), problems, limit)
+
+
+def _check_columns(spec: str, columns: Iterable[str]) -> None:
+    columns = list(columns)
+    if "title" not in columns or not {"text", "sentences"} & set(columns):
+        raise UserError(
+            f"articles={spec} needs the columns title and text or sentences: "
+            f"it has {', '.join(columns) or 'none'}"
+        )
+
+
+def _of_row(row: Mapping[str, Any], number: int, rules: Rules, splits: Splits) -> Article:
+    title, content = row.get("title"), row.get("sentences")
+    if not isinstance(title, str):
+        raise UnusableError("no title")
+    if content is None:
+        content = row.get("text")
+        if not isinstance(content, str):
+            raise UnusableError("empty")
+        content = prose(clean(content))
+    elif not _are_strings(content):
+        raise UnusableError(f"malformed: {_NO_LIST}")
+    id = row.get("id")
+    return rules.article(title, content, id=str(number if id is None else id), split=splits)

@@ -1,4 +1,4 @@
-"""A plain linear probe on one stored layer: what a head on these states could claim at least."""
+"""What predicts labels: detectors that see the text alone, and a plain linear probe on a stored layer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ import pandas as pd
 from probers.evaluation import metrics
 from probers.evaluation.baselines import RANGES, bag_of_words, categories, numbers
 from probers.evaluation.bootstrap import Bootstrap, Interval
-from probers.evaluation.metrics import auroc
 from probers.store.store import FeatureStore
 
 #: Inverse penalties tried; on standardised states the usual 1.0 fits noise where examples are few.
@@ -47,10 +46,7 @@ def depths(layers: Sequence[int]) -> tuple[int, ...]:
 
 
 def linear_probe(
-    store: FeatureStore,
-    rows: np.ndarray,
-    wrong: np.ndarray,
-    splits: dict[str, np.ndarray],
+    store: FeatureStore, rows: np.ndarray, wrong: np.ndarray, splits: Mapping[str, np.ndarray]
 ) -> Probe:
     """Standardised states, logistic regression; one layer and one split are in memory at a time.
 
@@ -63,58 +59,46 @@ def linear_probe(
     Raises:
         UserError: a shard that cannot be read.
     """
-    tried = depths(store.spec.layers)
-    train, validation, test = (splits[name] for name in ("train", "validation", "test"))
-    if len(set(wrong[validation])) < 2:
-        layer = tried[len(tried) // 2]
-        probe = _Fitted.on(store, layer, rows[train], wrong[train], _STRENGTHS[1:2])
-        return Probe(layer, tried, None, probe.scores(0, store, rows[test]))
-    best: Probe | None = None
-    for layer in tried:
-        probe = _Fitted.on(store, layer, rows[train], wrong[train], _STRENGTHS)
-        quality = [
-            float(auroc(wrong[validation], probe.scores(i, store, rows[validation])))
-            for i in range(len(_STRENGTHS))
-        ]
-        place = int(np.argmax(quality))
-        if best is None or best.validation is None or quality[place] > best.validation:
-            best = Probe(layer, tried, quality[place], probe.scores(place, store, rows[test]))
-    assert best is not None
-    return best
+    tried, strengths = depths(store.spec.layers), _STRENGTHS
+    told = wrong[splits["validation"]]
+    chosen = len(set(told)) > 1
+    layers = tried if chosen else tried[len(tried) // 2 :][:1]
 
+    def states(layer: int, split: str) -> np.ndarray:
+        return store.states((layer,), rows[splits[split]])[:, 0].astype(np.float32)
 
-@dataclass(frozen=True, slots=True)
-class _Fitted:
-    """Models of one layer, one per penalty, on states that are standardised as the training ones."""
-
-    layer: int
-    mean: np.ndarray
-    scale: np.ndarray
-    models: list[Any]
-
-    @classmethod
-    def on(
-        cls, store: FeatureStore, layer: int, rows: np.ndarray, wrong: np.ndarray, strengths: Sequence[float]
-    ) -> _Fitted:
-        from sklearn.exceptions import ConvergenceWarning
-        from sklearn.linear_model import LogisticRegression
-
-        states = store.states((layer,), rows)[:, 0].astype(np.float32)
-        mean = states.mean(axis=0, dtype=np.float64).astype(np.float32)
-        states -= mean
-        scale = np.sqrt(np.einsum("ij,ij->j", states, states) / len(states))
+    candidates: list[tuple[Any, int, np.ndarray, np.ndarray, Any]] = []
+    for layer in layers:
+        inputs = states(layer, "train")
+        mean = inputs.mean(axis=0, dtype=np.float64).astype(np.float32)
+        inputs -= mean
+        scale = np.sqrt(np.einsum("ij,ij->j", inputs, inputs) / len(inputs))
         scale[scale == 0] = 1.0
-        states /= scale
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ConvergenceWarning)  # a probe that stopped early still is one
-            models = [LogisticRegression(C=c, max_iter=300).fit(states, wrong) for c in strengths]
-        return cls(layer, mean, scale, models)
+        inputs /= scale
+        models = _logistic(inputs, wrong[splits["train"]], strengths if chosen else strengths[1:2])
+        del inputs
+        held = (states(layer, "validation") - mean) / scale if chosen else None
+        for model in models:
+            quality = None if held is None else float(metrics.auroc(told, _log_odds(model, held)))
+            candidates.append((quality, layer, mean, scale, model))
+    quality, layer, mean, scale, model = max(candidates, key=lambda found: found[0])
+    scores = _log_odds(model, (states(layer, "test") - mean) / scale)
+    return Probe(layer, tried, quality, scores)
 
-    def scores(self, place: int, store: FeatureStore, rows: np.ndarray) -> np.ndarray:
-        """(n,) log-odds of some rows by one of the models."""
-        states = store.states((self.layer,), rows)[:, 0].astype(np.float32)
-        found: np.ndarray = self.models[place].decision_function((states - self.mean) / self.scale)
-        return found.astype(np.float64)
+
+def _logistic(inputs: np.ndarray, wrong: np.ndarray, strengths: Sequence[float]) -> list[Any]:
+    """scikit-learn's logistic regressions, one per inverse penalty."""
+    from sklearn.exceptions import ConvergenceWarning
+    from sklearn.linear_model import LogisticRegression
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)  # a probe that stopped early still is one
+        return [LogisticRegression(C=c, max_iter=300).fit(inputs, wrong) for c in strengths]
+
+
+def _log_odds(model: Any, inputs: np.ndarray) -> np.ndarray:
+    found: np.ndarray = model.decision_function(inputs)
+    return found.astype(np.float64)
 
 
 SPLITS = ("train", "validation", "test")

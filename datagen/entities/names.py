@@ -14,86 +14,82 @@ from probers.text import is_stop_word, split_sentences
 
 from .base import Cover, Span
 
-
-def _set(words: str) -> frozenset[str]:
-    return frozenset(words.split())
-
-
 #: Lower-case particles of personal and foreign names.
-PARTICLES = _set(
-    "de del della dello delle dei di da das do dos du des la le les van von der den ter ten zu zur af "
-    "av bin ibn al el y e il los las san op aan d' auf und et"
+PARTICLES = frozenset(
+    """de del della dello delle dei di da das do dos du des la le les van von der den ter ten zu zur af av bin
+    ibn al el y e il los las san op aan d' auf und et""".split()
 )
 #: Lower-case words that may lie inside an English name.
-JOINTS = _set("of the and for at on in to")
+JOINTS = frozenset("of the and for at on in to".split())
 #: Nouns that "for" and "at" may follow inside a name, and whose "of X and Y" is one name.
-HEADS_FOR = _set(
-    "Academy Agency Alliance Association Award Awards Board Bureau Campaign Center Centre Coalition "
-    "College Commission Committee Conference Council Department Endowment Faculty Foundation Fund "
-    "Hospital Institute Library Medal Ministry Movement Museum Office Organisation Organization Party "
-    "Prize Program Programme School Secretary Minister Society Union University Act Bill"
+HEADS_FOR = frozenset(
+    """Academy Agency Alliance Association Award Awards Board Bureau Campaign Center Centre Coalition College
+    Commission Committee Conference Council Department Endowment Faculty Foundation Fund Hospital Institute
+    Library Medal Ministry Movement Museum Office Organisation Organization Party Prize Program Programme
+    School Secretary Minister Society Union University Act Bill""".split()
 )
 #: Nouns that announce titles of works.
-WORK_NOUNS = _set(
-    "album albums song songs single singles novel novels film films book books publications ep eps play "
-    "plays poem poems opera operas series include includes"
+WORK_NOUNS = frozenset(
+    """album albums song songs single singles novel novels film films book books publications ep eps play
+    plays poem poems opera operas series include includes""".split()
 )
 #: Lower-case heads of compounds whose name begins after the hyphen ("non-English").
-LOWER_PREFIXES = _set(
-    "non pre post anti pro mid ex trans inter neo sub un all pan early late then now half semi quasi "
-    "self intra"
+LOWER_PREFIXES = frozenset(
+    """non pre post anti pro mid ex trans inter neo sub un all pan early late then now half semi quasi self
+    intra""".split()
 )
 #: Ends of compounds that are no part of the name before them ("Swedish-born").
-COMMON_TAILS = _set(
-    "language born based speaking style era class led area wide winning nominated like type owned "
-    "themed related centric controlled occupied held backed bound ruled trained built made inspired "
-    "influenced level sponsored supported affiliated educated raised designed run only century day time "
-    "free shaped funded selling bred dominated"
+COMMON_TAILS = frozenset(
+    """language born based speaking style era class led area wide winning nominated like type owned themed
+    related centric controlled occupied held backed bound ruled trained built made inspired influenced level
+    sponsored supported affiliated educated raised designed run only century day time free shaped funded
+    selling bred dominated""".split()
 )
 #: Words that open sentences with a capital that is not theirs, stop words aside.
-OPENERS = _set(
-    "Born Written Released Directed Located Founded Set Based Produced Published Built Designed Known "
-    "Named Following Originally Although Despite Upon Early Later Late Today Currently Recently "
-    "Initially Eventually Finally Subsequently Generally Typically Usually Often Sometimes Critics "
-    "Reviewers Many Several Some Most Both Two Three Four Five Six Seven Eight Nine Ten First Second "
-    "Third Fourth Fifth Sixth Seventh Eighth Ninth Tenth Former Historically Together Prior Given Like "
-    "Unlike According Along Around Within Without Until Since Because Additionally Furthermore Moreover "
-    "However Nevertheless Meanwhile Instead Also Other Another Each Every Construction Development Work "
-    "Plans Production People Members Students Scholars Historians Scientists Children Men Women Fans "
-    "Players Modern Ancient Traditional Contemporary New Large Small Local National Winds Heavy "
-    "Rainfall Damage Commercially Musically Lyrically Developed Created Performed Recorded Filmed "
-    "Formed Established Raised Educated Featuring Starring Having Being Using Giving Taking Making "
-    "Considered Described Widely Administratively Geographically Politically Economically Dedicated "
-    "Inspired Led Appointed Elected Including Formally Officially Opened Completed Adapted Composed "
-    "Near Across Beyond Below Above Between Among Amongst Against Unless Once Whether Whenever Wherever "
-    "Whereas Whilst Besides Except Apart Due Only Even Just Still Thus Hence Perhaps Here There Half "
-    "None Neither Either Few Much More Less Such Same Certain Various Numerous Different Similar "
-    "Further Per Via Yes Oh Let Please See Note Come Go Get Make Why How What"
+OPENERS = frozenset(
+    """Born Written Released Directed Located Founded Set Based Produced Published Built Designed Known Named
+    Following Originally Although Despite Upon Early Later Late Today Currently Recently Initially Eventually
+    Finally Subsequently Generally Typically Usually Often Sometimes Critics Reviewers Many Several Some Most
+    Both Two Three Four Five Six Seven Eight Nine Ten First Second Third Fourth Fifth Sixth Seventh Eighth
+    Ninth Tenth Former Historically Together Prior Given Like Unlike According Along Around Within Without
+    Until Since Because Additionally Furthermore Moreover However Nevertheless Meanwhile Instead Also Other
+    Another Each Every Construction Development Work Plans Production People Members Students Scholars
+    Historians Scientists Children Men Women Fans Players Modern Ancient Traditional Contemporary New Large
+    Small Local National Winds Heavy Rainfall Damage Commercially Musically Lyrically Developed Created
+    Performed Recorded Filmed Formed Established Raised Educated Featuring Starring Having Being Using Giving
+    Taking Making Considered Described Widely Administratively Geographically Politically Economically
+    Dedicated Inspired Led Appointed Elected Including Formally Officially Opened Completed Adapted Composed
+    Near Across Beyond Below Above Between Among Amongst Against Unless Once Whether Whenever Wherever Whereas
+    Whilst Besides Except Apart Due Only Even Just Still Thus Hence Perhaps Here There Half None Neither
+    Either Few Much More Less Such Same Certain Various Numerous Different Similar Further Per Via Yes Oh Let
+    Please See Note Come Go Get Make Why How What""".split()
 )
 #: Lower-case words that follow a subject, so that a lone capitalised word before them is a name.
-PREDICATES = _set(
-    "is was were are has had have also later then became becomes began begins wrote writes won wins "
-    "made makes took takes said says did does died dies grew left led met went came served would could "
-    "will may can and or who which lies stands sold ran held gave found felt fought saw spent taught "
-    "sang sings plays stars follows contains describes remains born thought himself herself itself not "
-    "never first again"
+PREDICATES = frozenset(
+    """is was were are has had have also later then became becomes began begins wrote writes won wins made
+    makes took takes said says did does died dies grew left led met went came served would could will may can
+    and or who which lies stands sold ran held gave found felt fought saw spent taught sang sings plays stars
+    follows contains describes remains born thought himself herself itself not never first again""".split()
 )
 #: Words whose possessive the name goes on after ("People's Republic"), and words that go on so.
-OWNERS = _set(
-    "People Women Men Children King Queen Majesty Prince Princess Veterans Workers Farmers Mother Father"
+OWNERS = frozenset(
+    """People Women Men Children King Queen Majesty Prince Princess Veterans Workers Farmers Mother
+    Father""".split()
 )
-OWNED = _set(
-    "Magazine Day College Church Hospital Cathedral Palace Park Center Centre Cup Hall Weekly Monthly "
-    "Court Bridge School Island Law Theorem Eve Bazaar Journal Guide Theatre Theater Castle Creek Bay"
+OWNED = frozenset(
+    """Magazine Day College Church Hospital Cathedral Palace Park Center Centre Cup Hall Weekly Monthly Court
+    Bridge School Island Law Theorem Eve Bazaar Journal Guide Theatre Theater Castle Creek Bay""".split()
 )
 #: Names that end in their own "'s".
-WITH_S = _set("McDonald Macy Sotheby Christie Wendy Levi Lloyd Sainsbury Domino Kellogg Moody Denny Hershey")
+WITH_S = frozenset(
+    """McDonald Macy Sotheby Christie Wendy Levi Lloyd Sainsbury Domino Kellogg Moody Denny Hershey""".split()
+)
 #: Capitalised words that alone name nothing.
-NOT_NAMES = _set("I A The No. EP EPs LP LPs CD CDs DVD DVDs TV R&B PhD OK Jr Jr. Sr.")
+NOT_NAMES = frozenset("I A The No. EP EPs LP LPs CD CDs DVD DVDs TV R&B PhD OK Jr Jr. Sr.".split())
 #: Words that an ordinal before them belongs to ("17th Brigade").
-ORDERED = _set(
-    "Brigade Division Battalion Regiment Infantry Army Corps Fleet Street Avenue Squadron Cavalry "
-    "Congress Amendment Airborne Armored Armoured Battery Ward Parliament"
+ORDERED = frozenset(
+    """Brigade Division Battalion Regiment Infantry Army Corps Fleet Street Avenue Squadron Cavalry Congress
+    Amendment Airborne Armored Armoured Battery Ward Parliament""".split()
 )
 
 
@@ -132,7 +128,8 @@ class _Token:
 
 def find_names(text: str, cover: Cover) -> Iterator[Span]:
     """Spans of names outside the characters already taken."""
-    tokens = _tokenise(text, cover)
+    words = _Words(text, cover)
+    tokens = words.tokens
     seen = {t.text for t in tokens if t.capital and not t.opens}
     lower = {t.text for t in tokens if not t.capital}
     position = 0
@@ -140,9 +137,9 @@ def find_names(text: str, cover: Cover) -> Iterator[Span]:
         if not tokens[position].capital:
             position += 1
             continue
-        last = _last(text, tokens, position)
-        run = tokens[position : last + 1]
-        position = last + 1
+        after = words.end_of_name(position)
+        run = tokens[position:after]
+        position = after
         while run and _is_opener(run, seen, lower, text):
             run = run[1:]
             while run and not run[0].capital:
@@ -154,135 +151,127 @@ def find_names(text: str, cover: Cover) -> Iterator[Span]:
         yield ordinal.start() if ordinal and joins else run[0].start, run[-1].end
 
 
-def _tokenise(text: str, cover: Cover) -> list[_Token]:
-    """The words outside the taken spans, compounds and possessives reduced to their names."""
-    sentences = [start for start, _ in split_sentences(text)]
-    tokens = []
-    previous = 0
-    for match in _TOKEN.finditer(text):
-        start, end = match.span()
-        gap = text[previous:start]
-        border = bisect_left(sentences, previous)
-        opens = border < len(sentences) and sentences[border] <= start
-        previous = end
-        if not cover.free((start, end)) or gap.endswith("°"):  # "°F" is a unit
-            continue
-        opens = opens or _SPEECH.search(gap) is not None
-        word = match.group()
-        head, hyphen, tail = word.partition("-")
-        if hyphen and head in LOWER_PREFIXES and tail[:1].isupper():
-            start += len(head) + 1
-        elif hyphen and word.rsplit("-", 1)[1] in COMMON_TAILS:
-            end = start + word.rfind("-")
-        possessive = _POSSESSIVE.search(text[start:end])
-        if possessive and text[start : start + possessive.start()] not in WITH_S:
-            end = start + possessive.start()
-            tokens.append(_Token(start, end, text[start:end], opens, True))
-        else:
-            tokens.append(_Token(start, end, text[start:end], opens, False))
-    return tokens
+class _Words:
+    """The words of a text outside the taken spans, and which of them make one name.
 
+    Attributes:
+        text: the text.
+        tokens: its words, compounds and possessives reduced to their names.
+    """
 
-def _last(text: str, tokens: list[_Token], first: int) -> int:
-    """Index of the last token of the name that begins at ``first``."""
-    last = first
-    while True:
-        ahead = _bridge(text, tokens, first, last)
-        if ahead is None:
-            return last
-        last = ahead
+    def __init__(self, text: str, cover: Cover) -> None:
+        self.text = text
+        self.tokens: list[_Token] = []
+        sentences = [start for start, _ in split_sentences(text)]
+        previous = 0
+        for match in _TOKEN.finditer(text):
+            start, end = match.span()
+            gap = text[previous:start]
+            border = bisect_left(sentences, previous)
+            opens = border < len(sentences) and sentences[border] <= start
+            previous = end
+            if not cover.free((start, end)) or gap.endswith("°"):  # "°F" is a unit
+                continue
+            opens = opens or _SPEECH.search(gap) is not None
+            word = match.group()
+            head, hyphen, tail = word.partition("-")
+            if hyphen and head in LOWER_PREFIXES and tail[:1].isupper():
+                start += len(head) + 1
+            elif hyphen and word.rsplit("-", 1)[1] in COMMON_TAILS:
+                end = start + word.rfind("-")
+            ending = _POSSESSIVE.search(text[start:end])
+            possessive = ending is not None and text[start : start + ending.start()] not in WITH_S
+            if ending and possessive:
+                end = start + ending.start()
+            self.tokens.append(_Token(start, end, text[start:end], opens, possessive))
 
+    def end_of_name(self, first: int) -> int:
+        """Index after the last token of the name that begins at ``first``."""
+        last = first
+        while (ahead := self._next(first, last)) is not None:
+            last = ahead
+        return last + 1
 
-def _bridge(text: str, tokens: list[_Token], first: int, last: int) -> int | None:
-    """Index of the next token that belongs to the name, past connectors; None at its end."""
-    ahead = last + 1
-    if tokens[last].possessive:
-        if ahead == len(tokens) or not tokens[ahead].capital:
+    def _next(self, first: int, last: int) -> int | None:
+        """Index of the next token that belongs to the name, past connectors; None at its end."""
+        tokens, ahead = self.tokens, last + 1
+        if tokens[last].possessive:
+            if ahead == len(tokens) or not tokens[ahead].capital:
+                return None
+            saint = tokens[max(first, last - 1)].text in ("St.", "St")
+            joins = saint or tokens[last].text in OWNERS or tokens[ahead].text in OWNED
+            return ahead if joins and self._adjacent(ahead) else None
+        words: list[str] = []
+        while ahead < len(tokens) and len(words) < 3 and self._adjacent(ahead):
+            token = tokens[ahead]
+            quantity = _QUANTITY.match(self.text, token.end)  # or a list of numbers
+            if not words and _NUMBER.fullmatch(token.text) and not quantity:
+                return ahead
+            if token.capital:
+                return ahead if not words or self._joins(first, last, ahead, words) else None
+            article = token.text in ("a", "an") and is_stop_word(tokens[ahead - 1].text)
+            if token.text not in JOINTS and token.text not in PARTICLES and not article:
+                return None
+            words.append(token.text)
+            ahead += 1
+        if words or ahead == len(tokens):
             return None
-        saint = tokens[max(first, last - 1)].text in ("St.", "St")
-        joins = saint or tokens[last].text in OWNERS or tokens[ahead].text in OWNED
-        return ahead if joins and _adjacent(text, tokens[last], tokens[ahead]) else None
-    words: list[str] = []
-    while ahead < len(tokens) and len(words) < 3 and _adjacent(text, tokens[ahead - 1], tokens[ahead]):
-        token = tokens[ahead]
-        if not words and _NUMBER.fullmatch(token.text) and not _counts(text, tokens, ahead):
+        if self._is_subtitle(first, ahead):
             return ahead
-        if token.capital:
-            break
-        article = token.text in ("a", "an") and is_stop_word(tokens[ahead - 1].text)
-        if token.text not in JOINTS and token.text not in PARTICLES and not article:
-            return None
-        words.append(token.text)
-        ahead += 1
-    else:
-        if not words and ahead < len(tokens) and _colon(text, tokens, first, last):
-            return ahead
-        if not words and ahead < len(tokens) and re.fullmatch(r"Jr\.?|Sr\.?", tokens[ahead].text):
-            return ahead if text[tokens[last].end : tokens[ahead].start] == ", " else None
-        return None
-    if not words:
-        return ahead
-    return ahead if _joins(text, tokens, first, last, ahead, words) else None
+        junior = re.fullmatch(r"Jr\.?|Sr\.?", tokens[ahead].text) and self._between(ahead) == ", "
+        return ahead if junior else None
 
-
-def _joins(text: str, tokens: list[_Token], first: int, last: int, ahead: int, words: list[str]) -> bool:
-    """Whether the connectors between two capitalised runs make them one name."""
-    left = [t.text for t in tokens[first : last + 1]]
-    if left[-1] in _PREPOSITIONS and words[-1] in ("a", "an", "the"):  # a title: "In a Silent Way"
-        return not tokens[last].opens
-    announced = _ANNOUNCED.search(text, max(0, tokens[first].start - 12), tokens[first].start)
-    if announced:  # 'the song Waiting for Summer'
-        return True
-    if words[0] in PARTICLES and all(w in PARTICLES or w == "the" for w in words):
-        return True
-    right = ahead
-    while (
-        right + 1 < len(tokens)
-        and tokens[right + 1].capital
-        and _adjacent(text, tokens[right], tokens[right + 1])
-    ):
-        right += 1
-    headed = any(word in HEADS_FOR for word in left)
-    if words[0] == "of":  # "Jordan Vale of the Northern League" is two names
-        league = tokens[right].text in ("League", "Conference", "Division", "Association")
-        return not (league and len(left) >= 2)
-    if words[0] in ("for", "at"):
-        return headed
-    if words[0] == "and":
-        if headed and "of" in left:
+    def _joins(self, first: int, last: int, ahead: int, words: list[str]) -> bool:
+        """Whether the connectors between two capitalised runs make them one name."""
+        text, tokens = self.text, self.tokens
+        left = [t.text for t in tokens[first : last + 1]]
+        if left[-1] in _PREPOSITIONS and words[-1] in ("a", "an", "the"):  # a title: "In a Silent Way"
+            return not tokens[last].opens
+        if _ANNOUNCED.search(text, max(0, tokens[first].start - 12), tokens[first].start):
+            return True  # 'the song Waiting for Summer'
+        if words[0] in PARTICLES and all(w in PARTICLES or w == "the" for w in words):
             return True
-        before = text[max(0, tokens[first].start - 160) : tokens[first].start].lower()
-        named = any(noun in before for noun in WORK_NOUNS)
-        return named and _YEAR_AHEAD.match(text, tokens[right].end) is not None
-    return False
-
-
-def _adjacent(text: str, left: _Token, right: _Token) -> bool:
-    """Whether only a space, or an ampersand between spaces, lies between two tokens."""
-    between = text[left.end : right.start]
-    if left.possessive and between in ("'s ", "’s ", "'S "):
-        return True
-    if between in ("' ", "’ "):  # "Keeps Gettin' Better", "Winners' Cup"
-        return left.text.endswith("in") or (left.text.endswith("s") and right.text in OWNED)
-    return between in (" ", " & ", "\u00a0")
-
-
-def _colon(text: str, tokens: list[_Token], first: int, last: int) -> bool:
-    """Whether a subtitle follows ("Star Trek: The Next Generation"), and no list or gloss."""
-    ahead = tokens[last + 1]
-    if text[tokens[last].end : ahead.start] != ": " or not ahead.capital:
+        right = ahead
+        while right + 1 < len(tokens) and tokens[right + 1].capital and self._adjacent(right + 1):
+            right += 1
+        headed = any(word in HEADS_FOR for word in left)
+        if words[0] == "of":  # "Jordan Vale of the Northern League" is two names
+            league = tokens[right].text in ("League", "Conference", "Division", "Association")
+            return not (league and len(left) >= 2)
+        if words[0] in ("for", "at"):
+            return headed
+        if words[0] == "and":
+            if headed and "of" in left:
+                return True
+            before = text[max(0, tokens[first].start - 160) : tokens[first].start].lower()
+            named = any(noun in before for noun in WORK_NOUNS)
+            return named and _YEAR_AHEAD.match(text, tokens[right].end) is not None
         return False
-    if last == first and ahead.text not in ("A", "The"):
-        return False
-    following = last + 2
-    return following < len(tokens) and (
-        tokens[following].capital or tokens[following].text in JOINTS or ahead.text in ("A", "The")
-    )
 
+    def _between(self, index: int) -> str:
+        """The text between a token and the one before it."""
+        return self.text[self.tokens[index - 1].end : self.tokens[index].start]
 
-def _counts(text: str, tokens: list[_Token], index: int) -> bool:
-    """Whether a number after a name begins a quantity or a list of numbers instead of ending the name."""
-    return _QUANTITY.match(text, tokens[index].end) is not None
+    def _adjacent(self, index: int) -> bool:
+        """Whether only a space, or an ampersand between spaces, lies between a token and the last one."""
+        left, between = self.tokens[index - 1], self._between(index)
+        if left.possessive and between in ("'s ", "’s ", "'S "):
+            return True
+        if between in ("' ", "’ "):  # "Keeps Gettin' Better", "Winners' Cup"
+            owned = left.text.endswith("s") and self.tokens[index].text in OWNED
+            return left.text.endswith("in") or owned
+        return between in (" ", " & ", "\u00a0")
+
+    def _is_subtitle(self, first: int, ahead: int) -> bool:
+        """Whether a subtitle begins ("Star Trek: The Next Generation"), and no list or gloss."""
+        tokens = self.tokens
+        if self._between(ahead) != ": " or not tokens[ahead].capital:
+            return False
+        article = tokens[ahead].text in ("A", "The")
+        if ahead == first + 1 and not article:
+            return False
+        following = tokens[ahead + 1 : ahead + 2]
+        return bool(following) and (article or following[0].capital or following[0].text in JOINTS)
 
 
 def _is_opener(run: list[_Token], seen: set[str], lower: set[str], text: str) -> bool:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from functools import lru_cache
-from importlib.util import find_spec
-from typing import Any, Literal, get_args
+from typing import Any
 
 from probers.types import UserError
 
@@ -40,24 +39,24 @@ def find_entities(text: str, *, fine: bool = False) -> list[Entity]:
     return [Entity(start, end, text[start:end], kind) for (start, end), kind in sorted(found.items())]
 
 
-#: Pipelines looked for, the best first.
-PIPELINES = ("en_core_web_trf", "en_core_web_lg", "en_core_web_md", "en_core_web_sm")
-_PLACES = ("GPE", "LOC", "FAC")
 _NUMBERS = ("CARDINAL", "ORDINAL", "QUANTITY", "PERCENT", "MONEY", "TIME")
-
-
-def installed_pipeline() -> str | None:
-    """The name of the best installed English pipeline, or None."""
-    if find_spec("spacy") is None:
-        return None
-    return next((name for name in PIPELINES if find_spec(name) is not None), None)
+#: The finer types of spaCy's labels.
+_FINE: dict[str, EntityType] = {
+    "WORK_OF_ART": "work", "ORG": "organisation", "GPE": "place", "LOC": "place", "FAC": "place",
+}  # fmt: skip
 
 
 @lru_cache(maxsize=2)
 def _load(name: str) -> Any:
     import spacy
 
-    return spacy.load(name)
+    try:
+        return spacy.load(name)
+    except (OSError, AttributeError) as error:  # the latter: a package that is no pipeline
+        raise UserError(
+            f"recogniser=spacy:{name}: no spaCy pipeline of that name is installed: "
+            f"python -m spacy download {name}, or recogniser=rules"
+        ) from error
 
 
 def find_entities_spacy(text: str, *, pipeline: str, fine: bool = False) -> list[Entity]:
@@ -65,8 +64,11 @@ def find_entities_spacy(text: str, *, pipeline: str, fine: bool = False) -> list
 
     Args:
         text: natural text.
-        pipeline: name of an installed pipeline, see :func:`installed_pipeline`.
+        pipeline: name of an installed pipeline.
         fine: also the types "work", "organisation" and "place"; else these are "name".
+
+    Raises:
+        UserError: no such pipeline.
     """
     entities = []
     for found in _load(pipeline)(text).ents:
@@ -81,13 +83,7 @@ def _kind(label: str, mention: str, fine: bool) -> EntityType:
         return "year" if re.fullmatch(r"(?:1\d|20)\d\d", mention) else "date"
     if label in _NUMBERS:
         return "number"
-    if fine and label == "WORK_OF_ART":
-        return "work"
-    if fine and label == "ORG":
-        return "organisation"
-    if fine and label in _PLACES:
-        return "place"
-    return "name"
+    return _FINE.get(label, "name") if fine else "name"
 
 
 def _trim(text: str, start: int, end: int) -> tuple[int, int]:
@@ -98,43 +94,46 @@ def _trim(text: str, start: int, end: int) -> tuple[int, int]:
     return start, start + rest.start() if rest else end
 
 
-Kind = Literal["rules", "spacy", "auto"]
-
-
 @dataclass(slots=True)
 class Recogniser:
     """Finds entities by the recogniser asked for and says once which one that is.
 
+    A spaCy pipeline is used only when it is named: that a package of some pipeline's name is
+    installed does not say that it is the pipeline.
+
     Attributes:
-        kind: "rules", "spacy", or "auto": spaCy where an English pipeline is installed.
+        kind: "rules", "auto" (the rules too) or "spacy:" with the name of an installed pipeline.
         fine: also the types "work", "organisation" and "place"; else these are "name".
         quiet: do not print the note.
         name: what is used: "rules" or the name of the pipeline.
 
     Raises:
-        UserError: an unknown kind, or "spacy" without an English pipeline.
+        UserError: an unknown kind, or "spacy" without a pipeline or with one that is not installed.
     """
 
-    kind: Kind = "auto"
+    kind: str = "auto"
     fine: bool = False
     quiet: bool = False
     name: str = field(init=False)
 
     def __post_init__(self) -> None:
-        if self.kind not in get_args(Kind):
-            raise UserError(f"recogniser={self.kind} is unknown: choose rules, spacy or auto")
-        pipeline = None if self.kind == "rules" else installed_pipeline()
-        if self.kind == "spacy" and pipeline is None:
+        method, _, pipeline = self.kind.partition(":")
+        if method not in ("rules", "spacy", "auto") or (pipeline and method != "spacy"):
             raise UserError(
-                "recogniser=spacy needs an English spaCy pipeline and none is installed: "
-                "python -m spacy download en_core_web_sm, or recogniser=rules"
+                f"recogniser={self.kind} is unknown: choose rules, spacy or auto, spacy with the name of a "
+                "pipeline as in spacy:en_core_web_sm"
             )
+        if method == "spacy":
+            if not pipeline:
+                raise UserError(
+                    "recogniser=spacy needs an English spaCy pipeline by its name, as in "
+                    "recogniser=spacy:en_core_web_sm after python -m spacy download en_core_web_sm, "
+                    "or recogniser=rules"
+                )
+            _load(pipeline)
         self.name = pipeline or "rules"
         if not self.quiet:
-            reason = (
-                " (no English spaCy pipeline is installed)" if self.kind == "auto" and not pipeline else ""
-            )
-            print(f"entities: by {'rules' if pipeline is None else 'the NER of ' + pipeline}{reason}")
+            print(f"entities: by {'the NER of ' + pipeline if pipeline else 'rules'}")
 
     def __call__(self, text: str) -> list[Entity]:
         """Entities of a text from left to right, none overlapping another."""

@@ -7,20 +7,7 @@ from collections.abc import Iterator
 
 from .base import Cover, EntityType, Span
 
-MONTHS = [
-    "January",
-    "February",
-    "March",
-    "April",
-    "May",
-    "June",
-    "July",
-    "August",
-    "September",
-    "October",
-    "November",
-    "December",
-]
+MONTHS = "January February March April May June July August September October November December".split()
 _MONTH = "|".join(MONTHS) + r"|(?:Jan|Feb|Mar|Apr|Jun|Jul|Aug|Sept?|Oct|Nov|Dec)(?:\.|(?=\s+\d))"
 _DAY = r"\d{1,2}(?:st|nd|rd|th)?(?:\s?[–-]\s?\d{1,2})?"
 _ERA = r"(?:BCE|BC|CE|AD|B\.C\.E?\.?|A\.D\.)"
@@ -59,18 +46,12 @@ def find_dates(text: str) -> Iterator[tuple[Span, EntityType]]:
     "July 18, 1995" is one date; a bare year from 1000 to 2099 is a "year".
     """
     cover = Cover(len(text))
-    for pattern in _DATES:
+    for pattern in (*_DATES, _LONE_MONTH, _YEAR):
         for match in pattern.finditer(text):
-            if cover.free(match.span()):
-                cover.take(match.span())
-                yield match.span(), "date"
-    for match in _LONE_MONTH.finditer(text):
-        if cover.free(match.span(1)):
-            cover.take(match.span(1))
-            yield match.span(1), "date"
-    for match in _YEAR.finditer(text):
-        if cover.free(match.span()):
-            yield match.span(), "year"
+            span = match.span(match.lastindex or 0)  # of a lone month, without what announces it
+            if cover.free(span):
+                cover.take(span)
+                yield span, "year" if pattern is _YEAR else "date"
 
 
 _UNITS = (

@@ -6,8 +6,7 @@ import re
 from dataclasses import dataclass
 
 from ..entities import MONTHS
-from .numbers import CARDINALS, DECADES, ORDINALS, read_cardinal
-from .verdict import LONGEST_VALUE, Relation
+from .numbers import CARDINALS, DECADES, LONGEST_VALUE, ORDINALS, Relation, read_cardinal
 
 _MONTH = {name.lower(): index for index, name in enumerate(MONTHS, 1)}
 _SHORT = {name[:3]: index for name, index in _MONTH.items()} | {"sept": 9}
@@ -19,10 +18,11 @@ _LEAD = re.compile(
     r"(?:(?:of|the|in)\s+)*"
 )
 _RANGE = re.compile(r"(.*?\d[^–—]*?)\s*(?:–|—|\bto\b|\buntil\b|(?<=\d{4})-(?=\d))\s*(.*\d.*)")
-_FIXED = {"christmas": (12, 25), "christmas day": (12, 25), "christmas eve": (12, 24)} | {
-    "new year's day": (1, 1),
+_QUALIFIERS = {"c.": "circa", "ca.": "circa", "about": "circa", "around": "circa", "fall": "autumn"}
+_FIXED = {
+    "christmas": (12, 25), "christmas day": (12, 25), "christmas eve": (12, 24), "new year's day": (1, 1),
     "new year's eve": (12, 31),
-}
+}  # fmt: skip
 _LITTLE = ("of", "the", "in", "on")
 Day = tuple[int | None, int | None, int | None]
 
@@ -97,17 +97,13 @@ def read_time(mention: str) -> Time | None:
         return Time("day", (None, *_FIXED[text]))
     text = _WEEKDAY.sub("", text, count=1) if re.search(r"\d", text) else text
     lead = _LEAD.match(text)
-    qualifier = (lead.group(1) or "") if lead else ""
-    body = text[lead.end() :] if lead else text
-    qualifier = {"c.": "circa", "ca.": "circa", "about": "circa", "around": "circa", "fall": "autumn"}.get(
-        qualifier, qualifier
-    )
-    stretch = _decade(body) or _century(body)
-    if stretch is not None:
-        return Time(*stretch, qualifier)
-    day = _day(body)
-    if day is not None:
-        return Time("day", day, qualifier)
+    assert lead is not None  # each of its parts may be missing
+    written, body = lead.group(1) or "", text[lead.end() :]
+    qualifier = _QUALIFIERS.get(written, written)
+    for kind, read in (("decade", _decade), ("century", _century), ("day", _day)):
+        parts = read(body)
+        if parts is not None:
+            return Time(kind, parts, qualifier)
     return _range(body)
 
 
@@ -123,20 +119,18 @@ def parse_date(mention: str) -> Day | None:
     return year, month, day
 
 
-def _decade(text: str) -> tuple[str, tuple[int]] | None:
+def _decade(text: str) -> tuple[int] | None:
     match = re.fullmatch(r"(1\d|20|')?(\d0)'?s", text)
     if match:
         century = match.group(1)
-        return "decade", (int(("19" if century in (None, "'") else century) + match.group(2)),)
-    words = re.split(r"[\s-]+", text)
-    if words[-1] in DECADES and (
-        len(words) == 1 or (len(words) == 2 and words[0] in ("nineteen", "eighteen"))
-    ):
-        return "decade", ((1800 if words[0] == "eighteen" else 1900) + DECADES[words[-1]],)
+        return (int(("19" if century in (None, "'") else century) + match.group(2)),)
+    *before, last = re.split(r"[\s-]+", text)
+    if last in DECADES and before in ([], ["nineteen"], ["eighteen"]):
+        return ((1800 if before == ["eighteen"] else 1900) + DECADES[last],)
     return None
 
 
-def _century(text: str) -> tuple[str, tuple[int]] | None:
+def _century(text: str) -> tuple[int] | None:
     match = re.fullmatch(r"(.+?)[\s-]+century(.*)", text)
     if not match:
         return None
@@ -146,7 +140,7 @@ def _century(text: str) -> tuple[str, tuple[int]] | None:
     era = _ERA.fullmatch(match.group(2).strip())
     if number is None or not number[1] or number[2] != len(words) or (match.group(2).strip() and not era):
         return None
-    return "century", (-int(number[0]) if era and era.group(1) else int(number[0]),)
+    return (-int(number[0]) if era and era.group(1) else int(number[0]),)
 
 
 def _range(text: str) -> Time | None:

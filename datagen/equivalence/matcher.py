@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import get_args
+from typing import Literal, get_args
 
 from probers.data.word_vectors import load_vectors
 from probers.types import UserError
 
-from .aliases import common_aliases, load_aliases
 from .dates import compare_times, read_time
-from .names import acronym_of, normalise, same_string
-from .numbers import compare_numbers, read_number
+from .names import acronym_of, common_aliases, load_aliases, normalise, same_string
+from .numbers import Relation, compare_numbers, read_number
 from .persons import compare_parts
 from .vectors import cosine
-from .verdict import Match, Relation, Verdict
 from .wordnet import find_wordnet, has_wordnet, same_in_wordnet, say_absent
 
+Verdict = Literal["equivalent", "different", "undecided"]
+
 STAGES = ("date", "number", "string", "alias", "acronym", "name", "wordnet", "vectors")
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """A verdict with the stage that reached it and what that stage compared."""
+
+    verdict: Verdict
+    stage: str
+    evidence: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,9 +156,7 @@ class EntityMatcher:
         relation, evidence = found
         if relation == "family":
             return Match(self.family, "name", evidence)
-        if relation == "partial":
-            return Match(self.partial, "partial", evidence)
-        return Match(relation, "name", evidence)
+        return Match(self._verdict(relation), "partial" if relation == "partial" else "name", evidence)
 
     def _by_wordnet(self, a: str, b: str) -> Match | None:
         if self._folder is None:

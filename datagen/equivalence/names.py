@@ -1,179 +1,50 @@
-"""Names as strings: normalisation, spelling variants, plural, word order, acronyms; and word lists."""
+"""Names as strings: normalisation, spelling variants, plural, word order, acronyms, aliases."""
 
 from __future__ import annotations
 
+import json
 import re
 import unicodedata
+from collections.abc import Iterable
 from functools import lru_cache
+from pathlib import Path
 
-from .numbers import CARDINALS, ORDINALS, listed, roman
+from probers.types import UserError
 
-TITLES = frozenset(
-    listed(
-        "mr mrs ms miss dr doctor prof professor sir dame lord lady king queen prince princess emperor "
-        "empress pope president senator governor general colonel captain admiral major lieutenant sergeant "
-        "chancellor minister judge justice reverend rev father cardinal bishop archbishop duke duchess "
-        "count countess"
-    )
-)
-SUFFIXES = frozenset(["jr", "sr"])
-PARTICLES = frozenset(listed("van von de da di del della der den du la le el al bin ibn ter ten"))
-COMPANY = frozenset(listed("inc ltd llc corp corporation co company plc gmbh ag sa group limited"))
-FORMS = (
-    "federal republic of",
-    "republic of",
-    "kingdom of",
-    "commonwealth of",
-    "state of",
-    "city of",
-    "town of",
-    "province of",
-    "county of",
-)
-#: Forms whose long and short name are two different places.
-NOT_THE_SAME = frozenset(["china", "congo"])
-LANDFORMS = frozenset(["river", "mount"])
-#: States that share the name of a river.
-RIVER_STATES = frozenset(
-    listed(
-        "mississippi missouri ohio colorado delaware connecticut arkansas illinois iowa kansas tennessee "
-        "alabama minnesota wisconsin"
-    )
-)
-#: "University of X" and "X University" are two institutions.
-TWO_UNIVERSITIES = frozenset(["miami", "washington", "york"])
+from .numbers import CARDINALS, ORDINALS, roman
 
-#: Words that make another place or thing of the name they stand before.
-DIRECTIONS = frozenset(
-    listed(
-        "new north south east west northern southern eastern western upper lower northeast northwest "
-        "southeast southwest"
-    )
-)
-#: Words before a last word that is then no family name ("Hong Kong", "Red Cross").
-NOT_GIVEN = DIRECTIONS | frozenset(
-    listed(
-        "saint san santa los las el fort port lake mount cape united royal national international air bank "
-        "real ac inter abu hong great grand central old big little black white red blue green golden silver "
-        "dark free holy high middle inner outer deutsche british american french german english european "
-        "african asian australian canadian papua equatorial and for in on at"
-    )
-)
-#: Last words that are no family name: kinds of places, organisations and works.
-GENERIC = frozenset(
-    listed(
-        "city town village river university college party street avenue road park island islands union "
-        "state states kingdom republic army navy force forces times post museum bank company records prize "
-        "award awards war wars sea ocean gulf bay mountain mountains hill hills valley county province "
-        "region district church cathedral hall house school institute association league club band show "
-        "world cup championship championships game games series festival center building tower bridge "
-        "airport station library theater hospital court council parliament senate congress department "
-        "ministry office empire dynasty century album song film movie book novel symphony concerto opera "
-        "man woman boy girl night day love life death time home road story stories star rises returns "
-        "knight division regiment squadron brigade fleet society academy foundation organization committee "
-        "agency bureau service network television radio news magazine journal press studios pictures "
-        "entertainment productions group team stadium garden gardens square palace castle temple lake coast "
-        "desert forest beach canal channel act treaty battle siege revolution movement language people "
-        "peoples system theory law effect disease award medal order conference"
-    )
-)
 #: Common given names: a middle name may be missing only after one of these, or after an initial.
 GIVEN = frozenset(
-    listed(
-        "james john robert michael william david richard joseph thomas charles christopher daniel matthew "
-        "anthony mark donald steven paul andrew joshua kenneth kevin brian george edward ronald timothy "
-        "jason jeffrey ryan jacob gary nicholas eric jonathan stephen larry justin scott brandon benjamin "
-        "samuel gregory frank alexander raymond patrick jack dennis jerry tyler aaron jose henry adam "
-        "douglas nathan peter zachary kyle walter harold carl arthur roger keith jeremy terry lawrence sean "
-        "christian albert joe ethan austin jesse willie billy bruce ralph roy eugene louis philip johnny "
-        "bobby franklin theodore frederick ernest martin leonard edgar herbert hugh oscar oliver victor "
-        "simon alan allen allan francis clive gerald ludwig karl johann wolfgang friedrich wilhelm heinrich "
-        "hans otto pierre jean jacques marie francois claude henri charlotte emily anne anna mary patricia "
-        "jennifer linda elizabeth barbara susan jessica sarah karen lisa nancy betty margaret sandra ashley "
-        "kimberly donna michelle carol amanda melissa deborah stephanie rebecca laura sharon cynthia "
-        "kathleen amy angela shirley brenda emma pamela nicole helen samantha katherine christine debra "
-        "rachel carolyn janet maria catherine heather diane ruth julie olivia joyce virginia victoria kelly "
-        "lauren christina joan evelyn judith agatha jane alice eleanor hillary juan carlos luis antonio "
-        "pedro diego pablo miguel giuseppe giovanni marco luigi ivan vladimir sergei nikolai boris leon "
-        "percy ralph edmund horatio winston neville ulysses abraham isaac noah elijah josef erik lars sven "
-        "olaf"
-    )
+    """james john robert michael william david richard joseph thomas charles christopher daniel matthew
+    anthony mark donald steven paul andrew joshua kenneth kevin brian george edward ronald timothy jason
+    jeffrey ryan jacob gary nicholas eric jonathan stephen larry justin scott brandon benjamin samuel gregory
+    frank alexander raymond patrick jack dennis jerry tyler aaron jose henry adam douglas nathan peter zachary
+    kyle walter harold carl arthur roger keith jeremy terry lawrence sean christian albert joe ethan austin
+    jesse willie billy bruce ralph roy eugene louis philip johnny bobby franklin theodore frederick ernest
+    martin leonard edgar herbert hugh oscar oliver victor simon alan allen allan francis clive gerald ludwig
+    karl johann wolfgang friedrich wilhelm heinrich hans otto pierre jean jacques marie francois claude henri
+    charlotte emily anne anna mary patricia jennifer linda elizabeth barbara susan jessica sarah karen lisa
+    nancy betty margaret sandra ashley kimberly donna michelle carol amanda melissa deborah stephanie rebecca
+    laura sharon cynthia kathleen amy angela shirley brenda emma pamela nicole helen samantha katherine
+    christine debra rachel carolyn janet maria catherine heather diane ruth julie olivia joyce virginia
+    victoria kelly lauren christina joan evelyn judith agatha jane alice eleanor hillary juan carlos luis
+    antonio pedro diego pablo miguel giuseppe giovanni marco luigi ivan vladimir sergei nikolai boris leon
+    percy ralph edmund horatio winston neville ulysses abraham isaac noah elijah josef erik lars sven
+    olaf""".split()
 )
-NICKNAMES: dict[str, str] = {
-    short: full
-    for full, shorts in {
-        "william": "bill billy will willie",
-        "robert": "bob bobby rob robbie",
-        "richard": "dick rick richie",
-        "james": "jim jimmy jamie",
-        "joseph": "joe joey",
-        "thomas": "tom tommy",
-        "anthony": "tony",
-        "michael": "mike mick mickey",
-        "edward": "ed eddie ted ned",
-        "charles": "charlie chuck",
-        "john": "johnny jack",
-        "daniel": "dan danny",
-        "david": "dave davy",
-        "samuel": "sam sammy",
-        "benjamin": "ben benny",
-        "andrew": "andy drew",
-        "matthew": "matt",
-        "nicholas": "nick",
-        "christopher": "chris",
-        "stephen": "steve",
-        "steven": "steve",
-        "alexander": "alex",
-        "elizabeth": "liz beth betty",
-        "katherine": "kate kathy",
-        "margaret": "maggie peggy",
-        "kenneth": "ken kenny",
-        "ronald": "ron ronnie",
-        "donald": "don donnie",
-        "gerald": "gerry jerry",
-        "lawrence": "larry",
-        "timothy": "tim",
-        "gregory": "greg",
-        "jeffrey": "jeff",
-        "patrick": "pat",
-        "philip": "phil",
-        "peter": "pete",
-        "frederick": "fred freddie",
-        "albert": "al bert",
-        "susan": "sue susie",
-        "jennifer": "jen jenny",
-        "rebecca": "becky",
-        "deborah": "debbie",
-    }.items()
-    for short in listed(shorts)
-}
-SPELLINGS: dict[str, str] = {
-    "centre": "center",
-    "theatre": "theater",
-    "harbour": "harbor",
-    "labour": "labor",
-    "defence": "defense",
-    "colour": "color",
-    "honour": "honor",
-    "favourite": "favorite",
-    "grey": "gray",
-    "mohammed": "muhammad",
-    "mohamed": "muhammad",
-    "encyclopaedia": "encyclopedia",
-    "vol": "volume",
-    "pt": "part",
-    "dr": "doctor",
-    "prof": "professor",
-    "mt": "mount",
-    "ave": "avenue",
-    "bros": "brothers",
-    "corp": "corporation",
-    "vs": "versus",
-    "v": "versus",
-    "&": "and",
-}
-
-
+LANDFORMS = frozenset(["river", "mount"])
+#: "University of X" and "X University" are two institutions.
+TWO_UNIVERSITIES = frozenset(["miami", "washington", "york"])
+#: Spelling or abbreviation -> the one form compared.
+SPELLINGS = dict(
+    pair.split(":")
+    for pair in (
+        "centre:center theatre:theater harbour:harbor labour:labor defence:defense colour:color honour:honor "
+        "favourite:favorite grey:gray mohammed:muhammad mohamed:muhammad encyclopaedia:encyclopedia "
+        "vol:volume pt:part dr:doctor prof:professor mt:mount ave:avenue bros:brothers corp:corporation "
+        "vs:versus v:versus &:and"
+    ).split()
+)
 _LETTERS = str.maketrans(
     {"ø": "o", "Ø": "O", "ł": "l", "Ł": "L", "đ": "d", "Đ": "D", "ð": "d", "þ": "th", "æ": "ae", "Æ": "AE"}
     | {"œ": "oe", "Œ": "OE", "ı": "i", "İ": "I"}
@@ -185,7 +56,7 @@ _BEFORE_A_NAME = (
     (re.compile(r"\bU\.?\s?K\.?(?=\s+[A-Z])"), "United Kingdom"),
     (re.compile(r"\bL\.?\s?A\.?(?=\s+[A-Z])"), "Los Angeles"),
 )
-_SMALL_WORDS = frozenset(listed("of the and for in on at to de la del des du und et y a an"))
+_SMALL_WORDS = frozenset("of the and for in on at to de la del des du und et y a an".split())
 
 
 def normalise(mention: str) -> str:
@@ -228,14 +99,14 @@ def _word(word: str, *, first: bool, last: bool) -> str:
     return re.sub(r"isation(s?)$", r"ization\1", word)
 
 
-def forms(mention: str) -> set[tuple[str, ...]]:
-    """The word tuples a mention may be compared by.
+def forms(mention: str) -> list[tuple[str, ...]]:
+    """The word tuples a mention may be compared by, each once, in the order they are tried.
 
     Plain, with German umlauts as "ue", and with the "s" of a possessive kept, since
     some leave its apostrophe out.
     """
     kept = re.sub(r"[’'](?=s\b)", "", mention)
-    return {words(mention), words(mention.translate(_GERMAN)), words(kept)}
+    return list(dict.fromkeys(map(words, (mention, mention.translate(_GERMAN), kept))))
 
 
 def same_string(a: str, b: str) -> str:
@@ -336,3 +207,80 @@ def acronym_of(short: str, long: str) -> str:
             if "".join(w[0] for w in chosen) + numeral == letters.casefold():
                 return letters.upper()
     return ""
+
+
+#: Names of one thing that no rule of spelling can join.
+_ALIASES = """
+    United States = United States of America = US = U.S. = USA = U.S.A.;
+    United Kingdom = UK = U.K. = Great Britain = Britain;
+    Soviet Union = USSR = Union of Soviet Socialist Republics; Netherlands = Holland; Myanmar = Burma;
+    Sri Lanka = Ceylon; Thailand = Siam; Iran = Persia; Czech Republic = Czechia;
+    Ivory Coast = Côte d'Ivoire; Turkey = Türkiye; Eswatini = Swaziland; Cape Verde = Cabo Verde;
+    East Timor = Timor-Leste; North Macedonia = Republic of Macedonia;
+    China = People's Republic of China = PRC; Taiwan = Republic of China; South Korea = Republic of Korea;
+    North Korea = Democratic People's Republic of Korea = DPRK;
+    East Germany = German Democratic Republic = GDR; West Germany = Federal Republic of Germany;
+    France = French Republic; Mumbai = Bombay; Kolkata = Calcutta; Chennai = Madras; Beijing = Peking;
+    Guangzhou = Canton; Istanbul = Constantinople; Kyiv = Kiev; Ho Chi Minh City = Saigon;
+    Saint Petersburg = Leningrad = Petrograd; Volgograd = Stalingrad; Oslo = Christiania; Tokyo = Edo;
+    Florence = Firenze; Venice = Venezia; Naples = Napoli; Turin = Torino; Milan = Milano; Rome = Roma;
+    Munich = München; Cologne = Köln; Nuremberg = Nürnberg; Vienna = Wien; Prague = Praha; Warsaw = Warszawa;
+    Lisbon = Lisboa; Copenhagen = København; Gothenburg = Göteborg; The Hague = Den Haag;
+    Antwerp = Antwerpen; Moscow = Moskva; Los Angeles = L.A.; New York City = NYC;
+    Washington, D.C. = Washington DC; World War I = First World War = Great War = WWI;
+    World War II = Second World War = WWII; Manchester United = Man United = Man Utd;
+    Manchester City = Man City; Mao Zedong = Mao Tse-tung;
+    Mark Twain = Samuel Clemens = Samuel Langhorne Clemens; George Orwell = Eric Blair = Eric Arthur Blair;
+    Lewis Carroll = Charles Lutwidge Dodgson = Charles Dodgson; Muhammad Ali = Cassius Clay;
+    Pelé = Edson Arantes do Nascimento; Ottoman Empire = Turkish Empire; European Union = EU;
+    Byzantine Empire = Eastern Roman Empire
+"""
+
+
+class AliasTable:
+    """Groups of names that mean the same, looked up without regard to case and punctuation."""
+
+    def __init__(self, groups: Iterable[Iterable[str]]):
+        self._groups: dict[tuple[str, ...], set[int]] = {}
+        for number, group in enumerate(groups):
+            for name in group:
+                self._groups.setdefault(words(name), set()).add(number)
+
+    def same(self, a: str, b: str) -> bool:
+        """Whether one group holds both names."""
+        return bool(self._groups.get(words(a), set()) & self._groups.get(words(b), set()))
+
+
+@lru_cache(maxsize=1)
+def common_aliases() -> AliasTable:
+    """The table of well-known names, built once."""
+    return AliasTable(group.strip().split(" = ") for group in _ALIASES.split(";"))
+
+
+@lru_cache(maxsize=16)
+def load_aliases(path: str) -> AliasTable:
+    """A table from a JSONL file: one list of names that mean the same per line.
+
+    Raises:
+        UserError: the file cannot be read, or a line is no list of two or more names.
+    """
+    groups = []
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as e:
+        raise UserError(f"the alias table {path} cannot be read: {e}") from e
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            group = json.loads(line)
+        except json.JSONDecodeError:
+            group = None
+        listed = isinstance(group, list) and len(group) > 1
+        if not listed or not all(isinstance(name, str) and words(name) for name in group):
+            raise UserError(
+                f"{path}, line {number}: expected a JSON list of two or more names, "
+                'as in ["Bombay", "Mumbai"]'
+            )
+        groups.append(group)
+    return AliasTable(groups)

@@ -4,25 +4,23 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Literal
 
-from .verdict import LONGEST_VALUE, Relation
+#: What a comparison by value says; "partial" is left to the matcher's option of that name.
+Relation = Literal["equivalent", "different", "partial"]
 
+#: Longer mentions (characters) are not read as dates or numbers.
+LONGEST_VALUE = 100
 
-def listed(words: str) -> list[str]:
-    """The words of a list written as one text."""
-    return words.split()
-
-
-_SMALL = listed(
-    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen "
-    "sixteen seventeen eighteen nineteen"
-)
-_TENS = listed("twenty thirty forty fifty sixty seventy eighty ninety")
-_ORDINAL = listed(
-    "zeroth first second third fourth fifth sixth seventh eighth ninth tenth eleventh twelfth "
-    "thirteenth fourteenth fifteenth sixteenth seventeenth eighteenth nineteenth"
-)
-
+_SMALL = (
+    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen "
+    "seventeen eighteen nineteen"
+).split()
+_TENS = "twenty thirty forty fifty sixty seventy eighty ninety".split()
+_ORDINAL = (
+    "zeroth first second third fourth fifth sixth seventh eighth ninth tenth eleventh twelfth thirteenth "
+    "fourteenth fifteenth sixteenth seventeenth eighteenth nineteenth"
+).split()
 CARDINALS: dict[str, int] = {w: i for i, w in enumerate(_SMALL)} | {w: 10 * i for i, w in enumerate(_TENS, 2)}
 ORDINALS: dict[str, int] = {w: i for i, w in enumerate(_ORDINAL)} | {
     w[:-1] + "ieth": 10 * i for i, w in enumerate(_TENS, 2)
@@ -169,8 +167,7 @@ def read_number(mention: str) -> Number | None:
     """The number a mention begins with and its unit, or None when it begins with none."""
     if len(mention) > LONGEST_VALUE:
         return None
-    text = " ".join(mention.lower().split()).strip(' ,;:"“”()')
-    text = text.removeprefix("the ")
+    text = " ".join(mention.lower().split()).strip(' ,;:"“”()').removeprefix("the ")
     rough = _ROUGH.match(text)
     text = text[rough.end() :] if rough else text
     money = ""

@@ -5,9 +5,73 @@ from __future__ import annotations
 import re
 from typing import Literal
 
-from . import names as lists
-from .names import merge_letters, words
-from .verdict import Relation
+from .names import GIVEN, LANDFORMS, merge_letters, words
+from .numbers import Relation
+
+TITLES = frozenset(
+    """mr mrs ms miss dr doctor prof professor sir dame lord lady king queen prince princess emperor empress
+    pope president senator governor general colonel captain admiral major lieutenant sergeant chancellor
+    minister judge justice reverend rev father cardinal bishop archbishop duke duchess count
+    countess""".split()
+)
+SUFFIXES = frozenset(["jr", "sr"])
+PARTICLES = frozenset("van von de da di del della der den du la le el al bin ibn ter ten".split())
+COMPANY = frozenset("inc ltd llc corp corporation co company plc gmbh ag sa group limited".split())
+FORMS = (
+    "federal republic of, republic of, kingdom of, commonwealth of, state of, city of, town of, province of, "
+    "county of"
+).split(", ")
+#: Forms whose long and short name are two different places.
+NOT_THE_SAME = frozenset(["china", "congo"])
+#: States that share the name of a river.
+RIVER_STATES = frozenset(
+    """mississippi missouri ohio colorado delaware connecticut arkansas illinois iowa kansas tennessee alabama
+    minnesota wisconsin""".split()
+)
+#: Words that make another place or thing of the name they stand before.
+DIRECTIONS = frozenset(
+    """new north south east west northern southern eastern western upper lower northeast northwest southeast
+    southwest""".split()
+)
+#: Words before a last word that is then no family name ("Hong Kong", "Red Cross").
+NOT_GIVEN = DIRECTIONS | frozenset(
+    """saint san santa los las el fort port lake mount cape united royal national international air bank real
+    ac inter abu hong great grand central old big little black white red blue green golden silver dark free
+    holy high middle inner outer deutsche british american french german english european african asian
+    australian canadian papua equatorial and for in on at""".split()
+)
+#: Last words that are no family name: kinds of places, organisations and works.
+GENERIC = frozenset(
+    """city town village river university college party street avenue road park island islands union state
+    states kingdom republic army navy force forces times post museum bank company records prize award awards
+    war wars sea ocean gulf bay mountain mountains hill hills valley county province region district church
+    cathedral hall house school institute association league club band show world cup championship
+    championships game games series festival center building tower bridge airport station library theater
+    hospital court council parliament senate congress department ministry office empire dynasty century album
+    song film movie book novel symphony concerto opera man woman boy girl night day love life death time home
+    road story stories star rises returns knight division regiment squadron brigade fleet society academy
+    foundation organization committee agency bureau service network television radio news magazine journal
+    press studios pictures entertainment productions group team stadium garden gardens square palace castle
+    temple lake coast desert forest beach canal channel act treaty battle siege revolution movement language
+    people peoples system theory law effect disease award medal order conference""".split()
+)
+_NICKNAMES = """
+    william: bill billy will willie; robert: bob bobby rob robbie; richard: dick rick richie;
+    james: jim jimmy jamie; joseph: joe joey; thomas: tom tommy; anthony: tony; michael: mike mick mickey;
+    edward: ed eddie ted ned; charles: charlie chuck; john: johnny jack; daniel: dan danny; david: dave davy;
+    samuel: sam sammy; benjamin: ben benny; andrew: andy drew; matthew: matt; nicholas: nick;
+    christopher: chris; stephen: steve; steven: steve; alexander: alex; elizabeth: liz beth betty;
+    katherine: kate kathy; margaret: maggie peggy; kenneth: ken kenny; ronald: ron ronnie;
+    donald: don donnie; gerald: gerry jerry; lawrence: larry; timothy: tim; gregory: greg; jeffrey: jeff;
+    patrick: pat; philip: phil; peter: pete; frederick: fred freddie; albert: al bert; susan: sue susie;
+    jennifer: jen jenny; rebecca: becky; deborah: debbie
+"""
+#: Nickname -> given name.
+NICKNAMES = {
+    short: full.strip()
+    for full, _, shorts in (group.partition(":") for group in _NICKNAMES.split(";"))
+    for short in shorts.split()
+}
 
 #: A relation, or "family" for a family name alone against a full name, with what was compared.
 PartRelation = Relation | Literal["family"]
@@ -23,7 +87,7 @@ def same_given(a: str, b: str) -> bool:
     """Whether two given names may be one: the same, an initial, or a nickname."""
     if a == b or (min(len(a), len(b)) == 1 and a[0] == b[0]):
         return True
-    full_a, full_b = lists.NICKNAMES.get(a, a), lists.NICKNAMES.get(b, b)
+    full_a, full_b = NICKNAMES.get(a, a), NICKNAMES.get(b, b)
     return full_a == full_b
 
 
@@ -33,7 +97,7 @@ def _qualified(a: str, b: str) -> Finding | None:
     for mention in (a, b):
         head, _, tail = mention.partition(",")
         tail_words = words(tail)
-        title = not tail_words or (set(tail_words) & (lists.COMPANY | lists.SUFFIXES)) or "," in tail
+        title = not tail_words or (set(tail_words) & (COMPANY | SUFFIXES)) or "," in tail
         heads.append(words(mention) if title else words(head))
         tails.append(() if title else tail_words)
     if not (tails[0] or tails[1]) or not heads[0] or not heads[1]:
@@ -64,25 +128,25 @@ def _described(a: str, b: str) -> Finding | None:
     """Without "Inc.", "Republic of", "Mount" and the like the names are the same."""
     bare = [_bare(words(m)) for m in (a, b)]
     plain = [words(m) for m in (a, b)]
-    if bare[0] and bare[0] == bare[1] and plain[0] != plain[1] and "".join(bare[0]) not in lists.NOT_THE_SAME:
+    if bare[0] and bare[0] == bare[1] and plain[0] != plain[1] and "".join(bare[0]) not in NOT_THE_SAME:
         return "equivalent", f"{' '.join(plain[0])} / {' '.join(plain[1])} without its descriptor"
     return None
 
 
 def _bare(found: tuple[str, ...]) -> tuple[str, ...]:
     text = " ".join(found)
-    for form in lists.FORMS:
+    for form in FORMS:
         if text.startswith(form + " "):
             return tuple(text.removeprefix(form + " ").split())
     out = merge_letters(found)
     # A club is not the city it is named after: "FC" goes only from a longer name.
     if len(out) > 2 and "fc" in (out[0], out[-1]):
         return out[1:] if out[0] == "fc" else out[:-1]
-    while len(out) > 1 and out[-1] in lists.COMPANY:
+    while len(out) > 1 and out[-1] in COMPANY:
         out = out[:-1]
     if len(out) == 2:
         for gone, kept in (out, out[::-1]):
-            if gone in lists.LANDFORMS and kept not in lists.RIVER_STATES:
+            if gone in LANDFORMS and kept not in RIVER_STATES:
                 return (kept,)
     return out
 
@@ -103,7 +167,7 @@ def _people(a: str, b: str) -> Finding | None:
     if relation is None:
         small, large = sorted((set(x), set(y)), key=len)
         if small < large:
-            relation = "different" if large - small <= lists.DIRECTIONS else "partial"
+            relation = "different" if large - small <= DIRECTIONS else "partial"
     return None if relation is None else (relation, shown)
 
 
@@ -111,9 +175,9 @@ def _person(mention: str) -> tuple[str, tuple[str, ...], str]:
     """Title, name and suffix ("jr"), each "" or () when missing."""
     found = [w for w in words(mention) if w]
     title = suffix = ""
-    while len(found) > 1 and found[0] in lists.TITLES:
+    while len(found) > 1 and found[0] in TITLES:
         title, found = found[0], found[1:]
-    if len(found) > 2 and found[-1] in lists.SUFFIXES:
+    if len(found) > 2 and found[-1] in SUFFIXES:
         suffix, found = found[-1], found[:-1]
     return title, tuple(found), suffix
 
@@ -121,7 +185,7 @@ def _person(mention: str) -> tuple[str, tuple[str, ...], str]:
 def _family(name: tuple[str, ...]) -> tuple[str, ...]:
     """The family name with its particles: "da vinci" of "leonardo da vinci"."""
     start = len(name) - 1
-    while start > 0 and name[start - 1] in lists.PARTICLES:
+    while start > 0 and name[start - 1] in PARTICLES:
         start -= 1
     return name[start:]
 
@@ -135,18 +199,18 @@ def _single(x: tuple[str, ...], y: tuple[str, ...]) -> PartRelation | None:
         return "partial"
     if short not in (_family(long), long[-1:]):
         return None
-    if set(long) <= lists.DIRECTIONS | set(short):
+    if set(long) <= DIRECTIONS | set(short):
         return "different"
     extra = long[: -len(short)]
     plural = short[-1].endswith("s") and len(extra) > 1  # a team: "Lakers"
-    no_family = short[-1] in lists.GENERIC or short[-1].isdigit() or len(short[-1]) < 2
-    placed = not plural and extra[0] in lists.NOT_GIVEN
+    no_family = short[-1] in GENERIC or short[-1].isdigit() or len(short[-1]) < 2
+    placed = not plural and extra[0] in NOT_GIVEN
     return "partial" if no_family or placed or "of" in extra else "family"
 
 
 def _full(x: tuple[str, ...], y: tuple[str, ...]) -> PartRelation | None:
     """Two names of several words each: the same family name, given names that agree."""
-    if x[-1] != y[-1] or x[-1].isdigit() or x[-1] in lists.GENERIC or "of" in x + y or "and" in x + y:
+    if x[-1] != y[-1] or x[-1].isdigit() or x[-1] in GENERIC or "of" in x + y or "and" in x + y:
         return None
     if not same_given(x[0], y[0]):
         return "different"
@@ -156,5 +220,5 @@ def _full(x: tuple[str, ...], y: tuple[str, ...]) -> PartRelation | None:
         return "equivalent" if agree else "different"
     first = x[0] if len(x[0]) >= len(y[0]) else y[0]
     initial = min(len(x[0]), len(y[0])) == 1
-    known = initial or first in lists.GIVEN or first in lists.NICKNAMES
+    known = initial or first in GIVEN or first in NICKNAMES
     return "equivalent" if known or not (middle_x or middle_y) else "partial"

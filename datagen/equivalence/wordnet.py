@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from .names import GIVEN, normalise
-from .numbers import listed
-from .verdict import Relation
+from .numbers import Relation
 
 #: Where Debian's wordnet-base puts the files; nltk's own folders are searched first.
 _DEBIAN = "/usr/share/wordnet"
 _NEEDED = ("data.noun", "index.noun")
-_LEXNAMES = listed(
+_LEXNAMES = (
     "adj.all adj.pert adv.all noun.Tops noun.act noun.animal noun.artifact noun.attribute noun.body "
     "noun.cognition noun.communication noun.event noun.feeling noun.food noun.group noun.location "
     "noun.motive noun.object noun.person noun.phenomenon noun.plant noun.possession noun.process "
@@ -24,13 +23,11 @@ _LEXNAMES = listed(
     "verb.cognition verb.communication verb.competition verb.consumption verb.contact verb.creation "
     "verb.emotion verb.motion verb.perception verb.possession verb.social verb.stative verb.weather "
     "adj.ppl"
-)
+).split()
 _RELATIONS = {
-    "hypernym": "hypernyms",
-    "instance": "instance_hypernyms",
-    "part": "part_holonyms",
+    "hypernym": "hypernyms", "instance": "instance_hypernyms", "part": "part_holonyms",
     "member": "member_holonyms",
-}
+}  # fmt: skip
 
 
 def find_wordnet() -> str | None:

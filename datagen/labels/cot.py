@@ -21,7 +21,7 @@ from probers.prompts import PromptTemplate, passages_that_fit
 from probers.store.store import FeatureStore
 from probers.types import Generation, Needs, Question, Retriever, UserError
 
-from .base import NO_ROOM, TOO_LONG, Examples, recorded
+from .base import NO_ROOM, TOO_LONG, Examples, LabelBuilder, recorded
 
 LabelRule = Callable[[str, str, Sequence[str]], bool]
 Acc = Literal["tokens", "substring"]
@@ -56,8 +56,8 @@ _SCORES = ("em", "acc", "f1")
 _CELLS = {"both": (1, 1), "only_with": (0, 1), "only_without": (1, 0), "neither": (0, 0)}
 
 
-@dataclass(slots=True)
-class CotBuilder:
+@dataclass
+class CotBuilder(LabelBuilder):
     """Generates and labels chains of thought for questions.
 
     Attributes:
@@ -74,25 +74,23 @@ class CotBuilder:
     acc: Acc = "tokens"
     k: int = 3
     max_new_tokens: int = 48
-    item_name: str = "question"
-    unit_name: str = "question"
-    wrong_name: str = "wrong"
-    position: str = "generated"
-    balance_by: tuple[str, ...] = ("split", "condition")
-    items: int = 0
-    _right: LabelRule = field(init=False, repr=False)
+    _read: int = field(default=0, init=False)
+
+    item_name = unit_name = "question"
+    wrong_name = "wrong"
+    position = "generated"
+    balance_by = ("split", "condition")
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self._right = parse_label(self.label, self.acc)
-        if self.prompt.chat:
-            self.prompt = self.prompt.bind(self.lm.tokenizer)
         for question in self.asked.questions:
             if not any(a.strip() for a in question.answers):
                 raise UserError(f"question {question.id} has no gold answer, so it cannot be labelled")
 
     @property
-    def prompt_id(self) -> str:
-        return self.prompt.fingerprint
+    def items(self) -> int:
+        return self._read
 
     @property
     def total(self) -> int:
@@ -100,11 +98,8 @@ class CotBuilder:
 
     def units(self) -> Iterator[Question]:
         for question in self.asked.questions:
-            self.items += 1
+            self._read += 1
             yield question
-
-    def unit_id(self, unit: Question) -> str:
-        return unit.id
 
     def build(self, units: Sequence[Question]) -> Examples:
         closed = [self.prompt.question(q.question) for q in units]

@@ -23,10 +23,10 @@ from probers.store.store import FeatureStore
 from probers.text import split_sentences
 from probers.types import Generation, Needs, Pool, UserError
 
-from ..cuts import Cut, CutPlan, Recognise
 from ..entities import Entity, Recogniser
 from ..equivalence import EntityMatcher, Match
-from .base import TOO_LONG, Examples, recorded
+from .base import TOO_LONG, Examples, LabelBuilder, recorded
+from .cuts import Cut, CutPlan, Recognise
 
 #: Characters between the cut and the written entity that still count as "at its head": "the ".
 _HEAD = 5
@@ -123,8 +123,8 @@ NEGATIVES = ("generated", "untouched")
 _HELD = 512 << 20
 
 
-@dataclass(slots=True)
-class WikiBuilder:
+@dataclass
+class WikiBuilder(LabelBuilder):
     """Continues cut articles and labels the entities written.
 
     Attributes:
@@ -145,19 +145,12 @@ class WikiBuilder:
     prompt: PromptTemplate
     negatives: str = "generated"
     max_new_tokens: int = 24
-    item_name: str = "article"
-    unit_name: str = "cut"
-    wrong_name: str = "hallucinated"
-    position: str = "entity"
-    balance_by: tuple[str, ...] = ("split",)
 
-    def __post_init__(self) -> None:
-        if self.prompt.chat:
-            self.prompt = self.prompt.bind(self.lm.tokenizer)
-
-    @property
-    def prompt_id(self) -> str:
-        return self.prompt.fingerprint
+    item_name = "article"
+    unit_name = "cut"
+    wrong_name = "hallucinated"
+    position = "entity"
+    balance_by = ("split",)
 
     @property
     def items(self) -> int:
@@ -169,9 +162,6 @@ class WikiBuilder:
 
     def units(self) -> Iterator[Cut]:
         return iter(self.plan)
-
-    def unit_id(self, unit: Cut) -> str:
-        return unit.id
 
     def build(self, units: Sequence[Cut]) -> Examples:
         examples = Examples()

@@ -13,6 +13,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import accumulate
 
 from probers.prompts import TESTBED_PROMPT
 from probers.testbed.relations import BY_KEY
@@ -71,8 +72,8 @@ class DocumentStream:
         self._rng = random.Random(f"curriculum:{seed}")
         self._known = [e for e in world.entities.values() if e.known]
         self._rng.shuffle(self._known)
-        self._weights = [(rank + 1) ** -plan.zipf for rank in range(len(self._known))]
-        self._total = _cumulative(self._weights)
+        # Summed up, since a draw needs the running sums.
+        self._total = list(accumulate((rank + 1) ** -plan.zipf for rank in range(len(self._known))))
         self._throwaway_seed = 0
         self._throwaway: World | None = None
         self._uses = 0
@@ -189,11 +190,3 @@ class DocumentStream:
         weights = [getattr(self.plan, k) / tokens_of[k] for k in KINDS]
         while True:
             yield self.draw(self._rng.choices(KINDS, weights=weights)[0])
-
-
-def _cumulative(weights: list[float]) -> list[float]:
-    total, out = 0.0, []
-    for weight in weights:
-        total += weight
-        out.append(total)
-    return out

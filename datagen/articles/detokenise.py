@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from .entities import MONTHS
+from ..entities import MONTHS
 
 _BRACKET = re.compile(r"(?<=[\w)])([(\[]) (?=\S)|^([(\[]) (?=\S)")
 _QUOTED = re.compile(r"(?<=[\w)])\(\" (?=\S)")
@@ -132,8 +132,7 @@ def _join(tokens: list[str]) -> str:
             single = opens or (single and _elides(before) and token in tokens[position + 1 :])
         elif _LEFT.fullmatch(token):
             left = True
-            right = token in ":.," and _digits(before, after) and token == ":"
-            right = right or (token == "." and after == ".")
+            right = (token == ":" and _digits(before, after)) or token == after == "."
         elif token in _RIGHT:
             right = True
             left = token == "$" and before in _DOLLARS

@@ -11,10 +11,10 @@ from itertools import chain
 from probers.text import split_sentences
 from probers.types import Article, UserError
 
-from .articles import ArticleSource
-from .detokenise import detokenise_sentences
-from .entities import Entity
-from .equivalence import normalise
+from ..articles import ArticleSource
+from ..articles.detokenise import detokenise_sentences
+from ..entities import Entity
+from ..equivalence import normalise
 
 #: Finds the entities of a text, from left to right.
 Recognise = Callable[[str], list[Entity]]
