@@ -4,117 +4,14 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from probers.types import Article, RunError, UserError
 
 from .base import ArticleSource, Problems, Progress, Rules, Splits, UnusableError, clean, prose
-from .wikipedia_client import Client, FetchError
-
-
-@dataclass(frozen=True)
-class WikipediaOptions:
-    """What to ask a Wikipedia for, and how; exactly one of titles, category and random.
-
-    Attributes:
-        titles: a list of titles, or the path of a text file with one per line.
-        category: a category's name, with or without "Category:".
-        depth: how many levels of subcategories are followed; 0 takes the category's own pages.
-        random: pages drawn by Wikipedia; needs a limit. A draw is kept under its seed.
-        language: the Wikipedia's code, as in en.wikipedia.org.
-        contact: an e-mail address or page for the user agent, which Wikimedia asks for.
-        cache: folder of what was fetched; with it the same request needs no network again.
-        rate: requests per second at most.
-        retries: further tries of a failed request, ``backoff`` seconds after the first
-            failure and twice as long after each further one, or as long as the server says.
-        max_wait: a server that asks to wait longer, in seconds, is not asked again.
-        timeout: seconds without a byte after which a request has failed.
-        api_url: address of another MediaWiki's api.php; None is the Wikipedia of ``language``.
-    """
-
-    titles: Sequence[str] | str | None = None
-    category: str | None = None
-    depth: int = 0
-    random: bool = False
-    language: str = "en"
-    contact: str | None = None
-    cache: str = "runs/cache/wikipedia"
-    rate: float = 2.0
-    retries: int = 5
-    backoff: float = 1.0
-    max_wait: float = 300.0
-    timeout: float = 20.0
-    api_url: str | None = None
-
-    @classmethod
-    def of(cls, options: Mapping[str, Any] | None) -> WikipediaOptions:
-        """The options of a mapping.
-
-        Raises:
-            UserError: an unknown option or a value that makes no sense.
-        """
-        known = [f.name for f in fields(cls)]
-        unknown = sorted(set(options or {}) - set(known))
-        if unknown:
-            raise UserError(f"wikipedia.{unknown[0]} is unknown: choose among {', '.join(known)}")
-        made = cls(**(options or {}))
-        made._check()
-        return made
-
-    def _check(self) -> None:
-        asked = [
-            n for n, v in (("titles", self.titles), ("category", self.category), ("random", self.random)) if v
-        ]
-        if len(asked) != 1:
-            raise UserError(
-                "articles=wikipedia needs exactly one of wikipedia.titles, wikipedia.category and "
-                f"wikipedia.random=true; {' and '.join(asked) or 'none'} given"
-            )
-        if not isinstance(self.language, str) or not self.language.replace("-", "").isalnum():
-            raise UserError(f"wikipedia.language={self.language} is not a code such as en or de")
-        for name, least in (("depth", 0), ("retries", 0), ("backoff", 0), ("max_wait", 0)):
-            _number(name, getattr(self, name), least, strict=False)
-        for name in ("rate", "timeout"):
-            _number(name, getattr(self, name), 0, strict=True)
-        if self.api_url is not None and urlsplit(self.api_url).scheme not in ("http", "https"):
-            raise UserError(f"wikipedia.api_url={self.api_url} must begin with https:// or http://")
-        if self.contact is not None and (not self.contact.isascii() or not self.contact.isprintable()):
-            raise UserError(
-                f"wikipedia.contact={self.contact!r} must be plain ASCII: an e-mail address or a URL"
-            )
-
-    def title_list(self) -> list[str]:
-        """The titles asked for, each once, in their order.
-
-        Raises:
-            UserError: the file is not there or holds none.
-        """
-        titles: Sequence[Any] = self.titles or []
-        if isinstance(self.titles, str):
-            try:
-                titles = Path(self.titles).read_text(encoding="utf-8").splitlines()
-            except (OSError, UnicodeDecodeError) as error:
-                raise UserError(
-                    f"wikipedia.titles={self.titles} cannot be read as a text file ({error}); "
-                    "give one with a title per line, or a list like [Paris,Berlin]"
-                ) from error
-        made = list(dict.fromkeys(" ".join(clean(str(t)).replace("_", " ").split()) for t in titles))
-        made = [t for t in made if t]
-        if not made:
-            raise UserError(f"wikipedia.titles={self.titles} holds no title")
-        return made
-
-
-def _number(name: str, value: Any, least: float, *, strict: bool) -> None:
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not number or not (value > least or (not strict and value == least)):
-        raise UserError(
-            f"wikipedia.{name}={value} must be a number {'above' if strict else 'of at least'} {least}"
-        )
+from .wikipedia_client import Client, FetchError, WikipediaOptions
 
 
 def open_wikipedia(
@@ -129,11 +26,33 @@ def open_wikipedia(
     """
     if options.random and limit is None:
         raise UserError("wikipedia.random=true needs a limit: pass limit=300, for example")
-    titles = options.title_list() if options.titles else []
+    titles = _title_list(options) if options.titles else []
     total = min(limit or len(titles), len(titles)) if titles else limit
     problems = Problems()
     articles = _articles(options, titles, limit, seed, rules, problems, progress)
     return ArticleSource("wikipedia", articles, problems, total)
+
+
+def _title_list(options: WikipediaOptions) -> list[str]:
+    """The titles asked for, each once, in their order.
+
+    Raises:
+        UserError: the file is not there or holds none.
+    """
+    titles: Sequence[Any] = options.titles or []
+    if isinstance(options.titles, str):
+        try:
+            titles = Path(options.titles).read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(
+                f"wikipedia.titles={options.titles} cannot be read as a text file ({error}); "
+                "give one with a title per line, or a list like [Paris,Berlin]"
+            ) from error
+    made = list(dict.fromkeys(" ".join(clean(str(t)).replace("_", " ").split()) for t in titles))
+    made = [t for t in made if t]
+    if not made:
+        raise UserError(f"wikipedia.titles={options.titles} holds no title")
+    return made
 
 
 def _articles(
