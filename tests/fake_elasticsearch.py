@@ -1,7 +1,8 @@
 """A server that speaks the part of Elasticsearch's and OpenSearch's REST API the retriever uses.
 
-It holds documents, scores them with BM25 computed from scratch, is as strict as the real ones about
-what it is sent (unknown keys, content types, documents that are not refreshed), and fails on request.
+It satisfies their official clients, holds documents, scores them with BM25 computed from scratch, is as
+strict as the real ones about what it is sent (unknown keys, content types, documents that are not
+refreshed), and fails on request.
 """
 
 import json
@@ -23,7 +24,7 @@ FULL = (
     "index [{}] blocked by: [TOO_MANY_REQUESTS/12/disk usage exceeded flood-stage watermark, index has "
     "read-only-allow-delete block];"
 )
-NDJSON, JSON = "application/x-ndjson", "application/json"
+JSON = "application/json"
 
 
 class RefusedError(Exception):
@@ -132,11 +133,6 @@ class FakeIndex:
                 values = [part.get(name, 0.0) for part in parts]
                 found[name] = max(values) + body["tie_breaker"] * (sum(values) - max(values))
             return found
-        if kind == "bool":
-            only(body, "must", "filter")
-            (must,), (kept,) = body["must"], body["filter"]
-            wanted = set(kept["ids"]["values"])
-            return {n: s for n, s in self.scores(must, most_clauses).items() if n in wanted}
         raise RefusedError(400, "parsing_exception", f"unknown query [{kind}]")
 
     def bm25(self, field, text, most_clauses):
@@ -183,7 +179,6 @@ class FakeElasticsearch:
         self.query_faults = []
         self.authorization = None
         self.forbidden = set()
-        self.disk = 10**12
         self.coarse_lengths = coarse_lengths
         self._stop = threading.Event()
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
@@ -220,34 +215,34 @@ class FakeElasticsearch:
         """Bodies of the requests that reached an endpoint."""
         return [body for name, body in self.requests if name == endpoint]
 
-    def answer(self, method, path, body, kind):
+    def answer(self, method, path, body):
         """(endpoint, function that does it)."""
         parts = [unquote(p) for p in urlsplit(path).path.split("/") if p]
         if method == "GET" and not parts:
             return "root", lambda: self.greeting
-        if (method, parts) == ("GET", ["_cat", "allocation"]):
-            return "allocation", lambda: [{"disk.avail": str(self.disk)}, {"disk.avail": None}]
-        if (method, parts) == ("POST", ["_msearch"]):
-            assert kind == NDJSON
+        if parts == ["_msearch"]:
             return "msearch", lambda: self.msearch(body)
         name, *rest = parts
         known = {
-            ("PUT", ()): ("create", lambda: self.create(name, json.loads(body))),
-            ("DELETE", ()): ("delete", lambda: self.delete(name)),
-            ("GET", ("_mapping",)): (
+            ("HEAD", ""): ("exists", lambda: self.index(name) and {}),
+            ("PUT", ""): ("create", lambda: self.create(name, json.loads(body))),
+            ("DELETE", ""): ("delete", lambda: self.delete(name)),
+            ("GET", "_mapping"): (
                 "mapping", lambda: {self.index(name).name: {"mappings": self.index(name).mappings}}
             ),
-            ("PUT", ("_mapping",)): ("put_mapping", lambda: self.put_mapping(name, json.loads(body))),
-            ("PUT", ("_settings",)): ("settings", lambda: self.put_settings(name, json.loads(body))),
-            ("POST", ("_bulk",)): ("bulk", lambda: self.bulk(name, body)),
-            ("POST", ("_refresh",)): ("refresh", lambda: self.refresh(name)),
-            ("POST", ("_count",)): ("count", lambda: self.count(name, json.loads(body))),
-            ("POST", ("_search",)): ("search", lambda: self.search(name, json.loads(body))),
+            ("PUT", "_mapping"): ("put_mapping", lambda: self.put_mapping(name, json.loads(body))),
+            ("PUT", "_settings"): ("settings", lambda: self.put_settings(name, json.loads(body))),
+            ("PUT", "_bulk"): ("bulk", lambda: self.bulk(name, body)),
+            ("POST", "_bulk"): ("bulk", lambda: self.bulk(name, body)),
+            ("POST", "_refresh"): ("refresh", lambda: self.refresh(name)),
+            ("POST", "_count"): ("count", lambda: self.count(name, json.loads(body))),
         }  # fmt: skip
-        found = known.get((method, tuple(rest)))
-        assert found, f"no handler for {method} {path}"
-        assert kind == (NDJSON if found[0] == "bulk" else JSON if body else None)
-        return found
+        return known[method, "".join(rest)]
+
+    @property
+    def elastic(self):
+        """Whether the client of Elasticsearch 8 is to be used, which says so in its content types."""
+        return "for Search" in self.greeting["tagline"] and self.greeting["version"]["number"][:1] in "89"
 
     def index(self, name):
         if name not in self.indices:
@@ -353,7 +348,9 @@ class FakeElasticsearch:
 
             def handle_one(self):
                 body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-                endpoint, act = fake.answer(self.command, self.path, body, self.headers.get("Content-Type"))
+                endpoint, act = fake.answer(self.command, self.path, body)
+                kind = self.headers.get("Content-Type", "") + self.headers.get("Accept", "")
+                assert ("compatible-with=8" in kind) == (fake.elastic and endpoint != "root"), kind
                 fake.requests.append((endpoint, body))
                 fault = fake.faults[endpoint].pop(0) if fake.faults[endpoint] else None
                 if fault == "hang":
@@ -367,15 +364,19 @@ class FakeElasticsearch:
                     return self.hang_up()
                 blob = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
                 self.send_response(status)
-                for name, value in ({"Content-Type": JSON} | headers).items():
+                common = {"Content-Type": self.headers.get("Accept") or JSON}
+                if fake.elastic:
+                    common["X-Elastic-Product"] = "Elasticsearch"
+                for name, value in (common | headers).items():
                     self.send_header(name, value)
                 self.send_header("Content-Length", str(len(blob)))
                 self.end_headers()
-                self.wfile.write(blob[: len(blob) // 2] if fault == "cut" else blob)
+                if self.command != "HEAD":
+                    self.wfile.write(blob[: len(blob) // 2] if fault == "cut" else blob)
                 if fault == "cut":
                     self.hang_up()
 
-            do_GET = do_POST = do_PUT = do_DELETE = handle_one
+            do_GET = do_HEAD = do_POST = do_PUT = do_DELETE = handle_one
 
             def judged(self, endpoint, act, size):
                 sent = self.headers.get("Authorization")

@@ -240,12 +240,6 @@ def waits(monkeypatch):
     """The waits of the transport, which are only noted down."""
     made = []
     monkeypatch.setattr(time, "sleep", lambda seconds: made.append(seconds))
-    from probers.datagen.articles import wikipedia_client as transport
-
-    monkeypatch.setattr(
-        transport.PoliteTransport.__init__, "__kwdefaults__",
-        {**transport.PoliteTransport.__init__.__kwdefaults__, "sleep": made.append},
-    )  # fmt: skip
     return made
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from probers.types import Article, RunError, UserError
@@ -25,11 +26,33 @@ def open_wikipedia(
     """
     if options.random and limit is None:
         raise UserError("wikipedia.random=true needs a limit: pass limit=300, for example")
-    titles = options.title_list() if options.titles else []
+    titles = _title_list(options) if options.titles else []
     total = min(limit or len(titles), len(titles)) if titles else limit
     problems = Problems()
     articles = _articles(options, titles, limit, seed, rules, problems, progress)
     return ArticleSource("wikipedia", articles, problems, total)
+
+
+def _title_list(options: WikipediaOptions) -> list[str]:
+    """The titles asked for, each once, in their order.
+
+    Raises:
+        UserError: the file is not there or holds none.
+    """
+    titles: Sequence[Any] = options.titles or []
+    if isinstance(options.titles, str):
+        try:
+            titles = Path(options.titles).read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(
+                f"wikipedia.titles={options.titles} cannot be read as a text file ({error}); "
+                "give one with a title per line, or a list like [Paris,Berlin]"
+            ) from error
+    made = list(dict.fromkeys(" ".join(clean(str(t)).replace("_", " ").split()) for t in titles))
+    made = [t for t in made if t]
+    if not made:
+        raise UserError(f"wikipedia.titles={options.titles} holds no title")
+    return made
 
 
 def _articles(

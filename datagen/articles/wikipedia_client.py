@@ -7,145 +7,53 @@ import json
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields
+from datetime import datetime, timezone
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 import httpx
 
 import probers
-from probers.data.http import AgainError, FetchError, PatientTransport, retry_after
 from probers.files import write_bytes, writing
 from probers.types import UserError
-
-from .base import clean
 
 if TYPE_CHECKING:
     import wikipediaapi
 
 SCHEMA = 1
 
-
-class Cache:
-    """Records by kind and name; each is written whole or not at all.
-
-    A file that cannot be read as what was written counts as absent and is fetched again.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def path(self, kind: str, name: str) -> Path:
-        """The file of a record: readable as far as the name is ASCII, unique by its hash."""
-        slug = re.sub(r"[^A-Za-z0-9]+", "_", name)[:40].strip("_")
-        digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:16]
-        return self.folder / kind / f"{slug}-{digest}.json"
-
-    def get(self, kind: str, name: str) -> dict[str, Any] | None:
-        try:
-            record = json.loads(self.path(kind, name).read_bytes())
-        except (OSError, ValueError):
-            return None
-        if not isinstance(record, dict) or (record.get("schema"), record.get("name")) != (SCHEMA, name):
-            return None
-        return record
-
-    def put(self, kind: str, name: str, record: dict[str, Any]) -> None:
-        """Keep a record.
-
-        Raises:
-            RunError: the folder cannot be written to.
-        """
-        path = self.path(kind, name)
-        with writing(path, "free some space or give another folder as wikipedia.cache"):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_bytes(path, json.dumps({"schema": SCHEMA, "name": name, **record}).encode())
-
-
-__all__ = ["BUSY", "FetchError", "PoliteTransport"]
-
-#: MediaWiki's error codes after which the same request may succeed.
+#: Statuses, and MediaWiki's error codes, after which the same request may succeed.
+AGAIN = frozenset({408, 429, 500, 502, 503, 504})
 BUSY = ("maxlag", "ratelimited", "readonly", "internal_api_error")
 
 
-class PoliteTransport(PatientTransport):
-    """Paces and repeats the requests of another transport.
+class FetchError(Exception):
+    """A request that failed for good, with the reason in one clause.
 
-    Args:
-        api_url: where requests go instead of the library's own address; None keeps it.
-        rate: requests per second at most.
-        retries: further tries after the first.
-        backoff: seconds before the second try, doubled before each further one.
-        max_wait: longest single wait in seconds; a server that asks for more is given up.
-        inner: what sends; the network, through the proxy of the environment, by default.
-        sleep: called with seconds.
-        notice: called with one clause when a try failed and another will follow.
+    ``down`` is true when the server or the network is to blame rather than what was asked.
     """
 
-    def __init__(
-        self,
-        *,
-        api_url: str | None = None,
-        rate: float = 2.0,
-        retries: int = 5,
-        backoff: float = 1.0,
-        max_wait: float = 300.0,
-        inner: httpx.BaseTransport | None = None,
-        sleep: Callable[[float], None] = time.sleep,
-        notice: Callable[[str], None] = lambda text: None,
-    ) -> None:
-        super().__init__(
-            retries=retries,
-            backoff=backoff,
-            max_wait=max_wait,
-            option="wikipedia.max_wait",
-            inner=inner,
-            sleep=sleep,
-            notice=notice,
-        )
-        self.api_url = httpx.URL(api_url) if api_url else None
-        self.gap = 1 / rate
-        self._next = 0.0
-
-    def handle_request(self, request: httpx.Request) -> httpx.Response:
-        return super().handle_request(self._redirected(request))
-
-    def before(self, request: httpx.Request) -> None:
-        now = time.monotonic()
-        if now < self._next:
-            self._sleep(self._next - now)
-        self._next = max(now, self._next) + self.gap
-
-    def check(self, response: httpx.Response) -> None:
-        super().check(response)
-        status = response.status_code
-        if status != 200:
-            raise FetchError(f"HTTP {status}", down=status in (401, 403))
-        _check_answer(response)
-
-    def _redirected(self, request: httpx.Request) -> httpx.Request:
-        if self.api_url is None:
-            return request
-        headers = httpx.Headers([(k, v) for k, v in request.headers.multi_items() if k != "host"])
-        url = self.api_url.copy_with(query=request.url.query)
-        return httpx.Request(request.method, url, headers=headers, extensions=request.extensions)
+    def __init__(self, reason: str, *, down: bool = False) -> None:
+        super().__init__(reason)
+        self.down = down
 
 
-def _check_answer(response: httpx.Response) -> None:
-    """MediaWiki reports its own failures with status 200."""
-    try:
-        answer: Any = json.loads(response.content)
-    except ValueError as error:  # a page of a proxy or a half-written answer
-        raise AgainError("the answer is not JSON") from error
-    if not isinstance(answer, dict):
-        raise AgainError("the answer is not a JSON object")
-    if "error" in answer:
-        error_fields = answer["error"] if isinstance(answer["error"], dict) else {}
-        code = str(error_fields.get("code", "unknown"))
-        if code.startswith(BUSY):
-            raise AgainError(f"the API answered {code}", retry_after(response))
-        raise FetchError(f"the API answered {code}: {error_fields.get('info', 'no reason given')}")
+class AgainError(Exception):
+    """A failure that may pass; ``wait`` is what the server asked for, in seconds."""
+
+    def __init__(self, reason: str, response: httpx.Response | None = None) -> None:
+        super().__init__(reason)
+        value = "" if response is None else response.headers.get("Retry-After", "").strip()
+        self.wait = float(value) if value.isdecimal() else None
+        with suppress(TypeError, ValueError):
+            when = parsedate_to_datetime(value)
+            when = when if when.tzinfo else when.replace(tzinfo=timezone.utc)
+            self.wait = max(0.0, (when - datetime.now(timezone.utc)).total_seconds())
 
 
 @dataclass(frozen=True)
@@ -193,14 +101,10 @@ class WikipediaOptions:
         unknown = sorted(set(options or {}) - set(known))
         if unknown:
             raise UserError(f"wikipedia.{unknown[0]} is unknown: choose among {', '.join(known)}")
-        made = cls(**(options or {}))
-        made._check()
-        return made
+        return cls(**(options or {}))
 
-    def _check(self) -> None:
-        asked = [
-            n for n, v in (("titles", self.titles), ("category", self.category), ("random", self.random)) if v
-        ]
+    def __post_init__(self) -> None:
+        asked = [name for name in ("titles", "category", "random") if getattr(self, name)]
         if len(asked) != 1:
             raise UserError(
                 "articles=wikipedia needs exactly one of wikipedia.titles, wikipedia.category and "
@@ -208,10 +112,12 @@ class WikipediaOptions:
             )
         if not isinstance(self.language, str) or not self.language.replace("-", "").isalnum():
             raise UserError(f"wikipedia.language={self.language} is not a code such as en or de")
-        for name, least in (("depth", 0), ("retries", 0), ("backoff", 0), ("max_wait", 0)):
-            _number(name, getattr(self, name), least, strict=False)
-        for name in ("rate", "timeout"):
-            _number(name, getattr(self, name), 0, strict=True)
+        for name in ("depth", "retries", "backoff", "max_wait", "rate", "timeout"):
+            value, strict = getattr(self, name), name in ("rate", "timeout")
+            number = isinstance(value, (int, float)) and not isinstance(value, bool)
+            if not number or not (value > 0 or (value == 0 and not strict)):
+                least = "above 0" if strict else "of at least 0"
+                raise UserError(f"wikipedia.{name}={value} must be a number {least}")
         if self.api_url is not None and urlsplit(self.api_url).scheme not in ("http", "https"):
             raise UserError(f"wikipedia.api_url={self.api_url} must begin with https:// or http://")
         if self.contact is not None and (not self.contact.isascii() or not self.contact.isprintable()):
@@ -219,34 +125,145 @@ class WikipediaOptions:
                 f"wikipedia.contact={self.contact!r} must be plain ASCII: an e-mail address or a URL"
             )
 
-    def title_list(self) -> list[str]:
-        """The titles asked for, each once, in their order.
+
+class Cache:
+    """Records by kind and name; each is written whole or not at all.
+
+    A file that cannot be read as what was written counts as absent and is fetched again.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def path(self, kind: str, name: str) -> Path:
+        """The file of a record: readable as far as the name is ASCII, unique by its hash."""
+        slug = re.sub(r"[^A-Za-z0-9]+", "_", name)[:40].strip("_")
+        digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+        return self.folder / kind / f"{slug}-{digest}.json"
+
+    def get(self, kind: str, name: str) -> dict[str, Any] | None:
+        try:
+            record = json.loads(self.path(kind, name).read_bytes())
+        except (OSError, ValueError):
+            return None
+        right = isinstance(record, dict) and (record.get("schema"), record.get("name")) == (SCHEMA, name)
+        return record if right else None
+
+    def put(self, kind: str, name: str, record: dict[str, Any]) -> None:
+        """Keep a record.
 
         Raises:
-            UserError: the file is not there or holds none.
+            RunError: the folder cannot be written to.
         """
-        titles: Sequence[Any] = self.titles or []
-        if isinstance(self.titles, str):
+        path = self.path(kind, name)
+        with writing(path, "free some space or give another folder as wikipedia.cache"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_bytes(path, json.dumps({"schema": SCHEMA, "name": name, **record}).encode())
+
+
+class PoliteTransport(httpx.BaseTransport):
+    """Paces the library's requests and repeats those that fail; bodies arrive whole or not at all.
+
+    The library's own repetition knows neither a connection that dies in the middle of a body, nor
+    ``Retry-After`` as a date or with other statuses than 429, nor MediaWiki's errors of status 200.
+
+    Args:
+        options: of the rate and of the waits; ``api_url`` is where requests go instead of the
+            library's own address.
+        notice: called with one clause when a try failed and another will follow.
+    """
+
+    def __init__(self, options: WikipediaOptions, notice: Callable[[str], None]) -> None:
+        self._options, self._notice = options, notice
+        self._network: httpx.BaseTransport | None = None
+        self._next = 0.0
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        """Send, read the whole body, and try again where that makes sense.
+
+        Raises:
+            FetchError: no tries left, an answer that no repetition mends, or too long a wait.
+        """
+        if self._options.api_url:
+            request.url = httpx.URL(self._options.api_url).copy_with(query=request.url.query)
+            request.headers["Host"] = request.url.netloc.decode()
+        tries = 0
+        while True:
             try:
-                titles = Path(self.titles).read_text(encoding="utf-8").splitlines()
-            except (OSError, UnicodeDecodeError) as error:
-                raise UserError(
-                    f"wikipedia.titles={self.titles} cannot be read as a text file ({error}); "
-                    "give one with a title per line, or a list like [Paris,Berlin]"
-                ) from error
-        made = list(dict.fromkeys(" ".join(clean(str(t)).replace("_", " ").split()) for t in titles))
-        made = [t for t in made if t]
-        if not made:
-            raise UserError(f"wikipedia.titles={self.titles} holds no title")
-        return made
+                return self._once(request)
+            except AgainError as failure:
+                wait = self._wait(failure, tries)
+                self._notice(f"{failure}; again in {wait:.3g} s")
+            time.sleep(wait)
+            tries += 1
+
+    def close(self) -> None:
+        if self._network is not None:
+            self._network.close()
+
+    def _once(self, request: httpx.Request) -> httpx.Response:
+        now = time.monotonic()
+        if now < self._next:
+            time.sleep(self._next - now)
+        self._next = max(now, self._next) + 1 / self._options.rate
+        if self._network is None:
+            proxy = None if proxy_bypass(request.url.host) else getproxies().get(request.url.scheme)
+            self._network = httpx.HTTPTransport(proxy=proxy)
+        try:
+            response = self._network.handle_request(request)
+            response.read()
+        except httpx.TimeoutException as error:
+            raise AgainError("no answer in time") from error
+        except (httpx.TransportError, httpx.DecodingError) as error:
+            raise AgainError(f"the connection failed: {error or type(error).__name__}") from error
+        _check(response)
+        return response
+
+    def _wait(self, failure: AgainError, tries: int) -> float:
+        """Seconds before the next try, after ``tries`` further ones.
+
+        Raises:
+            FetchError: that was the last, or the server asks for too long a wait.
+        """
+        options = self._options
+        if tries >= options.retries:
+            often = f" (tried {tries + 1} times)" if tries else ""
+            raise FetchError(f"{failure}{often}", down=True) from failure
+        if failure.wait is None:
+            return min(options.backoff * 2**tries, options.max_wait)
+        if failure.wait > options.max_wait:
+            raise FetchError(
+                f"{failure}, to be asked again after {failure.wait:.0f} s; wikipedia.max_wait is "
+                f"{options.max_wait:g}",
+                down=True,
+            ) from failure
+        return failure.wait
 
 
-def _number(name: str, value: Any, least: float, *, strict: bool) -> None:
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not number or not (value > least or (not strict and value == least)):
-        raise UserError(
-            f"wikipedia.{name}={value} must be a number {'above' if strict else 'of at least'} {least}"
-        )
+def _check(response: httpx.Response) -> None:
+    """Refuse an answer without what was asked for; MediaWiki reports its own failures with status 200.
+
+    Raises:
+        AgainError: the request should be tried again.
+        FetchError: it need not be.
+    """
+    status = response.status_code
+    if status in AGAIN:
+        raise AgainError(f"HTTP {status}", response)
+    if status != 200:
+        raise FetchError(f"HTTP {status}", down=status in (401, 403))
+    try:
+        answer: Any = json.loads(response.content)
+    except ValueError:  # a page of a proxy or a half-written answer
+        answer = None
+    if not isinstance(answer, dict):
+        raise AgainError("the answer is not a JSON object")
+    if "error" in answer:
+        about = answer["error"] if isinstance(answer["error"], dict) else {}
+        code = str(about.get("code", "unknown"))
+        if code.startswith(BUSY):
+            raise AgainError(f"the API answered {code}", response)
+        raise FetchError(f"the API answered {code}: {about.get('info', 'no reason given')}")
 
 
 #: Requests in a row that no further try brought through, after which the network is left alone.
@@ -266,14 +283,7 @@ class Client:
         self.options = options
         address = urlsplit(options.api_url or f"https://{options.language}.wikipedia.org")
         self.cache = Cache(Path(options.cache) / re.sub(r"[^\w.-]+", "_", address.netloc + address.path))
-        self.transport = PoliteTransport(
-            api_url=options.api_url,
-            rate=options.rate,
-            retries=options.retries,
-            backoff=options.backoff,
-            max_wait=options.max_wait,
-            notice=notice,
-        )
+        self.transport = PoliteTransport(options, notice)
         self._wikis: dict[bool, wikipediaapi.Wikipedia] = {}
         self._draws: dict[int, list[str]] = {}
         self._failures = 0
@@ -332,17 +342,15 @@ class Client:
             raise FetchError(f"not asked for, {GIVE_UP} requests in a row had failed")
         from wikipediaapi import WikipediaException
 
+        before, self._failures = self._failures, 0
         try:
-            answer = fetch()
+            return fetch()
         except FetchError as error:
-            self._failures = self._failures + 1 if error.down else 0
+            self._failures = before + 1 if error.down else 0
             raise
         except (WikipediaException, LookupError, TypeError, ValueError, AttributeError) as error:
             # The library reads the fields it expects without asking whether they are there.
-            self._failures = 0
             raise FetchError(f"the answer is not understood ({type(error).__name__}: {error})") from error
-        self._failures = 0
-        return answer
 
     def _wiki(self, *, lists: bool) -> wikipediaapi.Wikipedia:
         """The library's client: for pages it is told to get text and kind with one request."""

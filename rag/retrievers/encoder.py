@@ -13,6 +13,8 @@ import numpy as np
 
 from probers.types import RunError, UserError
 
+from . import lexical
+
 Kind = Literal["query", "passage"]
 
 #: The encoder that ``model: null`` means, and the package that carries it for machines without the Hub.
@@ -51,7 +53,7 @@ class Encoder:
     """
 
     def __init__(self, options: EncoderOptions) -> None:
-        check_extra()
+        lexical.check_extra("dense", "dense", ("sentence_transformers", "faiss"))
         if options.batch_size is not None and options.batch_size < 1:
             raise UserError(f"retriever.batch_size={options.batch_size} must be 1 or more")
         if options.similarity not in ("auto", "cosine", "dot"):
@@ -149,14 +151,6 @@ class Encoder:
                 found = self._model({key: value.to(self._model.device) for key, value in batch.items()})
             vectors.update(zip(rows, found["sentence_embedding"].float().cpu().numpy(), strict=True))
         return np.stack([vectors[i] for i in range(len(ids))])
-
-
-def check_extra() -> None:
-    """Refuse to go on without the packages of the extra."""
-    missing = [m for m in ("sentence_transformers", "faiss") if importlib.util.find_spec(m) is None]
-    if missing:
-        names = " and ".join(m.replace("_", "-") for m in missing)
-        raise UserError(f"retriever=dense needs {names}: pip install 'probers[dense]'")
 
 
 def _tokenizer_state(tokenizer: Any) -> str:

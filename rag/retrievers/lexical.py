@@ -12,6 +12,7 @@ exchanged without changing a result.
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -64,6 +65,15 @@ def check_corpus(passages: Sequence[Passage]) -> None:
 def no_word(passages: int) -> UserError:
     """The error for a corpus without a token."""
     return UserError(f"none of the {passages} passages of the corpus holds a word: nothing to search")
+
+
+def check_extra(retriever: str, extra: str, modules: Sequence[str]) -> None:
+    """Refuse to go on without the packages of an extra, whose names are those of its modules, nearly."""
+    names = {"opensearchpy": "opensearch-py"}
+    missing = [m for m in modules if importlib.util.find_spec(m) is None]
+    if missing:
+        packages = " and ".join(names.get(m, m.replace("_", "-")) for m in missing)
+        raise UserError(f"retriever={retriever} needs {packages}: pip install 'probers[{extra}]'")
 
 
 def check_options(k1: float, b: float) -> None:

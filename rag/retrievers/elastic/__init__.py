@@ -1,1 +1,0 @@
-"""What the Elasticsearch retriever is made of: access, server, index, loading, searching."""
