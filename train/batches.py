@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from probers.seeding import draw_key
 
-from .states import CHUNK, States, TokenStates
+from .data import CHUNK, States, TokenStates
 
 #: Values of the states that are validated on at once.
 _VALUES = 4 << 20
@@ -115,11 +115,7 @@ class StoreData(LightningDataModule):
     """
 
     def __init__(
-        self,
-        states: States | TokenStates,
-        targets: Tensor,
-        rows: Mapping[str, np.ndarray],
-        batches: Batches,
+        self, states: States | TokenStates, targets: Tensor, rows: Mapping[str, np.ndarray], batches: Batches
     ) -> None:
         super().__init__()
         self._data, self._rows, self._batches = Rows(states, targets), rows, batches

@@ -26,11 +26,6 @@ from probers.bank.thresholds import ThresholdRule, checked
 from probers.evaluation.metrics import auroc
 from probers.types import UserError
 
-__all__ = [
-    "CALIBRATIONS", "ThresholdRule", "fit_calibration", "fit_ensemble", "fit_entropy_model",
-    "fit_temperature",
-]  # fmt: skip
-
 CALIBRATIONS = ("platt", "temperature", "isotonic")
 
 

@@ -29,12 +29,6 @@ class Style(NamedTuple):
 PROBER, ENTROPY = Style(BLUE, "o"), Style(GREEN, "^")
 OTHERS = (Style(ORANGE, "s", "--"), Style(PURPLE, "D", "-."), Style(SKY, "v", ":"))
 
-#: Controls that pictures show; ``metrics.json`` has them all.
-BASELINES = (
-    "entropies combined", "mean entropy", "max entropy", "min probability", "sequence log-prob",
-    "RIND maximum", "bag of words, text", "length", "question type", "embedding layer", "shuffled labels",
-)  # fmt: skip
-
 _FONT = 8.5
 
 
