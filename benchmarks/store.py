@@ -270,7 +270,7 @@ def as_trainer(path: str, steps: str) -> None:
         data = StoreData(states, targets, rows, Batches(training, BATCH, [0], schedule))
         every = list(range(len(columns)))
         moments(states, training[:most], every, targets.expand(-1, len(columns)))
-        for _, batch in zip(range(steps), data.train_dataloader(), strict=False):
+        for _, batch in zip(range(steps), data.training(), strict=False):
             batch[0].float().sum()
         for start in range(0, min(most, len(states)), CHUNK):
             states[start : start + CHUNK].float().sum()

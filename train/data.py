@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from probers.heads import Moments, ProbeHead, head_name
 from probers.seeding import draw_key
@@ -288,12 +289,10 @@ class TokenStates:
 
     def __getitem__(self, rows: Any) -> Padded:
         chosen = [self._members[i] for i in np.arange(len(self._members))[rows]]
-        sizes = torch.tensor([len(c) for c in chosen])
+        sizes = [len(members) for members in chosen]
         found = self._states[torch.from_numpy(np.concatenate(chosen))]
-        mask = torch.arange(int(sizes.max())) < sizes[:, None]
-        states = found.new_zeros(*mask.shape, *found.shape[1:])
-        states[mask] = found
-        return Padded(states, mask)
+        mask = torch.arange(max(sizes)) < torch.tensor(sizes)[:, None]
+        return Padded(pad_sequence(found.split(sizes), batch_first=True), mask)
 
 
 class Inputs(NamedTuple):

@@ -76,23 +76,17 @@ def targets_of(tasks: Sequence[Task], examples: Examples) -> Tensor:
     from labels without meaning must be at chance about other such labels. (About the true
     ones it need not be: a strong direction in the states is read by chance, either way.)
     """
-    correct = examples.table["correct"].to_numpy()
-    columns: dict[tuple[str, int], np.ndarray] = {}
+    columns = []
     for task in tasks:
-        key = (task.target, task.seed)
-        if key in columns:
-            continue
-        if task.target == "shuffled":
-            columns[key] = correct.copy()
+        labels = examples.table["correct"].to_numpy(copy=True)
+        if task.target == "person":
+            labels = (examples.table["answer_kind"] == "person").to_numpy()
+        elif task.target == "shuffled":
             for split, rows in examples.rows.items():
                 rng = np.random.default_rng(draw_key("shuffled", task.seed, split))
-                columns[key][rows] = rng.permutation(correct[rows])
-        elif task.target == "person":
-            columns[key] = (examples.table["answer_kind"] == "person").to_numpy()
-        else:
-            columns[key] = correct
-    found = np.stack([columns[t.target, t.seed] for t in tasks], axis=1)
-    return torch.from_numpy(found.astype(np.int64))
+                labels[rows] = rng.permutation(labels[rows])
+        columns.append(labels)
+    return torch.from_numpy(np.stack(columns, axis=1).astype(np.int64))
 
 
 def fit(

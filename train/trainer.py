@@ -131,9 +131,10 @@ def train(
         handler = signal.getsignal(signal.SIGINT)
         try:
             if head.learns:
-                trainer.fit(module, datamodule=data(done))
+                batches = data(done)
+                trainer.fit(module, batches.training(), batches.validation())
             else:
-                trainer.validate(module, data(0).val_dataloader(), verbose=False)
+                trainer.validate(module, data(0).validation(), verbose=False)
         except SystemExit:
             # Ctrl-C stays a KeyboardInterrupt; the trainer makes it a silent exit with code 1.
             signal.signal(signal.SIGINT, handler)

@@ -24,6 +24,11 @@ class Style(NamedTuple):
     marker: str
     line: str = "-"
 
+    @property
+    def curve(self) -> dict[str, Any]:
+        """The options of a curve without markers."""
+        return {"color": self.colour, "linestyle": self.line, "linewidth": 1.4}
+
 
 #: The same in every picture: the prober, the prober with entropy, and what they are compared with.
 PROBER, ENTROPY = Style(BLUE, "o"), Style(GREEN, "^")
