@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from probers.train import batches, fit
+from probers.train import fit
+from probers.train.batches import StoreData
 from probers.train.module import ProberModule
 
 #: What a step consists of; what is left of it is the trainer's: hooks, progress bar, schedule, logging.
@@ -35,12 +36,12 @@ class Clock:
     @contextmanager
     def running(self) -> Iterator[None]:
         """Time the trainings of this block."""
-        kept = fit.ProberModule, batches.Rows
-        fit.ProberModule, batches.Rows = _timed_module(self), _timed_rows(self)
+        kept = fit.ProberModule, fit.StoreData
+        fit.ProberModule, fit.StoreData = _timed_module(self), _timed_data(self)
         try:
             yield
         finally:
-            fit.ProberModule, batches.Rows = kept
+            fit.ProberModule, fit.StoreData = kept
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
@@ -114,8 +115,8 @@ def _timed_module(clock: Clock) -> type[ProberModule]:
     return Timed
 
 
-def _timed_rows(clock: Clock) -> type[batches.Rows]:
-    class Timed(batches.Rows):
+def _timed_data(clock: Clock) -> type[StoreData]:
+    class Timed(StoreData):
         def __getitem__(self, index: torch.Tensor) -> Any:
             with clock.part("data"):
                 return super().__getitem__(index)

@@ -256,7 +256,7 @@ def as_trainer(path: str, steps: str) -> None:
     """Read a store as ``probers-train`` does, and print how the memory grew; runs in a process of its own."""
     import torch
     from probers.train.batches import Batches, Schedule, StoreData
-    from probers.train.states import CHUNK, Column, StoreStates, moments
+    from probers.train.data import CHUNK, Column, StoreStates, moments
 
     store = FeatureStore.open(path)
     splits = store.table()["split"].to_numpy()
@@ -270,7 +270,7 @@ def as_trainer(path: str, steps: str) -> None:
         data = StoreData(states, targets, rows, Batches(training, BATCH, [0], schedule))
         every = list(range(len(columns)))
         moments(states, training[:most], every, targets.expand(-1, len(columns)))
-        for _, batch in zip(range(steps), data.train_dataloader(), strict=False):
+        for _, batch in zip(range(steps), data.training(), strict=False):
             batch[0].float().sum()
         for start in range(0, min(most, len(states)), CHUNK):
             states[start : start + CHUNK].float().sum()

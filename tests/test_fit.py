@@ -15,10 +15,20 @@ import torch
 from planted import damage, make_store, make_token_store
 from probers.train.assemble import score_everything
 from probers.train.batches import Batches, Schedule, balancing
-from probers.train.data import Examples, load_examples
-from probers.train.fit import FitSettings, Fitted, Task, fit, targets_of
-from probers.train.module import ProberModule, head_losses
-from probers.train.states import CHUNK, Column, StoreStates, TokenStates, moments, parse_layers
+from probers.train.data import (
+    CHUNK,
+    Column,
+    Dataset,
+    Examples,
+    States,
+    StoreStates,
+    TokenStates,
+    load_examples,
+    moments,
+    parse_layers,
+)
+from probers.train.fit import Fitted, Task, fit, targets_of
+from probers.train.module import FitSettings, ProberModule, head_losses
 from sklearn.metrics import roc_auc_score
 
 from probers.heads import (
@@ -46,20 +56,25 @@ def columns_of(tasks: Sequence[Task]) -> list[Column]:
     return sorted({task.column for task in tasks})
 
 
+def dataset_of(
+    store: FeatureStore, examples: Examples, tasks: Sequence[Task], states: States | None = None
+) -> Dataset:
+    columns = columns_of(tasks)
+    found = StoreStates([store], columns) if states is None else states
+    return Dataset(examples, found, columns, {store.spec.site: store.spec})
+
+
 def train(
     store: FeatureStore, examples: Examples, tasks: list[Task], head: Any = small_head,
     out: Path | None = None, **changes: Any,
 ) -> Fitted:  # fmt: skip
-    columns = columns_of(tasks)
-    states = StoreStates([store], columns)
-    return fit(head, tasks, states, columns, examples, replace(QUICK, **changes), out=out)
+    return fit(head, tasks, dataset_of(store, examples, tasks), replace(QUICK, **changes), out=out)
 
 
 def aurocs(store: FeatureStore, examples: Examples, fitted: Fitted, how: Any = None) -> dict[Task, float]:
     """Test AUROC of every head at finding class 0 of its own target."""
-    columns = columns_of(fitted.tasks)
-    places = [columns.index(t.column) for t in fitted.tasks]
-    margins = score_everything(fitted.head, places, StoreStates([store], columns), examples, how)
+    dataset = dataset_of(store, examples, fitted.tasks)
+    margins = score_everything(fitted.head, fitted.tasks, dataset, how)
     rows = examples.rows["test"]
     targets = targets_of(fitted.tasks, examples).numpy()[rows]
     return {
@@ -292,7 +307,7 @@ def test_weights_move_the_decision_towards_the_rare_class(tmp_path: Path) -> Non
     fired = {}
     for balance in ("none", "weights", "sampling"):
         fitted = train(store, examples, [Task(1)], LinearHead, lr=1e-2, balance=balance)
-        margins = score_everything(fitted.head, [0], StoreStates([store], [Task(1).column]), examples, None)
+        margins = score_everything(fitted.head, fitted.tasks, dataset_of(store, examples, fitted.tasks), None)
         fired[balance] = float((margins.values[rows, 0] > 0).mean())
     assert fired["none"] < 0.1 < 0.3 < min(fired["weights"], fired["sampling"])
 
@@ -307,11 +322,11 @@ def test_a_state_that_is_no_number_is_named(tmp_path: Path, row: int, split: str
     store = make_store(tmp_path / "s", 80)
     damage(store, row, 2)
     examples = load_examples([store])
-    columns = [Task(1).column, Task(2).column]
+    tasks = [Task(1), Task(2)]
     with pytest.raises(RunError, match=rf"'q{row}'.*not finite: the store is damaged"):
-        fitted = train(store, examples, [Task(1), Task(2)], epochs=1)
+        fitted = train(store, examples, tasks, epochs=1)
         assert split == "test"  # nothing else was looked at so far
-        score_everything(fitted.head, [0, 1], StoreStates([store], columns), examples, None)
+        score_everything(fitted.head, tasks, dataset_of(store, examples, tasks), None)
 
 
 def test_ctrl_c_stays_a_keyboard_interrupt(
@@ -367,8 +382,10 @@ def test_reading_from_the_store_gives_the_heads_that_a_tensor_gives(
     tasks = [Task(0), Task(2), Task(3), Task(2, "person")]
     columns = columns_of(tasks)
     tensor, states = torch.from_numpy(store.states([0, 2, 3])), StoreStates([store], columns)
-    expected = fit(head, tasks, tensor, columns, examples, replace(QUICK, epochs=1))
-    found = fit(head, tasks, states, columns, examples, replace(QUICK, epochs=1))
+    expected, found = (
+        fit(head, tasks, dataset_of(store, examples, tasks, given), replace(QUICK, epochs=1))
+        for given in (tensor, states)
+    )
     for name, value in expected.head.state_dict().items():
         assert torch.equal(found.head.state_dict()[name], value), name
     np.testing.assert_array_equal(found.loss, expected.loss)

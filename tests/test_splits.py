@@ -9,15 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from planted import SPEC, make_store, make_token_store
-from probers.train.data import (
-    SPLITS,
-    Examples,
-    SplitRequest,
-    as_texts,
-    load_examples,
-    split_record,
-    training_share,
-)
+from probers.train.data import SPLITS, Examples, SplitRequest, as_texts, load_examples
 
 from probers.store.store import FeatureStore
 from probers.types import UserError
@@ -65,7 +57,7 @@ def test_groups_are_dealt_anew_by_their_seed(tmp_path: Path) -> None:
     again = load_examples([store], SplitRequest([0.5, 0.2, 0.3], seed=3))
     other = load_examples([store], SplitRequest([0.5, 0.2, 0.3], seed=4))
     assert groups(again, "test") == groups(dealt, "test") != groups(other, "test")
-    record = split_record(dealt)
+    record = dealt.split_record()
     assert set(record["train"]) == sides[0] and sum(map(len, record.values())) == 200
 
 
@@ -101,12 +93,12 @@ def test_some_data_sets_are_trained_on_and_others_tested(tmp_path: Path) -> None
 
 def test_parts_of_the_training_groups_are_nested_and_leave_the_rest(tmp_path: Path) -> None:
     examples = load_examples([make_store(tmp_path / "s", 400)])
-    quarter, half = (training_share(examples, share, 0) for share in (0.25, 0.5))
+    quarter, half = (examples.training_share(share, 0) for share in (0.25, 0.5))
     assert groups(quarter, "train") < groups(half, "train") < groups(examples, "train")
     assert [len(groups(e, "train")) for e in (quarter, half, examples)] == [25, 50, 100]
     for split in ("validation", "test"):
         np.testing.assert_array_equal(quarter.rows[split], examples.rows[split])
-    assert groups(training_share(examples, 0.25, 1), "train") != groups(quarter, "train")
+    assert groups(examples.training_share(0.25, 1), "train") != groups(quarter, "train")
 
 
 def test_stores_of_several_sites_must_be_of_the_same_texts(tmp_path: Path) -> None:
@@ -120,7 +112,7 @@ def test_stores_of_several_sites_must_be_of_the_same_texts(tmp_path: Path) -> No
 
 def test_the_tokens_of_a_text_are_one_example_with_its_signals(tmp_path: Path) -> None:
     store: FeatureStore = make_token_store(tmp_path / "t", 40)
-    table, (texts, members) = store.table(), (as_texts(store).table, as_texts(store).members)
+    table, (texts, members) = store.table(), as_texts(store)
     assert members is not None and len(texts) == 40 and len(table) == sum(map(len, members))
     assert texts["id"].tolist() == [f"q{i}" for i in range(40)]
     for i, rows in enumerate(members):

@@ -13,9 +13,8 @@ import pytest
 import torch
 from planted import SPEC, make_store, make_token_store
 from probers.train.controls import control_detectors
-from probers.train.data import Examples, load_examples
+from probers.train.data import CHUNK, Examples, load_examples
 from probers.train.module import ProberModule
-from probers.train.states import CHUNK
 from sklearn.metrics import roc_auc_score
 from torch import nn
 

@@ -119,7 +119,8 @@ def make_trained(
     rng = np.random.default_rng(3)
     spread_of = {k: d.scores + rng.standard_normal((seeds, len(wrong))) for k, d in layers.items()}
     return SimpleNamespace(
-        bank=bank, layers=layers, validation=known, ensembles=ensembles, controls=controls, notes=notes,
+        bank=bank, layers=layers, validation=known, ensembles=ensembles, saved=ensembles["logits"],
+        controls=controls, notes=notes,
         with_entropy=Detector("we", score / score.std() + 2 * entropy, ""),
         seeds=spread_of if seeds else {},
         person=np.where(examples.table["answer_kind"] == "person", -1.0, 1.0), calibrations=calibrations,
@@ -138,7 +139,7 @@ def run(examples: Examples) -> Any:
     trained = make_trained(examples, seeds=3)
     evaluator = evaluator_of(examples)
     return SimpleNamespace(
-        trained=trained, evaluator=evaluator, figures=summarise(trained, examples, evaluator, {"steps": 7})
+        trained=trained, evaluator=evaluator, figures=summarise(trained, evaluator, {"steps": 7})
     )
 
 
@@ -377,7 +378,7 @@ def test_the_spread_over_seeds(run: Any, examples: Examples) -> None:
     assert entry["seeds"]["auroc"] == pytest.approx(expected) and len(set(expected)) == 3
     assert entry["seeds"]["mean"] == pytest.approx(np.mean(expected))
     assert entry["seeds"]["std"] == pytest.approx(np.std(expected, ddof=1))
-    single = summarise(make_trained(examples), examples, run.evaluator, {})
+    single = summarise(make_trained(examples), run.evaluator, {})
     assert all(entry["seeds"] is None for entry in single["layers"])
 
 
@@ -399,13 +400,13 @@ def test_calibration_before_and_after(run: Any, examples: Examples) -> None:
 def test_shuffled_labels_off_chance_are_flagged(run: Any, examples: Examples) -> None:
     assert run.figures["controls"][SHUFFLED]["at_chance"] is True
     assert warnings(run.figures) == [] and "!" not in table(run.figures)
-    leaky = summarise(make_trained(examples, leak=True), examples, run.evaluator, {})
+    leaky = summarise(make_trained(examples, leak=True), run.evaluator, {})
     assert leaky["controls"][SHUFFLED]["at_chance"] is False
     assert f"{SHUFFLED} !" in table(leaky)
     assert "not 0.5" in warnings(leaky)[0] and "not 0.5" in " ".join(table(leaky).split())
     below = make_trained(examples, leak=True)
     below.controls[-1] = replace(below.controls[-1], scores=-below.controls[-1].scores)
-    assert summarise(below, examples, run.evaluator, {})["controls"][SHUFFLED]["at_chance"] is False
+    assert summarise(below, run.evaluator, {})["controls"][SHUFFLED]["at_chance"] is False
 
 
 def test_splits_name_their_datasets_and_training_on_others_is_said(run: Any) -> None:
@@ -432,7 +433,7 @@ def test_the_table_fits_the_terminal(keys: Any) -> None:
     trained = make_trained(examples, keys=keys, seeds=2)
     trained.notes.append("a note that goes on " + "and on " * 30)
     trained.calibrations["another"] = trained.calibrations["a third"] = trained.calibrations["isotonic"]
-    figures = summarise(trained, examples, evaluator_of(examples), {})
+    figures = summarise(trained, evaluator_of(examples), {})
     text = table(figures)
     assert max(map(len, text.splitlines())) <= 100
     assert "AUROC by dataset" in text and "AUROC by condition" in text and "2 seeds" in text
@@ -489,8 +490,8 @@ def test_every_picture_is_written(tmp_path: Path, examples: Examples, layers: in
     keys = tuple(("resid_post", k) for k in range(1, layers + 1))
     trained = make_trained(examples, keys=keys, curve=layers == 1)
     evaluator = evaluator_of(examples)
-    figures = summarise(trained, examples, evaluator, {})
-    write_plots(tmp_path, figures, trained, examples, evaluator)
+    figures = summarise(trained, evaluator, {})
+    write_plots(tmp_path, figures, trained, evaluator)
     expected = sorted([*NAMES, "learning_curve.png"] if layers == 1 else NAMES)
     assert sorted(p.name for p in tmp_path.iterdir()) == expected
     assert all(len((tmp_path / name).read_bytes()) > 10_000 for name in expected)
@@ -512,9 +513,9 @@ def test_pictures_do_without_what_a_store_lacks(tmp_path: Path, examples: Exampl
     trained = make_trained(examples, curve=False)
     trained.controls, trained.with_entropy, trained.person = trained.controls[:1], None, None
     evaluator = evaluator_of(bare)
-    figures = summarise(trained, bare, evaluator, {})
+    figures = summarise(trained, evaluator, {})
     assert figures["conditions"] == {} and figures["with_entropy"] is None
-    write_plots(tmp_path, figures, trained, bare, evaluator)
+    write_plots(tmp_path, figures, trained, evaluator)
     assert sorted(p.name for p in tmp_path.iterdir()) == NAMES
     assert max(map(len, table(figures).splitlines())) <= 100
 
@@ -543,7 +544,7 @@ def test_the_card_says_what_was_measured(run: Any) -> None:
 
 def test_the_card_of_one_layer_on_another_domain(examples: Examples) -> None:
     trained = make_trained(examples, keys=(("attn_out", 4),), curve=False, leak=True, position="candidate")
-    figures = summarise(trained, examples, evaluator_of(examples), {})
+    figures = summarise(trained, evaluator_of(examples), {})
     figures["splits"]["train"]["datasets"] = {"hotpotqa": 400}
     card = card_of(trained, figures)
     assert "Out of domain: trained on hotpotqa, tested on set0." in card and "shuffled labels reached" in card

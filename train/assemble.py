@@ -1,10 +1,10 @@
-"""From trained heads to a calibrated prober, and everything it is measured against."""
+"""From trained heads to a calibrated prober, everything it is measured against, and its learning curve."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -12,18 +12,46 @@ import torch
 from probers.bank.bank import ProbeBank, half_precision
 from probers.bank.calibration import SIGNALS, Calibration, EntropyModel, sigmoid
 from probers.bank.ensemble import KINDS, Aggregate, Ensemble, aggregate, check_aggregate
+from probers.bank.thresholds import ThresholdRule
 from probers.heads import CORRECT, WRONG, ProbeHead
-from probers.store.spec import FeatureSpec
-from probers.types import RunError, Site, UserError
+from probers.types import RunError, UserError
 
-from .calibrate import CALIBRATIONS, ThresholdRule, fit_calibration, fit_ensemble, fit_entropy_model
-from .controls import EMBEDDING, SHUFFLED, WITH_ENTROPY, Detector, control_detectors
-from .data import Examples
-from .fit import Fitted, Task, targets_of
-from .states import CHUNK, Column, Padded, States, TokenStates
+from .calibrate import CALIBRATIONS, fit_calibration, fit_ensemble, fit_entropy_model
+from .controls import EMBEDDING, ENSEMBLE, SHUFFLED, WITH_ENTROPY, Detector, control_detectors
+from .data import CHUNK, Column, Dataset, Examples, Padded
+from .fit import Fitted, Task, fit, targets_of
+from .module import FitSettings
 
-if TYPE_CHECKING:
-    from .curve import CurvePoint
+
+@dataclass(frozen=True, slots=True)
+class AssemblySettings:
+    """How heads become one score and a decision; the fields are keys of ``configs/train.yaml``.
+
+    Raises:
+        UserError: a value that is out of range or unknown.
+    """
+
+    combine: str = "logits"
+    best_k: int = 3
+    aggregate: Aggregate = "max"
+    calibration: str = "platt"
+    with_entropy: bool = True
+    threshold: str = "balanced_accuracy"
+
+    def __post_init__(self) -> None:
+        for key, value, known in (
+            ("combine", self.combine, KINDS), ("calibration", self.calibration, CALIBRATIONS),
+        ):  # fmt: skip
+            if value not in known:
+                raise UserError(f"{key}={value} is unknown: choose one of {', '.join(known)}")
+        if self.best_k < 1:
+            raise UserError(f"best_k={self.best_k} must be at least 1: the number of layers to average")
+        check_aggregate(self.aggregate)
+        self.rule()
+
+    def rule(self) -> ThresholdRule:
+        """What chooses thresholds."""
+        return ThresholdRule.parse(self.threshold)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,38 +78,31 @@ class Margins:
         """(n,) of each row what (texts,) says of its text."""
         return values if self.spans is None else np.repeat(values, np.diff(self.spans).ravel())
 
+    def of_head(self, head: int) -> np.ndarray:
+        """(texts,) scores of one head."""
+        return self.of_texts(self.values[:, head])
+
 
 def score_everything(
-    head: ProbeHead, columns: Sequence[int], states: States, examples: Examples, how: Aggregate | None
+    head: ProbeHead, tasks: Sequence[Task], dataset: Dataset, how: Aggregate | None
 ) -> Margins:
     """The margins of all heads on all texts, a chunk of states at a time.
 
     Args:
         head: trained heads.
-        columns: (heads,) which column of the states each reads.
-        states: (rows of the store, columns, d).
-        examples: of the store.
-        how: from tokens to a text, for heads of single tokens; else None.
+        tasks: what each of them is.
+        dataset: all texts.
+        how: from tokens to a text, for heads of single tokens.
 
     Raises:
         RunError: a state that is not finite; names the text.
     """
-    spans = None
-    texts = np.arange(len(examples.table))
-    source: States | TokenStates = states
-    order, of = torch.from_numpy(texts), texts
-    if examples.members is not None and head.tokens:
-        source = TokenStates(states, examples.members)
-    elif examples.members is not None:
-        sizes = np.array([len(rows) for rows in examples.members])
-        ends = np.cumsum(sizes)
-        spans = np.stack([ends - sizes, ends], axis=1)
-        order, of = torch.from_numpy(np.concatenate(examples.members)), np.repeat(texts, sizes)
-    index = list(columns)
+    inputs = dataset.inputs(head)
+    index = [dataset.columns.index(task.column) for task in tasks]
     found = []
     with torch.inference_mode():
-        for part in order.split(CHUNK):
-            x = source[part]
+        for part in torch.from_numpy(inputs.order).split(CHUNK):
+            x = inputs.states[part]
             logits = (
                 head(x.states[:, :, index].float(), x.mask)
                 if isinstance(x, Padded)
@@ -89,11 +110,34 @@ def score_everything(
             ).double()
             found.append(logits[..., WRONG] - logits[..., CORRECT])
     values = torch.cat(found).numpy()
+    texts = inputs.text_of[inputs.order]
     bad = np.flatnonzero(~np.isfinite(values).all(axis=1))
     if len(bad):
-        name = examples.table["id"].iloc[of[bad[0]]]
+        name = dataset.examples.table["id"].iloc[texts[bad[0]]]
         raise RunError(f"the states of {name!r} are not finite: the store is damaged there, make it again")
-    return Margins(values, spans, None if spans is None else how)
+    if dataset.examples.members is None or head.tokens:
+        return Margins(values, None, None)
+    sizes = np.bincount(texts)
+    ends = np.cumsum(sizes)
+    return Margins(values, np.stack([ends - sizes, ends], axis=1), how)
+
+
+@dataclass(frozen=True, slots=True)
+class CurvePoint:
+    """A prober that was trained on part of the training groups.
+
+    Attributes:
+        share: of the groups.
+        n, groups: texts and groups trained on.
+        layer: the head of the layer that is best on validation.
+        ensemble: all layers.
+    """
+
+    share: float
+    n: int
+    groups: int
+    layer: Detector
+    ensemble: Detector
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,97 +171,65 @@ class Trained:
     best: Column
     calibrations: Mapping[str, Calibration]
     curve: Sequence[CurvePoint] = ()
-    notes: list[str] = field(default_factory=list)
+    notes: Sequence[str] = ()
+
+    @property
+    def saved(self) -> Detector:
+        """The prober's own score."""
+        return self.ensembles[self.bank.combine]
 
 
-@dataclass(frozen=True, slots=True)
-class AssemblySettings:
-    """How heads become one score; the fields are keys of ``configs/train.yaml``."""
-
-    combine: str = "logits"
-    best_k: int = 3
-    aggregate: Aggregate = "max"
-    calibration: str = "platt"
-    with_entropy: bool = True
-
-    def __post_init__(self) -> None:
-        for key, value, known in (
-            ("combine", self.combine, KINDS), ("calibration", self.calibration, CALIBRATIONS),
-        ):  # fmt: skip
-            if value not in known:
-                raise UserError(f"{key}={value} is unknown: choose one of {', '.join(known)}")
-        if self.best_k < 1:
-            raise UserError(f"best_k={self.best_k} must be at least 1: the number of layers to average")
-        check_aggregate(self.aggregate)
-
-
-def assemble(
-    fitted: Fitted, states: States, columns: Sequence[Column], specs: Mapping[Site, FeatureSpec],
-    examples: Examples, settings: AssemblySettings, rule: ThresholdRule,
-) -> Trained:  # fmt: skip
-    """Round the weights, calibrate on validation, and score every text with everything.
-
-    Args:
-        fitted: trained heads.
-        states: (rows of the store, len(columns), d); read chunk by chunk.
-        columns: what the states are of.
-        specs: of the store of each site.
-        examples: texts and splits.
-        settings: how the layers become a score.
-        rule: chooses thresholds.
-    """
-    tasks = fitted.tasks
-    margins = margins_of(fitted, states, columns, examples, settings)
+def assemble(fitted: Fitted, dataset: Dataset, settings: AssemblySettings) -> Trained:
+    """Round the weights, calibrate on validation, and score every text with everything."""
+    tasks, examples = fitted.tasks, dataset.examples
+    margins = score_everything(half_precision(fitted.head), tasks, dataset, settings.aggregate)
     probes = {task: i for i, task in enumerate(tasks) if task.is_probe}
     first = min(task.seed for task in probes)
     own = {task.column: i for task, i in probes.items() if task.seed == first}
     best = max(own, key=lambda column: fitted.auroc[own[column]])
     site = [column for column in own if column.site == best.site]
-    kinds = {kind: combined(kind, margins, [own[c] for c in site], examples, settings) for kind in KINDS}
+    kinds = {kind: _combined(kind, margins, [own[c] for c in site], examples, settings) for kind in KINDS}
     ensemble, score = kinds[settings.combine]
     rows = examples.rows["validation"]
     wrong = examples.wrong[rows]
     calibrations = {kind: fit_calibration(kind, wrong, score[rows]) for kind in CALIBRATIONS}
+    lacking = [name for name in SIGNALS if name not in examples.table]
+    entropy_model = None
+    if settings.with_entropy and not lacking:
+        signals = {name: examples.column(name, "validation") for name in SIGNALS}
+        entropy_model = fit_entropy_model(wrong, score[rows], signals, settings.rule())
     bank = ProbeBank(
-        specs[best.site].select([c.layer for c in site]), fitted.head.select([own[c] for c in site]),
-        threshold=rule(wrong, score[rows]), calibration=calibrations[settings.calibration],
-        ensemble=ensemble, aggregate=margins.how,
-        entropy_model=_entropy_model(score, examples, rule) if settings.with_entropy else None,
+        dataset.specs[best.site].select([c.layer for c in site]),
+        fitted.head.select([own[c] for c in site]),
+        threshold=settings.rule()(wrong, score[rows]), calibration=calibrations[settings.calibration],
+        ensemble=ensemble, aggregate=margins.how, entropy_model=entropy_model,
     )  # fmt: skip
     ensembles = {k: Detector(k, s, f"{k} of {len(site)} layers") for k, (_, s) in kinds.items()}
-    ensembles[settings.combine] = Detector(
-        settings.combine, score, f"{settings.combine} of {len(site)} layers", bank.probability, bank.threshold
+    ensembles[settings.combine] = replace(
+        ensembles[settings.combine], probability=bank.probability, threshold=bank.threshold
     )
     notes: list[str] = []
-    if settings.with_entropy and bank.entropy_model is None:
-        notes.append(f"prober with entropy left out: the store has no column {_lacking(examples)[0]}")
+    if settings.with_entropy and lacking:
+        notes.append(f"prober with entropy left out: the store has no column {lacking[0]}")
     controls, left_out = control_detectors(examples)
+    on_validation = {"accuracy": fitted.accuracy, "loss": fitted.loss, "auroc": fitted.auroc}
     person = next((i for i, t in enumerate(tasks) if t.target == "person"), None)
     return Trained(
         bank=bank,
-        layers={c: alone(str(c), margins, i, examples) for c, i in own.items()},
+        layers={c: _alone(str(c), margins, i, examples) for c, i in own.items()},
         seeds=_of_seeds(margins, probes),
-        validation={c: _validation(fitted, i) for c, i in own.items()},
+        validation={c: {k: float(v[i]) for k, v in on_validation.items()} for c, i in own.items()},
         ensembles=ensembles,
-        with_entropy=_with_entropy(bank, score, examples),
+        with_entropy=None if entropy_model is None else _with_entropy(entropy_model, score, examples),
         controls=[*controls, *_head_controls(tasks, margins, examples)],
-        person=None if person is None else margins.of_texts(margins.values[:, person]),
+        person=None if person is None else margins.of_head(person),
         best=best,
         calibrations=calibrations,
         notes=notes + left_out,
     )
 
 
-def margins_of(
-    fitted: Fitted, states: States, columns: Sequence[Column], examples: Examples, settings: AssemblySettings
-) -> Margins:
-    """What all heads, rounded to what is saved of them, say of every text."""
-    head = half_precision(fitted.head)
-    places = [list(columns).index(task.column) for task in fitted.tasks]
-    return score_everything(head, places, states, examples, settings.aggregate)
-
-
-def combined(
+def _combined(
     kind: str, margins: Margins, heads: Sequence[int], examples: Examples, settings: AssemblySettings
 ) -> tuple[Ensemble, np.ndarray]:
     """An ensemble fitted on the validation rows, and its scores (texts,)."""
@@ -231,12 +243,12 @@ def combined(
     return ensemble, margins.of_texts(ensemble(values))
 
 
-def alone(
+def _alone(
     name: str, margins: Margins, head: int, examples: Examples, labels: np.ndarray | None = None,
     about: str = "its head alone",
 ) -> Detector:  # fmt: skip
     """One head as a detector, with a temperature of its own."""
-    scores = margins.of_texts(margins.values[:, head])
+    scores = margins.of_head(head)
     rows = examples.rows["validation"]
     wrong = examples.wrong if labels is None else labels
     probability = fit_calibration("temperature", wrong[rows], scores[rows])
@@ -246,13 +258,8 @@ def alone(
 def _of_seeds(margins: Margins, probes: Mapping[Task, int]) -> dict[Column, np.ndarray]:
     found: dict[Column, list[np.ndarray]] = {}
     for task, i in sorted(probes.items(), key=lambda item: item[0].seed):
-        found.setdefault(task.column, []).append(margins.of_texts(margins.values[:, i]))
+        found.setdefault(task.column, []).append(margins.of_head(i))
     return {column: np.stack(scores) for column, scores in found.items() if len(scores) > 1}
-
-
-def _validation(fitted: Fitted, head: int) -> dict[str, float]:
-    figures = {"accuracy": fitted.accuracy, "loss": fitted.loss, "auroc": fitted.auroc}
-    return {name: float(values[head]) for name, values in figures.items()}
 
 
 def _head_controls(tasks: Sequence[Task], margins: Margins, examples: Examples) -> list[Detector]:
@@ -261,30 +268,60 @@ def _head_controls(tasks: Sequence[Task], margins: Margins, examples: Examples) 
     for index, task in enumerate(tasks):
         about = f"the same head at {task.column}"
         if task.target == "correct" and task.layer == 0:
-            found.append(alone(EMBEDDING, margins, index, examples, about=about))
+            found.append(_alone(EMBEDDING, margins, index, examples, about=about))
         elif task.target == "shuffled":
             permuted = 1 - targets_of([task], examples)[:, 0].numpy()
             about += ", trained and tested on permuted labels"
-            found.append(alone(SHUFFLED, margins, index, examples, permuted, about))
+            found.append(_alone(SHUFFLED, margins, index, examples, permuted, about))
     return found
 
 
-def _lacking(examples: Examples) -> list[str]:
-    return [name for name in SIGNALS if name not in examples.table]
-
-
-def _entropy_model(score: np.ndarray, examples: Examples, rule: ThresholdRule) -> EntropyModel | None:
-    if _lacking(examples):
-        return None
-    rows = examples.rows["validation"]
-    signals = {name: examples.column(name, "validation") for name in SIGNALS}
-    return fit_entropy_model(examples.wrong[rows], score[rows], signals, rule)
-
-
-def _with_entropy(bank: ProbeBank, score: np.ndarray, examples: Examples) -> Detector | None:
-    model = bank.entropy_model
-    if model is None:
-        return None
+def _with_entropy(model: EntropyModel, score: np.ndarray, examples: Examples) -> Detector:
     scores = model(score, {name: examples.table[name].to_numpy() for name in SIGNALS})
     about = "logistic model of the score and all entropy signals, fitted on validation"
     return Detector(WITH_ENTROPY, scores, about, sigmoid, model.threshold)
+
+
+#: Points of the learning curve: so many texts, and these shares of the groups.
+_TEXTS, _SHARES = 1000, (0.25, 0.5)
+
+
+def learning_curve(
+    make_head: Callable[[Sequence[str], int], ProbeHead], trained: Trained, dataset: Dataset,
+    settings: FitSettings, assembly: AssemblySettings, out: Path,
+) -> Trained:  # fmt: skip
+    """The prober with its learning curve (Probing-RAG, table 3), and notes on what is missing there.
+
+    The curve's points are probers of nested parts of the training groups, the smallest first, and
+    the prober itself. Only what is trained on differs: the layers are the prober's, validation and
+    test are the same, and so is the number of passes, so that fewer texts are fewer steps.
+    """
+    tasks = [Task(k, seed=settings.seed, site=trained.best.site) for k in trained.bank.layers]
+    whole = dataset.examples
+    texts = len(whole.rows["train"])
+    points, notes = [], list(trained.notes)
+    for share in sorted({*_SHARES, _TEXTS / texts} if texts > _TEXTS else _SHARES):
+        examples = whole.training_share(share, settings.seed)
+        part = replace(dataset, examples=examples)
+        rows = examples.rows["train"]
+        if len(set(examples.wrong[rows])) < 2:
+            notes.append(
+                f"{len(rows)} training texts are not on the learning curve: all of them have the same label"
+            )
+            continue
+        fitted = fit(
+            make_head, tasks, part, replace(settings, logger="none"), out=out, what=f"{len(rows)}-texts"
+        )
+        margins = score_everything(half_precision(fitted.head), tasks, part, assembly.aggregate)
+        _, score = _combined(assembly.combine, margins, range(len(tasks)), examples, assembly)
+        points.append(
+            CurvePoint(
+                share, len(rows), len(examples.groups("train")),
+                _alone("best layer", margins, int(np.argmax(fitted.auroc)), examples),
+                Detector(ENSEMBLE, score, f"{assembly.combine} of {len(tasks)} layers"),
+            )
+        )  # fmt: skip
+    points.append(
+        CurvePoint(1.0, texts, len(whole.groups("train")), trained.layers[trained.best], trained.saved)
+    )
+    return replace(trained, curve=points, notes=notes)

@@ -9,13 +9,12 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from lightning.pytorch import LightningDataModule
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from probers.seeding import draw_key
 
-from .states import CHUNK, States, TokenStates
+from .data import CHUNK, States, TokenStates
 
 #: Values of the states that are validated on at once.
 _VALUES = 4 << 20
@@ -94,18 +93,8 @@ class Batches(Sampler[Tensor]):
         return self._rows[chosen]
 
 
-class Rows(Dataset[tuple[Any, Tensor]]):
-    """Whole batches by row numbers (S, b): states of S * b rows as stored, targets (S, b, heads)."""
-
-    def __init__(self, states: States | TokenStates, targets: Tensor) -> None:
-        self.states, self.targets = states, targets
-
-    def __getitem__(self, index: Tensor) -> tuple[Any, Tensor]:
-        return self.states[index.flatten()], self.targets[index]
-
-
-class StoreData(LightningDataModule):
-    """Training batches in random order and validation batches in the store's.
+class StoreData(Dataset[tuple[Any, Tensor]]):
+    """Whole batches by row numbers (S, b): states of S * b rows as stored, targets (S, b, heads).
 
     Args:
         states: (N, columns, d) as stored.
@@ -115,27 +104,26 @@ class StoreData(LightningDataModule):
     """
 
     def __init__(
-        self,
-        states: States | TokenStates,
-        targets: Tensor,
-        rows: Mapping[str, np.ndarray],
-        batches: Batches,
+        self, states: States | TokenStates, targets: Tensor, rows: Mapping[str, np.ndarray], batches: Batches
     ) -> None:
-        super().__init__()
-        self._data, self._rows, self._batches = Rows(states, targets), rows, batches
+        self._states, self._targets, self._rows, self._batches = states, targets, rows, batches
 
-    def train_dataloader(self) -> DataLoader:
+    def __getitem__(self, index: Tensor) -> tuple[Any, Tensor]:
+        return self._states[index.flatten()], self._targets[index]
+
+    def training(self) -> DataLoader:
+        """The training's batches, in its order."""
         return self._loader(self._batches)
 
-    def val_dataloader(self) -> DataLoader:
-        states = self._data.states
+    def validation(self) -> DataLoader:
+        """Validation rows in the store's order."""
         # A chunk is copied to single precision as a whole, so that wide ones are taken in fewer rows.
-        rows = max(1, min(CHUNK, _VALUES // math.prod(states.shape[1:])))
+        rows = max(1, min(CHUNK, _VALUES // math.prod(self._states.shape[1:])))
         return self._loader(torch.from_numpy(self._rows["validation"])[None].split(rows, dim=1))
 
     def _loader(self, batches: Any) -> DataLoader:
         # batch_size=None: the sampler gives whole batches, which are cut out by one index each.
-        return DataLoader(self._data, batch_size=None, sampler=batches)
+        return DataLoader(self, batch_size=None, sampler=batches)
 
 
 def balancing(balance: Balance, labels: np.ndarray) -> tuple[Tensor | None, tuple[float, float]]:

@@ -4,6 +4,9 @@ Validation, not training: the heads' scores on their own training examples are f
 sure, so whatever was fitted there would trust them too much. The same examples chose the
 checkpoint, which moves their scores only slightly; test examples are used for nothing but
 the final figures.
+
+``wrong`` (n,) is 1 where a text is wrong; of a score, higher is more likely wrong. All raise
+RunError for a score that is no number, and UserError for wrong texts only, or none.
 """
 
 from __future__ import annotations
@@ -26,11 +29,6 @@ from probers.bank.thresholds import ThresholdRule, checked
 from probers.evaluation.metrics import auroc
 from probers.types import UserError
 
-__all__ = [
-    "CALIBRATIONS", "ThresholdRule", "fit_calibration", "fit_ensemble", "fit_entropy_model",
-    "fit_temperature",
-]  # fmt: skip
-
 CALIBRATIONS = ("platt", "temperature", "isotonic")
 
 
@@ -43,13 +41,9 @@ def fit_calibration(kind: str, wrong: np.ndarray, scores: np.ndarray) -> Calibra
     moved is 0 and 1, since any other share among n examples is farther from both.
 
     Args:
-        kind: "platt", "temperature" or "isotonic".
-        wrong: (n,) 1 where the text is wrong.
-        scores: (n,) higher is more likely wrong.
-
-    Raises:
-        RunError: a score that is no number.
-        UserError: an unknown kind; wrong texts only, or none.
+        kind: one of ``CALIBRATIONS``; another is a UserError.
+        wrong: as above.
+        scores: (n,).
     """
     if kind not in CALIBRATIONS:
         raise UserError(f"calibration={kind} is unknown: choose one of {', '.join(CALIBRATIONS)}")
@@ -66,13 +60,9 @@ def fit_calibration(kind: str, wrong: np.ndarray, scores: np.ndarray) -> Calibra
 
 
 def fit_temperature(wrong: np.ndarray, scores: np.ndarray) -> float:
-    """The T > 0 for which sigmoid(scores / T) has the highest likelihood.
+    """The T > 0 for which sigmoid(scores / T), of scores (n,), has the highest likelihood.
 
     A score that ranks the wrong way round gets a very large T, which says "I do not know".
-
-    Raises:
-        RunError: a score that is no number.
-        UserError: wrong texts only, or none.
     """
     from scipy.optimize import minimize_scalar
 
@@ -95,14 +85,10 @@ def fit_ensemble(kind: str, margins: np.ndarray, wrong: np.ndarray, *, k: int = 
     that layers which say the same share the weight; standardisation is folded into it.
 
     Args:
-        kind: "logits", "probabilities", "best" or "stacked".
-        margins: (n, layers) higher is more likely wrong.
-        wrong: (n,) 1 where the text is wrong.
-        k: how many layers "best" takes; all where there are fewer.
-
-    Raises:
-        RunError: a margin that is no number.
-        UserError: an unknown kind, k below 1; wrong texts only, or none.
+        kind: "logits", "probabilities", "best" or "stacked"; another is a UserError.
+        margins: (n, layers).
+        wrong: as above.
+        k: how many layers "best" takes, all where there are fewer; below 1 is a UserError.
     """
     layers = margins.shape[1]
     if kind == "best":
@@ -129,7 +115,7 @@ def fit_entropy_model(
     """Weigh the heads' score against the entropy signals, and choose the threshold.
 
     Args:
-        wrong: (n,) 1 where the text is wrong.
+        wrong: as above.
         scores: (n,) of the heads.
         signals: (n,) each of ``SIGNALS``.
         rule: chooses the threshold on the log-odds.

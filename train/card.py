@@ -10,7 +10,7 @@ from probers.bank.bank import ProbeBank
 from probers.heads import head_name
 
 from .controls import ENSEMBLE, WITH_ENTROPY
-from .tables import ENSEMBLES, layer_name, markdown, warnings
+from .tables import ENSEMBLES, best_name, bounded, bounds, layer_name, markdown, warnings
 
 _COLUMNS = (
     ("AUROC", "auroc"), ("AUPRC", "auprc"), ("accuracy", "accuracy"), ("F1", "f1"), ("PRR", "prr"),
@@ -43,16 +43,16 @@ def write_card(bank: ProbeBank, figures: Mapping[str, Any], *, data: Path, sourc
         f"Feature store `{data}` (source {source or 'unknown'}), split by group, never by example:",
         markdown(
             ["split", "texts", "groups", "wrong", "data sets"],
-            [
+            (
                 [name, s["n"], s["groups"], f"{s['wrong']:.0%}", _counts(s["datasets"])]
                 for name, s in splits.items()
-            ],
+            ),
         ),
         f"## Test figures: finding the wrong texts (base rate {splits['test']['wrong']:.2f})",
         _figures(figures),
         "Brackets are 95% bootstrap intervals over groups. Checkpoints, thresholds, calibration, the choice "
         "of layers and the entropy model come from validation texts; the test texts were used once, for this "
-        f"card. Best single layer on validation: {_best(figures)}.",
+        f"card. Best single layer on validation: {best_name(figures)}.",
         "![AUROC and accuracy by layer](plots/auroc_by_layer.png)",
         *_seeds(figures),
         "## Calibration",
@@ -122,11 +122,6 @@ def _counts(datasets: Mapping[str, int]) -> str:
     return ", ".join(f"{name or '(none)'} {count}" for name, count in datasets.items())
 
 
-def _best(figures: Mapping[str, Any]) -> str:
-    site = f"{figures['best_site']} " if len(figures["sites"]) > 1 else ""
-    return f"{site}{figures['best_layer']}"
-
-
 def _figures(figures: Mapping[str, Any]) -> str:
     rows = [(layer_name(figures, entry), entry) for entry in figures["layers"]]
     if len(rows) > 1:
@@ -138,35 +133,27 @@ def _figures(figures: Mapping[str, Any]) -> str:
     rows += [(f"control: {name}", entry) for name, entry in figures["controls"].items()]
     return markdown(
         ["", *(title for title, _ in _COLUMNS)],
-        [[name, *(_cell(entry, key) for _, key in _COLUMNS)] for name, entry in rows],
+        [[name, *(bounded(entry, key) for _, key in _COLUMNS)] for name, entry in rows],
     )
 
 
 def _seeds(figures: Mapping[str, Any]) -> list[str]:
-    entries = [entry for entry in figures["layers"] if entry["seeds"]]
-    if not entries:
-        return []
     rows = [
-        [
-            layer_name(figures, e),
-            len(e["seeds"]["auroc"]),
-            f"{e['seeds']['mean']:.3f}",
-            f"{e['seeds']['std']:.3f}",
-        ]
-        for e in entries
+        [layer_name(figures, entry), len(seeds["auroc"]), f"{seeds['mean']:.3f}", f"{seeds['std']:.3f}"]
+        for entry in figures["layers"]
+        if (seeds := entry["seeds"])
     ]
-    return ["## Spread over seeds", markdown(["", "seeds", "mean AUROC", "standard deviation"], rows)]
+    header = ["", "seeds", "mean AUROC", "standard deviation"]
+    return ["## Spread over seeds", markdown(header, rows)] if rows else []
 
 
 def _calibration(bank: ProbeBank, entry: Mapping[str, Any]) -> str:
     method, saved = entry["method"], bank.calibration.to_dict()
     value = f" {saved['value']:.3g}" if "value" in saved else ""
-    rows = [
-        ["before, sigmoid of the score", entry["before"]],
-        [f"**{method}**{value} (saved)", entry["after"]],
-    ]
-    rows += [[kind, figures] for kind, figures in entry["other"].items()]
-    shown = markdown(["", "ECE", "Brier"], [[name, _cell(f, "ece"), _cell(f, "brier")] for name, f in rows])
+    after = f"**{method}**{value} (saved)"
+    entries = {"before, sigmoid of the score": entry["before"], after: entry["after"], **entry["other"]}
+    rows = [[name, bounded(f, "ece"), bounded(f, "brier")] for name, f in entries.items()]
+    shown = markdown(["", "ECE", "Brier"], rows)
     return f"{shown}\n\nThe interval of a small ECE lies a little high: resampling adds noise to its bins."
 
 
@@ -177,7 +164,7 @@ def _curve(figures: Mapping[str, Any]) -> list[str]:
     best = f"layer {figures['best_layer']}"
     rows = [
         [f"{p['share']:.0%}", p["groups"], p["n"]]
-        + [_cell(p[which], key) for which in ("ensemble", "layer") for key in ("auroc", "accuracy")]
+        + [bounded(p[which], key) for which in ("ensemble", "layer") for key in ("auroc", "accuracy")]
         for p in points
     ]
     header = ["share", "groups", "texts", f"{ENSEMBLE}, AUROC", "accuracy", f"{best}, AUROC", "accuracy"]
@@ -196,7 +183,7 @@ def _pairs(figures: Mapping[str, Any]) -> str:
         verdict = "undecided"
         if ci and (ci[0] > 0 or ci[1] < 0):
             verdict = "better" if ci[0] > 0 else "worse"
-        rows.append([name, f"{diff:+.3f} {_bounds(ci, '+.3f')}", verdict])
+        rows.append([name, f"{diff:+.3f} {bounds(ci, '+.3f')}", verdict])
     return markdown(["", "difference", "first is"], rows)
 
 
@@ -208,7 +195,7 @@ def _within(what: str, values: Mapping[str, Any]) -> list[str]:
     titles = [f"{c or '(none)'} (n={e['n']}, {e['base_rate']:.0%} wrong)" for c, e in values.items()]
     rows = []
     for name in names:
-        cells = [_cell(entry["detectors"].get(name, {}), "auroc") for entry in values.values()]
+        cells = [bounded(entry["detectors"].get(name, {}), "auroc") for entry in values.values()]
         if any(cells):  # not what is a constant within each
             rows.append([name, *cells])
     return [f"## AUROC within {what}", markdown(["", *titles], rows)]
@@ -243,12 +230,3 @@ def _limits(bank: ProbeBank, figures: Mapping[str, Any]) -> list[str]:
             f"{positive['auroc']:.2f} only; distrust the features."
         )
     return [*lines, *figures["notes"]]
-
-
-def _cell(entry: Mapping[str, Any], key: str) -> str:
-    value = entry.get(key)
-    return "" if value is None else f"{value:.2f} {_bounds(entry.get(key + '_ci'), '.2f')}".strip()
-
-
-def _bounds(ci: list[float] | None, form: str) -> str:
-    return "" if ci is None else f"[{ci[0]:{form}}, {ci[1]:{form}}]"

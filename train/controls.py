@@ -47,16 +47,22 @@ class Detector:
 
 def control_detectors(examples: Examples) -> tuple[list[Detector], list[str]]:
     """Every control that the store's columns allow, and notes on those they do not."""
-    found: list[Detector] = [_majority(examples)]
+    rate = float(examples.wrong[examples.rows["train"]].mean())
+    found = [
+        Detector(
+            "majority", np.full(len(examples.table), rate), "the more frequent training label, always",
+            probability=np.asarray, threshold=0.5,
+        )
+    ]  # fmt: skip
     notes: list[str] = []
-    for name, (make, *columns) in _CONTROLS.items():
+    for name, (about, scores, *columns) in _CONTROLS.items():
         if any(c not in COLUMNS and c not in examples.table for c in columns):
             continue  # of another source
         problem = next((p for c in columns if (p := _unusable(examples, c))), None)
         if problem:
             notes.append(f"control {name!r} left out: {problem}")
         else:
-            found.append(make(examples, name, *columns))
+            found.append(Detector(name, scores(examples, *columns), about))
     return found, notes
 
 
@@ -68,68 +74,59 @@ def _unusable(examples: Examples, column: str) -> str | None:
     return f"{column} is the same in all training examples" if len(set(values)) == 1 else None
 
 
-def _majority(examples: Examples) -> Detector:
-    train = examples.wrong[examples.rows["train"]]
-    rate = float(train.mean())
-    return Detector(
-        "majority", np.full(len(examples.table), rate), "the more frequent training label, always",
-        probability=lambda s: np.asarray(s), threshold=0.5,
-    )  # fmt: skip
+def _bag_of_words(examples: Examples, column: str) -> np.ndarray:
+    return bag_of_words(examples.table[column].tolist(), examples.wrong, examples.rows["train"])
 
 
-def _bag_of_words(examples: Examples, name: str, column: str) -> Detector:
-    scores = bag_of_words(examples.table[column].tolist(), examples.wrong, examples.rows["train"])
-    return Detector(name, scores, "tf-idf of its words, logistic regression")
+def _category(examples: Examples, column: str) -> np.ndarray:
+    return categories(examples.table[[column]].to_numpy(), examples.wrong, examples.rows["train"])
 
 
-def _category(examples: Examples, name: str, column: str) -> Detector:
-    scores = categories(examples.table[[column]].to_numpy(), examples.wrong, examples.rows["train"])
-    return Detector(name, scores, "one-hot, logistic regression")
-
-
-def _numbers(examples: Examples, name: str, *columns: str) -> Detector:
+def _numbers(examples: Examples, *columns: str) -> np.ndarray:
     """From numeric columns, and from the lengths of texts in characters."""
     table = examples.table[list(columns)]
     sizes = [c if is_numeric_dtype(c) else c.str.len() for _, c in table.items()]
     values = np.stack([np.asarray(c, dtype=float) for c in sizes], axis=1)
-    scores = numbers(values, examples.wrong, examples.rows["train"], bins=RANGES)
-    return Detector(name, scores, "numbers and their ranges, logistic regression")
+    return numbers(values, examples.wrong, examples.rows["train"], bins=RANGES)
 
 
-def _combined(examples: Examples, name: str, *columns: str) -> Detector:
+def _combined(examples: Examples, *columns: str) -> np.ndarray:
     values = examples.table[list(columns)].to_numpy(dtype=float)
-    scores = numbers(values, examples.wrong, examples.rows["train"])
-    return Detector(name, scores, "all entropy signals, logistic regression")
+    return numbers(values, examples.wrong, examples.rows["train"])
 
 
-def _rising(examples: Examples, name: str, column: str) -> Detector:
-    return Detector(name, examples.table[column].to_numpy(dtype=float), f"{column}, not trained")
+def _rising(examples: Examples, column: str) -> np.ndarray:
+    return examples.table[column].to_numpy(dtype=float)
 
 
-def _falling(examples: Examples, name: str, column: str) -> Detector:
-    return Detector(name, -examples.table[column].to_numpy(dtype=float), f"minus {column}, not trained")
+def _falling(examples: Examples, column: str) -> np.ndarray:
+    return -_rising(examples, column)
 
 
-def _sequence(examples: Examples, name: str, *columns: str) -> Detector:
+def _sequence(examples: Examples, mean: str, count: str) -> np.ndarray:
     """Minus log p(text): the mean over its tokens times their number."""
-    mean, count = (examples.table[column].to_numpy(dtype=float) for column in columns)
-    return Detector(name, -mean * count, "minus the sum of the tokens' log-probabilities, not trained")
+    return _falling(examples, mean) * _rising(examples, count)
 
 
-#: Name -> how it is made, and the columns it needs.
+_WORDS = ("tf-idf of its words, logistic regression", _bag_of_words)
+_RANGES = ("numbers and their ranges, logistic regression", _numbers)
+_ONE_HOT = ("one-hot, logistic regression", _category)
+#: Name -> how it is made, in a few words and as a function, and the columns it needs.
 _CONTROLS: dict[str, tuple[Any, ...]] = {
-    "bag of words, text": (_bag_of_words, "text"),
-    "bag of words, question": (_bag_of_words, "question"),
-    "bag of words, answer": (_bag_of_words, "answer"),
-    "length": (_numbers, "n_tokens", "answer"),
-    "position": (_numbers, "cut_at", "sentence"),
-    "question type": (_category, "question_type"),
-    "condition": (_category, "condition"),
-    "mean entropy": (_rising, "mean_entropy"),
-    "max entropy": (_rising, "max_entropy"),
-    "min probability": (_falling, "min_prob"),
-    "perplexity": (_falling, "mean_logprob"),
-    "sequence log-prob": (_sequence, "mean_logprob", "n_tokens"),
-    "RIND maximum": (_rising, "rind_max"),
-    "entropies combined": (_combined, *SIGNALS),
-}
+    "bag of words, text": (*_WORDS, "text"),
+    "bag of words, question": (*_WORDS, "question"),
+    "bag of words, answer": (*_WORDS, "answer"),
+    "length": (*_RANGES, "n_tokens", "answer"),
+    "position": (*_RANGES, "cut_at", "sentence"),
+    "question type": (*_ONE_HOT, "question_type"),
+    "condition": (*_ONE_HOT, "condition"),
+    "mean entropy": ("mean_entropy, not trained", _rising, "mean_entropy"),
+    "max entropy": ("max_entropy, not trained", _rising, "max_entropy"),
+    "min probability": ("minus min_prob, not trained", _falling, "min_prob"),
+    "perplexity": ("minus mean_logprob, not trained", _falling, "mean_logprob"),
+    "sequence log-prob": (
+        "minus the sum of the tokens' log-probabilities, not trained", _sequence, "mean_logprob", "n_tokens",
+    ),
+    "RIND maximum": ("rind_max, not trained", _rising, "rind_max"),
+    "entropies combined": ("all entropy signals, logistic regression", _combined, *SIGNALS),
+}  # fmt: skip

@@ -1,17 +1,27 @@
-"""The labelled texts of feature stores: joined, dealt into splits, and refused where they prove nothing."""
+"""What a prober is made from: labelled texts, dealt into splits, and their hidden states."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import pandas as pd
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
+from probers.heads import Moments, ProbeHead, head_name
 from probers.seeding import draw_key
+from probers.store.spec import FeatureSpec
 from probers.store.store import FeatureStore
-from probers.types import UserError
+from probers.types import Site, UserError
+
+#: Rows read at once where their number does not matter to the result.
+CHUNK = 1024
+
+SPLITS = ("train", "validation", "test")
 
 #: How a signal of a span's tokens becomes the span's; every other column is the same for all of them.
 _OVER_TOKENS = {
@@ -21,45 +31,14 @@ _OVER_TOKENS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Texts:
-    """The texts of a store.
-
-    Attributes:
-        table: one row per text, in the order of the store.
-        members: which rows of the store each text has, in the order of its tokens; None where
-            it has one row, of pooled states.
-    """
-
-    table: pd.DataFrame
-    members: tuple[np.ndarray, ...] | None
-
-
-def as_texts(store: FeatureStore) -> Texts:
-    """The rows of a store, those of the tokens of one span (pool "tokens") taken together."""
-    table = store.table()
-    if store.spec.pool != "tokens":
-        return Texts(table, None)
-    number = pd.factorize(table["span"])[0]
-    order = np.lexsort((table["token"].to_numpy(), number))
-    members = tuple(np.split(order, np.flatnonzero(np.diff(number[order])) + 1))
-    whole = table.groupby(number, sort=False).first()
-    for column, how in _OVER_TOKENS.items():
-        if column in table:
-            whole[column] = table.groupby(number, sort=False)[column].agg(how)
-    return Texts(whole.assign(id=whole["span"]).drop(columns="token").reset_index(drop=True), members)
-
-
-SPLITS = ("train", "validation", "test")
-
-
-@dataclass(frozen=True, slots=True)
 class Examples:
     """The labelled texts of a store, in its order.
 
     Attributes:
         table: all columns, one row per text.
         rows: row numbers of each split.
-        members: for a store of token states, which of its rows each text has; else None.
+        members: for a store of token states, which of its rows each text has, in the order of its
+            tokens; None where a text has one row, of pooled states.
     """
 
     table: pd.DataFrame
@@ -89,6 +68,17 @@ class Examples:
         """The groups of a split, each once, in the order of the store."""
         return np.asarray(pd.unique(self.table["group"].iloc[self.rows[split]]))
 
+    def training_share(self, share: float, seed: int) -> Examples:
+        """The same examples with part of the training groups, drawn by ``seed``; shares are nested."""
+        groups = sorted(self.groups("train"), key=lambda g: draw_key("share", seed, str(g)))
+        kept = set(groups[: max(1, round(share * len(groups)))])
+        chosen = self.rows["train"][[g in kept for g in self.column("group", "train")]]
+        return replace(self, rows={**self.rows, "train": chosen})
+
+    def split_record(self) -> dict[str, list[str]]:
+        """The groups of each split, to be written beside what was trained on them."""
+        return {split: sorted(map(str, self.groups(split))) for split in self.rows}
+
 
 @dataclass(frozen=True, slots=True)
 class SplitRequest:
@@ -105,31 +95,28 @@ class SplitRequest:
     train_on: Sequence[str] = ()
     test_on: Sequence[str] = ()
     seed: int = 0
-    _shares: tuple[float, ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        shares: tuple[float, ...] = ()
-        if self.split != "store":
-            given = list(self.split) if isinstance(self.split, (list, tuple)) else []
-            numbers = all(isinstance(x, (int, float)) and not isinstance(x, bool) and x > 0 for x in given)
-            if len(given) != 3 or not numbers or abs(sum(given) - 1) > 1e-6:
-                raise UserError(
-                    f"split={self.split} is not understood: give store, or the shares of train, validation "
-                    "and test, like [0.6,0.2,0.2]"
-                )
-            shares = tuple(map(float, given))
-        object.__setattr__(self, "_shares", shares)
+        if self.split == "store":
+            return
+        given = list(self.split) if isinstance(self.split, (list, tuple)) else []
+        numbers = all(isinstance(x, (int, float)) and not isinstance(x, bool) and x > 0 for x in given)
+        if len(given) != 3 or not numbers or abs(sum(given) - 1) > 1e-6:
+            raise UserError(
+                f"split={self.split} is not understood: give store, or the shares of train, validation "
+                "and test, like [0.6,0.2,0.2]"
+            )
 
     @property
     def deals(self) -> bool:
         """Whether the splits are not simply the store's."""
-        return bool(self._shares or self.train_on or self.test_on)
+        return bool(self.split != "store" or self.train_on or self.test_on)
 
     def assign(self, texts: pd.DataFrame, what: str) -> np.ndarray:
         """(N,) "train", "validation", "test", or "" for a text that is left out."""
         split = texts["split"].to_numpy(dtype=object)
-        if self._shares:
-            split = _deal(texts["group"].to_numpy(), self._shares, self.seed, what)
+        if self.split != "store":
+            split = self._deal(texts["group"].to_numpy(), what)
         if not self.train_on and not self.test_on:
             return split
         if "dataset" not in texts:
@@ -145,6 +132,17 @@ class SplitRequest:
         kept = np.where(split == "test", np.isin(sets, list(test_on)), np.isin(sets, list(train_on)))
         return np.where(kept, split, "")
 
+    def _deal(self, groups: np.ndarray, what: str) -> np.ndarray:
+        shares = list(map(float, self.split))
+        names = sorted(set(groups), key=lambda g: draw_key("split", self.seed, str(g)))
+        sizes = np.diff([0, *np.round(np.cumsum(shares) * len(names)).astype(int)])
+        if sizes.min() < 1:
+            raise UserError(
+                f"split={shares}: {what} has {len(names)} groups, too few for three splits of these shares"
+            )
+        of = dict(zip(names, np.repeat(SPLITS, sizes).tolist(), strict=True))
+        return np.array([of[g] for g in groups], dtype=object)
+
 
 def load_examples(stores: Sequence[FeatureStore], request: SplitRequest | None = None) -> Examples:
     """The texts of stores of the same texts, refused where a training or its test would mean nothing.
@@ -157,54 +155,41 @@ def load_examples(stores: Sequence[FeatureStore], request: SplitRequest | None =
         UserError: stores of other texts, a group on two sides of a split, an empty split, a
             split of one class.
     """
-    request = request or SplitRequest()
     first = stores[0]
-    texts = as_texts(first)
+    table, members = as_texts(first)
     for other in stores[1:]:
-        _check_same(texts, as_texts(other), first, other)
+        texts, of = as_texts(other)
+        same = table[["id", "correct", "text"]].equals(texts[["id", "correct", "text"]])
+        if not same or (members is None) != (of is None):
+            raise UserError(
+                f"data={other.path} holds other texts than {first.path}: stores of several sites must be "
+                "made by the same command but for site"
+            )
     what = f"data={first.path}"
-    split = request.assign(texts.table, what)
-    table = texts.table.assign(split=split)
-    _check_leaks(table[split != ""], what)
+    split = (request or SplitRequest()).assign(table, what)
+    table = table.assign(split=split)
     rows = {name: np.flatnonzero(split == name) for name in SPLITS}
+    _check_leaks(table[split != ""], what)
     _check_splits(table, rows, what)
-    return Examples(table, rows, texts.members)
+    return Examples(table, rows, members)
 
 
-def training_share(examples: Examples, share: float, seed: int) -> Examples:
-    """The same examples with part of the training groups, drawn by ``seed``; shares are nested."""
-    groups = sorted(examples.groups("train"), key=lambda g: draw_key("share", seed, str(g)))
-    kept = set(groups[: max(1, round(share * len(groups)))])
-    train = examples.rows["train"]
-    chosen = train[[g in kept for g in examples.column("group", "train")]]
-    return Examples(examples.table, {**examples.rows, "train": chosen}, examples.members)
+def as_texts(store: FeatureStore) -> tuple[pd.DataFrame, tuple[np.ndarray, ...] | None]:
+    """A row per text of a store, with ``members`` of :class:`Examples`.
 
-
-def split_record(examples: Examples) -> Mapping[str, list[str]]:
-    """The groups of each split, to be written beside what was trained on them."""
-    return {name: sorted(map(str, examples.groups(name))) for name in SPLITS}
-
-
-def _deal(groups: np.ndarray, shares: Sequence[float], seed: int, what: str) -> np.ndarray:
-    names = sorted(set(groups), key=lambda g: draw_key("split", seed, str(g)))
-    ends = np.round(np.cumsum(shares) * len(names)).astype(int)
-    sizes = np.diff([0, *ends])
-    if sizes.min() < 1:
-        raise UserError(
-            f"split={list(shares)}: {what} has {len(names)} groups, too few for three splits of these shares"
-        )
-    of = dict(zip(names, np.repeat(SPLITS, sizes).tolist(), strict=True))
-    return np.array([of[g] for g in groups], dtype=object)
-
-
-def _check_same(texts: Texts, others: Texts, first: FeatureStore, other: FeatureStore) -> None:
-    """Refuse a further store whose texts are not the first one's, or that has no site of its own."""
-    same = texts.table[["id", "correct", "text"]].equals(others.table[["id", "correct", "text"]])
-    if not same or (texts.members is None) != (others.members is None):
-        raise UserError(
-            f"data={other.path} holds other texts than {first.path}: stores of several sites must be made "
-            "by the same command but for site"
-        )
+    The rows of the tokens of one span (pool "tokens") are one text.
+    """
+    table = store.table()
+    if store.spec.pool != "tokens":
+        return table, None
+    number = pd.factorize(table["span"])[0]
+    order = np.lexsort((table["token"].to_numpy(), number))
+    members = tuple(np.split(order, np.flatnonzero(np.diff(number[order])) + 1))
+    whole = table.groupby(number, sort=False).first()
+    for column, how in _OVER_TOKENS.items():
+        if column in table:
+            whole[column] = table.groupby(number, sort=False)[column].agg(how)
+    return whole.assign(id=whole["span"]).drop(columns="token").reset_index(drop=True), members
 
 
 def _check_leaks(table: pd.DataFrame, what: str) -> None:
@@ -232,3 +217,211 @@ def _check_splits(table: pd.DataFrame, rows: Mapping[str, np.ndarray], what: str
                 f"{what} has only {kind} texts among its {len(found)} {split} examples: "
                 "a detector needs both kinds, make it with a higher limit or another label"
             )
+
+
+class Column(NamedTuple):
+    """What one vector of a text is of: a site in the block, and the block's number."""
+
+    site: Site
+    layer: int
+
+    def __str__(self) -> str:
+        return f"layer {self.layer}" if self.site == "resid_post" else f"{self.site} {self.layer}"
+
+
+class Padded(NamedTuple):
+    """States of the tokens of n texts, the shorter ones padded with zeros.
+
+    Attributes:
+        states: (n, T, columns, d).
+        mask: (n, T) true where there is a token.
+    """
+
+    states: Tensor
+    mask: Tensor
+
+
+class States(Protocol):
+    """States (N, columns, d) that give some rows at a time: a tensor, or :class:`StoreStates`."""
+
+    @property
+    def shape(self) -> Sequence[int]: ...
+
+    def __getitem__(self, rows: Any) -> Tensor:
+        """(n, columns, d) of a slice or of row numbers."""
+        ...
+
+
+class StoreStates:
+    """States of stores as tensors, row by row from their memory-mapped files; holds none itself.
+
+    Args:
+        stores: finished stores of the same rows in the same order, one per site.
+        columns: what is wanted, those of one store together and in the order of ``stores``.
+    """
+
+    def __init__(self, stores: Sequence[FeatureStore], columns: Sequence[Column]) -> None:
+        wanted = [(store, [c.layer for c in columns if c.site == store.spec.site]) for store in stores]
+        self._readers = [store.reader(layers) for store, layers in wanted if layers]
+        rows, _, width = self._readers[0].shape
+        self.shape = (rows, len(columns), width)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, rows: Any) -> Tensor:
+        numbers = rows.numpy() if isinstance(rows, Tensor) else rows
+        parts = [torch.from_numpy(reader[numbers]) for reader in self._readers]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+
+
+class TokenStates:
+    """States of whole texts, token by token, for heads that pool by themselves.
+
+    Args:
+        states: of the tokens.
+        members: which rows of ``states`` each text has.
+    """
+
+    def __init__(self, states: States, members: Sequence[np.ndarray]) -> None:
+        self._states, self._members = states, members
+        self.shape = (len(members), *states.shape[1:])
+
+    def __getitem__(self, rows: Any) -> Padded:
+        chosen = [self._members[i] for i in np.arange(len(self._members))[rows]]
+        sizes = [len(members) for members in chosen]
+        found = self._states[torch.from_numpy(np.concatenate(chosen))]
+        mask = torch.arange(max(sizes)) < torch.tensor(sizes)[:, None]
+        return Padded(pad_sequence(found.split(sizes), batch_first=True), mask)
+
+
+class Inputs(NamedTuple):
+    """What heads score, one by one: rows of the stores, or whole texts.
+
+    Attributes:
+        states: of N rows, or of N texts where the heads pool tokens themselves.
+        text_of: (N,) number of the text.
+        order: (N,) all of them text by text.
+    """
+
+    states: States | TokenStates
+    text_of: np.ndarray
+    order: np.ndarray
+
+
+@dataclass(frozen=True, slots=True)
+class Dataset:
+    """Everything that heads are trained and measured on.
+
+    Attributes:
+        examples: the texts, with labels and splits.
+        states: (rows of the stores, len(columns), d).
+        columns: what the states are of: every layer wanted, and the embedding output as layer 0
+            where there is one; those of a site together and by layer.
+        specs: what is stored, by site.
+    """
+
+    examples: Examples
+    states: States
+    columns: Sequence[Column]
+    specs: Mapping[Site, FeatureSpec]
+
+    @classmethod
+    def load(
+        cls, stores: Sequence[FeatureStore], layer: object = "all", request: SplitRequest | None = None
+    ) -> Dataset:
+        """The texts of stores with the states of some layers.
+
+        Args:
+            stores: of the same texts, one per site.
+            layer: as asked for, see :func:`parse_layers`.
+            request: splits; None takes the store's.
+
+        Raises:
+            UserError: as :func:`load_examples`; a layer that is not there.
+        """
+        examples = load_examples(stores, request)
+        columns: list[Column] = []
+        for store in stores:
+            site, wanted = store.spec.site, parse_layers(layer, store.spec)
+            if 0 in store.spec.layers and not any(column.layer == 0 for column in columns):
+                wanted = (0, *wanted)
+            columns += [Column(site, k) for k in wanted]
+        specs = {store.spec.site: store.spec for store in stores}
+        return cls(examples, StoreStates(stores, columns), columns, specs)
+
+    def inputs(self, head: ProbeHead) -> Inputs:
+        """What such heads are trained on and score.
+
+        Raises:
+            UserError: heads that pool tokens over states that are pooled already.
+        """
+        members = self.examples.members
+        texts = np.arange(len(self.examples.table))
+        if head.tokens:
+            if members is None:
+                raise UserError(
+                    f"head={head_name(head)} reads the states of every token, and the store has pooled "
+                    "ones: make one with pool=tokens"
+                )
+            return Inputs(TokenStates(self.states, members), texts, texts)
+        order = texts if members is None else np.concatenate(members)
+        return Inputs(self.states, self.examples.text_of, order)
+
+
+def parse_layers(value: Any, spec: FeatureSpec) -> tuple[int, ...]:
+    """The layers asked for, rising: "all", one number, or a list of numbers.
+
+    "all" leaves out layer 0, the embedding output, which is trained as a control.
+
+    Raises:
+        UserError: not understood, not in the store (lists those that are), or layer 0.
+    """
+    if value == "all":
+        layers = tuple(k for k in spec.layers if k > 0)
+        if not layers:
+            raise UserError("layer=all: the store holds the embedding output only, make it with layers=all")
+        return layers
+    wanted = [value] if isinstance(value, int) else value
+    if isinstance(wanted, str) or not all(isinstance(k, int) and not isinstance(k, bool) for k in wanted):
+        raise UserError(f"layer={value} is not understood: give a number, a list like [6,8,10], or all")
+    if not len(wanted):
+        raise UserError("layer=[] names no layer: give a number, a list like [6,8,10], or all")
+    if 0 in wanted:
+        raise UserError(
+            f"layer=0 is the embedding output, which is trained as a control anyway: choose from 1 to "
+            f"{spec.model.layers}"
+        )
+    return spec.select(sorted(set(wanted))).layers
+
+
+def moments(states: States, rows: Tensor, columns: Sequence[int], targets: Tensor) -> Moments:
+    """Mean and standard deviation (population's), and the mean of each class, chunk by chunk in float64.
+
+    Args:
+        states: (N, columns, d).
+        rows: numbers of the training rows.
+        columns: (H,) which column each head reads.
+        targets: (N, H) classes, 0 or 1.
+    """
+    shape = (len(columns), states.shape[-1])
+    mean, squares, seen = torch.zeros(shape, dtype=torch.float64), torch.zeros(shape, dtype=torch.float64), 0
+    of_class = torch.zeros(len(columns), 2, shape[1], dtype=torch.float64)
+    # Each class's mean is kept as its distance from a fixed vector, so that large values do not cancel.
+    origin: Tensor | None = None
+    counts = torch.zeros(len(columns), 2, dtype=torch.float64)
+    for part in rows.split(CHUNK):
+        x = states[part][:, list(columns)].double()
+        count = len(part)
+        # Chan, Golub and LeVeque 1979: joins two sets' moments without cancellation.
+        step = x.mean(dim=0) - mean
+        squares += x.var(dim=0, correction=0) * count + step**2 * (seen * count / (seen + count))
+        mean += step * (count / (seen + count))
+        seen += count
+        origin = x[0] if origin is None else origin
+        membership = torch.nn.functional.one_hot(targets[part], 2).double()
+        of_class += torch.einsum("nhk,nhd->hkd", membership, x - origin)
+        counts += membership.sum(dim=0)
+    assert origin is not None
+    class_mean = of_class / counts.clamp(min=1)[..., None] + origin[:, None]
+    return Moments(mean, (squares / seen).sqrt(), class_mean)

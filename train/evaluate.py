@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -14,6 +14,7 @@ from probers.bank.calibration import fit_platt, sigmoid
 from probers.bank.thresholds import ThresholdRule
 from probers.evaluation import metrics
 from probers.evaluation.bootstrap import Interval, Resamples
+from probers.types import UserError
 
 from .controls import ENSEMBLE, SHUFFLED, WITH_ENTROPY, Detector
 from .data import Examples
@@ -37,14 +38,19 @@ class Evaluator:
         rule: chooses the threshold of detectors that bring none, on validation.
         resamples: bootstrap resamples.
         seed: of the resamples.
+
+    Attributes:
+        examples: as given.
+        test: row numbers of the test examples, n of them.
+        wrong: (n,) their labels.
+        bootstrap: of them, by group.
     """
 
     def __init__(self, examples: Examples, rule: ThresholdRule, *, resamples: int, seed: int) -> None:
-        self._examples, self._rule = examples, rule
-        self._resamples, self._seed = resamples, seed
-        self._test = examples.rows["test"]
-        self._wrong = examples.wrong[self._test]
-        self.bootstrap = self._resample(self._test)
+        self.examples, self.test = examples, examples.rows["test"]
+        self.wrong = examples.wrong[self.test]
+        self._rule, self._resamples, self._seed = rule, resamples, seed
+        self.bootstrap = self._resample(self.test)
 
     def figures(self, detector: Detector) -> Figures:
         """Every figure with its 95% interval under ``<name>_ci``; null where it is undefined.
@@ -54,11 +60,11 @@ class Evaluator:
         calibrated probability. A resample's bins are noisier than the texts' own, so the
         interval of a small ECE lies a little high and may pass the figure itself.
         """
-        return self._figures(self.calibrated(detector), self._test, self.bootstrap)
+        return self._figures(self.calibrated(detector), self.test, self.bootstrap)
 
     def calibrated(self, detector: Detector) -> Detector:
         """The detector with threshold and probability, from validation where it has none."""
-        rows = self._examples.rows["validation"]
+        rows = self.examples.rows["validation"]
         wrong, scores = self._labels(detector)[rows], detector.scores[rows]
         threshold, probability = detector.threshold, detector.probability
         return replace(
@@ -83,35 +89,34 @@ class Evaluator:
         Returns:
             Value -> ``{"n", "groups", "base_rate", "detectors": {name: figures}}``.
         """
-        if column not in self._examples.table:
+        if column not in self.examples.table:
             return {}
-        values = self._examples.column(column, "test")
+        values = self.examples.column(column, "test")
         kinds = sorted(set(values))
         calibrated = [self.calibrated(detector) for detector in detectors] if len(kinds) > 1 else []
         found: dict[str, Figures] = {}
         for kind in kinds:
-            rows = self._test[values == kind]
+            rows = self.test[values == kind]
+            measured = overall
+            if calibrated:
+                bootstrap = self._resample(rows)
+                measured = {d.name: self._figures(d, rows, bootstrap) for d in calibrated}
             found[str(kind)] = {
                 "n": len(rows),
                 "groups": len(set(self._groups(rows))),
-                "base_rate": float(self._examples.wrong[rows].mean()),
-                "detectors": {d.name: overall[d.name] for d in detectors},
+                "base_rate": float(self.examples.wrong[rows].mean()),
+                "detectors": {d.name: measured[d.name] for d in detectors},
             }
-            if calibrated:
-                bootstrap = self._resample(rows)
-                found[str(kind)]["detectors"] = {
-                    d.name: self._figures(d, rows, bootstrap) for d in calibrated
-                }
         return found
 
     def pairs(self, ours: Sequence[Detector], others: Sequence[Detector]) -> dict[str, Figures]:
         """Differences in AUROC, each detector of ``ours`` minus each of ``others``, paired."""
 
         def auroc(scores: np.ndarray, weights: np.ndarray) -> list[Any]:
-            return [metrics.auroc(self._wrong, scores, weights)]
+            return [metrics.auroc(self.wrong, scores, weights)]
 
-        sure = [d for d in (*ours, *others) if np.ptp(d.scores[self._test]) > 0]
-        drawn = {id(d): self.bootstrap.samples(d.scores[self._test], auroc) for d in sure}
+        sure = [d for d in (*ours, *others) if np.ptp(d.scores[self.test]) > 0]
+        drawn = {id(d): self.bootstrap.samples(d.scores[self.test], auroc) for d in sure}
         found: dict[str, Figures] = {}
         for a in ours:
             for b in others:
@@ -125,51 +130,61 @@ class Evaluator:
 
     def probabilities(self, probability: np.ndarray) -> Figures:
         """ECE and Brier score of P(wrong) (n,) of the test examples, with intervals."""
-        return self._of_probabilities(self._wrong, probability, self.bootstrap)
+        return self._of_probabilities(self.wrong, probability, self.bootstrap)
 
     def _figures(self, detector: Detector, rows: np.ndarray, bootstrap: Resamples) -> Figures:
         assert detector.probability is not None and detector.threshold is not None
         scores, wrong = detector.scores[rows], self._labels(detector)[rows]
         fired = (scores > detector.threshold).astype(float)
-        found: Figures = {}
-        if np.ptp(scores) == 0:  # a constant ranks nothing, so these would say nothing
-            found |= {k: v for name in _RANKING for k, v in as_figures(name, None).items()}
-        else:
+        # A constant ranks nothing, so that its figures of the order would say nothing.
+        ranked: Sequence[Interval | None] = [None] * len(_RANKING)
+        if np.ptp(scores) != 0:
             ranked = bootstrap.intervals(scores, lambda s, w: metrics.ranking(wrong, s, w))
-            found |= _named(_RANKING, ranked)
-
-        def decisions(f: np.ndarray, w: np.ndarray) -> list[Any]:
-            w = w.astype(np.float64, copy=False)  # once for all three
-            return [
-                m(wrong, f, w) for m in (metrics.accuracy, metrics.balanced_accuracy, metrics.f1_detection)
-            ]
-
-        found |= _named(_DECISIONS, bootstrap.intervals(fired, decisions))
-        found |= self._of_probabilities(wrong, detector.probability(scores), bootstrap)
-        return found | {
-            "base_rate": float(wrong.mean()), "fired": float(fired.mean()),
-            "threshold": float(detector.threshold), "about": detector.about,
-        }  # fmt: skip
+        decided = bootstrap.intervals(
+            fired, _at_once(wrong, metrics.accuracy, metrics.balanced_accuracy, metrics.f1_detection)
+        )
+        return (
+            _named(_RANKING, ranked)
+            | _named(_DECISIONS, decided)
+            | self._of_probabilities(wrong, detector.probability(scores), bootstrap)
+            | {
+                "base_rate": float(wrong.mean()), "fired": float(fired.mean()),
+                "threshold": float(detector.threshold), "about": detector.about,
+            }
+        )  # fmt: skip
 
     @staticmethod
     def _of_probabilities(wrong: np.ndarray, probability: np.ndarray, bootstrap: Resamples) -> Figures:
-        def both(p: np.ndarray, w: np.ndarray) -> list[Any]:
-            w = w.astype(np.float64, copy=False)
-            return [metrics.brier(wrong, p, w), metrics.ece(wrong, p, w)]
-
-        return _named(_PROBABILITIES, bootstrap.intervals(probability, both))
+        found = bootstrap.intervals(probability, _at_once(wrong, metrics.brier, metrics.ece))
+        return _named(_PROBABILITIES, found)
 
     def _labels(self, detector: Detector) -> np.ndarray:
-        return self._examples.wrong if detector.wrong is None else detector.wrong
+        return self.examples.wrong if detector.wrong is None else detector.wrong
 
     def _groups(self, rows: np.ndarray) -> np.ndarray:
-        return self._examples.table["group"].to_numpy()[rows]
+        return self.examples.table["group"].to_numpy()[rows]
 
     def _resample(self, rows: np.ndarray) -> Resamples:
         return Resamples(self._groups(rows), resamples=self._resamples, seed=self._seed)
 
 
-def _named(names: Sequence[str], intervals: Sequence[Interval]) -> Figures:
+def check_resamples(resamples: int) -> None:
+    """Refuse a number of resamples that gives no 95% interval."""
+    if resamples < 100:
+        raise UserError(f"resamples={resamples} is too few for a 95% interval: give 100 or more")
+
+
+def _at_once(wrong: np.ndarray, *figures: Callable[..., Any]) -> Callable[..., list[Any]]:
+    """Several figures of values (n,) with weights, as :meth:`Resamples.intervals` takes them."""
+
+    def several(values: np.ndarray, weights: np.ndarray) -> list[Any]:
+        weights = weights.astype(np.float64, copy=False)  # once for all of them
+        return [figure(wrong, values, weights) for figure in figures]
+
+    return several
+
+
+def _named(names: Sequence[str], intervals: Sequence[Interval | None]) -> Figures:
     return {k: v for n, i in zip(names, intervals, strict=True) for k, v in as_figures(n, i).items()}
 
 
@@ -199,9 +214,7 @@ def split_sizes(examples: Examples) -> dict[str, Mapping[str, Any]]:
 _SCHEMA = 1
 
 
-def summarise(
-    trained: Trained, examples: Examples, evaluator: Evaluator, training: Mapping[str, Any]
-) -> dict[str, Any]:
+def summarise(trained: Trained, evaluator: Evaluator, training: Mapping[str, Any]) -> dict[str, Any]:
     """All test figures, ready for JSON.
 
     ``layers`` is a list of ``{"site", "layer", "validation": {..}, "auroc", "auroc_ci", ..,
@@ -211,94 +224,69 @@ def summarise(
 
     Args:
         trained: the prober and everything it is compared with.
-        examples: rows and splits.
-        evaluator: of these examples.
+        evaluator: of the examples it was made from.
         training: figures of the training itself (steps, heads, ..), passed on.
     """
-    bar = tqdm(total=_detectors(trained), desc="test figures", unit="detector", leave=False)
-
-    def figures(detector: Detector) -> Figures:
-        found = evaluator.figures(detector)
-        bar.update()
-        return found
-
-    layers = {column: figures(detector) for column, detector in trained.layers.items()}
-    ensembles = {kind: figures(detector) for kind, detector in trained.ensembles.items()}
-    saved = replace(trained.ensembles[trained.bank.combine], name=ENSEMBLE)
-    ours, overall = [saved], {ENSEMBLE: ensembles[trained.bank.combine]}
-    if trained.with_entropy is not None:
-        ours.append(replace(trained.with_entropy, name=WITH_ENTROPY))
-        overall[WITH_ENTROPY] = figures(ours[1])
-    controls = {d.name: figures(d) for d in trained.controls}
-    _flag_chance(controls)
+    with_entropy = [] if trained.with_entropy is None else [trained.with_entropy]
+    detectors = [*trained.layers.values(), *trained.ensembles.values(), *with_entropy, *trained.controls]
+    detectors += [detector for point in trained.curve for detector in (point.layer, point.ensemble)]
+    bar = tqdm(detectors, desc="test figures", unit="detector", leave=False)
+    figures = {id(detector): evaluator.figures(detector) for detector in bar}
+    controls = {d.name: figures[id(d)] for d in trained.controls}
+    if SHUFFLED in controls:  # whose interval must hold 0.5 19 times in 20
+        low, high = controls[SHUFFLED]["auroc_ci"] or (0.0, 1.0)
+        controls[SHUFFLED]["at_chance"] = bool(low <= 0.5 <= high)
+    overall = {ENSEMBLE: figures[id(trained.saved)]}
+    ours = [replace(trained.saved, name=ENSEMBLE)]
+    for detector in with_entropy:
+        overall[WITH_ENTROPY] = figures[id(detector)]
+        ours.append(replace(detector, name=WITH_ENTROPY))
     true = [d for d in trained.controls if d.wrong is None]
-    compared = [*ours, *true]
     overall |= {d.name: controls[d.name] for d in true}
-    curve = [
-        {
-            "share": point.share, "n": point.n, "groups": point.groups,
-            "layer": figures(point.layer), "ensemble": figures(point.ensemble),
-        }
-        for point in trained.curve
-    ]  # fmt: skip
-    bar.close()
     best_site, best_layer = trained.best
     return {
         "schema": _SCHEMA,
-        "splits": split_sizes(examples),
+        "splits": split_sizes(evaluator.examples),
         "best_layer": best_layer,
         "best_site": best_site,
         "sites": list(dict.fromkeys(site for site, _ in trained.layers)),
         "layers": [
-            {"site": site, "layer": layer, "validation": dict(trained.validation[column])}
-            | layers[column]
-            | {"seeds": _spread(trained.seeds.get(column), examples)}
-            for column in trained.layers
-            for site, layer in [column]
+            {"site": column[0], "layer": column[1], "validation": dict(trained.validation[column])}
+            | figures[id(detector)]
+            | {"seeds": _spread(trained.seeds.get(column), evaluator)}
+            for column, detector in trained.layers.items()
         ],
-        "ensembles": ensembles,
+        "ensembles": {kind: figures[id(detector)] for kind, detector in trained.ensembles.items()},
         "ensemble": overall[ENSEMBLE],
         "combine": trained.bank.combine,
         "with_entropy": overall.get(WITH_ENTROPY),
         "controls": controls,
-        "positive_control": _positive_control(trained, examples, evaluator),
-        "conditions": evaluator.by("condition", compared, overall),
-        "datasets": evaluator.by("dataset", compared, overall),
-        "calibration": _calibration(trained, examples, evaluator),
-        "learning_curve": curve,
-        "pairs": evaluator.pairs(ours[:1], true) | evaluator.pairs(ours[1:], [saved, *true]),
+        "positive_control": _positive_control(trained, evaluator),
+        "conditions": evaluator.by("condition", [*ours, *true], overall),
+        "datasets": evaluator.by("dataset", [*ours, *true], overall),
+        "calibration": _calibration(trained, evaluator),
+        "learning_curve": [
+            {"share": point.share, "n": point.n, "groups": point.groups}
+            | {"layer": figures[id(point.layer)], "ensemble": figures[id(point.ensemble)]}
+            for point in trained.curve
+        ],
+        "pairs": evaluator.pairs(ours[:1], true) | evaluator.pairs(ours[1:], [ours[0], *true]),
         "training": dict(training),
         "notes": list(trained.notes),
     }
 
 
-def _detectors(trained: Trained) -> int:
-    return (
-        len(trained.layers) + len(trained.ensembles) + (trained.with_entropy is not None)
-        + len(trained.controls) + 2 * len(trained.curve)
-    )  # fmt: skip
-
-
-def _flag_chance(controls: dict[str, Figures]) -> None:
-    """Say of the shuffled labels whether their interval holds 0.5, as it must 19 times in 20."""
-    entry = controls.get(SHUFFLED)
-    if entry is not None:
-        low, high = entry["auroc_ci"] or (0.0, 1.0)
-        entry["at_chance"] = bool(low <= 0.5 <= high)
-
-
-def _spread(scores: np.ndarray | None, examples: Examples) -> Figures | None:
+def _spread(scores: np.ndarray | None, evaluator: Evaluator) -> Figures | None:
     """Test AUROC of every seed's head, their mean and standard deviation (n - 1)."""
     if scores is None or len(scores) < 2:
         return None
-    rows = examples.rows["test"]
-    found = [float(metrics.auroc(examples.wrong[rows], one[rows])) for one in scores]
+    found = [float(metrics.auroc(evaluator.wrong, one[evaluator.test])) for one in scores]
     return {"auroc": found, "mean": float(np.mean(found)), "std": float(np.std(found, ddof=1))}
 
 
-def _calibration(trained: Trained, examples: Examples, evaluator: Evaluator) -> Figures:
-    """ECE and Brier score of the saved score before and after calibration, and of the other kind."""
-    scores = trained.ensembles[trained.bank.combine].scores[examples.rows["test"]]
+def _calibration(trained: Trained, evaluator: Evaluator) -> Figures:
+    """ECE and Brier score of the saved score before and after calibration, and of the other kinds."""
+    scores = trained.saved.scores[evaluator.test]
     method = str(trained.bank.calibration.to_dict()["method"])
     others = {kind: fitted for kind, fitted in trained.calibrations.items() if kind != method}
     return {
@@ -309,18 +297,13 @@ def _calibration(trained: Trained, examples: Examples, evaluator: Evaluator) -> 
     }
 
 
-def _positive_control(trained: Trained, examples: Examples, evaluator: Evaluator) -> Figures | None:
+def _positive_control(trained: Trained, evaluator: Evaluator) -> Figures | None:
     """Test AUROC and accuracy (at margin 0) of "is the answer a person"."""
     if trained.person is None:
         return None
-    rows = examples.rows["test"]
-    other = (examples.table["answer_kind"].to_numpy()[rows] != "person").astype(int)
-    margins = trained.person[rows]
-    bootstrap = evaluator.bootstrap
-    auroc = bootstrap.interval(margins, partial(metrics.auroc, other))
-    accuracy = bootstrap.interval((margins > 0).astype(float), partial(metrics.accuracy, other))
-    return (
-        as_figures("auroc", auroc)
-        | as_figures("accuracy", accuracy)
-        | {"base_rate": float(np.mean(1 - other))}
-    )
+    other = (evaluator.examples.column("answer_kind", "test") != "person").astype(int)
+    margins = trained.person[evaluator.test]
+    auroc = evaluator.bootstrap.interval(margins, partial(metrics.auroc, other))
+    accuracy = evaluator.bootstrap.interval((margins > 0).astype(float), partial(metrics.accuracy, other))
+    base_rate = {"base_rate": float(np.mean(1 - other))}
+    return as_figures("auroc", auroc) | as_figures("accuracy", accuracy) | base_rate

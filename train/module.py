@@ -14,8 +14,10 @@ from torch.nn import functional as F
 
 from probers.evaluation.metrics import auroc
 from probers.heads import CORRECT, WRONG, ProbeHead
+from probers.types import UserError
 
-from .states import Padded
+from .batches import Balance
+from .data import Padded
 
 Loss = Literal["ce", "double_softmax"]
 
@@ -24,13 +26,9 @@ _FIGURES = ("accuracy", "loss_value", "auroc", "waited")
 
 
 def head_losses(
-    logits: Tensor,
-    targets: Tensor,
-    loss: Loss = "ce",
-    *,
-    weights: Tensor | None = None,
+    logits: Tensor, targets: Tensor, loss: Loss = "ce", *, weights: Tensor | None = None,
     smoothing: float = 0.0,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """Mean cross-entropy (heads,) of logits (n, heads, 2) against classes (n, heads).
 
     "double_softmax" applies a softmax before the cross-entropy's own, as the released
@@ -51,32 +49,73 @@ def head_losses(
     return (each * of).sum(dim=0) / of.sum(dim=0)
 
 
+def below(tensors: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
+    """The tensors whose names begin with a name and a dot, without these."""
+    start = f"{name}."
+    return {key.removeprefix(start): value for key, value in tensors.items() if key.startswith(start)}
+
+
 class NotFiniteError(Exception):
     """A loss became infinite or no number."""
 
 
 @dataclass(frozen=True, slots=True)
-class Optimisation:
-    """How the heads learn; the values are those of :class:`train.fit.FitSettings`.
+class FitSettings:
+    """How heads are trained; the fields are keys of ``configs/train.yaml``.
 
-    Attributes:
-        lr: AdamW's learning rate at the start.
-        gamma: factor on it after every step.
-        weight_decay: AdamW's.
-        loss, smoothing: see :func:`head_losses`.
-        class_weights: (H, 2) of wrong and correct, for each head.
-        warmup_steps: validations before this step keep nothing.
-        patience: validations without improvement after which a head's training is over; None never.
+    Raises:
+        UserError: a value that is out of range or unknown.
     """
 
-    lr: float
-    gamma: float
-    weight_decay: float
-    loss: Loss = "ce"
-    smoothing: float = 0.0
-    class_weights: tuple[tuple[float, float], ...] = ()
-    warmup_steps: int = 0
+    epochs: int = 2
+    warmup_epochs: int = 1
+    checks: int = 4
     patience: int | None = None
+    batch_size: int = 12
+    lr: float = 1e-3
+    gamma: float = 0.995
+    weight_decay: float = 0.01
+    loss: Loss = "ce"
+    label_smoothing: float = 0.0
+    balance: Balance = "none"
+    seed: int = 0
+    seeds: int = 1
+    device: str = "auto"
+    logger: str = "none"
+    save_every: float = 60.0
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "checks", "batch_size", "lr", "gamma"):
+            if not getattr(self, name) > 0:
+                raise UserError(f"{name}={getattr(self, name)} must be above 0")
+        for name in ("warmup_epochs", "weight_decay", "save_every"):
+            if getattr(self, name) < 0:
+                raise UserError(f"{name}={getattr(self, name)} must not be below 0")
+        if self.patience is not None and self.patience < 1:
+            raise UserError(f"patience={self.patience} must be 1 validation or more; null never stops early")
+        if not 0 <= self.label_smoothing < 1:
+            raise UserError(f"label_smoothing={self.label_smoothing} must be from 0 to below 1")
+        if self.seeds < 1:
+            raise UserError(f"seeds={self.seeds} must be 1 or more")
+        choices = {
+            "loss": ("ce", "double_softmax"), "balance": ("none", "weights", "sampling"),
+            "logger": ("none", "csv", "wandb"),
+        }  # fmt: skip
+        for name, known in choices.items():
+            if getattr(self, name) not in known:
+                raise UserError(f"{name}={getattr(self, name)} is unknown: choose one of {', '.join(known)}")
+        self.hardware()
+
+    def hardware(self) -> dict[str, Any]:
+        """The trainer's words for "auto", "cpu", "cuda" or "cuda:1"."""
+        kind, _, index = self.device.partition(":")
+        if kind not in ("auto", "cpu", "cuda") or (index and (kind != "cuda" or not index.isdigit())):
+            raise UserError(f"device={self.device} is unknown: choose auto, cpu, cuda or cuda:<number>")
+        if kind == "cuda" and int(index or 0) >= torch.cuda.device_count():
+            raise UserError(
+                f"device={self.device}: this machine has {torch.cuda.device_count()} CUDA devices; use cpu"
+            )
+        return {"accelerator": kind, "devices": [int(index)] if index else 1}
 
 
 class ProberModule(LightningModule):
@@ -91,7 +130,9 @@ class ProberModule(LightningModule):
         head: the heads, H of them.
         columns: (H,) position of each head's layer among the batch's columns.
         orders: (H,) which of a batch's S row sets each head learns from.
-        how: the optimisation.
+        how: the settings.
+        class_weights: (H, 2) of wrong and correct in the loss, for each head.
+        warmup: steps until whose end validations keep nothing.
 
     Attributes:
         accuracy, loss_value, auroc: (H,) validation figures of the kept states.
@@ -102,14 +143,16 @@ class ProberModule(LightningModule):
     """
 
     def __init__(
-        self, head: ProbeHead, columns: Sequence[int], orders: Sequence[int], how: Optimisation
-    ) -> None:
+        self, head: ProbeHead, columns: Sequence[int], orders: Sequence[int], how: FitSettings,
+        class_weights: Sequence[tuple[float, float]] = (), warmup: int = 0,
+    ) -> None:  # fmt: skip
         super().__init__()
         self.head, self.how = head, how
         self._columns, self._orders = torch.tensor(columns), torch.tensor(orders)
         self._heads = torch.arange(len(columns))
-        plain = all(each == (1.0, 1.0) for each in how.class_weights)
-        self._weights = None if plain else torch.tensor(how.class_weights)
+        plain = all(each == (1.0, 1.0) for each in class_weights)
+        self._weights = None if plain else torch.tensor(class_weights)
+        self._warmup = warmup
         count = len(columns)
         self.accuracy = np.full(count, -1.0)
         self.loss_value = np.full(count, np.inf)
@@ -120,15 +163,24 @@ class ProberModule(LightningModule):
         self.best = {name: value.clone() for name, value in head.state_dict().items()}
         self._seen: list[tuple[Tensor, Tensor]] = []
 
-    @property
-    def figures(self) -> dict[str, np.ndarray]:
-        """What is known of each head's kept state, (H,) each; settable."""
-        return {name: getattr(self, name) for name in _FIGURES}
+    def stored(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """What :meth:`resume` needs: parameters and figures, and where the training stands."""
+        parts: dict[str, Mapping[str, Tensor]] = {
+            "head": self.head.state_dict(), "best": self.best,
+            "figures": {name: torch.from_numpy(getattr(self, name)) for name in _FIGURES},
+        }  # fmt: skip
+        tensors = {f"{part}.{name}": value for part, found in parts.items() for name, value in found.items()}
+        lr = self.trainer.optimizers[0].param_groups[0]["lr"]
+        return tensors, {"steps": self.steps_taken, "head_step": self.head.step, "lr": lr}
 
-    @figures.setter
-    def figures(self, values: Mapping[str, np.ndarray]) -> None:
-        for name in _FIGURES:
-            setattr(self, name, values[name].copy())
+    def resume(self, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
+        """Go on from what another module had stored."""
+        self.head.load_state_dict(below(tensors, "head"))
+        self.best = below(tensors, "best")
+        for name, value in below(tensors, "figures").items():
+            setattr(self, name, value.numpy().copy())
+        self.steps_before, self.lr = about["steps"], about["lr"]
+        self.head.step = about["head_step"]
 
     @property
     def steps_taken(self) -> int:
@@ -156,7 +208,9 @@ class ProberModule(LightningModule):
         logits = self(states, sets=len(targets))
         weights = None if self._weights is None else self._weights.to(logits)
         targets = targets[self._orders, :, self._heads].T if len(targets) > 1 else targets[0]
-        losses = head_losses(logits, targets, self.how.loss, weights=weights, smoothing=self.how.smoothing)
+        losses = head_losses(
+            logits, targets, self.how.loss, weights=weights, smoothing=self.how.label_smoothing
+        )
         self.recent = losses.detach()
         return losses.sum()
 
@@ -173,7 +227,7 @@ class ProberModule(LightningModule):
         accuracy = (logits.argmax(dim=-1) == targets).double().mean(dim=0).numpy()
         if self.logger is not None:
             self._log(accuracy, losses)
-        if self.how.warmup_steps and self.steps_taken <= self.how.warmup_steps:
+        if self._warmup and self.steps_taken <= self._warmup:
             return
         better = (accuracy > self.accuracy) | ((accuracy == self.accuracy) & (losses < self.loss_value))
         better &= ~self.over

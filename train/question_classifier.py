@@ -10,23 +10,101 @@ from collections import Counter
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from omegaconf import DictConfig
 
+from probers.bank.question_classifier import STRATEGIES
+from probers.commands.config import compose
 from probers.commands.parts import build, plain
-from probers.commands.runs import RunFolder
+from probers.commands.runs import RunFolder, newest_store
+from probers.evaluation.bootstrap import Bootstrap
+from probers.evaluation.metrics import auroc
 from probers.files import canonical_json, write_text
 from probers.store.files import fingerprint
 from probers.store.store import FeatureStore
 from probers.types import UserError
 
-from .evaluate import as_figures
-from .tables import markdown
+from .controls import SHUFFLED
+from .evaluate import as_figures, check_resamples
+from .tables import bounded, markdown, number
 
-if TYPE_CHECKING:
-    from probers.evaluation.bootstrap import Bootstrap, Interval
+#: ``_target_`` of the head by which ``probers-train`` knows that it is meant.
+TARGET = "probers.bank.question_classifier.AdaptiveClassifier.fit"
+_USED = ("data", "out", "suffix", "head", "resamples", "seed", "overwrite")
+
+#: What the figures are of.
+CLASSIFIER, MAJORITY = "classifier", "majority"
+
+
+def run(cfg: DictConfig) -> Path:
+    """Train the classifier on a store's questions, measure it on its test questions; returns its folder.
+
+    Raises:
+        UserError: before anything is written, for whatever is wrong with the request.
+    """
+    _refuse_unused(cfg)
+    check_resamples(cfg.resamples)
+    path = _store(cfg.data)
+    print(f"reading {path}", flush=True)
+    store = FeatureStore.open(path)
+    labelled = strategies_of(store)
+    for split in ("train", "test"):
+        if split not in labelled:
+            raise UserError(f"the store {path} has no {split} question answered without and with passages")
+    train, test = labelled["train"], labelled["test"]
+    classifier = build(cfg.head, train.questions, train.strategies)
+    name = ",".join([f"{path.name}-adaptive", *filter(None, [cfg.suffix])])
+    out = Path(cfg.out or Path("runs/train", name))
+    config = {key: plain(cfg)[key] for key in _USED}
+    config |= {"data": str(path), "inputs": {"store": fingerprint(path)}}
+    folder = RunFolder(out, "train", config)
+    if not folder.begin(overwrite=cfg.overwrite, what="classifier"):
+        return out
+    drawn = np.random.default_rng(cfg.seed).permutation(train.strategies).tolist()
+    shuffled = build(cfg.head, train.questions, drawn)
+    majority = Counter(train.strategies).most_common(1)[0][0]
+    figures = measure(
+        test, classifier.probabilities(test.questions), shuffled.probabilities(test.questions), majority,
+        resamples=cfg.resamples, seed=cfg.seed,
+    )  # fmt: skip
+    figures["splits"] = {name: _split(part) for name, part in sorted(labelled.items())}
+    classifier.save(out)
+    write_text(out / "metrics.json", canonical_json(figures))
+    write_text(out / "README.md", write_card(figures, model=store.spec.model.id, data=path, out=out))
+    folder.finish({"model": store.spec.model.id, "accuracy": figures["detectors"][CLASSIFIER]["accuracy"]})
+    print(table(figures))
+    print(f"wrote a classifier of questions with {len(classifier.terms)} terms to {out}")
+    print(f'next: probers-rag question="..." trigger=adaptive query=last_sentence trigger.classifier={out}')
+    return out
+
+
+def _refuse_unused(cfg: DictConfig) -> None:
+    defaults = compose("train", [])
+    for key in map(str, defaults):
+        if key not in (*_USED, "device", "logger", "save_every") and cfg[key] != defaults[key]:
+            raise UserError(
+                f"head=adaptive is fitted in one go to the words of the store's own training questions, and "
+                f"{key}={cfg[key]} means nothing there: leave it out"
+            )
+
+
+def _store(given: Any) -> Path:
+    """The store to read: the one given, or the newest complete one with answered questions."""
+    if given is not None:
+        if not isinstance(given, str):
+            raise UserError(
+                f"data={list(given)}: head=adaptive reads one store; FeatureStore.merge joins several"
+            )
+        return Path(given)
+    found = newest_store("cot")
+    if found is None:
+        raise UserError(
+            "head=adaptive needs a store of answered questions and there is none under runs/: "
+            "'probers-datagen --source cot' makes one, or pass data=FOLDER"
+        )
+    return found
 
 
 class Labelled(NamedTuple):
@@ -59,12 +137,10 @@ def strategies_of(store: FeatureStore) -> dict[str, Labelled]:
     for (_, split), entry in right.items():
         if not {"closed_book", "with_passages"} <= set(entry):
             continue
+        strategy = "no" if entry["closed_book"] else "single" if entry["with_passages"] else "multi"
         labelled = found.setdefault(split, Labelled([], [], []))
-        labelled.questions.append(str(entry["text"]))
-        labelled.strategies.append(
-            "no" if entry["closed_book"] else "single" if entry["with_passages"] else "multi"
-        )
-        labelled.groups.append(str(entry["group"]))
+        for column, value in zip(labelled, (entry["text"], strategy, entry["group"]), strict=True):
+            column.append(str(value))
     if not found:
         raise UserError(
             f"the store {store.path} has no question that was answered both without and with passages: "
@@ -73,8 +149,72 @@ def strategies_of(store: FeatureStore) -> dict[str, Labelled]:
     return found
 
 
-#: What the figures are of.
-CLASSIFIER, MAJORITY, SHUFFLED = "classifier", "majority", "shuffled labels"
+def _split(part: Labelled) -> dict[str, Any]:
+    """Numbers of questions and groups, and the strategies' shares."""
+    n, counts = len(part.questions), Counter(part.strategies)
+    shares = {name: count / n for name, count in sorted(counts.items())}
+    return {"n": n, "groups": len(set(part.groups)), "strategies": shares}
+
+
+def measure(
+    test: Labelled, chances: np.ndarray, shuffled: np.ndarray, majority: str, *, resamples: int, seed: int
+) -> dict[str, Any]:
+    """The figures of ``metrics.json`` on test questions.
+
+    Args:
+        test: the questions with their strategies.
+        chances: (n, 3) probabilities of the classifier.
+        shuffled: (n, 3) those of one trained on shuffled labels.
+        majority: the most frequent strategy of the training questions.
+        resamples: of the bootstrap over groups.
+        seed: of its draws.
+    """
+    gold = np.array([STRATEGIES.index(s) for s in test.strategies])
+    predicted = chances.argmax(axis=1)
+    bootstrap = Bootstrap(test.groups, resamples=resamples, seed=seed)
+    right = {
+        CLASSIFIER: predicted == gold,
+        MAJORITY: gold == STRATEGIES.index(majority),
+        SHUFFLED: shuffled.argmax(axis=1) == gold,
+    }
+    wrong = (gold > 0).astype(int)
+    scores = {CLASSIFIER: _score(chances), SHUFFLED: _score(shuffled)} if 0 < wrong.sum() < len(wrong) else {}
+    aurocs = {name: bootstrap.interval(each, partial(auroc, wrong)) for name, each in scores.items()}
+    pairs = {}
+    for name in (MAJORITY, SHUFFLED):
+        found = bootstrap.difference(right[CLASSIFIER], right[name])
+        pair = {"diff": found.value, "ci95": [found.low, found.high]}
+        pairs[f"{CLASSIFIER} vs {name}"] = {"accuracy": pair}
+    confusion = np.zeros((len(STRATEGIES), len(STRATEGIES)), dtype=int)
+    np.add.at(confusion, (gold, predicted), 1)
+    return {
+        "schema": 1, "strategies": list(STRATEGIES), "majority": majority,
+        "detectors": {
+            name: as_figures("accuracy", bootstrap.interval(hits)) | as_figures("auroc", aurocs.get(name))
+            for name, hits in right.items()
+        },
+        "pairs": pairs,
+        "confusion": confusion.tolist(),
+        "by_strategy": {
+            name: {
+                "n": int(confusion[i].sum()), "share": float(confusion[i].sum() / len(gold)),
+                "predicted_share": float(confusion[:, i].sum() / len(gold)),
+                "recall": _ratio(confusion[i, i], confusion[i].sum()),
+                "precision": _ratio(confusion[i, i], confusion[:, i].sum()),
+            }
+            for i, name in enumerate(STRATEGIES)
+        },
+    }  # fmt: skip
+
+
+def _score(chances: np.ndarray) -> np.ndarray:
+    """How much more probable retrieving is than not, as the trigger has it; (n,) of (n, 3)."""
+    return np.max(chances[:, 1:], axis=1) - chances[:, 0]
+
+
+def _ratio(part: int, whole: int) -> float | None:
+    return float(part / whole) if whole else None
+
 
 _ABOUT = """\
 ---
@@ -126,7 +266,7 @@ def table(figures: Mapping[str, Any]) -> str:
     ]
     for name, entry in figures["detectors"].items():
         shown = f"{name} ({figures['majority']})" if name == MAJORITY else name
-        lines.append(f"  {shown:20}{_bounded(entry, 'accuracy'):22}{_bounded(entry, 'auroc')}".rstrip())
+        lines.append(f"  {shown:20}{bounded(entry, 'accuracy'):22}{bounded(entry, 'auroc')}".rstrip())
     titles = [*(f"said {name}" for name in names), "share", "recall"]
     lines.append(f"  {'cheapest':10}" + "".join(f"{title:>13}" for title in titles))
     for name, row in zip(names, figures["confusion"], strict=True):
@@ -142,10 +282,11 @@ def write_card(figures: Mapping[str, Any], *, model: str, data: Path, out: Path)
     """The text of ``README.md``."""
     names = figures["strategies"]
     splits = [
-        [name, s["n"], s["groups"], *(f"{s['strategies'].get(each, 0):.0%}" for each in names)]
-        for name, s in figures["splits"].items()
+        [split, s["n"], s["groups"], *(f"{s['strategies'].get(name, 0):.0%}" for name in names)]
+        for split, s in figures["splits"].items()
     ]
-    detectors = [[n, _bounded(e, "accuracy"), _bounded(e, "auroc")] for n, e in figures["detectors"].items()]
+    detectors = [[n, bounded(e, "accuracy"), bounded(e, "auroc")] for n, e in figures["detectors"].items()]
+    confusion = [[name, *row] for name, row in zip(names, figures["confusion"], strict=True)]
     limits = [
         "It sees the question's words and nothing of the model's answer.",
         f"Its labels are of answers by `{model}`: they say nothing of another model.",
@@ -154,27 +295,16 @@ def write_card(figures: Mapping[str, Any], *, model: str, data: Path, out: Path)
         *(f"{note[0].upper()}{note[1:]}." for note in _notes(figures)),
     ]
     return _ABOUT.format(
-        model=model,
-        out=out,
-        data=data,
+        model=model, out=out, data=data,
         splits=markdown(["split", "questions", "groups", *names], splits),
         detectors=markdown(["", "accuracy", "AUROC, no or some retrieval"], detectors),
-        confusion=markdown(
-            ["", *names], [[n, *row] for n, row in zip(names, figures["confusion"], strict=True)]
-        ),
+        confusion=markdown(["", *names], confusion),
         limits="\n".join(f"- {line}" for line in limits),
-    )
-
-
-def _bounded(entry: Mapping[str, Any], key: str) -> str:
-    value, bounds = entry[key], entry[f"{key}_ci"]
-    if value is None:
-        return ""
-    return f"{value:.2f}" + ("" if bounds is None else f" [{bounds[0]:.2f}, {bounds[1]:.2f}]")
+    )  # fmt: skip
 
 
 def _percent(value: float | None) -> str:
-    return "" if value is None else f"{value:.0%}"
+    return number(value, ".0%", absent="")
 
 
 def _notes(figures: Mapping[str, Any]) -> list[str]:
@@ -187,168 +317,3 @@ def _notes(figures: Mapping[str, Any]) -> list[str]:
     if silent:
         found.append(f"it never says {' or '.join(map(repr, silent))}")
     return found
-
-
-#: ``_target_`` of the head by which ``probers-train`` knows that it is meant.
-TARGET = "probers.bank.question_classifier.AdaptiveClassifier.fit"
-_USED = ("data", "out", "suffix", "head", "resamples", "seed", "overwrite")
-
-
-def run(cfg: DictConfig) -> Path:
-    """Train the classifier on a store's questions, measure it on its test questions; returns its folder.
-
-    Raises:
-        UserError: before anything is written, for whatever is wrong with the request.
-    """
-    from probers.store.store import FeatureStore
-
-    _refuse_unused(cfg)
-    if cfg.resamples < 100:
-        raise UserError(f"resamples={cfg.resamples} is too few for a 95% interval: give 100 or more")
-    path = _store(cfg.data)
-    print(f"reading {path}", flush=True)
-    store = FeatureStore.open(path)
-    labelled = strategies_of(store)
-    for split in ("train", "test"):
-        if split not in labelled:
-            raise UserError(f"the store {path} has no {split} question answered without and with passages")
-    train, test = labelled["train"], labelled["test"]
-    classifier = build(cfg.head, train.questions, train.strategies)
-    name = ",".join([f"{path.name}-adaptive", *filter(None, [cfg.suffix])])
-    out = Path(cfg.out or Path("runs/train", name))
-    config = {key: plain(cfg)[key] for key in _USED}
-    config |= {"data": str(path), "inputs": {"store": fingerprint(path)}}
-    folder = RunFolder(out, "train", config)
-    if not folder.begin(overwrite=cfg.overwrite, what="classifier"):
-        return out
-    drawn = np.random.default_rng(cfg.seed).permutation(train.strategies).tolist()
-    shuffled = build(cfg.head, train.questions, drawn)
-    majority = Counter(train.strategies).most_common(1)[0][0]
-    figures = measure(
-        test,
-        classifier.probabilities(test.questions),
-        shuffled.probabilities(test.questions),
-        majority,
-        resamples=cfg.resamples,
-        seed=cfg.seed,
-    )
-    figures["splits"] = {name: _split(part) for name, part in sorted(labelled.items())}
-    classifier.save(out)
-    write_text(out / "metrics.json", canonical_json(figures))
-    write_text(out / "README.md", write_card(figures, model=store.spec.model.id, data=path, out=out))
-    folder.finish({"model": store.spec.model.id, "accuracy": figures["detectors"][CLASSIFIER]["accuracy"]})
-    print(table(figures))
-    print(f"wrote a classifier of questions with {len(classifier.terms)} terms to {out}")
-    print(f'next: probers-rag question="..." trigger=adaptive query=last_sentence trigger.classifier={out}')
-    return out
-
-
-def measure(
-    test: Labelled, chances: np.ndarray, shuffled: np.ndarray, majority: str, *, resamples: int, seed: int
-) -> dict[str, Any]:
-    """The figures of ``metrics.json`` on test questions.
-
-    Args:
-        test: the questions with their strategies.
-        chances: (n, 3) probabilities of the classifier.
-        shuffled: (n, 3) those of one trained on shuffled labels.
-        majority: the most frequent strategy of the training questions.
-        resamples: of the bootstrap over groups.
-        seed: of its draws.
-    """
-    from probers.bank.question_classifier import STRATEGIES
-    from probers.evaluation.bootstrap import Bootstrap
-
-    gold = np.array([STRATEGIES.index(s) for s in test.strategies])
-    predicted = chances.argmax(axis=1)
-    bootstrap = Bootstrap(test.groups, resamples=resamples, seed=seed)
-    right = {
-        CLASSIFIER: predicted == gold,
-        MAJORITY: gold == STRATEGIES.index(majority),
-        SHUFFLED: shuffled.argmax(axis=1) == gold,
-    }
-    scores = {CLASSIFIER: _score(chances), SHUFFLED: _score(shuffled)}
-    confusion = np.zeros((len(STRATEGIES), len(STRATEGIES)), dtype=int)
-    np.add.at(confusion, (gold, predicted), 1)
-    return {
-        "schema": 1, "strategies": list(STRATEGIES), "majority": majority,
-        "detectors": {
-            name: as_figures("accuracy", bootstrap.interval(hits)) | _auroc(bootstrap, gold, scores.get(name))
-            for name, hits in right.items()
-        },
-        "pairs": {
-            f"{CLASSIFIER} vs {name}": _difference(bootstrap.difference(right[CLASSIFIER], right[name]))
-            for name in (MAJORITY, SHUFFLED)
-        },
-        "confusion": confusion.tolist(),
-        "by_strategy": {
-            name: {
-                "n": int(confusion[i].sum()), "share": float(confusion[i].sum() / len(gold)),
-                "predicted_share": float(confusion[:, i].sum() / len(gold)),
-                "recall": _ratio(confusion[i, i], confusion[i].sum()),
-                "precision": _ratio(confusion[i, i], confusion[:, i].sum()),
-            }
-            for i, name in enumerate(STRATEGIES)
-        },
-    }  # fmt: skip
-
-
-def _refuse_unused(cfg: DictConfig) -> None:
-    from probers.commands.config import compose
-
-    defaults = compose("train", [])
-    for key in map(str, defaults):
-        if key not in (*_USED, "device", "logger", "save_every") and cfg[key] != defaults[key]:
-            raise UserError(
-                f"head=adaptive is fitted in one go to the words of the store's own training questions, and "
-                f"{key}={cfg[key]} means nothing there: leave it out"
-            )
-
-
-def _store(given: Any) -> Path:
-    """The store to read: the one given, or the newest complete one with answered questions."""
-    from probers.commands.runs import newest_store
-
-    if given is not None:
-        if not isinstance(given, str):
-            raise UserError(
-                f"data={list(given)}: head=adaptive reads one store; FeatureStore.merge joins several"
-            )
-        return Path(given)
-    found = newest_store("cot")
-    if found is None:
-        raise UserError(
-            "head=adaptive needs a store of answered questions and there is none under runs/: "
-            "'probers-datagen --source cot' makes one, or pass data=FOLDER"
-        )
-    return found
-
-
-def _score(chances: np.ndarray) -> np.ndarray:
-    """How much more probable retrieving is than not, as the trigger has it; (n,) of (n, 3)."""
-    return np.max(chances[:, 1:], axis=1) - chances[:, 0]
-
-
-def _auroc(bootstrap: Bootstrap, gold: np.ndarray, scores: np.ndarray | None) -> dict[str, Any]:
-    """Of finding the questions whose closed-book answer is wrong; null where all or none are."""
-    from probers.evaluation.metrics import auroc
-
-    wrong = (gold > 0).astype(int)
-    if scores is None or len(set(wrong)) < 2:
-        return {"auroc": None, "auroc_ci": None}
-    return as_figures("auroc", bootstrap.interval(scores, partial(auroc, wrong)))
-
-
-def _difference(found: Interval) -> dict[str, Any]:
-    return {"accuracy": {"diff": found.value, "ci95": [found.low, found.high]}}
-
-
-def _ratio(part: int, whole: int) -> float | None:
-    return float(part / whole) if whole else None
-
-
-def _split(part: Labelled) -> dict[str, Any]:
-    """Numbers of questions and groups, and the strategies' shares."""
-    n, counts = len(part.questions), Counter(part.strategies)
-    shares = {name: count / n for name, count in sorted(counts.items())}
-    return {"n": n, "groups": len(set(part.groups)), "strategies": shares}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -17,13 +17,11 @@ from probers.types import UserError
 
 if TYPE_CHECKING:
     from probers.bank.bank import ProbeBank
-    from probers.bank.thresholds import ThresholdRule
     from probers.store.store import FeatureStore
 
-    from .assemble import Trained
-    from .data import Examples
-    from .fit import Fitted, Task
-    from .states import Column
+    from .fit import Task
+
+Settings = TypeVar("Settings")
 
 
 def run(cfg: DictConfig) -> Path:
@@ -32,10 +30,11 @@ def run(cfg: DictConfig) -> Path:
     Raises:
         UserError: before anything is trained, for whatever is wrong with the request.
     """
-    from . import question_classifier as adaptive
+    from .question_classifier import TARGET
+    from .question_classifier import run as run_classifier
 
-    if cfg.head.get("_target_") == adaptive.TARGET:
-        return adaptive.run(cfg)
+    if cfg.head.get("_target_") == TARGET:
+        return run_classifier(cfg)
     from probers.heads import factory
     from probers.store.store import FeatureStore
 
@@ -44,22 +43,20 @@ def run(cfg: DictConfig) -> Path:
     stores = [FeatureStore.open(path) for path in paths]
     _check_sites(stores)
 
-    from probers.bank.thresholds import ThresholdRule
+    from .assemble import AssemblySettings, assemble, learning_curve
+    from .card import write_card
+    from .data import Dataset, SplitRequest
+    from .evaluate import Evaluator, check_resamples, summarise
+    from .figures import write_plots
+    from .fit import fit, plan_tasks
+    from .module import FitSettings
+    from .tables import table
 
-    from .assemble import AssemblySettings
-    from .data import SplitRequest, load_examples, split_record
-    from .fit import FitSettings, plan_tasks
-
-    settings = FitSettings(**{f.name: cfg[f.name] for f in fields(FitSettings) if f.init})
-    assembly = AssemblySettings(**{f.name: cfg[f.name] for f in fields(AssemblySettings)})
-    rule = ThresholdRule.parse(cfg.threshold)
-    if cfg.seeds < 1:
-        raise UserError(f"seeds={cfg.seeds} must be 1 or more")
-    if cfg.resamples < 100:
-        raise UserError(f"resamples={cfg.resamples} is too few for a 95% interval: give 100 or more")
-    request = SplitRequest(_plain(cfg.split), _plain(cfg.train_on), _plain(cfg.test_on), cfg.seed)
-    examples = load_examples(stores, request)
-    tasks, notes = plan_tasks(stores, _plain(cfg.layer), examples, range(cfg.seed, cfg.seed + cfg.seeds))
+    settings, assembly = _read(FitSettings, cfg), _read(AssemblySettings, cfg)
+    check_resamples(cfg.resamples)
+    request = _read(SplitRequest, cfg)
+    dataset = Dataset.load(stores, _plain(cfg.layer), request)
+    tasks, notes = plan_tasks(dataset, settings)
     make_head = factory(maker(cfg.head))
     make_head(["tried before anything is written"], stores[0].spec.width)
     out = Path(cfg.out or _default_out(paths, cfg))
@@ -67,31 +64,25 @@ def run(cfg: DictConfig) -> Path:
     if not folder.begin(overwrite=cfg.overwrite, what="prober"):
         return out
     if request.deals:
-        write_text(out / "splits.json", canonical_json(dict(split_record(examples))))
+        write_text(out / "splits.json", canonical_json(dataset.examples.split_record()))
 
-    from .assemble import assemble
-    from .curve import learning_curve
-    from .fit import fit
-    from .states import StoreStates
-
-    columns = _columns(stores, tasks)
-    states = StoreStates(stores, columns)
-    fitted = fit(make_head, tasks, states, columns, examples, settings, out=out)
-    specs = {store.spec.site: store.spec for store in stores}
-    trained = assemble(fitted, states, columns, specs, examples, assembly, rule)
-    trained.notes[:0] = notes
+    fitted = fit(make_head, tasks, dataset, settings, out=out)
+    trained = assemble(fitted, dataset, assembly)
+    trained = replace(trained, notes=[*notes, *trained.notes])
     if cfg.learning_curve:
-        points = list(
-            learning_curve(make_head, trained, states, columns, examples, settings, assembly, cfg.seed, out)
-        )
-        trained.notes.extend(p for p in points if isinstance(p, str))
-        trained = replace(trained, curve=[p for p in points if not isinstance(p, str)])
-    figures = _write(cfg, stores, trained, fitted, examples, rule, out)
-    folder.finish(_finish(stores[0].spec.model.id, figures))
+        trained = learning_curve(make_head, trained, dataset, settings, assembly, out)
+
+    evaluator = Evaluator(dataset.examples, assembly.rule(), resamples=cfg.resamples, seed=cfg.seed)
+    training = {"steps": fitted.steps, "heads": len(tasks), "seeds": cfg.seeds}
+    figures = summarise(trained, evaluator, training)
+    source = str(stores[0].config.get("source", ""))
+    card = write_card(trained.bank, figures, data=stores[0].path, source=source, out=out)
+    replace(trained.bank, metrics=figures, card=card).save_pretrained(out)
+    write_plots(out / "plots", figures, trained, evaluator)
+    summary = {"best_layer": figures["best_layer"], "auroc": figures["ensemble"]["auroc"]}
+    folder.finish({"model": stores[0].spec.model.id, **summary})
     for leftover in out.glob("checkpoint*.safetensors"):
         leftover.unlink()
-
-    from .tables import table
 
     print(table(figures))
     size = f"{len(trained.bank.layers)} layer{'s' * (len(trained.bank.layers) > 1)}"
@@ -100,23 +91,9 @@ def run(cfg: DictConfig) -> Path:
     return out
 
 
-def _write(
-    cfg: DictConfig, stores: Sequence[FeatureStore], trained: Trained, fitted: Fitted, examples: Examples,
-    rule: ThresholdRule, out: Path,
-) -> dict[str, Any]:  # fmt: skip
-    """Measure on the test texts, and write prober, figures, card and pictures."""
-    from .card import write_card
-    from .evaluate import Evaluator, summarise
-    from .figures import write_plots
-
-    evaluator = Evaluator(examples, rule, resamples=cfg.resamples, seed=cfg.seed)
-    training = {"steps": fitted.steps, "heads": len(fitted.tasks), "seeds": cfg.seeds}
-    figures = summarise(trained, examples, evaluator, training)
-    source = str(stores[0].config.get("source", ""))
-    card = write_card(trained.bank, figures, data=stores[0].path, source=source, out=out)
-    replace(trained.bank, metrics=figures, card=card).save_pretrained(out)
-    write_plots(out / "plots", figures, trained, examples, evaluator)
-    return figures
+def _read(kind: type[Settings], cfg: DictConfig) -> Settings:
+    """Settings whose fields are keys of the configuration."""
+    return kind(**{field.name: _plain(cfg[field.name]) for field in fields(kind)})  # type: ignore[arg-type]
 
 
 def _next(bank: ProbeBank, out: Path) -> str:
@@ -166,12 +143,6 @@ def _check_sites(stores: Sequence[FeatureStore]) -> None:
         )
 
 
-def _columns(stores: Sequence[FeatureStore], tasks: Sequence[Task]) -> list[Column]:
-    """What the tasks read, those of a store together."""
-    sites = [store.spec.site for store in stores]
-    return sorted({task.column for task in tasks}, key=lambda c: (sites.index(c.site), c.layer))
-
-
 def _default_out(paths: Sequence[Path], cfg: DictConfig) -> Path:
     layer = _plain(cfg.layer)
     listed = [layer] if isinstance(layer, int) else layer
@@ -197,8 +168,3 @@ def _identity(cfg: DictConfig, paths: Sequence[Path], tasks: Sequence[Task]) -> 
 
 def _plain(value: Any) -> Any:
     return OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
-
-
-def _finish(model: str, figures: dict[str, Any]) -> dict[str, Any]:
-    """The few figures that lists of runs show."""
-    return {"model": model, "best_layer": figures["best_layer"], "auroc": figures["ensemble"]["auroc"]}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from textwrap import fill
 from typing import Any
@@ -13,8 +13,8 @@ from probers.types import RunError
 
 from .controls import ENSEMBLE, SHUFFLED, WITH_ENTROPY
 
-_NAME = 26
-#: Title, key and width of the columns after AUROC and its interval.
+_NAME, _WIDTH = 26, 100  # columns of the names, and of the terminal
+#: Title and key of the columns after AUROC and its interval.
 _COLUMNS = (
     ("AUPRC", "auprc"), ("PRR", "prr"), ("R@10%", "recall_at_fpr10"), ("acc.", "accuracy"), ("F1", "f1"),
     ("ECE", "ece"), ("Brier", "brier"),
@@ -26,35 +26,30 @@ ENSEMBLES = {
 }  # fmt: skip
 
 
-def table(figures: Mapping[str, Any]) -> str:
-    """Layers, ensembles, controls, datasets and conditions; calibration, learning curve and notes."""
-    test = figures["splits"]["test"]
-    single = len(figures["layers"]) == 1
-    parts = [
-        f"test: {test['n']} examples, {test['groups']} groups, {test['wrong']:.0%} wrong; "
-        "finding wrong ones, 95% intervals",
-        f"{'':{_NAME}}{'AUROC':>6}  {'':13}" + "".join(f"{title:>7}" for title, _ in _COLUMNS),
-        *(
-            _line(layer_name(figures, entry), entry, mark=_is_best(figures, entry))
-            for entry in figures["layers"]
-        ),
-    ]
-    if not single:  # one layer is its own sum
-        parts.append("all layers")
-        for kind, entry in figures["ensembles"].items():
-            parts.append(_line(ENSEMBLES.get(kind, kind), entry, mark=kind == figures["combine"]))
-    if figures["with_entropy"]:
-        name = "with entropy" if single else WITH_ENTROPY
-        parts.append(_line(name, figures["with_entropy"]))
-    parts.append("controls")
-    for name, entry in figures["controls"].items():
-        parts.append(_line(name, entry, mark=not entry.get("at_chance", True), sign="!"))
-    for what in ("condition", "dataset"):
-        parts += _by(what, figures[f"{what}s"], single=single)
-    parts += [*_positive(figures), _calibration(figures["calibration"]), *_curve(figures), *_seeds(figures)]
-    if not single:
-        parts.append("* the best layer on validation, and the score that is saved")
-    return "\n".join([*parts, *_wrapped(warnings(figures) + list(figures["notes"]))])
+def number(value: float | None, form: str = ".2f", *, absent: str = "-") -> str:
+    """A figure, or what stands for one that is undefined."""
+    return absent if value is None else f"{value:{form}}"
+
+
+def bounds(ci: Sequence[float] | None, form: str = ".2f") -> str:
+    """``[low, high]``; nothing where there is no interval."""
+    return "" if ci is None else f"[{ci[0]:{form}}, {ci[1]:{form}}]"
+
+
+def bounded(entry: Mapping[str, Any], key: str, form: str = ".2f", *, absent: str = "") -> str:
+    """A figure of an entry with its interval."""
+    return f"{number(entry.get(key), form, absent=absent)} {bounds(entry.get(f'{key}_ci'), form)}".strip()
+
+
+def cut(text: str, width: int) -> str:
+    """A text in at most ``width`` columns; two dots stand for what is cut off."""
+    return text if len(text) <= width else text[: width - 2] + ".."
+
+
+def markdown(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """A table in Markdown."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
 
 
 def layer_name(figures: Mapping[str, Any], entry: Mapping[str, Any]) -> str:
@@ -63,13 +58,19 @@ def layer_name(figures: Mapping[str, Any], entry: Mapping[str, Any]) -> str:
     return f"{entry['site']} layer {entry['layer']}" if several else f"layer {entry['layer']}"
 
 
+def best_name(figures: Mapping[str, Any]) -> str:
+    """The number of the layer that is best on validation, with its site where there are several."""
+    site = f"{figures['best_site']} " if len(figures["sites"]) > 1 else ""
+    return f"{site}{figures['best_layer']}"
+
+
 def warnings(figures: Mapping[str, Any]) -> list[str]:
     """What in the figures speaks against trusting them, one sentence each; empty when nothing does."""
     found = []
     shuffled = figures["controls"].get(SHUFFLED, {})
     if not shuffled.get("at_chance", True):
         found.append(
-            f"a head on shuffled labels reached AUROC {_bounds(shuffled['auroc_ci'])}, not 0.5: by chance "
+            f"a head on shuffled labels reached AUROC {bounds(shuffled['auroc_ci'])}, not 0.5: by chance "
             "(one run in twenty) or because something is wrong; train with another seed"
         )
     train, test = (set(figures["splits"][split]["datasets"]) for split in ("train", "test"))
@@ -80,29 +81,76 @@ def warnings(figures: Mapping[str, Any]) -> list[str]:
     return found
 
 
-def _is_best(figures: Mapping[str, Any], entry: Mapping[str, Any]) -> bool:
-    return len(figures["layers"]) > 1 and (entry["site"], entry["layer"]) == _best(figures)
+def table(figures: Mapping[str, Any]) -> str:
+    """Layers, ensembles, controls, datasets and conditions; calibration, learning curve and notes."""
+    test, best = figures["splits"]["test"], _best(figures)
+    single = len(figures["layers"]) == 1
+    parts = [
+        f"test: {test['n']} examples, {test['groups']} groups, {test['wrong']:.0%} wrong; "
+        "finding wrong ones, 95% intervals",
+        f"{'':{_NAME}}{'AUROC':>6}  {'':13}" + "".join(f"{title:>7}" for title, _ in _COLUMNS),
+    ]
+    for entry in figures["layers"]:
+        parts.append(_line(layer_name(figures, entry), entry, "*" if entry is best and not single else ""))
+    if not single:  # one layer is its own sum
+        parts.append("all layers")
+        for kind, entry in figures["ensembles"].items():
+            parts.append(_line(ENSEMBLES.get(kind, kind), entry, "*" if kind == figures["combine"] else ""))
+    prober, with_entropy = ("prober", "with entropy") if single else (ENSEMBLE, WITH_ENTROPY)
+    if figures["with_entropy"]:
+        parts.append(_line(with_entropy, figures["with_entropy"]))
+    parts.append("controls")
+    for name, entry in figures["controls"].items():
+        parts.append(_line(name, entry, "" if entry.get("at_chance", True) else "!"))
+    # Of the controls the one most often reported.
+    shown = {ENSEMBLE: prober, WITH_ENTROPY: with_entropy, "mean entropy": "mean entropy"}
+    for what in ("condition", "dataset"):
+        parts += _by(what, figures[f"{what}s"], shown)
+    positive = figures["positive_control"]
+    if positive:
+        parts.append(
+            f"positive control, is the answer a person: AUROC {number(positive['auroc'])}, "
+            f"accuracy {number(positive['accuracy'])}"
+        )
+    parts.append(_calibration(figures["calibration"]))
+    points = [f"{p['groups']}: {number(p['ensemble']['auroc'])}" for p in figures["learning_curve"]]
+    if points:
+        parts.append(f"AUROC by training groups: {', '.join(points)}")
+    seeds = best["seeds"]
+    if seeds:
+        parts.append(
+            f"{len(seeds['auroc'])} seeds, {layer_name(figures, best)}: AUROC {seeds['mean']:.3f}, standard "
+            f"deviation {seeds['std']:.3f}"
+        )
+    if not single:
+        parts.append("* the best layer on validation, and the score that is saved")
+    for note in [*warnings(figures), *figures["notes"]]:
+        parts.append(fill(note, 98, initial_indent="note: ", subsequent_indent="  "))
+    return "\n".join(parts)
 
 
-def _line(name: str, entry: Mapping[str, Any], *, mark: bool = False, sign: str = "*") -> str:
-    name = f"{name} {sign}" if mark else name
+def _best(figures: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The layer that is best on validation."""
+    best = (figures["best_site"], figures["best_layer"])
+    return next(entry for entry in figures["layers"] if (entry["site"], entry["layer"]) == best)
+
+
+def _line(name: str, entry: Mapping[str, Any], mark: str = "") -> str:
     return (
-        f"  {cut(name, _NAME - 2):{_NAME - 2}}{_figure(entry['auroc']):>6}  {_bounds(entry['auroc_ci']):13}"
-        + ("".join(f"{_figure(entry[key]):>7}" for _, key in _COLUMNS))
+        f"  {cut(f'{name} {mark}'.rstrip(), _NAME - 2):{_NAME - 2}}{number(entry['auroc']):>6}  "
+        f"{bounds(entry['auroc_ci']):13}" + "".join(f"{number(entry[key]):>7}" for _, key in _COLUMNS)
     )
 
 
-def _by(what: str, values: Mapping[str, Any], *, single: bool) -> list[str]:
-    """AUROC of the prober and of the two controls most often reported, value by value."""
+def _by(what: str, values: Mapping[str, Any], shown: Mapping[str, str]) -> list[str]:
+    """AUROC of some detectors, as they are called, value by value where there are several."""
     if len(values) < 2:
         return []
-    shown = [ENSEMBLE, WITH_ENTROPY, "mean entropy"]
-    titles = ["prober", "with entropy", "mean entropy"] if single else shown
-    head = f"AUROC by {what}"
-    lines = [f"{head:{_NAME}}{'n':>5}{'wrong':>7}  " + "".join(f"{name:21}" for name in titles).rstrip()]
+    titles = "".join(f"{title:21}" for title in shown.values()).rstrip()
+    lines = [f"{f'AUROC by {what}':{_NAME}}{'n':>5}{'wrong':>7}  {titles}"]
     for value, entry in values.items():
         found = (entry["detectors"].get(name, {}) for name in shown)
-        cells = (f"{_figure(f.get('auroc')):>4} {_bounds(f.get('auroc_ci'))}" for f in found)
+        cells = (f"{number(f.get('auroc')):>4} {bounds(f.get('auroc_ci'))}" for f in found)
         lines.append(
             f"  {cut(value, _NAME - 2):{_NAME - 2}}{entry['n']:>5}{entry['base_rate']:>7.0%}  "
             + "".join(f"{cell:21}" for cell in cells).rstrip()
@@ -110,76 +158,19 @@ def _by(what: str, values: Mapping[str, Any], *, single: bool) -> list[str]:
     return lines
 
 
-def _positive(figures: Mapping[str, Any]) -> list[str]:
-    entry = figures["positive_control"]
-    if not entry:
-        return []
-    return [
-        f"positive control, is the answer a person: AUROC {_figure(entry['auroc'])}, "
-        f"accuracy {_figure(entry['accuracy'])}"
-    ]
-
-
 def _calibration(entry: Mapping[str, Any]) -> str:
     before, after = entry["before"], entry["after"]
     others = "".join(
-        f"; {kind}: ECE {_figure(f['ece'])}, Brier {_figure(f['brier'])}"
-        for kind, f in entry["other"].items()
+        f"; {kind}: ECE {number(f['ece'])}, Brier {number(f['brier'])}" for kind, f in entry["other"].items()
     )
     line = (
-        f"calibration ({entry['method']}): ECE {_figure(before['ece'])} -> {_figure(after['ece'])}, "
-        f"Brier {_figure(before['brier'])} -> {_figure(after['brier'])}{others}"
+        f"calibration ({entry['method']}): ECE {number(before['ece'])} -> {number(after['ece'])}, "
+        f"Brier {number(before['brier'])} -> {number(after['brier'])}{others}"
     )
     return fill(line, 98, subsequent_indent="  ")
 
 
-def _curve(figures: Mapping[str, Any]) -> list[str]:
-    points = figures["learning_curve"]
-    if not points:
-        return []
-    shown = [f"{point['groups']}: {_figure(point['ensemble']['auroc'])}" for point in points]
-    return ["AUROC by training groups: " + ", ".join(shown)]
-
-
-def _seeds(figures: Mapping[str, Any]) -> list[str]:
-    """Spread over seeds of the best layer."""
-    best = next((e for e in figures["layers"] if (e["site"], e["layer"]) == _best(figures)), None)
-    if best is None or not best["seeds"]:
-        return []
-    seeds, name = best["seeds"], layer_name(figures, best)
-    spread = f"AUROC {seeds['mean']:.3f}, standard deviation {seeds['std']:.3f}"
-    return [f"{len(seeds['auroc'])} seeds, {name}: {spread}"]
-
-
-def _best(figures: Mapping[str, Any]) -> tuple[str, int]:
-    return figures["best_site"], figures["best_layer"]
-
-
-def _wrapped(notes: Sequence[str]) -> list[str]:
-    return [fill(note, 98, initial_indent="note: ", subsequent_indent="  ") for note in notes]
-
-
-def _figure(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"
-
-
-def _bounds(ci: Sequence[float] | None) -> str:
-    return "" if ci is None else f"[{ci[0]:.2f}, {ci[1]:.2f}]"
-
-
-def cut(text: str, width: int) -> str:
-    """A text in at most ``width`` columns; two dots stand for what is cut off."""
-    return text if len(text) <= width else text[: width - 2] + ".."
-
-
-def markdown(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """A table in Markdown."""
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
-
-
 _HEADER = ("", "best layer", "validation", "AUROC (test)", "acc.", "ECE", "folder")
-_WIDTH = 100  # columns of the terminal; the folders alone may go beyond
 
 
 def compare_runs(jobs: Sequence[Sequence[str]], folders: Sequence[Path]) -> str:
@@ -187,7 +178,7 @@ def compare_runs(jobs: Sequence[Sequence[str]], folders: Sequence[Path]) -> str:
 
     The runs come in the order given. The column "validation", the AUROC of the best layer on
     validation texts, is what to choose by: the test figures of the row chosen by them would
-    be too good.
+    be too good. Only the folders' names may go beyond the terminal's width.
 
     Args:
         jobs: what each run varied, as ``key=value``.
@@ -204,32 +195,22 @@ def compare_runs(jobs: Sequence[Sequence[str]], folders: Sequence[Path]) -> str:
     found = [each for each in found if "layers" in each[2]]
     if not found:
         return ""
-    rows, folders = [_row(job, figures) for job, _, figures in found], [folder for _, folder, _ in found]
-    shared = Path(os.path.commonpath([folder.parent for folder in folders]))
-    cells = [_HEADER] + [
-        (*row, str(folder.relative_to(shared))) for row, folder in zip(rows, folders, strict=True)
-    ]
+    shared = Path(os.path.commonpath([folder.parent for _, folder, _ in found]))
+    cells = [_HEADER]
+    for job, folder, figures in found:
+        saved = figures["ensemble"]
+        cells.append((
+            " ".join(job), best_name(figures), number(_best(figures)["validation"]["auroc"], ".3f"),
+            bounded(saved, "auroc", ".3f", absent="-"), number(saved["accuracy"], ".3f"),
+            number(saved["ece"], ".3f"), str(folder.relative_to(shared)),
+        ))  # fmt: skip
     widths = [max(len(line[i]) for line in cells) for i in range(len(_HEADER) - 1)]
     widths[0] = max(12, min(widths[0], _WIDTH - sum(widths[1:]) - 2 * len(widths)))
     lines = []
-    for name, *figures, folder in cells:
-        fitted = [f"{cut(name, widths[0]):{widths[0]}}"]
-        fitted += [f"{cell:>{width}}" for cell, width in zip(figures, widths[1:], strict=True)]
-        lines.append("  ".join([*fitted, folder]).rstrip())
+    for name, *middle, last in cells:
+        fitted = [f"{cell:>{width}}" for cell, width in zip(middle, widths[1:], strict=True)]
+        lines.append("  ".join([f"{cut(name, widths[0]):{widths[0]}}", *fitted, last]).rstrip())
     return "\n".join([*lines, f"folders are below {shared}; choose by validation, report the test figures"])
-
-
-def _row(job: Sequence[str], figures: Mapping[str, Any]) -> tuple[str, ...]:
-    site = f"{figures['best_site']} " if len(figures["sites"]) > 1 else ""
-    best = (figures["best_site"], figures["best_layer"])
-    layer = next(entry for entry in figures["layers"] if (entry["site"], entry["layer"]) == best)
-    saved = figures["ensemble"]
-    low, high = saved["auroc_ci"] or (None, None)
-    bounds = "" if low is None else f" [{low:.3f}, {high:.3f}]"
-    return (
-        " ".join(job), f"{site}{figures['best_layer']}", _number(layer["validation"]["auroc"]),
-        f"{_number(saved['auroc'])}{bounds}", _number(saved["accuracy"]), _number(saved["ece"]),
-    )  # fmt: skip
 
 
 def _figures(folder: Path) -> dict[str, Any]:
@@ -239,7 +220,3 @@ def _figures(folder: Path) -> dict[str, Any]:
     except (OSError, json.JSONDecodeError) as error:
         raise RunError(f"the figures of a run cannot be read: {path}: {error}") from error
     return found
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3f}"

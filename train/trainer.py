@@ -14,7 +14,6 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +26,9 @@ from torch import Tensor
 from tqdm import tqdm
 
 from probers.files import write_bytes, writing
-from probers.types import UserError
 
 from .batches import Schedule, StoreData
-from .module import ProberModule
+from .module import ProberModule, below
 
 
 class Checkpoint(Callback):
@@ -48,7 +46,7 @@ class Checkpoint(Callback):
     def __init__(self, path: Path, *, every: float) -> None:
         self._path, self._every, self._written = path, every, time.monotonic()
         self._tensors: dict[str, Tensor] = {}
-        self._about: Mapping[str, Any] = {"stretches": 0, "steps": 0, "finished": False}
+        self._about: Mapping[str, Any] = {"stretches": 0, "finished": False}
         if path.exists():
             with safe_open(path, "pt") as file:
                 self._tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
@@ -58,18 +56,13 @@ class Checkpoint(Callback):
 
     def restore(self, module: ProberModule) -> None:
         """Give a new module the stored parameters and figures, and the step that its dropout follows."""
-        if not self._tensors:
-            return
-        module.head.load_state_dict(_part(self._tensors, "head"))
-        module.best = _part(self._tensors, "best")
-        module.figures = {name: value.numpy() for name, value in _part(self._tensors, "figures").items()}
-        module.steps_before, module.lr = self._about["steps"], self._about["lr"]
-        module.head.step = self._about["head_step"]
+        if self._tensors:
+            module.resume(self._tensors, self._about)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         optimizer = trainer.optimizers[0]
         for index, parameter in enumerate(optimizer.param_groups[0]["params"]):
-            if stored := _part(self._tensors, f"adam.{index}"):
+            if stored := below(self._tensors, f"adam.{index}"):
                 optimizer.state[parameter] = {k: v.to(parameter.device) for k, v in stored.items()}
         self._tensors = {}
 
@@ -85,16 +78,11 @@ class Checkpoint(Callback):
         self._write(trainer, pl_module)
 
     def _write(self, trainer: Trainer, module: ProberModule) -> None:
+        tensors, about = module.stored()
         optimizer = trainer.optimizers[0]
-        tensors = {f"head.{name}": value for name, value in module.head.state_dict().items()}
-        tensors |= {f"best.{name}": value for name, value in module.best.items()}
-        tensors |= {f"figures.{name}": torch.from_numpy(value) for name, value in module.figures.items()}
         for index, parameter in enumerate(optimizer.param_groups[0]["params"]):
             tensors |= {f"adam.{index}.{k}": v for k, v in optimizer.state[parameter].items()}
-        about = {
-            "stretches": self.stretches, "steps": module.steps_before + trainer.global_step,
-            "head_step": module.head.step, "lr": optimizer.param_groups[0]["lr"], "finished": self.finished,
-        }  # fmt: skip
+        about = {"stretches": self.stretches, **about, "finished": self.finished}
         blob = encode(
             {name: value.detach().cpu().contiguous() for name, value in tensors.items()},
             {"about": json.dumps(about)},
@@ -104,37 +92,9 @@ class Checkpoint(Callback):
         self._written = time.monotonic()
 
 
-def _part(tensors: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
-    """The tensors below a name, without it."""
-    start = f"{name}."
-    return {key.removeprefix(start): value for key, value in tensors.items() if key.startswith(start)}
-
-
-_LARGE = 10_000_000  # parameters of all heads together
-
-
-@dataclass(frozen=True, slots=True)
-class TrainerSettings:
-    """Where it is trained, where losses are logged, and how often a checkpoint is written.
-
-    Attributes:
-        save_every: seconds between two checkpoints.
-    """
-
-    device: str = "auto"
-    logger: str = "none"
-    save_every: float = 60.0
-
-    def __post_init__(self) -> None:
-        loggers = ("none", "csv", "wandb")
-        if self.logger not in loggers:
-            raise UserError(f"logger={self.logger} is unknown: choose one of {', '.join(loggers)}")
-        _hardware(self.device)
-
-
 def train(
-    module: ProberModule, data: Callable[[int], StoreData], schedule: Schedule, settings: TrainerSettings,
-    names: Sequence[str], *, out: Path | None, what: str,
+    module: ProberModule, data: Callable[[int], StoreData], schedule: Schedule, names: Sequence[str], *,
+    out: Path | None, what: str,
 ) -> None:  # fmt: skip
     """Train a module, from where an earlier run in ``out`` was interrupted.
 
@@ -142,69 +102,55 @@ def train(
         module: the heads.
         data: from the number of stretches done to the batches of the others.
         schedule: of the training.
-        settings: where and how.
         names: (heads,) what the bar calls each, "" for the controls.
         out: folder for the logger's files and the checkpoint; None has neither.
         what: names the training where ``out`` has several.
     """
-    if not module.head.learns:
+    head, how = module.head, module.how
+    if not head.learns:
         schedule = Schedule(0, 1, 1)
     saved = None
-    if out is not None and module.head.learns:
-        saved = Checkpoint(out / f"checkpoint{what and '-' + what}.safetensors", every=settings.save_every)
+    if out is not None and head.learns:
+        saved = Checkpoint(out / f"checkpoint{what and '-' + what}.safetensors", every=how.save_every)
         saved.restore(module)
         if saved.finished:
             return
     done = 0 if saved is None else saved.stretches
     callbacks: list[Callback] = [] if saved is None else [saved]
-    large = sum(p.numel() for p in module.head.parameters()) >= _LARGE
-    with (
-        _quiet(), _threads(large), _kept_memory(large), _Progress(names, schedule, done, what) as progress
-    ):  # fmt: skip
+    large = sum(p.numel() for p in head.parameters()) >= _LARGE
+    bar = tqdm(
+        total=schedule.steps, initial=[0, *schedule.ends][done], unit="step", mininterval=0.3,
+        desc=what or f"{len(set(filter(None, names)))} layers", disable=not schedule.steps,
+    )  # fmt: skip
+    with bar, _quiet(), _memory_kept() if large else _one_thread():
         trainer = Trainer(
-            **_hardware(settings.device), max_epochs=len(schedule.ends) - done, num_sanity_val_steps=0,
-            logger=_logger(settings.logger, out, what), callbacks=[*callbacks, progress],
+            **how.hardware(), max_epochs=len(schedule.ends) - done, num_sanity_val_steps=0,
+            logger=_logger(how.logger, out, what), callbacks=[*callbacks, _Progress(bar, names)],
             enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
         )  # fmt: skip
-        if module.head.learns:
-            _run(lambda: trainer.fit(module, datamodule=data(done)))
-        else:
-            _run(lambda: trainer.validate(module, data(0).val_dataloader(), verbose=False))
-    if settings.logger == "wandb":
+        handler = signal.getsignal(signal.SIGINT)
+        try:
+            if head.learns:
+                batches = data(done)
+                trainer.fit(module, batches.training(), batches.validation())
+            else:
+                trainer.validate(module, data(0).validation(), verbose=False)
+        except SystemExit:
+            # Ctrl-C stays a KeyboardInterrupt; the trainer makes it a silent exit with code 1.
+            signal.signal(signal.SIGINT, handler)
+            raise KeyboardInterrupt from None
+    if how.logger == "wandb":
         import wandb
 
         wandb.finish()  # the next run of a sweep is a run of its own
 
 
-def _run(work: Callable[[], Any]) -> None:
-    """Train; Ctrl-C stays a KeyboardInterrupt (the trainer makes it a silent exit with code 1)."""
-    handler = signal.getsignal(signal.SIGINT)
-    try:
-        work()
-    except SystemExit:
-        signal.signal(signal.SIGINT, handler)
-        raise KeyboardInterrupt from None
-
-
 class _Progress(Callback):
-    """A bar with the mean loss and the best layer so far."""
+    """Shows on a bar the mean loss, and the best layer so far."""
 
-    def __init__(self, names: Sequence[str], schedule: Schedule, done: int, what: str) -> None:
-        self._names, self._steps = names, schedule.steps
-        self._begun = [0, *schedule.ends][done]
+    def __init__(self, bar: Any, names: Sequence[str]) -> None:
+        self._bar, self._names, self._best = bar, names, ""
         self._probing = [i for i, name in enumerate(names) if name]
-        self._title = what or f"{len({names[i] for i in self._probing})} layers"
-        self._best = ""
-
-    def __enter__(self) -> _Progress:
-        self._bar = tqdm(
-            total=self._steps, initial=self._begun, unit="step", desc=self._title, mininterval=0.3,
-            disable=not self._steps,
-        )  # fmt: skip
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._bar.close()
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         assert isinstance(pl_module, ProberModule)
@@ -221,18 +167,6 @@ class _Progress(Callback):
             self._best = f", best {self._names[self._probing[best]]} (AUROC {scores[best]:.2f})"
 
 
-def _hardware(device: str) -> dict[str, Any]:
-    """The trainer's words for "auto", "cpu", "cuda" or "cuda:1"."""
-    kind, _, index = device.partition(":")
-    if kind not in ("auto", "cpu", "cuda") or (index and (kind != "cuda" or not index.isdigit())):
-        raise UserError(f"device={device} is unknown: choose auto, cpu, cuda or cuda:<number>")
-    if kind == "cuda" and int(index or 0) >= torch.cuda.device_count():
-        raise UserError(
-            f"device={device}: this machine has {torch.cuda.device_count()} CUDA devices; use cpu"
-        )
-    return {"accelerator": kind, "devices": [int(index)] if index else 1}
-
-
 def _logger(name: str, out: Path | None, what: str) -> Any:
     if name == "none" or out is None:
         return False
@@ -245,8 +179,12 @@ def _logger(name: str, out: Path | None, what: str) -> Any:
     return WandbLogger(save_dir=out, project="probers", name=run, id=run, resume="allow")
 
 
+#: Parameters of all heads together, from which on their matrices are large.
+_LARGE = 10_000_000
+
+
 @contextmanager
-def _threads(large: bool) -> Iterator[None]:
+def _one_thread() -> Iterator[None]:
     """One CPU thread while the matrices are small.
 
     A step of twelve narrow layers takes about 20 ms on one thread and 10 on two idle cores,
@@ -254,38 +192,38 @@ def _threads(large: bool) -> Iterator[None]:
     operations then waits for the slower thread.
     """
     before = torch.get_num_threads()
-    if not large:
-        torch.set_num_threads(1)
+    torch.set_num_threads(1)
     try:
         yield
     finally:
         torch.set_num_threads(before)
 
 
+#: Parameters of glibc's ``mallopt``.
+_TRIM_THRESHOLD, _MMAP_MAX = -1, -4
+
+
 @contextmanager
-def _kept_memory(large: bool) -> Iterator[None]:
+def _memory_kept() -> Iterator[None]:
     """Let freed memory stay with the process while large heads train, where the C library is glibc.
 
     A step's gradients are as large as the weights. glibc would give such blocks back to the
     kernel every time, and touching fresh pages then takes a third of a step (18 heads of
     width 2048).
     """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if large and sys.platform == "linux" else None
-    if mallopt is None:
+    libc = ctypes.CDLL(None) if sys.platform == "linux" else None
+    if not hasattr(libc, "mallopt"):
         yield
         return
-    mallopt(_MMAP_MAX, 0)
-    mallopt(_TRIM_THRESHOLD, 2**31 - 1)
+    assert libc is not None
+    libc.mallopt(_MMAP_MAX, 0)
+    libc.mallopt(_TRIM_THRESHOLD, 2**31 - 1)
     try:
         yield
     finally:  # glibc's own values
-        mallopt(_MMAP_MAX, 65536)
-        mallopt(_TRIM_THRESHOLD, 128 << 10)
-        ctypes.CDLL(None).malloc_trim(0)
-
-
-#: Parameters of glibc's ``mallopt``.
-_TRIM_THRESHOLD, _MMAP_MAX = -1, -4
+        libc.mallopt(_MMAP_MAX, 65536)
+        libc.mallopt(_TRIM_THRESHOLD, 128 << 10)
+        libc.malloc_trim(0)
 
 
 @contextmanager

@@ -24,16 +24,15 @@ class Style(NamedTuple):
     marker: str
     line: str = "-"
 
+    @property
+    def curve(self) -> dict[str, Any]:
+        """The options of a curve without markers."""
+        return {"color": self.colour, "linestyle": self.line, "linewidth": 1.4}
+
 
 #: The same in every picture: the prober, the prober with entropy, and what they are compared with.
 PROBER, ENTROPY = Style(BLUE, "o"), Style(GREEN, "^")
 OTHERS = (Style(ORANGE, "s", "--"), Style(PURPLE, "D", "-."), Style(SKY, "v", ":"))
-
-#: Controls that pictures show; ``metrics.json`` has them all.
-BASELINES = (
-    "entropies combined", "mean entropy", "max entropy", "min probability", "sequence log-prob",
-    "RIND maximum", "bag of words, text", "length", "question type", "embedding layer", "shuffled labels",
-)  # fmt: skip
 
 _FONT = 8.5
 

@@ -1,9 +1,14 @@
-"""How well scores detect wrong texts: ROC, precision and recall, coverage and risk, reliability, density."""
+"""How well scores detect wrong texts: ROC, precision and recall, coverage and risk, reliability, density.
+
+``path`` is the PNG's; ``wrong`` (n,) is 1 where a text is wrong; everything else is of the same n
+texts, and of a score, higher is more likely wrong.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -11,30 +16,25 @@ from probers.evaluation.metrics import auprc, auroc, ece, risk_coverage
 
 from .canvas import BLUE, GREY, ORANGE, Series, canvas, legend, save, title
 
+_DOTTED: dict[str, Any] = {"color": GREY, "linewidth": 0.9, "linestyle": ":"}
+
 
 def roc_pr(path: Path, wrong: np.ndarray, scores: Sequence[Series]) -> None:
-    """Both curves with their areas; the dotted lines are what a score that knows nothing gets.
-
-    Args:
-        path: of the PNG.
-        wrong: (n,) 1 where the text is wrong.
-        scores: of the same texts, higher is more likely wrong.
-    """
+    """Both curves with their areas; the dotted lines are what a score that knows nothing gets."""
     from sklearn.metrics import precision_recall_curve, roc_curve
 
     figure, axes = canvas(9.6, 5.0, columns=2)
     left, right = axes[0]
     rate = float(wrong.mean())
-    left.plot([0, 1], [0, 1], color=GREY, linewidth=0.9, linestyle=":")
-    right.axhline(rate, color=GREY, linewidth=0.9, linestyle=":")
+    left.plot([0, 1], [0, 1], **_DOTTED)
+    right.axhline(rate, **_DOTTED)
     for name, values, style in scores:
-        look = {"color": style.colour, "linestyle": style.line, "linewidth": 1.4}
         false_alarms, hits, _ = roc_curve(wrong, values)
-        left.plot(false_alarms, hits, label=f"{auroc(wrong, values):.2f}  {name}", **look)
+        left.plot(false_alarms, hits, label=f"{auroc(wrong, values):.2f}  {name}", **style.curve)
         precision, recall, _ = precision_recall_curve(wrong, values)
         # Without the point at recall 0, which is a convention and no threshold's.
         label = f"{auprc(wrong, values):.2f}  {name}"
-        right.plot(recall[:-1], precision[:-1], label=label, drawstyle="steps-post", **look)
+        right.plot(recall[:-1], precision[:-1], label=label, drawstyle="steps-post", **style.curve)
     left.set(xlabel="right texts that fire (false positive rate)", ylabel="wrong texts that fire (recall)")
     right.set(xlabel="wrong texts that fire (recall)", ylabel="share wrong of those that fire (precision)")
     for ax, text in ((left, "ROC"), (right, "precision-recall")):
@@ -60,14 +60,11 @@ def coverage_risk(path: Path, wrong: np.ndarray, scores: Sequence[Series]) -> No
     figure, axes = canvas(7.6, 4.8)
     ax = axes[0, 0]
     rate = float(wrong.mean())
-    ax.axhline(rate, color=GREY, linewidth=0.9, linestyle=":", label=f"{rate:.2f}  random order")
+    ax.axhline(rate, **_DOTTED, label=f"{rate:.2f}  random order")
     for name, values, style in scores:
         coverage, risk = risk_coverage(wrong, values)
         shown = coverage * len(wrong) >= min(_KEPT, len(wrong))
-        ax.plot(
-            coverage[shown], risk[shown], color=style.colour, linestyle=style.line, linewidth=1.4,
-            label=f"{risk.mean():.2f}  {name}",
-        )  # fmt: skip
+        ax.plot(coverage[shown], risk[shown], label=f"{risk.mean():.2f}  {name}", **style.curve)
     coverage, risk = risk_coverage(wrong, wrong)
     ax.plot(coverage, risk, color=GREY, linewidth=0.9, label=f"{risk.mean():.2f}  oracle")
     ax.set_xlabel("coverage: share of texts kept, lowest score first")
@@ -78,22 +75,14 @@ def coverage_risk(path: Path, wrong: np.ndarray, scores: Sequence[Series]) -> No
 
 
 def reliability(path: Path, wrong: np.ndarray, probabilities: Sequence[Series]) -> None:
-    """One line per set of probabilities, with its ECE.
-
-    Args:
-        path: of the PNG.
-        wrong: (n,) 1 where the text is wrong.
-        probabilities: P(wrong) of the same texts.
-    """
+    """One line per set of probabilities P(wrong), with its ECE."""
     figure, axes = canvas(5.8, 5.6)
     ax = axes[0, 0]
-    ax.plot([0, 1], [0, 1], color=GREY, linewidth=0.9, linestyle=":")
+    ax.plot([0, 1], [0, 1], **_DOTTED)
     for name, values, style in probabilities:
         said, true = tenths(wrong, values)
-        ax.plot(
-            said, true, color=style.colour, linestyle=style.line, linewidth=1.2, marker=style.marker,
-            markersize=4.5, clip_on=False, label=f"{ece(wrong, values):.2f}  {name}",
-        )  # fmt: skip
+        look = style.curve | {"linewidth": 1.2, "marker": style.marker, "markersize": 4.5}
+        ax.plot(said, true, clip_on=False, label=f"{ece(wrong, values):.2f}  {name}", **look)
     ax.set_xlabel("P(wrong) as predicted, mean of a tenth of the texts")
     ax.set_ylabel("share wrong of that tenth (test)")
     ax.set(xlim=(0, 1), ylim=(0, 1), aspect="equal")
@@ -115,13 +104,7 @@ _BINS = (10, 32)  # at least and at most
 
 
 def logit_density(path: Path, wrong: np.ndarray, margins: Mapping[str, np.ndarray]) -> None:
-    """One panel per head: histograms of both classes, each of area 1.
-
-    Args:
-        path: of the PNG.
-        wrong: (n,) 1 where the text is wrong.
-        margins: name of the head -> (n,) logit of "wrong" minus logit of "correct".
-    """
+    """One panel per head, by its name: histograms of both classes' margins (n,), each of area 1."""
     bins = int(np.clip(np.sqrt(len(wrong)), *_BINS))
     figure, axes = canvas(4.8 * len(margins), 4.0, columns=len(margins))
     for ax, (name, values) in zip(axes[0], margins.items(), strict=True):
@@ -135,7 +118,7 @@ def logit_density(path: Path, wrong: np.ndarray, margins: Mapping[str, np.ndarra
                 part, edges, density=True, histtype="step", color=colour, linewidth=1.5, label=label,
                 linestyle="--" if kind else "-",
             )  # fmt: skip
-        ax.axvline(0.0, color=GREY, linewidth=0.9, linestyle=":")
+        ax.axvline(0.0, **_DOTTED)
         ax.set_xlabel("margin: logit of wrong minus logit of correct")
         ax.set_xlim(edges[0], edges[-1])
         title(ax, f"{name} (AUROC {auroc(wrong, values):.2f})")
