@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from probers.engine.kv_cache import Recent
+from probers.engine.kv_cache import PrefixCache
 from probers.evaluation.answers import extract_answer
 from probers.prompts import TESTBED_PROMPT, PromptTemplate, fitting_passages
 from probers.types import Decision, Generation, Passage, Question, Retriever, Round, UserError
@@ -168,12 +168,12 @@ class Writer:
     """Writes for the questions of one call of :meth:`probers.rag.loop.RAG.answer`.
 
     What it has computed of a question it need not compute again where the question goes on
-    from there (:class:`probers.known.Recent`).
+    from there (:class:`probers.engine.kv_cache.PrefixCache`).
     """
 
     def __init__(self, rag: RAG) -> None:
         self._rag = rag
-        self._recent = Recent()
+        self._cache = PrefixCache()
 
     def generate(self, active: Sequence[Open], listener: Listener | None) -> list[Pass]:
         """The continuation of every open question, each within what is left of its token limit."""
@@ -199,7 +199,7 @@ class Writer:
             made = rag.lm.generate(
                 [active[i].prompt(rag.prompt, active[i].partial) for i in indices], max_new_tokens=limits,
                 needs=rag.needs, stop=stop, prefix=rag.prompt.prefix,
-                names=[active[i].question.id for i in indices], recent=self._recent, draft=rag.draft,
+                names=[active[i].question.id for i in indices], cache=self._cache, draft=rag.draft,
             )  # fmt: skip
             for i, budget, limit, generation in zip(indices, budgets, limits, made, strict=True):
                 early = generation.stop == "length" and limit < budget
@@ -226,7 +226,7 @@ class Writer:
         prompts = [p.run.prompt(rag.prompt, p.text + head) for p, head in zip(short, heads, strict=True)]
         made = rag.lm.generate(
             prompts, max_new_tokens=rag.answer_tokens, stop=rag.prompt.stop, prefix=rag.prompt.prefix,
-            names=[p.run.question.id for p in short], recent=self._recent, draft=rag.draft,
+            names=[p.run.question.id for p in short], cache=self._cache, draft=rag.draft,
         )  # fmt: skip
         for each, head, generation in zip(short, heads, made, strict=True):
             each.run.counters.add(generation)
