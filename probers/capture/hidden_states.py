@@ -115,6 +115,7 @@ class StateTap(AbstractContextManager["StateTap"]):
         Args:
             reduce: makes what is kept of a layer's states (batch, length, d); None reads nothing.
         """
+        self._read.clear()
         self._reduce = reduce
 
     def take(self) -> Tensor | None:

@@ -61,8 +61,8 @@ class StreamingPool:
         rows: texts.
     """
 
-    def __init__(self, pool: Pool, rows: int, device: torch.device) -> None:
-        self._pool, self._rows, self._device = pool, rows, device
+    def __init__(self, pool: Pool, rows: int) -> None:
+        self._pool, self._rows = pool, rows
         self._sums: Tensor | None = None  # (rows, heads, width): sums, or what the last token has
 
     def add(self, vectors: Tensor, rows: Tensor | slice, live: Tensor | None = None) -> None:
@@ -73,7 +73,6 @@ class StreamingPool:
             rows: (b,) whose they are.
             live: (b,) bool, False for a token that is no part of its text; None where all are.
         """
-        vectors = vectors.to(self._device)
         if self._sums is None:
             self._sums = vectors.new_zeros(self._rows, *vectors.shape[1:])
         before, part = self._sums[rows], _averaged(self._pool, vectors.shape[-1])

@@ -62,7 +62,7 @@ class CaptureSession(AbstractContextManager["CaptureSession"]):
         self._taps = ExitStack()
         self._waiting: deque[_Step] = deque()
         self._kept: dict[int, int] = {}
-        self._pooled = StreamingPool(needs.pool, rows, self._device)
+        self._pooled = StreamingPool(needs.pool, rows)
         self._tokens: list[list[Tensor]] = [[] for _ in range(rows)]
         self._finite: Tensor | None = None  # (rows, limit + 1, layers)
         self._attention: Tensor | None = None  # (rows, limit + 1, width + limit)
@@ -162,7 +162,7 @@ class CaptureSession(AbstractContextManager["CaptureSession"]):
                 for row, vector in zip(rows.tolist(), vectors.cpu(), strict=True):
                     self._tokens[row].append(vector)
             else:
-                self._pooled.add(vectors, rows)
+                self._pooled.add(vectors.to(self._device), rows)
         if columns is not None:
             if self._column_max is None:
                 self._column_max = columns.new_zeros(self._rows, columns.shape[1], self._limit)
