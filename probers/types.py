@@ -87,7 +87,7 @@ class Needs:
             is the vector of Su et al. 2024 (MIND), of width 2 d: the last token averaged
             over layers 1 to L, then the mean over tokens of the last layer after the final
             norm. It belongs to no single layer: ``layers`` must be (L,). "mind_tokens" keeps what
-            that vector is made of for every token (:func:`probers.capture.recorder.mind_vector`), so
+            that vector is made of for every token (:func:`probers.capture.pooling.pool_tokens`), so
             that it can be had of a part of the text.
         attention: attention rows and column maxima of one layer.
         attention_layer: which, 1-based; None is the last.

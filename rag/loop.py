@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from probers.engine.kv_cache import Recent
+from probers.engine.kv_cache import PrefixCache
 from probers.evaluation.answers import extract_answer
 from probers.prompts import TESTBED_PROMPT, PromptTemplate, passages_that_fit
 from probers.types import Generation, Needs, Question, Retriever, UserError
@@ -35,12 +35,12 @@ class _Rounds:
     """The rounds of one call of :meth:`RAG.answer`.
 
     What has been computed of a question need not be computed again where the question goes
-    on from there (:class:`probers.engine.kv_cache.Recent`).
+    on from there (:class:`probers.engine.kv_cache.PrefixCache`).
     """
 
     def __init__(self, rag: RAG, listener: Listener | None) -> None:
         self._rag, self._listener = rag, listener
-        self._recent = Recent()
+        self._cache = PrefixCache()
 
     def answer(self, questions: Sequence[Question]) -> list[OpenQuestion]:
         """Take all questions through as many rounds as they need."""
@@ -161,7 +161,7 @@ class _Rounds:
         prompts = [each.prompt(rag.prompt, text) for each, text in zip(open_, partials, strict=True)]
         return rag.generate(
             prompts, max_new_tokens=limit, needs=needs, stop=stop, prefix=rag.prompt.prefix,
-            names=[each.question.id for each in open_], recent=self._recent, draft=rag.draft,
+            names=[each.question.id for each in open_], cache=self._cache, draft=rag.draft,
         )  # fmt: skip
 
     def _retrieve(self, asked: Sequence[tuple[OpenQuestion, str]]) -> None:

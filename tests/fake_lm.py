@@ -56,7 +56,7 @@ class FakeLM:
         stop=(),
         prefix="",
         names=None,
-        recent=None,
+        cache=None,
         draft=0,
         progress=None,
     ):

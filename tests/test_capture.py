@@ -183,7 +183,7 @@ def test_a_tap_that_is_not_armed_keeps_nothing():
     with StateTap(lm.model, Needs(layers=(0, 2))) as tap, torch.no_grad():
         lm.model(ids)
         assert tap.take() is None
-        tap.reduce = lambda states: states[:, -1]
+        tap.read(lambda states: states[:, -1])
         lm.model(ids)
         assert tap.take().shape == (1, 2, 32)
         assert tap.take() is None

@@ -10,8 +10,8 @@ from test_lm import assert_same
 from test_prefix import forwarded
 from tiny import FAMILIES, tiny_lm
 
-from probers.engine.batch import Sampling
-from probers.engine.kv_cache import Recent
+from probers.engine.decode import Sampling
+from probers.engine.kv_cache import PrefixCache
 from probers.engine.speculative import guess
 from probers.types import Needs
 
@@ -22,27 +22,27 @@ PROMPTS = [
 POOLS = ("mean", "last", "tokens", "predicting")
 
 
-def told(lm, length=40, wrong=4) -> Recent:
+def told(lm, length=40, wrong=4) -> PrefixCache:
     """What there is to guess from: the text that will be written, with every ``wrong``-th token another one.
 
     Random models do not repeat themselves, so that without this no guess would be right.
     """
-    recent = Recent()
-    lm.generate(PROMPTS, max_new_tokens=length, needs=Needs(layers=(1,)), names=["a", "b"], recent=recent)
+    cache = PrefixCache()
+    lm.generate(PROMPTS, max_new_tokens=length, needs=Needs(layers=(1,)), names=["a", "b"], cache=cache)
     for name, prompt in zip(("prompt a", "prompt b"), PROMPTS, strict=True):
-        text, start = recent.get(name), len(lm.tokenizer(prompt)["input_ids"])
+        text, start = cache.get(name), len(lm.tokenizer(prompt)["input_ids"])
         if text is not None:
             ids, places = list(text.ids), slice(start + wrong - 1, None, wrong)
             ids[places] = [token ^ 1 for token in ids[places]]
-            recent._texts[name] = replace(text, ids=tuple(ids))
-    return recent
+            cache._texts[name] = replace(text, ids=tuple(ids))
+    return cache
 
 
 def both(lm, count=1, **options):
     """Generations token by token, and drafted; they must be the same."""
     plainly = lm.generate(PROMPTS[:count], **options)
-    recent = told(lm)
-    drafted = lm.generate(PROMPTS[:count], **options, draft=8, names=["a", "b"][:count], recent=recent)
+    cache = told(lm)
+    drafted = lm.generate(PROMPTS[:count], **options, draft=8, names=["a", "b"][:count], cache=cache)
     for one, other in zip(plainly, drafted, strict=True):
         assert_same(one, other)
     return drafted
@@ -64,7 +64,7 @@ def test_every_length_of_guess_and_text(draft, limit):
     for needs in (Needs(layers=(1, 3), attention=True), Needs()):
         (plainly,) = lm.generate(PROMPTS[:1], max_new_tokens=limit, needs=needs)
         (drafted,) = lm.generate(
-            PROMPTS[:1], max_new_tokens=limit, needs=needs, draft=draft, names=["a"], recent=told(lm, wrong=7)
+            PROMPTS[:1], max_new_tokens=limit, needs=needs, draft=draft, names=["a"], cache=told(lm, wrong=7)
         )
         assert_same(plainly, drafted)
 
@@ -86,23 +86,21 @@ def test_texts_that_end_within_a_guess():
         vars(lm)["_eos"] = frozenset([token])
         plainly = lm.generate(PROMPTS[:1], max_new_tokens=20, needs=needs)
         del vars(lm)["_eos"]
-        recent = told(lm)
+        cache = told(lm)
         vars(lm)["_eos"] = frozenset([token])
-        drafted = lm.generate(
-            PROMPTS[:1], max_new_tokens=20, needs=needs, draft=8, names=["a"], recent=recent
-        )
+        drafted = lm.generate(PROMPTS[:1], max_new_tokens=20, needs=needs, draft=8, names=["a"], cache=cache)
         assert drafted[0].stop == "eos"
         assert_same(plainly[0], drafted[0])
 
 
 def test_right_guesses_save_passes(monkeypatch):
     lm = tiny_lm("llama")
-    recent = told(lm, wrong=5)
+    cache = told(lm, wrong=5)
     passes = forwarded(lm, monkeypatch)
     lm.generate(PROMPTS[:1], max_new_tokens=40)
     assert len(passes) == 40
     passes.clear()
-    lm.generate(PROMPTS[:1], max_new_tokens=40, draft=8, names=["a"], recent=recent)
+    lm.generate(PROMPTS[:1], max_new_tokens=40, draft=8, names=["a"], cache=cache)
     assert len(passes) <= 25  # four of five guesses are right; after a wrong one nothing is repeated
     passes.clear()
     lm.generate(PROMPTS[:1], max_new_tokens=40, draft=8, sampling=Sampling(seed=1))
@@ -110,15 +108,15 @@ def test_right_guesses_save_passes(monkeypatch):
 
 
 def test_what_was_written_before_under_the_name_is_guessed_from(monkeypatch):
-    lm, recent = tiny_lm("llama"), Recent()
+    lm, cache = tiny_lm("llama"), PrefixCache()
     prompt = PROMPTS[1]
-    (first,) = lm.generate([prompt], max_new_tokens=24, names=["a"], recent=recent)
+    (first,) = lm.generate([prompt], max_new_tokens=24, names=["a"], cache=cache)
     passes = forwarded(lm, monkeypatch)
-    (again,) = lm.generate([prompt], max_new_tokens=24, names=["a"], recent=recent, draft=12)
+    (again,) = lm.generate([prompt], max_new_tokens=24, names=["a"], cache=cache, draft=12)
     assert_same(first, again)
     assert len(passes) <= 6  # the same text comes out, and it was all guessed
     passes.clear()
-    (token_by_token,) = lm.generate([prompt], max_new_tokens=24, names=["b"], recent=Recent(), draft=0)
+    (token_by_token,) = lm.generate([prompt], max_new_tokens=24, names=["b"], cache=PrefixCache(), draft=0)
     assert_same(first, token_by_token)
     assert len(passes) == 24
 

@@ -7,7 +7,7 @@ from test_lm import assert_same
 from test_prefix import EXEMPLARS, NEEDS, forwarded
 from tiny import FAMILIES, tiny_lm
 
-from probers.engine.kv_cache import Recent
+from probers.engine.kv_cache import PrefixCache
 
 PROMPTS = [
     EXEMPLARS + "Question: Who founded the mill in Jomholm?\nAnswer:",
@@ -25,12 +25,12 @@ def go_on(lm, prompts, generations, more=" So the answer is"):
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("prefix", ["", EXEMPLARS])
 def test_texts_that_go_on_are_as_if_computed_anew(family, prefix):
-    lm, recent = tiny_lm(family, batch_size=2), Recent()
+    lm, cache = tiny_lm(family, batch_size=2), PrefixCache()
     prompts, names = (PROMPTS, NAMES) if not prefix else (PROMPTS[:2], NAMES[:2])
     for length in (7, 4, 5):  # the third goes on from what the second left
         plainly = lm.generate(prompts, max_new_tokens=length, needs=NEEDS, prefix=prefix)
         again = lm.generate(
-            prompts, max_new_tokens=length, needs=NEEDS, prefix=prefix, names=names, recent=recent
+            prompts, max_new_tokens=length, needs=NEEDS, prefix=prefix, names=names, cache=cache
         )
         for one, other in zip(plainly, again, strict=True):
             assert_same(one, other)
@@ -38,62 +38,62 @@ def test_texts_that_go_on_are_as_if_computed_anew(family, prefix):
 
 
 def test_only_what_is_new_is_forwarded(monkeypatch):
-    lm, recent = tiny_lm("llama"), Recent()
-    first = lm.generate(PROMPTS, max_new_tokens=6, names=NAMES, recent=recent)
+    lm, cache = tiny_lm("llama"), PrefixCache()
+    first = lm.generate(PROMPTS, max_new_tokens=6, names=NAMES, cache=cache)
     prompts = go_on(lm, PROMPTS, first)
     passes = forwarded(lm, monkeypatch)
-    lm.generate(prompts, max_new_tokens=1, names=NAMES, recent=recent)
+    lm.generate(prompts, max_new_tokens=1, names=NAMES, cache=cache)
     words = len(lm.tokenizer(" So the answer is")["input_ids"])
     assert passes[0][1] <= words + 4  # a token or two at the seam may be another one
     passes.clear()
-    lm.generate(prompts, max_new_tokens=1, names=["d", "e", "f"], recent=recent)
+    lm.generate(prompts, max_new_tokens=1, names=["d", "e", "f"], cache=cache)
     assert passes[0][1] > 2 * words + 8  # and the converse: texts of other names are not looked at
 
 
 def test_a_text_that_changed_in_the_middle():
-    lm, recent = tiny_lm("llama"), Recent()
-    lm.generate(PROMPTS, max_new_tokens=6, names=NAMES, recent=recent)
+    lm, cache = tiny_lm("llama"), PrefixCache()
+    lm.generate(PROMPTS, max_new_tokens=6, names=NAMES, cache=cache)
     changed = [p.replace("Question", "A question", 2) for p in PROMPTS]
     plainly = lm.generate(changed, max_new_tokens=6, needs=NEEDS)
-    again = lm.generate(changed, max_new_tokens=6, needs=NEEDS, names=NAMES, recent=recent)
+    again = lm.generate(changed, max_new_tokens=6, needs=NEEDS, names=NAMES, cache=cache)
     for one, other in zip(plainly, again, strict=True):
         assert_same(one, other)
 
 
 def test_stopped_texts_leave_what_was_forwarded():
     """Tokens behind a stop string were forwarded too; a prompt that goes on elsewhere does not get them."""
-    lm, recent = tiny_lm("llama"), Recent()
+    lm, cache = tiny_lm("llama"), PrefixCache()
     (free,) = lm.generate(PROMPTS[:1], max_new_tokens=12)
     stop = free.text[len(free.text) // 2 :][:3]
-    first = lm.generate(PROMPTS[:1], max_new_tokens=12, stop=[stop], needs=NEEDS, names=["a"], recent=recent)
+    first = lm.generate(PROMPTS[:1], max_new_tokens=12, stop=[stop], needs=NEEDS, names=["a"], cache=cache)
     prompts = go_on(lm, PROMPTS[:1], first)
     (plainly,) = lm.generate(prompts, max_new_tokens=5, needs=NEEDS)
-    (again,) = lm.generate(prompts, max_new_tokens=5, needs=NEEDS, names=["a"], recent=recent)
+    (again,) = lm.generate(prompts, max_new_tokens=5, needs=NEEDS, names=["a"], cache=cache)
     assert_same(plainly, again)
 
 
 def test_sliding_windows_leave_nothing():
-    lm, recent = tiny_lm("mistral"), Recent()
-    lm.generate(PROMPTS, max_new_tokens=2, names=NAMES, recent=recent)
-    assert len(recent) == 0
+    lm, cache = tiny_lm("mistral"), PrefixCache()
+    lm.generate(PROMPTS, max_new_tokens=2, names=NAMES, cache=cache)
+    assert len(cache) == 0
     lm = tiny_lm("llama")
-    lm.generate(PROMPTS, max_new_tokens=2, names=NAMES, recent=recent)
-    assert len(recent) == 3
+    lm.generate(PROMPTS, max_new_tokens=2, names=NAMES, cache=cache)
+    assert len(cache) == 3
 
 
 def test_no_more_than_there_is_room_for():
-    lm, recent = tiny_lm("llama"), Recent(megabytes=0)
-    lm.generate(PROMPTS, max_new_tokens=2, names=NAMES, recent=recent)
-    assert len(recent) == 0
-    recent = Recent()
-    lm.generate(PROMPTS[:1], max_new_tokens=2, names=["a"], recent=recent)
-    text = recent.get("prompt a")
-    recent = Recent(megabytes=1.5e-6 * sum(t.nbytes for t in (*text.keys, *text.values)))
+    lm, cache = tiny_lm("llama"), PrefixCache(megabytes=0)
+    lm.generate(PROMPTS, max_new_tokens=2, names=NAMES, cache=cache)
+    assert len(cache) == 0
+    cache = PrefixCache()
+    lm.generate(PROMPTS[:1], max_new_tokens=2, names=["a"], cache=cache)
+    text = cache.get("prompt a")
+    cache = PrefixCache(megabytes=1.5e-6 * sum(t.nbytes for pair in text.layers for t in pair))
     for _ in range(3):  # a text takes the place of the last of its name, and its room
-        lm.generate(PROMPTS[:1], max_new_tokens=2, names=["a"], recent=recent)
-        assert len(recent) == 1
-    lm.generate(PROMPTS[:1], max_new_tokens=2, names=["b"], recent=recent)
-    assert recent.get("prompt b") is None
-    recent.forget("prompt a")
-    lm.generate(PROMPTS[:1], max_new_tokens=2, names=["b"], recent=recent)
-    assert recent.get("prompt b") is not None
+        lm.generate(PROMPTS[:1], max_new_tokens=2, names=["a"], cache=cache)
+        assert len(cache) == 1
+    lm.generate(PROMPTS[:1], max_new_tokens=2, names=["b"], cache=cache)
+    assert cache.get("prompt b") is None
+    cache.forget("prompt a")
+    lm.generate(PROMPTS[:1], max_new_tokens=2, names=["b"], cache=cache)
+    assert cache.get("prompt b") is not None

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from tiny import CONTEXT, FAMILIES, PROMPTS, save_tiny, sentence_piece, tiny_lm, tiny_path
 
 import probers.engine.model
-from probers.engine import batching
-from probers.engine.batching import Batches
+from probers.engine import batch_size
+from probers.engine.batch_size import Batches
 from probers.engine.loading import fingerprint
 from probers.engine.model import CausalLM
 from probers.types import Generation, Needs, RunError, UserError
@@ -302,10 +302,10 @@ def test_batches_halve_when_memory_runs_out(monkeypatch, capsys):
     expected = [g.token_ids for g in lm.generate(PROMPTS, max_new_tokens=6)]
     work = probers.engine.model.generate_batch
 
-    def scarce(decoder, tokenizer, prompts, **options):
-        if len(prompts) > 1:
+    def scarce(decoder, tokenizer, requests, how):
+        if len(requests) > 1:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return work(decoder, tokenizer, prompts, **options)
+        return work(decoder, tokenizer, requests, how)
 
     monkeypatch.setattr(probers.engine.model, "generate_batch", scarce)
     assert [g.token_ids for g in lm.generate(PROMPTS, max_new_tokens=6)] == expected
@@ -318,7 +318,7 @@ def test_batches_halve_when_memory_runs_out(monkeypatch, capsys):
 
 @pytest.mark.parametrize(("share", "sizes"), [(0.1, [32, 64, 128, 256, 256]), (0.9, [32] * 5)])
 def test_batches_grow_while_an_accelerator_has_room(monkeypatch, share, sizes):
-    monkeypatch.setattr(batching, "memory_share", lambda device: share)
+    monkeypatch.setattr(batch_size, "memory_share", lambda device: share)
     seen = []
 
     def work(chosen):
@@ -331,7 +331,7 @@ def test_batches_grow_while_an_accelerator_has_room(monkeypatch, share, sizes):
 
 
 def test_batches_that_ran_out_of_memory_do_not_grow_again(monkeypatch, capsys):
-    monkeypatch.setattr(batching, "memory_share", lambda device: 0.1)
+    monkeypatch.setattr(batch_size, "memory_share", lambda device: 0.1)
     seen = []
 
     def work(chosen):
@@ -367,18 +367,18 @@ def waste(lengths: list[int], sizes: list[int]) -> tuple[int, float]:
 @given(st.lists(st.integers(1, 2000), min_size=1, max_size=150), st.integers(1, 40))
 def test_little_of_a_batch_is_padding(lengths, size):
     lengths = sorted(lengths, reverse=True)
-    sizes = batching.cut(lengths, size)
+    sizes = batch_size.cut(lengths, size)
     assert sum(sizes) == len(lengths) and min(sizes) >= 1 and max(sizes) <= size
     places, share = waste(lengths, sizes)
     assert share <= 0.15 or places <= 1024
 
 
 def test_batches_are_full_where_that_wastes_little():
-    assert batching.cut([100] * 70, 32) == [32, 32, 6]
-    assert batching.cut(list(range(1000, 900, -1)), 40) == [40, 40, 20]
+    assert batch_size.cut([100] * 70, 32) == [32, 32, 6]
+    assert batch_size.cut(list(range(1000, 900, -1)), 40) == [40, 40, 20]
     mixed = sorted((20 + 380 * (i % 37) ** 2 // 36**2 for i in range(128)), reverse=True)
-    assert waste(mixed, [32] * 4)[1] > 0.15 >= waste(mixed, batching.cut(mixed, 32))[1]
-    assert batching.cut([40, 20, 11, 3], 32) == [4]  # a few padded places cost less than another batch
+    assert waste(mixed, [32] * 4)[1] > 0.15 >= waste(mixed, batch_size.cut(mixed, 32))[1]
+    assert batch_size.cut([40, 20, 11, 3], 32) == [4]  # a few padded places cost less than another batch
 
 
 LONG = "The river Arl flows through the town. " * 40

@@ -9,7 +9,7 @@ from test_lm import assert_same
 from tiny import FAMILIES, tiny_lm
 from transformers import DynamicCache
 
-from probers.engine.batch import closed
+from probers.engine.decode import closed
 from probers.engine.kv_cache import GrowingLayer, new_cache
 from probers.types import Needs
 

@@ -10,7 +10,7 @@ from tiny import FAMILIES, PROMPTS, byte_level, tiny_lm
 from transformers import AutoModelForCausalLM, BertConfig, GraniteConfig, MambaConfig, OPTConfig
 
 from probers.capture.blocks import block_parts
-from probers.capture.recorder import mind_vector
+from probers.capture.pooling import pool_tokens
 from probers.engine.model import CausalLM
 from probers.types import Needs, UserError
 
@@ -92,8 +92,8 @@ def test_minds_vector_of_a_part_comes_from_its_tokens(family):
     for one, other, head in zip(made, again, lm.score(PROMPTS, heads, needs=whole), strict=True):
         assert one.states.shape == (len(one.token_ids), 1, 64)
         np.testing.assert_allclose(other.states, one.states, **CLOSE)
-        np.testing.assert_allclose(mind_vector(one.states[:2]), head.states, **CLOSE)
-        assert not np.allclose(mind_vector(one.states), head.states, atol=1e-2)
+        np.testing.assert_allclose(pool_tokens(one.states[:2], "mind"), head.states, **CLOSE)
+        assert not np.allclose(pool_tokens(one.states, "mind"), head.states, atol=1e-2)
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2", "opt", "mpt"])

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from test_lm import assert_same, rescored
 from tiny import PROMPTS, tiny_lm
 
-from probers.engine.batch import Sampler, Sampling
+from probers.engine.decode import Sampling
 from probers.engine.stopping import SentenceEnd, Stops
 from probers.text import split_sentences
 from probers.types import Needs, UserError
@@ -120,8 +120,8 @@ def test_samples_are_scored_by_the_raw_logits():
 
 def frequencies(count: int = 4000, **options) -> np.ndarray:
     logits = torch.tensor([[2.0, 0.0, 1.0, -1.0, -float("inf")]]).log_softmax(-1)
-    sampler = Sampler(Sampling(**options), [(0, 0, 0)])
-    drawn = [int(sampler(logits, [0])) for _ in range(count)]
+    sampling, random = Sampling(**options), [np.random.default_rng((0, 0, 0))]
+    drawn = [int(sampling.draw(logits, random)) for _ in range(count)]
     return np.bincount(drawn, minlength=5) / count
 
 

@@ -15,13 +15,13 @@ from typing import Any
 
 import numpy as np
 
-from probers.capture.recorder import mind_vector
+from probers.capture.pooling import pool_tokens, token_pool
 from probers.engine.model import CausalLM
 from probers.engine.tokens import encode_continuation, encode_prompts
 from probers.prompts import PromptTemplate
 from probers.store.store import FeatureStore
 from probers.text import split_sentences
-from probers.types import Generation, Needs, Pool, UserError
+from probers.types import Generation, Needs, UserError
 
 from ..entities import Entity, Recogniser
 from ..equivalence import EntityMatcher, Match
@@ -80,8 +80,7 @@ def stop_rule(recognise: Recognise, *, cheap: bool) -> Callable[[str], bool]:
 
 def span_needs(needs: Needs) -> Needs:
     """What a generation must record for the same needs to be had of any span of it."""
-    pool: Pool = "mind_tokens" if needs.of_mind else "predicting" if needs.pool == "predicting" else "tokens"
-    return replace(needs, pool=pool, attention=True)
+    return replace(needs, pool=token_pool(needs.pool), attention=True)
 
 
 def span_tokens(generation: Generation, start: int, end: int) -> list[int]:
@@ -109,13 +108,7 @@ def span_rows(
         for index, token in enumerate(tokens):
             yield index, recorded(generation, [token]) | {"n_tokens": len(tokens)}, states[index]
         return
-    columns = recorded(generation, tokens)
-    if needs.pool == "mind":
-        yield -1, columns, mind_vector(states)
-    elif needs.pool == "predicting":  # the span itself: what predicts its first token
-        yield -1, columns, states[0]
-    else:
-        yield -1, columns, states[-1] if needs.pool == "last" else states.mean(axis=0)
+    yield -1, recorded(generation, tokens), pool_tokens(states, needs.pool)
 
 
 NEGATIVES = ("generated", "untouched")

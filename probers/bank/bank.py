@@ -227,7 +227,7 @@ class ProbeBank(ModelHubMixin):
             print(scores.sequence, scores.probability, scores.tokens)
 
         Hooks are on the model inside the block only. What is read, and what cannot be, is
-        said in :mod:`probers.bank.streaming`.
+        said in :mod:`probers.bank.watch`.
 
         Args:
             model: the transformers model this prober was trained on.

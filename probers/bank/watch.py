@@ -1,31 +1,51 @@
-"""Following a loop that is not ours: which token a forward pass holds, and its states, pooled so far.
+"""Following a loop that is not ours: which token a forward pass holds, its states, and their scores.
 
-A plain transformers model is only listened to. Hooks never change, delay or break off
-a generation; what cannot be followed is kept as the text's problem, for whoever asks.
+A plain transformers model is only listened to. Hooks never change, delay or break off a
+generation; what cannot be followed is kept as the batch's problem, for whoever asks.
+
+- ``generate`` forwards the prompt in one pass and then every generated token in a pass
+  of its own. A token's states are read in its own pass, a prompt's never.
+- The last generated token is sampled and not forwarded any more, so it is not read;
+  :meth:`probers.bank.streaming.Scores.finish` makes up for that.
+- A row of the batch that has ended goes on being fed until all have. End-of-sequence and
+  padding tokens count for nothing, and neither does what follows an end of sequence.
+  Which ids these are, model.generation_config says, and the tokenizer where one is given.
+- A pass without earlier keys and values begins a new text: a second call starts afresh.
+- Beam search, assisted decoding, chunked prefill, a cache filled beforehand, a static
+  cache and ``use_cache=False`` are refused when a score is asked for. One case cannot be
+  told from decoding by ``Scores``, only by the stopping criterion: a prompt prefilled
+  in two chunks of which the second has one token, which then counts as generated.
+- Heads of single tokens score each token, and the text so far as the span of its tokens.
+  Heads that pool a span's tokens themselves need all of its states, which are not kept
+  here: they are refused.
 """
 
 from __future__ import annotations
 
+import copy
 import inspect
 import weakref
-from collections.abc import Callable
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from ..capture.blocks import decoder_layers
-from ..capture.hidden_states import StateTap, check_needs, named_layer
+from ..capture.hidden_states import StateTap, broken_state, check_needs
+from ..capture.pooling import StreamingPool, as_stored, token_vectors
+from ..engine.forward import Decoder
 from ..engine.loading import fingerprint
-from ..store.spec import ModelSpec
-from ..types import Needs, RunError, UserError
+from ..heads import ProbeHead
+from ..store.spec import FeatureSpec, ModelSpec
+from ..types import RunError, UserError
+from .ensemble import Aggregate, extend
 
-if TYPE_CHECKING:
-    from .bank import ProbeBank
+Per = Literal["sequence", "token"]
 
-UNREADABLE = (
+_UNREADABLE = (
     "these passes cannot be followed (beam search, assisted decoding, chunked prefill or a cache filled "
     "beforehand): call generate with num_beams=1 and the whole prompt, and let it make the cache"
 )
@@ -34,16 +54,44 @@ _STATIC = (
 )
 _NO_CACHE = "passes without keys and values cannot be followed: call generate with use_cache=True"
 
+#: Tokens whose vectors wait until the heads run on all of them at once. One at a time, the
+#: heads' weights would be read for every token; all at the end, a long text's vectors would
+#: fill the memory that reading on the fly saves.
+_BLOCK = 32
 
-def check_model(bank: ProbeBank, model: Any) -> None:
-    """Refuse a transformers model that ``bank`` was not trained on, or whose states it cannot read.
+
+class Prober(Protocol):
+    """What is asked of a :class:`probers.bank.bank.ProbeBank`, from which these objects are had."""
+
+    @property
+    def spec(self) -> FeatureSpec: ...
+    @property
+    def head(self) -> ProbeHead: ...
+    @property
+    def threshold(self) -> float: ...
+    @property
+    def aggregate(self) -> Aggregate | None: ...
+    def score(self, states: Tensor, /) -> np.ndarray: ...
+    def probability(self, score: np.ndarray, /) -> np.ndarray: ...
+    def check_model(self, model: ModelSpec, /) -> None: ...
+
+
+def _check(bank: Prober, model: Any) -> None:
+    """Refuse heads that cannot follow a text, and a model they were not trained on (UserError).
 
     Depth and width are always compared, and the weights where the model knows the hub id
     or folder it came from. What was changed after loading cannot be noticed.
-
-    Raises:
-        UserError: names both models, or what the model lacks.
     """
+    if bank.spec.pool == "predicting":
+        raise UserError(
+            "this prober reads the state before a span and cannot follow a text token by token: record "
+            'states with Needs(pool="predicting") and give bank.score those before the spans'
+        )
+    if bank.head.tokens:
+        raise UserError(
+            "this prober's heads pool all tokens of a span and cannot follow a text token by token: record "
+            'its states with Needs(pool="tokens") and call bank.score_spans, or train heads of single tokens'
+        )
     name = str(getattr(model, "name_or_path", "") or "")
     spec = ModelSpec(
         id=name or bank.spec.model.id,
@@ -53,114 +101,190 @@ def check_model(bank: ProbeBank, model: Any) -> None:
         dtype=str(model.dtype).removeprefix("torch."),
     )
     bank.check_model(spec)
-    check_needs(bank.needs, model)
+    check_needs(bank.spec.needs, model)
 
 
-class Text:
-    """What is written in the rows of one batch, as far as it was forwarded.
+class WatchedBatch:
+    """What is written in the rows of one batch, as far as it was forwarded, and its scores.
 
     Attributes:
         rows: how many.
-        length: positions before the first generated token, padding included.
         prompt: columns of the prompt in what ``generate`` returns; 0 where it was embeddings.
         tokens: (rows,) ids of each pass after the first.
-        live: (rows,) whether the last token counts.
-        own: (rows, heads, width) float32, the last token's vector as the prober reads it.
-        pooled: the same, pooled over all tokens that count, as the prober was trained.
-        finite: (rows, layers read) whether the last token's states are, if it counts.
         stopped: (rows,) where nothing counts any more because a caller said so.
-        problem: why the text could not be followed.
-        mask, positions, cache: those of the last pass.
-        keys: the first layer's keys after it, where they can be told from others.
-        asked: how often a caller asked whether to stop.
+        problem: why it could not be followed or scored.
+
+    Args:
+        per: score after each token the "sequence" so far, or the "token" alone.
+        special: ids that end a row, and those that are no part of it.
+        length: positions before the first generated token, padding included.
     """
 
-    live: Tensor
-    own: Tensor
-    pooled: Tensor
-    finite: Tensor
-
-    def __init__(self, rows: int, length: int, prompt: int) -> None:
-        self.rows, self.length, self.prompt = rows, length, prompt
+    def __init__(
+        self, bank: Prober, per: Per, special: tuple[Tensor, Tensor], rows: int, length: int, prompt: int
+    ) -> None:
+        self.rows, self.prompt = rows, prompt
         self.tokens: list[Tensor] = []
         self.stopped = torch.zeros(rows, dtype=torch.bool)
         self.problem: UserError | RunError | None = None
-        self.mask: Tensor | None = None
-        self.positions: Tensor | None = None
-        self.cache: Any = None
-        self.keys: weakref.ref[Tensor] | None = None
-        self.asked = 0
+        self._bank, self._per, self._length = bank, per, length
+        self._eos, self._special = special[0], torch.cat(special)
         self._ended = torch.zeros(rows, dtype=torch.bool)
+        self._live = torch.zeros(rows, dtype=torch.bool)  # whether the last token counts
         self._count = torch.zeros(rows)
+        self._pool = StreamingPool(bank.spec.pool, rows)
+        self._waiting: list[tuple[Tensor, Tensor, Tensor]] = []  # vectors, live and finite of a token
+        self._scores: list[list[float]] = [[] for _ in range(rows)]
+        self._mask: Tensor | None = None
+        self._positions: Tensor | None = None
+        self._cache: Any = None
+        self._keys: weakref.ref[Tensor] | None = None
+        self._asked = 0
 
-    @property
-    def width(self) -> int:
-        """Positions forwarded so far."""
-        return self.length + len(self.tokens)
+    def refuse(self, why: str) -> None:
+        """Read no more of it, since it cannot be followed."""
+        self.problem = self.problem or UserError(why)
 
-    def expect(self, cache: Any) -> None:
-        """Take note of the keys and values that the next pass must come with."""
-        keys = first_keys(cache)
-        self.keys = None if keys is None else weakref.ref(keys)
+    def expects(self, rows: int, length: int, past: int, cache: Any) -> bool:
+        """Whether a pass over (rows, length) after ``past`` positions is one more token of each row."""
+        same = self._keys is None or self._keys() is _first_keys(cache)
+        return same and (rows, length, past) == (self.rows, 1, self._length + len(self.tokens))
 
-    def counted(self, tokens: Tensor, eos: Tensor, pad: Tensor) -> Tensor:
+    def passed(self, cache: Any, given: dict[str, Any], *, keep_cache: bool) -> None:
+        """Take note of a pass: what it was given, and with which keys and values the next must come."""
+        keys = _first_keys(cache)
+        self._keys = None if keys is None else weakref.ref(keys)
+        self._mask, self._positions = given.get("attention_mask"), given.get("position_ids")
+        self._cache = cache if keep_cache else None
+
+    def release(self) -> None:
+        """Let keys and values go."""
+        self._cache = None
+
+    def counted(self, tokens: Tensor) -> Tensor:
         """(rows,) whether ``tokens`` (rows,) would be part of the rows' texts."""
-        special = torch.cat([eos, pad]).to(tokens.device)
         over = self._ended.to(tokens.device) | self.stopped.to(tokens.device)
-        return ~(torch.isin(tokens, special) | over)
+        return ~(torch.isin(tokens, self._special.to(tokens.device)) | over)
 
-    def add(self, tokens: Tensor, states: Tensor, needs: Needs, eos: Tensor, pad: Tensor) -> None:
+    def add(self, tokens: Tensor, states: Tensor) -> None:
         """Take one forwarded token of each row.
 
         Args:
             tokens: (rows,).
             states: (rows, layers read, d), as :class:`StateTap` stacks them.
-            eos: ids that end a row.
-            pad: ids that are no part of it.
         """
-        self.live = self.counted(tokens, eos, pad).to(states.device)
-        self._ended = self._ended.to(tokens.device) | torch.isin(tokens, eos.to(tokens.device))
-        self._count = self._count.to(states.device) + self.live
-        self.finite = states.isfinite().all(dim=-1) | ~self.live[:, None]
-        own = states.float()
-        # How far the pool moves towards this token: all the way, or by its share of the mean.
-        share = (1 / self._count.clamp_min(1))[:, None, None].expand_as(own)
-        if needs.pool == "mind":
-            own = torch.cat([own[:, :-1].mean(dim=1), own[:, -1]], dim=-1)[:, None]
-            share = torch.cat([torch.ones_like(share[:, :1]), share[:, :1]], dim=-1)
-        elif needs.pool != "mean":
-            share = torch.ones_like(own)
-        before = self.pooled if self.tokens else torch.zeros_like(own)
-        self.own = torch.where(self.live[:, None, None], own, before)
-        self.pooled = torch.lerp(before, self.own, share)
+        self._live = live = self.counted(tokens).to(states.device)
+        self._ended = self._ended.to(tokens.device) | torch.isin(tokens, self._eos.to(tokens.device))
+        self._count = self._count.to(states.device) + live
+        vectors = token_vectors(states, self._bank.spec.pool)
+        if self._per == "sequence":
+            self._pool.add(vectors, slice(None), live)
+            vectors = self._pool.value(slice(None), self._count.clamp_min(1)[:, None, None])
+        self._waiting.append((vectors, live, states.isfinite().all(dim=-1) | ~live[:, None]))
         self.tokens.append(tokens)
+        if len(self._waiting) == _BLOCK:
+            self._score_waiting()
+
+    def _score_waiting(self) -> None:
+        """Score what waits; what is wrong with it becomes the batch's problem."""
+        if not self._waiting or self.problem is not None:
+            return
+        vectors, live, finite = (torch.stack(parts) for parts in zip(*self._waiting, strict=True))
+        first = len(self.tokens) - len(self._waiting)
+        self._waiting.clear()
+        for token, row, layer in (~finite).nonzero().tolist():
+            where = f"generated token {first + token} of row {row}"
+            self.problem = broken_state(self._bank.spec.needs, layer, where)
+            return
+        try:
+            scores = self._bank.score(as_stored(vectors[live], self._bank.spec.dtype)).tolist()
+        except RunError as error:
+            self.problem = error
+            return
+        how = self._bank.aggregate if self._per == "sequence" else None
+        for (_, row), score in zip(live.nonzero().tolist(), scores, strict=True):
+            before = self._scores[row]
+            if how is not None:
+                score = extend(before[-1] if before else 0.0, len(before), score, how)
+            before.append(score)
+
+    def scores(self) -> list[list[float]]:
+        """Of each row the score after each of its tokens that count.
+
+        Raises:
+            UserError, RunError: the batch's problem.
+        """
+        self._score_waiting()
+        if self.problem is not None:
+            raise self.problem
+        return self._scores
+
+    def ask(self, ids: Tensor) -> None:
+        """Take note of what a caller knows: ids (rows, columns) of all read, and of one sampled since.
+
+        Raises:
+            UserError: it is something else.
+        """
+        read = len(self.tokens)
+        same = read == self._asked and tuple(ids.shape) == (self.rows, self.prompt + read + 1)
+        if not same or (read and not torch.equal(ids[:, -2], self.tokens[-1].to(ids.device))):
+            raise UserError(f"{_UNREADABLE}; and use a stopping criterion with the model it was made for")
+        self._asked += 1
+
+    def stop_above(self, threshold: float) -> None:
+        """Stop the rows whose last token counts and has taken the score above ``threshold``."""
+        for row in self._live.nonzero()[:, 0].tolist():
+            self.stopped[row] = self._scores[row][-1] > threshold
+
+    def forward(self, model: Any, last: Tensor) -> None:
+        """One more pass over ``last`` (rows, 1), as ``generate`` would have made it."""
+        mask, positions = self._mask, self._positions
+        if self._cache is None or (mask is not None and mask.dim() != 2):
+            raise UserError(
+                "the last token cannot be read: finish needs a loop whose passes return the cache and "
+                "have an attention mask of 2 dimensions, or none"
+            )
+        decoder = Decoder(model)
+        last = last.to(decoder.device)
+        if mask is not None:
+            mask = torch.cat([mask, mask.new_ones(self.rows, 1)], dim=1)
+        if positions is not None:
+            positions = positions[..., -1:] + 1
+        elif mask is not None:
+            positions = mask.sum(dim=1, keepdim=True) - 1
+        else:
+            positions = torch.full_like(last, self._length + len(self.tokens))
+        cache = _copied(self._cache)
+        self.passed(cache, {"attention_mask": self._mask, "position_ids": self._positions}, keep_cache=True)
+        decoder(last, mask, positions, cache=cache)
+        self.release()
 
 
-class Follower:
-    """Listens to a model's passes and keeps a :class:`Text` of the batch that is being written.
+class GenerationWatcher:
+    """Listens to a model's passes and keeps a :class:`WatchedBatch` of the batch that is being written.
 
     Between :meth:`attach` and :meth:`detach` the model's hooks hold on to it.
 
     Attributes:
-        text: of the newest batch; None before the first pass.
-        on_token: called with the text after each token that was read.
+        batch: the newest; None before the first pass.
 
     Args:
         keep_cache: hold on to keys and values, so that one more token can be forwarded.
 
     Raises:
-        UserError: as :func:`check_model`.
+        UserError: heads that cannot follow a text, or a model they were not trained on.
     """
 
-    def __init__(self, bank: ProbeBank, model: Any, tokenizer: Any, *, keep_cache: bool = False) -> None:
-        check_model(bank, model)
-        self.bank, self.model, self.needs = bank, model, bank.needs
-        self.text: Text | None = None
-        self.on_token: Callable[[Text], None] | None = None
-        self.eos, self.pad = (_ids(model, tokenizer, name) for name in ("eos_token_id", "pad_token_id"))
+    def __init__(
+        self, bank: Prober, model: Any, tokenizer: Any, *, per: Per = "sequence", keep_cache: bool = False
+    ) -> None:
+        _check(bank, model)
+        self.bank, self.model = bank, model
+        self.batch: WatchedBatch | None = None
+        self._per, self._keep_cache = per, keep_cache
+        self._special = _ids(model, tokenizer, "eos_token_id"), _ids(model, tokenizer, "pad_token_id")
         self._names = list(inspect.signature(model.forward).parameters)
-        self._keep_cache = keep_cache
-        self._tap = StateTap(model, self.needs)
+        self._tap = StateTap(model, bank.spec.needs)
         self._hooks = ExitStack()
 
     def attach(self) -> None:
@@ -175,32 +299,15 @@ class Follower:
     def detach(self) -> None:
         """Take them off, and let keys and values go."""
         self._hooks.close()
-        if self.text is not None:
-            self.text.cache = None
-
-    def score(self, vectors: Tensor) -> np.ndarray:
-        """(n,) scores of vectors (n, heads, width), rounded as the training features were."""
-        return self.bank.score(vectors.to(getattr(torch, self.bank.spec.dtype)).float())
-
-    def refuse_broken(self, finite: Tensor, first: int) -> None:
-        """RunError for the first state that is not finite.
-
-        Args:
-            finite: (tokens, rows, layers read).
-            first: number of the first of these tokens, from 0.
-        """
-        for token, row, layer in (~finite).nonzero().tolist():
-            raise RunError(
-                f"the state of {named_layer(self.needs, layer)} is NaN or infinite at generated token "
-                f"{first + token} of row {row}; try dtype=float32 or bfloat16"
-            )
+        if self.batch is not None:
+            self.batch.release()
 
     def _given(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         return {**dict(zip(self._names, args, strict=False)), **kwargs}
 
     def _before(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Decide whether this pass holds a prompt, a generated token of each row, or something else."""
-        self._tap.reduce = None
+        self._tap.read(None)
         given = self._given(args, kwargs)
         ids, cache = given.get("input_ids"), given.get("past_key_values")
         inputs = given.get("inputs_embeds") if ids is None else ids
@@ -208,42 +315,33 @@ class Follower:
             return
         rows, length = inputs.shape[:2]
         past = 0 if cache is None else int(cache.get_seq_length())
-        if past == 0:
-            self.text = Text(rows, length, 0 if ids is None else length)
-            if getattr(cache, "layers", None) and getattr(cache, "is_compileable", False):
-                self.text.problem = UserError(_STATIC)
-        elif self.text is None:
-            self.text = Text(rows, 0, 0)
-            self.text.problem = UserError(UNREADABLE)
-        elif self.text.problem is None:
-            keys = self.text.keys
-            same = keys is None or keys() is first_keys(cache)
-            if ids is not None and same and (rows, length, past) == (self.text.rows, 1, self.text.width):
-                self._tap.reduce = _last_position
+        if past == 0 or self.batch is None:
+            prompt = 0 if ids is None else length
+            self.batch = WatchedBatch(self.bank, self._per, self._special, rows, length, prompt)
+            if past:
+                self.batch.refuse(_UNREADABLE)
+            elif getattr(cache, "layers", None) and getattr(cache, "is_compileable", False):
+                self.batch.refuse(_STATIC)
+        elif self.batch.problem is None:
+            if ids is not None and self.batch.expects(rows, length, past, cache):
+                self._tap.read(lambda states: states[:, -1].detach())
             else:
-                self.text.problem = UserError(UNREADABLE)
+                self.batch.refuse(_UNREADABLE)
 
     def _after(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        reads, self._tap.reduce = self._tap.reduce is not None, None
-        text, given = self.text, self._given(args, kwargs)
-        if text is None or text.problem is not None:
+        states, batch, given = self._tap.take(), self.batch, self._given(args, kwargs)
+        if batch is None or batch.problem is not None:
             return
         cache = getattr(output, "past_key_values", given.get("past_key_values"))
         if cache is None and not isinstance(output, tuple):
-            text.problem = UserError(_NO_CACHE)
+            batch.refuse(_NO_CACHE)
             return
-        text.expect(cache)
-        text.mask, text.positions = given.get("attention_mask"), given.get("position_ids")
-        text.cache = cache if self._keep_cache else None
-        if reads:
-            states = self._tap.take()
-            assert states is not None
-            text.add(given["input_ids"][:, 0], states, self.needs, self.eos, self.pad)
-            if self.on_token is not None:
-                self.on_token(text)
+        batch.passed(cache, given, keep_cache=self._keep_cache)
+        if states is not None:
+            batch.add(given["input_ids"][:, 0], states)
 
 
-def first_keys(cache: Any) -> Tensor | None:
+def _first_keys(cache: Any) -> Tensor | None:
     """The first layer's keys, where they stay the same tensor from one pass to the next.
 
     Beam search, cropping and the like put another one in its place, which is how they are noticed.
@@ -257,8 +355,15 @@ def first_keys(cache: Any) -> Tensor | None:
     return None
 
 
-def _last_position(states: Tensor) -> Tensor:
-    return states[:, -1].detach()
+def _copied(cache: Any) -> Any:
+    """A cache that can be extended while ``cache`` stays as it is."""
+    layers = getattr(cache, "layers", None)
+    if layers and all(type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) for layer in layers):
+        # These put new tensors in the place of the old ones, which can therefore be shared.
+        twin = copy.copy(cache)
+        twin.layers = [copy.copy(layer) for layer in layers]
+        return twin
+    return copy.deepcopy(cache)
 
 
 def _ids(model: Any, tokenizer: Any, name: str) -> Tensor:

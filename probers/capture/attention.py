@@ -95,7 +95,7 @@ class AttentionTap(AbstractContextManager["AttentionTap"]):
     """Reads one block's attention; every other block is untouched.
 
     Attributes:
-        queries: how many of the pass's last positions to read; 0 reads nothing.
+        implementation: the attention function that the block uses all the same.
 
     Args:
         layer: block, 1-based; None is the last.
@@ -111,7 +111,7 @@ class AttentionTap(AbstractContextManager["AttentionTap"]):
         self._handles: list[torch.utils.hooks.RemovableHandle] = []
         self._read: Attended | None = None
         self.implementation = ""
-        self.queries = 0
+        self._queries = 0
 
     def __enter__(self) -> Self:
         attention = self._attention
@@ -139,19 +139,25 @@ class AttentionTap(AbstractContextManager["AttentionTap"]):
             module.config = config
             _ARMED.pop(module, None)
         self._configs.clear()
-        self._read, self.queries = None, 0
+        self._read, self._queries = None, 0
+
+    def read(self, queries: int) -> None:
+        """Read the last ``queries`` >= 1 positions of every pass until :meth:`take`."""
+        self._queries = queries
 
     def record(
         self, query: Tensor, key: Tensor, mask: Tensor | None, scaling: float | None, options: dict[str, Any]
     ) -> None:
-        """Keep what the weights of the last ``queries`` positions need."""
+        """Keep what the weights of the positions to be read need."""
+        if not self._queries:
+            return
         if options.get("position_bias") is not None:
             raise UserError(f"attention of {self._family} cannot be read: it uses position_bias")
         length = query.shape[2]
         self._read = Computed(
-            query=query[:, :, -self.queries :],
+            query=query[:, :, -self._queries :],
             key=key,
-            mask=_additive(mask, length, key.shape[2], self.queries, query.device),
+            mask=_additive(mask, length, key.shape[2], self._queries, query.device),
             scaling=query.shape[-1] ** -0.5 if scaling is None else scaling,
             softcap=options.get("softcap"),
             sinks=options.get("s_aux"),
@@ -160,7 +166,7 @@ class AttentionTap(AbstractContextManager["AttentionTap"]):
     def _ask_for_weights(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        if not self.queries:
+        if not self._queries:
             return None
         accepted = inspect.signature(module.forward)
         if "output_attentions" not in accepted.parameters:  # it returns its weights anyway
@@ -175,12 +181,12 @@ class AttentionTap(AbstractContextManager["AttentionTap"]):
         return args, asked
 
     def _take_weights(self, module: nn.Module, args: Any, output: Any) -> None:
-        found = output[1] if self.queries and isinstance(output, tuple) and len(output) > 1 else None
+        found = output[1] if self._queries and isinstance(output, tuple) and len(output) > 1 else None
         if isinstance(found, Tensor) and found.dim() == 4:
-            self._read = Returned(found[:, :, -self.queries :])
+            self._read = Returned(found[:, :, -self._queries :])
 
     def take(self) -> Attended:
-        """What the last pass left; then forgotten.
+        """What the last pass left; nothing is read after it.
 
         Raises:
             RunError: the block's attention neither asks transformers for its function nor
@@ -191,7 +197,7 @@ class AttentionTap(AbstractContextManager["AttentionTap"]):
                 f"attention of {self._family} cannot be read: it does not use transformers' attention "
                 "interface; choose a trigger and a query that need no attention"
             )
-        read, self._read = self._read, None
+        read, self._read, self._queries = self._read, None, 0
         return read
 
 
@@ -260,8 +266,7 @@ def _tapped_attention(
 ) -> tuple[Tensor, Tensor | None]:
     """The attention function registered under the tap's name."""
     tap = _ARMED[module]
-    if tap.queries:
-        tap.record(query, key, attention_mask, scaling, options)
+    tap.record(query, key, attention_mask, scaling, options)
     # Families define their own eager function; it is in the file of the attention class.
     eager: Any = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
     attend = ALL_ATTENTION_FUNCTIONS.get_interface(tap.implementation, eager)

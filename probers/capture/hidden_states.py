@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import torch
 from torch import Tensor, nn
 
-from ..types import Needs, Pool, Site, UserError
+from ..types import Needs, Pool, RunError, Site, UserError
 from .blocks import block_parts, decoder_layers, decoder_of, first_tensor, given_tensor
 
 if TYPE_CHECKING:
@@ -59,20 +59,18 @@ def check_needs(needs: Needs, model: nn.Module) -> None:
         )
 
 
-def named_layer(needs: Needs, index: int) -> str:
-    """How the ``index``-th of the layers that a :class:`StateTap` stacks is called in messages."""
-    if not needs.of_mind:
-        return f"layer {needs.layers[index]}"
-    return f"layer {index + 1}" if index < needs.layers[0] else "the final norm"
+def broken_state(needs: Needs, index: int, where: str) -> RunError:
+    """That the state of the ``index``-th of the layers a :class:`StateTap` stacks is not finite."""
+    layer = f"layer {needs.layers[index]}"
+    if needs.of_mind:
+        layer = f"layer {index + 1}" if index < needs.layers[0] else "the final norm"
+    return RunError(f"the state of {layer} is NaN or infinite at {where}; try dtype=float32 or bfloat16")
 
 
 class StateTap(AbstractContextManager["StateTap"]):
     """Reads one site at chosen layers, reduced inside the hook.
 
-    Attributes:
-        reduce: applied to every layer's (batch, length, d) states while it is set, so
-            that only its result is kept; None reads nothing. For MIND's pools the layers
-            are 1 to L, and after them the output of the final norm.
+    For MIND's pools the layers are 1 to L, and after them the output of the final norm.
 
     Args:
         needs: layers and site; checked with :func:`check_needs` before.
@@ -83,7 +81,7 @@ class StateTap(AbstractContextManager["StateTap"]):
         self._needs = needs
         self._handles: list[torch.utils.hooks.RemovableHandle] = []
         self._read: dict[int, Tensor] = {}
-        self.reduce: Callable[[Tensor], Tensor] | None = None
+        self._reduce: Callable[[Tensor], Tensor] | None = None
         self._shape: torch.Size | None = None
         self._layers = needs.layers
         if needs.layers and needs.of_mind:
@@ -109,7 +107,26 @@ class StateTap(AbstractContextManager["StateTap"]):
         while self._handles:
             self._handles.pop().remove()
         self._read.clear()
-        self.reduce = None
+        self._reduce = None
+
+    def read(self, reduce: Callable[[Tensor], Tensor] | None) -> None:
+        """Read every pass until :meth:`take`, the last of which counts.
+
+        Args:
+            reduce: makes what is kept of a layer's states (batch, length, d); None reads nothing.
+        """
+        self._read.clear()
+        self._reduce = reduce
+
+    def take(self) -> Tensor | None:
+        """What was read, layers stacked in the order asked for on axis 1; None where nothing was."""
+        self._reduce = None
+        if not self._read:
+            return None
+        device = self._read[self._layers[0]].device
+        stacked = torch.stack([self._read[layer].to(device) for layer in self._layers], dim=1)
+        self._read.clear()
+        return stacked
 
     def _place(self, layer: int, blocks: nn.ModuleList) -> tuple[nn.Module, bool]:
         """The module whose output, or input when True, is the site at ``layer``."""
@@ -140,22 +157,13 @@ class StateTap(AbstractContextManager["StateTap"]):
         return hook
 
     def _take(self, layer: int, states: Tensor | None) -> None:
-        if self.reduce is None or states is None:
+        if self._reduce is None or states is None:
             return
         if states.dim() == 2 and self._shape is not None:  # OPT's MLP sees all tokens in one row
             states = states.view(self._shape)
         # Copied: a view would keep the prompt's states alive, and some families go on to
         # add to these tensors in place.
-        self._read[layer] = self.reduce(states).clone()
-
-    def take(self) -> Tensor | None:
-        """What the last pass left, layers stacked in the order asked for on axis 1; then forgotten."""
-        if not self._layers or not self._read:
-            return None
-        device = self._read[self._layers[0]].device
-        stacked = torch.stack([self._read[layer].to(device) for layer in self._layers], dim=1)
-        self._read.clear()
-        return stacked
+        self._read[layer] = self._reduce(states).clone()
 
 
 def _values(output: Any) -> Any:

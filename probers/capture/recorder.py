@@ -7,7 +7,7 @@ rows which finish can leave the batch without anything here being moved.
 from __future__ import annotations
 
 from collections import deque
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 
 from ..types import AttentionRows, Needs
-from .attention import Attended, AttentionTap, Returned
+from .attention import AttentionTap
 from .hidden_states import StateTap
+from .pooling import PER_TOKEN, StreamingPool, token_vectors
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -34,77 +35,103 @@ class _Step:
     columns: Tensor | None  # (b, heads, g) weights on the last g generated tokens
 
 
-def mind_vector(tokens: np.ndarray) -> np.ndarray:
-    """MIND's vector (1, 2 d) of a run of tokens, from their states (n, 1, 2 d) of pool "mind_tokens"."""
-    width = tokens.shape[-1] // 2
-    return np.concatenate([tokens[-1, :, :width], tokens[:, :, width:].mean(axis=0)], axis=-1)
+class CaptureSession(AbstractContextManager["CaptureSession"]):
+    """Reads the last positions of a batch's passes, and pools those of the tokens that are kept.
 
+    Before a pass :meth:`read_last` says how many positions to read, and after it :meth:`push`
+    takes them; of the prompts' pass the last is read where it is needed. Whether a token is
+    kept may be known only later (a stop string can begin before the token that completes it),
+    so a step waits until it is committed; as a rule that is at once, and at most for as many
+    steps as the longest stop string has characters.
 
-class Recorder:
-    """Pools the states and attention of the tokens that are kept.
-
-    Whether a token is kept may be known only later (a stop string can begin before
-    the token that completes it), so a step waits until it is committed; as a rule
-    that is at once, and at most for as many steps as the longest stop string has
-    characters.
+    Attributes:
+        reads: whether anything is read but logits.
 
     Args:
         rows: prompts in the batch.
         width: prompt tokens per row, padding included.
-        steps: most tokens that may be generated.
+        limit: most tokens that may be generated for a row.
     """
 
-    def __init__(self, needs: Needs, rows: int, width: int, steps: int, device: torch.device) -> None:
-        self._needs = needs
-        self._width = width
+    def __init__(self, model: Any, needs: Needs, rows: int, width: int, limit: int) -> None:
+        self.reads = bool(needs.layers or needs.attention)
+        self._needs, self._rows, self._width, self._limit = needs, rows, width, limit
+        self._device: torch.device = model.device
+        self._state_tap = StateTap(model, needs)
+        self._attention_tap = AttentionTap(model, needs.attention_layer) if needs.attention else None
+        self._taps = ExitStack()
         self._waiting: deque[_Step] = deque()
         self._kept: dict[int, int] = {}
-        self._pooled: Tensor | None = None  # (rows, layers, d) float32
+        self._pooled = StreamingPool(needs.pool, rows)
         self._tokens: list[list[Tensor]] = [[] for _ in range(rows)]
-        self._finite: Tensor | None = None  # (rows, steps, layers)
-        self._rows, self._steps, self._device = rows, steps, device
-        self._column_max: Tensor | None = None  # (rows, heads, steps)
-        if needs.attention:
-            self._attention = torch.zeros(rows, steps + 1, width + steps, device=device)
+        self._finite: Tensor | None = None  # (rows, limit + 1, layers)
+        self._attention: Tensor | None = None  # (rows, limit + 1, width + limit)
+        self._column_max: Tensor | None = None  # (rows, heads, limit)
 
-    def prefilled(self, states: Tensor | None, attended: Attended | None) -> None:
-        """The prompt's last position, which predicts token 0: its state, and row 0 of the attention.
+    def __enter__(self) -> Self:
+        self._taps.enter_context(self._state_tap)
+        if self._attention_tap is not None:
+            self._taps.enter_context(self._attention_tap)
+            self._attention_tap.read(1)
+        if self._needs.pool == "predicting":
+            self._state_tap.read(lambda states: states[:, -1:])
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._taps.close()
+
+    def read_last(self, count: int) -> None:
+        """Read the last ``count`` positions of the next pass."""
+        self._state_tap.read(lambda states: states[:, -count:])
+        if self._attention_tap is not None:
+            self._attention_tap.read(count)
+
+    def push(self, index: int, rows: Tensor) -> None:
+        """Take what the last pass left.
 
         Args:
-            states: (rows, layers, d) for pool "predicting", None for all others.
-            attended: the last block's attention, or None when it is not read.
+            index: the generated token at the first position read, from 0; -1 for the prompts' last
+                position, which predicts token 0.
+            rows: (b,) rows that the batch began with and that ran.
         """
+        states = self._state_tap.take()  # (b, layers, q, d)
+        columns: list[Tensor] = []
+        if self._attention_tap is not None:
+            columns = self._push_attention(index, rows, self._attention_tap.take().weights())
+        # What was read at a token is kept for the one after it where that is what it predicts.
+        first = index + (self._needs.pool == "predicting")
         if states is not None:
-            self._push_states(0, torch.arange(self._rows, device=self._device), states)
-        if attended is not None:
-            weights = attended.weights()[:, :, -1]
-            keys = weights.shape[-1]
-            self._attention[:, 0, self._width - keys : self._width] = weights.mean(dim=1).to(self._device)
+            finite = states.isfinite().all(dim=-1).transpose(1, 2).to(self._device)  # (b, q, layers)
+            if self._finite is None:
+                self._finite = finite.new_ones(self._rows, self._limit + 1, finite.shape[2])
+            self._finite[rows, first : first + finite.shape[1]] = finite
+        for place in range(len(columns) if states is None else states.shape[2]):
+            if columns and columns[place].shape[-1]:
+                self._waiting.append(_Step(index + place, rows, None, columns[place]))
+            if states is not None:
+                self._waiting.append(_Step(first + place, rows, states[:, :, place], None))
 
-    def push(self, index: int, rows: Tensor, states: Tensor | None, attended: Attended | None) -> None:
-        """Take what was read while token ``index`` of ``rows`` was forwarded.
+    def _push_attention(self, index: int, rows: Tensor, weights: Tensor) -> list[Tensor]:
+        """Keep the rows of weights (b, heads, q, k); of each position those on generated tokens."""
+        weights = weights.to(self._device)
+        count, keys = weights.shape[2:]
+        end = self._width + index + count
+        if self._attention is None:
+            shape = (self._rows, self._limit + 1, self._width + self._limit)
+            self._attention = torch.zeros(shape, device=self._device)
+        self._attention[rows, index + 1 : index + 1 + count, end - keys : end] = weights.mean(dim=1)
+        found = []
+        for place in range(count):
+            stop = keys - count + place + 1  # later positions of the same pass are not seen
+            found.append(weights[:, :, place, max(0, stop - index - place - 1) : stop])
+        return found
 
-        Args:
-            index: which generated token, from 0.
-            rows: (b,) original rows of the batch that ran.
-            states: (b, layers, d), or None when no layer is read.
-            attended: the last block's attention, or None when it is not read.
-        """
-        if attended is not None:
-            weights = attended.weights()[:, :, -1].to(self._device)  # (b, heads, k)
-            end = self._width + index + 1
-            self._attention[rows, index + 1, end - weights.shape[-1] : end] = weights.mean(dim=1)
-            self._waiting.append(_Step(index, rows, None, weights[:, :, -(index + 1) :]))
-        if states is not None:
-            # What was read at a token is kept for the one after it where that is what it predicts.
-            self._push_states(index + (self._needs.pool == "predicting"), rows, states)
-
-    def _push_states(self, index: int, rows: Tensor, states: Tensor) -> None:
-        if self._finite is None:
-            shape = (self._rows, self._steps + 1, states.shape[1])
-            self._finite = torch.ones(shape, dtype=torch.bool, device=self._device)
-        self._finite[rows, index] = states.isfinite().all(dim=-1).to(self._device)
-        self._waiting.append(_Step(index, rows, states, None))
+    def drop(self, count: int) -> None:
+        """Take back the last ``count`` positions pushed, for their tokens were not written."""
+        for _ in range(count * (bool(self._needs.layers) + self._needs.attention)):
+            self._waiting.pop()
 
     def finish(self, row: int, kept: int) -> None:
         """``row`` has ended and its first ``kept`` tokens are its text."""
@@ -115,48 +142,33 @@ class Recorder:
         while self._waiting and self._waiting[0].index < upto:
             self._pool(self._waiting.popleft())
 
+    def close(self) -> None:
+        """Pool what still waits; every row has finished."""
+        self.commit(self._limit + 1)
+
     def _pool(self, step: _Step) -> None:
         rows, states, columns = step.rows, step.states, step.columns
         if self._kept:
             listed = rows.tolist()
-            keep = [i for i, row in enumerate(listed) if self._kept.get(row, self._steps) > step.index]
+            keep = [i for i, row in enumerate(listed) if self._kept.get(row, self._limit) > step.index]
             if len(keep) < len(listed):
                 chosen = torch.tensor(keep, dtype=torch.long, device=rows.device)
                 rows = rows[chosen]
                 states = None if states is None else states[chosen.to(states.device)]
                 columns = None if columns is None else columns[chosen]
         if states is not None:
-            self._pool_states(rows, states)
+            vectors = token_vectors(states, self._needs.pool)
+            if self._needs.pool in PER_TOKEN:
+                for row, vector in zip(rows.tolist(), vectors.cpu(), strict=True):
+                    self._tokens[row].append(vector)
+            else:
+                self._pooled.add(vectors.to(self._device), rows)
         if columns is not None:
             if self._column_max is None:
-                shape = (self._rows, columns.shape[1], self._steps)
-                self._column_max = torch.zeros(shape, device=columns.device)
-            first = step.index + 1 - columns.shape[-1]
-            best = self._column_max[rows, :, first : step.index + 1]
-            self._column_max[rows, :, first : step.index + 1] = torch.maximum(best, columns)
-
-    def _pool_states(self, rows: Tensor, states: Tensor) -> None:
-        if self._needs.of_mind:  # of each token the average over layers, and the final norm's
-            states = torch.stack([states[:, :-1].float().mean(dim=1), states[:, -1].float()], dim=1)
-        if self._needs.pool in ("tokens", "predicting", "mind_tokens"):
-            if self._needs.of_mind:
-                states = states.flatten(1)[:, None]
-            for row, state in zip(rows.tolist(), states.float().cpu(), strict=True):
-                self._tokens[row].append(state)
-            return
-        states = states.to(self._device, torch.float32)
-        if self._pooled is None:
-            self._pooled = torch.zeros(self._rows, *states.shape[1:], device=self._device)
-        if self._needs.pool == "mean":
-            self._pooled.index_add_(0, rows, states)
-            return
-        if self._needs.pool == "mind":
-            states[:, 1] += self._pooled[rows, 1]
-        self._pooled[rows] = states
-
-    def close(self) -> None:
-        """Pool what still waits; every row has finished."""
-        self.commit(self._steps + 1)
+                self._column_max = columns.new_zeros(self._rows, columns.shape[1], self._limit)
+            place = slice(step.index + 1 - columns.shape[-1], step.index + 1)
+            best = self._column_max[rows, :, place]
+            self._column_max[rows, :, place] = torch.maximum(best, columns)
 
     def broken(self) -> tuple[int, int, int] | None:
         """(row, token, layer index) of the first kept state that is NaN or infinite."""
@@ -172,94 +184,16 @@ class Recorder:
         kept = self._kept[row]
         if not self._needs.layers or not kept:
             return None
-        if self._needs.pool in ("tokens", "predicting", "mind_tokens"):
+        if self._needs.pool in PER_TOKEN:
             return torch.stack(self._tokens[row]).numpy()
-        assert self._pooled is not None
-        pooled = self._pooled[row]
-        if self._needs.pool == "mean":
-            pooled = pooled / kept
-        elif self._needs.pool == "mind":
-            pooled = torch.cat([pooled[0], pooled[1] / kept])[None]
-        return np.array(pooled.cpu())
+        return self._pooled.value(row, kept).cpu().numpy()
 
     def attention(self, row: int, prompt: int) -> AttentionRows | None:
         """The kept part of ``row``'s attention, whose prompt has ``prompt`` tokens."""
-        if not self._needs.attention:
+        if self._attention is None:
             return None
-        kept = self._kept[row]
-        pad = self._width - prompt
+        kept, pad = self._kept[row], self._width - prompt
         rows = np.array(self._attention[row, : kept + 1, pad : self._width + kept].cpu())
         if self._column_max is None or not kept:
             return AttentionRows(rows, np.zeros(kept, dtype=np.float32))
         return AttentionRows(rows, self._column_max[row, :, :kept].mean(dim=0).cpu().numpy())
-
-
-class Reading:
-    """Reads the last positions of every pass, while it is entered.
-
-    Attributes:
-        recorder: pools what was read.
-        reads: whether anything is read but logits.
-        waits: the last pass was read, and not yet pushed.
-
-    Args:
-        rows, width, limit: prompts, their columns, and most tokens written for one.
-    """
-
-    def __init__(
-        self, model: Any, needs: Needs, rows: int, width: int, limit: int, device: torch.device
-    ) -> None:
-        self.recorder = Recorder(needs, rows, width, limit, device)
-        self.reads = bool(needs.layers or needs.attention)
-        self.waits = False
-        self._states = StateTap(model, needs)
-        self._attention = AttentionTap(model, needs.attention_layer) if needs.attention else None
-        self._predicting = needs.pool == "predicting"
-        self._taps = ExitStack()
-
-    def __enter__(self) -> Self:
-        self._taps.enter_context(self._states)
-        if self._attention is not None:
-            self._taps.enter_context(self._attention)
-            self._attention.queries = 1
-        if self._predicting:
-            self._states.reduce = _last(1)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._taps.close()
-
-    def prefilled(self) -> None:
-        """Take what the prompts' last position left."""
-        states = self._states.take()
-        attended = self._attention.take() if self._attention is not None else None
-        self.recorder.prefilled(None if states is None else states[:, :, -1], attended)
-
-    def expect(self, count: int) -> None:
-        """Read the last ``count`` positions of the next pass."""
-        self._states.reduce = _last(count)
-        if self._attention is not None:
-            self._attention.queries = count
-        self.waits = self.reads
-
-    def push(self, index: int, rows: Tensor, count: int) -> None:
-        """Take what the first ``count`` of the positions read left: tokens ``index`` and on of ``rows``.
-
-        Args:
-            rows: (b,) rows that the batch began with.
-        """
-        states = self._states.take()
-        weights = self._attention.take().weights() if self._attention is not None else None
-        for place in range(count):
-            attended = None
-            if weights is not None:
-                later = weights.shape[2] - 1 - place  # positions of the same pass that it does not see
-                attended = Returned(weights[:, :, place : place + 1, : weights.shape[3] - later])
-            self.recorder.push(index + place, rows, None if states is None else states[:, :, place], attended)
-        self.waits = False
-
-
-def _last(count: int) -> Any:
-    return lambda states: states[:, -count:]

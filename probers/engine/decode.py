@@ -11,149 +11,356 @@ Conventions, shared with :mod:`probers.engine.score`:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from ..capture.hidden_states import named_layer
-from ..capture.recorder import Reading, Recorder
-from ..types import Generation, Needs, RunError
-from .batch import Row, Running, Sampler, closed
-from .forward import Decoder, token_scores
-from .kv_cache import Known, Recent
-from .speculative import finish_alone
+from ..capture.hidden_states import broken_state
+from ..capture.recorder import CaptureSession
+from ..types import Generation, Needs, StopReason, UserError
+from .forward import Decoder, broken_logits, token_scores
+from .kv_cache import CachedPrefix, PrefixCache, begin_cache, can_drop
+from .speculative import PromptLookup
 from .stopping import Stops
-from .tokens import Prompt, TextStream, token_offsets
+from .tokens import Prompt, TextStream
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How to sample instead of taking the likeliest token.
+
+    Recorded log-probabilities and entropies stay those of the raw logits.
+
+    Attributes:
+        temperature: logits are divided by it.
+        top_k: draw among this many likeliest tokens; 0 for all.
+        top_p: draw among the likeliest tokens that together have this probability.
+        seed: a prompt's tokens depend on it, on the prompt, and on how many times the
+            same prompt stands before it in the call; not on its neighbours.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.temperature > 0:
+            raise UserError(
+                f"temperature={self.temperature} must be above 0; leave sampling out for greedy decoding"
+            )
+        if self.top_k < 0 or not 0 < self.top_p <= 1:
+            raise UserError(
+                f"top_k={self.top_k} must be 0 or more and top_p={self.top_p} above 0 and at most 1"
+            )
+
+    def streams(self, prompts: Sequence[Sequence[int]]) -> list[tuple[int, int, int]]:
+        """What the random numbers of each prompt (token ids) are derived from."""
+        seen: Counter[bytes] = Counter()
+        found = []
+        for ids in prompts:
+            digest = hashlib.sha256(np.asarray(ids, dtype=np.int64).tobytes()).digest()[:8]
+            found.append((self.seed, int.from_bytes(digest, "little"), seen[digest]))
+            seen[digest] += 1
+        return found
+
+    def draw(self, logits: Tensor, random: Sequence[np.random.Generator]) -> Tensor:
+        """Tokens (batch,) for logits (batch, vocabulary), each row by its own random numbers."""
+        ordered, order = (logits.float() / self.temperature).sort(dim=-1, descending=True)
+        probabilities = ordered.softmax(dim=-1)
+        if self.top_k:
+            probabilities[:, self.top_k :] = 0
+        total = probabilities.double().cumsum(dim=-1)
+        if self.top_p < 1:
+            # The token that reaches top_p is the last one drawn from.
+            probabilities[total - probabilities >= self.top_p * total[:, -1:]] = 0
+            total = probabilities.double().cumsum(dim=-1)
+        numbers = torch.tensor([row.random() for row in random], dtype=torch.float64)
+        place = torch.searchsorted(total, numbers.to(total.device)[:, None] * total[:, -1:], right=True)
+        return order.gather(-1, place.clamp_max(logits.shape[-1] - 1))[:, 0]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One prompt of a batch.
+
+    Attributes:
+        limit: most tokens to write, at least one.
+        prefix: keys and values of what the prompt may begin with; used where every request has some.
+        stream: of :meth:`Sampling.streams`, where tokens are drawn.
+    """
+
+    prompt: Prompt
+    limit: int
+    prefix: CachedPrefix | None = None
+    stream: tuple[int, int, int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Decoding:
+    """What holds for all prompts of a call.
+
+    Attributes:
+        needs: what to record besides log-probabilities and entropies.
+        stops: what ends a text before its limit.
+        sampling: how tokens are drawn; None takes the likeliest.
+        cache: is left what was computed.
+        draft: most tokens guessed at once for a text that is alone in the batch, or the last
+            that runs (:mod:`probers.engine.speculative`).
+        use_cache: False does without keys and values, for models whose cache is broken.
+    """
+
+    needs: Needs
+    stops: Stops
+    sampling: Sampling | None = None
+    cache: PrefixCache | None = None
+    draft: int = 0
+    use_cache: bool = True
+
+
+class Row:
+    """A prompt's text as it grows.
+
+    Attributes:
+        ids: tokens written; special ones that end a text are none of them.
+        kept: how many of them are its text.
+        stop: why it ended; None while it runs.
+    """
+
+    def __init__(self, request: Request, tokenizer: Any, stops: Stops) -> None:
+        self.prompt, self.limit, self._stops = request.prompt, request.limit, stops
+        self.ids: list[int] = []
+        self.kept = 0
+        self.stop: StopReason | None = None
+        self._text = TextStream(tokenizer, request.prompt.ids) if stops.read_text else None
+
+    def accept(self, tokens: Sequence[int], guessed: Sequence[int]) -> tuple[int, int]:
+        """Take the next token, and those after it as long as the guesses before them were right.
+
+        Args:
+            tokens: one more than were guessed.
+
+        Returns:
+            How many guesses were right, and how many tokens were looked at.
+        """
+        for count, token in enumerate(tokens):
+            written = len(self.ids)
+            self._take(token)
+            right = count < len(guessed) and token == guessed[count] and len(self.ids) > written
+            if self.stop is not None or not right:
+                return count + right, count + 1
+        raise AssertionError("the token after the last guess is no guess")
+
+    def _take(self, token: int) -> None:
+        if token in self._stops.eos:
+            self.stop = "eos"
+            return
+        self.ids.append(token)
+        self.kept = len(self.ids)
+        if self._text is not None:
+            known = len(self._text.visible)
+            self._text.push(token)
+            text = self._text.visible
+            place = self._stops.find(text, known)
+            if place is not None:
+                kept = sum(end <= place for _, end in self._text.offsets())
+                self.kept = max(kept, self._text.settled(0))  # what was pooled stays
+                self.stop = "stop"
+                return
+            if any(stop(text) for stop in self._stops.callables):
+                self.stop = "stop"
+                return
+        if len(self.ids) == self.limit:
+            self.stop = "length"
+
+    def safe(self) -> int:
+        """How many tokens are kept whatever comes next."""
+        if self._text is None or not self._stops.look_back:
+            return len(self.ids)
+        return self._text.settled(self._stops.safe(self._text.visible))
+
+
+class Batch:
+    """The rows of a batch that still run: what the next forward pass needs of them.
+
+    Attributes:
+        rows: (b,) the rows that the batch began with and that are left.
+        active: the same as a list.
+        width: columns of the prompts, padding included.
+        logits: (b, q, vocabulary) of the last pass.
+    """
+
+    def __init__(self, decoder: Decoder, requests: Sequence[Request], *, use_cache: bool = True) -> None:
+        self._decoder = decoder
+        tokens = [request.prompt.ids for request in requests]
+        ids, self._mask, self._positions = decoder.pad(tokens)
+        self.rows = torch.arange(len(tokens), device=decoder.device)
+        self.active = list(range(len(tokens)))
+        self.width = ids.shape[1]
+        self._cache: Any = None
+        self._prefixes = [request.prefix for request in requests]
+        if None in self._prefixes:
+            self._prefixes = [None] * len(requests)
+        self._ids = None if use_cache else ids
+        if use_cache:
+            capacity = self.width + max(request.limit for request in requests)
+            self._cache, columns = begin_cache(decoder, tokens, self._prefixes, capacity)
+            ids, self._positions = ids[:, columns:], self._positions[:, columns:]
+        self.logits = decoder(ids, self._mask, self._positions, cache=self._cache)
+
+    @property
+    def can_drop(self) -> bool:
+        """Whether tokens that were forwarded can be taken back."""
+        return self._cache is not None and can_drop(self._cache)
+
+    def select(self, slots: list[int]) -> None:
+        """Keep only some of the batch's rows, in the order that :func:`closed` gives them."""
+        chosen = torch.tensor(slots, device=self._decoder.device)
+        if self._cache is not None:
+            self._cache.batch_select_indices(chosen)
+        if self._ids is not None:
+            self._ids = self._ids[chosen]
+        self.rows, self._positions = self.rows[chosen], self._positions[chosen]
+        if self._mask is not None:
+            self._mask = self._mask[chosen]
+        self.active = [self.active[slot] for slot in slots]
+
+    def leave(self, cache: PrefixCache | None, rows: Sequence[Row], slots: Iterable[int]) -> None:
+        """Keep what the batch has of some of its rows for later, where that is wanted."""
+        if cache is None or self._cache is None:
+            return
+        for slot in slots:
+            number = self.active[slot]
+            prompt = rows[number].prompt
+            pad, ids = self.width - len(prompt.ids), (*prompt.ids, *rows[number].ids)
+            cache.keep(prompt.name, self._cache, slot, pad, ids, self._prefixes[number])
+
+    def step(self, tokens: Tensor) -> None:
+        """Forward the next tokens of each row, (b, q); without a cache q is 1."""
+        count = tokens.shape[1]
+        if self._mask is not None:
+            self._mask = torch.cat([self._mask, self._mask.new_ones(tokens.shape)], dim=1)
+        ahead = torch.arange(1, count + 1, device=tokens.device)
+        following = self._positions[:, -1:] + ahead
+        if self._ids is not None:
+            following = torch.cat([self._positions, following], dim=1)
+            self._ids = tokens = torch.cat([self._ids, tokens], dim=1)
+        self._positions = following
+        self.logits = self._decoder(tokens, self._mask, following, keep=count, cache=self._cache)
+
+    def drop(self, count: int) -> None:
+        """Take back the last ``count`` tokens of every row."""
+        if not count:
+            return
+        for layer in self._cache.layers:
+            layer.drop(count)
+        self._positions = self._positions[:, :-count]
+        if self._mask is not None:
+            self._mask = self._mask[:, :-count]
+
+
+def closed(slots: Sequence[int]) -> list[int]:
+    """Ascending slots that are kept, most where they are: the last ones fill the gaps."""
+    count = len(slots)
+    moved = [slot for slot in slots if slot >= count]
+    kept = set(slots)
+    return [slot if slot in kept else moved.pop() for slot in range(count)]
 
 
 @torch.inference_mode()
 def generate_batch(
-    decoder: Decoder,
-    tokenizer: Any,
-    prompts: Sequence[Prompt],
-    *,
-    limits: Sequence[int],
-    needs: Needs,
-    stops: Stops,
-    sampler: Sampler | None = None,
-    known: Sequence[Known] | None = None,
-    recent: Recent | None = None,
-    draft: int = 0,
-    use_cache: bool = True,
+    decoder: Decoder, tokenizer: Any, requests: Sequence[Request], how: Decoding
 ) -> list[Generation]:
-    """Continue each of ``prompts`` by at most so many >= 1 tokens as ``limits`` has for it, in their order.
-
-    Args:
-        sampler: draws the tokens; None takes the likeliest.
-        known: of each prompt, keys and values of what it may begin with.
-        recent: is left what was computed.
-        draft: most tokens guessed at once for a text that is alone in the batch, or the last
-            that runs (:mod:`probers.engine.speculative`).
-        use_cache: False does without keys and values, for models whose cache is broken.
+    """Continue the prompts of a batch, in their order.
 
     Raises:
         RunError: a logit or a recorded state is NaN or infinite.
     """
-    rows = [
-        Row(p, TextStream(tokenizer, p.ids) if stops.read_text else None, n)
-        for p, n in zip(prompts, limits, strict=True)
-    ]
-    limit = max(limits)
-    width = max(len(prompt.ids) for prompt in prompts)
-    logprobs = torch.zeros(2, len(rows), limit, device=decoder.device)  # and entropies
-    with Reading(decoder.model, needs, len(rows), width, limit, decoder.device) as reading:
-        recorder = reading.recorder
-        batch = Running(decoder, prompts, limit, known=known, use_cache=use_cache)
-        reading.prefilled()
-        alone = draft > 0 and sampler is None and batch.can_drop
-        for index in range(limit):
-            if alone and len(batch.active) == 1 and rows[batch.active[0]].stop is None:
-                number = batch.active[0]
-                last = recent.get(prompts[number].name) if recent is not None else None
-                earlier = () if last is None else last.ids[last.start :]
-                finish_alone(
-                    batch, rows[number], logprobs[:, number], reading,
-                    stops=stops, most=draft, earlier=earlier,
-                )  # fmt: skip
-                batch.leave(recent, rows, [0])
-                break
-            logits = batch.logits[:, -1]
-            tokens = logits.argmax(dim=-1) if sampler is None else sampler(logits, batch.active)
-            logprobs[0, batch.rows, index], logprobs[1, batch.rows, index] = token_scores(logits, tokens)
-            slots = []
-            for slot, (number, token) in enumerate(zip(batch.active, tokens.tolist(), strict=True)):
+    rows = [Row(request, tokenizer, how.stops) for request in requests]
+    limit = max(request.limit for request in requests)
+    width = max(len(request.prompt.ids) for request in requests)
+    random = [np.random.default_rng(r.stream) for r in requests if r.stream is not None]
+    scores = torch.zeros(2, len(rows), limit, device=decoder.device)  # log-probabilities and entropies
+    with CaptureSession(decoder.model, how.needs, len(rows), width, limit) as capture:
+        batch = Batch(decoder, requests, use_cache=how.use_cache)
+        capture.push(-1, batch.rows)
+        can_guess = how.draft > 0 and how.sampling is None and batch.can_drop
+        lookup: PromptLookup | None = None
+        index, guessed = 0, list[int]()  # tokens decided so far, and those forwarded that may yet be wrong
+        while any(rows[i].stop is None for i in batch.active):
+            if can_guess and lookup is None and len(batch.active) == 1:
+                lookup = _lookup(rows[batch.active[0]].prompt, how)
+            if how.sampling is None:
+                tokens = batch.logits.argmax(dim=-1)  # (b, q)
+            else:
+                tokens = how.sampling.draw(batch.logits[:, -1], [random[i] for i in batch.active])[:, None]
+            found = torch.stack(token_scores(batch.logits, tokens))
+            right, looked_at, slots = 0, 1, []
+            for slot, (number, its) in enumerate(zip(batch.active, tokens.tolist(), strict=True)):
                 row = rows[number]
                 if row.stop is not None:  # its last token has been forwarded
                     continue
-                row.accept(token, stops)
+                right, looked_at = row.accept(its, guessed)
                 if row.stop is not None:
-                    recorder.finish(number, row.kept)
+                    capture.finish(number, row.kept)
                 # A text that ends with this token runs once more, only to be read.
-                if row.stop is None or (reading.reads and row.kept > index):
+                if row.stop is None or (capture.reads and row.kept > index + right):
                     slots.append(slot)
-            batch.leave(recent, rows, set(range(len(tokens))) - set(slots))
+            scores[:, batch.rows, index : index + looked_at] = found[:, :, :looked_at]
+            batch.drop(len(guessed) - right)
+            capture.drop(len(guessed) - right)
+            index += right
+            batch.leave(how.cache, rows, set(range(len(tokens))) - set(slots))
             if not slots:
                 break
             if len(slots) < len(tokens):
                 slots = closed(slots)
                 tokens = tokens[torch.tensor(slots, device=tokens.device)]
                 batch.select(slots)
-            reading.expect(1)
-            batch.step(tokens[:, None])
-            if reading.reads:
-                reading.push(index, batch.rows, 1)
-                safe = [rows[i].safe(stops) for i in batch.active if rows[i].stop is None]
-                recorder.commit(min(safe, default=limit))
-            if all(rows[i].stop is not None for i in batch.active):
-                batch.leave(recent, rows, range(len(slots)))
-                break
-    recorder.close()
-    _refuse_broken(rows, needs, recorder, logprobs)
-    return _generations(tokenizer, rows, needs, recorder, logprobs)
+            tokens = tokens[:, right : right + 1]
+            last = rows[batch.active[0]]
+            guessed = lookup.guess(last.ids, last.limit) if lookup is not None and last.stop is None else []
+            if guessed:
+                tokens = torch.cat([tokens, tokens.new_tensor([guessed])], dim=1)
+            capture.read_last(1 + len(guessed))
+            batch.step(tokens)
+            capture.push(index, batch.rows)
+            capture.commit(min((rows[i].safe() for i in batch.active if rows[i].stop is None), default=limit))
+            index += 1
+        else:
+            batch.leave(how.cache, rows, range(len(batch.active)))
+    capture.close()
+    _refuse_broken(rows, how.needs, capture, scores)
+    kept = scores.cpu().numpy()
+    return [
+        row.prompt.continued(
+            tokenizer, row.ids[: row.kept], kept[:, number, : row.kept], stop=row.stop or "length",
+            needs=how.needs, states=capture.states(number),
+            attention=capture.attention(number, len(row.prompt.ids)),
+        )
+        for number, row in enumerate(rows)
+    ]  # fmt: skip
 
 
-def _refuse_broken(rows: Sequence[Row], needs: Needs, recorder: Recorder, scores: Tensor) -> None:
+def _lookup(prompt: Prompt, how: Decoding) -> PromptLookup:
+    """What the continuation of a prompt may repeat: an earlier text of that name, and the prompt."""
+    last = how.cache.get(prompt.name) if how.cache is not None else None
+    earlier = () if last is None else last.ids[last.start :]
+    return PromptLookup([*earlier, *prompt.ids], how.draft)
+
+
+def _refuse_broken(rows: Sequence[Row], needs: Needs, capture: CaptureSession, scores: Tensor) -> None:
     """RunError for the first kept token whose state or logits are not finite."""
-    broken = recorder.broken()
+    broken = capture.broken()
     if broken is not None:
         row, token, layer = broken
-        raise RunError(
-            f"the state of {named_layer(needs, layer)} is NaN or infinite at generated token {token} "
-            f"of {rows[row].prompt.name}; try dtype=float32 or bfloat16"
-        )
+        raise broken_state(needs, layer, f"generated token {token} of {rows[row].prompt.name}")
     for row, token in (~scores.isfinite().all(dim=0)).nonzero().tolist():
         if token < max(rows[row].kept, 1):
-            raise RunError(
-                f"the logits are NaN or infinite at generated token {token} of "
-                f"{rows[row].prompt.name}; try dtype=float32 or bfloat16"
-            )
-
-
-def _generations(
-    tokenizer: Any, rows: Sequence[Row], needs: Needs, recorder: Recorder, scores: Tensor
-) -> list[Generation]:
-    logprobs, entropies = scores.cpu().numpy()
-    generations = []
-    for number, row in enumerate(rows):
-        assert row.stop is not None
-        ids, prompt = tuple(row.ids[: row.kept]), row.prompt
-        text, offsets = token_offsets(tokenizer, ids, prompt.ids)
-        generations.append(
-            Generation(
-                prompt=prompt.text,
-                prompt_ids=prompt.ids,
-                prompt_offsets=prompt.offsets,
-                token_ids=ids,
-                text=text,
-                offsets=offsets,
-                logprobs=logprobs[number, : row.kept].copy(),
-                entropies=entropies[number, : row.kept].copy(),
-                stop=row.stop,
-                needs=needs,
-                states=recorder.states(number),
-                attention=recorder.attention(number, len(prompt.ids)),
-            )
-        )
-    return generations
+            raise broken_logits(f"generated token {token} of {rows[row].prompt.name}")

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..types import RunError
+
 
 class Decoder:
     """A causal language model as a function from tokens to the logits of the last positions.
@@ -71,3 +73,8 @@ def token_scores(logits: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
     # One product instead of a logarithm per token of the vocabulary; 0 * -inf would be NaN.
     entropies = -torch.linalg.vecdot(logprobs.exp(), logprobs.clamp_min_(torch.finfo(torch.float32).min))
     return chosen, entropies
+
+
+def broken_logits(where: str) -> RunError:
+    """That no token can be chosen or scored at a place."""
+    return RunError(f"the logits are NaN or infinite at {where}; try dtype=float32 or bfloat16")

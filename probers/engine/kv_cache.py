@@ -3,6 +3,10 @@
 transformers' dynamic cache makes a new tensor of the whole context for every token and
 layer. Here room for the whole text is allocated once and filled, which gives the same
 numbers and is what makes long prompts in large batches cheap to continue.
+
+Nothing that was computed is computed again: a :class:`CachedPrefix` begins the prompts that
+share it, a :class:`PrefixCache` has one for every text of earlier calls, and a prompt that
+another one of its batch begins with is computed inside that one (:func:`nested_cache`).
 """
 
 from __future__ import annotations
@@ -10,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, Literal
+from typing import Any
 
 from torch import Tensor
 from transformers import DynamicCache
@@ -81,7 +85,7 @@ class GrowingLayer(DynamicLayer):
         """Keep some rows, and the room there was.
 
         Where rows keep their place and the others come from behind them, as
-        :func:`probers.engine.batch.closed` orders them, only those are copied.
+        :func:`probers.engine.decode.closed` orders them, only those are copied.
         """
         if self._buffers is None:
             return
@@ -112,43 +116,42 @@ def new_cache(config: Any, capacity: int) -> DynamicCache:
     return cache
 
 
+def can_drop(cache: Any) -> bool:
+    """Whether positions can be taken back, and rows handed on: not with sliding windows."""
+    return all(type(layer) is GrowingLayer for layer in cache.layers)
+
+
 def can_share(config: Any) -> bool:
     """Whether a prefix's keys and values can be handed to other texts in this family."""
     layers = DynamicCache(config=config).layers
     return all(type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) for layer in layers)
 
 
-_Kind = Literal["keys", "values"]
-_KINDS: tuple[_Kind, _Kind] = ("keys", "values")
-
-
 @dataclass(frozen=True, slots=True, eq=False)
-class Known:
+class CachedPrefix:
     """Tokens that prompts may begin with, and their keys and values.
 
     Attributes:
         ids: the tokens.
-        keys, values: per layer (heads, len(ids) - start, width), of the tokens from ``start`` on.
+        layers: keys and values of each, both (heads, len(ids) - start, width), of the tokens from
+            ``start`` on.
         before: has those of the first ``start`` tokens; None where start is 0.
     """
 
     ids: tuple[int, ...]
-    keys: tuple[Tensor, ...]
-    values: tuple[Tensor, ...]
-    before: Known | None = None
+    layers: tuple[tuple[Tensor, Tensor], ...]
+    before: CachedPrefix | None = None
     start: int = 0
 
     @classmethod
-    def compute(cls, decoder: Decoder, ids: Sequence[int]) -> Known:
+    def compute(cls, decoder: Decoder, ids: Sequence[int]) -> CachedPrefix:
         """Run the model over ``ids`` once."""
         tokens, mask, positions = decoder.pad([ids])
         # Without the config, so that layers with a sliding window keep all positions too:
         # how far the window reaches depends on what follows.
-        cache = DynamicCache()
+        cache: Any = DynamicCache()
         decoder(tokens, mask, positions, cache=cache)
-        layers: list[Any] = cache.layers
-        found = [(layer.keys[0], layer.values[0]) for layer in layers]
-        return cls(tuple(ids), tuple(k for k, _ in found), tuple(v for _, v in found))
+        return cls(tuple(ids), tuple((layer.keys[0], layer.values[0]) for layer in cache.layers))
 
     def common(self, ids: Sequence[int]) -> int:
         """How many tokens ``ids`` begins with that are known, its last one not counted.
@@ -159,19 +162,21 @@ class Known:
         pairs = enumerate(zip(self.ids[:least], ids, strict=False))
         return next((i for i, (mine, its) in pairs if mine != its), least)
 
-    def write(self, places: Tensor, which: _Kind, layer: int) -> None:
-        """Put a layer's keys or values of the first n tokens into ``places`` (rows, heads, n, width)."""
+    def write(self, layer: int, places: Sequence[Tensor]) -> None:
+        """Put a layer's keys and values of the first n tokens into two ``places`` (rows, heads, n, width)."""
         if self.before is not None:
-            self.before.write(places[:, :, : self.start], which, layer)
-        if places.shape[2] > self.start:
-            own: Tensor = getattr(self, which)[layer]
-            places[:, :, self.start :] = own[:, : places.shape[2] - self.start]
+            self.before.write(layer, [place[:, :, : self.start] for place in places])
+        for place, own in zip(places, self.layers[layer], strict=True):
+            if place.shape[2] > self.start:
+                place[:, :, self.start :] = own[:, : place.shape[2] - self.start]
 
 
-def fill(cache: Any, known: Sequence[Known], prompts: Sequence[Sequence[int]], pads: Sequence[int]) -> int:
+def fill(
+    cache: Any, prefixes: Sequence[CachedPrefix], prompts: Sequence[Sequence[int]], pads: Sequence[int]
+) -> int:
     """Begin the empty cache of a left-padded batch with as many columns as are known in every row.
 
-    Row i begins with its padding, and then has as much of ``known[i]`` as its prompt begins
+    Row i begins with its padding, and then has as much of ``prefixes[i]`` as its prompt begins
     with. What a row still lacks lies in the columns after these, and is computed with the rest
     of its prompt: every row stands where it would without this, with the same positions and mask.
 
@@ -182,29 +187,28 @@ def fill(cache: Any, known: Sequence[Known], prompts: Sequence[Sequence[int]], p
     Returns:
         The number of columns.
     """
-    length = min(pad + one.common(ids) for pad, one, ids in zip(pads, known, prompts, strict=True))
+    length = min(pad + one.common(ids) for pad, one, ids in zip(pads, prefixes, prompts, strict=True))
     if not length:
         return 0
-    like = known[0]
-    runs = [(pad, one, len(list(rows))) for (pad, one), rows in groupby(zip(pads, known, strict=True))]
+    runs = [(pad, one, len(list(rows))) for (pad, one), rows in groupby(zip(pads, prefixes, strict=True))]
     for number, layer in enumerate(cache.layers):
         grows = isinstance(layer, GrowingLayer)
         make = layer.reserve if grows else empty
-        keys, values = make(len(prompts), length, like.keys[number], like.values[number])
+        made = make(len(prompts), length, *prefixes[0].layers[number])
         start = 0
         for pad, one, count in runs:
-            rows = slice(start, start + count)
-            for places, which in zip((keys, values), _KINDS, strict=True):
-                places[rows, :, :pad] = 0  # never seen, but it must be a number
-                if length > pad:
-                    one.write(places[rows, :, pad:], which, number)
+            places = [part[start : start + count] for part in made]
+            for place in places:
+                place[:, :, :pad] = 0  # never seen, but it must be a number
+            if length > pad:
+                one.write(number, [place[:, :, pad:] for place in places])
             start += count
         if not grows:
-            layer.update(keys, values)
+            layer.update(*made)
     return length
 
 
-class Recent:
+class PrefixCache:
     """The texts of late generations by name, for prompts that go on from them.
 
     Given to one call of :meth:`probers.engine.model.CausalLM.generate` after another: each takes from it
@@ -215,42 +219,41 @@ class Recent:
 
     def __init__(self, *, megabytes: float = 1024) -> None:
         self._room = megabytes * 1e6
-        self._texts: dict[str, Known] = {}
+        self._texts: dict[str, CachedPrefix] = {}
         self._taken: dict[str, int] = {}  # bytes
 
     def __len__(self) -> int:
         return len(self._texts)
 
-    def get(self, name: str) -> Known | None:
+    def get(self, name: str) -> CachedPrefix | None:
         """The last text of this name."""
         return self._texts.get(name)
 
     def keep(
-        self, name: str, cache: Any, row: int, pad: int, ids: tuple[int, ...], known: Known | None
+        self, name: str, cache: Any, row: int, pad: int, ids: tuple[int, ...], prefix: CachedPrefix | None
     ) -> None:
         """Copy what a batch's cache has of ``row``, in the place of the last text of that name.
 
         Args:
             pad: columns of padding that the row begins with.
             ids: the tokens after them, as many as the cache has or more.
-            known: what the row began with, which is not copied again.
+            prefix: what the row began with, which is not copied again.
         """
-        if known is None or known is not self._texts.get(name):
+        if prefix is None or prefix is not self._texts.get(name):
             self.forget(name)
-        if not all(type(layer) is GrowingLayer for layer in cache.layers):
+        if not can_drop(cache):
             return
         ids = ids[: cache.layers[0].get_seq_length() - pad]
-        start = 0 if known is None else known.common(ids)
-        keys = [layer.keys[row, :, pad + start :] for layer in cache.layers]
-        values = [layer.values[row, :, pad + start :] for layer in cache.layers]
-        size = sum(each.nbytes for each in keys + values)
+        start = 0 if prefix is None else prefix.common(ids)
+        own = [[part[row, :, pad + start :] for part in (layer.keys, layer.values)] for layer in cache.layers]
+        size = sum(part.nbytes for parts in own for part in parts)
         if size > self._room:
             self.forget(name)
             return
         self._room -= size
         self._taken[name] = self._taken.get(name, 0) + size  # what it goes on from stays in memory
-        own = [tuple(each.clone() for each in kind) for kind in (keys, values)]
-        self._texts[name] = Known(ids, own[0], own[1], known if start else None, start)
+        layers = tuple((keys.clone(), values.clone()) for keys, values in own)
+        self._texts[name] = CachedPrefix(ids, layers, prefix if start else None, start)
 
     def forget(self, name: str) -> None:
         """Leave out a text."""
@@ -289,7 +292,7 @@ def nested_cache(decoder: Decoder, prompts: Sequence[Sequence[int]], capacity: i
     if saved < _LEAST or min(map(len, prompts)) < 2:
         return None
     cache: Any = new_cache(decoder.model.config, capacity)
-    if not all(type(layer) is GrowingLayer for layer in cache.layers):
+    if not can_drop(cache):
         return None
     kept = sorted(set(leaf))
     heads = [prompts[i][:-1] for i in kept]
@@ -310,3 +313,28 @@ def nested_cache(decoder: Decoder, prompts: Sequence[Sequence[int]], capacity: i
                 place[row, :, width - count :] = full[source, :, start : start + count]
         old.keys = old.values = None  # free before the next layer's are made
     return cache
+
+
+def begin_cache(
+    decoder: Decoder,
+    prompts: Sequence[Sequence[int]],
+    prefixes: Sequence[CachedPrefix | None],
+    capacity: int,
+) -> tuple[Any, int]:
+    """A cache for left-padded prompts, and how many of its columns need not be computed any more.
+
+    Args:
+        prompts: token ids.
+        prefixes: what each may begin with; used where all have one.
+        capacity: positions to make room for.
+    """
+    width = max(map(len, prompts))
+    known = [prefix for prefix in prefixes if prefix is not None]
+    if len(known) < len(prompts):
+        cache = nested_cache(decoder, prompts, capacity)
+        if cache is not None:
+            return cache, width - 1
+    cache = new_cache(decoder.model.config, capacity)
+    if len(known) < len(prompts):
+        return cache, 0
+    return cache, fill(cache, known, prompts, [width - len(ids) for ids in prompts])

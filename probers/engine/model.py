@@ -14,11 +14,10 @@ from ..capture.blocks import check_supported, decoder_layers
 from ..capture.hidden_states import check_needs
 from ..store.spec import ModelSpec
 from ..types import AttentionRows, Generation, Needs, UserError
-from .batch import Sampler, Sampling
-from .batching import Batches
-from .decode import generate_batch
+from .batch_size import Batches
+from .decode import Decoding, Request, Sampling, generate_batch
 from .forward import Decoder
-from .kv_cache import Known, Recent, can_share, longest
+from .kv_cache import CachedPrefix, PrefixCache, can_share, longest
 from .loading import context_length, fingerprint, load, pick_device, pick_dtype
 from .score import attend_alone, score_batch
 from .stopping import Stop, Stops
@@ -43,7 +42,7 @@ class CausalLM:
 
     Args:
         name: what the user calls it; part of every feature's specification.
-        batch_size: texts per forward pass, or "auto" (:class:`probers.engine.batching.Batches`).
+        batch_size: texts per forward pass, or "auto" (:class:`probers.engine.batch_size.Batches`).
         on_too_long: what to do with a prompt that does not fit into the context: "error",
             "skip" (its Generation has no tokens and the stop "skipped"), or "truncate_left"
             (the beginning of the prompt goes, special tokens there stay).
@@ -78,7 +77,7 @@ class CausalLM:
         self._name, self._revision = name or type(model).__name__, revision
         self._decoder = Decoder(model)
         self._context = context_length(model.config)
-        self._prefix: tuple[str, Known] | None = None
+        self._prefix: tuple[str, CachedPrefix] | None = None
 
     @classmethod
     def from_pretrained(
@@ -148,7 +147,7 @@ class CausalLM:
         sampling: Sampling | None = None,
         prefix: str = "",
         names: Sequence[str] | None = None,
-        recent: Recent | None = None,
+        cache: PrefixCache | None = None,
         draft: int = 0,
         progress: str | None = None,
     ) -> list[Generation]:
@@ -165,7 +164,7 @@ class CausalLM:
             prefix: text that all prompts begin with (a run's exemplars). Its keys and values
                 are computed once and kept for later calls; results do not depend on it.
             names: what messages call the prompts; by default their place in the list.
-            recent: what earlier calls computed for prompts of these names, so that one that
+            cache: what earlier calls computed for prompts of these names, so that one that
                 goes on from there need not compute it again; this call's texts are added.
             draft: guess so many tokens at once from the prompt, where a text is alone in its
                 batch or the last that runs, and check them in one pass (:mod:`probers.engine.speculative`);
@@ -187,16 +186,15 @@ class CausalLM:
         encoded = encode_prompts(self.tokenizer, prompts, names)
         shared = self._shared(prefix, encoded)
         fitting = self._fit(encoded, limits, [f"max_new_tokens={n}" for n in limits])
-        known = [_known(p, shared, recent) for p in fitting]
-        streams = sampling.streams([p.ids for p in encoded]) if sampling is not None else []
+        streams = [None] * len(encoded) if sampling is None else sampling.streams([p.ids for p in encoded])
+        requests = [
+            Request(prompt, limit, _longest_known(prompt, shared, cache), stream)
+            for prompt, limit, stream in zip(fitting, limits, streams, strict=True)
+        ]
+        how = Decoding(needs, stops, sampling, cache, draft, self.use_cache)
 
         def work(chosen: list[int]) -> list[Generation]:
-            sampler = Sampler(sampling, [streams[i] for i in chosen]) if sampling is not None else None
-            return generate_batch(
-                self._decoder, self.tokenizer, [fitting[i] for i in chosen],
-                limits=[limits[i] for i in chosen], needs=needs, stops=stops, sampler=sampler,
-                known=_of_all(known, chosen), recent=recent, draft=draft, use_cache=self.use_cache,
-            )  # fmt: skip
+            return generate_batch(self._decoder, self.tokenizer, [requests[i] for i in chosen], how)
 
         # A prompt that another one begins with belongs beside it, in whose pass it is computed.
         leaf = longest([p.ids for p in fitting]) if shared is None else range(len(fitting))
@@ -268,7 +266,7 @@ class CausalLM:
         listed = declared if isinstance(declared, list) else [declared]
         return frozenset(i for i in [*listed, self.tokenizer.eos_token_id] if i is not None)
 
-    def _shared(self, prefix: str, encoded: Sequence[Prompt]) -> Known | None:
+    def _shared(self, prefix: str, encoded: Sequence[Prompt]) -> CachedPrefix | None:
         """Keys and values of ``prefix``, computed when it is another one than last time."""
         for prompt in encoded:
             if not prompt.text.startswith(prefix):
@@ -280,7 +278,7 @@ class CausalLM:
             if self._context is not None and len(tokens.ids) > self._context:
                 raise UserError(f"the prefix has {len(tokens.ids)} tokens, the context only {self._context}")
             self._prefix = None  # its memory is free before the next one is made
-            self._prefix = (prefix, Known.compute(self._decoder, tokens.ids))
+            self._prefix = (prefix, CachedPrefix.compute(self._decoder, tokens.ids))
         return self._prefix[1]
 
     def fits(self, prompts: Sequence[str], more: Sequence[int]) -> list[bool]:
@@ -322,17 +320,18 @@ class CausalLM:
         sizes = [lengths[i] for i in kept]
         made = self._batches.run(sizes, lambda chosen: work([kept[i] for i in chosen]), progress=progress)
         results = dict(zip(kept, made, strict=True))
-        return [results[i] if i in results else encoded[i].skipped(needs) for i in range(len(encoded))]
+        nothing = np.zeros((2, 0), dtype=np.float32)
+        return [
+            results[i] if i in results
+            else prompt.continued(self.tokenizer, (), nothing, stop="skipped", needs=needs)
+            for i, prompt in enumerate(encoded)
+        ]  # fmt: skip
 
 
-def _known(prompt: Prompt, shared: Known | None, recent: Recent | None) -> Known | None:
+def _longest_known(
+    prompt: Prompt, shared: CachedPrefix | None, cache: PrefixCache | None
+) -> CachedPrefix | None:
     """What has most of the prompt's beginning."""
-    last = recent.get(prompt.name) if recent is not None else None
+    last = cache.get(prompt.name) if cache is not None else None
     found = [one for one in (shared, last) if one is not None]
     return max(found, key=lambda one: one.common(prompt.ids), default=None)
-
-
-def _of_all(known: Sequence[Known | None], chosen: Sequence[int]) -> list[Known] | None:
-    """Those of the prompts of one batch, where each has one."""
-    found = [one for one in (known[i] for i in chosen) if one is not None]
-    return found if len(found) == len(chosen) else None

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ..types import Generation, Needs, UserError
+from ..types import AttentionRows, Generation, Needs, StopReason, UserError
 
 Span = tuple[int, int]
 
@@ -172,12 +172,27 @@ class Prompt:
     ids: tuple[int, ...]
     offsets: tuple[Span, ...]
 
-    def skipped(self, needs: Needs) -> Generation:
-        """What stands for the generation of a prompt that was left out."""
-        nothing = np.zeros(0, dtype=np.float32)
+    def continued(
+        self,
+        tokenizer: Any,
+        ids: Sequence[int],
+        scores: np.ndarray,
+        *,
+        stop: StopReason,
+        needs: Needs,
+        states: np.ndarray | None = None,
+        attention: AttentionRows | None = None,
+    ) -> Generation:
+        """The generation of tokens ``ids`` (n,) after this prompt.
+
+        Args:
+            scores: (2, n) their log-probabilities and entropies.
+        """
+        text, offsets = token_offsets(tokenizer, ids, self.ids)
         return Generation(
-            self.text, self.ids, self.offsets, (), "", (), nothing, nothing, "skipped", needs=needs
-        )
+            self.text, self.ids, self.offsets, tuple(ids), text, offsets,
+            scores[0].copy(), scores[1].copy(), stop, needs, states, attention,
+        )  # fmt: skip
 
 
 def encode_prompts(

@@ -276,11 +276,13 @@ def states_for(bank: ProbeBank, generation: Generation, trigger: Trigger) -> np.
     Raises:
         RunError: no states were recorded; names the trigger.
     """
+    from probers.capture.pooling import as_stored  # loads torch
+
     if generation.states is None:
         raise RunError(f"trigger={trigger.name} needs hidden states and the generation has none recorded")
     place = {layer: i for i, layer in enumerate(generation.needs.layers)}
     chosen = generation.states[..., [place[layer] for layer in bank.layers], :]
-    return chosen.astype(bank.spec.dtype).astype(np.float32)
+    return as_stored(chosen, bank.spec.dtype).numpy()
 
 
 #: Score of an empty answer: finite, and above any threshold a method would use.
