@@ -15,7 +15,7 @@ from pandas.api.types import is_numeric_dtype
 
 from probers.bank.calibration import SIGNALS
 from probers.evaluation.baselines import RANGES, bag_of_words, categories, numbers
-from probers.store.store import COLUMNS
+from probers.store.files import COLUMNS
 
 from .data import Examples
 

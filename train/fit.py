@@ -21,7 +21,7 @@ from .batches import Balance, Batches, Schedule, StoreData, balancing
 from .controls import EMBEDDING
 from .data import Examples
 from .module import Loss, NotFiniteError, Optimisation, ProberModule
-from .states import CHUNK, Column, Padded, States, TokenStates, moments, parse_layers
+from .states import CHUNK, Column, Padded, States, TokenStates, layers_to_train, moments
 from .trainer import TrainerSettings, train
 
 Target = Literal["correct", "shuffled", "person"]
@@ -256,7 +256,7 @@ def plan_tasks(
 
     Args:
         stores: one per site.
-        layer: as asked for, see :func:`parse_layers`.
+        layer: as asked for, see :func:`layers_to_train`.
         examples: of the stores.
         seeds: of weights, dropout and order; the controls have the first one.
 
@@ -268,7 +268,7 @@ def plan_tasks(
     """
     tasks: list[Task] = []
     for store in stores:
-        wanted = parse_layers(layer, store.spec)
+        wanted = layers_to_train(layer, store.spec)
         tasks += [Task(k, seed=seed, site=store.spec.site) for seed in seeds for k in wanted]
     notes: list[str] = []
     first = seeds[0]

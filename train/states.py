@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from probers.heads import Moments
-from probers.store.spec import FeatureSpec
+from probers.store.spec import FeatureSpec, parse_layers
 from probers.store.store import FeatureStore
 from probers.types import Site, UserError
 
@@ -137,7 +137,7 @@ def moments(states: States, rows: Tensor, columns: Sequence[int], targets: Tenso
     return Moments(mean, (squares / seen).sqrt(), class_mean)
 
 
-def parse_layers(value: Any, spec: FeatureSpec) -> tuple[int, ...]:
+def layers_to_train(value: Any, spec: FeatureSpec) -> tuple[int, ...]:
     """The layers asked for: "all", one number, or a list of numbers.
 
     "all" leaves out layer 0, the embedding output, which is trained as a control.
@@ -145,19 +145,14 @@ def parse_layers(value: Any, spec: FeatureSpec) -> tuple[int, ...]:
     Raises:
         UserError: not understood, not in the store (lists those that are), or layer 0.
     """
-    if value == "all":
-        layers = tuple(k for k in spec.layers if k > 0)
-        if not layers:
-            raise UserError("layer=all: the store holds the embedding output only, make it with layers=all")
-        return layers
-    wanted = [value] if isinstance(value, int) else value
-    if isinstance(wanted, str) or not all(isinstance(k, int) and not isinstance(k, bool) for k in wanted):
-        raise UserError(f"layer={value} is not understood: give a number, a list like [6,8,10], or all")
-    if not len(wanted):
+    wanted = parse_layers(value, {"all": [k for k in spec.layers if k > 0]}, "layer")
+    if not wanted and value == "all":
+        raise UserError("layer=all: the store holds the embedding output only, make it with layers=all")
+    if not wanted:
         raise UserError("layer=[] names no layer: give a number, a list like [6,8,10], or all")
     if 0 in wanted:
         raise UserError(
             f"layer=0 is the embedding output, which is trained as a control anyway: choose from 1 to "
             f"{spec.model.layers}"
         )
-    return spec.select(sorted(set(wanted))).layers
+    return spec.select(wanted).layers
