@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from probers.data.splits import deal
 from probers.seeding import draw_key
 from probers.store.store import FeatureStore
-from probers.types import UserError
+from probers.types import SPLITS, UserError
 
 #: How a signal of a span's tokens becomes the span's; every other column is the same for all of them.
 _OVER_TOKENS = {
@@ -47,9 +48,6 @@ def as_texts(store: FeatureStore) -> Texts:
         if column in table:
             whole[column] = table.groupby(number, sort=False)[column].agg(how)
     return Texts(whole.assign(id=whole["span"]).drop(columns="token").reset_index(drop=True), members)
-
-
-SPLITS = ("train", "validation", "test")
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,13 +185,11 @@ def split_record(examples: Examples) -> Mapping[str, list[str]]:
 
 def _deal(groups: np.ndarray, shares: Sequence[float], seed: int, what: str) -> np.ndarray:
     names = sorted(set(groups), key=lambda g: draw_key("split", seed, str(g)))
-    ends = np.round(np.cumsum(shares) * len(names)).astype(int)
-    sizes = np.diff([0, *ends])
-    if sizes.min() < 1:
+    of = deal(names, shares)
+    if len(set(of.values())) < len(SPLITS):
         raise UserError(
             f"split={list(shares)}: {what} has {len(names)} groups, too few for three splits of these shares"
         )
-    of = dict(zip(names, np.repeat(SPLITS, sizes).tolist(), strict=True))
     return np.array([of[g] for g in groups], dtype=object)
 
 

@@ -14,11 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from probers.data.lines import BadLine, read_lines
+from probers.data.records import BadLine, check_object, read_lines
+from probers.data.splits import Splits
 from probers.seeding import draw_key
 from probers.types import Article, UserError
 
-from .base import ArticleSource, Problems, Rules, Splits, UnusableError, clean
+from .base import ArticleSource, Problems, Rules, UnusableError, clean
 
 
 def open_file(
@@ -101,8 +102,7 @@ def _article(line: str, rules: Rules, splits: Splits | None = None) -> Article:
         UnusableError: something is empty or too short.
     """
     record: Any = json.loads(line)
-    if not isinstance(record, dict):
-        raise ValueError(f"expected a JSON object, found {type(record).__name__}")
+    check_object(record)
     title = record.get("title")
     if not isinstance(title, str):
         raise ValueError("no 'title'" if title is None else f"title must be a string, found {title!r}")

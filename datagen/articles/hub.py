@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from probers.data.hub import first_line, open_stream
-from probers.types import Article, UserError
+from probers.data.records import open_stream
+from probers.data.splits import Splits
+from probers.types import Article, UserError, first_line
 
-from .base import ArticleSource, Problems, Progress, Rules, Splits, UnusableError, clean, prose
+from .base import ArticleSource, Problems, Progress, Rules, UnusableError, clean, prose
 
 #: With a limit, articles are drawn out of a window of this many rows that moves over the stream.
 WINDOW = 1000

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from probers.data.splits import Splits
 from probers.types import Article, RunError, UserError
 
-from .base import ArticleSource, Problems, Progress, Rules, Splits, UnusableError, clean, prose
+from .base import ArticleSource, Problems, Progress, Rules, UnusableError, clean, prose
 from .wikipedia_client import Client, FetchError
 
 

@@ -16,6 +16,7 @@ from probers.evaluation.baselines import RANGES, bag_of_words, categories, numbe
 from probers.evaluation.bootstrap import Bootstrap, Interval
 from probers.evaluation.metrics import auroc
 from probers.store.store import FeatureStore
+from probers.types import SPLITS
 
 #: Inverse penalties tried; on standardised states the usual 1.0 fits noise where examples are few.
 _STRENGTHS = (1e-3, 1e-2, 1e-1)
@@ -117,7 +118,6 @@ class _Fitted:
         return found.astype(np.float64)
 
 
-SPLITS = ("train", "validation", "test")
 MAJORITY, PROBE = "majority", "linear probe"
 #: Held-out spans and groups below which intervals would be too wide to tell anything.
 LEAST_SPANS, LEAST_GROUPS = 20, 5

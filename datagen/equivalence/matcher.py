@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import get_args
 
-from probers.data.word_vectors import load_vectors
+from probers.text import load_vectors
 from probers.types import UserError
 
 from .aliases import common_aliases, load_aliases

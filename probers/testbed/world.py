@@ -24,6 +24,7 @@ import itertools
 import random
 from dataclasses import dataclass, field
 
+from ..types import SPLITS
 from .relations import BY_KIND, RELATIONS, Relation, plain_values
 
 _ONSETS = [
@@ -97,7 +98,6 @@ class NameMaker:
 
 
 KINDS = ("known", "stale", "misbelieved", "unknown")
-SPLITS = ("train", "validation", "test")
 
 
 @dataclass(frozen=True, slots=True)
