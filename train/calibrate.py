@@ -13,7 +13,6 @@ from collections.abc import Mapping
 import numpy as np
 
 from probers.bank.calibration import (
-    SIGNALS,
     Calibration,
     EntropyModel,
     Isotonic,
@@ -25,6 +24,7 @@ from probers.bank.ensemble import KINDS, Ensemble
 from probers.bank.thresholds import ThresholdRule, checked
 from probers.evaluation.metrics import auroc
 from probers.types import UserError
+from probers.uncertainty import SIGNALS
 
 __all__ = [
     "CALIBRATIONS", "ThresholdRule", "fit_calibration", "fit_ensemble", "fit_entropy_model",

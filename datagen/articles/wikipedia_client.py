@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 import time
@@ -15,7 +14,7 @@ import httpx
 
 import probers
 from probers.data.http import AgainError, FetchError, PatientTransport, retry_after
-from probers.files import write_bytes, writing
+from probers.files import digest, write_bytes
 
 if TYPE_CHECKING:
     import wikipediaapi
@@ -37,8 +36,7 @@ class Cache:
     def path(self, kind: str, name: str) -> Path:
         """The file of a record: readable as far as the name is ASCII, unique by its hash."""
         slug = re.sub(r"[^A-Za-z0-9]+", "_", name)[:40].strip("_")
-        digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:16]
-        return self.folder / kind / f"{slug}-{digest}.json"
+        return self.folder / kind / f"{slug}-{digest(name)}.json"
 
     def get(self, kind: str, name: str) -> dict[str, Any] | None:
         try:
@@ -56,9 +54,8 @@ class Cache:
             RunError: the folder cannot be written to.
         """
         path = self.path(kind, name)
-        with writing(path, "free some space or give another folder as wikipedia.cache"):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_bytes(path, json.dumps({"schema": SCHEMA, "name": name, **record}).encode())
+        blob = json.dumps({"schema": SCHEMA, "name": name, **record}).encode()
+        write_bytes(path, blob, "free some space or give another folder as wikipedia.cache")
 
 
 __all__ = ["BUSY", "FetchError", "PoliteTransport"]

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from probers.evaluation import metrics
-from probers.evaluation.baselines import RANGES, bag_of_words, categories, numbers
+from probers.evaluation.baselines import RANGES, bag_of_words, categories, logistic_regression, numbers
 from probers.evaluation.bootstrap import Bootstrap, Interval
 from probers.evaluation.metrics import auroc
 from probers.store.store import FeatureStore
@@ -98,7 +98,6 @@ class _Fitted:
         cls, store: FeatureStore, layer: int, rows: np.ndarray, wrong: np.ndarray, strengths: Sequence[float]
     ) -> _Fitted:
         from sklearn.exceptions import ConvergenceWarning
-        from sklearn.linear_model import LogisticRegression
 
         states = store.states((layer,), rows)[:, 0].astype(np.float32)
         mean = states.mean(axis=0, dtype=np.float64).astype(np.float32)
@@ -108,7 +107,7 @@ class _Fitted:
         states /= scale
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)  # a probe that stopped early still is one
-            models = [LogisticRegression(C=c, max_iter=300).fit(states, wrong) for c in strengths]
+            models = [logistic_regression(states, wrong, c=c, steps=300) for c in strengths]
         return cls(layer, mean, scale, models)
 
     def scores(self, place: int, store: FeatureStore, rows: np.ndarray) -> np.ndarray:

@@ -140,7 +140,7 @@ class Comparison:
         }
         entry["trigger"] = {n: _value(trigger[n].value) if n in trigger else None for n in _TRIGGER}
         every = found | {f"trigger.{n}": i for n, i in trigger.items()}
-        entry["ci95"] = {n: _ends(i) for n, i in every.items() if _ends(i) is not None}
+        entry["ci95"] = {n: i.limits for n, i in every.items() if i.limits is not None}
         return entry
 
     def pair(self, a: Outcomes, b: Outcomes) -> dict[str, Any]:
@@ -155,7 +155,7 @@ class Comparison:
                 scores = a.scores[a.scored], b.scores[b.scored]
                 found["trigger.auroc"] = self._scored.difference(*scores, metric)
         return {
-            name: {"diff": _value(i.value), "ci95": _ends(i)}
+            name: {"diff": _value(i.value), "ci95": i.limits}
             for name, i in sorted(found.items())
             if not math.isnan(i.value)
         }
@@ -175,7 +175,7 @@ class Comparison:
             found[name] = {
                 "value": float(expected[name].mean()),
                 "diff": _value(interval.value),
-                "ci95": _ends(interval),
+                "ci95": interval.limits,
             }
         return found
 
@@ -205,10 +205,6 @@ def _share_of(members: np.ndarray, values: np.ndarray, weights: np.ndarray) -> A
 
 def _value(value: float) -> float | None:
     return None if math.isnan(value) else float(value)
-
-
-def _ends(interval: Interval) -> list[float] | None:
-    return None if math.isnan(interval.low) else [interval.low, interval.high]
 
 
 def table_lines(

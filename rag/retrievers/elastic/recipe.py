@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
-from probers.files import canonical_json
+from probers.files import canonical_json, digest
 from probers.types import UserError
 
 Fields = Literal["joined", "separate"]
@@ -53,7 +52,7 @@ class Recipe:
     @property
     def index(self) -> str:
         """Name of the index when none is given: another corpus or setting has another one."""
-        return "probers-" + hashlib.sha256(canonical_json(asdict(self)).encode()).hexdigest()[:16]
+        return "probers-" + digest(canonical_json(asdict(self)))
 
     def meta(self, *, complete: bool) -> dict[str, Any]:
         """What is kept in the mapping's ``_meta``."""
