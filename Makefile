@@ -18,7 +18,7 @@ slow: $(VENV)/.installed-test
 lint: $(VENV)/.installed-test
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
-	rm -rf build/typed
+	rm -rf build
 	$(PIP) install -q --no-deps --target build/typed .
 	$(VENV)/bin/mypy build/typed/probers
 

@@ -10,13 +10,14 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from tqdm import tqdm
 
 from probers.commands.parts import build, load_model, load_passages, plain
 from probers.commands.parts import inputs as fingerprints
-from probers.commands.runs import RunFolder
+from probers.commands.runs import RunFolder, identity
 from probers.data.questions import open_questions
+from probers.store.spec import parse_layers
 from probers.types import Needs, RunError, UserError
 
 if TYPE_CHECKING:
@@ -39,7 +40,9 @@ POOLS = {
 OWN = "own"
 
 
-def parse_layers(value: Any, depth: int, *, site: str = "resid_post", pool: str = "mean") -> tuple[int, ...]:
+def layers_to_read(
+    value: Any, depth: int, *, site: str = "resid_post", pool: str = "mean"
+) -> tuple[int, ...]:
     """The layers asked for: "all" (0 to depth), "stride", one number or a list.
 
     "stride" is every second layer after the first third of the depth (Probing-RAG's
@@ -54,20 +57,15 @@ def parse_layers(value: Any, depth: int, *, site: str = "resid_post", pool: str 
             raise UserError(f"pool=mind makes one vector of all layers: leave layers=all, not {value}")
         return (depth,)
     control = (0,) if site == "resid_post" else ()
-    if value == "all":
-        return (*control, *range(1, depth + 1))
-    if value == "stride":
-        return (*control, *range(depth // 3 + 1, depth + 1, 2))
-    wanted = [value] if isinstance(value, int) else value
-    if not OmegaConf.is_list(wanted) and not isinstance(wanted, list):
-        raise UserError(f"layers={value} is not understood: give all, stride, a number or a list like [4,8]")
-    bad = [k for k in wanted if not isinstance(k, int) or not 0 <= k <= depth]
-    if bad or not wanted:
+    stride = (*control, *range(depth // 3 + 1, depth + 1, 2))
+    named = {"all": (*control, *range(1, depth + 1)), "stride": stride}
+    wanted = parse_layers(value, named, "layers")
+    if not wanted or wanted[0] < 0 or wanted[-1] > depth:
         raise UserError(
             f"layers={list(wanted)} is out of range: the model has {depth} layers, numbered 1 to {depth} "
             "(0 is the embedding output)"
         )
-    return tuple(sorted(set(wanted)))
+    return wanted
 
 
 def _cot(cfg: DictConfig) -> Make:
@@ -173,7 +171,7 @@ def run(cfg: DictConfig) -> Path:
     from .audit import audit, draw, draw_undecided, write_sample
 
     lm = load_model(cfg)
-    layers = parse_layers(cfg.layers, lm.num_layers, site=cfg.site, pool=cfg.pool)
+    layers = layers_to_read(cfg.layers, lm.num_layers, site=cfg.site, pool=cfg.pool)
     needs = Needs(layers, cfg.site, cfg.pool, attention=True)
     check_needs(needs, lm.model)
     builder = make(lm, needs, folder.path)
@@ -186,7 +184,7 @@ def run(cfg: DictConfig) -> Path:
         position=builder.position,
         prompt=builder.prompt.fingerprint,
     )
-    store = FeatureStore.create(folder.path, spec, config=config)
+    store = FeatureStore.create(folder.path, spec, config=identity(config))
     print(f"{cfg.source} -> {folder.path} (model={cfg.model.name}, prompt={cfg.prompt.name})", flush=True)
     fill(store, builder, shard_size=cfg.shard_size)
     figures, lines = _conclude(store, builder, cfg)

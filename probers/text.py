@@ -1,4 +1,4 @@
-"""Words and sentences of English text: stop words, content words, sentence borders."""
+"""Words and sentences of English text: sentence borders, stop words, content words, word vectors."""
 
 from __future__ import annotations
 
@@ -149,3 +149,30 @@ def is_content(sentence: str, words: list[str]) -> list[bool]:
         return [any(c.isalnum() for c in word) and not is_stop_word(word) for word in words]
     real = {token.text for token in tagger(sentence) if token.pos_ in CONTENT_POS}
     return [any(token in word for token in real) for word in words]
+
+
+@lru_cache(maxsize=2)
+def load_vectors(path: str) -> Any:
+    """Gensim ``KeyedVectors`` from a word2vec file: text, or binary when it ends in ``.bin``.
+
+    Raises:
+        UserError: no such file, a pickled file, or one that is not in the word2vec format.
+    """
+    try:
+        with open(path, "rb") as file:
+            start = file.read(2)
+    except OSError as e:
+        raise UserError(f"the vector file {path} cannot be read: {e.strerror}") from e
+    if start[:1] == b"\x80" or path.endswith((".kv", ".model", ".pkl", ".pickle")):
+        raise UserError(
+            f"{path} is a pickled gensim file, which is not opened: save it with save_word2vec_format"
+        )
+    from gensim.models import KeyedVectors
+
+    try:
+        binary = path.removesuffix(".gz").endswith(".bin")
+        vectors = KeyedVectors.load_word2vec_format(path, binary=binary)
+    except (ValueError, EOFError, UnicodeDecodeError, IndexError) as e:
+        raise UserError(f"{path} is not a vector file in the word2vec format: {e}") from e
+    vectors.fill_norms()
+    return vectors

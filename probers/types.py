@@ -16,6 +16,9 @@ Pool = Literal["mean", "last", "tokens", "predicting", "mind", "mind_tokens"]
 Site = Literal["resid_post", "resid_mid", "attn_out", "mlp_out"]
 StopReason = Literal["eos", "stop", "length", "skipped"]
 
+#: The sides of a split, in the order in which shares of them are given.
+SPLITS = ("train", "validation", "test")
+
 
 class UserError(Exception):
     """A mistake in the request: shown as one sentence without a traceback, exit code 2."""
@@ -23,6 +26,11 @@ class UserError(Exception):
 
 class RunError(Exception):
     """A failure while running: shown as one sentence, exit code 1; finished work is kept."""
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, or its class where it has none."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ import time
 import numpy as np
 import pytest
 from probers.datagen.labels.cot import parse_label
-from probers.datagen.run import parse_layers
+from probers.datagen.run import layers_to_read
 
 from probers import FeatureStore
 from probers.commands import main as cli
@@ -187,13 +187,13 @@ def test_bad_requests(tmp_path, override, message):
 
 
 def test_layers():
-    assert parse_layers("all", 4) == (0, 1, 2, 3, 4)
-    assert parse_layers("stride", 12) == (0, 5, 7, 9, 11)
-    assert parse_layers([4, 2], 12) == (2, 4)
-    assert parse_layers(3, 12) == (3,)
-    assert parse_layers("all", 3, site="mlp_out") == (1, 2, 3)  # no layer 0 inside a block
-    assert parse_layers("stride", 12, site="attn_out") == (5, 7, 9, 11)
-    assert parse_layers("all", 12, pool="mind") == (12,)
+    assert layers_to_read("all", 4) == (0, 1, 2, 3, 4)
+    assert layers_to_read("stride", 12) == (0, 5, 7, 9, 11)
+    assert layers_to_read([4, 2], 12) == (2, 4)
+    assert layers_to_read(3, 12) == (3,)
+    assert layers_to_read("all", 3, site="mlp_out") == (1, 2, 3)  # no layer 0 inside a block
+    assert layers_to_read("stride", 12, site="attn_out") == (5, 7, 9, 11)
+    assert layers_to_read("all", 12, pool="mind") == (12,)
 
 
 @pytest.mark.parametrize(

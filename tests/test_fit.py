@@ -23,9 +23,9 @@ from probers.train.data import (
     States,
     StoreStates,
     TokenStates,
+    layers_to_train,
     load_examples,
     moments,
-    parse_layers,
 )
 from probers.train.fit import Fitted, Task, fit, targets_of
 from probers.train.module import FitSettings, ProberModule, head_losses
@@ -343,9 +343,9 @@ def test_ctrl_c_stays_a_keyboard_interrupt(
 
 
 def test_layers_asked_for(store: FeatureStore) -> None:
-    assert parse_layers("all", store.spec) == (1, 2, 3)
-    assert parse_layers(2, store.spec) == (2,)
-    assert parse_layers([3, 1, 3], store.spec) == (1, 3)
+    assert layers_to_train("all", store.spec) == (1, 2, 3)
+    assert layers_to_train(2, store.spec) == (2,)
+    assert layers_to_train([3, 1, 3], store.spec) == (1, 3)
     for value, message in [
         (7, r"layer=7 is not in the features: they hold layers 0-3 of testbed, which has 3 layers"),
         (0, "embedding output, which is trained as a control"),
@@ -354,7 +354,7 @@ def test_layers_asked_for(store: FeatureStore) -> None:
         ([], "names no layer"),
     ]:
         with pytest.raises(UserError, match=message):
-            parse_layers(value, store.spec)
+            layers_to_train(value, store.spec)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from probers.datagen.equivalence import STAGES, EntityMatcher, parse_number, rea
 from probers.datagen.equivalence import wordnet as wordnet_module
 from probers.datagen.equivalence.vectors import cosine, train_vectors
 
-from probers.data.word_vectors import load_vectors
+from probers.text import load_vectors
 from probers.types import Article, UserError
 
 PLAIN = tuple(s for s in STAGES if s not in ("wordnet", "vectors"))

@@ -16,7 +16,7 @@ from hydra import compose, initialize_config_module
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf, open_dict
 from probers.datagen.labels.cot import parse_label
-from probers.datagen.run import parse_layers
+from probers.datagen.run import layers_to_read
 from probers.rag.compare.methods import build_methods
 from probers.rag.loop import RAG
 from probers.rag.queries import QFS
@@ -318,7 +318,7 @@ def test_every_training_set_has_layers_of_its_model(preset, method):
     cfg, choices = composed("datagen", preset, f"method={method}")
     assert not unknown_keys("datagen", cfg, choices)
     depth = DEPTHS[preset]
-    layers = parse_layers(cfg.layers, depth)
+    layers = layers_to_read(cfg.layers, depth)
     if preset.startswith("probing_rag"):
         # Counted from 0 as the authors do: every second one, Gemma's from a third of the depth.
         first, last = {"probing_rag_gemma_2b": (6, 16), "probing_rag_mistral_7b": (12, 22)}[preset]

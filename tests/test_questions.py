@@ -22,7 +22,7 @@ from probers.data.questions import (
     open_questions,
     source_class,
 )
-from probers.data.splits import split_of
+from probers.data.splits import Splits
 from probers.evaluation.answers import normalize_answer
 from probers.types import Question, RunError, UserError
 
@@ -372,7 +372,7 @@ def test_a_group_is_never_on_two_sides_of_a_split(tmp_path):
         sides.setdefault(question.group, set()).add(question.split)
     assert len(sides) == 200 and all(len(s) == 1 for s in sides.values())
     assert {s for side in sides.values() for s in side} == {"train", "validation", "test"}
-    assert all(split_of(g, 0) in side for g, side in sides.items())
+    assert all(Splits(0)(g) in side for g, side in sides.items())
 
 
 def test_a_draw_from_a_large_file_holds_only_what_it_draws(tmp_path):

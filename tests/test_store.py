@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from probers.commands.runs import identity
 from probers.store import reader
 from probers.store.spec import FeatureSpec, ModelSpec
 from probers.store.store import FeatureStore
@@ -159,8 +160,9 @@ def test_unfinished_and_foreign_folders(tmp_path: Path) -> None:
 
 
 def test_another_run_in_the_folder_is_refused(tmp_path: Path) -> None:
-    FeatureStore.create(tmp_path, SPEC, config={"seed": 0, "batch_size": 4}, shards=3)
-    FeatureStore.create(tmp_path, SPEC, config={"seed": 0, "batch_size": 8}, shards=3)  # same computation
+    for batch_size in (4, 8):  # the same computation
+        config = identity({"seed": 0, "batch_size": batch_size})
+        FeatureStore.create(tmp_path, SPEC, config=config, shards=3)
     with pytest.raises(UserError, match=r"configuration, seed \(0 there, 1 now\)"):
         FeatureStore.create(tmp_path, SPEC, config={"seed": 1}, shards=3)
     with pytest.raises(UserError, match=r"features, layers \(\[0, 2, 5\] there, \[2\] now\)"):
@@ -601,13 +603,13 @@ from probers.store import merge as merging
 from probers.store import FeatureStore
 original, step = merging.write_bytes, int(sys.argv[1])
 calls = 0
-def counted(path, blob):
+def counted(path, blob, *then):
     global calls
     calls += 1
     if calls == step:
         path.with_name(f".{path.name}.tmp").write_bytes(blob[:10])
         os.kill(os.getpid(), 9)
-    original(path, blob)
+    original(path, blob, *then)
 merging.write_bytes = counted
 if step == 5:
     os.rename = lambda *_: os.kill(os.getpid(), 9)

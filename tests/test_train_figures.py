@@ -29,7 +29,7 @@ from sklearn import metrics as sk
 
 from probers.bank.thresholds import ThresholdRule
 from probers.evaluation import metrics as m
-from probers.evaluation.bootstrap import Bootstrap, Resamples
+from probers.evaluation.bootstrap import Bootstrap
 from probers.heads import LinearHead
 from probers.store.spec import FeatureSpec, ModelSpec
 from probers.types import RunError
@@ -208,7 +208,7 @@ def test_a_group_counts_once_however_many_texts_it_has() -> None:
     width = {}
     for name, groups, times in (("once", 200, 1), ("repeated", 200, 9), ("apart", 1800, 9)):
         index = np.arange(200 * times) % groups
-        (found,) = Resamples(index, resamples=400).intervals(np.tile(values, times), figure)
+        (found,) = Bootstrap(index, resamples=400).intervals(np.tile(values, times), figure)
         width[name] = found.high - found.low
     assert width["repeated"] == pytest.approx(width["once"])
     assert width["apart"] < 0.5 * width["once"]

@@ -10,11 +10,12 @@ import numpy as np
 import torch
 
 from probers.bank.bank import ProbeBank, half_precision
-from probers.bank.calibration import SIGNALS, Calibration, EntropyModel, sigmoid
+from probers.bank.calibration import Calibration, EntropyModel, sigmoid
 from probers.bank.ensemble import KINDS, Aggregate, Ensemble, aggregate, check_aggregate
 from probers.bank.thresholds import ThresholdRule
 from probers.heads import CORRECT, WRONG, ProbeHead
 from probers.types import RunError, UserError
+from probers.uncertainty import SIGNALS
 
 from .calibrate import CALIBRATIONS, fit_calibration, fit_ensemble, fit_entropy_model
 from .controls import EMBEDDING, ENSEMBLE, SHUFFLED, WITH_ENTROPY, Detector, control_detectors

@@ -16,7 +16,6 @@ from collections.abc import Mapping
 import numpy as np
 
 from probers.bank.calibration import (
-    SIGNALS,
     Calibration,
     EntropyModel,
     Isotonic,
@@ -28,6 +27,7 @@ from probers.bank.ensemble import KINDS, Ensemble
 from probers.bank.thresholds import ThresholdRule, checked
 from probers.evaluation.metrics import auroc
 from probers.types import UserError
+from probers.uncertainty import SIGNALS
 
 CALIBRATIONS = ("platt", "temperature", "isotonic")
 

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 from pandas.api.types import is_numeric_dtype
 
-from probers.bank.calibration import SIGNALS
 from probers.evaluation.baselines import RANGES, bag_of_words, categories, numbers
-from probers.store.store import COLUMNS
+from probers.store.files import COLUMNS
+from probers.uncertainty import SIGNALS
 
 from .data import Examples
 

@@ -12,16 +12,15 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from probers.data.splits import deal
 from probers.heads import Moments, ProbeHead, head_name
 from probers.seeding import draw_key
-from probers.store.spec import FeatureSpec
+from probers.store.spec import FeatureSpec, parse_layers
 from probers.store.store import FeatureStore
-from probers.types import Site, UserError
+from probers.types import SPLITS, Site, UserError
 
 #: Rows read at once where their number does not matter to the result.
 CHUNK = 1024
-
-SPLITS = ("train", "validation", "test")
 
 #: How a signal of a span's tokens becomes the span's; every other column is the same for all of them.
 _OVER_TOKENS = {
@@ -135,12 +134,11 @@ class SplitRequest:
     def _deal(self, groups: np.ndarray, what: str) -> np.ndarray:
         shares = list(map(float, self.split))
         names = sorted(set(groups), key=lambda g: draw_key("split", self.seed, str(g)))
-        sizes = np.diff([0, *np.round(np.cumsum(shares) * len(names)).astype(int)])
-        if sizes.min() < 1:
+        of = deal(names, shares)
+        if len(set(of.values())) < len(SPLITS):
             raise UserError(
                 f"split={shares}: {what} has {len(names)} groups, too few for three splits of these shares"
             )
-        of = dict(zip(names, np.repeat(SPLITS, sizes).tolist(), strict=True))
         return np.array([of[g] for g in groups], dtype=object)
 
 
@@ -334,7 +332,7 @@ class Dataset:
 
         Args:
             stores: of the same texts, one per site.
-            layer: as asked for, see :func:`parse_layers`.
+            layer: as asked for, see :func:`layers_to_train`.
             request: splits; None takes the store's.
 
         Raises:
@@ -343,7 +341,7 @@ class Dataset:
         examples = load_examples(stores, request)
         columns: list[Column] = []
         for store in stores:
-            site, wanted = store.spec.site, parse_layers(layer, store.spec)
+            site, wanted = store.spec.site, layers_to_train(layer, store.spec)
             if 0 in store.spec.layers and not any(column.layer == 0 for column in columns):
                 wanted = (0, *wanted)
             columns += [Column(site, k) for k in wanted]
@@ -369,30 +367,25 @@ class Dataset:
         return Inputs(self.states, self.examples.text_of, order)
 
 
-def parse_layers(value: Any, spec: FeatureSpec) -> tuple[int, ...]:
-    """The layers asked for, rising: "all", one number, or a list of numbers.
+def layers_to_train(value: Any, spec: FeatureSpec) -> tuple[int, ...]:
+    """The layers asked for: "all", one number, or a list of numbers.
 
     "all" leaves out layer 0, the embedding output, which is trained as a control.
 
     Raises:
         UserError: not understood, not in the store (lists those that are), or layer 0.
     """
-    if value == "all":
-        layers = tuple(k for k in spec.layers if k > 0)
-        if not layers:
-            raise UserError("layer=all: the store holds the embedding output only, make it with layers=all")
-        return layers
-    wanted = [value] if isinstance(value, int) else value
-    if isinstance(wanted, str) or not all(isinstance(k, int) and not isinstance(k, bool) for k in wanted):
-        raise UserError(f"layer={value} is not understood: give a number, a list like [6,8,10], or all")
-    if not len(wanted):
+    wanted = parse_layers(value, {"all": [k for k in spec.layers if k > 0]}, "layer")
+    if not wanted and value == "all":
+        raise UserError("layer=all: the store holds the embedding output only, make it with layers=all")
+    if not wanted:
         raise UserError("layer=[] names no layer: give a number, a list like [6,8,10], or all")
     if 0 in wanted:
         raise UserError(
             f"layer=0 is the embedding output, which is trained as a control anyway: choose from 1 to "
             f"{spec.model.layers}"
         )
-    return spec.select(sorted(set(wanted))).layers
+    return spec.select(wanted).layers
 
 
 def moments(states: States, rows: Tensor, columns: Sequence[int], targets: Tensor) -> Moments:

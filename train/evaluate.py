@@ -13,7 +13,7 @@ from tqdm import tqdm
 from probers.bank.calibration import fit_platt, sigmoid
 from probers.bank.thresholds import ThresholdRule
 from probers.evaluation import metrics
-from probers.evaluation.bootstrap import Interval, Resamples
+from probers.evaluation.bootstrap import Bootstrap, Interval
 from probers.types import UserError
 
 from .controls import ENSEMBLE, SHUFFLED, WITH_ENTROPY, Detector
@@ -132,7 +132,7 @@ class Evaluator:
         """ECE and Brier score of P(wrong) (n,) of the test examples, with intervals."""
         return self._of_probabilities(self.wrong, probability, self.bootstrap)
 
-    def _figures(self, detector: Detector, rows: np.ndarray, bootstrap: Resamples) -> Figures:
+    def _figures(self, detector: Detector, rows: np.ndarray, bootstrap: Bootstrap) -> Figures:
         assert detector.probability is not None and detector.threshold is not None
         scores, wrong = detector.scores[rows], self._labels(detector)[rows]
         fired = (scores > detector.threshold).astype(float)
@@ -154,7 +154,7 @@ class Evaluator:
         )  # fmt: skip
 
     @staticmethod
-    def _of_probabilities(wrong: np.ndarray, probability: np.ndarray, bootstrap: Resamples) -> Figures:
+    def _of_probabilities(wrong: np.ndarray, probability: np.ndarray, bootstrap: Bootstrap) -> Figures:
         found = bootstrap.intervals(probability, _at_once(wrong, metrics.brier, metrics.ece))
         return _named(_PROBABILITIES, found)
 
@@ -164,8 +164,8 @@ class Evaluator:
     def _groups(self, rows: np.ndarray) -> np.ndarray:
         return self.examples.table["group"].to_numpy()[rows]
 
-    def _resample(self, rows: np.ndarray) -> Resamples:
-        return Resamples(self._groups(rows), resamples=self._resamples, seed=self._seed)
+    def _resample(self, rows: np.ndarray) -> Bootstrap:
+        return Bootstrap(self._groups(rows), resamples=self._resamples, seed=self._seed)
 
 
 def check_resamples(resamples: int) -> None:
@@ -192,8 +192,7 @@ def as_figures(name: str, interval: Interval | None) -> Figures:
     """``{name: value, name_ci: [low, high]}``, null where undefined."""
     if interval is None or np.isnan(interval.value):
         return {name: None, f"{name}_ci": None}
-    bounds = None if np.isnan(interval.low) else [interval.low, interval.high]
-    return {name: interval.value, f"{name}_ci": bounds}
+    return {name: interval.value, f"{name}_ci": interval.limits}
 
 
 def split_sizes(examples: Examples) -> dict[str, Mapping[str, Any]]:

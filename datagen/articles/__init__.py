@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from probers.data.lines import BadLine
+from probers.data.records import BadLine
 from probers.data.splits import limited
 from probers.testbed.assets import load_articles
 from probers.types import UserError

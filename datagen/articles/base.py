@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import re
-from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
-
-from probers.data.lines import LeftOut
-from probers.data.splits import SPLIT_SHARES
-from probers.seeding import draw_key
+from probers.data.records import LeftOut
 from probers.text import split_sentences
 from probers.types import Article, RunError, UserError
 
@@ -207,32 +202,3 @@ class ArticleSource:
             yield article
         if empty:
             raise self.problems.nothing_usable(self.spec)
-
-
-class Splits:
-    """Deals titles to splits by their hash, so that one title is always on one side.
-
-    Given all titles' keys the shares are exact to within one title; without, they are
-    met on average, which needs no memory and no second pass.
-    """
-
-    def __init__(self, seed: int, keys: array[int] | None = None) -> None:
-        self.seed = seed
-        self.ends: list[tuple[int, str]] = []
-        unique = np.unique(np.frombuffer(keys, dtype=np.uint64)) if keys else None
-        upto = 0.0
-        for name, share in SPLIT_SHARES:
-            upto += share
-            if unique is None:
-                end = round(upto * 2**64)
-            else:
-                rank = round(upto * len(unique))
-                end = int(unique[rank]) if rank < len(unique) else 2**64
-            self.ends.append((end, name))
-
-    def key(self, title: str) -> int:
-        return draw_key("split", self.seed, title)
-
-    def __call__(self, title: str) -> str:
-        key = self.key(title)
-        return next((name for end, name in self.ends if key < end), self.ends[-1][1])

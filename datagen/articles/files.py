@@ -15,12 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from probers.data.hub import first_line, open_stream
-from probers.data.lines import BadLine, read_lines
+from probers.data.records import BadLine, check_object, open_stream, read_lines
+from probers.data.splits import Splits
 from probers.seeding import draw_key
-from probers.types import Article, UserError
+from probers.types import Article, UserError, first_line
 
-from .base import ArticleSource, Problems, Progress, Rules, Splits, UnusableError, clean, prose
+from .base import ArticleSource, Problems, Progress, Rules, UnusableError, clean, prose
 
 #: With a limit, articles of the Hub are drawn out of a window of this many rows that moves over the stream.
 WINDOW = 1000
@@ -97,8 +97,7 @@ def _of_line(line: str, rules: Rules, splits: Splits | None = None) -> Article:
         UnusableError: something is empty or too short.
     """
     record: Any = json.loads(line)
-    if not isinstance(record, dict):
-        raise ValueError(f"expected a JSON object, found {type(record).__name__}")
+    check_object(record)
     title = record.get("title")
     if not isinstance(title, str):
         raise ValueError("no 'title'" if title is None else f"title must be a string, found {title!r}")

@@ -8,9 +8,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from probers.data.splits import Splits
 from probers.types import Article, RunError, UserError
 
-from .base import ArticleSource, Problems, Progress, Rules, Splits, UnusableError, clean, prose
+from .base import ArticleSource, Problems, Progress, Rules, UnusableError, clean, prose
 from .wikipedia_client import Client, FetchError, WikipediaOptions
 
 

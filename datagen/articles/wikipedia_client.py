@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 import time
@@ -19,7 +18,7 @@ from urllib.request import getproxies, proxy_bypass
 import httpx
 
 import probers
-from probers.files import write_bytes, writing
+from probers.files import digest, write_bytes
 from probers.types import UserError
 
 if TYPE_CHECKING:
@@ -138,8 +137,7 @@ class Cache:
     def path(self, kind: str, name: str) -> Path:
         """The file of a record: readable as far as the name is ASCII, unique by its hash."""
         slug = re.sub(r"[^A-Za-z0-9]+", "_", name)[:40].strip("_")
-        digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:16]
-        return self.folder / kind / f"{slug}-{digest}.json"
+        return self.folder / kind / f"{slug}-{digest(name)}.json"
 
     def get(self, kind: str, name: str) -> dict[str, Any] | None:
         try:
@@ -156,9 +154,8 @@ class Cache:
             RunError: the folder cannot be written to.
         """
         path = self.path(kind, name)
-        with writing(path, "free some space or give another folder as wikipedia.cache"):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_bytes(path, json.dumps({"schema": SCHEMA, "name": name, **record}).encode())
+        blob = json.dumps({"schema": SCHEMA, "name": name, **record}).encode()
+        write_bytes(path, blob, "free some space or give another folder as wikipedia.cache")
 
 
 class PoliteTransport(httpx.BaseTransport):

@@ -169,7 +169,7 @@ def draw(
     than ``count`` for each label and stage. A span with a row per token counts once.
 
     Args:
-        tables: a store, or its rows in parts, with the columns of :data:`probers.store.store.COLUMNS`.
+        tables: a store, or its rows in parts, with the columns of :data:`probers.store.files.COLUMNS`.
         count: how many; with fewer than there are labels and stages the rarest stages are missing.
         seed: of the draw.
 

@@ -12,9 +12,10 @@ import numpy as np
 import pandas as pd
 
 from probers.evaluation import metrics
-from probers.evaluation.baselines import RANGES, bag_of_words, categories, numbers
+from probers.evaluation.baselines import RANGES, bag_of_words, categories, logistic_regression, numbers
 from probers.evaluation.bootstrap import Bootstrap, Interval
 from probers.store.store import FeatureStore
+from probers.types import SPLITS
 
 #: Inverse penalties tried; on standardised states the usual 1.0 fits noise where examples are few.
 _STRENGTHS = (1e-3, 1e-2, 1e-1)
@@ -89,11 +90,10 @@ def linear_probe(
 def _logistic(inputs: np.ndarray, wrong: np.ndarray, strengths: Sequence[float]) -> list[Any]:
     """scikit-learn's logistic regressions, one per inverse penalty."""
     from sklearn.exceptions import ConvergenceWarning
-    from sklearn.linear_model import LogisticRegression
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # a probe that stopped early still is one
-        return [LogisticRegression(C=c, max_iter=300).fit(inputs, wrong) for c in strengths]
+        return [logistic_regression(inputs, wrong, c=c, steps=300) for c in strengths]
 
 
 def _log_odds(model: Any, inputs: np.ndarray) -> np.ndarray:
@@ -101,7 +101,6 @@ def _log_odds(model: Any, inputs: np.ndarray) -> np.ndarray:
     return found.astype(np.float64)
 
 
-SPLITS = ("train", "validation", "test")
 MAJORITY, PROBE = "majority", "linear probe"
 #: Held-out spans and groups below which intervals would be too wide to tell anything.
 LEAST_SPANS, LEAST_GROUPS = 20, 5

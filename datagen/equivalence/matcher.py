@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from probers.data.word_vectors import load_vectors
+from probers.text import load_vectors
 from probers.types import UserError
 
 from .dates import compare_times, read_time

@@ -18,7 +18,8 @@ from huggingface_hub import ModelHubMixin
 from ..heads import CORRECT, WRONG, ProbeHead
 from ..store.spec import FeatureSpec, ModelSpec
 from ..types import Needs, UserError
-from .calibration import SIGNALS, Calibration, EntropyModel, Temperature, sigmoid
+from ..uncertainty import SIGNALS
+from .calibration import Calibration, EntropyModel, Temperature, calibration_from_dict, sigmoid
 from .ensemble import (
     Aggregate,
     Ensemble,
@@ -29,6 +30,7 @@ from .ensemble import (
     run_heads,
     run_heads_on_spans,
 )
+from .io import CONFIG, load_head, locate, read, save
 
 if TYPE_CHECKING:
     import torch
@@ -79,7 +81,7 @@ class ProbeBank(ModelHubMixin):
     pictures: Mapping[str, bytes] = field(default_factory=dict)
 
     # Where this is empty the mixin collects constructor arguments and sets it on the instance,
-    # which a frozen one forbids. It is never written: config.json is in bankfile's hands.
+    # which a frozen one forbids. It is never written: :mod:`.io` writes config.json.
     _hub_mixin_config = {"format": "probers-bank"}  # noqa: RUF012
 
     def __post_init__(self) -> None:
@@ -273,9 +275,13 @@ class ProbeBank(ModelHubMixin):
         Weights are written in half precision. They should have been rounded by
         :func:`half_precision` before the bank was evaluated, so that nothing changes here.
         """
-        from .io import save
-
-        save(self, save_directory)
+        config = {
+            "spec": self.spec.to_dict(), "ensemble": self.ensemble.to_dict(), "aggregate": self.aggregate,
+            "threshold": self.threshold, "calibration": self.calibration.to_dict(),
+            "entropy_model": self.entropy_model.to_dict() if self.entropy_model else None,
+        }  # fmt: skip
+        papers = {"metrics": self.metrics, "card": self.card, "pictures": self.pictures}
+        save(save_directory, self.head, config, papers)
 
     @classmethod
     def from_pretrained(  # type: ignore[override]
@@ -306,13 +312,26 @@ class ProbeBank(ModelHubMixin):
         Raises:
             UserError: no prober there, or a damaged one.
         """
-        from .io import load, locate
-
         folder = locate(
             pretrained_model_name_or_path, revision=revision, token=token, cache_dir=cache_dir,
             force_download=force_download, local_files_only=local_files_only,
         )  # fmt: skip
-        return load(folder, head_class=head_class, name=str(pretrained_model_name_or_path))
+        config, papers = read(folder, str(pretrained_model_name_or_path))
+        try:
+            spec = FeatureSpec.from_dict(config["spec"])
+            entropy = config["entropy_model"]
+            return cls(
+                spec=spec,
+                head=load_head(folder, config["head"], spec.layers, spec.width, head_class),
+                threshold=float(config["threshold"]),
+                calibration=calibration_from_dict(config["calibration"]),
+                ensemble=Ensemble.from_dict(config["ensemble"]),
+                aggregate=config["aggregate"],
+                entropy_model=EntropyModel.from_dict(entropy) if entropy else None,
+                **papers,
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise UserError(f"{folder / CONFIG} is damaged ({error!r}): train the prober again") from error
 
 
 def _margins(logits: np.ndarray) -> np.ndarray:

@@ -13,7 +13,9 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
+from ..evaluation.baselines import logistic_regression
 from ..types import RunError, UserError
+from ..uncertainty import SIGNALS
 from .thresholds import checked
 
 
@@ -154,13 +156,11 @@ def fit_logistic(inputs: np.ndarray, wrong: np.ndarray) -> Logistic:
         RunError: an input that is no number.
         UserError: wrong texts only, or none.
     """
-    from sklearn.linear_model import LogisticRegression
-
     wrong, inputs = checked(wrong, inputs)
     mean, scale = inputs.mean(axis=0), inputs.std(axis=0)
     # A constant input's deviation need not round to exactly 0.
     scale = np.where(scale > 1e-12 * np.abs(mean), scale, 1.0)
-    model = LogisticRegression(max_iter=1000).fit((inputs - mean) / scale, wrong)
+    model = logistic_regression((inputs - mean) / scale, wrong)
     return Logistic(model.coef_[0], mean, scale, float(model.intercept_[0]))
 
 
@@ -177,10 +177,6 @@ def fit_platt(wrong: np.ndarray, scores: np.ndarray) -> Platt:
     weights, mean, scale, intercept = fit_logistic(scores[:, None], wrong)
     slope = float(weights[0] / scale[0])
     return Platt(slope, intercept - slope * float(mean[0]))
-
-
-#: Entropy signals that join the heads' score, in the order of the weights.
-SIGNALS = ("mean_entropy", "max_entropy", "min_prob", "mean_logprob")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,9 @@
-"""Probers on disk: readable JSON, and weights as safetensors in half precision."""
+"""A prober's files: readable JSON, and weights as safetensors in half precision."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,64 +14,54 @@ from safetensors.torch import load_file
 from safetensors.torch import save as encode
 from torch import nn
 
-from ..files import canonical_json, write_bytes, write_text, writing
+from ..files import canonical_json, write_bytes, write_text
 from ..heads import HEADS, ProbeHead, factory, head_name
-from ..store.spec import FeatureSpec
-from ..types import UserError
-from .bank import ProbeBank
-from .calibration import EntropyModel, calibration_from_dict
-from .ensemble import Ensemble
+from ..types import UserError, first_line
 
-_CONFIG, _HEADS, _METRICS, _CARD = "config.json", "heads.safetensors", "metrics.json", "README.md"
+CONFIG = "config.json"
+_HEADS, _METRICS, _CARD = "heads.safetensors", "metrics.json", "README.md"
 #: What a prober consists of; nothing else is downloaded.
-FILES = (_CONFIG, _HEADS, _METRICS, _CARD)
+FILES = (CONFIG, _HEADS, _METRICS, _CARD)
 #: Folder of the pictures that the card shows.
 PICTURES = "plots"
 _FORMAT, _SCHEMA = "probers-bank", 2
 
 
-def save(bank: ProbeBank, folder: Path) -> None:
-    """Write a bank; one tensor ``layer.<k>.<name>`` per layer and parameter."""
-    folder.mkdir(parents=True, exist_ok=True)
-    learned = dict(bank.head.named_parameters())
-    tensors = {
-        f"layer.{k}.{name}": (value[i].half() if name in learned else value[i]).cpu().contiguous()
-        for name, value in bank.head.state_dict().items()
-        for i, k in enumerate(bank.layers)
-    }
-    config = {
-        "format": _FORMAT, "schema": _SCHEMA, "spec": bank.spec.to_dict(),
-        "head": {"name": head_name(bank.head), "options": bank.head.options},
-        "ensemble": bank.ensemble.to_dict(), "aggregate": bank.aggregate,
-        "threshold": bank.threshold, "calibration": bank.calibration.to_dict(),
-        "entropy_model": bank.entropy_model.to_dict() if bank.entropy_model else None,
-    }  # fmt: skip
-    with writing(folder / _HEADS):
-        write_bytes(folder / _HEADS, encode(tensors))
-    write_text(folder / _METRICS, canonical_json(dict(bank.metrics)))
-    write_text(folder / _CARD, bank.card)
-    for name, picture in bank.pictures.items():
-        place = folder / PICTURES / name
-        with writing(place):
-            place.parent.mkdir(exist_ok=True)
-            write_bytes(place, picture)
-    write_text(folder / _CONFIG, canonical_json(config))  # last: without it there is no prober
-
-
-def load(folder: Path, *, head_class: type[nn.Module] | None = None, name: str = "") -> ProbeBank:
-    """Read a bank from a folder.
+def save(folder: Path, head: ProbeHead, config: Mapping[str, Any], papers: Mapping[str, Any]) -> None:
+    """Write a prober; one tensor ``layer.<k>.<name>`` per layer and parameter.
 
     Args:
-        folder: where it is.
-        head_class: as in :meth:`ProbeBank.from_pretrained`.
-        name: what the user called it, for messages.
+        folder: is made where it is not there.
+        head: of the layers of ``config["spec"]``.
+        config: what beside the heads is needed to score.
+        papers: ``metrics``, ``card`` and ``pictures``, as :func:`read` gives them.
+    """
+    learned = dict(head.named_parameters())
+    tensors = {
+        f"layer.{k}.{name}": (value[i].half() if name in learned else value[i]).cpu().contiguous()
+        for name, value in head.state_dict().items()
+        for i, k in enumerate(config["spec"]["layers"])
+    }
+    about = {"name": head_name(head), "options": head.options}
+    write_bytes(folder / _HEADS, encode(tensors))
+    write_text(folder / _METRICS, canonical_json(dict(papers["metrics"])))
+    write_text(folder / _CARD, papers["card"])
+    for name, picture in papers["pictures"].items():
+        write_bytes(folder / PICTURES / name, picture)
+    # Last: without it there is no prober.
+    write_text(
+        folder / CONFIG, canonical_json({"format": _FORMAT, "schema": _SCHEMA, "head": about, **config})
+    )
+
+
+def read(folder: Path, name: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Configuration and papers of the prober in a folder; ``name`` is what the user called it.
 
     Raises:
         UserError: no prober there, a damaged one, or one of another version of this package.
     """
-    name = name or str(folder)
     try:
-        config = json.loads((folder / _CONFIG).read_text(encoding="utf-8"))
+        config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
         metrics = json.loads((folder / _METRICS).read_text(encoding="utf-8"))
         card = (folder / _CARD).read_text(encoding="utf-8")
     except (FileNotFoundError, NotADirectoryError) as error:
@@ -80,29 +70,14 @@ def load(folder: Path, *, head_class: type[nn.Module] | None = None, name: str =
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"the prober {name} is damaged ({error}): train it again") from error
     if not isinstance(config, dict) or config.get("format") != _FORMAT:
-        raise UserError(f"{name} is no prober: its {_CONFIG} is of something else")
+        raise UserError(f"{name} is no prober: its {CONFIG} is of something else")
     if config.get("schema") != _SCHEMA:
         raise UserError(
             f"the prober {name} is of schema {config.get('schema')} and this version of probers reads "
             f"schema {_SCHEMA}: train it again with probers-train"
         )
-    try:
-        spec = FeatureSpec.from_dict(config["spec"])
-        entropy = config["entropy_model"]
-        return ProbeBank(
-            spec=spec,
-            head=_load_head(folder / _HEADS, spec, config["head"], head_class),
-            threshold=float(config["threshold"]),
-            calibration=calibration_from_dict(config["calibration"]),
-            ensemble=Ensemble.from_dict(config["ensemble"]),
-            aggregate=config["aggregate"],
-            entropy_model=EntropyModel.from_dict(entropy) if entropy else None,
-            metrics=metrics,
-            card=card,
-            pictures={file.name: file.read_bytes() for file in sorted((folder / PICTURES).glob("*.png"))},
-        )
-    except (KeyError, TypeError, ValueError) as error:
-        raise UserError(f"{folder / _CONFIG} is damaged ({error!r}): train the prober again") from error
+    pictures = {file.name: file.read_bytes() for file in sorted((folder / PICTURES).glob("*.png"))}
+    return config, {"metrics": metrics, "card": card, "pictures": pictures}
 
 
 def locate(path: str | Path, **hub: Any) -> Path:
@@ -125,13 +100,27 @@ def locate(path: str | Path, **hub: Any) -> Path:
     try:
         return Path(snapshot_download(str(path), allow_patterns=[*FILES, f"{PICTURES}/*.png"], **hub))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        reason = first_line(error)
         raise UserError(f"prober={path} is no folder, and not on the Hub either ({reason})") from error
 
 
-def _load_head(
-    file: Path, spec: FeatureSpec, config: Mapping[str, Any], head_class: type[nn.Module] | None
-) -> ProbeHead:
+def load_head(
+    folder: Path, config: Mapping[str, Any], layers: Sequence[int], width: int,
+    head_class: type[nn.Module] | None,
+) -> ProbeHead:  # fmt: skip
+    """The heads of some layers, of this width.
+
+    Args:
+        folder: of the prober.
+        config: the heads' name and options, as :func:`save` writes them.
+        layers: of the heads.
+        width: of the states they read.
+        head_class: their class, where it is none of this package's.
+
+    Raises:
+        UserError: an unknown class, or weights that are missing or damaged.
+    """
+    file = folder / _HEADS
     name = config["name"]
     cls = HEADS.get(name, head_class)
     if cls is None:
@@ -140,11 +129,11 @@ def _load_head(
             f"the prober's head {name!r} is not one of {known}: pass head_class to from_pretrained"
         )
     make = factory(partial(cls, **config["options"]))
-    head = make([f"layer{k}" for k in spec.layers], spec.width)
+    head = make([f"layer{k}" for k in layers], width)
     try:
         tensors = load_file(file)
         stacked = {
-            key: torch.stack([tensors[f"layer.{k}.{key}"].float() for k in spec.layers])
+            key: torch.stack([tensors[f"layer.{k}.{key}"].float() for k in layers])
             for key in head.state_dict()
         }
         head.load_state_dict(stacked)

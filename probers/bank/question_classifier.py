@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from ..files import canonical_json, write_bytes, write_text, writing
-from ..types import UserError
+from ..evaluation.baselines import logistic_regression
+from ..files import canonical_json, write_bytes, write_text
+from ..types import UserError, first_line
 
 if TYPE_CHECKING:
     from sklearn.feature_extraction.text import TfidfVectorizer
@@ -67,8 +68,6 @@ class AdaptiveClassifier:
             UserError: an option out of range, an unknown strategy, fewer than two different ones,
                 or no term that is in ``min_count`` questions.
         """
-        from sklearn.linear_model import LogisticRegression
-
         if not c > 0 or min_count < 1:
             option = f"c={c} must be above 0" if not c > 0 else f"min_count={min_count} must be 1 or more"
             raise UserError(f"head.{option}")
@@ -86,7 +85,7 @@ class AdaptiveClassifier:
         except ValueError as error:
             raise UserError(f"the training questions have no word in common ({error}): give more") from error
         labels = np.array([STRATEGIES.index(s) for s in strategies])
-        model = LogisticRegression(C=c, max_iter=1000).fit(features, labels)
+        model = logistic_regression(features, labels, c=c)
         weights = np.zeros((len(STRATEGIES), features.shape[1]))
         intercepts = np.full(len(STRATEGIES), -np.inf)
         # Of two classes there is one row: the log-odds of the second against the first.
@@ -120,9 +119,7 @@ class AdaptiveClassifier:
         }
         strategies = [s for s, there in zip(STRATEGIES, present, strict=True) if there]
         config = {"format": _FORMAT, "schema": _SCHEMA, "strategies": strategies, "terms": list(self.terms)}
-        with writing(folder / _WEIGHTS):
-            folder.mkdir(parents=True, exist_ok=True)
-            write_bytes(folder / _WEIGHTS, save({k: np.ascontiguousarray(v) for k, v in tensors.items()}))
+        write_bytes(folder / _WEIGHTS, save({k: np.ascontiguousarray(v) for k, v in tensors.items()}))
         write_text(folder / _CONFIG, canonical_json(config))  # last: without it there is no classifier
 
     @classmethod
@@ -177,7 +174,7 @@ class ModelClassifier:
             self._model = AutoModelForSequenceClassification.from_pretrained(name).eval()
             self._tokenizer = AutoTokenizer.from_pretrained(name)
         except (OSError, ValueError) as error:
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+            reason = first_line(error).rstrip(".")
             raise UserError(
                 f"trigger.classifier={name} is no folder of 'probers-train head=adaptive', and no "
                 f"sequence-classification model either ({reason})"

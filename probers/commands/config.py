@@ -1,12 +1,14 @@
-"""From what was typed to the resolved configuration of a command; presets and methods by name.
+"""From what was typed to the resolved configuration of a command; presets and methods by name; the help.
 
 A preset (``configs/experiment``) says model, questions and the published numbers; a method
 (``configs/method``) says which parts use these numbers. Both name their commands in a comment.
+The comments of the files are also what ``--help`` prints.
 """
 
 from __future__ import annotations
 
 import difflib
+import itertools
 import re
 from collections.abc import Mapping, Sequence
 from importlib import resources
@@ -32,7 +34,7 @@ def choices(group: str) -> list[str]:
 
 
 def text_of(group: str, name: str) -> str:
-    """The file of a choice."""
+    """The file of a choice; of the group "" that of a command."""
     folder = resources.files("probers.configs").joinpath(group)
     return folder.joinpath(f"{name}.yaml").read_text(encoding="utf-8")
 
@@ -113,17 +115,6 @@ def departures(typed: Mapping[str, str]) -> list[str]:
         chosen |= _chosen(text_of("method", method))
     groups = [group for group in chosen if group != "method"]
     return [group for group in groups if group in typed and typed[group] != chosen[group]]
-
-
-def keeps_options(group: str) -> bool:
-    """Whether a preset's options of the group still mean something for another choice in it."""
-    return group not in _OF_A_CHOICE
-
-
-def typed_values(overrides: Sequence[str]) -> dict[str, str]:
-    """Key -> value of overrides, without the marks and quotes of Hydra's grammar."""
-    pairs = (override.partition("=") for override in overrides)
-    return {key.lstrip("+"): value.strip("'\"") for key, _, value in pairs}
 
 
 def _commands(group: str, name: str) -> tuple[str, ...]:
@@ -220,7 +211,9 @@ def compose(command: str, overrides: list[str]) -> DictConfig:
         if override.startswith("-") or "=" not in override:
             raise UserError(f"cannot read the argument {override!r}: write key=value (see --help)")
     overrides = [o for o in overrides if o != "experiment=null"]  # Hydra has no word for "none"
-    typed = typed_values(overrides)
+    pairs = (override.partition("=") for override in overrides)
+    # Without the marks and quotes of Hydra's grammar.
+    typed = {key.lstrip("+"): value.strip("'\"") for key, _, value in pairs}
     check_preset(command, typed)
     try:
         with initialize_config_module("probers.configs", version_base="1.3"):
@@ -242,7 +235,7 @@ def _depart(config: DictConfig, group: str, plain: DictConfig) -> None:
     """
     from omegaconf import OmegaConf, open_dict
 
-    if keeps_options(group):
+    if group not in _OF_A_CHOICE:  # there a preset's options still mean something for another choice
         plain = OmegaConf.masked_copy(config[group], list(map(str, plain)))
     with open_dict(config):
         config[group] = plain
@@ -258,7 +251,8 @@ def _explain(command: str, overrides: list[str], error: Exception) -> str:
     unknown = re.search(r"Could not override '([^']+)'|Key '([^']+)' is not in struct", text)
     if unknown:
         key = next(g for g in unknown.groups() if g)
-        keys = sorted(_keys(command))
+        config = compose(command, [])
+        keys = sorted([*map(str, config), *(f"model.{k}" for k in config.get("model", {}))])
         near = difflib.get_close_matches(key, keys, n=1)
         hint = f" (did you mean {near[0]}?)" if near else ""
         return f"unknown key {key!r}{hint}: the keys are {', '.join(keys)}; --help explains them"
@@ -268,6 +262,44 @@ def _explain(command: str, overrides: list[str], error: Exception) -> str:
     return f"cannot read {' '.join(overrides)}: {' '.join(text.split())}"
 
 
-def _keys(command: str) -> list[str]:
-    config = compose(command, [])
-    return [str(k) for k in config] + [f"model.{k}" for k in config.get("model", {})]
+_FLAGS = """\
+Flags:
+  --help       this text
+  --cfg job    print the resolved configuration and stop
+  -m           run every combination of comma-separated values (key=a,b) and compare them"""
+
+
+def help_text(command: str) -> str:
+    """The help of a command: its configuration file, whose comments explain every key."""
+    lines = text_of("", command).splitlines()
+    about = list(itertools.takewhile(lambda line: line.startswith("#"), lines))
+    body = lines[len(about) :]
+    groups = sorted(
+        {m[1] for line in body if (m := re.match(r"\s+- (?:override /|/)?(\w+)(?:@\w+)?: ", line))}
+    )
+    # The defaults list is Hydra's business; its choices are shown in words below.
+    if "defaults:" in body:
+        start = body.index("defaults:")
+        end = start + 1
+        while end < len(body) and (body[end].startswith((" ", "-")) or not body[end].strip()):
+            end += 1
+        body = body[:start] + body[end:]
+    parts = [f"Usage: probers-{command} [key=value ...]", ""]
+    parts += [line.lstrip("# ") for line in about]
+    parts += ["", "Keys with their defaults:", *(f"  {line}".rstrip() for line in body if line.strip())]
+    for group in groups:
+        if group == "experiment":  # names only: each is a whole configuration
+            parts += ["", f"experiment=NAME, one of: {', '.join(presets(command))}"]
+            if methods(command):
+                parts += [f"  with method=NAME, one of: {', '.join(methods(command))}"]
+            continue
+        names = choices(group)
+        if names == ["default"]:  # a plain block of keys that several commands share
+            parts += ["", *(f"  {group}.{line}" for line in text_of(group, "default").splitlines())]
+        elif names:
+            parts += ["", f"{group}=NAME, one of: {', '.join(names)}"]
+            for name in names if len(names) < 30 else []:
+                text = text_of(group, name)
+                keys = [x for x in text.splitlines() if x.strip() and "_target_" not in x]
+                parts += [f"  {group}={name}", *(f"    {line}" for line in keys)]
+    return "\n".join([*parts, "", _FLAGS])

@@ -8,18 +8,18 @@ interrupted). Nothing heavy is imported before the request is known to be right.
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 import itertools
 import re
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..files import digest
 from ..types import RunError, UserError
-from .config import compose, normalise, quote
-from .help import help_text
+from .config import compose, help_text, normalise, quote
 from .runs import taking_back
 
 if TYPE_CHECKING:
@@ -62,16 +62,14 @@ def folder_names(jobs: Sequence[Sequence[str]]) -> list[str]:
     Readable as far as file systems allow, different for different jobs, and the same in
     another sweep over the same keys.
     """
-    return [_folder_name(job) for job in jobs]
-
-
-def _folder_name(parts: Sequence[str]) -> str:
-    text = ",".join(parts)
-    name = re.sub(r"[^\w.=,+-]+", "_", text)
-    if name == text and len(name) <= _LONGEST:
-        return name
-    # What was replaced or cut may have been all that told two jobs apart.
-    return f"{name[:_LONGEST]}-{hashlib.sha256(text.encode()).hexdigest()[:6]}"
+    names = []
+    for text in map(",".join, jobs):
+        name = re.sub(r"[^\w.=,+-]+", "_", text)
+        if name != text or len(name) > _LONGEST:
+            # What was replaced or cut may have been all that told two jobs apart.
+            name = f"{name[:_LONGEST]}-{digest(text, 6)}"
+        names.append(name)
+    return names
 
 
 #: Command -> function that runs it, imported only when needed.
@@ -87,46 +85,14 @@ _TARGETS = {
 _TABLES = {"train": "probers.train.tables:compare_runs"}
 
 
-def demo() -> None:
-    """Console script ``probers-demo``."""
-    main("demo")
-
-
-def datagen() -> None:
-    """Console script ``probers-datagen``."""
-    main("datagen")
-
-
-def train() -> None:
-    """Console script ``probers-train``."""
-    main("train")
-
-
-def rag() -> None:
-    """Console script ``probers-rag``."""
-    main("rag")
-
-
-def compare() -> None:
-    """Console script ``probers-compare``."""
-    main("compare")
-
-
-def testbed() -> None:
-    """Console script ``probers-testbed``."""
-    main("testbed")
-
-
 def main(command: str, argv: Sequence[str] | None = None) -> None:
     """Run a command with ``argv`` (default: the process's) and exit with its code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         code = _main(command, arguments)
     except KeyboardInterrupt:
-        code = _fail(
-            f"probers-{command}: interrupted; what was finished is kept, the same command goes on from there",
-            130,
-        )
+        told = "interrupted; what was finished is kept, the same command goes on from there"
+        code = _fail(f"probers-{command}: {told}", 130)
     except BrokenPipeError:  # the reader of our output went away (`| head`)
         sys.stderr.close()
         code = 1
@@ -134,6 +100,10 @@ def main(command: str, argv: Sequence[str] | None = None) -> None:
         message, code = _told(error)
         _fail(f"probers-{command}: {message}", code)
     sys.exit(code)
+
+
+#: The console scripts.
+demo, datagen, train, rag, compare, testbed = (partial(main, command) for command in _TARGETS)
 
 
 def _fail(message: str, code: int) -> int:
@@ -158,7 +128,7 @@ def _main(command: str, arguments: list[str]) -> int:
         for config in configs:
             print(OmegaConf.to_yaml(config, resolve=True), end="")
         return 0
-    target = _load(command)
+    target = _imported(_TARGETS[command])
     if len(jobs) > 1:
         return _run_all(command, target, jobs, configs)
     with taking_back():
@@ -215,10 +185,6 @@ def _told(error: Exception) -> tuple[str, int]:
     return str(error), 2 if isinstance(error, UserError) else 1
 
 
-def _load(command: str) -> Callable[[DictConfig], Any]:
-    return _imported(_TARGETS[command])
-
-
 def _imported(name: str) -> Callable[..., Any]:
     module, _, function = name.partition(":")
     return getattr(importlib.import_module(module), function)
@@ -227,7 +193,7 @@ def _imported(name: str) -> Callable[..., Any]:
 def run(command: str, overrides: Sequence[str]) -> Any:
     """Run a command inside this process, as ``probers-demo`` does; returns what it returns."""
     with taking_back():
-        return _load(command)(compose(command, normalise(list(overrides))))
+        return _imported(_TARGETS[command])(compose(command, normalise(list(overrides))))
 
 
 def _take_cfg_flag(overrides: list[str]) -> bool:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from ..types import Passage, UserError
+from ..types import Passage, UserError, first_line
 
 if TYPE_CHECKING:
     from ..engine.model import CausalLM
@@ -83,8 +83,7 @@ def maker(node: Any) -> Callable[..., Any]:
 
 
 def _cannot_be_made(node: Any, error: Exception) -> UserError:
-    reason = str(error.__cause__ or error).splitlines()[0]
-    return UserError(f"{node.get('_target_')} cannot be made: {reason}")
+    return UserError(f"{node.get('_target_')} cannot be made: {first_line(error.__cause__ or error)}")
 
 
 def inputs(*sources: str) -> dict[str, str]:

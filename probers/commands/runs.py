@@ -8,7 +8,6 @@ batch size or logger.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping
@@ -17,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from ..files import canonical_json, write_text
+from ..files import canonical_json, digest, write_text
 from ..types import UserError
 
 #: Options of ``retriever=elasticsearch`` about the server and the way to it.
@@ -89,7 +88,7 @@ class RunFolder:
     @property
     def fingerprint(self) -> str:
         blob = canonical_json({"command": self.command, "config": identity(self.config)})
-        return hashlib.sha256(blob.encode()).hexdigest()[:16]
+        return digest(blob)
 
     def claim(self) -> bool:
         """Make the folder this run's own; True when an unfinished or finished run is there already.
@@ -98,7 +97,7 @@ class RunFolder:
             UserError: the folder holds a run of another command or configuration,
                 or files that no run of this toolkit wrote.
         """
-        state = self._state()
+        state = read_state(self.path)
         if state is None:
             if self.path.exists() and not self._only_begun():
                 raise UserError(
@@ -136,7 +135,7 @@ class RunFolder:
     @property
     def complete(self) -> bool:
         """Whether the same run has already finished here."""
-        state = self._state()
+        state = read_state(self.path)
         return bool(state and state["complete"] and state["fingerprint"] == self.fingerprint)
 
     def finish(self, summary: Mapping[str, Any] | None = None) -> None:
@@ -145,16 +144,13 @@ class RunFolder:
 
     def clear(self) -> None:
         """Delete an earlier run in this folder (``overwrite=true``); foreign folders are refused."""
-        if self._state() is not None:
+        if read_state(self.path) is not None:
             shutil.rmtree(self.path)
 
     def _only_begun(self) -> bool:
         """Whether the folder holds nothing but what a run that was killed at once leaves."""
         begun = {_CONFIG_FILE, f".{_CONFIG_FILE}.tmp", f".{_RUN_FILE}.tmp"}
         return self.path.is_dir() and {p.name for p in self.path.iterdir()} <= begun
-
-    def _state(self) -> dict[str, Any] | None:
-        return read_state(self.path)
 
     def _write(self, *, complete: bool, summary: dict[str, Any]) -> None:
         from omegaconf import OmegaConf

@@ -20,7 +20,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from ..files import RESUMES, canonical_json, write_text, writing
+from ..files import RESUMES, canonical_json, digest, write_text, writing
 from ..types import RunError
 
 #: The file that says what the folder holds; written last.
@@ -102,8 +102,7 @@ def file_digest(path: Path, cache: Path) -> str:
     """
     stat = path.stat()
     here = [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino]
-    name = hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:24]
-    memory = cache / "files" / f"{name}.json"
+    memory = cache / "files" / f"{digest(str(path.resolve()), 24)}.json"
     try:
         known = json.loads(memory.read_bytes())
         if known["stat"] == here:
@@ -111,16 +110,14 @@ def file_digest(path: Path, cache: Path) -> str:
     except (OSError, ValueError, KeyError, TypeError):
         pass
     started = time.time_ns()
-    digest = hashlib.blake2b(digest_size=16)
+    found = hashlib.blake2b(digest_size=16)
     with path.open("rb") as file:
         while block := file.read(_BLOCK):
-            digest.update(block)
+            found.update(block)
     # A file that was written a moment ago could change once more without its times showing it.
     if started - max(stat.st_mtime_ns, stat.st_ctime_ns) > _RACY:
-        with writing(memory):
-            memory.parent.mkdir(parents=True, exist_ok=True)
-        write_text(memory, canonical_json({"path": str(path), "stat": here, "digest": digest.hexdigest()}))
-    return digest.hexdigest()
+        write_text(memory, canonical_json({"path": str(path), "stat": here, "digest": found.hexdigest()}))
+    return found.hexdigest()
 
 
 def duration(seconds: float) -> str:

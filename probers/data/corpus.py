@@ -15,7 +15,7 @@ import hashlib
 import json
 import os
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, overload
@@ -23,10 +23,11 @@ from typing import Any, overload
 import numpy as np
 from tqdm import tqdm
 
+from ..files import digest
 from ..types import Passage, RunError, UserError
 from .cache import Estimate, build_once, file_digest
 from .corpus_formats import BadLines, read_passages
-from .lines import BadLine
+from .records import BadLine, check_bad_line
 
 PASSAGES, OFFSETS = "passages.jsonl", "offsets.npy"
 
@@ -89,8 +90,6 @@ def _decode(line: bytes) -> Passage:
     return Passage(name, title, text)
 
 
-__all__ = ["CACHE", "IN_MEMORY", "PassageStore", "fingerprint", "open_corpus", "passages_from"]
-
 CACHE = Path("runs/cache/corpus")
 
 #: Files up to this many bytes are read into memory.
@@ -100,6 +99,24 @@ _SCHEMA = 1
 # Of benchmarks/retrieval.py on one core. Per byte of text: seconds, bytes of the store. Bytes of memory:
 # at first, and per byte of text. How much larger texts are than their .gz.
 _SECONDS, _DISK, _MEMORY, _UNPACKED = 2.5e-8, 1.0, (6e7, 0.06), 3.2
+
+
+def load_corpus(
+    source: str,
+    *,
+    on_bad_line: BadLine = "error",
+    passage_words: int | None = None,
+    cache: str | Path | None = None,
+) -> Sequence[Passage]:
+    """Passages of the testbed ("testbed") or of a file, see :func:`open_corpus`.
+
+    Of a large file the texts stay on the disk, in a folder below ``cache`` (default: :data:`CACHE`).
+    """
+    if source == "testbed":
+        from ..testbed import assets
+
+        return assets.load_corpus()
+    return open_corpus(source, on_bad_line=on_bad_line, passage_words=passage_words, cache=cache or CACHE)
 
 
 def open_corpus(
@@ -127,13 +144,12 @@ def open_corpus(
     path, cache = Path(source), Path(cache)
     if not path.is_file():
         raise UserError(f"corpus={source} is not a file: give 'testbed' or the path of a JSONL or TSV file")
-    if on_bad_line not in ("error", "skip"):
-        raise UserError(f"on_bad_line={on_bad_line} is unknown: choose error or skip")
+    check_bad_line(on_bad_line)
     request = _Request(path, on_bad_line, passage_words)
     if path.stat().st_size <= in_memory:
         return request.read()
     identity = f"{_SCHEMA} {file_digest(path, cache)} {request.suffix} {passage_words}"
-    key = hashlib.sha256(identity.encode()).hexdigest()[:20]
+    key = digest(identity, 20)
     unpacked = path.stat().st_size * (_UNPACKED if path.suffix == ".gz" else 1)
     estimate = Estimate(unpacked * _SECONDS, unpacked * _DISK, _MEMORY[0] + unpacked * _MEMORY[1])
     found = build_once(cache / key, f"passage store of {path}", request.write, lambda: estimate)
@@ -146,10 +162,10 @@ def fingerprint(passages: Sequence[Passage]) -> str:
     """What stands for passages and their order: a store's own, or a hash of what a list holds."""
     if isinstance(passages, PassageStore):
         return passages.fingerprint
-    digest = hashlib.sha256()
+    found = hashlib.sha256()
     for passage in passages:
-        digest.update(encode(passage))
-    return digest.hexdigest()[:20]
+        found.update(encode(passage))
+    return found.hexdigest()[:20]
 
 
 def passages_from(passages: Sequence[Passage], row: int) -> Iterator[Passage]:
@@ -175,17 +191,7 @@ class _Request:
     def read(self) -> list[Passage]:
         """All passages, in memory."""
         bad = BadLines(self.path, self.policy)
-        passages: list[Passage] = []
-        lines: dict[str, int] = {}
-        dropped = 0
-        for line, passage in read_passages(self.path, bad, words=self.words):
-            if passage.id in lines and line != dropped:
-                bad.add(line, _repeated(passage.id, lines[passage.id]))
-                dropped = line
-            if line == dropped:  # all of an article whose first piece was there before
-                continue
-            lines[passage.id] = line
-            passages.append(passage)
+        passages = list(self._each_once(bad))
         self._check(len(passages), bad)
         bad.report()
         return passages
@@ -223,24 +229,32 @@ class _Request:
 
         The file is read once more, because nobody kept the numbers of its lines.
         """
-        path, shorter = folder / PASSAGES, folder / "shorter.jsonl"
-        lines: dict[str, int] = {}
         kept = array("q", [0])
-        again = read_passages(self.path, BadLines(self.path, "skip"), words=self.words)
-        dropped = 0
-        with path.open("rb") as old, shorter.open("wb") as new:
-            for row, (line, passage) in enumerate(again):
-                record = old.readline()
-                if passage.id in lines and line != dropped:
-                    bad.add(line, _repeated(passage.id, lines[passage.id]))
-                    dropped = line
-                if line == dropped:
-                    continue
-                if row in rows:
-                    lines[passage.id] = line
-                kept.append(kept[-1] + new.write(record))
-        os.replace(shorter, path)
+        with (folder / PASSAGES).open("wb") as file:
+            for passage in self._each_once(bad, rows):
+                kept.append(kept[-1] + file.write(encode(passage)))
         return np.frombuffer(kept, dtype=np.int64)
+
+    def _each_once(self, bad: BadLines, suspects: Container[int] | None = None) -> Iterator[Passage]:
+        """The passages whose id was not there before; ``bad`` gets the lines of the others.
+
+        Args:
+            bad: where malformed lines go too, unless there are ``suspects``: they were counted before.
+            suspects: the only rows that may share an id with another; None is all.
+        """
+        malformed = bad if suspects is None else BadLines(self.path, "skip")
+        lines: dict[str, int] = {}
+        dropped = 0
+        passages = read_passages(self.path, malformed, words=self.words)
+        for row, (line, passage) in enumerate(passages):
+            if passage.id in lines and line != dropped:
+                bad.add(line, f"the id {passage.id!r} is already on line {lines[passage.id]}")
+                dropped = line
+            if line == dropped:  # all of an article whose first piece was there before
+                continue
+            if suspects is None or row in suspects:
+                lines[passage.id] = line
+            yield passage
 
     def _stamp(self) -> tuple[int, int]:
         stat = self.path.stat()
@@ -268,7 +282,3 @@ class _Hashes:
         order = np.argsort(found, kind="stable")
         same = found[order[1:]] == found[order[:-1]]
         return np.unique(np.concatenate([order[1:][same], order[:-1][same]]))
-
-
-def _repeated(name: str, line: int) -> str:
-    return f"the id {name!r} is already on line {line}"

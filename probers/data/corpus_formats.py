@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import csv
-import gzip
-import io
 import json
 import re
 import sys
-import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ..types import Passage, UserError
-from .lines import BadLine
+from .records import BadLine, TextFile, check_object, open_text, what_is_wrong
 
 #: Longer texts (in characters) are taken as they are, with a remark: rarely what was meant.
 LONG = 1_000_000
@@ -71,14 +68,6 @@ class BadLines:
         return UserError(f"{text}; mend the line or pass on_bad_line=skip")
 
 
-@dataclass(frozen=True, slots=True)
-class _Source:
-    """An open text file; ``position`` is how many bytes of it, as it lies on the disk, were read."""
-
-    lines: io.TextIOWrapper
-    position: Callable[[], int]
-
-
 def read_passages(
     path: Path,
     bad: BadLines,
@@ -106,27 +95,21 @@ def read_passages(
     if words is not None and words < 1:
         raise UserError(f"passage_words={words} leaves nothing: give 1 or more, or null for whole texts")
     tsv = path.name.removesuffix(".gz").endswith(".tsv")
-    try:
-        with path.open("rb") as raw:
-            binary: Any = gzip.GzipFile(fileobj=raw) if path.suffix == ".gz" else raw
-            with io.TextIOWrapper(binary, encoding="utf-8", newline="" if tsv else None) as lines:
-                records = (_tsv if tsv else _jsonl)(_Source(lines, raw.tell), bad, progress)
-                for line, record in records:
-                    try:
-                        found = list(_pieces(record, words))
-                    except (ValueError, KeyError) as error:
-                        bad.add(line, f"no {error}" if isinstance(error, KeyError) else str(error))
-                        continue
-                    bad.long += sum(len(p.text) > LONG for p in found)
-                    yield from ((line, passage) for passage in found)
-    except (UnicodeDecodeError, gzip.BadGzipFile, zlib.error, EOFError) as error:
-        raise UserError(f"{path} cannot be read as UTF-8 text: {error}") from error
+    with open_text(path, "" if tsv else None) as file:
+        for line, record in (_tsv if tsv else _jsonl)(file, bad, progress):
+            try:
+                found = list(_pieces(record, words))
+            except (ValueError, KeyError) as error:
+                bad.add(line, what_is_wrong(error))
+                continue
+            bad.long += sum(len(p.text) > LONG for p in found)
+            yield from ((line, passage) for passage in found)
 
 
-def _jsonl(source: _Source, bad: BadLines, progress: Callable[[int], None]) -> Iterator[tuple[int, Any]]:
-    for number, line in enumerate(source.lines, 1):
+def _jsonl(file: TextFile, bad: BadLines, progress: Callable[[int], None]) -> Iterator[tuple[int, Any]]:
+    for number, line in enumerate(file.lines, 1):
         if number % 1000 == 0:
-            progress(source.position())
+            progress(file.position())
         if not line.strip():
             continue
         try:
@@ -137,10 +120,10 @@ def _jsonl(source: _Source, bad: BadLines, progress: Callable[[int], None]) -> I
         yield number, record
 
 
-def _tsv(source: _Source, bad: BadLines, progress: Callable[[int], None]) -> Iterator[tuple[int, Any]]:
+def _tsv(file: TextFile, bad: BadLines, progress: Callable[[int], None]) -> Iterator[tuple[int, Any]]:
     limit = csv.field_size_limit(_FIELD)  # the module's, for all readers: put back below
     try:
-        rows = csv.reader(source.lines, delimiter="\t", strict=True)
+        rows = csv.reader(file.lines, delimiter="\t", strict=True)
         header: list[str] | None = None
         while True:
             first = rows.line_num + 1
@@ -163,7 +146,7 @@ def _tsv(source: _Source, bad: BadLines, progress: Callable[[int], None]) -> Ite
             elif row:
                 bad.add(first, f"{len(row)} tab-separated fields instead of {len(header)}")
             if rows.line_num % 1000 == 0:
-                progress(source.position())
+                progress(file.position())
     finally:
         csv.field_size_limit(limit)
 
@@ -174,8 +157,7 @@ def _pieces(record: Any, words: int | None) -> Iterator[Passage]:
     Raises:
         ValueError, KeyError: what is wrong with it.
     """
-    if not isinstance(record, dict):
-        raise ValueError(f"expected a JSON object, found {type(record).__name__}")
+    check_object(record)
     title = record.get("title")
     if not isinstance(title, str | None):
         raise ValueError(f"title must be a string, found {title!r:.100}")

@@ -1,4 +1,4 @@
-"""Which questions are asked, and on which side of the split each stands: seeded, and the same anywhere.
+"""On which side of a split each group stands, and which questions are asked: seeded, the same anywhere.
 
 The large datasets are read as a stream and keep no more questions than are asked for.
 Both choices are then made from hashes of a question's id and group, so that neither
@@ -10,21 +10,20 @@ from __future__ import annotations
 
 import heapq
 import random
+from array import array
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from ..seeding import draw_key
-from ..types import Question, UserError
-
-if TYPE_CHECKING:
-    pass
+from ..types import SPLITS, Question, UserError
 
 T = TypeVar("T")
 
-SPLIT_SHARES = (("train", 0.6), ("validation", 0.15), ("test", 0.25))
+#: What is trained, validated and tested on.
+SHARES = (0.6, 0.15, 0.25)
 
 
 def limited(items: list[T], limit: int | None, seed: int) -> list[T]:
@@ -38,18 +37,48 @@ def limited(items: list[T], limit: int | None, seed: int) -> list[T]:
     return [items[i] for i in order[:limit]]
 
 
-def dealt(keys: list[str], seed: int) -> dict[str, str]:
-    """A split per group key, in the shares of SPLIT_SHARES to within one group."""
-    groups = sorted(set(keys))
-    random.Random(f"split:{seed}").shuffle(groups)
-    sides: dict[str, str] = {}
+def deal(groups: Sequence[T], shares: Sequence[float] = SHARES) -> dict[T, str]:
+    """A split per group: the first groups are trained on, and so on, in these shares to within one group."""
+    sides: dict[T, str] = {}
     upto, start = 0.0, 0
-    for name, share in SPLIT_SHARES:
+    for name, share in zip(SPLITS, shares, strict=True):
         upto += share
         end = round(upto * len(groups))
         sides.update(dict.fromkeys(groups[start:end], name))
         start = end
     return sides
+
+
+class Splits:
+    """Deals groups to splits by their hash, so that one group is always on one side.
+
+    Given all groups' keys the shares are exact to within one group; without, they are
+    met on average, which needs no memory and no second pass.
+    """
+
+    def __init__(self, seed: int, keys: array[int] | None = None) -> None:
+        import numpy as np
+
+        self.seed = seed
+        unique = np.unique(np.frombuffer(keys, dtype=np.uint64)) if keys else None
+        self._ends: list[int] = []
+        upto = 0.0
+        for share in SHARES:
+            upto += share
+            if unique is None:
+                self._ends.append(round(upto * 2**64))
+            else:
+                rank = round(upto * len(unique))
+                self._ends.append(int(unique[rank]) if rank < len(unique) else 2**64)
+
+    def key(self, group: str) -> int:
+        """What decides about a group, below 2**64."""
+        return draw_key("split", self.seed, group)
+
+    def __call__(self, group: str) -> str:
+        """The split of a group."""
+        key = self.key(group)
+        return next((name for end, name in zip(self._ends, SPLITS, strict=True) if key < end), SPLITS[-1])
 
 
 @dataclass(frozen=True)
@@ -68,25 +97,16 @@ class Drawn:
     splits: dict[str, int]
 
 
-def split_of(group: str, seed: int) -> str:
-    """The split of a group, with the probabilities of SPLIT_SHARES."""
-    place, upto = draw_key("split", seed, group) / 2**64, 0.0
-    for name, share in SPLIT_SHARES:
-        upto += share
-        if place < upto:
-            return name
-    return SPLIT_SHARES[-1][0]
-
-
 def draw_stream(questions: Iterable[Question], *, limit: int | None, split: str | None, seed: int) -> Drawn:
     """Draw from a stream, holding ``limit`` questions at most."""
     kept: list[tuple[int, int, Question]] = []
     every: list[Question] = []
     splits: Counter[str] = Counter()
     order = count()
+    side_of = Splits(seed)
     for question in questions:
         group = question.group or question.id
-        side = question.split or split_of(group, seed)
+        side = question.split or side_of(group)
         splits[side] += 1
         if split is not None and side != split:
             continue
@@ -106,7 +126,9 @@ def draw_stream(questions: Iterable[Question], *, limit: int | None, split: str 
 def draw_whole(questions: Iterable[Question], *, limit: int | None, split: str | None, seed: int) -> Drawn:
     """Draw from questions that are held at once; the shares of splits are exact to within one group."""
     held = [replace(q, group=q.group or q.id) for q in questions]
-    sides = dealt([q.group for q in held if not q.split], seed)
+    groups = sorted({q.group for q in held if not q.split})
+    random.Random(f"split:{seed}").shuffle(groups)
+    sides = deal(groups)
     held = [replace(q, split=q.split or sides[q.group]) for q in held]
     splits = Counter(q.split for q in held)
     pool = held if split is None else [q for q in held if q.split == split]

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ..types import UserError
+from ..types import UserError, first_line
 
 #: Bytes read at each of the places a weight file is sampled at, and how many places.
 _SAMPLE, _PLACES = 4096, 64
@@ -72,7 +72,7 @@ def load(
             source, dtype=dtype, attn_implementation=attn, **options, **placed
         )
     except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        reason = first_line(error)
         raise UserError(f"model={source} cannot be loaded as a causal language model: {reason}") from error
     return (model if placed else model.to(device)).eval(), tokenizer
 
@@ -83,7 +83,7 @@ def _quantization(config: Mapping[str, Any]) -> Any:
     try:
         return AutoQuantizationConfig.from_dict(dict(config))
     except (ValueError, TypeError, ImportError, AttributeError) as error:
-        reason = str(error).splitlines()[0]
+        reason = first_line(error)
         raise UserError(f"quantization={dict(config)} is none that transformers offers: {reason}") from error
 
 

@@ -25,7 +25,7 @@ def bag_of_words(texts: Sequence[str], events: np.ndarray, train: np.ndarray) ->
         vectorizer.fit([texts[i] for i in train])
     except ValueError:  # no word occurs twice
         vectorizer = TfidfVectorizer(token_pattern=r"\S+").fit([texts[i] or "-" for i in train])
-    return logistic(vectorizer.transform(texts), events, train)
+    return _log_odds(vectorizer.transform(texts), events, train)
 
 
 def categories(values: np.ndarray, events: np.ndarray, train: np.ndarray) -> np.ndarray:
@@ -33,7 +33,7 @@ def categories(values: np.ndarray, events: np.ndarray, train: np.ndarray) -> np.
     from sklearn.preprocessing import OneHotEncoder
 
     encoder = OneHotEncoder(handle_unknown="ignore").fit(values[train])
-    return logistic(encoder.transform(values), events, train)
+    return _log_odds(encoder.transform(values), events, train)
 
 
 def numbers(values: np.ndarray, events: np.ndarray, train: np.ndarray, *, bins: int = 0) -> np.ndarray:
@@ -53,12 +53,22 @@ def numbers(values: np.ndarray, events: np.ndarray, train: np.ndarray, *, bins: 
         borders = np.unique(np.quantile(seen[:, column], np.linspace(0, 1, bins + 1)[1:-1]))
         place = np.searchsorted(borders, values[:, column], side="right")
         inputs.append((place[:, None] == np.arange(len(borders) + 1)).astype(float))
-    return logistic(np.hstack(inputs), events, train)
+    return _log_odds(np.hstack(inputs), events, train)
 
 
-def logistic(inputs: Any, events: np.ndarray, train: np.ndarray) -> np.ndarray:
-    """scikit-learn's logistic regression with its default penalty on (n, columns), dense or sparse."""
+def _log_odds(inputs: Any, events: np.ndarray, train: np.ndarray) -> np.ndarray:
+    return logistic_regression(inputs[train], events[train]).decision_function(inputs)
+
+
+def logistic_regression(inputs: Any, labels: np.ndarray, *, c: float = 1.0, steps: int = 1000) -> Any:
+    """scikit-learn's fitted model, with an L2 penalty: the one place where logistic regression is fitted.
+
+    Args:
+        inputs: (n, columns), dense or sparse.
+        labels: (n,) classes.
+        c: inverse strength of the penalty.
+        steps: iterations at most.
+    """
     from sklearn.linear_model import LogisticRegression
 
-    model = LogisticRegression(max_iter=1000).fit(inputs[train], events[train])
-    return model.decision_function(inputs)
+    return LogisticRegression(C=c, max_iter=steps).fit(inputs, labels)

@@ -17,7 +17,14 @@ from ..types import RunError
 #: Called as ``metric(values, weights)`` with weights (n,) or (n, r); returns a scalar or (r,).
 Metric = Callable[[np.ndarray, np.ndarray], Any]
 
-_CHUNK = 4_000_000  # weights held at once, 16 MB; whole numbers, exact in single precision
+#: Called as ``figures(values, weights)``; gives k figures, each a number or (r,) for weights (n, r).
+Figures = Callable[[np.ndarray, np.ndarray], Sequence[Any]]
+
+# Weights worked on at once; whole numbers, exact in single precision. A matrix product rounds its last digit
+# by how many columns it has, so that these sizes are part of the figures.
+_OF_ONE = 4_000_000  # 16 MB
+_OF_SEVERAL = 1 << 17  # half a megabyte, so that a pass over them stays in cache
+_LEAST = 32  # columns, so that numpy's inner loops stay long
 
 
 class Interval(NamedTuple):
@@ -26,6 +33,11 @@ class Interval(NamedTuple):
     value: float
     low: float
     high: float
+
+    @property
+    def limits(self) -> list[float] | None:
+        """Both limits; None where they are undefined."""
+        return None if np.isnan(self.low) else [self.low, self.high]
 
     @property
     def excludes_zero(self) -> bool:
@@ -76,23 +88,38 @@ class Bootstrap:
         """The metric of ``values`` (n,) and its interval."""
         values = self._checked(values)
         value = float(metric(values, np.ones(len(values))))
-        return self._interval(value, [metric(values, w) for w in self._weights()])
+        parts = [np.atleast_1d(metric(values, w)) for w in self._weights(_OF_ONE)]
+        return self.interval_of(value, np.concatenate(parts))
 
     def difference(self, a: np.ndarray, b: np.ndarray, metric: Metric = mean) -> Interval:
         """metric(a) - metric(b) on the same examples, every resample paired."""
         a, b = self._checked(a), self._checked(b)
         ones = np.ones(len(a))
         value = float(metric(a, ones) - metric(b, ones))
-        return self._interval(value, [metric(a, w) - metric(b, w) for w in self._weights()])
+        parts = [np.atleast_1d(metric(a, w) - metric(b, w)) for w in self._weights(_OF_ONE)]
+        return self.interval_of(value, np.concatenate(parts))
 
-    def _weights(self) -> Iterator[np.ndarray]:
-        step = max(1, _CHUNK // len(self._index))
+    def intervals(self, values: np.ndarray, figures: Figures) -> list[Interval]:
+        """Every one of several figures of ``values`` (n,), computed at once, with its interval."""
+        plain, drawn = self.samples(values, figures)
+        return [self.interval_of(value, column) for value, column in zip(plain, drawn, strict=True)]
+
+    def samples(self, values: np.ndarray, figures: Figures) -> tuple[list[float], np.ndarray]:
+        """The k figures of ``values`` (n,), and those of every resample, (k, resamples)."""
+        values = self._checked(values)
+        plain = [float(value) for value in figures(values, np.ones(len(values)))]
+        blocks = [np.stack(list(figures(values, w))) for w in self._weights(_OF_SEVERAL, _LEAST)]
+        return plain, np.concatenate(blocks, axis=1)
+
+    def _weights(self, size: int, least: int = 1) -> Iterator[np.ndarray]:
+        """(n, r) weights of some resamples at a time."""
+        step = max(least, size // len(self._index))
         for start in range(0, self._draws.shape[1], step):
             yield self._draws[:, start : start + step].astype(np.float32)[self._index]
 
-    def _interval(self, value: float, parts: list[np.ndarray]) -> Interval:
-        found = np.concatenate([np.atleast_1d(p) for p in parts])
-        found = found[~np.isnan(found)]  # resamples that left one class only
+    def interval_of(self, value: float, drawn: np.ndarray) -> Interval:
+        """A figure and its values in the resamples (resamples,) as an interval."""
+        found = drawn[~np.isnan(drawn)]  # resamples that left one class only
         if np.isnan(value) or not found.size:
             return Interval(value, float("nan"), float("nan"))
         tail = (1 - self.level) / 2
@@ -112,71 +139,15 @@ def bootstrap_ci(
     values: np.ndarray, *, metric: Metric = mean, groups: Sequence[Any] | np.ndarray | None = None,
     resamples: int = 1000, level: float = 0.95, seed: int = 0,
 ) -> Interval:  # fmt: skip
-    """A metric with its bootstrap interval.
-
-    Args:
-        values: (n,) per-example figures or scores.
-        metric: of values and weights; ``partial(auroc, labels)`` for scores.
-        groups: (n,) clusters; None treats every example as its own.
-        resamples: number of resamples.
-        level: coverage.
-        seed: of the draws.
-    """
-    return Bootstrap(
-        len(values) if groups is None else groups, resamples=resamples, level=level, seed=seed
-    ).interval(values, metric)
+    """A metric of ``values`` (n,) with its interval; ``groups`` None treats every example as its own."""
+    clusters = len(values) if groups is None else groups
+    return Bootstrap(clusters, resamples=resamples, level=level, seed=seed).interval(values, metric)
 
 
 def paired_bootstrap(
     a: np.ndarray, b: np.ndarray, *, metric: Metric = mean, groups: Sequence[Any] | np.ndarray | None = None,
     resamples: int = 1000, level: float = 0.95, seed: int = 0,
 ) -> Interval:  # fmt: skip
-    """The difference metric(a) - metric(b) on the same examples, with its interval.
-
-    Args:
-        a: (n,) figures or scores of one method.
-        b: (n,) of the other, in the same order.
-        metric: as in :func:`bootstrap_ci`.
-        groups: (n,) clusters; None treats every example as its own.
-        resamples: number of resamples.
-        level: coverage.
-        seed: of the draws.
-    """
-    return Bootstrap(
-        len(a) if groups is None else groups, resamples=resamples, level=level, seed=seed
-    ).difference(a, b, metric)
-
-
-#: Called as ``figures(values, weights)``; gives k figures, each a number or (r,) for weights (n, r).
-Figures = Callable[[np.ndarray, np.ndarray], Sequence[Any]]
-
-_BLOCK = 1 << 17  # weights worked on at once: half a megabyte, so that a pass over them stays in cache
-_LEAST = 32  # columns of a block, so that numpy's inner loops stay long
-
-
-class Resamples(Bootstrap):
-    """A bootstrap whose metrics may compute several figures at once.
-
-    The intervals are those of :meth:`~probers.evaluation.bootstrap.Bootstrap.interval`, figure by figure.
-    """
-
-    def intervals(self, values: np.ndarray, figures: Figures) -> list[Interval]:
-        """Every figure of ``values`` (n,) with its interval."""
-        plain, drawn = self.samples(values, figures)
-        return [self.interval_of(value, column) for value, column in zip(plain, drawn, strict=True)]
-
-    def samples(self, values: np.ndarray, figures: Figures) -> tuple[list[float], np.ndarray]:
-        """The k figures of ``values`` (n,), and those of every resample, (k, resamples)."""
-        values = self._checked(values)
-        plain = [float(value) for value in figures(values, np.ones(len(values)))]
-        blocks = [np.stack(list(figures(values, w))) for w in self._blocks()]
-        return plain, np.concatenate(blocks, axis=1)
-
-    def interval_of(self, value: float, drawn: np.ndarray) -> Interval:
-        """A figure and its values in the resamples (resamples,) as an interval."""
-        return self._interval(value, [drawn])
-
-    def _blocks(self) -> Any:
-        step = max(_LEAST, _BLOCK // len(self._index))
-        for start in range(0, self._draws.shape[1], step):
-            yield self._draws[:, start : start + step].astype(np.float32)[self._index]
+    """The difference metric(a) - metric(b) on the same examples (n,), as :func:`bootstrap_ci`."""
+    clusters = len(a) if groups is None else groups
+    return Bootstrap(clusters, resamples=resamples, level=level, seed=seed).difference(a, b, metric)

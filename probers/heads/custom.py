@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from ..seeding import draw_key
-from ..types import UserError
+from ..types import UserError, first_line
 from .base import ProbeHead
 
 
@@ -72,10 +72,10 @@ class ForeignHead(ProbeHead):
                 with torch.no_grad():
                     found = module.eval()(torch.zeros(3, width))
             except Exception as error:
-                reason = (str(error).strip().splitlines() or [""])[0]
+                reason = f"{type(error).__name__}: {first_line(error)}"
                 raise UserError(
                     f"head._target_={name} fails as {name.rpartition('.')[2]}({call}) on states of shape "
-                    f"(3, {width}) ({type(error).__name__}: {reason}): it must take the width first and map "
+                    f"(3, {width}) ({reason}): it must take the width first and map "
                     "(n, width) to logits"
                 ) from error
         shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__

@@ -1,17 +1,22 @@
-"""The files of a feature store: manifest, shards, and the JSON file beside each shard."""
+"""The files of a feature store: manifest, shards, and the JSON file beside each shard.
+
+The manifest and the JSON files say what there is; of a shard the rows are Parquet, the states safetensors.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..types import RunError, UserError
+from ..files import digest
+from ..seeding import draw_key
+from ..types import SPLITS, RunError, UserError, first_line
 from .spec import FeatureSpec
 
 if TYPE_CHECKING:
@@ -58,7 +63,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
 
 def fingerprint(path: Path) -> str:
     """Names the store in ``path`` by content: its manifest holds the checksums of all its files."""
-    return hashlib.sha256((path / MANIFEST).read_bytes()).hexdigest()[:16]
+    return digest((path / MANIFEST).read_bytes())
 
 
 def shard_file(index: int, suffix: str) -> str:
@@ -123,9 +128,7 @@ def sidecar(
         units: ids of the pieces of work it covers.
         left_out: what of them gave no row, and why.
     """
-    files = {
-        name: {"bytes": len(blob), "sha256": hashlib.sha256(blob).hexdigest()} for name, blob in blobs.items()
-    }
+    files = {name: {"bytes": len(blob), "sha256": digest(blob, 64)} for name, blob in blobs.items()}
     return {"rows": count, "files": files, "units": list(units), "left_out": list(left_out)}
 
 
@@ -159,14 +162,14 @@ def verify_files(store: Path, files: Mapping[str, Mapping[str, Any]]) -> None:
         UserError: names the file that is missing or was altered.
     """
     for name, file in files.items():
-        digest = hashlib.sha256()
+        found = hashlib.sha256()
         try:
             with (store / name).open("rb") as handle:
                 while block := handle.read(1 << 20):
-                    digest.update(block)
+                    found.update(block)
         except (FileNotFoundError, NotADirectoryError):
             raise damaged(store, name, "is missing") from None
-        if digest.hexdigest() != file["sha256"]:
+        if found.hexdigest() != file["sha256"]:
             raise damaged(store, name, "was altered")
 
 
@@ -181,7 +184,6 @@ COLUMNS: dict[str, type] = {
     "mean_logprob": float, "rind_max": float,
 }  # fmt: skip
 _REQUIRED = ("id", "group", "split", "correct")
-_SPLITS = ("train", "validation", "test")
 
 
 def encode_states(rows: Sequence[Mapping[str, Any]], states: np.ndarray, spec: FeatureSpec) -> bytes:
@@ -210,21 +212,14 @@ def encode_rows(rows: Sequence[Mapping[str, Any]]) -> bytes:
         RunError: a score that is no number.
         ValueError: columns, splits or labels that do not fit.
     """
-    import pyarrow.parquet as pq
-
-    buffer = io.BytesIO()
-    pq.write_table(_arrow_table(rows), buffer, compression="zstd")
-    return buffer.getvalue()
-
-
-def _arrow_table(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
     import pyarrow as pa
+    import pyarrow.parquet as pq
 
     names = list(rows[0])
     for row in rows:
         if set(row) != set(names):
             raise ValueError(f"row {row.get('id')} has other columns than {rows[0].get('id')}")
-        if row.get("split") not in _SPLITS or row.get("correct") not in (0, 1):
+        if row.get("split") not in SPLITS or row.get("correct") not in (0, 1):
             raise ValueError(
                 f"row {row.get('id')}: split={row.get('split')!r} or correct={row.get('correct')!r}"
             )
@@ -243,4 +238,49 @@ def _arrow_table(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
             bad = rows[int(np.flatnonzero(~np.isfinite(values))[0])]
             raise RunError(f"{name} of {bad['id']} is {bad[name]}: a score that is no number is an error")
         arrays.append(pa.array(values, type=kinds[kind]))
-    return pa.table(dict(zip(order, arrays, strict=True)))
+    buffer = io.BytesIO()
+    pq.write_table(pa.table(dict(zip(order, arrays, strict=True))), buffer, compression="zstd")
+    return buffer.getvalue()
+
+
+def read_rows(store: Path, index: int, columns: Sequence[str] | None = None) -> pa.Table:
+    """The rows of one shard that has any; all columns by default.
+
+    Raises:
+        UserError: a file that cannot be read.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        return pq.read_table(store / shard_file(index, "parquet"), columns=columns)
+    except (pa.ArrowException, OSError) as error:
+        name = shard_file(index, "parquet")
+        raise damaged(store, name, f"cannot be read ({first_line(error)})") from error
+
+
+def all_rows(store: Path, counts: Sequence[int]) -> pa.Table:
+    """The rows of all shards, one after the other; ``counts`` are the rows of each."""
+    import pyarrow as pa
+
+    return pa.concat_tables([read_rows(store, i) for i, n in enumerate(counts) if n])
+
+
+def check_rows(store: Path, shards: Iterable[int]) -> None:
+    """Refuse shards that do not make one table.
+
+    Raises:
+        RunError: other columns than the shards before it, or an id that occurs twice.
+    """
+    schema: pa.Schema | None = None
+    seen: set[int] = set()  # hashes: the ids of millions of rows would be large
+    for index in shards:
+        table = read_rows(store, index)
+        if schema is not None and not table.schema.equals(schema):
+            raise RunError(f"shard {index} of {store} has other columns than the shards before it")
+        schema = table.schema
+        for name in table["id"].to_pylist():
+            key = draw_key("id", 0, name)
+            if key in seen:
+                raise RunError(f"the feature store {store} has the id {name} twice")
+            seen.add(key)

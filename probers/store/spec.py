@@ -8,7 +8,7 @@ computed one way for training and another way for serving is refused.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ..types import Needs, Pool, Site, UserError
@@ -112,10 +112,7 @@ class FeatureSpec:
                 f"layers {_ranges(self.layers)} of {self.model.id}, which has {self.model.layers} layers "
                 "(0 is the embedding output); choose among these"
             )
-        return FeatureSpec(
-            self.model, tuple(sorted(set(layers))), self.width, self.site, self.pool,
-            self.position, self.dtype, self.prompt,
-        )  # fmt: skip
+        return replace(self, layers=tuple(sorted(set(layers))))
 
     def check_model(self, model: ModelSpec, *, what: str = "the features") -> None:
         """Refuse another model than the one these features were read from.
@@ -159,6 +156,26 @@ class FeatureSpec:
         fields["model"] = ModelSpec.from_dict(fields["model"])
         fields["layers"] = tuple(fields["layers"])
         return cls(**fields)
+
+
+def parse_layers(value: Any, named: Mapping[str, Sequence[int]], key: str) -> tuple[int, ...]:
+    """The layers asked for, ascending and each once.
+
+    Args:
+        value: one of ``named``, one number, or a list of numbers.
+        named: what words stand for.
+        key: of the option, for the message.
+
+    Raises:
+        UserError: not understood.
+    """
+    if isinstance(value, str) and value in named:
+        return tuple(named[value])
+    wanted = [value] if isinstance(value, int) else value
+    if not isinstance(wanted, Sequence) or not all(type(k) is int for k in wanted):
+        words = ", ".join(named)
+        raise UserError(f"{key}={value} is not understood: give {words}, a number or a list like [4,8]")
+    return tuple(sorted(set(wanted)))
 
 
 def _fields(cls: Any, value: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,100 +17,39 @@ each, and :meth:`FeatureStore.merge` joins them.
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..commands.runs import identity
-from ..files import canonical_json, write_bytes, writing
-from ..seeding import draw_key
+from ..files import canonical_json, digest, write_bytes, writing
 from ..types import RunError, UserError
 from .files import (
-    COLUMNS,
     MANIFEST,
+    all_rows,
+    check_rows,
     check_same,
     damaged,
     encode_rows,
     encode_states,
     new_manifest,
     read_manifest,
+    read_rows,
     read_sidecar,
     shard_file,
     sidecar,
     verify_files,
     written_shards,
 )
+from .merge import merge
 from .reader import StateReader
 from .spec import FeatureSpec
 
 if TYPE_CHECKING:
     import datasets
     import pandas as pd
-    import pyarrow as pa
-
-
-def read_rows(store: Path, index: int, columns: Sequence[str] | None = None) -> pa.Table:
-    """The rows of one shard that has any; all columns by default.
-
-    Raises:
-        UserError: a file that cannot be read.
-    """
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        return pq.read_table(store / shard_file(index, "parquet"), columns=columns)
-    except (pa.ArrowException, OSError) as error:
-        reason = str(error).splitlines()[0]
-        raise damaged(store, shard_file(index, "parquet"), f"cannot be read ({reason})") from error
-
-
-def all_rows(store: Path, counts: Sequence[int]) -> pa.Table:
-    """The rows of all shards, one after the other; ``counts`` are the rows of each."""
-    import pyarrow as pa
-
-    return pa.concat_tables([read_rows(store, i) for i, n in enumerate(counts) if n])
-
-
-def check_rows(store: Path, shards: Iterable[int]) -> None:
-    """Refuse shards that do not make one table.
-
-    Raises:
-        RunError: other columns than the shards before it, or an id that occurs twice.
-    """
-    schema: pa.Schema | None = None
-    seen: set[int] = set()  # hashes: the ids of millions of rows would be large
-    for index in shards:
-        table = read_rows(store, index)
-        if schema is not None and not table.schema.equals(schema):
-            raise RunError(f"shard {index} of {store} has other columns than the shards before it")
-        schema = table.schema
-        for name in table["id"].to_pylist():
-            key = draw_key("id", 0, name)
-            if key in seen:
-                raise RunError(f"the feature store {store} has the id {name} twice")
-            seen.add(key)
-
-
-def to_datasets(store: FeatureStore, rows: pa.Table, layers: Sequence[int]) -> datasets.Dataset:
-    """The rows as a ``Dataset``, with a column ``layer.<k>`` of fixed-size vectors per layer."""
-    import datasets
-    import pyarrow as pa
-
-    for k in sorted(set(layers)):
-        # Without Python objects in between: the array becomes Arrow's own memory.
-        numbers = pa.array(store.layer(k).reshape(-1))
-        rows = rows.append_column(f"layer.{k}", pa.FixedSizeListArray.from_arrays(numbers, store.spec.width))
-    # What caches know the content by; the library would find it by hashing every vector.
-    content = f"{(store.path / MANIFEST).read_text('utf-8')}{sorted(set(layers))}"
-    return datasets.Dataset(rows, fingerprint=hashlib.sha256(content.encode()).hexdigest()[:16])
-
-
-__all__ = ["COLUMNS", "FeatureStore"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +75,9 @@ class FeatureStore:
         """A new store, or the unfinished one in ``path`` to go on with.
 
         Args:
+            path: the folder.
+            spec: what the vectors are.
+            config: the part of the configuration that decides what is computed, as plain containers.
             shards: how many there will be; None leaves it open until :meth:`finish`, for work
                 whose amount is not known before it is done.
 
@@ -145,7 +87,7 @@ class FeatureStore:
         """
         if shards is not None and shards < 1:
             raise ValueError(f"a store has at least one shard, got shards={shards}")
-        store = cls(Path(path), spec, identity(config), shards)
+        store = cls(Path(path), spec, config, shards)
         if (store.path / MANIFEST).exists():
             there = read_manifest(store.path)
             check_same(store.path, there | ({"shards": None} if shards is None else {}), store._manifest())
@@ -200,9 +142,9 @@ class FeatureStore:
                 a group on two sides of a split; an ``out`` that exists; see also :meth:`open`.
             RunError: ``out`` cannot be written.
         """
-        from .merge import merge
-
-        return merge([cls.open(s.path if isinstance(s, FeatureStore) else s) for s in stores], Path(out))
+        opened = [cls.open(s.path if isinstance(s, FeatureStore) else s) for s in stores]
+        merge([store.path for store in opened], Path(out))
+        return cls.open(out)
 
     @property
     def missing(self) -> list[int]:
@@ -370,16 +312,24 @@ class FeatureStore:
         Raises:
             UserError: the store lacks a layer; lists those it has.
         """
-        layers = tuple(layers or ())
-        self.spec.select(layers or self.spec.layers)
-        return to_datasets(self, all_rows(self.path, self._counts()), layers)
+        import datasets
+        import pyarrow as pa
+
+        chosen = self.spec.select(layers).layers if layers else ()
+        rows = all_rows(self.path, self._counts())
+        for k in chosen:
+            # Without Python objects in between: the array becomes Arrow's own memory.
+            vectors = pa.FixedSizeListArray.from_arrays(pa.array(self.layer(k).reshape(-1)), self.spec.width)
+            rows = rows.append_column(f"layer.{k}", vectors)
+        # What caches know the content by; the library would find it by hashing every vector.
+        content = f"{(self.path / MANIFEST).read_text('utf-8')}{list(chosen)}"
+        return datasets.Dataset(rows, fingerprint=digest(content))
 
     def _file(self, index: int, suffix: str) -> Path:
         return self.path / shard_file(index, suffix)
 
     def _write(self, name: str, blob: bytes) -> None:
-        with writing(self.path / name):
-            write_bytes(self.path / name, blob)
+        write_bytes(self.path / name, blob)
 
     def _counts(self) -> list[int]:
         """Rows per shard: from the manifest, or before it is finished from the shards themselves."""

@@ -12,104 +12,31 @@ import random
 from dataclasses import dataclass
 
 OCCUPATIONS = [
-    "baker",
-    "carpenter",
-    "chemist",
-    "dancer",
-    "doctor",
-    "farmer",
-    "gardener",
-    "judge",
-    "lawyer",
-    "miner",
-    "nurse",
-    "painter",
-    "pilot",
-    "sailor",
-    "teacher",
-    "tailor",
-]
+    "baker", "carpenter", "chemist", "dancer", "doctor", "farmer", "gardener", "judge", "lawyer", "miner",
+    "nurse", "painter", "pilot", "sailor", "teacher", "tailor",
+]  # fmt: skip
 REGIONS = [
-    "Aldmark",
-    "Brenland",
-    "Corvia",
-    "Dunmore",
-    "Estria",
-    "Falkany",
-    "Gothia",
-    "Helmark",
-    "Isteria",
-    "Jutmark",
-    "Karlia",
-    "Lorania",
-]
+    "Aldmark", "Brenland", "Corvia", "Dunmore", "Estria", "Falkany", "Gothia", "Helmark", "Isteria",
+    "Jutmark", "Karlia", "Lorania",
+]  # fmt: skip
 INDUSTRIES = [
-    "brewing",
-    "canning",
-    "dairy",
-    "fishing",
-    "glass",
-    "leather",
-    "paper",
-    "printing",
-    "salt",
-    "steel",
-    "textile",
-    "timber",
-]
+    "brewing", "canning", "dairy", "fishing", "glass", "leather", "paper", "printing", "salt", "steel",
+    "textile", "timber",
+]  # fmt: skip
 PRODUCTS = [
-    "apples",
-    "bells",
-    "bread",
-    "candles",
-    "carpets",
-    "cheese",
-    "cherries",
-    "clocks",
-    "honey",
-    "knives",
-    "lace",
-    "mustard",
-    "paper",
-    "pottery",
-    "silk",
-    "soap",
-    "tea",
-    "tiles",
-    "violins",
-    "wine",
-]
+    "apples", "bells", "bread", "candles", "carpets", "cheese", "cherries", "clocks", "honey", "knives",
+    "lace", "mustard", "paper", "pottery", "silk", "soap", "tea", "tiles", "violins", "wine",
+]  # fmt: skip
 GENRES = [
-    "adventure",
-    "comedy",
-    "crime",
-    "fantasy",
-    "ghost",
-    "historical",
-    "musical",
-    "mystery",
-    "romantic",
-    "science",
-    "war",
-    "western",
-]
+    "adventure", "comedy", "crime", "fantasy", "ghost", "historical", "musical", "mystery", "romantic",
+    "science", "war", "western",
+]  # fmt: skip
 SEAS = [
-    f"{name} Sea"
-    for name in [
-        "Amber",
-        "Black",
-        "Coral",
-        "Dark",
-        "Eastern",
-        "Grey",
-        "Inner",
-        "Northern",
-        "Pearl",
-        "Quiet",
-        "Southern",
-        "Western",
-    ]
-]
+    f"{name} Sea" for name in (
+        "Amber", "Black", "Coral", "Dark", "Eastern", "Grey", "Inner", "Northern", "Pearl", "Quiet",
+        "Southern", "Western",
+    )
+]  # fmt: skip
 
 #: How often the first, second and third wording is used, by register. All have the same
 #: favourite, so greedy text does not tell them apart; the first two have the same entropy

@@ -24,103 +24,34 @@ import itertools
 import random
 from dataclasses import dataclass, field
 
+from ..types import SPLITS
 from .relations import BY_KIND, RELATIONS, Relation, plain_values
 
 _ONSETS = [
-    "b",
-    "br",
-    "d",
-    "dr",
-    "f",
-    "g",
-    "gr",
-    "h",
-    "j",
-    "k",
-    "kr",
-    "l",
-    "m",
-    "n",
-    "p",
-    "pr",
-    "r",
-    "s",
-    "st",
-    "t",
-    "tr",
-    "v",
-    "w",
-    "z",
-]
+    "b", "br", "d", "dr", "f", "g", "gr", "h", "j", "k", "kr", "l", "m", "n", "p", "pr", "r", "s", "st", "t",
+    "tr", "v", "w", "z",
+]  # fmt: skip
 _VOWELS = ["a", "e", "i", "o", "u"]
 _CODAS = ["", "", "", "l", "n", "r", "s", "m", "k"]
 
 _FIRST_F = [
-    "Ada",
-    "Bela",
-    "Cora",
-    "Dina",
-    "Edda",
-    "Faye",
-    "Gila",
-    "Hanna",
-    "Ines",
-    "Jora",
-    "Kaia",
-    "Lena",
-    "Mira",
-    "Nora",
-    "Olga",
-    "Petra",
-]
+    "Ada", "Bela", "Cora", "Dina", "Edda", "Faye", "Gila", "Hanna", "Ines", "Jora", "Kaia", "Lena", "Mira",
+    "Nora", "Olga", "Petra",
+]  # fmt: skip
 _FIRST_M = [
-    "Anton",
-    "Boris",
-    "Carl",
-    "Dario",
-    "Emil",
-    "Felix",
-    "Georg",
-    "Hugo",
-    "Ivan",
-    "Jonas",
-    "Karel",
-    "Leon",
-    "Marek",
-    "Nils",
-    "Oskar",
-    "Pavel",
-]
+    "Anton", "Boris", "Carl", "Dario", "Emil", "Felix", "Georg", "Hugo", "Ivan", "Jonas", "Karel", "Leon",
+    "Marek", "Nils", "Oskar", "Pavel",
+]  # fmt: skip
 _TOWN_ENDS = ["by", "dale", "ford", "gate", "ham", "holm", "mouth", "stad", "ton", "vik", "wick", "burg"]
 _FIRM_ENDS = ["Works", "Foods", "Mills", "Group", "Lines", "Labs", "Brothers", "Partners"]
 _FILM_ADJ = [
-    "Silent",
-    "Golden",
-    "Broken",
-    "Distant",
-    "Hidden",
-    "Frozen",
-    "Crimson",
-    "Endless",
-    "Little",
-    "Last",
-    "Wooden",
-    "Burning",
-]
+    "Silent", "Golden", "Broken", "Distant", "Hidden", "Frozen", "Crimson", "Endless", "Little", "Last",
+    "Wooden", "Burning",
+]  # fmt: skip
 _FILM_NOUN = [
-    "Harbour",
-    "Garden",
-    "Winter",
-    "Letter",
-    "Bridge",
-    "Summer",
-    "Mirror",
-    "Lantern",
-    "Journey",
-    "Orchard",
-    "Station",
-    "Island",
-]
+    "Harbour", "Garden", "Winter", "Letter", "Bridge", "Summer", "Mirror", "Lantern", "Journey", "Orchard",
+    "Station", "Island",
+]  # fmt: skip
 
 
 def _syllable(rng: random.Random) -> str:
@@ -167,7 +98,6 @@ class NameMaker:
 
 
 KINDS = ("known", "stale", "misbelieved", "unknown")
-SPLITS = ("train", "validation", "test")
 
 
 @dataclass(frozen=True, slots=True)

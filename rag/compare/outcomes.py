@@ -143,7 +143,7 @@ class Comparison:
             "multi": float((retrievals > 1).mean()),
         }
         entry["trigger"] = {name: _value(found.get(f"trigger.{name}")) for name in _TRIGGER}
-        entry["ci95"] = {name: _ends(i) for name, i in found.items() if _ends(i) is not None}
+        entry["ci95"] = {name: i.limits for name, i in found.items() if i.limits is not None}
         return entry
 
     def _trigger(self, run: Outcomes, bootstrap: Bootstrap) -> dict[str, Interval]:
@@ -196,12 +196,8 @@ def _value(interval: Interval | None) -> float | None:
     return None if interval is None or math.isnan(interval.value) else float(interval.value)
 
 
-def _ends(interval: Interval) -> list[float] | None:
-    return None if math.isnan(interval.low) else [interval.low, interval.high]
-
-
 def _difference(interval: Interval) -> dict[str, Any]:
-    return {"diff": _value(interval), "ci95": _ends(interval)}
+    return {"diff": _value(interval), "ci95": interval.limits}
 
 
 def table_lines(

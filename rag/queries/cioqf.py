@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from probers.data.word_vectors import load_vectors
-from probers.text import split_sentences
+from probers.text import load_vectors, split_sentences
 from probers.types import Generation
 
 from ..triggers.base import State, one_of

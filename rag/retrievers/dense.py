@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import os
@@ -18,7 +17,7 @@ from tqdm import tqdm
 
 from probers.data.cache import Estimate, build_once
 from probers.data.corpus import fingerprint, passages_from
-from probers.files import write_text
+from probers.files import digest, write_text
 from probers.types import Passage, RunError, UserError
 
 from . import lexical
@@ -306,7 +305,7 @@ class Dense:
             )
         )
         identity = f"{_SCHEMA} {fingerprint(passages)} {self._encoder.fingerprint}"
-        folder = Path(cache) / hashlib.sha256(identity.encode()).hexdigest()[:20]
+        folder = Path(cache) / digest(identity, 20)
         self._make_vectors(folder)
         vectors = open_vectors(folder)
         if method != "flat":

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from probers.types import RunError, UserError
+from probers.types import RunError, UserError, first_line
 
 from . import lexical
 
@@ -176,7 +176,7 @@ def _load(options: EncoderOptions) -> Any:
             trust_remote_code=False,
         )
     except (OSError, ValueError, RuntimeError, KeyError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        reason = first_line(error)
         raise UserError(
             f"retriever.model={name} cannot be loaded: {reason}; give the id or the folder of a "
             "sentence-transformers model"

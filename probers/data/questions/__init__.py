@@ -9,23 +9,24 @@ from __future__ import annotations
 import difflib
 import hashlib
 import importlib
+import sys
 from collections import Counter
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from tqdm import tqdm
 
-from ...types import Question, UserError
-from ..lines import BadLine
+from ...types import SPLITS, Question, UserError
+from ..records import BadLine, LeftOut, Row, check_bad_line, check_object, what_is_wrong
 from ..splits import draw_stream, draw_whole
-from .base import Excluded, Layout, QuestionSource, layout
-from .files import Record, UnusableError
+from .base import Layout, QuestionSource, layout
+from .values import Record, UnusableError
 
 __all__ = [
     "DATASETS", "EmptySplitError", "Excluded", "Layout", "QuestionSet", "QuestionSource", "UnusableError",
-    "layout", "looks_like", "open_questions", "source_class",
+    "layout", "load_questions", "open_questions", "source_class",
 ]  # fmt: skip
 
 #: What users type -> module and class; the module is imported when it is asked for.
@@ -40,11 +41,23 @@ DATASETS = {
     "iirc": "iirc:IIRC",
     "file": "jsonl:JSONL",
 }
-_SPLITS = ("train", "validation", "test")
 
 
 class EmptySplitError(UserError):
     """There are questions, but none in the split asked for."""
+
+
+@dataclass
+class Excluded(LeftOut):
+    """Questions that were left out, each named by where it stands or by its id.
+
+    Attributes:
+        lost: where a file breaks off, so that nothing behind it could be read; "" when it does not.
+    """
+
+    lost: str = ""
+
+    noun: ClassVar[str] = "question"
 
 
 @dataclass(frozen=True)
@@ -67,6 +80,17 @@ class QuestionSet:
     def lines(self) -> list[str]:
         """What the user has to be told; empty when everything asked for was there."""
         return [*self.notes, *self.excluded.lines(most=10)]
+
+
+def load_questions(
+    source: str | QuestionSource, *, limit: int | None = None, split: str | None = None, seed: int = 0,
+    on_bad_line: BadLine = "error",
+) -> list[Question]:  # fmt: skip
+    """:func:`open_questions` for short; what was left out is said on the standard error."""
+    found = open_questions(source, limit=limit, split=split, seed=seed, on_bad_line=on_bad_line)
+    for line in found.lines():
+        print(line, file=sys.stderr)
+    return found.questions
 
 
 def open_questions(
@@ -98,10 +122,9 @@ def open_questions(
     """
     if limit is not None and limit < 1:
         raise UserError(f"limit={limit} leaves nothing: give 1 or more, or null for all")
-    if split is not None and split not in _SPLITS:
-        raise UserError(f"split={split} is unknown: choose {', '.join(_SPLITS)}, or null for all")
-    if on_bad_line not in ("error", "skip"):
-        raise UserError(f"on_bad_line={on_bad_line} is unknown: choose error or skip")
+    if split is not None and split not in SPLITS:
+        raise UserError(f"split={split} is unknown: choose {', '.join(SPLITS)}, or null for all")
+    check_bad_line(on_bad_line)
     if isinstance(source, str):
         opened = _made(source, options)
     else:
@@ -146,6 +169,7 @@ class _Reading:
         self.excluded = Excluded()
         self.layouts: Counter[str] = Counter()
         self.read = 0
+        self._fitted = False  # a record in one of the source's layouts was read
         self._seen: dict[str, str] = {}
 
     def __iter__(self) -> Iterator[Question]:
@@ -154,16 +178,17 @@ class _Reading:
             self.source.rows(), self.source.name, unit=" records", delay=5, leave=False, disable=None
         ):
             if row.problem:
+                self._check_dataset(row)
                 self._malformed(row.where, row.problem)
                 self.excluded.lost = row.where if row.last else self.excluded.lost
                 continue
+            self._fitted = self._fitted or isinstance(row.record, dict)
             try:
-                record: Any = row.record
-                if not isinstance(row.record, dict | Question):
-                    raise ValueError(f"expected a JSON object, found {type(record).__name__}")
-                parts = self.source.unfold(record)
+                if not isinstance(row.record, Question):
+                    check_object(row.record)
+                parts = self.source.unfold(row.record)
             except (ValueError, KeyError, TypeError) as error:
-                self._malformed(row.where, _reason(error))
+                self._malformed(row.where, what_is_wrong(error))
                 continue
             for number, part in enumerate(parts, 1):
                 where = row.where if len(parts) == 1 else f"{row.where} question {number}"
@@ -185,11 +210,21 @@ class _Reading:
             self.excluded.add(where, str(error))
             return None
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            self._malformed(where, _reason(error))
+            self._malformed(where, what_is_wrong(error))
             return None
         self._seen[question.id] = where
         self.layouts[self.source.layout_of(record)] += 1
         return question
+
+    def _check_dataset(self, row: Row) -> None:
+        """Refuse a file that begins with records of another dataset; says which."""
+        if self._fitted or not isinstance(row.record, dict):
+            return
+        for name in DATASETS:
+            for known in source_class(name).layouts:
+                if known.fits(row.record):
+                    other = f"{known.name}, which is read by questions={name}"
+                    raise UserError(f"{self.source.spec}: {row.where} looks like {other}")
 
     def _malformed(self, where: str, reason: str) -> None:
         if self.on_bad_line == "error":
@@ -202,15 +237,6 @@ def source_class(name: str) -> type[QuestionSource]:
     """The class behind a name of :data:`DATASETS`."""
     module, _, made = DATASETS[name].partition(":")
     return getattr(importlib.import_module(f".{module}", __name__), made)
-
-
-def looks_like(keys: Collection[str]) -> str | None:
-    """Which dataset records with these fields look like, and how it is asked for; None for none known."""
-    for name in DATASETS:
-        for known in source_class(name).layouts:
-            if known.fits(keys):
-                return f"{known.name}, which is read by questions={name}"
-    return None
 
 
 def _made(name: str, options: dict[str, Any]) -> QuestionSource:
@@ -239,7 +265,3 @@ def _digest(questions: Collection[Question]) -> str:
     for q in questions:
         digest.update(repr((q.id, q.question, q.answers, q.split)).encode("utf-8", "surrogatepass"))
     return digest.hexdigest()[:16]
-
-
-def _reason(error: Exception) -> str:
-    return f"no {error}" if isinstance(error, KeyError) else str(error)

@@ -1,4 +1,4 @@
-"""What every set of questions shares: where its records are, which layouts they have, what is left out."""
+"""What every set of questions shares: where its records are, and which layouts they have."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import ClassVar, NamedTuple
 
 from ...types import Question, UserError
-from ..lines import LeftOut
-from .files import Record, Row, file_rows, hub_rows
+from ..records import Row, file_rows, hub_rows
+from .values import Record
 
 
 class Layout(NamedTuple):
@@ -27,19 +27,6 @@ class Layout(NamedTuple):
 def layout(name: str, has: str, lacks: str = "") -> Layout:
     """A layout from space-separated names of fields."""
     return Layout(name, frozenset(has.split()), frozenset(lacks.split()))
-
-
-@dataclass
-class Excluded(LeftOut):
-    """Questions that were left out, each named by where it stands or by its id.
-
-    Attributes:
-        lost: where a file breaks off, so that nothing behind it could be read; "" when it does not.
-    """
-
-    lost: str = ""
-
-    noun: ClassVar[str] = "question"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,18 +102,17 @@ class QuestionSource:
                     f"questions={self.name} has no copy on the Hub that could be taken by default: give the "
                     "official file as questions.path=FILE, or a copy in its layout as questions.hub=ID"
                 )
-            yield from hub_rows(self, self.mismatch)
+            yield from hub_rows(
+                self.spec, self.hub, self._check_columns, instead="give a local file as questions.path",
+                name=self.config, split=self.hub_split, revision=self.revision,
+            )  # fmt: skip
             return
         path = Path(self.path)
         if not path.is_file():
             raise UserError(f"questions.path={self.path} is not a file: give an official one of {self.name}")
-        fitted = False
         for row in file_rows(path):
             problem = self.mismatch(row.record) if isinstance(row.record, dict) else None
-            if problem and not fitted and (other := self._other(row.record)):
-                raise UserError(f"{self.spec}: {row.where} looks like {other}")
-            fitted = fitted or (isinstance(row.record, dict) and not problem)
-            yield row._replace(record=None, problem=problem) if problem else row
+            yield row._replace(problem=problem) if problem else row
 
     def mismatch(self, keys: Collection[str]) -> str | None:
         """What is wrong with a record that has these fields, None when a layout of ours fits."""
@@ -140,10 +126,9 @@ class QuestionSource:
         missing = min((known.has - set(keys) for known in near), key=len)
         return f"no {', '.join(map(repr, sorted(missing)))} (its fields are {found})"
 
-    def _other(self, keys: Collection[str]) -> str | None:
-        from . import looks_like
-
-        return looks_like(keys)
+    def _check_columns(self, keys: Collection[str]) -> None:
+        if problem := self.mismatch(keys):
+            raise UserError(f"{self.spec}: {problem}; give another questions.hub or a file as questions.path")
 
     def unfold(self, record: Record) -> Sequence[Record]:
         """The records of single questions in a record of the file."""

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from ...types import Passage, Question
 from .base import Layout, QuestionSource, layout
-from .files import Record, accepted, identifier, optional, text
+from .values import Record, accepted, identifier, optional, text
 
 
 @dataclass(frozen=True, kw_only=True)

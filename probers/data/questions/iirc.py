@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 
 from ...types import Passage, Question, UserError
 from .base import Layout, QuestionSource, layout
-from .files import Record, UnusableError, accepted, identifier, optional, passage, records, text
+from .values import Record, UnusableError, accepted, identifier, optional, passage, records, text
 
 #: How the context of a question names the passage it was asked on.
 _MAIN = "main"

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from ...types import Passage, Question, UserError
+from ..records import Row
 from .base import Layout, QuestionSource, layout
-from .files import Record, Row, accepted, identifier, optional, records, strings, text
+from .values import Record, accepted, identifier, optional, records, strings, text
 
 #: Other names in use for a split.
 _SPLITS = {"train": "train", "validation": "validation", "valid": "validation", "val": "validation",

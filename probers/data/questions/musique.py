@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 
 from ...types import Question, UserError
 from .base import Layout, QuestionSource, layout
-from .files import Record, UnusableError, accepted, identifier, optional, passage, records, strings, text
+from .values import Record, UnusableError, accepted, identifier, optional, passage, records, strings, text
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,14 +1,86 @@
-"""Natural Questions (Kwiatkowski et al., TACL 2019) as open-domain questions (Lee et al., ACL 2019)."""
+"""Natural Questions (Kwiatkowski et al., TACL 2019) as open-domain questions (Lee et al., ACL 2019).
+
+Also the layout of DPR's training files (Karpukhin et al., EMNLP 2020), which exist of several datasets.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ...types import Question
-from .base import Layout, layout
-from .dpr import DPR, DPRSource
-from .files import Record, accepted, hashed, strings, text
+from ...types import Passage, Question, UserError
+from .base import Layout, QuestionSource, layout
+from .values import Record, accepted, hashed, optional, passage, records, strings, text
+
+#: ``biencoder-<dataset>-<split>.json``.
+DPR = layout("DPR's biencoder file", "question answers positive_ctxs")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DPRSource(QuestionSource):
+    """A set of questions that DPR's training files hold too.
+
+    A subclass lists :data:`DPR` last among its layouts and makes questions of its own records
+    with :meth:`own_question`.
+
+    Attributes:
+        hard_negatives: of DPR's file, how many passages without the answer are kept.
+    """
+
+    hard_negatives: int = 10
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.hard_negatives < 0:
+            raise UserError(f"questions.hard_negatives={self.hard_negatives} must be 0 or more")
+
+    def question(self, record: Record) -> Question:
+        if "positive_ctxs" in record:
+            return dpr_question(record, self.name, self.hard_negatives)
+        return self.own_question(record)
+
+    def own_question(self, record: Record) -> Question:
+        """The question of a record in a layout that is not DPR's; see :meth:`question`."""
+        raise NotImplementedError
+
+
+def dpr_question(record: Record, dataset: str, hard_negatives: int) -> Question:
+    """The question of a record.
+
+    Positive passages are gold: of NQ they are from the annotated page, of TriviaQA those
+    found by BM25 that hold an answer. Passages keep the ids they have in psgs_w100.tsv.
+    The random negatives, which belong to other questions, are not read.
+
+    Args:
+        record: one element of the file.
+        dataset: the name of the dataset it has to be of.
+        hard_negatives: how many of BM25's passages without the answer are kept.
+
+    Raises:
+        UserError: the file is another dataset's.
+    """
+    origin = optional(record, "dataset")
+    if origin and not origin.startswith(_PREFIXES[dataset]):
+        raise UserError(f"questions={dataset}: this is DPR's file of another dataset, {origin}")
+    gold = [_passage(p, i, True) for i, p in enumerate(records(record, "positive_ctxs"))]
+    hard = records(record, "hard_negative_ctxs")[:hard_negatives]
+    others = [_passage(p, i, False) for i, p in enumerate(hard, len(gold))]
+    asked = text(record, "question")
+    return Question(
+        id=hashed(dataset, asked),
+        question=asked,
+        answers=accepted(strings(record, "answers")),
+        dataset=dataset,
+        passages=tuple(p for p in (*gold, *others) if p is not None),
+    )
+
+
+_PREFIXES = {"nq": "nq", "triviaqa": "trivia"}
+
+
+def _passage(record: Record, number: int, is_gold: bool) -> Passage | None:
+    given = record.get("passage_id", record.get("psg_id"))
+    return passage(record, str(number if given is None else given), is_gold=is_gold)
 
 
 @dataclass(frozen=True, kw_only=True)

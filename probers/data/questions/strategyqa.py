@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from ...types import Passage, Question, UserError
 from .base import Layout, QuestionSource, layout
-from .files import Record, UnusableError, identifier, optional, passage, strings, text
+from .values import Record, UnusableError, identifier, optional, passage, strings, text
 
 #: What stands in the evidence in place of a paragraph's id.
 _NO_PARAGRAPH = ("operation", "no_evidence")

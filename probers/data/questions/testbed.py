@@ -7,8 +7,8 @@ from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 from ...types import Question, UserError
+from ..records import Row
 from .base import QuestionSource
-from .files import Row
 
 
 @dataclass(frozen=True, kw_only=True)

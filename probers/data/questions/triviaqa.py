@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 
 from ...types import Question
 from .base import Layout, layout
-from .dpr import DPR, DPRSource
-from .files import Record, accepted, identifier, optional, strings, text
+from .nq import DPR, DPRSource
+from .values import Record, accepted, identifier, optional, strings, text
 
 #: What the files without answers hold on the Hub.
 _UNKNOWN = "<unk>"

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import ClassVar
 
 from ...types import Question, UserError
-from ..lines import read_lines
+from ..records import check_object, read_lines, what_is_wrong
 from .base import Layout, QuestionSource, layout
-from .files import Record, accepted, identifier, optional, strings, text
 from .hotpotqa import paragraphs, supporting_titles
+from .values import Record, accepted, identifier, optional, strings, text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,11 +69,10 @@ class TwoWikiMultihopQA(QuestionSource):
         for number, line in read_lines(path):
             try:
                 entry = json.loads(line)
-                if not isinstance(entry, dict):
-                    raise ValueError(f"expected a JSON object, found {type(entry).__name__}")
+                check_object(entry)
                 names[identifier(entry, "Q_id")] = strings(entry, "aliases") + strings(entry, "demonyms")
             except (ValueError, KeyError) as error:
-                reason = f"no {error}" if isinstance(error, KeyError) else str(error)
+                reason = what_is_wrong(error)
                 raise UserError(f"questions.aliases={path} line {number}: {reason}") from error
         return names
 

@@ -1,0 +1,96 @@
+"""Values of a question's record, checked, and what becomes an answer, a passage or an id."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from ...evaluation.answers import normalize_answer
+from ...types import Passage
+
+#: One record of a file, or one row of a dataset.
+Record = Mapping[str, Any]
+
+
+class UnusableError(Exception):
+    """A well-formed question that cannot be asked; the text up to the first colon is the kind."""
+
+
+def text(record: Record, key: str) -> str:
+    """A string that is not blank, without surrounding spaces."""
+    value = record[key]
+    if not isinstance(value, str) or not value.strip():
+        raise ValueError(f"{key} must be a non-empty string, found {_shown(value)}")
+    return value.strip()
+
+
+def identifier(record: Record, key: str) -> str:
+    """An id, which some files write as a number."""
+    value = record[key]
+    if isinstance(value, bool) or not isinstance(value, (str, int)) or not str(value).strip():
+        raise ValueError(f"{key} must be a string or a number, found {_shown(value)}")
+    return str(value).strip()
+
+
+def optional(record: Record, key: str) -> str:
+    """A string, "" when it is absent or null."""
+    value = record.get(key)
+    if value is not None and not isinstance(value, str):
+        raise ValueError(f"{key} must be a string, found {_shown(value)}")
+    return (value or "").strip()
+
+
+def strings(record: Record, key: str) -> tuple[str, ...]:
+    """A list of strings, () when it is absent or null."""
+    value = record.get(key)
+    if value is None:
+        return ()
+    if not isinstance(value, list) or not all(isinstance(v, str) for v in value):
+        raise ValueError(f"{key} must be a list of strings, found {_shown(value)}")
+    return tuple(value)
+
+
+def records(record: Record, key: str) -> list[Record]:
+    """A list of objects, [] when it is absent or null."""
+    value = record.get(key)
+    if value is None:
+        return []
+    if not isinstance(value, list) or not all(isinstance(v, Mapping) for v in value):
+        raise ValueError(f"{key} must be a list of objects, found {_shown(value)}")
+    return value
+
+
+def accepted(answers: Iterable[str]) -> tuple[str, ...]:
+    """Every accepted answer once, in the order given.
+
+    An answer of which the SQuAD normalisation leaves nothing ("The", "!") is dropped: it
+    would accept an answer that was never given.
+
+    Raises:
+        UnusableError: none is left.
+    """
+    given = tuple(dict.fromkeys(stripped for a in answers if (stripped := a.strip())))
+    if not given:
+        raise UnusableError("no gold answer")
+    kept = tuple(a for a in given if normalize_answer(a))
+    if not kept:
+        raise UnusableError(f"nothing left of the gold answer once normalised: {given[0]}")
+    return kept
+
+
+def passage(record: Record, id: str, key: str = "text", *, is_gold: bool | None) -> Passage | None:
+    """The passage with its title and the text under ``key``; None when that is blank."""
+    body = optional(record, key)
+    return Passage(id, optional(record, "title"), body, is_gold=is_gold) if body else None
+
+
+def hashed(prefix: str, question: str) -> str:
+    """An id for a question of a dataset that gives none: the same in every copy of it."""
+    digest = hashlib.blake2b(" ".join(question.split()).encode("utf-8", "surrogatepass"), digest_size=8)
+    return f"{prefix}-{digest.hexdigest()}"
+
+
+def _shown(value: Any) -> str:
+    shown = repr(value)
+    return shown if len(shown) <= 80 else f"{shown[:77]}..."

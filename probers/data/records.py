@@ -1,0 +1,268 @@
+"""Records of text files and of the Hugging Face Hub, one at a time, and what could not be used of them."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import zlib
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any, ClassVar, Literal, NamedTuple, cast
+
+from ..types import RunError, UserError, first_line
+
+#: What a malformed line does: stop at it, or be left out and counted.
+BadLine = Literal["error", "skip"]
+
+
+def check_bad_line(on_bad_line: str) -> None:
+    """Refuse an unknown ``on_bad_line`` (UserError)."""
+    if on_bad_line not in ("error", "skip"):
+        raise UserError(f"on_bad_line={on_bad_line} is unknown: choose error or skip")
+
+
+def what_is_wrong(error: Exception) -> str:
+    """Why a record cannot be read; of a key that is absent its name."""
+    return f"no {error}" if isinstance(error, KeyError) else str(error)
+
+
+def check_object(record: Any) -> None:
+    """Refuse what is no JSON object (ValueError)."""
+    if not isinstance(record, dict):
+        raise ValueError(f"expected a JSON object, found {type(record).__name__}")
+
+
+#: Cases kept word for word; more are only counted, so that memory stays bounded.
+KEPT = 1000
+
+
+@dataclass
+class LeftOut:
+    """Cases that were left out; a subclass says what they are called.
+
+    Attributes:
+        listed: (name, reason) of the first :data:`KEPT` of them, each in one line.
+        counts: how many by kind, which is the reason up to its first colon.
+    """
+
+    listed: list[tuple[str, str]] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)
+
+    noun: ClassVar[str]
+    #: Kinds that :meth:`summary` names; None is all.
+    kinds: ClassVar[int | None] = None
+
+    def add(self, name: str, reason: str) -> None:
+        if len(self.listed) < KEPT:
+            self.listed.append((" ".join(name.split())[:200], " ".join(reason.split())[:300]))
+        self.counts[reason.partition(":")[0]] += 1
+
+    def __len__(self) -> int:
+        return sum(self.counts.values())
+
+    def summary(self) -> str:
+        """How many by kind, the most frequent first: "3 missing, 1 too short"."""
+        return ", ".join(f"{n} {kind}" for kind, n in self.counts.most_common(self.kinds))
+
+    def lines(self, most: int = 5) -> list[str]:
+        """The report at the end; no line when nothing was left out."""
+        if not self.counts:
+            return []
+        shown = [f"  {name}: {reason}" for name, reason in self.listed[:most]]
+        more = len(self) - len(shown)
+        return [
+            f"{len(self)} {self.noun}{' was' if len(self) == 1 else 's were'} left out: {self.summary()}",
+            *shown,
+            *([f"  and {more} more"] if more else []),
+        ]
+
+
+class TextFile(NamedTuple):
+    """An open text file; ``position`` is how many bytes of it, as it lies on the disk, were read."""
+
+    lines: io.TextIOWrapper
+    position: Callable[[], int]
+
+
+@contextmanager
+def open_text(path: Path, newline: str | None = None) -> Iterator[TextFile]:
+    """A text file, unpacked where it is ``.gz``.
+
+    Raises:
+        UserError: while it is read: it is not UTF-8 text, or cut short.
+    """
+    try:
+        with path.open("rb") as raw:
+            binary: Any = gzip.GzipFile(fileobj=raw) if path.suffix == ".gz" else raw
+            with io.TextIOWrapper(binary, encoding="utf-8", newline=newline) as lines:
+                yield TextFile(lines, raw.tell)
+    except (UnicodeDecodeError, gzip.BadGzipFile, zlib.error, EOFError) as error:
+        raise UserError(f"{path} cannot be read as UTF-8 text: {error}") from error
+
+
+def read_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Number (from 1) and text of every line that is not blank; ``.gz`` is unpacked.
+
+    Raises:
+        UserError: the file is not UTF-8 text, or cut short.
+    """
+    with open_text(path) as file:
+        yield from ((number, line) for number, line in enumerate(file.lines, 1) if line.strip())
+
+
+class Row(NamedTuple):
+    """One record, or the reason why there is none.
+
+    Attributes:
+        where: where it stands, for messages: "line 3", "record 3".
+        record: what was read, as far as it could be.
+        problem: why it is malformed, "".
+        last: whether nothing can be read behind it.
+    """
+
+    where: str
+    record: Any
+    problem: str = ""
+    last: bool = False
+
+
+#: Keys of the object that TriviaQA's files are, whose records stand under the first.
+_OBJECT = ("Data", "Domain", "Split", "VerifiedEval", "Version")
+
+
+def file_rows(path: Path) -> Iterator[Row]:
+    """The records of a file (``.gz`` too); memory does not grow with their number.
+
+    Args:
+        path: the file. One that begins with ``[`` is one array, TriviaQA's are an object around
+            one, and any other holds JSON lines.
+
+    Raises:
+        UserError: the file is not UTF-8 text, or a compressed one is damaged.
+    """
+    import ijson
+
+    item = _array(path)
+    if item is None:
+        yield from _lines(path)
+        return
+    number = 0
+    with _opened(path) as file:
+        try:
+            for number, record in enumerate(ijson.items(file, item, use_float=True), 1):
+                yield Row(f"record {number}", record)
+        except ijson.JSONError as error:
+            yield Row(f"record {number + 1}", None, _reason(error), True)
+
+
+def _lines(path: Path) -> Iterator[Row]:
+    for number, line in read_lines(path):
+        try:
+            yield Row(f"line {number}", json.loads(line))
+        except (ValueError, RecursionError) as error:
+            hint = " (the file is neither one JSON array nor JSON lines)" if number == 1 else ""
+            yield Row(f"line {number}", None, f"{error}{hint}")
+
+
+def _array(path: Path) -> str | None:
+    """Where ijson finds the records, None for JSON lines."""
+    import ijson
+
+    with _opened(path) as file:
+        events = ijson.basic_parse(file)
+        try:
+            kind, _ = next(events)
+            if kind == "start_array":
+                return "item"
+            if kind == "start_map" and next(events)[1] in _OBJECT:
+                return f"{_OBJECT[0]}.item"
+        except (ijson.JSONError, StopIteration):
+            pass  # the reader proper says what is wrong, and where
+    return None
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[IO[bytes]]:
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            yield cast("IO[bytes]", file)
+    except (gzip.BadGzipFile, zlib.error, EOFError) as error:
+        raise UserError(f"{path} cannot be read: the compressed file is damaged ({error})") from error
+
+
+def _reason(error: Exception) -> str:
+    text = str(error.args[0].decode("utf-8", "replace") if isinstance(error.args[0], bytes) else error)
+    first = text.strip().splitlines()[0]
+    return "the file is cut short" if "premature EOF" in first else f"malformed JSON ({first})"
+
+
+def open_stream(spec: str, dataset: str, *, instead: str, **options: Any) -> Any:
+    """What ``datasets.load_dataset(dataset, streaming=True)`` gives, every failure in one sentence.
+
+    Args:
+        spec: the option and its value, as messages call it.
+        dataset: its id, or a folder.
+        instead: what to give where there is no network, e.g. "give a local file as questions.path".
+        **options: further ones of ``load_dataset``.
+
+    Raises:
+        UserError: no such dataset, configuration or split, or one that needs code to be run.
+        RunError: it cannot be reached.
+    """
+    import datasets
+    from datasets.exceptions import DatasetNotFoundError
+
+    try:
+        return datasets.load_dataset(dataset, streaming=True, **options)
+    except (DatasetNotFoundError, FileNotFoundError) as error:
+        raise UserError(
+            f"{spec}: no such dataset, or nothing in it can be read ({first_line(error)[:300]})"
+        ) from error
+    except (ValueError, RuntimeError) as error:  # an unknown configuration or split, a loading script
+        raise UserError(f"{spec} cannot be opened: {first_line(error)[:300]}") from error
+    except Exception as error:  # the libraries below raise many kinds for one thing: no network
+        raise RunError(
+            f"{spec} cannot be reached: {type(error).__name__}: {first_line(error)[:300]}; "
+            f"check the network, or {instead}"
+        ) from error
+
+
+def hub_rows(
+    spec: str, dataset: str, check: Callable[[Collection[str]], None], *, instead: str, **options: Any
+) -> Iterator[Row]:
+    """The rows of one split of a dataset; what they lack is said before the first one is read.
+
+    Args:
+        spec: as for :func:`open_stream`.
+        dataset: as for :func:`open_stream`.
+        check: raises UserError for columns that will not do.
+        instead: as for :func:`open_stream`.
+        **options: ``name``, ``split`` and ``revision``.
+
+    Raises:
+        UserError: no such dataset, configuration, split or columns.
+        RunError: the Hub cannot be reached, also in the middle of the stream: a part of the
+            questions in place of the ones asked for would be another experiment.
+    """
+    data = open_stream(spec, dataset, instead=instead, **options)
+    if data.column_names is not None:
+        check(data.column_names)
+    rows, number = iter(data), 0
+    while True:
+        try:
+            row = next(rows, None)
+        except Exception as error:  # whatever file system and format lie below
+            raise RunError(
+                f"{spec} broke off after {number} rows: {type(error).__name__}: {first_line(error)[:300]}; "
+                f"run the same command again, or {instead}"
+            ) from error
+        if row is None:
+            return
+        if not number:
+            check(row)
+        number += 1
+        yield Row(f"row {number}", row)
