@@ -4,10 +4,10 @@ Colours, strokes and fonts come from classes of the page's style sheet, so that 
 reader's light or dark setting; nothing here needs a style attribute.
 
 The pictures of a training run are matplotlib's, and these charts are not. Drawn with its SVG backend, the
-five charts of the demo's page took 138 kB instead of 58, and 1.8 s after an import of 1.3 s instead of
-0.03 s. The code was as long: the markers in the tables, the labels beside points and an exporter remained,
-which turns the style attributes that the page's content policy forbids into the page's colours. The other
-way round, PNG of this SVG would need a converter, and this surface histograms and logarithmic axes.
+five charts of the demo's page took 138 kB instead of 58, and 1.4 s after an import of 1 s instead of 0.05 s.
+The code was as long: the markers in the tables, the labels beside points and an exporter remained, which
+turns the style attributes that the page's content policy forbids into the page's colours. The other way
+round, PNG of this SVG would need a converter, and this surface histograms and logarithmic axes.
 """
 
 from __future__ import annotations
