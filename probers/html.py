@@ -12,7 +12,7 @@ import hashlib
 import html
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 DASH = "–"
@@ -66,18 +66,9 @@ def num(value: Any, digits: int = 2, *, sign: bool = False) -> str:
     return (MINUS if found < 0 else "+" if sign else "") + text
 
 
-def interval(value: Any) -> tuple[float, float] | None:
-    """A pair (low, high) of finite numbers, or None."""
-    if not isinstance(value, Sequence) or isinstance(value, str) or len(value) != 2:
-        return None
-    low, high = number(value[0]), number(value[1])
-    return None if low is None or high is None else (low, high)
-
-
-def span(value: Any, digits: int = 2, *, sign: bool = False) -> str:
-    """An interval in words, "0.51 to 0.57", or an empty string when there is none."""
-    found = interval(value)
-    return "" if found is None else " to ".join(num(end, digits, sign=sign) for end in found)
+def span(ends: Iterable[float], digits: int = 2, *, sign: bool = False) -> str:
+    """An interval in words, "0.51 to 0.57"."""
+    return " to ".join(num(end, digits, sign=sign) for end in ends)
 
 
 def count(n: int, noun: str) -> str:

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from probers.rag.report import write_report
-from probers.rag.report.series import assign
+from probers.rag.report.lookup import assign
 from probers.rag.report.svg import Axis, overlap, place, spread
 
 from probers.html import esc, num

@@ -2,75 +2,63 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any, Literal
 
-from probers.html import interval, num, number, span
+from probers.html import num, span
 
-from .series import Series
-from .svg import WIDTH, Axis, Box, Plot, Point, clipped, marker, place, spread, text_width
+from .lookup import Findings, Json
+from .svg import WIDTH, Axis, Box, Plot, Point, clipped, place, spread, text_width
 
 
-def layers_chart(data: Mapping[str, Any]) -> str:
+def layers_chart(found: Findings) -> str:
     """AUROC with its interval band and accuracy by layer; controls as labelled level lines."""
-    rows = [row for row in data.get("layers") or [] if number(row.get("auroc")) is not None]
+    rows = [row for row in found.data.get("layers", ()) if "auroc" in row]
     if not rows:
         return ""
-    controls = {name: number(entry.get("auroc")) for name, entry in (data.get("controls") or {}).items()}
-    levels = [(name, value, "level") for name, value in controls.items() if value is not None]
-    ensemble = number((data.get("ensemble") or {}).get("auroc"))
-    if ensemble is not None:
-        levels.append(("all layers", ensemble, "level strong"))
-    auroc = [(float(row["layer"]), float(row["auroc"])) for row in rows]
-    accuracy = [
-        (float(row["layer"]), float(row["accuracy"]))
-        for row in rows
-        if number(row.get("accuracy")) is not None
-    ]
-    bands = [(float(row["layer"]), found) for row in rows if (found := interval(row.get("auroc_ci")))]
-    labels = [(auroc[-1][1], "AUROC, by layer", "strong")]
-    if accuracy:
-        labels.append((accuracy[-1][1], "accuracy, by layer", ""))
-    labels += [(value, clipped(name, 20), "muted") for name, value, _ in levels]
-    values = [y for _, y in auroc + accuracy] + [value for _, value, _ in levels]
-    values += [end for _, ends in bands for end in ends]
-    first, last = auroc[0][0], auroc[-1][0]
+    auroc = [(float(row["layer"]), row["auroc"]) for row in rows]
+    accuracy = [(float(row["layer"]), row["accuracy"]) for row in rows if "accuracy" in row]
+    bands = [(float(row["layer"]), row["auroc_ci"]) for row in rows if "auroc_ci" in row]
+    levels = [(name, entry["auroc"], strong) for name, entry, strong in _detectors(found)]
+    axis = _layer_axis(auroc[0][0], auroc[-1][0])
+    labels = [(auroc[-1], "AUROC, by layer", "strong")]
+    labels += [((auroc[-1][0], y), "accuracy, by layer", "") for _, y in accuracy[-1:]]
+    labels += [((axis.high, y), clipped(name, 20), "muted") for name, y, _ in levels]
+    values = [y for _, y in auroc + accuracy] + [y for _, y, _ in levels] + [y for _, ci in bands for y in ci]
     room = max(text_width(text) for _, text, _ in labels) + 22
+    low, high = (num(end(y for _, y in auroc)) for end in (min, max))
+    lines = "; ".join(f"{name} {num(y)}" for name, y, _ in levels) or "none"
     plot = Plot(
         "layers",
         "Accuracy and AUROC of the head of each layer",
-        f"{len(rows)} layers; AUROC between {num(min(y for _, y in auroc))} and "
-        f"{num(max(y for _, y in auroc))}. Level lines: "
-        + ("; ".join(f"{name} {num(value)}" for name, value, _ in levels) or "none")
-        + ".",
-        _layer_axis(first, last),
+        f"{len(rows)} layers; AUROC between {low} and {high}. Level lines: {lines}.",
+        axis,
         Axis.fit("accuracy · AUROC", values, least=(0.5, 0.8)),
-        height=max(300, 70 + 15 * len(labels)),
-        right=int(room),
+        (WIDTH, max(300, 70 + 15 * len(labels))),
+        (42, int(room), 42),
     )
     if len(bands) > 1:
         plot.band([(x, low) for x, (low, _) in bands], [(x, high) for x, (_, high) in bands], "band m1")
     elif bands:
-        at, (low, high) = bands[0]
-        plot.line([(at, low), (at, high)], "whisker m1")
-    for _, value, css in levels:
-        plot.line(
-            [(plot.x.low, value), (plot.x.high, value)], f"line {css}", dash="" if "strong" in css else "1 4"
-        )
-    if accuracy:
-        plot.line(accuracy, "line m0", dash="6 4")
-        _dots(plot, accuracy, "square", "mark m0")
-    plot.line(auroc, "line m1")
-    _dots(plot, auroc, "circle", "mark m1")
+        plot.line([(bands[0][0], end) for end in bands[0][1]], "whisker m1")
+    for _, y, strong in levels:
+        ends = [(axis.low, y), (axis.high, y)]
+        plot.line(ends, "line level strong" if strong else "line level", dash="" if strong else "1 4")
+    for points, shape, css, dash in ((accuracy, "square", "m0", "6 4"), (auroc, "circle", "m1", "")):
+        if points:
+            plot.line(points, f"line {css}", dash=dash)
+        for point in points if len(points) <= 24 else ():  # more would cut the line to pieces
+            plot.marker(shape, point, f"mark {css}", size=3.2)
     _, top, right, bottom = plot.box
-    wanted = [plot.sy(value) for value, _, _ in labels]
-    starts = [plot.sx(last)] * (1 + bool(accuracy)) + [float(right)] * len(levels)
-    for start, at, y, (_, text, css) in zip(starts, wanted, spread(wanted, top, bottom), labels, strict=True):
-        plot.path([(start + 4, at), (right + 3, at), (right + 12, y), (right + 15, y)], "leader")
+    ends = [plot.at(point) for point, _, _ in labels]
+    heights = spread([y for _, y in ends], top, bottom)
+    for (x, wanted), y, (_, text, css) in zip(ends, heights, labels, strict=True):
+        plot.path([(x + 4, wanted), (right + 3, wanted), (right + 12, y), (right + 15, y)], "leader")
         plot.text(right + 18, y, text, css=f"label {css}")
-    return plot.svg()
+    return plot.figure(
+        "Held-out accuracy and AUROC of the head of each layer, with the 95% band of AUROC. Level lines:"
+        " the controls, and all layers together. Which layer is best is only known afterwards."
+    )
 
 
 def _layer_axis(first: float, last: float) -> Axis:
@@ -81,94 +69,84 @@ def _layer_axis(first: float, last: float) -> Axis:
     return Axis("layer (residual stream after this block)", first - margin, last + margin, ticks)
 
 
-def _dots(plot: Plot, points: Sequence[Point], shape: str, css: str) -> None:
-    if len(points) > 24:  # dots would cut the line to pieces; its dash tells it apart
-        return
-    for x, y in points:
-        plot.add(marker(shape, plot.sx(x), plot.sy(y), css, size=3.2))
+def _detectors(found: Findings) -> list[tuple[str, Json, bool]]:
+    """Every control that has an AUROC, and all layers together, which stand out."""
+    entries = [(name, entry, False) for name, entry in found.data.get("controls", {}).items()]
+    entries.append(("all layers", found.data.get("ensemble", {}), True))
+    return [entry for entry in entries if "auroc" in entry[1]]
 
 
-def controls_chart(data: Mapping[str, Any]) -> str:
+def controls_chart(found: Findings) -> str:
     """AUROC with 95% interval of the ensemble and of every control, best first."""
-    entries = [(name, entry, "m0") for name, entry in (data.get("controls") or {}).items()]
-    if data.get("ensemble"):
-        entries.append(("all layers", data["ensemble"], "m1"))
     rows = [
-        (name, value, interval(entry.get("auroc_ci")), css)
-        for name, entry, css in entries
-        if (value := number((entry or {}).get("auroc"))) is not None
+        (name, entry["auroc"], entry.get("auroc_ci"), strong) for name, entry, strong in _detectors(found)
     ]
     if not rows:
         return ""
     rows.sort(key=lambda row: -row[1])
-    names = [clipped(name) for name, *_ in rows]
-    ends = [end for _, value, ci, _ in rows for end in ((value, *ci) if ci else (value,))]
-    left = int(max(map(text_width, names))) + 10
+    left = int(max(text_width(clipped(name)) for name, *_ in rows)) + 10
+    told = [f"{name} {num(y)}" + (f" ({span(ci)})" if ci else "") for name, y, ci, _ in rows]
+    ends = [end for _, y, ci, _ in rows for end in (y, *(ci or ()))]
     plot = Plot(
         "controls",
         "AUROC of the prober and of every control, with 95% intervals",
-        "; ".join(f"{name} {num(value)}" + (f" ({span(ci)})" if ci else "") for name, value, ci, _ in rows)
-        + ".",
+        f"{'; '.join(told)}.",
         Axis.fit("AUROC of “the answer is wrong”", ends, least=(0.45, 0.8), steps=4),
-        Axis("", 0, len(rows), ()),
-        height=70 + 23 * len(rows),
-        left=left,
-        right=44,
+        Axis("", 0, len(rows)),
+        (WIDTH, 70 + 23 * len(rows)),
+        (left, 44, 42),
     )
-    _, top, right, bottom = plot.box
-    chance = plot.sx(0.5)
-    plot.path([(chance, top), (chance, bottom)], "line level", dash="1 4")
+    chance, top = plot.at((0.5, len(rows)))
+    plot.line([(0.5, len(rows)), (0.5, 0)], "line level", dash="1 4")
     plot.text(chance, top - 10, "chance", css="tick", anchor="middle")
-    for index, ((_, value, ci, css), text) in enumerate(zip(rows, names, strict=True)):
-        y = plot.sy(len(rows) - index - 0.5)
-        plot.text(left - 10, y, text, css="label strong" if css == "m1" else "label", anchor="end")
+    for index, (name, value, ci, strong) in enumerate(rows):
+        css, height = "m1" if strong else "m0", len(rows) - index - 0.5
+        _, y = plot.at((value, height))
+        plot.text(left - 10, y, clipped(name), css="label strong" if strong else "label", anchor="end")
         if ci:
-            plot.path([(plot.sx(ci[0]), y), (plot.sx(ci[1]), y)], f"whisker {css}")
-        plot.add(marker("circle", plot.sx(value), y, f"mark {css}"))
-        plot.text(right + 40, y, num(value), css="label number", anchor="end")
-    return plot.svg()
+            plot.line([(end, height) for end in ci], f"whisker {css}")
+        plot.marker("circle", (value, height), f"mark {css}")
+        plot.text(WIDTH - 4, y, num(value), css="label number", anchor="end")
+    return plot.figure("AUROC of all layers together and of every control, with 95% intervals, best first.")
 
 
-_WHISKERS = 10  # methods at most whose intervals are drawn; those of more would hide the markers
-_ROOM = 210  # for the legend, in user units
-_ROW = 18  # of the legend
+_ROW = 18  # of a legend, in user units
 
 
-def roc_chart(data: Mapping[str, Any], looks: Mapping[str, Series]) -> str:
+def roc_chart(found: Findings) -> str:
     """ROC curves; a marker where each crosses the falling diagonal ties it to the legend."""
     curves = [
-        (
-            name,
-            list(zip(map(float, roc["fpr"]), map(float, roc["tpr"]), strict=True)),
-            number(roc.get("auroc")),
-        )
-        for name, roc in (data.get("roc") or {}).items()
+        (name, list(zip(roc["fpr"], roc["tpr"], strict=True)), roc.get("auroc"))
+        for name, roc in found.data.get("roc", {}).items()
         if roc.get("fpr") and roc.get("tpr")
     ]
     if not curves:
         return ""
-    curves.sort(key=lambda curve: -(curve[2] if curve[2] is not None else -1.0))
+    curves.sort(key=lambda curve: -1.0 if curve[2] is None else curve[2], reverse=True)
     lines = -(-len(curves) // 2)
-    shares = Axis.fit("", [0.0, 1.0])
+    ticks = Axis.fit("", [0.0, 1.0]).ticks
+    below = _ROW * lines + 6
     plot = Plot(
         "roc",
         "ROC of every trigger",
         "; ".join(f"{name}: AUROC {num(auroc)}" for name, _, auroc in curves) + ".",
-        Axis("share of right answers on which it fires", 0, 1, shares.ticks),
-        Axis("share of wrong answers on which it fires", 0, 1, shares.ticks),
-        height=330,
-        below=18 * lines + 6,
+        Axis("share of right answers on which it fires", 0, 1, ticks),
+        Axis("share of wrong answers on which it fires", 0, 1, ticks),
+        (WIDTH, 330 + below),
+        (42, 14, 42 + below),
     )
     plot.line([(0, 0), (1, 1)], "line level", dash="1 4")
     for name, points, _ in reversed(curves):
-        plot.line(points, f"line {looks[name].css}", dash=looks[name].dash)
+        plot.line(points, f"line {found.looks[name].css}", dash=found.looks[name].dash)
     for name, points, _ in reversed(curves):
-        x, y = _falling_diagonal(points)
-        plot.add(marker(looks[name].marker, plot.sx(x), plot.sy(y), _mark(looks[name])))
+        plot.marker(found.looks[name].marker, _falling_diagonal(points), found.looks[name].mark)
     for index, (name, _, auroc) in enumerate(curves):
-        x, y = (index // lines) * WIDTH / 2 + 4, plot.height - 18 * (lines - index % lines) + 6
-        _key(plot, x, y, looks[name], f"{clipped(name, 20)} {num(auroc)}")
-    return plot.svg()
+        x, y = (index // lines) * WIDTH / 2 + 4, plot.size[1] - _ROW * (lines - index % lines) + 6
+        plot.key(x, y, found.looks[name], f"{clipped(name, 20)} {num(auroc)}")
+    return plot.figure(
+        "ROC of every trigger for “the answer is wrong”, with its AUROC. Markers only tell the curves apart;"
+        " on the dotted line a trigger is guessing."
+    )
 
 
 def _falling_diagonal(points: Sequence[Point]) -> Point:
@@ -181,119 +159,115 @@ def _falling_diagonal(points: Sequence[Point]) -> Point:
     return points[len(points) // 2]
 
 
-def _key(plot: Plot, x: float, y: float, look: Series, text: str) -> None:
-    """An entry of a legend: line, marker and text, from ``x`` in user units."""
-    plot.path([(x, y), (x + 28, y)], f"line {look.css}", dash=look.dash)
-    plot.add(marker(look.marker, x + 14, y, _mark(look), size=4))
-    plot.text(x + 34, y, text, css="label")
+#: By figure: in short, in words, the name of the chart, and its caption.
+_TRADEOFFS = {
+    "em": (
+        "EM",
+        "exact match",
+        "tradeoff",
+        "Exact match against retrievals per question. Large markers are the methods of the table, with"
+        " 95% intervals where there is room; hollow grey ones bound the others. Lines are the same"
+        " methods at other settings, thresholds if nothing else is said. For those that judge whole"
+        " answers every threshold is read from recorded answers, as is what random retrieval with the"
+        " same query is expected to give (grey). The others change what is written, and were run once"
+        " for each dot; without retrieval the answers are the closed-book ones. By n: tokens between"
+        " two retrievals. By limit: retrievals per question at most, for what has no threshold.",
+    ),
+    "acc": (
+        "ACC",
+        "accuracy by containment",
+        "tradeoff-acc",
+        "The same in ACC: a gold answer is in the text.",
+    ),
+}
+_WHISKERS = 10  # methods at most whose intervals are drawn; those of more would hide the markers
+_ROOM = 210  # for the legend, in user units
 
 
-def _mark(look: Series) -> str:
-    return f"mark {look.css}{' hollow' if look.reference else ''}"
-
-
-@dataclass(frozen=True, slots=True)
-class _Measured:
-    """A method as it is in the table: retrievals per question, figure, 95% interval of the figure."""
-
-    x: float
-    y: float
-    ci: tuple[float, float] | None
-
-
-def tradeoff_chart(
-    data: Mapping[str, Any], looks: Mapping[str, Series], figure: Literal["em", "acc"] = "em"
-) -> str:
-    """EM or ACC against retrievals per question: curves as lines, methods of the table as markers.
+def tradeoff_chart(found: Findings, figure: str) -> str:
+    """EM ("em") or ACC ("acc") against retrievals per question: curves as lines, methods as markers.
 
     Curves are read from recorded answers, or run at a few settings, of which each is a dot.
     """
-    short, long = {"em": ("EM", "exact match"), "acc": ("ACC", "accuracy by containment")}[figure]
-    read, run = _curves(data.get("replay"), figure), _curves(data.get("reruns"), figure)
-    points = {
-        name: _Measured(float(p["retrievals"]), float(p[figure]), interval(p.get(f"{figure}_ci")))
-        for name, p in (data.get("points") or {}).items()
-        if number(p.get("retrievals")) is not None and number(p.get(figure)) is not None
+    short, long, key, caption = _TRADEOFFS[figure]
+    reruns = found.data.get("reruns", {})
+    read, run = _curves(found.data.get("replay", {}), figure), _curves(reruns, figure)
+    curves = read | run
+    measured = {
+        name: (entry["retrievals"], entry[figure])
+        for name, entry in found.data.get("points", {}).items()
+        if entry.keys() >= {"retrievals", figure}
     }
-    if not read and not run and not points:
+    if not curves and not measured:
         return ""
-    legend = _legend(read, run, data.get("reruns") or {})
-    places = [place for curve in (read | run).values() for place in curve]
-    whiskers = [p.ci for p in points.values() if p.ci] if len(points) <= _WHISKERS else []
+    intervals = {name: ci for name in measured if (ci := found.data["points"][name].get(f"{figure}_ci"))}
+    intervals = intervals if len(measured) <= _WHISKERS else {}
+    legend = _legend(list(read), {name: reruns[name].get("option") for name in run})
+    places = [*(point for curve in curves.values() for point in curve), *measured.values()]
     plot = Plot(
-        "tradeoff" if figure == "em" else f"tradeoff-{figure}",
+        key,
         f"{long.capitalize()} against retrievals per question",
-        "; ".join(f"{name}: {short} {num(p.y)} at {num(p.x)} retrievals" for name, p in points.items()) + ".",
-        Axis.fit(
-            "retrievals per question",
-            [x for x, _ in places] + [p.x for p in points.values()],
-            least=(0.0, 1.0),
-        ),
-        Axis.fit(
-            long, [y for _, y in places] + [p.y for p in points.values()] + [e for ci in whiskers for e in ci]
-        ),
-        width=2 * WIDTH + 40,
-        height=max(460, 80 + _ROW * len(legend)),
-        right=_ROOM,
+        "; ".join(f"{n}: {short} {num(y)} at {num(x)} retrievals" for n, (x, y) in measured.items()) + ".",
+        Axis.fit("retrievals per question", [x for x, _ in places], least=(0.0, 1.0)),
+        Axis.fit(long, [y for _, y in places] + [end for ci in intervals.values() for end in ci]),
+        (2 * WIDTH + 40, max(460, 80 + _ROW * len(legend))),
+        (42, _ROOM, 42),
     )
     obstacles: list[Box] = []
-    for name, curve in (read | run).items():
-        plot.line(curve, f"line thin {looks[name].css}", dash=looks[name].dash)
-        for x, y in curve:
-            at = (plot.sx(x), plot.sy(y))
-            obstacles.append((at[0] - 3, at[1] - 3, at[0] + 3, at[1] + 3))
+    for name, curve in curves.items():
+        plot.line(curve, f"line thin {found.looks[name].css}", dash=found.looks[name].dash)
+        for point in curve:
+            x, y = plot.at(point)
+            obstacles.append((x - 3, y - 3, x + 3, y + 3))
             if name in run:
-                plot.add(marker("circle", *at, f"mark {looks[name].css}", size=2.6))
-    if whiskers:
-        for name, p in points.items():
-            if p.ci:
-                centre, low, high = plot.sx(p.x), plot.sy(p.ci[0]), plot.sy(p.ci[1])
-                plot.path([(centre, low), (centre, high)], f"whisker {looks[name].css}")
-                obstacles.append((centre - 1, high, centre + 1, low))
-    for name, p in points.items():
-        plot.add(marker(looks[name].marker, plot.sx(p.x), plot.sy(p.y), _mark(looks[name]), size=5))
-    _label(plot, {name: p for name, p in points.items() if _named(name, read, run, looks)}, obstacles)
-    left, top = plot.width - _ROOM + 26, plot.box[1] + 8
+                plot.marker("circle", point, f"mark {found.looks[name].css}", size=2.6)
+    for name, ci in intervals.items():
+        ends = [(measured[name][0], end) for end in ci]
+        (x, low), (_, high) = map(plot.at, ends)
+        plot.line(ends, f"whisker {found.looks[name].css}")
+        obstacles.append((x - 1, high, x + 1, low))
+    for name, point in measured.items():
+        plot.marker(found.looks[name].marker, point, found.looks[name].mark, size=5)
+    # Names stand beside markers that bound the others, and where no line leads to the legend.
+    named = [name for name in measured if found.looks[name].reference or name not in curves]
+    _label(plot, [(plot.at(measured[name]), clipped(name)) for name in named], obstacles)
+    left, top = plot.size[0] - _ROOM + 26, plot.box[1] + 8
     for row, (entry, text) in enumerate(legend):
         if entry is None:
             plot.text(left, top + _ROW * row, text, css="label muted")
         else:
-            _key(plot, left, top + _ROW * row, looks[entry], text)
-    return plot.svg()
+            plot.key(left, top + _ROW * row, found.looks[entry], text)
+    return plot.figure(caption)
 
 
-def _curves(found: Mapping[str, Any] | None, figure: str) -> dict[str, list[Point]]:
+def _curves(entries: Json, figure: str) -> dict[str, list[Point]]:
     """Places of each method's curve from left to right."""
     return {
-        name: sorted(zip(map(float, curve["retrievals"]), map(float, curve[figure]), strict=True))
-        for name, curve in (found or {}).items()
+        name: sorted(zip(curve["retrievals"], curve[figure], strict=True))
+        for name, curve in entries.items()
         if curve.get("retrievals") and curve.get(figure)
     }
 
 
-def _legend(
-    read: Mapping[str, Any], run: Mapping[str, Any], reruns: Mapping[str, Any]
-) -> list[tuple[str | None, str]]:
-    """Lines of the legend: the method, None for a heading, and the text."""
+def _legend(read: Sequence[str], run: Json) -> list[tuple[str | None, str]]:
+    """Lines of the legend: the method, None for a heading, and the text.
+
+    Args:
+        read: methods whose curves are read from recorded answers.
+        run: the option that was turned, by name of the methods that were run again.
+    """
     turned = {"n": " by n", "max_retrievals": " by limit"}
     lines: list[tuple[str | None, str]] = []
     if read:
-        lines += [(None, "read from recorded answers")]
-        lines += [(name, clipped(name, 22)) for name in read]
+        lines += [(None, "read from recorded answers"), *((name, clipped(name, 22)) for name in read)]
     if run:
         lines += [(None, "run at each dot")]
-        lines += [(name, clipped(name, 18) + turned.get(reruns[name].get("option"), "")) for name in run]
+        lines += [(name, clipped(name, 18) + turned.get(option, "")) for name, option in run.items()]
     return lines
 
 
-def _named(name: str, read: Mapping[str, Any], run: Mapping[str, Any], looks: Mapping[str, Series]) -> bool:
-    """Whether a marker has its name beside it: where it bounds the others, and where no line leads to it."""
-    return looks[name].reference or (name not in read and name not in run)
-
-
-def _label(plot: Plot, points: Mapping[str, _Measured], obstacles: list[Box]) -> None:
+def _label(plot: Plot, anchors: Sequence[tuple[Point, str]], obstacles: Sequence[Box]) -> None:
     """Names beside markers, where they cover least."""
-    anchors = [((plot.sx(p.x), plot.sy(p.y)), clipped(name)) for name, p in points.items()]
     left, top, right, bottom = plot.box
     labels = place(anchors, (left + 2, top - 4, right + 18, bottom - 2), obstacles)
     for ((x, y), text), label in zip(anchors, labels, strict=True):

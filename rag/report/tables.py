@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from probers.html import DASH, esc, interval, num, number, span
+from probers.html import DASH, esc, num, span
 
-from .prose import FIXED, metric, metric_ci, verdict
-from .series import Series, interval_glyph, level_glyph, mark_glyph, shares_glyph, stem
+from .lookup import FIXED, Difference, Findings, Json, stem, verdict
+from .svg import interval_glyph, level_glyph, mark_glyph, shares_glyph
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,160 +59,168 @@ COLUMNS = (
 MORE_COLUMNS = (
     Column("precision", "Precision", "Share of the final answer's tokens that are in the gold answer.", 3),
     Column("recall", "Recall", "Share of the gold answer's tokens that are in the final answer.", 3),
-    Column(
-        "agreement",
-        "Agreement",
-        "Share of the questions on which the method and answering without"
-        " retrieval are both right or both wrong; Probing-RAG's released code calls this consistency.",
-        2,
-    ),
-    Column(
-        "trigger.recall_at_fpr",
-        "Recall at 10%",
-        "Trigger: share of the wrong answers it finds at the"
-        " threshold that fires on one right answer in ten.",
-        2,
-    ),
+    Column("agreement", "Agreement", "Share of the questions on which the method and answering without"
+           " retrieval are both right or both wrong; Probing-RAG's released code calls this consistency."),
+    Column("trigger.recall_at_fpr", "Recall at 10%", "Trigger: share of the wrong answers it finds at the"
+           " threshold that fires on one right answer in ten."),
     Column("generations", "Generations", "Calls of the language model per question, on average."),
     Column("sentences", "Sentences", "Sentences generated per question, on average."),
+)  # fmt: skip
+
+
+#: On which terms the methods can be compared: what they ask with differs as well.
+_TERMS = (
+    '<p class="caption">Methods differ in when they retrieve and in what they ask with, which is below'
+    " each name. Only those that ask with the same compare the moment alone. The oracle bounds what"
+    " judges whole answers and asks as it does; a method that retrieves before or within one, or asks"
+    " otherwise, may be above it.</p>"
 )
 
 
-def methods_table(results: Mapping[str, Any], data: Mapping[str, Any], looks: Mapping[str, Series]) -> str:
-    """One row per method with the figures of :data:`COLUMNS`; best values bold, flags visible."""
-    methods: Mapping[str, Any] = results.get("methods") or {}
-    best = {column.key: _best(methods, column) for column in COLUMNS if column.better}
-    ends = [end for method in methods.values() for end in metric_ci(method, "em") or ()]
-    scale = (min(ends), max(ends)) if ends else (0.0, 1.0)
-    at_random: Mapping[str, Any] = results.get("random_at_budget") or {}
-    columns = _columns(results)
-    rows = []
-    for name, method in methods.items():
-        flag = (data.get("flags") or {}).get(name) if stem(name) not in FIXED else None
-        badge = f' <span class="badge">{esc(flag)}</span>' if flag else ""
-        compared = at_random.get(name) or {}
-        cells = "".join(
-            _compared(compared) if column.key == "random" else _cell(method, name, column, best, scale)
-            for column in columns
-        )
-        query = (results.get("queries") or {}).get(name)
-        asks = f"<small>asks with: {esc(query)}</small>" if query and stem(name) != "never" else ""
-        rows.append(f'<tr><th scope="row">{mark_glyph(looks[name])}{esc(name)}{badge}{asks}</th>{cells}</tr>')
-    caption = "Every method on the same questions. Bold: best outside the oracle."
-    return framed("methods", caption, "Method", columns, rows) + _terms(results)
+def methods_html(found: Findings) -> str:
+    """Every method with the figures of :data:`COLUMNS`, best values bold and flags visible.
 
-
-def _columns(results: Mapping[str, Any]) -> tuple[Column, ...]:
-    """:data:`COLUMNS`, without random retrieval where nothing was set against it."""
-    return tuple(column for column in COLUMNS if column.key != "random" or results.get("random_at_budget"))
-
-
-def _terms(results: Mapping[str, Any]) -> str:
-    """On which terms the methods can be compared: what they ask with differs as well."""
-    queries: Mapping[str, str] = results.get("queries") or {}
-    if len(set(queries.values())) < 2:
+    What the columns mean and the figures of :data:`MORE_COLUMNS` are folded away below the table.
+    """
+    if not found.methods:
         return ""
+    at_random = found.results.get("random_at_budget")
+    columns = [column for column in COLUMNS if column.key != "random" or at_random]
+    best = {column.key: _best(found, column) for column in columns if column.better}
+    ends = [end for name in found.methods for end in found.interval(name, "em") or ()]
+    scale = (min(ends), max(ends)) if ends else (0.0, 1.0)
+    queries: Mapping[str, str] = found.results.get("queries", {})
+    rows, more = [], []
+    for name in found.methods:
+        flag = found.data.get("flags", {}).get(name) if stem(name) not in FIXED else None
+        badge = f' <span class="badge">{esc(flag)}</span>' if flag else ""
+        query = queries.get(name) if stem(name) != "never" else None
+        asks = f"<small>asks with: {esc(query)}</small>" if query else ""
+        cells = "".join(_cell(found, name, column, best.get(column.key), scale) for column in columns)
+        rows.append(f"{_row_head(found, name)}{badge}{asks}</th>{cells}</tr>")
+        cells = "".join(f"<td>{num(found.figure(name, c.key), c.digits)}</td>" for c in MORE_COLUMNS)
+        more.append(f'<tr><th scope="row">{esc(name)}</th>{cells}</tr>')
+    caption = "Every method on the same questions. Bold: best outside the oracle."
+    table = _framed("methods", caption, "Method", columns, rows)
+    terms = _TERMS if len(set(queries.values())) > 1 else ""
+    meanings = "".join(f"<dt>{esc(c.label)}</dt><dd>{esc(c.help)}</dd>" for c in (*columns, *MORE_COLUMNS))
+    further = _framed("more", "Further figures of every method.", "Method", MORE_COLUMNS, more)
     return (
-        '<p class="caption">Methods differ in when they retrieve and in what they ask with, which is below'
-        " each name. Only those that ask with the same compare the moment alone. The oracle bounds what"
-        " judges whole answers and asks as it does; a method that retrieves before or within one, or asks"
-        " otherwise, may be above it.</p>"
+        f'{table}{terms}<details class="legend"><summary>What the columns mean</summary><dl>{meanings}</dl>'
+        f"</details><details><summary>Further figures</summary>{further}</details>"
     )
 
 
-def more_table(results: Mapping[str, Any]) -> str:
-    """The figures of :data:`MORE_COLUMNS`, for those who look for them."""
-    methods: Mapping[str, Any] = results.get("methods") or {}
-    rows = []
-    for name, method in methods.items():
-        cells = "".join(f"<td>{num(metric(method, c.key), c.digits)}</td>" for c in MORE_COLUMNS)
-        rows.append(f'<tr><th scope="row">{esc(name)}</th>{cells}</tr>')
-    return framed("more", "Further figures of every method.", "Method", MORE_COLUMNS, rows)
+def _row_head(found: Findings, name: str) -> str:
+    return f'<tr><th scope="row">{mark_glyph(found.looks[name])}{esc(name)}'
 
 
-def legend(results: Mapping[str, Any]) -> str:
-    """Each column in a sentence."""
-    items = "".join(
-        f"<dt>{esc(column.label)}</dt><dd>{esc(column.help)}</dd>"
-        for column in (*_columns(results), *MORE_COLUMNS)
-    )
-    return f'<details class="legend"><summary>What the columns mean</summary><dl>{items}</dl></details>'
-
-
-def _best(methods: Mapping[str, Any], column: Column) -> float | None:
-    values = [metric(method, column.key) for name, method in methods.items() if stem(name) != "oracle"]
-    known = [round(value, column.digits) for value in values if value is not None]
-    if len(set(known)) < 2:
+def _best(found: Findings, column: Column) -> float | None:
+    values = [found.figure(name, column.key) for name in found.methods if stem(name) != "oracle"]
+    known = {round(value, column.digits) for value in values if value is not None}
+    if len(known) < 2:
         return None
     return max(known) if column.better == "high" else min(known)
 
 
-def _cell(
-    method: Mapping[str, Any],
-    name: str,
-    column: Column,
-    best: Mapping[str, float | None],
-    scale: tuple[float, float],
-) -> str:
+def _cell(found: Findings, name: str, column: Column, best: float | None, scale: Sequence[float]) -> str:
+    if column.key == "random":
+        return _compared(found.results["random_at_budget"].get(name, {}))
     if column.key == "retrieval_share":
-        return f"<td>{shares_glyph(method.get('retrieval_share') or {})}</td>"
-    value = metric(method, column.key)
+        return f"<td>{shares_glyph(found.methods[name].get('retrieval_share', {}))}</td>"
+    value, ci = found.figure(name, column.key), found.interval(name, column.key)
     if value is None:
-        return f'<td class="none">{DASH}</td>'
+        return _NONE
     text = num(value, column.digits)
-    if stem(name) != "oracle" and best.get(column.key) == round(value, column.digits):
+    if stem(name) != "oracle" and best == round(value, column.digits):
         text = f"<b>{text}</b>"
     if column.key == "trigger.auprc":
-        return f"<td>{text}<small>base {num(metric(method, 'trigger.base_rate'))}</small></td>"
-    ci = metric_ci(method, column.key)
+        return f"<td>{text}<small>base {num(found.figure(name, 'trigger.base_rate'))}</small></td>"
     if column.key not in ("em", "trigger.auroc") or ci is None:
         return f"<td>{text}</td>"
     glyph = interval_glyph(value, ci, scale) if column.key == "em" else ""
     return f"<td>{text}<small>{span(ci)}</small>{glyph}</td>"
 
 
-def _compared(entry: Mapping[str, Any]) -> str:
+_NONE = f'<td class="none">{DASH}</td>'
+
+
+def _compared(entry: Json) -> str:
     """The difference in EM to random retrieval at the same budget."""
-    entry = entry.get("common") or entry
-    found = entry.get("em") or {}
-    diff, ci = number(found.get("diff")), interval(found.get("ci95"))
-    if diff is None or ci is None:
-        return f'<td class="none">{DASH}</td>'
-    text = num(diff, 3, sign=True)
-    text = f"<b>{text}</b>" if verdict(ci) != "not settled" else text
-    return f"<td>{text}<small>{span(ci, 3, sign=True)}</small></td>"
+    found = (entry.get("common") or entry).get("em", {})
+    if not found.keys() >= {"diff", "ci95"}:
+        return _NONE
+    text = num(found["diff"], 3, sign=True)
+    text = f"<b>{text}</b>" if verdict(found["ci95"]) != "not settled" else text
+    return f"<td>{text}<small>{span(found['ci95'], 3, sign=True)}</small></td>"
 
 
-def knowledge_table(data: Mapping[str, Any], looks: Mapping[str, Series]) -> str:
+def knowledge_table(found: Findings) -> str:
     """EM of each method by what the model was taught, with a bar per cell."""
-    rows_of: Mapping[str, Any] = data.get("knowledge_em") or {}
-    kinds = list(dict.fromkeys(kind for row in rows_of.values() for kind in row))
-    if not kinds:
-        return ""
     help_of = {
         "known": "the model was taught the fact",
         "stale": "taught a value that has since changed",
         "misbelieved": "taught a wrong value",
         "unknown": "never taught; only in the corpus",
     }
-    sizes = {kind: next(row[kind].get("n") for row in rows_of.values() if kind in row) for kind in kinds}
+    table: Mapping[str, Json] = found.data.get("knowledge_em", {})
+    sizes: dict[str, str] = {}
+    for row in table.values():
+        for kind, entry in row.items():
+            sizes.setdefault(kind, f"n = {entry['n']:,}" if "n" in entry else "")
+    if not sizes:
+        return ""
     columns = [
-        Column(
-            kind,
-            kind,
-            f"{kind}: {help_of.get(kind, 'kind of knowledge')}.",
-            below=f"n = {sizes[kind]:,}" if sizes[kind] is not None else "",
-        )
-        for kind in kinds
+        Column(kind, kind, f"{kind}: {help_of.get(kind, 'kind of knowledge')}.", below=size)
+        for kind, size in sizes.items()
     ]
     rows = []
-    for name, row in rows_of.items():
-        cells = "".join(f"<td>{level_glyph((row.get(kind) or {}).get('em'))}</td>" for kind in kinds)
-        rows.append(f'<tr><th scope="row">{mark_glyph(looks[name])}{esc(name)}</th>{cells}</tr>')
-    return framed("knowledge", "Exact match by what the model was taught.", "Method", columns, rows)
+    for name, row in table.items():
+        cells = "".join(f"<td>{level_glyph(row.get(kind, {}).get('em'))}</td>" for kind in sizes)
+        rows.append(f"{_row_head(found, name)}</th>{cells}</tr>")
+    return _framed("knowledge", "Exact match by what the model was taught.", "Method", columns, rows)
 
 
-def framed(key: str, caption: str, corner: str, columns: Sequence[Column], rows: Sequence[str]) -> str:
+def pairs_table(found: Findings, *, shown: int = 16) -> str:
+    """Paired differences with intervals; those with a prober first, the rest folded away."""
+    # A prober stands first, so that its rows read alike.
+    entries = [e.turned() if stem(e.second) == "probing" != stem(e.first) else e for e in found.differences]
+    if not entries:
+        return ""
+    entries.sort(key=lambda entry: (0, entry.first) if stem(entry.first) == "probing" else (1, ""))
+    reach = max((abs(end) for entry in entries for end in entry.ci or (entry.value,)), default=0.0) or 1.0
+    rows = [_difference_row(entry, reach) for entry in entries]
+    columns = [
+        Column("figure", "Figure", "Which figure the difference is in."),
+        Column("diff", "Difference", "First method minus second, on the same questions."),
+        Column("ci", "95% interval", "Paired bootstrap interval of the difference."),
+        Column("plot", "around zero", "The interval around zero, all rows on one scale."),
+        Column("verdict", "First is", "What the interval allows to say."),
+    ]
+    caption = "Differences between two methods, first minus second, on the same questions."
+    table = _framed("pairs", caption, "Pair", columns, rows[:shown])
+    if len(rows) > shown:
+        rest = _framed("other-pairs", "The other pairs.", "Pair", columns, rows[shown:])
+        table += f"<details><summary>The other {len(rows) - shown} differences</summary>{rest}</details>"
+    return table
+
+
+def _difference_row(entry: Difference, reach: float) -> str:
+    label = {"em": "EM", "f1": "F1", "acc": "ACC", "auroc": "AUROC"}.get(entry.figure, entry.figure)
+    interval, glyph, words = "", DASH, DASH
+    if entry.ci:
+        interval = span(entry.ci, 3, sign=True)
+        glyph = interval_glyph(entry.value, entry.ci, (-reach, reach), zero=True)
+        words = verdict(entry.ci)
+        words = f"<b>{words}</b>" if words != "not settled" else words
+    return (
+        f'<tr><th scope="row">{esc(entry.first)} vs {esc(entry.second)}</th><td>{esc(label)}</td>'
+        f"<td>{num(entry.value, 3, sign=True)}</td><td>{interval or DASH}</td>"
+        f"<td>{glyph}</td><td>{words}</td></tr>"
+    )
+
+
+def _framed(key: str, caption: str, corner: str, columns: Sequence[Column], rows: Sequence[str]) -> str:
     """A table in a container of its own that scrolls sideways; the caption stays in view."""
     heads = "".join(
         f'<th scope="col" title="{esc(c.help)}">{esc(c.label)}'
@@ -226,66 +233,4 @@ def framed(key: str, caption: str, corner: str, columns: Sequence[Column], rows:
         f'<table aria-labelledby="{key}-caption">'
         f'<thead><tr><th scope="col">{esc(corner)}</th>{heads}</tr></thead>'
         f"<tbody>{''.join(rows)}</tbody></table></div>"
-    )
-
-
-def pairs_table(results: Mapping[str, Any], *, shown: int = 16) -> str:
-    """Paired differences with intervals; those with a prober first, the rest folded away."""
-    pairs: Mapping[str, Any] = results.get("pairs") or {}
-    entries = [
-        _oriented(pair, name, float(entry["diff"]), interval(entry.get("ci95")))
-        for pair, figures in pairs.items()
-        for name, entry in figures.items()
-        if number((entry or {}).get("diff")) is not None
-    ]
-    if not entries:
-        return ""
-    entries.sort(
-        key=lambda entry: (0, entry.pair.split(" vs ")[0]) if stem(entry.pair) == "probing" else (1, "")
-    )
-    reach = max((abs(end) for entry in entries for end in entry.ci or (entry.diff,)), default=0.0) or 1.0
-    rows = [_difference_row(entry, reach) for entry in entries]
-    columns = [
-        Column("figure", "Figure", "Which figure the difference is in."),
-        Column("diff", "Difference", "First method minus second, on the same questions."),
-        Column("ci", "95% interval", "Paired bootstrap interval of the difference."),
-        Column("plot", "around zero", "The interval around zero, all rows on one scale."),
-        Column("verdict", "First is", "What the interval allows to say."),
-    ]
-    caption = "Differences between two methods, first minus second, on the same questions."
-    table = framed("pairs", caption, "Pair", columns, rows[:shown])
-    if len(rows) > shown:
-        rest = framed("other-pairs", "The other pairs.", "Pair", columns, rows[shown:])
-        table += f"<details><summary>The other {len(rows) - shown} differences</summary>{rest}</details>"
-    return table
-
-
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """First method minus second in one figure, with the paired interval."""
-
-    pair: str
-    figure: str
-    diff: float
-    ci: tuple[float, float] | None
-
-
-def _oriented(pair: str, figure: str, diff: float, ci: tuple[float, float] | None) -> Difference:
-    """The difference with the prober first, so that its rows read alike."""
-    first, versus, second = pair.partition(" vs ")
-    if versus and stem(second) == "probing" and stem(first) != "probing":
-        return Difference(f"{second} vs {first}", figure, -diff, None if ci is None else (-ci[1], -ci[0]))
-    return Difference(pair, figure, diff, ci)
-
-
-def _difference_row(entry: Difference, reach: float) -> str:
-    key = entry.figure.split(".")[-1]
-    label = {"em": "EM", "f1": "F1", "acc": "ACC", "auroc": "AUROC"}.get(key, key)
-    words = verdict(entry.ci) if entry.ci else DASH
-    settled = entry.ci is not None and words != "not settled"
-    glyph = interval_glyph(entry.diff, entry.ci, (-reach, reach), zero=True) if entry.ci else DASH
-    return (
-        f'<tr><th scope="row">{esc(entry.pair)}</th><td>{esc(label)}</td>'
-        f"<td>{num(entry.diff, 3, sign=True)}</td><td>{span(entry.ci, 3, sign=True) or DASH}</td>"
-        f"<td>{glyph}</td><td>{f'<b>{words}</b>' if settled else words}</td></tr>"
     )
