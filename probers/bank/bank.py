@@ -8,7 +8,7 @@ theta = -threshold). Heads of single tokens score each token, and a span by its 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -275,7 +275,7 @@ class ProbeBank(ModelHubMixin):
         """
         from .io import save
 
-        save(self, save_directory)
+        save({each.name: getattr(self, each.name) for each in fields(self)}, save_directory)
 
     @classmethod
     def from_pretrained(  # type: ignore[override]
@@ -312,7 +312,7 @@ class ProbeBank(ModelHubMixin):
             pretrained_model_name_or_path, revision=revision, token=token, cache_dir=cache_dir,
             force_download=force_download, local_files_only=local_files_only,
         )  # fmt: skip
-        return load(folder, head_class=head_class, name=str(pretrained_model_name_or_path))
+        return load(cls, folder, head_class=head_class, name=str(pretrained_model_name_or_path))
 
 
 def _margins(logits: np.ndarray) -> np.ndarray:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError
@@ -18,7 +18,6 @@ from ..files import canonical_json, write_bytes, write_text, writing
 from ..heads import HEADS, ProbeHead, factory, head_name
 from ..store.spec import FeatureSpec
 from ..types import UserError
-from .bank import ProbeBank
 from .calibration import EntropyModel, calibration_from_dict
 from .ensemble import Ensemble
 
@@ -29,28 +28,31 @@ FILES = (_CONFIG, _HEADS, _METRICS, _CARD)
 PICTURES = "plots"
 _FORMAT, _SCHEMA = "probers-bank", 2
 
+Bank = TypeVar("Bank")
 
-def save(bank: ProbeBank, folder: Path) -> None:
-    """Write a bank; one tensor ``layer.<k>.<name>`` per layer and parameter."""
+
+def save(bank: Mapping[str, Any], folder: Path) -> None:
+    """Write the fields of a bank by name; one tensor ``layer.<k>.<name>`` per layer and parameter."""
     folder.mkdir(parents=True, exist_ok=True)
-    learned = dict(bank.head.named_parameters())
+    head, entropy = bank["head"], bank["entropy_model"]
+    learned = dict(head.named_parameters())
     tensors = {
         f"layer.{k}.{name}": (value[i].half() if name in learned else value[i]).cpu().contiguous()
-        for name, value in bank.head.state_dict().items()
-        for i, k in enumerate(bank.layers)
+        for name, value in head.state_dict().items()
+        for i, k in enumerate(bank["spec"].layers)
     }
     config = {
-        "format": _FORMAT, "schema": _SCHEMA, "spec": bank.spec.to_dict(),
-        "head": {"name": head_name(bank.head), "options": bank.head.options},
-        "ensemble": bank.ensemble.to_dict(), "aggregate": bank.aggregate,
-        "threshold": bank.threshold, "calibration": bank.calibration.to_dict(),
-        "entropy_model": bank.entropy_model.to_dict() if bank.entropy_model else None,
+        "format": _FORMAT, "schema": _SCHEMA, "spec": bank["spec"].to_dict(),
+        "head": {"name": head_name(head), "options": head.options},
+        "ensemble": bank["ensemble"].to_dict(), "aggregate": bank["aggregate"],
+        "threshold": bank["threshold"], "calibration": bank["calibration"].to_dict(),
+        "entropy_model": entropy.to_dict() if entropy else None,
     }  # fmt: skip
     with writing(folder / _HEADS):
         write_bytes(folder / _HEADS, encode(tensors))
-    write_text(folder / _METRICS, canonical_json(dict(bank.metrics)))
-    write_text(folder / _CARD, bank.card)
-    for name, picture in bank.pictures.items():
+    write_text(folder / _METRICS, canonical_json(dict(bank["metrics"])))
+    write_text(folder / _CARD, bank["card"])
+    for name, picture in bank["pictures"].items():
         place = folder / PICTURES / name
         with writing(place):
             place.parent.mkdir(exist_ok=True)
@@ -58,10 +60,13 @@ def save(bank: ProbeBank, folder: Path) -> None:
     write_text(folder / _CONFIG, canonical_json(config))  # last: without it there is no prober
 
 
-def load(folder: Path, *, head_class: type[nn.Module] | None = None, name: str = "") -> ProbeBank:
+def load(
+    make: Callable[..., Bank], folder: Path, *, head_class: type[nn.Module] | None = None, name: str = ""
+) -> Bank:
     """Read a bank from a folder.
 
     Args:
+        make: makes it of its fields.
         folder: where it is.
         head_class: as in :meth:`ProbeBank.from_pretrained`.
         name: what the user called it, for messages.
@@ -89,7 +94,7 @@ def load(folder: Path, *, head_class: type[nn.Module] | None = None, name: str =
     try:
         spec = FeatureSpec.from_dict(config["spec"])
         entropy = config["entropy_model"]
-        return ProbeBank(
+        return make(
             spec=spec,
             head=_load_head(folder / _HEADS, spec, config["head"], head_class),
             threshold=float(config["threshold"]),
