@@ -39,14 +39,14 @@ class Scores(AbstractContextManager["Scores"]):
     def __enter__(self) -> Self:
         if self._attached:
             raise UserError("these scores are being gathered already: make others with bank.watch(model)")
-        self._watcher.attach()
+        self._watcher.__enter__()
         self._attached = True
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._watcher.detach()
+        self._watcher.close()
         self._attached = False
 
     @property
@@ -146,10 +146,9 @@ class StopOnScore(StoppingCriteria):
         self.threshold = float(bank.threshold if threshold is None else threshold)
         if math.isnan(self.threshold):
             raise UserError(f"threshold={threshold} is no number")
-        self._watcher = GenerationWatcher(bank, model, tokenizer)
-        self._watcher.attach()
+        self._watcher = GenerationWatcher(bank, model, tokenizer).__enter__()
         # The hooks know the watcher only, so that this object is collected as soon as it is unused.
-        self._finalizer = weakref.finalize(self, self._watcher.detach)
+        self._finalizer = weakref.finalize(self, self._watcher.close)
         self._finalizer.atexit = False
 
     @property

@@ -26,7 +26,7 @@ import copy
 import inspect
 import weakref
 from contextlib import ExitStack
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 import torch
@@ -42,6 +42,9 @@ from ..heads import ProbeHead
 from ..store.spec import FeatureSpec, ModelSpec
 from ..types import RunError, UserError
 from .ensemble import Aggregate, extend
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 Per = Literal["sequence", "token"]
 
@@ -260,10 +263,10 @@ class WatchedBatch:
         self.release()
 
 
-class GenerationWatcher:
+class GenerationWatcher(ExitStack):
     """Listens to a model's passes and keeps a :class:`WatchedBatch` of the batch that is being written.
 
-    Between :meth:`attach` and :meth:`detach` the model's hooks hold on to it.
+    While it is entered, hooks are on the model and hold on to it; keys and values go with them.
 
     Attributes:
         batch: the newest; None before the first pass.
@@ -278,6 +281,7 @@ class GenerationWatcher:
     def __init__(
         self, bank: Prober, model: Any, tokenizer: Any, *, per: Per = "sequence", keep_cache: bool = False
     ) -> None:
+        super().__init__()
         _check(bank, model)
         self.bank, self.model = bank, model
         self.batch: WatchedBatch | None = None
@@ -285,20 +289,18 @@ class GenerationWatcher:
         self._special = _ids(model, tokenizer, "eos_token_id"), _ids(model, tokenizer, "pad_token_id")
         self._names = list(inspect.signature(model.forward).parameters)
         self._tap = StateTap(model, bank.spec.needs)
-        self._hooks = ExitStack()
 
-    def attach(self) -> None:
-        """Put the hooks on the model."""
-        self._hooks.enter_context(self._tap)
+    def __enter__(self) -> Self:
+        self.enter_context(self._tap)
         for handle in (
             self.model.register_forward_pre_hook(self._before, with_kwargs=True),
             self.model.register_forward_hook(self._after, with_kwargs=True),
         ):
-            self._hooks.callback(handle.remove)
+            self.callback(handle.remove)
+        self.callback(self._release)
+        return self
 
-    def detach(self) -> None:
-        """Take them off, and let keys and values go."""
-        self._hooks.close()
+    def _release(self) -> None:
         if self.batch is not None:
             self.batch.release()
 

@@ -13,10 +13,9 @@ from __future__ import annotations
 import copy
 import inspect
 import sys
-from contextlib import AbstractContextManager
+from contextlib import ExitStack
 from dataclasses import dataclass
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -33,24 +32,12 @@ if TYPE_CHECKING:
 _TAP = "probers_tap"
 
 
-class Attended(Protocol):
-    """The attention of the last positions of one pass."""
-
-    def weights(self, row: int | None = None) -> Tensor:
-        """Attention weights (batch, heads, q, k) in float32; of one batch row when given.
-
-        The last column is the last position; with a sliding window k may be shorter
-        than the sequence.
-        """
-        ...
-
-
 @dataclass(frozen=True, slots=True)
-class Computed:
-    """Queries, keys and mask of one attention call, from which weights are computed on demand.
+class Attended:
+    """The attention of the last q positions of one pass, from which weights are computed on demand.
 
     Attributes:
-        query: (batch, heads, q, head_dim), the last q positions of the pass.
+        query: (batch, heads, q, head_dim).
         key: (batch, kv_heads, k, head_dim).
         mask: (batch or 1, 1, q, k) additive float32, or None when nothing is hidden.
         sinks: (heads,) logits of a place that takes attention and is no token (GPT-OSS); rows
@@ -65,6 +52,11 @@ class Computed:
     sinks: Tensor | None
 
     def weights(self, row: int | None = None) -> Tensor:
+        """Attention weights (batch, heads, q, k) in float32; of one batch row when given.
+
+        The last column is the last position; with a sliding window k may be shorter
+        than the sequence.
+        """
         rows = slice(None) if row is None else slice(row, row + 1)
         query, key = self.query[rows].float(), self.key[rows].float()
         batch, heads, q, width = query.shape
@@ -88,10 +80,11 @@ class Returned:
     found: Tensor
 
     def weights(self, row: int | None = None) -> Tensor:
+        """As of :class:`Attended`."""
         return (self.found if row is None else self.found[row : row + 1]).float()
 
 
-class AttentionTap(AbstractContextManager["AttentionTap"]):
+class AttentionTap(ExitStack):
     """Reads one block's attention; every other block is untouched.
 
     Attributes:
@@ -102,14 +95,13 @@ class AttentionTap(AbstractContextManager["AttentionTap"]):
     """
 
     def __init__(self, model: nn.Module, layer: int | None = None) -> None:
+        super().__init__()
         blocks = decoder_layers(model)
         block = blocks[-1 if layer is None else layer - 1]
         self._family = type(model).__name__
         self._attention = _attention_module(block)
         self._modules = [m for m in block.modules() if hasattr(m, "config")]
-        self._configs: list[Any] = []
-        self._handles: list[torch.utils.hooks.RemovableHandle] = []
-        self._read: Attended | None = None
+        self._read: Attended | Returned | None = None
         self.implementation = ""
         self._queries = 0
 
@@ -117,29 +109,20 @@ class AttentionTap(AbstractContextManager["AttentionTap"]):
         attention = self._attention
         if attention is not None and not _asks_for_its_function(attention):
             # The tap's own eager computation must not be bypassed by a fused kernel.
-            self._handles.append(attention.register_forward_pre_hook(self._ask_for_weights, with_kwargs=True))
-            self._handles.append(attention.register_forward_hook(self._take_weights))
+            ask = attention.register_forward_pre_hook(self._ask_for_weights, with_kwargs=True)
+            self.callback(ask.remove)
+            self.callback(attention.register_forward_hook(self._take_weights).remove)
             return self
         for module in self._modules:
             config: Any = module.config
             self.implementation = _implementation(module)
-            self._configs.append(config)
+            self.callback(setattr, module, "config", config)
             tapped = copy.copy(config)
             tapped._attn_implementation = _TAP
             module.config = tapped
             _ARMED[module] = self
+            self.callback(_ARMED.pop, module, None)
         return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        while self._handles:
-            self._handles.pop().remove()
-        for module, config in zip(self._modules, self._configs, strict=False):
-            module.config = config
-            _ARMED.pop(module, None)
-        self._configs.clear()
-        self._read, self._queries = None, 0
 
     def read(self, queries: int) -> None:
         """Read the last ``queries`` >= 1 positions of every pass until :meth:`take`."""
@@ -154,7 +137,7 @@ class AttentionTap(AbstractContextManager["AttentionTap"]):
         if options.get("position_bias") is not None:
             raise UserError(f"attention of {self._family} cannot be read: it uses position_bias")
         length = query.shape[2]
-        self._read = Computed(
+        self._read = Attended(
             query=query[:, :, -self._queries :],
             key=key,
             mask=_additive(mask, length, key.shape[2], self._queries, query.device),
@@ -185,7 +168,7 @@ class AttentionTap(AbstractContextManager["AttentionTap"]):
         if isinstance(found, Tensor) and found.dim() == 4:
             self._read = Returned(found[:, :, -self._queries :])
 
-    def take(self) -> Attended:
+    def take(self) -> Attended | Returned:
         """What the last pass left; nothing is read after it.
 
         Raises:

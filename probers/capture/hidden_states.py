@@ -7,8 +7,7 @@ and it reads only while it is armed, so that prompt states are dropped where the
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
-from types import TracebackType
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, get_args
 
 import torch
@@ -67,7 +66,7 @@ def broken_state(needs: Needs, index: int, where: str) -> RunError:
     return RunError(f"the state of {layer} is NaN or infinite at {where}; try dtype=float32 or bfloat16")
 
 
-class StateTap(AbstractContextManager["StateTap"]):
+class StateTap(ExitStack):
     """Reads one site at chosen layers, reduced inside the hook.
 
     For MIND's pools the layers are 1 to L, and after them the output of the final norm.
@@ -77,9 +76,9 @@ class StateTap(AbstractContextManager["StateTap"]):
     """
 
     def __init__(self, model: nn.Module, needs: Needs) -> None:
+        super().__init__()
         self._model = model
         self._needs = needs
-        self._handles: list[torch.utils.hooks.RemovableHandle] = []
         self._read: dict[int, Tensor] = {}
         self._reduce: Callable[[Tensor], Tensor] | None = None
         self._shape: torch.Size | None = None
@@ -95,19 +94,11 @@ class StateTap(AbstractContextManager["StateTap"]):
                 handle = module.register_forward_pre_hook(self._on_input(layer), with_kwargs=True)
             else:
                 handle = module.register_forward_hook(self._on_output(layer))
-            self._handles.append(handle)
+            self.callback(handle.remove)
             if self._needs.site != "resid_post":
-                block = blocks[layer - 1]
-                self._handles.append(block.register_forward_pre_hook(self._note_shape, with_kwargs=True))
+                shape = blocks[layer - 1].register_forward_pre_hook(self._note_shape, with_kwargs=True)
+                self.callback(shape.remove)
         return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        while self._handles:
-            self._handles.pop().remove()
-        self._read.clear()
-        self._reduce = None
 
     def read(self, reduce: Callable[[Tensor], Tensor] | None) -> None:
         """Read every pass until :meth:`take`, the last of which counts.

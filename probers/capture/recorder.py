@@ -7,9 +7,8 @@ rows which finish can leave the batch without anything here being moved.
 from __future__ import annotations
 
 from collections import deque
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from dataclasses import dataclass
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -35,10 +34,10 @@ class _Step:
     columns: Tensor | None  # (b, heads, g) weights on the last g generated tokens
 
 
-class CaptureSession(AbstractContextManager["CaptureSession"]):
+class CaptureSession(ExitStack):
     """Reads the last positions of a batch's passes, and pools those of the tokens that are kept.
 
-    Before a pass :meth:`read_last` says how many positions to read, and after it :meth:`push`
+    Before a pass :meth:`read_last` says how many positions to read, and after it :meth:`take`
     takes them; of the prompts' pass the last is read where it is needed. Whether a token is
     kept may be known only later (a stop string can begin before the token that completes it),
     so a step waits until it is committed; as a rule that is at once, and at most for as many
@@ -54,12 +53,12 @@ class CaptureSession(AbstractContextManager["CaptureSession"]):
     """
 
     def __init__(self, model: Any, needs: Needs, rows: int, width: int, limit: int) -> None:
+        super().__init__()
         self.reads = bool(needs.layers or needs.attention)
         self._needs, self._rows, self._width, self._limit = needs, rows, width, limit
         self._device: torch.device = model.device
         self._state_tap = StateTap(model, needs)
         self._attention_tap = AttentionTap(model, needs.attention_layer) if needs.attention else None
-        self._taps = ExitStack()
         self._waiting: deque[_Step] = deque()
         self._kept: dict[int, int] = {}
         self._pooled = StreamingPool(needs.pool, rows)
@@ -69,18 +68,13 @@ class CaptureSession(AbstractContextManager["CaptureSession"]):
         self._column_max: Tensor | None = None  # (rows, heads, limit)
 
     def __enter__(self) -> Self:
-        self._taps.enter_context(self._state_tap)
+        self.enter_context(self._state_tap)
         if self._attention_tap is not None:
-            self._taps.enter_context(self._attention_tap)
+            self.enter_context(self._attention_tap)
             self._attention_tap.read(1)
         if self._needs.pool == "predicting":
             self._state_tap.read(lambda states: states[:, -1:])
         return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._taps.close()
 
     def read_last(self, count: int) -> None:
         """Read the last ``count`` positions of the next pass."""
@@ -88,7 +82,7 @@ class CaptureSession(AbstractContextManager["CaptureSession"]):
         if self._attention_tap is not None:
             self._attention_tap.read(count)
 
-    def push(self, index: int, rows: Tensor) -> None:
+    def take(self, index: int, rows: Tensor) -> None:
         """Take what the last pass left.
 
         Args:
@@ -99,7 +93,7 @@ class CaptureSession(AbstractContextManager["CaptureSession"]):
         states = self._state_tap.take()  # (b, layers, q, d)
         columns: list[Tensor] = []
         if self._attention_tap is not None:
-            columns = self._push_attention(index, rows, self._attention_tap.take().weights())
+            columns = self._take_attention(index, rows, self._attention_tap.take().weights())
         # What was read at a token is kept for the one after it where that is what it predicts.
         first = index + (self._needs.pool == "predicting")
         if states is not None:
@@ -113,7 +107,7 @@ class CaptureSession(AbstractContextManager["CaptureSession"]):
             if states is not None:
                 self._waiting.append(_Step(first + place, rows, states[:, :, place], None))
 
-    def _push_attention(self, index: int, rows: Tensor, weights: Tensor) -> list[Tensor]:
+    def _take_attention(self, index: int, rows: Tensor, weights: Tensor) -> list[Tensor]:
         """Keep the rows of weights (b, heads, q, k); of each position those on generated tokens."""
         weights = weights.to(self._device)
         count, keys = weights.shape[2:]
@@ -129,7 +123,7 @@ class CaptureSession(AbstractContextManager["CaptureSession"]):
         return found
 
     def drop(self, count: int) -> None:
-        """Take back the last ``count`` positions pushed, for their tokens were not written."""
+        """Take back the last ``count`` positions taken, for their tokens were not written."""
         for _ in range(count * (bool(self._needs.layers) + self._needs.attention)):
             self._waiting.pop()
 
@@ -141,10 +135,6 @@ class CaptureSession(AbstractContextManager["CaptureSession"]):
         """Pool the waiting steps below ``upto``, which every row still running is known to keep."""
         while self._waiting and self._waiting[0].index < upto:
             self._pool(self._waiting.popleft())
-
-    def close(self) -> None:
-        """Pool what still waits; every row has finished."""
-        self.commit(self._limit + 1)
 
     def _pool(self, step: _Step) -> None:
         rows, states, columns = step.rows, step.states, step.columns

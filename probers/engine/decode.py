@@ -289,7 +289,7 @@ def generate_batch(
     scores = torch.zeros(2, len(rows), limit, device=decoder.device)  # log-probabilities and entropies
     with CaptureSession(decoder.model, how.needs, len(rows), width, limit) as capture:
         batch = Batch(decoder, requests, use_cache=how.use_cache)
-        capture.push(-1, batch.rows)
+        capture.take(-1, batch.rows)
         can_guess = how.draft > 0 and how.sampling is None and batch.can_drop
         lookup: PromptLookup | None = None
         index, guessed = 0, list[int]()  # tokens decided so far, and those forwarded that may yet be wrong
@@ -330,12 +330,12 @@ def generate_batch(
                 tokens = torch.cat([tokens, tokens.new_tensor([guessed])], dim=1)
             capture.read_last(1 + len(guessed))
             batch.step(tokens)
-            capture.push(index, batch.rows)
+            capture.take(index, batch.rows)
             capture.commit(min((rows[i].safe() for i in batch.active if rows[i].stop is None), default=limit))
             index += 1
         else:
             batch.leave(how.cache, rows, range(len(batch.active)))
-    capture.close()
+    capture.commit(limit + 1)
     _refuse_broken(rows, how.needs, capture, scores)
     kept = scores.cpu().numpy()
     return [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -40,32 +41,37 @@ def pick_dtype(dtype: str, device: torch.device) -> str | torch.dtype:
     return chosen
 
 
-def load(
-    source: str,
-    *,
-    revision: str | None,
-    dtype: str | torch.dtype,
-    device: torch.device,
-    device_map: str | Mapping[str, Any] | None,
-    quantization: Mapping[str, Any] | None,
-    attn: str | None,
-    trust_remote_code: bool,
-) -> tuple[Any, Any]:
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """In which numbers a model is loaded, and where to; see :meth:`CausalLM.from_pretrained`."""
+
+    dtype: str = "auto"
+    device: str = "auto"
+    device_map: str | Mapping[str, Any] | None = None
+    quantization: Mapping[str, Any] | None = None
+
+
+def load(source: str, placement: Placement, *, attn: str | None, **options: Any) -> tuple[Any, Any]:
     """A model in evaluation mode on its device or devices, and its tokenizer.
 
+    Args:
+        options: of ``from_pretrained`` of both.
+
     Raises:
-        UserError: transformers finds or builds no causal language model there, or a package
-            that it needs for that is missing.
+        UserError: there is no such device or number format, transformers finds or builds no causal
+            language model there, or a package that it needs for that is missing.
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    options: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
+    device = pick_device(placement.device)
+    dtype = pick_dtype(placement.dtype, device)
     placed: dict[str, Any] = {}
-    if quantization is not None:
-        placed["quantization_config"] = _quantization(quantization)
-    if device_map is not None or quantization is not None:
+    if placement.quantization is not None:
+        placed["quantization_config"] = _quantization(placement.quantization)
+    if placement.device_map is not None or placed:
         # Quantized weights cannot be moved afterwards: they are made where they stay.
-        placed["device_map"] = {"": device} if device_map is None else device_map
+        given = placement.device_map
+        placed["device_map"] = {"": device} if given is None else given
     try:
         tokenizer = AutoTokenizer.from_pretrained(source, **options)
         model: Any = AutoModelForCausalLM.from_pretrained(

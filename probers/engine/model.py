@@ -18,7 +18,7 @@ from .batch_size import Batches
 from .decode import Decoding, Request, Sampling, generate_batch
 from .forward import Decoder
 from .kv_cache import CachedPrefix, PrefixCache, can_share, longest
-from .loading import context_length, fingerprint, load, pick_device, pick_dtype
+from .loading import Placement, context_length, fingerprint, load
 from .score import attend_alone, score_batch
 from .stopping import Stop, Stops
 from .tokens import Prompt, TooLong, encode_continuation, encode_prompts, fit_context
@@ -118,16 +118,9 @@ class CausalLM:
             source = str(model_path())
         else:
             source = name
-        place = pick_device(device)
+        placement = Placement(dtype, device, device_map, quantization)
         model, tokenizer = load(
-            source,
-            revision=revision,
-            dtype=pick_dtype(dtype, place),
-            device=place,
-            device_map=device_map,
-            quantization=quantization,
-            attn=attn,
-            trust_remote_code=trust_remote_code,
+            source, placement, attn=attn, revision=revision, trust_remote_code=trust_remote_code
         )
         return cls(model, tokenizer, name=name, revision=fingerprint(source, model), **options)
 
