@@ -37,7 +37,7 @@ def test_help_explains_every_key(command, capsys):
 
 def test_help_is_quick_and_imports_nothing_heavy():
     code = (
-        "import sys\nsys.argv = ['x', '--help']\nfrom probers import cli\n"
+        "import sys\nsys.argv = ['x', '--help']\nfrom probers.commands import main as cli\n"
         "try:\n    cli.train()\nexcept SystemExit:\n    pass\n"
         "print(sorted({'torch', 'transformers', 'lightning', 'sklearn', 'pandas'} & set(sys.modules)))"
     )
