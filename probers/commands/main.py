@@ -128,7 +128,7 @@ def _main(command: str, arguments: list[str]) -> int:
         for config in configs:
             print(OmegaConf.to_yaml(config, resolve=True), end="")
         return 0
-    target = _imported(_TARGETS[command])
+    target = _load(command)
     if len(jobs) > 1:
         return _run_all(command, target, jobs, configs)
     with taking_back():
@@ -185,6 +185,10 @@ def _told(error: Exception) -> tuple[str, int]:
     return str(error), 2 if isinstance(error, UserError) else 1
 
 
+def _load(command: str) -> Callable[[DictConfig], Any]:
+    return _imported(_TARGETS[command])
+
+
 def _imported(name: str) -> Callable[..., Any]:
     module, _, function = name.partition(":")
     return getattr(importlib.import_module(module), function)
@@ -193,7 +197,7 @@ def _imported(name: str) -> Callable[..., Any]:
 def run(command: str, overrides: Sequence[str]) -> Any:
     """Run a command inside this process, as ``probers-demo`` does; returns what it returns."""
     with taking_back():
-        return _imported(_TARGETS[command])(compose(command, normalise(list(overrides))))
+        return _load(command)(compose(command, normalise(list(overrides))))
 
 
 def _take_cfg_flag(overrides: list[str]) -> bool:
