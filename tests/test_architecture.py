@@ -15,6 +15,8 @@ ROOMS = [
 #: Modules that stand in no folder, and the two rooms that only hold what is shared.
 SHARED = {"types", "text", "files", "seeding", "lazy", "html", "uncertainty", "prompts", "testbed", "configs"}
 TOP = {"datagen", "train", "rag"}
+#: Whose arguments are options that users give by name, as in a YAML file: parts, and the model's two doors.
+NAMED_OPTIONS = {"__init__", "from_pretrained", "generate"}
 
 
 def modules() -> dict[str, Path]:
@@ -122,7 +124,7 @@ def test_no_function_takes_more_than_seven_arguments(folder):
     found = []
     for path in (ROOT / folder).rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.FunctionDef):
+            if isinstance(node, ast.FunctionDef) and node.name not in NAMED_OPTIONS:
                 given = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
                 count = len([a for a in given if a.arg not in ("self", "cls")])
                 if count > 7:
