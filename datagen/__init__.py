@@ -1,0 +1,1 @@
+"""From articles and questions to labelled hidden states."""

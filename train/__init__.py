@@ -1,0 +1,1 @@
+"""From labelled hidden states to a calibrated prober."""

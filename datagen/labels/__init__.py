@@ -1,0 +1,1 @@
+"""Builders of labels, from articles and from questions."""
