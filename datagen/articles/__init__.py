@@ -40,7 +40,7 @@ def open_articles(
             is well-formed and always a problem, never an error.
         min_sentences: an article with fewer is a problem (the testbed's have what they need).
         max_chars: an article is cut off, between sentences, at this many characters.
-        wikipedia: the fields of :class:`~.wikipedia.WikipediaOptions`.
+        wikipedia: the fields of :class:`~.wikipedia_client.WikipediaOptions`.
         progress: see :data:`~.base.Progress`.
 
     Raises:
@@ -54,7 +54,8 @@ def open_articles(
         items = limited(load_articles(), limit, seed)
         return ArticleSource(spec, iter(items), Problems(), len(items))
     if spec == "wikipedia":
-        from .wikipedia import WikipediaOptions, open_wikipedia
+        from .wikipedia import open_wikipedia
+        from .wikipedia_client import WikipediaOptions
 
         options = WikipediaOptions.of(wikipedia)
         source = open_wikipedia(options, limit=limit, seed=seed, rules=rules, progress=progress)
