@@ -202,9 +202,8 @@ def test_vectors_are_kept_for_their_corpus_model_and_passages_alone(dense, tmp_p
 
 def test_prefixes_and_brackets_change_what_is_encoded(tiny):
     def vectors_of(kind, text, **options):
-        given = dict.fromkeys(encoder.EncoderOptions.__dataclass_fields__)
-        given |= {"model": tiny, "similarity": "dot", "batch_size": 2, "brackets": False, "device": "cpu"}
-        return encoder.Encoder(encoder.EncoderOptions(**given | options)).encode(text, kind)
+        given = {"model": tiny, "similarity": "dot", "batch_size": 2, "device": "cpu"}
+        return encoder.Encoder(**given | options).encode(text, kind)
 
     said = ["w1 w2", "w3", "w4 w5 w6"]
     plain = vectors_of("query", said)

@@ -22,7 +22,7 @@ from probers.types import Passage, RunError, UserError
 for client in ("elasticsearch", "opensearchpy"):
     pytest.importorskip(client, reason=f"{client} is not installed: pip install 'probers[search]'")
 
-FAST = {"backoff": 0.01, "timeout": 0.3, "retries": 3}
+FAST = {"backoff": 0.01, "timeout": 5, "retries": 3}
 WORDS = "amber basil cedar dune ember fjord grove heron inlet juniper kelp larch moss nettle osier".split()  # noqa: SIM905
 
 
@@ -128,7 +128,7 @@ def test_a_query_with_too_many_words_is_cut_from_its_beginning(server, capsys):
     assert ids(retriever.search([long, "amber", long], 5)) == [["p1"], ["p0"], ["p1"]]
     assert capsys.readouterr().err.count("cut to its last 20 (max_query_words)") == 1
     server.most_clauses = 8  # the server's own limit, which none of ours knows
-    with pytest.raises(RunError, match="'early early .* is too long for .*max_query_words than 1000"):
+    with pytest.raises(RunError, match="the query 'early .* is too long, give a smaller max_query_words"):
         connect(server, passages).search(["basil", long], 5)
 
 
@@ -142,7 +142,7 @@ NESTED = {"type": "too_many_nested_clauses", "reason": "Query contains too many 
 def test_every_way_a_server_says_too_many_clauses_is_understood(server, reply):
     retriever = connect(server, corpus("amber basil", "cedar dune"))
     server.query_faults = [{"error": reply[1], "status": reply[0]}]
-    with pytest.raises(RunError, match="the query 'amber cedar' is too long for"):
+    with pytest.raises(RunError, match="the query 'amber cedar': .*; it is too long"):
         retriever.search(["amber cedar"], 5)
 
 
@@ -275,7 +275,7 @@ def test_a_passing_fault_is_tried_again_and_nothing_is_twice_there(server, produ
     server.version("8.13.4" if product == "Elasticsearch" else "2.19.1", product=product)
     server.faults[endpoint] = [fault]
     passages = corpus(*WORDS)
-    retriever = connect(server, passages)
+    retriever = connect(server, passages, timeout=0.5)
     assert ids(retriever.search(["heron", "moss"], 3)) == [["p7"], ["p12"]]
     assert not server.faults[endpoint] and len(server.asked(endpoint)) >= 2
     (index,) = server.indices.values()
@@ -293,7 +293,7 @@ def test_a_passing_fault_is_tried_again_and_nothing_is_twice_there(server, produ
     ids=["429", "503", "cut", "hang"],
 )
 def test_a_lasting_fault_in_a_search_is_one_clear_sentence_and_then_it_goes_on(server, fault, reason):
-    retriever = connect(server, corpus("amber", "basil"), retries=1, timeout=0.2)
+    retriever = connect(server, corpus("amber", "basil"), retries=1, timeout=0.5)
     server.faults["msearch"] = [fault] * 2
     with pytest.raises(RunError) as error:
         retriever.search(["amber"], 1)
@@ -414,7 +414,7 @@ def test_one_query_of_several_may_fail(server):
         assert ids(retriever.search(queries, 1)) == [["p0"], ["p1"], ["p2"]]
         assert [len(b.splitlines()) // 2 for b in server.asked("msearch")] == [3, 1, 1]
     server.query_faults = [None] + [part] * 9
-    with pytest.raises(RunError, match="2 of 2 queries were put off: 1 shards do not answer"):
+    with pytest.raises(RunError, match="2 queries were put off: 1 shards do not answer"):
         retriever.search(queries, 1)
     error = {"root_cause": [{"type": "query_shard_exception", "reason": "bad field"}], "reason": "all failed"}
     server.query_faults = [None, {"error": error, "status": 400}]
@@ -498,7 +498,6 @@ def test_what_is_no_such_server_at_all_is_told(server, answer, message):
         ({"url": None}, "set ES_URL"),
         ({"url": "localhost:9200"}, "retriever.url=localhost:9200 is not the address"),
         ({"url": ["http://x", "ftp://x"]}, "url=ftp://x is not the address"),
-        ({"url": "http://x:"}, "not the address"),
         ({"url": "http://x:y"}, "not the address"),
         ({"url": "http://x/?pretty"}, "not the address"),
         ({"index": "Wiki"}, "index='Wiki'"),
@@ -534,9 +533,9 @@ def test_a_mistaken_request_is_told_before_anything_is_made(server, options, mes
     ("url", "clean"),
     [
         ("http://h:9200/", "http://h:9200"),
-        ("https://h/behind/a/proxy/", "https://h/behind/a/proxy"),
+        ("https://h/behind/a/proxy/", "https://h:443/behind/a/proxy"),
         ("http://[::1]:9200", "http://[::1]:9200"),
-        ("http://u:p%40@[::1] http://u:p%40@h:1", "http://[::1], http://h:1"),
+        ("http://u:p%40@[::1] http://u:p%40@h:1", "http://[::1]:80, http://h:1"),
     ],
 )
 def test_an_address_is_shown_without_its_user(monkeypatch, url, clean):
@@ -603,11 +602,11 @@ def test_credentials_come_from_the_environment_and_go_nowhere_else(server, way, 
     note(error)
     server.faults.clear()
     server.forbidden = {"msearch"}
-    with pytest.raises(UserError, match="does not allow this: .*'manage', 'read'") as error:
+    with pytest.raises(UserError, match="refuses .HTTP 403.: .*'manage', 'read'") as error:
         retriever.search(["basil"], 1)
     note(error)
     server.authorization = "another"
-    with pytest.raises(UserError, match="refuses what is in ES_API_KEY, or ES_USERNAME and") as error:
+    with pytest.raises(UserError, match="refuses .HTTP 401.: .*mend ES_API_KEY, or ES_USERNAME") as error:
         retriever.search(["basil"], 1)
     note(error)
     assert any(record.name.startswith("elastic_transport") for record in caplog.records)
@@ -620,7 +619,7 @@ def test_credentials_come_from_the_environment_and_go_nowhere_else(server, way, 
 
 def test_a_server_that_asks_who_it_is_names_the_variables(server):
     server.authorization = "Basic x"
-    with pytest.raises(UserError, match="asks who you are: set ES_API_KEY, or ES_USERNAME and ES_PASSWORD"):
+    with pytest.raises(UserError, match="HTTP 401.*set or mend ES_API_KEY, or ES_USERNAME and ES_PASSWORD"):
         connect(server, corpus("amber"))
 
 

@@ -20,7 +20,7 @@ from .bm25_disk import Formula, open_index
 COMPILED_FROM = 200_000
 
 
-class BM25:
+class BM25(lexical.LexicalRetriever):
     """Fast BM25; ranks as :class:`~probers.rag.retrievers.rank_bm25.RankBM25` does.
 
     Passages in a list are indexed in memory. Those of a stored corpus are indexed once on the disk with
@@ -47,47 +47,32 @@ class BM25:
         cache: str | Path = "runs/cache/bm25",
         progress: bool | None = None,
     ) -> None:
-        lexical.check_options(k1, b)
-        lexical.check_corpus(passages)
-        self._passages: Sequence[Passage] = passages
+        super().__init__(passages if isinstance(passages, PassageStore) else list(passages), k1, b)
         if isinstance(passages, PassageStore):
+            self._index: Any
             self._index, vocabulary = open_index(passages, Formula(k1, b), Path(cache))
             self._number = vocabulary.get
         else:
-            self._passages = list(passages)
-            self._index = _index(self._passages, k1, b, progress)
+            shown = len(passages) > 20_000 if progress is None else progress
+            documents = lexical.document_tokens(self._passages)
+            self._index = bm25s.BM25(method="lucene", k1=k1, b=b)
+            self._index.index(documents, show_progress=shown)
             self._number = self._index.vocab_dict.get
-        self._select = lexical.candidates
-        if len(passages) >= COMPILED_FROM:
+        self._compiled = len(passages) >= COMPILED_FROM
+        if self._compiled:
             self._index.activate_numba_scorer()
-            self._select = _candidates
-
-    def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
-        """Up to ``k`` passages per query, best first; fewer when fewer share a token with it.
-
-        Raises:
-            UserError: ``k`` is below 1.
-        """
-        return lexical.search(self._passages, self._scores, queries, k, self._select)
 
     def _scores(self, tokens: list[str]) -> np.ndarray | None:
         known = [n for n in map(self._number, tokens) if n is not None]
         return self._index.get_scores_from_ids(known) if known else None
 
+    def _candidates(self, scores: np.ndarray, k: int) -> np.ndarray:
+        if not self._compiled:
+            return super()._candidates(scores, k)
+        from bm25s.numba.selection import topk
 
-def _index(passages: Sequence[Passage], k1: float, b: float, progress: bool | None) -> Any:
-    documents = lexical.document_tokens(passages)
-    index = bm25s.BM25(method="lucene", k1=k1, b=b)
-    index.index(documents, show_progress=len(documents) > 20_000 if progress is None else progress)
-    return index
-
-
-def _candidates(scores: np.ndarray, k: int) -> np.ndarray:
-    """:func:`.lexical.candidates` by ``bm25s``'s heap, which keeps no order among equal scores."""
-    from bm25s.numba.selection import topk
-
-    values, rows = topk(scores, k + 1)
-    if values[k] < values[k - 1]:
-        return np.sort(rows[:k])
-    # As many as k share their scores with others, which may come before them in the corpus.
-    return np.flatnonzero(scores >= values[k] if values[k] > 0 else scores > 0)
+        values, rows = topk(scores, k + 1)  # by a heap, which keeps no order among equal scores
+        if values[k] < values[k - 1]:
+            return np.sort(rows[:k])
+        # As many as k share their scores with others, which may come before them in the corpus.
+        return np.flatnonzero(scores >= values[k] if values[k] > 0 else scores > 0)

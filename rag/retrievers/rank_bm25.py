@@ -34,7 +34,7 @@ class _LuceneOkapi(BM25Okapi):  # type: ignore[misc]
         self.idf = {t: math.log1p((self.corpus_size - n + 0.5) / (n + 0.5)) for t, n in nd.items()}
 
 
-class RankBM25:
+class RankBM25(lexical.LexicalRetriever):
     """Exact BM25 in pure Python and numpy; every query visits every passage.
 
     Scores are those of :mod:`.lexical` times the constant ``k1 + 1`` of the
@@ -51,19 +51,10 @@ class RankBM25:
     """
 
     def __init__(self, passages: Sequence[Passage], *, k1: float = lexical.K1, b: float = lexical.B) -> None:
-        lexical.check_options(k1, b)
-        self._passages = passages
+        super().__init__(passages, k1, b)
         if len(passages) > SMALL:
             print(_warning(len(passages)), file=sys.stderr)
         self._index: Any = _LuceneOkapi(lexical.document_tokens(passages), k1=k1, b=b)
-
-    def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
-        """Up to ``k`` passages per query, best first; fewer when fewer share a token with it.
-
-        Raises:
-            UserError: ``k`` is below 1.
-        """
-        return lexical.search(self._passages, self._scores, queries, k)
 
     def _scores(self, tokens: list[str]) -> np.ndarray | None:
         known = [t for t in tokens if t in self._index.idf]

@@ -27,6 +27,11 @@ URL, API_KEY, USERNAME, PASSWORD = "ES_URL", "ES_API_KEY", "ES_USERNAME", "ES_PA
 #: Statuses after which the same request may succeed.
 AGAIN = frozenset({408, 429, 500, 502, 503, 504})
 
+_CREDENTIALS = {
+    401: f"set or mend {API_KEY}, or {USERNAME} and {PASSWORD}",
+    403: "the user or key needs 'monitor' on the cluster and 'manage', 'read' and 'write' on the index",
+}
+_PACKAGES = {"elasticsearch": "elasticsearch", "opensearchpy": "opensearch-py"}
 _OLDEST = {"Elasticsearch": 7, "OpenSearch": 1}
 _SHOWN = 400  # characters of what a server says
 
@@ -38,9 +43,11 @@ class AgainError(Exception):
 
 
 class RefusedError(RunError):
-    """A request that no repetition mends; ``kind`` is the type of the server's error."""
+    """A request that no repetition mends; ``kind`` is the type of the server's error, "" without one."""
 
-    kind = ""
+    def __init__(self, message: str, kind: str) -> None:
+        super().__init__(message)
+        self.kind = kind
 
 
 class Server:
@@ -70,22 +77,21 @@ class Server:
         timeout: float,
         waits: Sequence[float],
     ) -> None:
-        check_extra("elasticsearch", "search", ("elasticsearch", "opensearchpy"))
+        check_extra("elasticsearch", "search", _PACKAGES)
         import elasticsearch.helpers
         import opensearchpy.helpers
 
         logging.getLogger("opensearch").addHandler(logging.NullHandler())  # else its failures are printed
         self._waits = waits
         nodes = _addresses(url)
-        self._authorization, self._secrets = _credentials(nodes)
-        nodes = [n._replace(netloc=n.netloc.rpartition("@")[2], path=n.path.rstrip("/")) for n in nodes]
-        self.url = ", ".join(n.geturl() for n in nodes)
-        hosts = [_with_port(n).geturl() for n in nodes]
+        authorization, self._secrets = _credentials(nodes)
+        hosts = [n._replace(netloc=n.netloc.rpartition("@")[2]).geturl() for n in nodes]
+        self.url = ", ".join(hosts)
         options: dict[str, Any] = {
             "max_retries": len(hosts) - 1,
             "retry_on_timeout": True,
             "retry_on_status": AGAIN,
-            "headers": {"authorization": self._authorization} if self._authorization else {},
+            "headers": {"authorization": authorization} if authorization else {},
             **_tls(self.url, verify, ca_file),
         }
         self._failures = (
@@ -191,19 +197,11 @@ class Server:
             return AgainError(f"HTTP {status} {reason}")
         if status < 400 or (status == 404 and not isinstance(body, dict)):
             return self._stranger(f"answers HTTP {status}")
-        if status == 401:
-            asks = "refuses what is in" if self._authorization else "asks who you are: set"
-            return UserError(f"{self.url} {asks} {API_KEY}, or {USERNAME} and {PASSWORD} (HTTP 401)")
-        if status == 403:
-            return UserError(
-                f"{self.url} does not allow this: {reason}; the user or key needs 'monitor' on the cluster "
-                "and 'manage', 'read' and 'write' on the index"
-            )
+        if status in (401, 403):
+            return UserError(f"{self.url} refuses (HTTP {status}): {reason}; {_CREDENTIALS[status]}")
         if status == 413:
             reason = "it is too large, give a smaller retriever.bulk_mb or retriever.search_queries"
-        refused = RefusedError(f"{self.url} refuses a request (HTTP {status}): {reason}")
-        refused.kind = kind
-        return refused
+        return RefusedError(f"{self.url} refuses a request (HTTP {status}): {reason}", kind)
 
     def _without_answer(self, error: BaseException) -> Exception:
         while inner := error.__cause__ or error.__context__:  # down to the one that says why
@@ -260,34 +258,28 @@ def _addresses(url: str | Sequence[str] | None) -> list[SplitResult]:
             f"retriever=elasticsearch has no server: set {URL}, for instance to http://localhost:9200, "
             "or pass retriever.url"
         )
-    if url and "@" in "".join(given):
-        raise UserError(
-            "retriever.url holds a user name or password, which would be saved with the configuration: "
-            f"put them into {USERNAME} and {PASSWORD}, or the whole address into {URL}"
-        )
-    return [_address(text, "retriever.url" if url else URL) for text in given]
-
-
-def _address(text: str, option: str) -> SplitResult:
-    try:
-        parts = urlsplit(text)
-        fits = (
-            parts.scheme in ("http", "https") and parts.hostname and (parts.port or parts.netloc[-1] != ":")
-        )
-    except ValueError:
-        fits = False
-    if not fits or parts.query or parts.fragment or "@" in parts.path:
-        shown = option if "@" in text else f"{option}={text}"  # it may hold a password
-        raise UserError(
-            f"{shown} is not the address of a server: give http://HOST:PORT or https://HOST:PORT, with the "
-            "special characters of a password as %XX"
-        ) from None
-    return parts
-
-
-def _with_port(parts: SplitResult) -> SplitResult:
-    standard = {"http": 80, "https": 443}[parts.scheme]
-    return parts if parts.port else parts._replace(netloc=f"{parts.netloc}:{standard}")
+    found = []
+    for text in given:
+        if url and "@" in text:
+            raise UserError(
+                "retriever.url holds a user name or password, which would be saved with the configuration: "
+                f"put them into {USERNAME} and {PASSWORD}, or the whole address into {URL}"
+            )
+        try:
+            parts = urlsplit(text)
+            port = parts.port or {"http": 80, "https": 443}.get(parts.scheme)
+        except ValueError:
+            parts, port = urlsplit(""), None
+        if not port or not parts.hostname or parts.query or parts.fragment or "@" in parts.path:
+            shown = URL if "@" in text else f"{'retriever.url' if url else URL}={text}"  # without a password
+            raise UserError(
+                f"{shown} is not the address of a server: give http://HOST:PORT or https://HOST:PORT, with "
+                "the special characters of a password as %XX"
+            )
+        host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+        user = parts.netloc.rpartition("@")[0]
+        found.append(parts._replace(netloc=f"{user}@{host}:{port}", path=parts.path.rstrip("/")))
+    return found
 
 
 def _tls(url: str, verify: bool, ca_file: str | None) -> dict[str, Any]:
@@ -308,7 +300,7 @@ def _tls(url: str, verify: bool, ca_file: str | None) -> dict[str, Any]:
 def _credentials(nodes: Sequence[SplitResult]) -> tuple[str, list[str]]:
     """The header of that name, "" for none, and what no message may hold, the longest first."""
     key = os.environ.get(API_KEY, "").strip()
-    users = {unquote(n.netloc.rpartition("@")[0]) for n in nodes if "@" in n.netloc}
+    users = {unquote(n.netloc.rpartition("@")[0]) for n in nodes} - {""}
     if os.environ.get(USERNAME) or os.environ.get(PASSWORD):
         users.add(f"{os.environ.get(USERNAME, '')}:{os.environ.get(PASSWORD, '')}")
     if len(users) + bool(key) > 1:
