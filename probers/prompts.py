@@ -85,8 +85,7 @@ class PromptTemplate:
     def question_span(self, prompt: str, question: str, partial: str = "") -> tuple[int, int]:
         """Where ``question`` stands in the ``prompt`` that :meth:`question` made of it, [start, end)."""
         after = self.question_form.partition("{question}")[2].format()
-        behind = len(after) + (len(self._frame[1]) if self.chat else 0) + len(partial)
-        end = len(prompt) - behind
+        end = len(prompt) - len(after) - len(self._frame[1]) - len(partial)
         return end - len(question), end
 
     def continuation(self, title: str, text: str) -> str:
@@ -103,7 +102,7 @@ class PromptTemplate:
     @property
     def prefix(self) -> str:
         """What every question's prompt begins with."""
-        return (self._frame[0] if self.chat else "") + self.exemplars
+        return self._frame[0] + self.exemplars
 
     @property
     def fingerprint(self) -> str:
@@ -113,13 +112,14 @@ class PromptTemplate:
 
     @property
     def _frame(self) -> tuple[str, str]:
+        """What stands before a message, and between it and the answer."""
+        if not self.chat:
+            return "", ""
         if self._around is None:
             raise ValueError(f"the chat prompt {self.name} is not bound to a tokenizer: call bind first")
         return self._around
 
     def _framed(self, message: str, answer: str) -> str:
-        if not self.chat:
-            return message + answer
         before, between = self._frame
         return before + message + between + answer
 

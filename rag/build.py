@@ -5,21 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 from importlib import resources
-from typing import Any
+from typing import Any, Literal, NoReturn
 
 from omegaconf import DictConfig, OmegaConf
 
-from probers.commands.parts import maker
+from probers.commands.parts import build, maker
 from probers.commands.runs import ProberKind, newest_classifier, newest_prober
 from probers.types import UserError
 
 from .triggers.base import Trigger
 
-#: For each kind of prober a trigger that needs it, what it is, and the commands that make one.
-_PROBERS: dict[ProberKind, tuple[str, str, str, str]] = {
-    "answers": ("probing", "of whole answers", "--source cot", "layer=all"),
-    "tokens": ("radio", "of single tokens", "--source wiki pool=tokens", "head=radio"),
-}
+#: For each trained part the trigger that needs it, what it is, the commands that make one, and what to pass.
+_TRAINED: dict[ProberKind | Literal["questions"], tuple[str, str, str, str, str]] = {
+    "answers": ("probing", "prober of whole answers", "--source cot", "layer=all", "prober=PATH"),
+    "tokens": ("radio", "prober of single tokens", "--source wiki pool=tokens", "head=radio", "prober=PATH"),
+    "questions": (
+        "adaptive", "classifier of questions", "--source cot", "head=adaptive",
+        "its folder, or a sequence classifier of transformers, as trigger.classifier",
+    ),
+}  # fmt: skip
 
 
 def prober_kind(node: DictConfig) -> ProberKind:
@@ -40,15 +44,9 @@ def find_prober(cfg: DictConfig, kind: ProberKind = "answers") -> str:
     if cfg.prober is not None:
         print(f"prober: {cfg.prober}")
         return str(cfg.prober)
-    found = newest_prober(kind, model=cfg.model.name)
-    trigger, what, data, training = _PROBERS[kind]
-    if found is None:
-        raise UserError(
-            f"trigger={trigger} needs a prober {what} for model={cfg.model.name} and there is none under "
-            f"runs/: make one with 'probers-datagen {data}' and 'probers-train {training}', or pass "
-            "prober=PATH"
-        )
-    print(f"prober: {found} (the newest {what} for model={cfg.model.name})")
+    found = newest_prober(kind, model=cfg.model.name) or _none(cfg, kind)
+    of = _TRAINED[kind][1].removeprefix("prober ")
+    print(f"prober: {found} (the newest {of} for model={cfg.model.name})")
     return str(found)
 
 
@@ -58,15 +56,17 @@ def find_classifier(cfg: DictConfig) -> str:
     Raises:
         UserError: there is none; says which command makes one.
     """
-    found = newest_classifier(model=cfg.model.name)
-    if found is None:
-        raise UserError(
-            f"trigger=adaptive needs a classifier of questions for model={cfg.model.name} and there is none "
-            "under runs/: make one with 'probers-datagen --source cot' and 'probers-train head=adaptive', or "
-            "pass its folder, or a sequence classifier of transformers, as trigger.classifier"
-        )
+    found = newest_classifier(model=cfg.model.name) or _none(cfg, "questions")
     print(f"classifier: {found} (the newest for model={cfg.model.name})")
     return str(found)
+
+
+def _none(cfg: DictConfig, kind: ProberKind | Literal["questions"]) -> NoReturn:
+    trigger, what, data, training, given = _TRAINED[kind]
+    raise UserError(
+        f"trigger={trigger} needs a {what} for model={cfg.model.name} and there is none under runs/: make "
+        f"one with 'probers-datagen {data}' and 'probers-train {training}', or pass {given}"
+    )
 
 
 def with_bank(
@@ -78,6 +78,12 @@ def with_bank(
         if make is not None and key in node and node[key] is None:
             found[key] = make()
     return found
+
+
+def loop_options(cfg: DictConfig) -> dict[str, Any]:
+    """Prompt and limits of the loop, as :class:`~probers.rag.loop.RAG` takes them."""
+    names = ("k", "max_new_tokens", "max_retrievals", "answer_tokens", "draft")
+    return {"prompt": build(cfg.prompt), **{name: cfg[name] for name in names}}
 
 
 def named_part(group: str, name: str | Mapping[str, Any], options: Mapping[str, Any]) -> DictConfig:

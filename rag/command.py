@@ -17,7 +17,7 @@ from probers.evaluation.metrics import exact_match
 from probers.files import canonical_json, write_text
 from probers.types import Decision, Passage, Question, Round, UserError
 
-from .build import find_classifier, find_prober, prober_kind, with_bank
+from .build import find_classifier, find_prober, loop_options, prober_kind, with_bank
 from .compare.outcomes import Comparison, Outcomes, table_lines
 from .loop import RAG
 from .traces import Answer, TraceFile
@@ -212,17 +212,11 @@ def run(cfg: DictConfig) -> Path | None:
     asked = build(cfg.questions)
     questions, record = ([_known(cfg, asked)], {}) if one else _many(cfg, asked)
     corpus = load_passages(cfg)
-    trained = [str(cfg.trigger[k]) for k in ("bank", "classifier") if cfg.trigger.get(k) is not None]
-
-    def read(found: str) -> str:
-        trained.append(found)
-        return found
-
     given = with_bank(
-        cfg.trigger,
-        lambda: read(find_prober(cfg, prober_kind(cfg.trigger))),
-        lambda: read(find_classifier(cfg)),
+        cfg.trigger, lambda: find_prober(cfg, prober_kind(cfg.trigger)), lambda: find_classifier(cfg)
     )
+    chosen = [given.get(key, cfg.trigger.get(key)) for key in ("bank", "classifier")]
+    trained = [str(part) for part in chosen if part is not None]
     trigger = as_trigger(build(cfg.trigger, **given))
     name = trigger.name
     if cfg.prober is not None and "bank" not in given:
@@ -235,30 +229,19 @@ def run(cfg: DictConfig) -> Path | None:
         return folder.path
     what = "the question typed" if one else asked.spec
     print(f"{what}, corpus: {cfg.corpus}, {counted(len(corpus), 'passage')}")
-    rag = RAG(
-        load_model(cfg),
-        build(cfg.retriever, corpus),
-        trigger,
-        query=build(cfg.query),
-        prompt=build(cfg.prompt),
-        k=cfg.k,
-        max_new_tokens=cfg.max_new_tokens,
-        max_retrievals=cfg.max_retrievals,
-        answer_tokens=cfg.answer_tokens,
-        draft=cfg.draft,
-    )
+    lm, retriever, query = load_model(cfg), build(cfg.retriever, corpus), build(cfg.query)
+    rag = RAG(lm, retriever, trigger, query, **loop_options(cfg))
+    answers = [_show(rag, questions[0])] if one else []
+    if folder is None:
+        return None
+    traces = folder.path / "traces.jsonl"
     if one:
-        answers = [_show(rag, questions[0])]
-        if folder is not None:
-            (folder.path / "traces.jsonl").unlink(missing_ok=True)
-            TraceFile(folder.path / "traces.jsonl").append(answers)
+        traces.unlink(missing_ok=True)
+        TraceFile(traces).append(answers)
     else:
-        assert folder is not None
-        answers = rag.run(questions, folder.path / "traces.jsonl", progress=name)
-    if folder is not None:
-        _write(folder, name, asked, questions, answers)
-        return folder.path
-    return None
+        answers = rag.run(questions, traces, progress=name)
+    _write(folder, name, asked, questions, answers)
+    return folder.path
 
 
 def _known(cfg: DictConfig, asked: QuestionSource) -> Question:
@@ -305,14 +288,11 @@ def _write(
     folder.finish({"trigger": name, "n": len(questions), "em": entry["em"]})
     if config["question"] is None:
         print(*table_lines({name: entry}), sep="\n")
-        empty = sum(a.counters.empty_retrievals for a in answers)
-        if empty:
+        if empty := sum(a.counters.empty_retrievals for a in answers):
             print(f"{counted(empty, 'retrieval')} found nothing; those answers went on without passages")
-        cut = sum(a.counters.passages_cut for a in answers)
-        if cut:
+        if cut := sum(a.counters.passages_cut for a in answers):
             print(f"{counted(cut, 'passage')} left out for want of room in the model's context")
-        missing = sum(not q.answers for q in questions)
-        if missing:
+        if missing := sum(not q.answers for q in questions):
             print(f"{missing} of {len(questions)} questions have no gold answer and count in no score")
     traces, figures = folder.path / "traces.jsonl", folder.path / "results.json"
     print(f"wrote {counted(len(answers), 'trace')} to {traces}, figures to {figures}")

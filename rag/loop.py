@@ -247,8 +247,8 @@ class RAG:
 
     def __post_init__(self) -> None:
         for name, least in _LEAST.items():
-            if getattr(self, name) < least:
-                raise UserError(f"{name}={getattr(self, name)} must be {least} or more")
+            if vars(self)[name] < least:
+                raise UserError(f"{name}={vars(self)[name]} must be {least} or more")
         self.trigger = as_trigger(self.trigger)
         try:
             self.needs = self.trigger.needs.union(self.query.needs)

@@ -83,29 +83,16 @@ class Answer:
     @classmethod
     def from_trace(cls, trace: dict[str, Any]) -> Answer:
         """Inverse of :attr:`trace`, from parsed JSON."""
-        return cls(
-            id=trace["id"],
-            question=trace["question"],
-            text=trace["text"],
-            answer=trace["answer"],
-            rounds=tuple(_round(r) for r in trace["rounds"]),
-            counters=Counters(**trace["counters"]),
-        )
+        rounds = tuple(_round(r) for r in trace["rounds"])
+        return cls(**trace | {"rounds": rounds, "counters": Counters(**trace["counters"])})
 
 
 def _round(record: dict[str, Any]) -> Round:
     decision = record["decision"]
     if decision is not None:
-        lists = {k: tuple(decision[k]) for k in ("tokens", "token_scores")}
-        decision = Decision(**{**decision, **lists})
-    return Round(
-        text=record["text"],
-        decision=decision,
-        query=record["query"],
-        passage_ids=tuple(record["passage_ids"]),
-        accepted=record["accepted"],
-        tokens=tuple((a, b) for a, b in record["tokens"]),
-    )
+        decision = Decision(**decision | {k: tuple(decision[k]) for k in ("tokens", "token_scores")})
+    ids, tokens = tuple(record["passage_ids"]), tuple((a, b) for a, b in record["tokens"])
+    return Round(**record | {"decision": decision, "passage_ids": ids, "tokens": tokens})
 
 
 class Listener(Protocol):

@@ -15,7 +15,7 @@ from probers.commands.runs import RunFolder
 from probers.data.questions import EmptySplitError, QuestionSet, QuestionSource, open_questions
 from probers.types import Needs, Question, UserError
 
-from ..build import find_prober
+from ..build import find_prober, loop_options
 from ..triggers.never import Never
 from .curves import record_all, rerun_all
 from .findings import Findings, write
@@ -65,12 +65,7 @@ def run(cfg: DictConfig) -> Path:
         load_model(cfg),
         build(cfg.retriever, corpus),
         Never(),
-        prompt=build(cfg.prompt),
-        k=cfg.k,
-        max_new_tokens=cfg.max_new_tokens,
-        max_retrievals=cfg.max_retrievals,
-        answer_tokens=cfg.answer_tokens,
-        draft=cfg.draft,
+        **loop_options(cfg),
         cache=GenerationCache(megabytes=cfg.memory),
     )
     for method in methods:  # a trigger that refuses the model does so before anything runs

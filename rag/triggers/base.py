@@ -263,12 +263,8 @@ def check_attention(lm: CausalLM, trigger: Trigger, query: Any) -> None:
 def name_of(part: object) -> str:
     """How messages call a trigger or query: as the configuration does."""
     name = type(part).__name__
-    return snake_case(name.removesuffix("Query") or name)
-
-
-def snake_case(name: str) -> str:
-    """``fixed_length`` of ``FixedLength``; capitals in a row are one word."""
-    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
+    # Capitals in a row are one word.
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name.removesuffix("Query") or name).lower()
 
 
 def states_for(bank: ProbeBank, generation: Generation, trigger: Trigger) -> np.ndarray:
