@@ -199,8 +199,7 @@ class PoliteTransport(httpx.BaseTransport):
             self._network.close()
 
     def _once(self, request: httpx.Request) -> httpx.Response:
-        now = time.monotonic()
-        if now < self._next:
+        if (now := time.monotonic()) < self._next:
             time.sleep(self._next - now)
         self._next = max(now, self._next) + 1 / self._options.rate
         if self._network is None:

@@ -127,8 +127,7 @@ class Elasticsearch:
             RunError: the server fails, or cannot answer a query.
         """
         lexical.check_k(k)
-        size = min(k, len(self.passages))
-        if size > MOST:
+        if (size := min(k, len(self.passages))) > MOST:
             raise UserError(f"k={k}: Elasticsearch returns at most {MOST} passages (index.max_result_window)")
         found: list[list[Passage]] = [[] for _ in queries]
         texts = {i: text for i, text in enumerate(map(self._cut, queries)) if text}
