@@ -1,6 +1,7 @@
 """The house of docs/architecture.md: one direction, no circle, no room overfull."""
 
 import ast
+import re
 from collections import defaultdict
 from pathlib import Path
 
@@ -130,3 +131,16 @@ def test_no_function_takes_more_than_seven_arguments(folder):
                 if count > 7:
                     found.append(f"{path.relative_to(ROOT)}:{node.name} ({count})")
     assert found == []
+
+
+def test_the_readme_has_a_line_for_every_module_and_none_for_what_is_gone():
+    layout = (ROOT / "README.md").read_text().partition("## Layout")[2].partition("\n## ")[0]
+    written: list[str] = []
+    above: list[str] = []
+    for indent, name, slash in re.findall(r"^    ( *)(\w+)(/?) ", layout, re.MULTILINE):
+        above = [*above[: len(indent) // 2], name]
+        if not slash:
+            written.append("/".join(above))
+    folders = ("probers", "datagen", "train", "rag")
+    there = [p.relative_to(ROOT).with_suffix("") for f in folders for p in (ROOT / f).rglob("*.py")]
+    assert sorted(written) == sorted(str(p) for p in there if p.name != "__init__")
