@@ -14,7 +14,18 @@ ROOMS = [
     "datagen", "train", "rag",
 ]  # fmt: skip
 #: Modules that stand in no folder, and the two rooms that only hold what is shared.
-SHARED = {"types", "text", "files", "seeding", "lazy", "html", "uncertainty", "prompts", "testbed", "configs"}
+SHARED = {
+    "types",
+    "text",
+    "files",
+    "seeding",
+    "lazy",
+    "pages",
+    "uncertainty",
+    "prompts",
+    "testbed",
+    "configs",
+}
 TOP = {"datagen", "train", "rag"}
 #: Whose arguments are options that users give by name, as in a YAML file: parts, and the model's two doors.
 NAMED_OPTIONS = {"__init__", "from_pretrained", "generate"}

@@ -43,7 +43,7 @@ def test_the_wheel_holds_one_top_level_name_and_every_file(wheel):
     }
     for folder, target in {**folders, "configs": "probers/configs"}.items():
         for path in (ROOT / folder).rglob("*"):
-            if path.suffix in (".py", ".yaml", ".css", ".safetensors", ".json", ".typed"):
+            if path.suffix in (".py", ".yaml", ".css", ".j2", ".safetensors", ".json", ".typed"):
                 assert f"{target}/{path.relative_to(ROOT / folder)}" in names
     model = sum(i.file_size for i in zipfile.ZipFile(wheel).infolist() if "testbed/model" in i.filename)
     assert 0 < model <= 12 * 2**20

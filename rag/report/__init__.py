@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from importlib.resources import files
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from markupsafe import Markup
+
 from probers.files import write_text
-from probers.html import count, document, esc
+from probers.pages import count, render
 
 from .charts import controls_chart, layers_chart, roc_chart, tradeoff_chart
 from .examples import examples_html
@@ -35,44 +36,34 @@ def write_report(results: Mapping[str, Any], data: Mapping[str, Any], path: Path
         path: the file to write.
     """
     found = Findings(results, data)
-    style = files(__package__).joinpath("style.css").read_text(encoding="utf-8")
-    title = str(found.data.get("title") or "Comparison of retrieval triggers")
-    body = (
-        f"<header><h1>{esc(title)}</h1>{summary_html(found)}{_facts(found)}</header>\n"
-        f"{notes_html(found)}\n{_sections(found)}"
-    )
-    write_text(Path(path), document(title, style, body))
-
-
-def _facts(found: Findings) -> str:
-    """Model, corpus, threshold, date and command as a list of facts."""
     data = found.data
-    facts = {
-        "Model": esc(data.get("model", "")),
-        "Corpus": esc(data.get("corpus", "")),
-        "Questions": "" if found.n is None else f"{int(found.n):,}",
-        "Threshold": esc(data.get("threshold_rule", "")),
-        "Date": esc(data.get("date", "")),
-        "Command": f"<code>{esc(data['command'])}</code>" if data.get("command") else "",
-    }
-    items = "".join(f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in facts.items() if value)
-    return f'<dl class="facts">{items}</dl>'
+    page = render(
+        "probers.rag.report/page.html.j2",
+        title=data.get("title") or "Comparison of retrieval triggers",
+        summary=Markup(summary_html(found)),
+        facts={
+            "Model": data.get("model"),
+            "Corpus": data.get("corpus"),
+            "Questions": None if found.n is None else f"{int(found.n):,}",
+            "Threshold": data.get("threshold_rule"),
+            "Date": data.get("date"),
+        },
+        command=data.get("command"),
+        notes=Markup(notes_html(found)),
+        sections=[(key, title, Markup(body)) for key, title, body in _sections(found) if body],
+    )
+    write_text(Path(path), page)
 
 
-def _sections(found: Findings) -> str:
-    """The parts that have data, in reading order."""
+def _sections(found: Findings) -> Sequence[tuple[str, str, str]]:
+    """The page's parts in reading order: key, title and markup, which is empty where there is no data."""
     decisions = tradeoff_chart(found, "em") + tradeoff_chart(found, "acc") + roc_chart(found)
     layers = layers_chart(found) + controls_chart(found)
-    parts = (
+    return (
         ("methods", "Methods", methods_html(found)),
         ("decisions", "Decisions and their cost", decisions and f'<div class="figures">{decisions}</div>'),
         ("knowledge", "By what the model was taught", knowledge_table(found)),
         ("layers", "Layers and controls", layers and f'<div class="figures">{layers}</div>'),
         ("pairs", "Paired differences", pairs_table(found)),
         ("examples", count(len(found.data.get("examples", ())), "example"), examples_html(found)),
-    )
-    return "\n".join(
-        f'<section aria-labelledby="{key}"><h2 id="{key}">{esc(title)}</h2>{body}</section>'
-        for key, title, body in parts
-        if body
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-from probers.html import num, span
+from probers.pages import num, span
 
 from .lookup import Findings, Json
 from .svg import WIDTH, Axis, Box, Plot, Point, clipped, place, spread, text_width

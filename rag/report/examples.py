@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from probers.html import DASH, count, esc, num
+from probers.pages import DASH, count, esc, num
 
 from .lookup import Findings, Json, stem
 from .svg import mark_glyph

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from probers.html import count, esc, listing, num, span
+from probers.pages import count, esc, listing, num, span
 
 from .lookup import FIXED, Findings, stem, verdict
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from probers.html import DASH, esc, num
+from probers.pages import DASH, esc, num
 
 from .lookup import Json, Look
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from probers.html import DASH, esc, num, span
+from probers.pages import DASH, esc, num, span
 
 from .lookup import FIXED, Difference, Findings, Json, stem, verdict
 from .svg import interval_glyph, level_glyph, mark_glyph, shares_glyph
