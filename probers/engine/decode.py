@@ -337,10 +337,10 @@ def generate_batch(
             batch.leave(how.cache, rows, range(len(batch.active)))
     capture.commit(limit + 1)
     _refuse_broken(rows, how.needs, capture, scores)
-    kept = scores.cpu().numpy()
+    recorded = scores.cpu().numpy()
     return [
         row.prompt.continued(
-            tokenizer, row.ids[: row.kept], kept[:, number, : row.kept], stop=row.stop or "length",
+            tokenizer, row.ids[: row.kept], recorded[:, number, : row.kept], stop=row.stop or "length",
             needs=how.needs, states=capture.states(number),
             attention=capture.attention(number, len(row.prompt.ids)),
         )

@@ -92,27 +92,20 @@ def attend_alone(decoder: Decoder, sequences: Sequence[Sequence[int]]) -> list[A
         tap.read(ids.shape[1])
         decoder(ids, mask, positions)
         attended = tap.take()
-    results = []
-    for row, sequence in enumerate(sequences):
-        length = len(sequence)
-        weights = attended.weights(row)[0, :, -length:, -length:]
-        rows = np.zeros((length + 1, length), dtype=np.float32)
-        rows[1:] = weights.mean(dim=0).cpu()
-        results.append(AttentionRows(rows, _column_max(weights, length)))
-    return results
+    lengths = [len(sequence) for sequence in sequences]
+    return [_rows(attended.weights(row)[0, :, -n:], 0, n) for row, n in enumerate(lengths)]
 
 
 def _rows(weights: Tensor, prompt: int, length: int) -> AttentionRows:
-    """The rows of a text's ``length`` tokens and the position before them, from (heads, q, k)."""
+    """A text's rows from weights (heads, q, k): of its tokens, and of the position before where it is there.
+
+    With a sliding window k is shorter than the text.
+    """
     weights = weights[:, -length - 1 :, -prompt - length :]
     rows = np.zeros((length + 1, prompt + length), dtype=np.float32)
-    rows[:, prompt + length - weights.shape[-1] :] = weights.mean(dim=0).cpu()  # k: the window at most
-    return AttentionRows(rows, _column_max(weights, length))
-
-
-def _column_max(weights: Tensor, length: int) -> np.ndarray:
-    """(n,) from (heads, q, k): the maximum over the last n queries, then the mean over heads."""
-    return np.array(weights[:, -length:, -length:].amax(dim=1).mean(dim=0).cpu())
+    rows[-weights.shape[1] :, prompt + length - weights.shape[2] :] = weights.mean(dim=0).cpu()
+    best = weights[:, -length:, -length:].amax(dim=1).mean(dim=0)
+    return AttentionRows(rows, np.array(best.cpu()))
 
 
 def _refuse_broken(prompts: Sequence[Prompt], needs: Needs, scored: Tensor, finite: Sequence[Tensor]) -> None:
