@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from probers.capture.pooling import PER_TOKEN
 from probers.engine.stopping import Stop
 from probers.types import Generation, Needs, Question
 
@@ -110,7 +111,7 @@ def narrowed(generation: Generation, needs: Needs) -> Generation:
     states = generation.states if needs.layers else None
     if states is not None and needs.layers != generation.needs.layers:
         place = {layer: i for i, layer in enumerate(generation.needs.layers)}
-        axis = 1 if needs.pool in ("tokens", "predicting", "mind_tokens") else 0
+        axis = 1 if needs.pool in PER_TOKEN else 0
         states = states.take([place[layer] for layer in needs.layers], axis=axis)
     attention = generation.attention if needs.attention else None
     return replace(generation, needs=needs, states=states, attention=attention)
