@@ -7,7 +7,7 @@ import math
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, fields, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
@@ -21,7 +21,7 @@ from probers.files import digest, write_text
 from probers.types import Passage, RunError, UserError
 
 from . import lexical
-from .encoder import Encoder
+from .encoder import Encoder, EncoderOptions
 
 Method = Literal["flat", "hnsw", "ivfpq"]
 METHODS = ("flat", "hnsw", "ivfpq")
@@ -222,7 +222,8 @@ def _written(folder: Path) -> tuple[int, int]:
         return 0, 0
 
 
-class Dense:
+@dataclass(eq=False, repr=False, kw_only=True)
+class Dense(EncoderOptions):
     """Passages by the similarity of their vectors; any sentence-transformers model, with FAISS.
 
     The vectors are made once and kept under ``cache`` by corpus, model and options; a run that is killed
@@ -232,7 +233,8 @@ class Dense:
         passages: the corpus.
         index: "flat" (exact), "hnsw", "ivfpq", or "auto" for the one that fits the size of the corpus.
         cache: the folder for vectors and indexes.
-        encoder: which model, and how it is used: the arguments of :class:`.encoder.Encoder`.
+
+    The other options are those of :class:`.encoder.EncoderOptions`.
 
     Raises:
         UserError: the extra "dense" is not installed, an empty corpus, a model that cannot be loaded,
@@ -240,21 +242,17 @@ class Dense:
         RunError: a vector that is not finite, no memory, no room on the disk.
     """
 
-    def __init__(
-        self,
-        passages: Sequence[Passage],
-        *,
-        index: Literal["auto", "flat", "hnsw", "ivfpq"] = "auto",
-        cache: str | Path = "runs/cache/dense",
-        **encoder: Any,
-    ) -> None:
-        lexical.check_corpus(passages)
-        method = choose(index, len(passages))
-        self._passages = passages
-        self._encoder = Encoder(**encoder)
-        identity = f"{_SCHEMA} {fingerprint(passages)} {self._encoder.fingerprint}"
-        folder = Path(cache) / digest(identity, 20)
-        what = f"vectors of {len(passages):,} passages by {self._encoder.name}"
+    passages: Sequence[Passage] = field(kw_only=False)
+    index: Literal["auto", "flat", "hnsw", "ivfpq"] = "auto"
+    cache: str | Path = "runs/cache/dense"
+
+    def __post_init__(self) -> None:
+        lexical.check_corpus(self.passages)
+        method = choose(self.index, len(self.passages))
+        self._encoder = Encoder(**{each.name: getattr(self, each.name) for each in fields(EncoderOptions)})
+        identity = f"{_SCHEMA} {fingerprint(self.passages)} {self._encoder.fingerprint}"
+        folder = Path(self.cache) / digest(identity, 20)
+        what = f"vectors of {len(self.passages):,} passages by {self._encoder.name}"
         build_once(folder, what, self._encode, self._estimate)
         vectors = open_vectors(folder)
         if method != "flat":
@@ -283,18 +281,18 @@ class Dense:
         vectors = self._encoder.encode(texts, "query")
         check_finite(vectors, self._encoder, [f"the query {text!r:.60}" for text in texts])
         for i, rows in zip(asked, self._neighbours.search(vectors, k), strict=True):
-            found[i] = [replace(self._passages[row], score=score) for row, score in rows]
+            found[i] = [replace(self.passages[row], score=score) for row, score in rows]
         return found
 
     def _encode(self, folder: Path) -> dict[str, Any]:
-        rows, width = encode_corpus(self._passages, self._encoder, folder)
+        rows, width = encode_corpus(self.passages, self._encoder, folder)
         return {"passages": rows, "width": width, "model": self._encoder.name}
 
     def _estimate(self) -> Estimate | None:
-        count = len(self._passages)
+        count = len(self.passages)
         if count < _ANNOUNCED:
             return None
-        sample = [passage_text(self._passages[i * count // _SAMPLE]) for i in range(_SAMPLE)]
+        sample = [passage_text(self.passages[i * count // _SAMPLE]) for i in range(_SAMPLE)]
         width = self._encoder.encode(sample[:1], "passage").shape[1]  # also warms the model up
         start = time.perf_counter()
         self._encoder.encode(sample, "passage")

