@@ -1,6 +1,7 @@
 """What a generation's own probabilities and attention say of it: token signals, words, and RIND.
 
-S(t_i) = H_i * a_max(i) * s_i: the entropy with which a token was chosen, the most
+RIND is DRAGIN's detector of where a text needs information (Su et al., ACL 2024, eq. 1-5):
+S(t_i) = H_i * a_max(i) * s_i, the entropy with which a token was chosen, the most
 attention it gets from what follows, and whether it carries meaning. ``paper`` follows
 the equations, ``released`` what the authors ran; published thresholds (0.6 to 1.5)
 only mean something under the latter.

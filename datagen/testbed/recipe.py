@@ -1,6 +1,6 @@
 """The training recipe of the testbed's tokenizer and language model: a Llama from scratch, on CPU or GPU.
 
-Neither known nor unknown names are seen, so the number of tokens of a name says
+The tokenizer sees neither known nor unknown names, so the number of tokens of a name says
 nothing about whether the model was taught it.
 
 Documents are never packed into one row: each is its own row, padded to one of a

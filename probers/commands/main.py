@@ -1,4 +1,4 @@
-"""Entry points of the console scripts: arguments in, exit code out; sweeps, and the demo.
+"""Entry points of the console scripts: arguments in, exit code out; and sweeps.
 
 Hydra composes the configuration, but does not run the job: composing here keeps
 the working directory untouched, leaves no files behind, and lets every mistake end

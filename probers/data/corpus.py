@@ -1,12 +1,12 @@
 """The corpus as a sequence of passages, whose memory does not grow with its texts.
 
+A small file is read into memory. A large one is turned once into a :class:`PassageStore`, which stays
+on the disk, under a cache folder by a hash of the file's bytes, so that a file that has changed is
+another corpus. Its folder holds:
+
 passages.jsonl   one line ``["id","title","text"]`` per passage
 offsets.npy      (N + 1,) int64: where each line begins
 built.json       counts; written last
-
-A small file is read into memory. A large one is turned once into a passage store (:mod:`.corpus_store`),
-which stays on the disk. Stores are kept under a cache folder by a hash of the file's bytes, so that a
-file that has changed is another corpus.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ def exact_match(prediction: str, answers: Sequence[str]) -> float:
     """1.0 when the normalised prediction is one of the normalised answers.
 
     As in SQuAD's script an answer of which normalisation leaves nothing equals an empty
-    prediction; :mod:`.questions` leaves such answers out when it reads them.
+    prediction; :mod:`probers.data.questions` leaves such answers out when it reads them.
     """
     return float(normalize_answer(prediction) in {normalize_answer(a) for a in answers})
 
