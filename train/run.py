@@ -7,9 +7,9 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
-from probers.commands.parts import maker, plain
+from probers.commands.parts import maker, plain, plain_value
 from probers.commands.runs import RunFolder, newest_store
 from probers.files import canonical_json, write_text
 from probers.store.files import fingerprint
@@ -55,7 +55,7 @@ def run(cfg: DictConfig) -> Path:
     settings, assembly = _read(FitSettings, cfg), _read(AssemblySettings, cfg)
     check_resamples(cfg.resamples)
     request = _read(SplitRequest, cfg)
-    dataset = Dataset.load(stores, _plain(cfg.layer), request)
+    dataset = Dataset.load(stores, plain_value(cfg.layer), request)
     tasks, notes = plan_tasks(dataset, settings)
     make_head = factory(maker(cfg.head))
     make_head(["tried before anything is written"], stores[0].spec.width)
@@ -93,7 +93,7 @@ def run(cfg: DictConfig) -> Path:
 
 def _read(kind: type[Settings], cfg: DictConfig) -> Settings:
     """Settings whose fields are keys of the configuration."""
-    return kind(**{field.name: _plain(cfg[field.name]) for field in fields(kind)})  # type: ignore[arg-type]
+    return kind(**{field.name: plain_value(cfg[field.name]) for field in fields(kind)})  # type: ignore[arg-type]
 
 
 def _next(bank: ProbeBank, out: Path) -> str:
@@ -144,7 +144,7 @@ def _check_sites(stores: Sequence[FeatureStore]) -> None:
 
 
 def _default_out(paths: Sequence[Path], cfg: DictConfig) -> Path:
-    layer = _plain(cfg.layer)
+    layer = plain_value(cfg.layer)
     listed = [layer] if isinstance(layer, int) else layer
     what = layer if isinstance(layer, str) else "layer" + "-".join(map(str, listed))
     name = "+".join(path.name for path in paths)
@@ -164,7 +164,3 @@ def _identity(cfg: DictConfig, paths: Sequence[Path], tasks: Sequence[Task]) -> 
         "examples_per_step": cfg.batch_size,
     }
     return plain(cfg) | {"data": list(map(str, paths)), "inputs": inputs}
-
-
-def _plain(value: Any) -> Any:
-    return OmegaConf.to_container(value) if OmegaConf.is_config(value) else value

@@ -26,8 +26,8 @@ def load_model(cfg: DictConfig) -> CausalLM:
         revision=cfg.model.revision,
         dtype=cfg.model.dtype,
         device=cfg.model.device,
-        device_map=_plain(cfg.model.device_map),
-        quantization=_plain(cfg.model.quantization),
+        device_map=plain_value(cfg.model.device_map),
+        quantization=plain_value(cfg.model.quantization),
         attn=cfg.model.attn,
         trust_remote_code=cfg.model.trust_remote_code,
         on_too_long=cfg.model.on_too_long,
@@ -44,7 +44,8 @@ def load_passages(cfg: DictConfig) -> Sequence[Passage]:
     )
 
 
-def _plain(value: Any) -> Any:
+def plain_value(value: Any) -> Any:
+    """One value of a configuration, lists and mappings as plain containers."""
     return OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
 
 
