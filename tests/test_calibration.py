@@ -96,7 +96,7 @@ def test_constant_and_neighbouring_scores_still_split_as_counted(typed: str, at:
 @pytest.mark.parametrize("typed", TYPED)
 def test_a_threshold_is_typed_as_one_word(typed: str) -> None:
     assert str(ThresholdRule.parse(typed)) == typed
-    config = compose("train", normalise([f"threshold={typed}"]))
+    config = compose("train", normalise("train", [f"threshold={typed}"]))
     assert ThresholdRule.parse(config.threshold) == ThresholdRule.parse(typed)
 
 

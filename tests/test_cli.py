@@ -74,9 +74,9 @@ def test_an_argument_without_a_value_is_refused(capsys):
 
 
 def test_source_flag_is_sugar():
-    assert cli.normalise(["--source", "wiki"]) == cli.normalise(["--source=wiki"]) == ["source=wiki"]
+    assert cli.normalise("datagen", ["--source", "wiki"]) == cli.normalise("datagen", ["--source=wiki"]) == ["source=wiki"]
     with pytest.raises(UserError, match="needs a value"):
-        cli.normalise(["--source"])
+        cli.normalise("datagen", ["--source"])
 
 
 @pytest.mark.parametrize(
@@ -91,11 +91,11 @@ def test_source_flag_is_sugar():
     ],
 )
 def test_free_text_reaches_the_command_unchanged(text):
-    assert cli.compose("rag", cli.normalise([f"question={text}"])).question == text
+    assert cli.compose("rag", cli.normalise("rag", [f"question={text}"])).question == text
 
 
 def test_model_is_short_for_its_name():
-    assert cli.compose("datagen", cli.normalise(["model=google/gemma-2b"])).model.name == "google/gemma-2b"
+    assert cli.compose("datagen", cli.normalise("datagen", ["model=google/gemma-2b"])).model.name == "google/gemma-2b"
 
 
 def test_cfg_job_prints_the_resolved_configuration(capsys):
@@ -198,15 +198,15 @@ def test_a_wrong_request_removes_nothing_that_was_computed(tmp_path):
     ],
 )
 def test_questions_take_a_file_or_a_name(typed, target, path):
-    node = cli.compose("rag", cli.normalise([typed])).questions
+    node = cli.compose("rag", cli.normalise("rag", [typed])).questions
     assert node._target_.endswith(f".{target}") and node.get("path") == path
 
 
 def test_questions_take_the_options_of_their_set(capsys):
     typed = ["questions=2wikimultihopqa", "questions.path=dev.json", "questions.aliases=ids.json"]
-    node = cli.compose("datagen", cli.normalise(typed)).questions
+    node = cli.compose("datagen", cli.normalise("datagen", typed)).questions
     assert (node.path, node.aliases) == ("dev.json", "ids.json")
     with pytest.raises(UserError, match="unknown questions 'hotpot': choose one of 2wikimultihopqa, file"):
-        cli.compose("rag", cli.normalise(["questions=hotpot"]))
+        cli.compose("rag", cli.normalise("rag", ["questions=hotpot"]))
     with pytest.raises(UserError, match=r"unknown key 'questions.aliases'"):
-        cli.compose("rag", cli.normalise(["questions=nq", "questions.aliases=x"]))
+        cli.compose("rag", cli.normalise("rag", ["questions=nq", "questions.aliases=x"]))

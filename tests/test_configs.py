@@ -89,4 +89,4 @@ def test_the_commands_of_the_readme_compose():
     commands = [shlex.split(line.split(" # ")[0]) for line in lines if line.startswith("    probers-")]
     assert len(commands) >= 6
     for name, *arguments in commands:
-        cli.compose(name.removeprefix("probers-"), cli.normalise(arguments))
+        cli.compose(name.removeprefix("probers-"), cli.normalise(name.removeprefix("probers-"), arguments))

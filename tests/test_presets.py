@@ -289,7 +289,7 @@ def test_another_choice_than_the_presets_comes_without_the_presets_options():
     # What still means something stays: the training questions of another set, not of a file.
     data = ["experiment=probing_rag_gemma_2b", "method=probing_data"]
     assert cli.compose("datagen", [*data, "questions=nq"]).questions.hub_split == "train"
-    mine = cli.compose("datagen", cli.normalise([*data, "questions=mine.jsonl"])).questions
+    mine = cli.compose("datagen", cli.normalise("datagen", [*data, "questions=mine.jsonl"])).questions
     assert build(mine).path == "mine.jsonl"
 
 

@@ -17,7 +17,7 @@ from omegaconf import DictConfig
 
 from probers.bank.question_classifier import STRATEGIES
 from probers.commands.config import compose
-from probers.commands.parts import build, plain
+from probers.commands.parts import build, recorded
 from probers.commands.runs import RunFolder, newest_store
 from probers.evaluation.bootstrap import Bootstrap
 from probers.evaluation.metrics import auroc
@@ -32,7 +32,7 @@ from .tables import bounded, markdown, number
 
 #: ``_target_`` of the head by which ``probers-train`` knows that it is meant.
 TARGET = "probers.bank.question_classifier.AdaptiveClassifier.fit"
-_USED = ("data", "out", "suffix", "head", "resamples", "seed", "overwrite")
+_USED = ("data", "out", "suffix", "head", "resamples", "seed", "overwrite", "wait")
 
 #: What the figures are of.
 CLASSIFIER, MAJORITY = "classifier", "majority"
@@ -57,10 +57,10 @@ def run(cfg: DictConfig) -> Path:
     classifier = build(cfg.head, train.questions, train.strategies)
     name = ",".join([f"{path.name}-adaptive", *filter(None, [cfg.suffix])])
     out = Path(cfg.out or Path("runs/train", name))
-    config = {key: plain(cfg)[key] for key in _USED}
+    config = {key: recorded(cfg)[key] for key in _USED}
     config |= {"data": str(path), "inputs": {"store": fingerprint(path)}}
     folder = RunFolder(out, "train", config)
-    if not folder.begin(overwrite=cfg.overwrite, what="classifier"):
+    if not folder.begin(what="classifier"):
         return out
     drawn = np.random.default_rng(cfg.seed).permutation(train.strategies).tolist()
     shuffled = build(cfg.head, train.questions, drawn)

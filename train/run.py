@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from omegaconf import DictConfig
 
-from probers.commands.parts import maker, plain, plain_value
+from probers.commands.parts import maker, plain_value, recorded
 from probers.commands.runs import RunFolder, newest_store
 from probers.files import canonical_json, write_text
 from probers.store.files import fingerprint
@@ -61,7 +61,7 @@ def run(cfg: DictConfig) -> Path:
     make_head(["tried before anything is written"], stores[0].spec.width)
     out = Path(cfg.out or _default_out(paths, cfg))
     folder = RunFolder(out, "train", _identity(cfg, paths, tasks))
-    if not folder.begin(overwrite=cfg.overwrite, what="prober"):
+    if not folder.begin(what="prober"):
         return out
     if request.deals:
         write_text(out / "splits.json", canonical_json(dataset.examples.split_record()))
@@ -163,4 +163,4 @@ def _identity(cfg: DictConfig, paths: Sequence[Path], tasks: Sequence[Task]) -> 
         "layers": sorted({task.layer for task in tasks if task.is_probe}),
         "examples_per_step": cfg.batch_size,
     }
-    return plain(cfg) | {"data": list(map(str, paths)), "inputs": inputs}
+    return recorded(cfg) | {"data": list(map(str, paths)), "inputs": inputs}

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from omegaconf import DictConfig, OmegaConf
 
-from probers.commands.parts import plain
+from probers.commands.parts import recorded
 from probers.commands.runs import RunFolder
 from probers.engine.model import CausalLM
 from probers.evaluation.answers import exact_match, extract_answer
@@ -112,8 +112,8 @@ def run(cfg: DictConfig) -> Path:
         folder = Path(cfg.evaluate)
         _evaluate(cfg, folder)
         return folder
-    run_folder = RunFolder(Path(cfg.out), "testbed", plain(cfg))
-    if not run_folder.begin(overwrite=cfg.overwrite, what="model"):
+    run_folder = RunFolder(Path(cfg.out), "testbed", recorded(cfg))
+    if not run_folder.begin(what="model"):
         return Path(cfg.out) / "model"
     folder = run_folder.path / "model"
     if not (folder / "testbed.json").exists():  # written last: training is done

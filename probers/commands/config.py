@@ -10,14 +10,17 @@ from __future__ import annotations
 import difflib
 import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..types import UserError
+from ..options import shown
+from ..types import UserError, first_line
+from .schema import check, numbers, texts
 
 if TYPE_CHECKING:
+    from hydra.core.override_parser.types import Override
     from omegaconf import DictConfig
 
 #: Groups whose choice a preset makes together with options of that very choice.
@@ -140,24 +143,23 @@ def _listed(commands: Sequence[str]) -> str:
 _ALIASES = {"model": "model.name"}
 
 
-def normalise(arguments: list[str]) -> list[str]:
-    """Hydra overrides from what was typed: ``--source wiki``, short keys, unquoted text."""
+def normalise(command: str, arguments: Sequence[str]) -> list[str]:
+    """Hydra overrides from what was typed: ``--source wiki``, short keys, unquoted text.
+
+    Raises:
+        UserError: ``--source`` without a value.
+    """
     overrides: list[str] = []
-    position = 0
-    while position < len(arguments):
-        argument = arguments[position]
-        position += 1
+    left = iter(arguments)
+    for argument in left:
         if argument == "--source":
-            if position == len(arguments):
+            value = next(left, None)
+            if value is None:
                 raise UserError("--source needs a value: --source wiki or --source cot")
-            argument = f"source={arguments[position]}"
-            position += 1
+            argument = f"source={value}"
         elif argument.startswith("--source="):
             argument = argument.removeprefix("--")
-        elif argument in ("--cfg", "-c"):
-            overrides.append(argument)
-            continue
-        overrides += [_quoted(part) for part in _of_file(argument)]
+        overrides += [_quoted(command, part) for part in _of_file(argument)]
     return overrides
 
 
@@ -170,22 +172,47 @@ def _of_file(argument: str) -> list[str]:
     return [argument] if known else ["questions=file", f"questions.path={value}"]
 
 
-def _quoted(argument: str) -> str:
+#: Keys whose text is sent as it is typed, whatever stands in it.
+_FREE = re.compile(r"\+*(question|prompt\.\w+|trigger\.prompt|retriever\.\w+_prefix)")
+_KEY = re.compile(r"\+{0,2}(?!hydra\b)[A-Za-z_]\w*(\.\w+)*")
+_DEEPEST = 20  # brackets within brackets
+
+
+def _quoted(command: str, argument: str) -> str:
     """The override with free text quoted for Hydra's grammar, and aliases resolved."""
     key, equals, value = argument.partition("=")
     key = _ALIASES.get(key, key)
     if not equals or key.startswith("-"):
         return argument
+    if _FREE.fullmatch(key):
+        value = _OPENING.sub(lambda found: f"{found[1] * 2}\\${{", value)
+    if key == "question" or (key in texts(command) and _is_no_text(key, value)):
+        return f"{key}={quote(value)}"
+    return f"{key}={value if _parsed(key, value) is not None else quote(value)}"
+
+
+#: What opens a reference in a configuration, with the backslashes before it.
+_OPENING = re.compile(r"(\\*)\$\{")
+
+
+def _parsed(key: str, value: str) -> Override | None:
+    """The override in Hydra's grammar, None where it has no place there."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
-    if key == "question":  # always text, even where it looks like a list or a sweep
-        return f"{key}={quote(value)}"
     try:
-        OverridesParser.create().parse_override(f"{key}={value}")
+        return OverridesParser.create().parse_override(f"{key}={value}")
     except HydraException:
-        return f"{key}={quote(value)}"
-    return f"{key}={value}"
+        return None
+
+
+def _is_no_text(key: str, value: str) -> bool:
+    """Whether Hydra would read a number, a truth value or a list, as of ``out=1``."""
+    override = _parsed(key, value)
+    if override is None or override.is_sweep_override():
+        return False
+    read = override.value()
+    return read is not None and not isinstance(read, str)
 
 
 def quote(text: str) -> str:
@@ -194,7 +221,18 @@ def quote(text: str) -> str:
     return f"'{escaped}'"
 
 
-def compose(command: str, overrides: list[str]) -> DictConfig:
+def request(command: str, overrides: Sequence[str]) -> DictConfig:
+    """The resolved configuration of a command, with every value checked.
+
+    Raises:
+        UserError: as :func:`compose`, or a value that is not allowed.
+    """
+    config = compose(command, overrides)
+    check(command, config)
+    return config
+
+
+def compose(command: str, overrides: Sequence[str]) -> DictConfig:
     """The resolved configuration of a command.
 
     Raises:
@@ -208,8 +246,7 @@ def compose(command: str, overrides: list[str]) -> DictConfig:
     from omegaconf.errors import OmegaConfBaseException
 
     for override in overrides:
-        if override.startswith("-") or "=" not in override:
-            raise UserError(f"cannot read the argument {override!r}: write key=value (see --help)")
+        _check_override(command, override)
     overrides = [o for o in overrides if o != "experiment=null"]  # Hydra has no word for "none"
     pairs = (override.partition("=") for override in overrides)
     # Without the marks and quotes of Hydra's grammar.
@@ -241,25 +278,95 @@ def _depart(config: DictConfig, group: str, plain: DictConfig) -> None:
         config[group] = plain
 
 
-def _explain(command: str, overrides: list[str], error: Exception) -> str:
+def _check_override(command: str, override: str) -> None:
+    """Refuse what Hydra would take for something else, or explain in several lines."""
+    from omegaconf import grammar_parser
+    from omegaconf.errors import OmegaConfBaseException
+
+    key, equals, value = override.partition("=")
+    told = shown(override)
+    if not equals or override.startswith("-"):
+        raise UserError(f"cannot read the argument {told!r}: write key=value (see --help)")
+    if not _KEY.fullmatch(key):
+        raise UserError(f"cannot read the key {shown(key)!r} of {told}: a key is a name such as seed or model.name")
+    if _depth(value) > _DEEPEST:
+        raise UserError(f"{told} has more than {_DEEPEST} brackets within each other: give fewer")
+    try:
+        grammar_parser.parse(value if "${" in value else "-")
+    except OmegaConfBaseException:
+        raise UserError(
+            f"{told} holds a reference that cannot be read: write ${{key}} or ${{oc.env:NAME}}"
+        ) from None
+    read = _parsed(key, value)
+    if read is None:
+        raise UserError(f"cannot read {told}: close its quotes and brackets, or put the text into quotes")
+    if read.is_sweep_override():
+        raise UserError(
+            f"{told} gives several values: add -m to run with each of them, or write a list as [a,b] and a text "
+            f"with a comma as \"{key}='a,b'\""
+        )
+    group = key.lstrip("+")
+    if group in _groups(command) and not isinstance(read.value(), str):
+        raise UserError(f"{told} is no name: give {group}=NAME, one of {', '.join(_names(command, group))}")
+
+
+def _depth(text: str) -> int:
+    """The most brackets that are open at once."""
+    steps = ((c in "[{(") - (c in "]})") for c in text)
+    return max(itertools.accumulate(steps), default=0)
+
+
+def _groups(command: str) -> set[str]:
+    """The keys of a command whose value is the name of a file."""
+    listed = re.findall(r"^  - (?:override /|/)?(\w+)(?:@\w+)?: ", text_of("", command), re.MULTILINE)
+    return {*listed, "method"} - {"model"}
+
+
+def _names(command: str, group: str) -> list[str]:
+    special = {"experiment": presets, "method": methods}
+    return special[group](command) if group in special else choices(group)
+
+
+def _explain(command: str, overrides: Sequence[str], error: Exception) -> str:
     """One sentence for what Hydra says in several lines."""
     text = str(error)
     missing = re.search(r"Could not find '([\w-]+)/([^']+)'", text)
     if missing:
         group, choice = missing.groups()
-        return f"unknown {group} {choice!r}: choose one of {', '.join(choices(group))}"
+        return f"unknown {group} {choice!r}: choose one of {', '.join(_names(command, group))}"
     unknown = re.search(r"Could not override '([^']+)'|Key '([^']+)' is not in struct", text)
     if unknown:
-        key = next(g for g in unknown.groups() if g)
-        config = compose(command, [])
-        keys = sorted([*map(str, config), *(f"model.{k}" for k in config.get("model", {}))])
-        near = difflib.get_close_matches(key, keys, n=1)
-        hint = f" (did you mean {near[0]}?)" if near else ""
-        return f"unknown key {key!r}{hint}: the keys are {', '.join(keys)}; --help explains them"
+        return _unknown(command, next(g for g in unknown.groups() if g), overrides)
     dangling = re.search(r"Interpolation key '([^']+)' not found\s+full_key: (\S+)", text)
     if dangling:
         return f"{dangling[2]} is taken from {dangling[1]}, and there is no such key"
-    return f"cannot read {' '.join(overrides)}: {' '.join(text.split())}"
+    where = re.search(r"full_key: (\S+)", text)
+    if where:
+        return f"{where[1]} cannot be read: {first_line(error).rpartition(': ')[2]}"
+    merged = re.search(r"Error merging override (.*)", text)
+    if merged:
+        return f"{shown(merged[1])} does not fit: that key is a block of options, each set by its own name"
+    return f"cannot read {shown(' '.join(overrides))}: {first_line(error)}"
+
+
+def _unknown(command: str, key: str, overrides: Sequence[str]) -> str:
+    """The sentence about a key that is not there: those beside it, and the nearest."""
+    from omegaconf import OmegaConf
+
+    group = key.partition(".")[0]
+    chosen = [o for o in overrides if o.partition("=")[0] == group]
+    config = compose(command, chosen if group in _groups(command) else [])
+    block = key.rpartition(".")[0]
+    while block and not OmegaConf.is_dict(OmegaConf.select(config, block)):
+        block = block.rpartition(".")[0]
+    beside = config if not block else OmegaConf.select(config, block)
+    keys = sorted(f"{block}.{k}" if block else str(k) for k in beside if k != "_target_")
+    if not block:
+        keys += [f"model.{k}" for k in config.get("model", {})]
+    near = difflib.get_close_matches(key, keys, n=1)
+    hint = f" (did you mean {near[0]}?)" if near else ""
+    listed = f"the keys are {', '.join(keys)}" if keys else f"{block} has none"
+    return f"unknown key {key!r}{hint}: {listed}; --help explains them"
 
 
 _FLAGS = """\
@@ -286,7 +393,8 @@ def help_text(command: str) -> str:
         body = body[:start] + body[end:]
     parts = [f"Usage: probers-{command} [key=value ...]", ""]
     parts += [line.lstrip("# ") for line in about]
-    parts += ["", "Keys with their defaults:", *(f"  {line}".rstrip() for line in body if line.strip())]
+    listed = _with_ranges(body, "", numbers(command))
+    parts += ["", "Keys with their defaults:", *(f"  {line}".rstrip() for line in listed if line.strip())]
     for group in groups:
         if group == "experiment":  # names only: each is a whole configuration
             parts += ["", f"experiment=NAME, one of: {', '.join(presets(command))}"]
@@ -303,3 +411,15 @@ def help_text(command: str) -> str:
                 keys = [x for x in text.splitlines() if x.strip() and "_target_" not in x]
                 parts += [f"  {group}={name}", *(f"    {line}" for line in keys)]
     return "\n".join([*parts, "", _FLAGS])
+
+
+def _with_ranges(lines: Sequence[str], block: str, ranges: Mapping[str, str]) -> Iterator[str]:
+    """The lines of a file with what the schema says of a number put before what the comment says of it."""
+    for line in lines:
+        found = re.match(r"( *)(\w+):", line)
+        if found:
+            key = f"{block}.{found[2]}" if found[1] else found[2]
+            block = block if found[1] else found[2]
+            if key in ranges:
+                line = re.sub(r"# ", f"# [{ranges[key]}] ", line, count=1)
+        yield line

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ..store.store import FeatureStore
 from .main import run as run_command
-from .parts import plain
+from .parts import recorded
 from .runs import RunFolder
 
 if TYPE_CHECKING:
@@ -30,9 +30,7 @@ def run(cfg: DictConfig) -> Path:
     interrupted demo goes on where it stopped.
     """
     out = Path(cfg.out)
-    folder = RunFolder(out, "demo", plain(cfg))
-    if cfg.overwrite:
-        folder.clear()
+    folder = RunFolder(out, "demo", recorded(cfg))
     folder.claim()
     started = time.monotonic()
     for number, (title, command, overrides) in enumerate(steps(cfg), 1):

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..files import digest
 from ..types import RunError, UserError
-from .config import compose, help_text, normalise, quote
+from .config import compose, help_text, normalise, quote, request
 from .runs import taking_back
 
 if TYPE_CHECKING:
@@ -116,12 +116,13 @@ def _main(command: str, arguments: list[str]) -> int:
         print(help_text(command))
         return 0
     flags = {a for a in arguments if a in ("-m", "--multirun")}
-    overrides = normalise([a for a in arguments if a not in flags])
-    show = _take_cfg_flag(overrides)
+    arguments = [a for a in arguments if a not in flags]
+    show = _take_cfg_flag(arguments)
+    overrides = normalise(command, arguments)
     jobs = combinations(overrides) if flags else [overrides]
     if len(jobs) > 1:
         jobs = _with_folders(command, jobs)
-    configs = [compose(command, job) for job in jobs]
+    configs = [request(command, job) for job in jobs]
     if show:
         from omegaconf import OmegaConf
 
@@ -197,16 +198,16 @@ def _imported(name: str) -> Callable[..., Any]:
 def run(command: str, overrides: Sequence[str]) -> Any:
     """Run a command inside this process, as ``probers-demo`` does; returns what it returns."""
     with taking_back():
-        return _load(command)(compose(command, normalise(list(overrides))))
+        return _load(command)(request(command, normalise(command, overrides)))
 
 
-def _take_cfg_flag(overrides: list[str]) -> bool:
+def _take_cfg_flag(arguments: list[str]) -> bool:
     """Remove ``--cfg job`` from the arguments; whether it was there."""
     for flag in ("--cfg", "-c"):
-        if flag in overrides:
-            index = overrides.index(flag)
-            if overrides[index + 1 : index + 2] != ["job"]:
+        if flag in arguments:
+            index = arguments.index(flag)
+            if arguments[index + 1 : index + 2] != ["job"]:
                 raise UserError(f"{flag} takes the word 'job': {flag} job")
-            del overrides[index : index + 2]
+            del arguments[index : index + 2]
             return True
     return False

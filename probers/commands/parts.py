@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.resolvers.oc import env
 
 from ..types import Passage, UserError, first_line
 
@@ -96,7 +97,8 @@ def inputs(*sources: str) -> dict[str, str]:
     found = {}
     for source in map(str, sources):
         path = Path(source)
-        files = sorted(p for p in path.glob("*") if p.is_file()) if path.is_dir() else [path]
+        # Hidden files are of the run that wrote the folder.
+        files = sorted(p for p in path.glob("[!.]*") if p.is_file()) if path.is_dir() else [path]
         digest = hashlib.sha256()
         for file in (f for f in files if f.is_file()):
             size = file.stat().st_size
@@ -113,3 +115,16 @@ def plain(cfg: DictConfig) -> dict[str, Any]:
     found = OmegaConf.to_container(cfg, resolve=True)
     assert isinstance(found, dict)
     return {str(k): v for k, v in found.items()}
+
+
+def recorded(cfg: DictConfig) -> dict[str, Any]:
+    """As :func:`plain`, for a file: what is taken from the environment stays ``${oc.env:NAME}``, unread."""
+
+    def unread(*names: str) -> str:
+        return f"${{oc.env:{','.join(names)}}}"
+
+    OmegaConf.register_new_resolver("oc.env", unread, replace=True)
+    try:
+        return plain(cfg)
+    finally:
+        OmegaConf.register_new_resolver("oc.env", env, replace=True)

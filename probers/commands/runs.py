@@ -9,15 +9,22 @@ batch size or logger.
 from __future__ import annotations
 
 import json
-import shutil
+import os
+import socket
+import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from datetime import datetime, timezone
+from itertools import count
 from pathlib import Path
 from typing import Any, Literal
 
-from ..files import canonical_json, digest, write_text
-from ..types import UserError
+from filelock import FileLock, Timeout
+
+from ..files import canonical_json, digest, write_text, writing
+from ..options import shown
+from ..types import UserError, first_line
 
 #: Options of ``retriever=elasticsearch`` about the server and the way to it.
 _OF_SERVERS = (
@@ -26,7 +33,7 @@ _OF_SERVERS = (
 )  # fmt: skip
 #: Keys (dotted) that say how a run is carried out, not what it computes.
 NOT_IDENTITY = (
-    "out", "batch_size", "logger", "model.device", "overwrite", "save_every", "suffix", "memory",
+    "out", "batch_size", "logger", "model.device", "overwrite", "wait", "save_every", "suffix", "memory",
     "corpus_cache", "retriever.cache", "retriever.device", "retriever.batch_size",
     *(f"retriever.{option}" for option in _OF_SERVERS),
 )  # fmt: skip
@@ -47,38 +54,85 @@ def identity(config: Mapping[str, Any]) -> dict[str, Any]:
     return kept
 
 
-#: Run folders made by the command that is running.
-_MADE: list[Path] = []
-_MANIFEST = "manifest.json"
+#: Files of a run folder that hold nothing computed.
+_MANIFEST, _LOCK, _WRITER = "manifest.json", ".lock", ".writer.json"
+#: What a run that was killed at once leaves.
+_BEGUN = {_LOCK, _WRITER, f".{_WRITER}.tmp", f".{_RUN_FILE}.tmp"}
+_PAPERS = _BEGUN | {_CONFIG_FILE, _RUN_FILE, _MANIFEST, f".{_CONFIG_FILE}.tmp"}
+#: Locks of this process, by folder: within it a run may come back to its own folder.
+_HELD: dict[Path, FileLock] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """A folder that the running command made or replaced.
+
+    Attributes:
+        path: the folder.
+        new: it was not there before.
+        old: where an earlier run was moved to.
+    """
+
+    path: Path
+    new: bool
+    old: Path | None
+
+
+_MADE: list[_Made] = []
 
 
 @contextmanager
 def taking_back() -> Iterator[None]:
-    """Remove the folders a command made when its request proves wrong before anything was computed.
+    """Undo what a command wrote when its request proves wrong before anything was computed.
 
     Some mistakes show only once the model is there (a layer it lacks, a prompt it cannot hold).
+    Locks of the command end with it.
     """
-    before = len(_MADE)
+    before, held = len(_MADE), set(_HELD)
     try:
         yield
     except UserError:
-        for path in _MADE[before:]:
-            written = {p.name for p in path.rglob("*") if p.is_file()}
-            if written <= {_CONFIG_FILE, _RUN_FILE, _MANIFEST}:
-                shutil.rmtree(path, ignore_errors=True)
+        for made in _MADE[before:]:
+            _take_back(made)
         raise
     finally:
         del _MADE[before:]
+        for path in set(_HELD) - held:
+            _release(path)
+
+
+def _take_back(made: _Made) -> None:
+    """Remove what stands only for a run that never began; the earlier run is put back."""
+    if any(p.name not in _PAPERS for p in made.path.rglob("*") if p.is_file() or p.is_symlink()):
+        return
+    _release(made.path)
+    for name in _PAPERS:
+        (made.path / name).unlink(missing_ok=True)
+    for folder in sorted((p for p in made.path.rglob("*") if p.is_dir()), reverse=True):
+        folder.rmdir()
+    if made.new or made.old:
+        made.path.rmdir()
+    if made.old:
+        made.old.rename(made.path)
+
+
+def _release(path: Path) -> None:
+    """Let other processes write to a folder; what told of this one goes."""
+    if lock := _HELD.pop(path, None):
+        with suppress(OSError):
+            (path / _WRITER).unlink(missing_ok=True)
+        lock.release()
 
 
 @dataclass(frozen=True, slots=True)
 class RunFolder:
-    """The folder one run of a command writes into.
+    """The folder one run of a command writes into; one process at a time.
 
     Attributes:
         path: the folder.
         command: "datagen", "train", "rag", "compare" or "demo".
-        config: resolved configuration as plain containers.
+        config: resolved configuration as plain containers; ``overwrite`` sets an earlier run of the
+            same command aside, ``wait`` waits for another process that writes here.
     """
 
     path: Path
@@ -95,38 +149,32 @@ class RunFolder:
 
         Raises:
             UserError: the folder holds a run of another command or configuration,
-                or files that no run of this toolkit wrote.
+                files that no run of this toolkit wrote, or another process writes to it.
         """
-        state = read_state(self.path)
-        if state is None:
-            if self.path.exists() and not self._only_begun():
-                raise UserError(
-                    f"out={self.path} exists and is not a run of probers-{self.command}: "
-                    "choose another out or remove it"
-                )
+        if self.complete and not self._replaces:
+            return True  # nothing is written, also where nothing may be
+        new = not os.path.lexists(self.path)
+        self._check()
+        with writing(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
-            _MADE.append(self.path)
-            self._write(complete=False, summary={})
-            return False
-        if state["fingerprint"] != self.fingerprint:
-            raise UserError(
-                f"out={self.path} holds a different run ({self._difference(state)}): "
-                "choose another out, remove the folder, or pass overwrite=true"
-            )
-        return True
+            self._lock()
+        state, old = self._check(), None  # again: another process may have been there
+        if state is not None and self._replaces and not self._replacing(state):
+            state, old = None, self._set_aside()
+        if state is None:
+            _MADE.append(_Made(self.path, new, old))
+            self._write(complete=False, summary={}, replaced=old)
+        return state is not None
 
-    def begin(self, *, overwrite: bool, what: str = "run") -> bool:
+    def begin(self, what: str = "run") -> bool:
         """Claim the folder for this run; False, with a line that says so, when it is finished there.
 
         Args:
-            overwrite: delete an earlier run in the folder first.
             what: what the run makes, for that line.
 
         Raises:
             UserError: as :meth:`claim`.
         """
-        if overwrite:
-            self.clear()
         if self.claim() and self.complete:
             print(f"{self.path} already holds this {what}, complete; overwrite=true makes it again")
             return False
@@ -142,44 +190,125 @@ class RunFolder:
         """Mark the run complete, with a few plain figures for whoever lists runs."""
         self._write(complete=True, summary=dict(summary or {}))
 
-    def clear(self) -> None:
-        """Delete an earlier run in this folder (``overwrite=true``); foreign folders are refused."""
-        if read_state(self.path) is not None:
-            shutil.rmtree(self.path)
+    @property
+    def _replaces(self) -> bool:
+        return self.config.get("overwrite") is True
 
-    def _only_begun(self) -> bool:
-        """Whether the folder holds nothing but what a run that was killed at once leaves."""
-        begun = {_CONFIG_FILE, f".{_CONFIG_FILE}.tmp", f".{_RUN_FILE}.tmp"}
-        return self.path.is_dir() and {p.name for p in self.path.iterdir()} <= begun
+    def _replacing(self, state: Mapping[str, Any]) -> bool:
+        """Whether the unfinished run here is this one, begun in another's place, which then goes on."""
+        return not state["complete"] and state["fingerprint"] == self.fingerprint and "replaced" in state
 
-    def _write(self, *, complete: bool, summary: dict[str, Any]) -> None:
+    def _check(self) -> dict[str, Any] | None:
+        """The state of the run that is here, if any; refuses what is not for this one to write to."""
+        state = read_state(self.path)
+        if state is None:
+            there = os.path.lexists(self.path)
+            if there and (not self.path.is_dir() or {p.name for p in self.path.iterdir()} - _BEGUN):
+                raise UserError(
+                    f"out={self.path} exists and is not a run of probers-{self.command}: "
+                    "choose another out or remove it"
+                )
+        elif self._replaces and state["command"] != self.command:
+            raise UserError(
+                f"out={self.path} holds a run of probers-{state['command']}, and overwrite=true replaces "
+                f"only one of probers-{self.command}: choose another out"
+            )
+        elif not self._replaces and state["fingerprint"] != self.fingerprint:
+            raise UserError(
+                f"out={self.path} holds a different run ({self._difference(state)}): "
+                "choose another out, remove the folder, or pass overwrite=true"
+            )
+        return state
+
+    def _lock(self) -> None:
+        path = self.path.resolve()
+        if path in _HELD:
+            return
+        lock = FileLock(path / _LOCK)
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            told = f"out={self.path} is being written by {_writer(path)}"
+            if self.config.get("wait") is not True:
+                raise UserError(
+                    f"{told}: choose another out, or wait for it with wait=true"
+                ) from None
+            print(f"{told}: waiting until it ends", flush=True)
+            lock.acquire()
+        _HELD[path] = lock
+        since = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        about = {"command": self.command, "process": os.getpid(), "host": socket.gethostname(), "since": since}
+        write_text(path / _WRITER, canonical_json(about))
+
+    def _set_aside(self) -> Path:
+        """Move the run that is here to ``<out>.old-1``, or the next number that is free."""
+        path = self.path
+        old = next(o for n in count(1) if not os.path.lexists(o := path.with_name(f"{path.name}.old-{n}")))
+        with writing(old):
+            _release(path.resolve())
+            path.rename(old)
+            path.mkdir()
+            self._lock()
+        print(f"the run that was at {path} is now at {old}", flush=True)
+        return old
+
+    def _write(self, *, complete: bool, summary: dict[str, Any], replaced: Path | None = None) -> None:
         from omegaconf import OmegaConf
 
-        write_text(self.path / _CONFIG_FILE, OmegaConf.to_yaml(OmegaConf.create(dict(self.config))))
         state = {
             "command": self.command, "fingerprint": self.fingerprint, "complete": complete,
             "identity": identity(self.config), "summary": summary,
         }  # fmt: skip
+        if replaced is not None:
+            state["replaced"] = replaced.name
+        # First: it tells the folder from one that is not a run's.
         write_text(self.path / _RUN_FILE, canonical_json(state))
+        write_text(self.path / _CONFIG_FILE, OmegaConf.to_yaml(OmegaConf.create(dict(self.config))))
 
     def _difference(self, state: Mapping[str, Any]) -> str:
         if state["command"] != self.command:
             return f"of probers-{state['command']}"
         here, there = _flat(identity(self.config)), _flat(state["identity"])
         keys = sorted(k for k in {*here, *there} if here.get(k) != there.get(k))
-        shown = [f"{k}: {there.get(k)} there, {here.get(k)} now" for k in keys[:2]]
-        return "; ".join(shown) + (f"; and {len(keys) - 2} more" if len(keys) > 2 else "")
+        listed = [f"{k}: {shown(there.get(k))} there, {shown(here.get(k))} now" for k in keys[:2]]
+        return "; ".join(listed) + (f"; and {len(keys) - 2} more" if len(keys) > 2 else "")
+
+
+def _writer(path: Path) -> str:
+    """Who writes to a folder and since when, as it says there itself."""
+    try:
+        found = json.loads((path / _WRITER).read_text(encoding="utf-8"))
+        return (
+            f"probers-{found['command']} (process {found['process']} on {found['host']}, since "
+            f"{found['since']})"
+        )
+    except (OSError, ValueError, LookupError, TypeError):
+        return "another process"
+
+
+#: What ``run.json`` holds, and of which kind.
+_STATE = {"command": str, "fingerprint": str, "complete": bool, "identity": dict, "summary": dict}
 
 
 def read_state(path: Path) -> dict[str, Any] | None:
-    """The contents of a folder's ``run.json``, or None when it is no run folder."""
+    """The contents of a folder's ``run.json``, or None when it is no run folder.
+
+    Raises:
+        UserError: it is damaged.
+    """
+    file = path / _RUN_FILE
     try:
-        state = json.loads((path / _RUN_FILE).read_text(encoding="utf-8"))
+        state = json.loads(file.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except json.JSONDecodeError as error:
-        raise UserError(f"{path / _RUN_FILE} is damaged ({error}): remove the folder {path}") from error
-    return state if isinstance(state, dict) and "fingerprint" in state else None
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{file} is damaged ({first_line(error)}): choose another out, or remove it") from error
+    if not isinstance(state, dict) or "fingerprint" not in state:
+        return None
+    odd = next((key for key, kind in _STATE.items() if not isinstance(state.get(key), kind)), None)
+    if odd is not None:
+        raise UserError(f"{file} is damaged ({odd!r} is missing or no {_STATE[odd].__name__}): remove it")
+    return state
 
 
 def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
@@ -236,7 +365,11 @@ def newest_run(
     """
     found = []
     for file in root.glob("**/run.json"):
-        state = read_state(file.parent)
+        try:
+            state = read_state(file.parent)
+        except UserError as error:
+            print(f"note: {error}", file=sys.stderr)
+            continue
         if not state or state["command"] != command or not state["complete"]:
             continue
         summary = state["summary"]

@@ -10,7 +10,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from probers.commands.parts import build, inputs, load_model, load_passages, plain
+from probers.commands.parts import build, inputs, load_model, load_passages, recorded
 from probers.commands.runs import RunFolder
 from probers.data.questions import EmptySplitError, QuestionSet, QuestionSource, open_questions
 from probers.types import Needs, Question, UserError
@@ -52,9 +52,9 @@ def run(cfg: DictConfig) -> Path:
     for method in methods:
         method.trigger.check_questions(questions)
     read = [*banks, *(str(cfg[key]) for key in TRAINED if cfg[key] is not None)]
-    config = plain(cfg) | {"inputs": inputs(*asked.files, cfg.corpus, *read), "asked": found.record}
+    config = recorded(cfg) | {"inputs": inputs(*asked.files, cfg.corpus, *read), "asked": found.record}
     folder = RunFolder(Path(cfg.out), "compare", config)
-    if not folder.begin(overwrite=cfg.overwrite, what="comparison"):
+    if not folder.begin(what="comparison"):
         return folder.path
     print(
         f"{len(questions)} questions, {asked.spec} (split {split}), corpus {cfg.corpus} with {len(corpus)} "

@@ -1,0 +1,349 @@
+"""The schema of every command: what each key of its configuration may be, checked before anything is read.
+
+A field stands for the key of the same name in the command's file under ``configs``, which has its
+default and its meaning; a dataclass stands for a block of keys. Parts with a ``_target_`` are held
+against the parameters of their own class.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from omegaconf import OmegaConf
+from pydantic import Field
+
+from ..options import (
+    Count,
+    Name,
+    Natural,
+    NotNegative,
+    Positive,
+    Seed,
+    Share,
+    allowed_keys,
+    check_options,
+    check_part,
+    shown,
+    text_keys,
+)
+from ..types import UserError, first_line
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+#: Blocks that are parts: their ``_target_`` says what they take.
+PARTS = ("questions", "prompt", "retriever", "trigger", "query", "head")
+#: Blocks that presets bring for their own references.
+_OF_PRESETS = ("published",)
+
+Device = Annotated[
+    str, Field(pattern=r"^(auto|cpu|mps|cuda(:\d{1,3})?)$", description="auto, cpu, mps, cuda or cuda:<number>")
+]
+BatchSize = Literal["auto"] | Count
+Verdict = Literal["equivalent", "different", "undecided"]
+#: ``file`` as it is given for articles, corpora and stores, or several of them.
+Names = Name | list[Name]
+
+
+@dataclass
+class Model:
+    """The block ``model``."""
+
+    name: Name
+    revision: Name | None
+    dtype: Literal["auto", "float32", "bfloat16", "float16"]
+    device: Device
+    device_map: Name | Mapping[str, int | str] | None
+    quantization: Mapping[str, Any] | None
+    on_too_long: Literal["error", "skip", "truncate_left"]
+    attn: Name | None
+    trust_remote_code: bool
+
+
+@dataclass
+class Matcher:
+    """The block ``matcher``; its fields are those of the matcher of mentions."""
+
+    partial: Verdict
+    family: Verdict
+    related: Verdict
+    stages: list[Literal["date", "number", "string", "alias", "acronym", "name", "wordnet", "vectors"]]
+    aliases: str
+    wordnet: str
+    vectors: str
+    same_cosine: Annotated[float, Field(ge=-1, le=1)]
+    different_cosine: Annotated[float, Field(ge=-1, le=1)]
+    unit_tolerance: NotNegative
+
+
+@dataclass
+class Wikipedia:
+    """The block ``wikipedia``."""
+
+    titles: Names | None
+    category: Name | None
+    depth: Natural
+    random: bool
+    language: Name
+    contact: Name | None
+    cache: Name
+    rate: Positive
+    retries: Natural
+    backoff: NotNegative
+    max_wait: NotNegative
+    timeout: Positive
+    api_url: Name | None
+
+
+@dataclass
+class _Run:
+    """What every command has."""
+
+    seed: Seed
+    overwrite: bool
+    wait: bool
+
+
+@dataclass
+class _Reading(_Run):
+    """What commands have that ask a model about a corpus."""
+
+    model: Model
+    corpus: Name
+    passage_words: Count | None
+    corpus_cache: Name
+    limit: Count | None
+    on_bad_line: Literal["error", "skip"]
+    batch_size: BatchSize
+    k: Count
+    max_new_tokens: Count
+
+
+@dataclass
+class Datagen(_Reading):
+    """``probers-datagen``."""
+
+    source: Literal["cot", "wiki"]
+    out: Name
+    articles: Name
+    layers: Literal["all", "stride"] | Natural | list[Natural]
+    site: Literal["resid_post", "resid_mid", "attn_out", "mlp_out"]
+    pool: Literal["mean", "last", "mind", "tokens", "predicting"]
+    label: Name
+    acc: Literal["tokens", "substring"]
+    per_article: Count
+    within: Count | None
+    recogniser: Name
+    negatives: Literal["generated", "untouched"]
+    balance: bool
+    shard_size: Count
+    min_sentences: Count
+    max_chars: Count
+    matcher: Matcher
+    wikipedia: Wikipedia
+
+
+@dataclass
+class Train(_Run):
+    """``probers-train``."""
+
+    layer: Literal["all"] | Natural | list[Natural]
+    data: Names | None
+    out: Name | None
+    suffix: Name | None
+    split: Literal["store"] | tuple[Positive, Positive, Positive]
+    train_on: list[str]
+    test_on: list[str]
+    combine: Literal["logits", "probabilities", "best", "stacked"]
+    best_k: Count
+    aggregate: Literal["max", "mean", "last"]
+    calibration: Literal["platt", "temperature", "isotonic"]
+    threshold: Name
+    with_entropy: bool
+    loss: Literal["ce", "double_softmax"]
+    label_smoothing: Annotated[float, Field(ge=0, lt=1)]
+    balance: Literal["none", "weights", "sampling"]
+    epochs: Count
+    warmup_epochs: Natural
+    checks: Count
+    patience: Count | None
+    batch_size: Count
+    lr: Positive
+    gamma: Positive
+    weight_decay: NotNegative
+    seeds: Count
+    learning_curve: bool
+    resamples: Natural
+    device: Device
+    logger: Literal["none", "csv", "wandb"]
+    save_every: NotNegative
+
+
+@dataclass
+class _Answering(_Reading):
+    """What the two commands of the loop share."""
+
+    prober: Name | None
+    max_retrievals: Natural
+    answer_tokens: Natural
+    draft: Natural
+
+
+@dataclass
+class Rag(_Answering):
+    """``probers-rag``."""
+
+    question: str | None
+    split: Literal["train", "validation", "test"] | None
+    out: Name | None
+
+
+@dataclass
+class Compare(_Answering):
+    """``probers-compare``."""
+
+    out: Name
+    validation: Count | None
+    triggers: list[Name]
+    methods: Mapping[str, Mapping[str, Any]]
+    queries: list[Name | Mapping[str, Any]] | None
+    match: Name | None
+    sweep: Natural
+    token_prober: Name | None
+    classifier: Name | None
+    examples: Natural
+    resamples: Natural
+    memory: Natural
+
+
+@dataclass
+class DemoModel:
+    """The block ``model`` of the demo."""
+
+    name: Name
+
+
+@dataclass
+class Demo(_Run):
+    """``probers-demo``."""
+
+    out: Name
+    model: DemoModel
+    cot: Count
+    wiki: Count
+    compare: Count
+    full: bool
+    batch_size: BatchSize
+
+
+@dataclass
+class World:
+    """The block ``world``."""
+
+    seed: Seed
+    known: Mapping[str, Count]
+    split: tuple[Share, Share, Share]
+    volatile_rate: tuple[Share, Share]
+    misbelieved_rate: Share
+
+
+@dataclass
+class Curriculum:
+    """The block ``curriculum``."""
+
+    article: Share
+    one_hop: Share
+    two_hop: Share
+    passing: Share
+    reading: Share
+    zipf: NotNegative
+    trait_weight: Positive
+    recall_share: Share
+    max_passages: Count
+    context_weight: NotNegative
+
+
+@dataclass
+class Recipe:
+    """The block ``recipe``."""
+
+    seed: Seed
+    layers: Count
+    width: Count
+    heads: Count
+    mlp: Count
+    vocab_size: Count
+    max_positions: Count
+    tokens: Count
+    step_documents: Count
+    lengths: list[Count]
+    row_multiple: Count
+    muon_lr: Positive
+    adam_lr: Positive
+    weight_decay: NotNegative
+    warmup_steps: Natural
+    cooldown: Share
+    clip: Positive
+    compile: bool
+
+
+@dataclass
+class Testbed(_Run):
+    """``probers-testbed``."""
+
+    out: Name
+    evaluate: Name | None
+    questions: Count
+    threads: Natural
+    device: Device
+    world: World
+    curriculum: Curriculum
+    recipe: Recipe
+
+
+SCHEMAS: dict[str, type] = {
+    "demo": Demo, "datagen": Datagen, "train": Train, "rag": Rag, "compare": Compare, "testbed": Testbed,
+}  # fmt: skip
+
+
+def check(command: str, config: DictConfig) -> None:
+    """Check every value of a resolved configuration.
+
+    Raises:
+        UserError: the first that is not allowed; names key, value and what is.
+    """
+    values = OmegaConf.to_container(config, resolve=True)
+    assert isinstance(values, dict)
+    schema = SCHEMAS[command]
+    # The testbed counts its questions under the key that elsewhere names a set.
+    parts = [group for group in PARTS if group in values and group not in schema.__dataclass_fields__]
+    check_options(schema, {str(k): v for k, v in values.items()}, also=[*parts, *_OF_PRESETS])
+    for group in parts:
+        _check_part(group, values[group])
+
+
+def _check_part(group: str, node: Any) -> None:
+    target = node.get("_target_") if isinstance(node, Mapping) else None
+    if not isinstance(target, str) or not re.fullmatch(r"\?\?\?|[A-Za-z_]\w*(\.\w+)+", target):
+        raise UserError(f"{group}._target_={shown(target)} must be the dotted path of a class or function")
+    if not target.startswith("probers."):
+        return  # the user's own: what it takes is its own affair
+    try:
+        part = resolve_name(target)
+    except (ImportError, AttributeError) as error:
+        raise UserError(f"{group}._target_={target} cannot be imported: {first_line(error)}") from error
+    check_part(part, {str(k): v for k, v in node.items() if k != "_target_"}, f"{group}.")
+
+
+def texts(command: str) -> set[str]:
+    """Dotted keys whose value is text whatever it looks like."""
+    return set(text_keys(SCHEMAS[command]))
+
+
+def numbers(command: str) -> dict[str, str]:
+    """What is allowed for the keys that take a number, by dotted key; for the help."""
+    return {key: told for key, told in allowed_keys(SCHEMAS[command]) if "number" in told}

@@ -1,0 +1,235 @@
+"""What the value of an option may be: type, range and choices, as annotations that are checked and told.
+
+The fields of a dataclass, or the parameters of a part's class, are the schema: an annotation such as
+``Count`` or ``Literal["mean", "max"] | None`` is what pydantic checks a value against, what the message
+about a wrong one says is allowed, and what ``--help`` shows.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import types
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import InitVar, fields, is_dataclass
+from functools import cache
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic.fields import FieldInfo
+
+from .types import UserError
+
+_MOST = 2**32  # as seeds are; a larger number of anything would never end
+_LONGEST = 80  # characters of a value in a message
+
+Count = Annotated[int, Field(ge=1)]
+Natural = Annotated[int, Field(ge=0)]
+Positive = Annotated[float, Field(gt=0)]
+NotNegative = Annotated[float, Field(ge=0)]
+Share = Annotated[float, Field(ge=0, le=1)]
+#: What numpy, random and torch all take, up to the largest number of any option.
+Seed = Annotated[int, Field(ge=0)]
+#: A name or path: one line that is not empty.
+Name = Annotated[
+    str, Field(min_length=1, pattern=r"^[^\x00-\x1f\x7f]*$", description="a name")
+]
+
+# Whole numbers are numbers, and nothing else is taken for what it is not.
+_STRICT = ConfigDict(strict=True, allow_inf_nan=False, arbitrary_types_allowed=True)
+
+
+def check_options(kind: type, values: Mapping[str, Any], prefix: str = "", also: Collection[str] = ()) -> None:
+    """Check values against the fields of a dataclass; those that are dataclasses are blocks of options.
+
+    Args:
+        values: plain values by field; fields without one are left out.
+        prefix: of the keys in messages, e.g. "model.".
+        also: keys that are no field and are checked elsewhere.
+
+    Raises:
+        UserError: a key without a field, or the first value that is not allowed; says its key and what is.
+    """
+    hints = _hints(kind)
+    _refuse_unknown(set(values) - set(also), hints, prefix)
+    for name, annotation in hints.items():
+        if name not in values:
+            continue
+        value, key = values[name], f"{prefix}{name}"
+        if not is_dataclass(annotation):
+            check_value(key, value, annotation)
+        elif isinstance(value, Mapping):
+            check_options(annotation, value, f"{key}.")
+        else:
+            options = ", ".join(f"{key}.{field.name}" for field in fields(annotation))
+            raise UserError(f"{key}={shown(value)} must be a block of options: give {options}")
+
+
+def check_part(target: Callable[..., Any], values: Mapping[str, Any], prefix: str) -> None:
+    """Check values against the parameters of a class or function.
+
+    Raises:
+        UserError: as :func:`check_options`.
+    """
+    hints = _hints(target)
+    _refuse_unknown(values, hints, prefix)
+    for name, value in values.items():
+        check_value(f"{prefix}{name}", value, hints[name])
+
+
+def _refuse_unknown(names: Collection[str], known: Collection[str], prefix: str) -> None:
+    for name in sorted(set(names) - set(known)):
+        listed = ", ".join(f"{prefix}{each}" for each in known)
+        raise UserError(f"unknown key {prefix + name!r}: the keys are {listed}")
+
+
+def check_value(key: str, value: Any, annotation: Any) -> None:
+    """Check one plain value: null, true, a number, a text, or lists and mappings of these.
+
+    Raises:
+        UserError: it is not allowed; says what is.
+    """
+    if (number := _too_large(value)) is not None:
+        raise UserError(f"{key}={shown(value)} is too large: {number:,} is not below {_MOST:,}")
+    try:
+        # As JSON, in which a list is also a tuple, and text is never a number.
+        _adapter(annotation).validate_json(json.dumps(value))
+    except (ValidationError, ValueError, TypeError):
+        raise UserError(f"{key}={shown(value)} must be {allowed(annotation)}") from None
+
+
+def _too_large(value: Any) -> int | None:
+    """A whole number in a value that is larger than any option's."""
+    if isinstance(value, (list, dict)):
+        inner = value.values() if isinstance(value, dict) else value
+        return next((n for each in inner if (n := _too_large(each)) is not None), None)
+    return value if type(value) is int and abs(value) >= _MOST else None
+
+
+def shown(value: Any) -> str:
+    """A value in a message, as it is typed, short and without control characters."""
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    if not text.isprintable() or text != text.strip() or not text:
+        text = ascii(text)
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]} .."
+
+
+def allowed(annotation: Any) -> str:
+    """What an annotation allows, in words: "a whole number of 1 or more, or null"."""
+    choices = list(dict.fromkeys(_allowed(annotation)))
+    *most, last = choices
+    comma = "," if any(" or " in choice for choice in most) else ""
+    return f"{', '.join(most)}{comma} or {last}" if most else last
+
+
+def text_keys(kind: type) -> list[str]:
+    """Dotted keys of the fields that take text and no number, list or mapping."""
+    return [key for key, hint in _keys(kind) if all(_is_text(choice) for choice in _members(hint))]
+
+
+def allowed_keys(kind: type) -> Iterator[tuple[str, str]]:
+    """Dotted key and :func:`allowed` of every field."""
+    return ((key, allowed(hint)) for key, hint in _keys(kind))
+
+
+def _keys(kind: type, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, annotation in _hints(kind).items():
+        if is_dataclass(annotation):
+            yield from _keys(annotation, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", annotation
+
+
+def _is_text(annotation: Any) -> bool:
+    annotation, _ = _plain(annotation)
+    if get_origin(annotation) is Literal:
+        return all(isinstance(choice, str) for choice in get_args(annotation))
+    return annotation in (str, types.NoneType)
+
+
+def _allowed(annotation: Any) -> Iterator[str]:
+    """The choices of an annotation, null last."""
+    members = sorted(_members(annotation), key=lambda member: member is types.NoneType)
+    for member in members:
+        base, constraints = _plain(member)
+        told = next((c.description for c in constraints if isinstance(c, FieldInfo) and c.description), None)
+        origin, inner = get_origin(base) or base, get_args(base)
+        if told is not None:
+            yield told
+        elif origin is Literal:
+            yield from map(str, inner)
+        elif base is bool:
+            yield from ("true", "false")
+        elif base is types.NoneType:
+            yield "null"
+        elif base in (int, float):
+            yield ("a whole number" if base is int else "a number") + _range(constraints)
+        elif base is str:
+            yield "text"
+        elif isinstance(origin, type) and issubclass(origin, Mapping):
+            yield "a mapping such as {key: value}"
+        elif isinstance(origin, type) and issubclass(origin, Sequence):
+            items = [item for item in inner if item is not Ellipsis]
+            of = allowed(items[0]) if items else "values"
+            many = f" of {len(items)}" if origin is tuple and Ellipsis not in inner else ""
+            yield f"a list [..]{many}, each {of}" if items else "a list [..]"
+        # What no configuration can write, such as a loaded prober, is not told.
+
+
+def _range(constraints: Sequence[Any]) -> str:
+    """`` of 1 or more`` for ``ge=1``."""
+    bounds: dict[str, float] = {}
+    for constraint in constraints:
+        for bound in getattr(constraint, "metadata", ()):
+            bounds |= {k: v for k in ("ge", "gt", "le", "lt") if (v := getattr(bound, k, None)) is not None}
+    match {k: f"{v:,}" for k, v in bounds.items()}:
+        case {"ge": least, "le": most}:
+            return f" from {least} to {most}"
+        case {"ge": least, "lt": below}:
+            return f" from {least} to below {below}"
+        case {"ge": least}:
+            return f" of {least} or more"
+        case {"gt": above}:
+            return f" above {above}"
+    return ""
+
+
+def _members(annotation: Any) -> list[Any]:
+    """The members of a union; an annotation that is none is its only one."""
+    base, constraints = _plain(annotation)
+    if constraints or get_origin(base) not in (Union, types.UnionType):
+        return [annotation]
+    return [inner for member in get_args(base) for inner in _members(member)]
+
+
+def _plain(annotation: Any) -> tuple[Any, tuple[Any, ...]]:
+    """An annotation without its constraints, and these."""
+    if get_origin(annotation) is Annotated:
+        base, *constraints = get_args(annotation)
+        return base, tuple(constraints)
+    return annotation, ()
+
+
+@cache
+def _adapter(annotation: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(annotation, config=_STRICT)
+
+
+@cache
+def _hints(target: Callable[..., Any]) -> dict[str, Any]:
+    """Annotation by parameter; of a dataclass, by the field that it sets."""
+    names = list(inspect.signature(target).parameters)
+    function = target if is_dataclass(target) or not isinstance(target, type) else target.__init__
+    elsewhere: dict[str, Any] = {}
+    while True:
+        try:
+            hints = get_type_hints(inspect.unwrap(function), None, elsewhere, include_extras=True)
+            break
+        except NameError as error:  # imported for type checkers only: no configuration can write it
+            elsewhere[error.name] = _Unwritable
+    found = ((name, hints[name]) for name in names if name in hints)
+    return {name: hint.type if isinstance(hint, InitVar) else hint for name, hint in found}
+
+
+class _Unwritable:
+    """In place of a class that is not imported here."""
