@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import DictConfig
 from tqdm import tqdm
 
-from probers.commands.parts import build, load_model, load_passages, plain, recorded
+from probers.commands.parts import build, load_model, load_passages, plain, record_of
 from probers.commands.parts import inputs as fingerprints
 from probers.commands.runs import RunFolder, identity
 from probers.data.questions import open_questions
@@ -159,7 +159,7 @@ def run(cfg: DictConfig) -> Path:
         raise UserError(f"pool={cfg.pool} is not there for source={cfg.source}: choose {pools}")
     make = {"cot": _cot, "wiki": _wiki}[cfg.source](cfg)
     files = (*build(cfg.questions).files, cfg.articles, cfg.corpus, cfg.matcher.aliases, cfg.matcher.vectors)
-    config = recorded(cfg) | {"inputs": fingerprints(*filter(None, files))}
+    config = record_of(cfg) | {"inputs": fingerprints(*filter(None, files))}
     folder = RunFolder(Path(cfg.out), "datagen", config)
     if not folder.begin():
         return folder.path

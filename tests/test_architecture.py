@@ -16,6 +16,7 @@ ROOMS = [
 #: Modules that stand in no folder, and the two rooms that only hold what is shared.
 SHARED = {
     "types",
+    "options",
     "text",
     "files",
     "seeding",

@@ -74,7 +74,11 @@ def test_an_argument_without_a_value_is_refused(capsys):
 
 
 def test_source_flag_is_sugar():
-    assert cli.normalise("datagen", ["--source", "wiki"]) == cli.normalise("datagen", ["--source=wiki"]) == ["source=wiki"]
+    assert (
+        cli.normalise("datagen", ["--source", "wiki"])
+        == cli.normalise("datagen", ["--source=wiki"])
+        == ["source=wiki"]
+    )
     with pytest.raises(UserError, match="needs a value"):
         cli.normalise("datagen", ["--source"])
 
@@ -95,7 +99,10 @@ def test_free_text_reaches_the_command_unchanged(text):
 
 
 def test_model_is_short_for_its_name():
-    assert cli.compose("datagen", cli.normalise("datagen", ["model=google/gemma-2b"])).model.name == "google/gemma-2b"
+    assert (
+        cli.compose("datagen", cli.normalise("datagen", ["model=google/gemma-2b"])).model.name
+        == "google/gemma-2b"
+    )
 
 
 def test_cfg_job_prints_the_resolved_configuration(capsys):
@@ -140,8 +147,9 @@ def test_a_foreign_folder_is_left_alone(tmp_path):
     folder = RunFolder(tmp_path, "datagen", {})
     with pytest.raises(UserError, match="not a run"):
         folder.claim()
-    folder.clear()
-    assert (tmp_path / "thesis.tex").exists()
+    with pytest.raises(UserError, match="not a run"):
+        RunFolder(tmp_path, "datagen", {"overwrite": True}).claim()
+    assert [p.name for p in tmp_path.iterdir()] == ["thesis.tex"]
 
 
 def test_newest_takes_complete_runs_of_the_model(tmp_path):

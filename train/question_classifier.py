@@ -17,7 +17,7 @@ from omegaconf import DictConfig
 
 from probers.bank.question_classifier import STRATEGIES
 from probers.commands.config import compose
-from probers.commands.parts import build, recorded
+from probers.commands.parts import build, record_of
 from probers.commands.runs import RunFolder, newest_store
 from probers.evaluation.bootstrap import Bootstrap
 from probers.evaluation.metrics import auroc
@@ -57,7 +57,7 @@ def run(cfg: DictConfig) -> Path:
     classifier = build(cfg.head, train.questions, train.strategies)
     name = ",".join([f"{path.name}-adaptive", *filter(None, [cfg.suffix])])
     out = Path(cfg.out or Path("runs/train", name))
-    config = {key: recorded(cfg)[key] for key in _USED}
+    config = {key: record_of(cfg)[key] for key in _USED}
     config |= {"data": str(path), "inputs": {"store": fingerprint(path)}}
     folder = RunFolder(out, "train", config)
     if not folder.begin(what="classifier"):

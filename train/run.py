@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from omegaconf import DictConfig
 
-from probers.commands.parts import maker, plain_value, recorded
+from probers.commands.parts import maker, plain_value, record_of
 from probers.commands.runs import RunFolder, newest_store
 from probers.files import canonical_json, write_text
 from probers.store.files import fingerprint
@@ -163,4 +163,4 @@ def _identity(cfg: DictConfig, paths: Sequence[Path], tasks: Sequence[Task]) -> 
         "layers": sorted({task.layer for task in tasks if task.is_probe}),
         "examples_per_step": cfg.batch_size,
     }
-    return recorded(cfg) | {"data": list(map(str, paths)), "inputs": inputs}
+    return record_of(cfg) | {"data": list(map(str, paths)), "inputs": inputs}

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from omegaconf import DictConfig, OmegaConf
 
-from probers.commands.parts import recorded
+from probers.commands.parts import record_of
 from probers.commands.runs import RunFolder
 from probers.engine.model import CausalLM
 from probers.evaluation.answers import exact_match, extract_answer
@@ -112,7 +112,7 @@ def run(cfg: DictConfig) -> Path:
         folder = Path(cfg.evaluate)
         _evaluate(cfg, folder)
         return folder
-    run_folder = RunFolder(Path(cfg.out), "testbed", recorded(cfg))
+    run_folder = RunFolder(Path(cfg.out), "testbed", record_of(cfg))
     if not run_folder.begin(what="model"):
         return Path(cfg.out) / "model"
     folder = run_folder.path / "model"

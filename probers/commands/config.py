@@ -246,7 +246,9 @@ def compose(command: str, overrides: Sequence[str]) -> DictConfig:
     from omegaconf.errors import OmegaConfBaseException
 
     for override in overrides:
-        _check_override(command, override)
+        _check_form(override)
+    for override in overrides:
+        _check_kind(command, override)
     overrides = [o for o in overrides if o != "experiment=null"]  # Hydra has no word for "none"
     pairs = (override.partition("=") for override in overrides)
     # Without the marks and quotes of Hydra's grammar.
@@ -278,8 +280,8 @@ def _depart(config: DictConfig, group: str, plain: DictConfig) -> None:
         config[group] = plain
 
 
-def _check_override(command: str, override: str) -> None:
-    """Refuse what Hydra would take for something else, or explain in several lines."""
+def _check_form(override: str) -> None:
+    """Refuse what is no ``key=value`` of Hydra's grammar, in one sentence."""
     from omegaconf import grammar_parser
     from omegaconf.errors import OmegaConfBaseException
 
@@ -288,7 +290,9 @@ def _check_override(command: str, override: str) -> None:
     if not equals or override.startswith("-"):
         raise UserError(f"cannot read the argument {told!r}: write key=value (see --help)")
     if not _KEY.fullmatch(key):
-        raise UserError(f"cannot read the key {shown(key)!r} of {told}: a key is a name such as seed or model.name")
+        raise UserError(
+            f"cannot read the key {shown(key)!r} of {told}: a key is a name such as seed or model.name"
+        )
     if _depth(value) > _DEEPEST:
         raise UserError(f"{told} has more than {_DEEPEST} brackets within each other: give fewer")
     try:
@@ -297,16 +301,22 @@ def _check_override(command: str, override: str) -> None:
         raise UserError(
             f"{told} holds a reference that cannot be read: write ${{key}} or ${{oc.env:NAME}}"
         ) from None
-    read = _parsed(key, value)
-    if read is None:
+    if _parsed(key, value) is None:
         raise UserError(f"cannot read {told}: close its quotes and brackets, or put the text into quotes")
+
+
+def _check_kind(command: str, override: str) -> None:
+    """Refuse several values, and what is no name where a name chooses a file."""
+    key, _, value = override.partition("=")
+    read, told = _parsed(key, value), shown(override)
+    assert read is not None
     if read.is_sweep_override():
         raise UserError(
             f"{told} gives several values: add -m to run with each of them, or write a list as [a,b] and a text "
             f"with a comma as \"{key}='a,b'\""
         )
     group = key.lstrip("+")
-    if group in _groups(command) and not isinstance(read.value(), str):
+    if group in _groups(command) and not isinstance(read.value(), str) and override != "experiment=null":
         raise UserError(f"{told} is no name: give {group}=NAME, one of {', '.join(_names(command, group))}")
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ..store.store import FeatureStore
 from .main import run as run_command
-from .parts import recorded
+from .parts import record_of
 from .runs import RunFolder
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def run(cfg: DictConfig) -> Path:
     interrupted demo goes on where it stopped.
     """
     out = Path(cfg.out)
-    folder = RunFolder(out, "demo", recorded(cfg))
+    folder = RunFolder(out, "demo", record_of(cfg))
     folder.claim()
     started = time.monotonic()
     for number, (title, command, overrides) in enumerate(steps(cfg), 1):

@@ -117,7 +117,7 @@ def plain(cfg: DictConfig) -> dict[str, Any]:
     return {str(k): v for k, v in found.items()}
 
 
-def recorded(cfg: DictConfig) -> dict[str, Any]:
+def record_of(cfg: DictConfig) -> dict[str, Any]:
     """As :func:`plain`, for a file: what is taken from the environment stays ``${oc.env:NAME}``, unread."""
 
     def unread(*names: str) -> str:

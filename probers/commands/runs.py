@@ -230,14 +230,17 @@ class RunFolder:
         except Timeout:
             told = f"out={self.path} is being written by {_writer(path)}"
             if self.config.get("wait") is not True:
-                raise UserError(
-                    f"{told}: choose another out, or wait for it with wait=true"
-                ) from None
+                raise UserError(f"{told}: choose another out, or wait for it with wait=true") from None
             print(f"{told}: waiting until it ends", flush=True)
             lock.acquire()
         _HELD[path] = lock
         since = datetime.now(timezone.utc).isoformat(timespec="seconds")
-        about = {"command": self.command, "process": os.getpid(), "host": socket.gethostname(), "since": since}
+        about = {
+            "command": self.command,
+            "process": os.getpid(),
+            "host": socket.gethostname(),
+            "since": since,
+        }
         write_text(path / _WRITER, canonical_json(about))
 
     def _set_aside(self) -> Path:
@@ -302,7 +305,9 @@ def read_state(path: Path) -> dict[str, Any] | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{file} is damaged ({first_line(error)}): choose another out, or remove it") from error
+        raise UserError(
+            f"{file} is damaged ({first_line(error)}): choose another out, or remove it"
+        ) from error
     if not isinstance(state, dict) or "fingerprint" not in state:
         return None
     odd = next((key for key, kind in _STATE.items() if not isinstance(state.get(key), kind)), None)

@@ -41,7 +41,8 @@ PARTS = ("questions", "prompt", "retriever", "trigger", "query", "head")
 _OF_PRESETS = ("published",)
 
 Device = Annotated[
-    str, Field(pattern=r"^(auto|cpu|mps|cuda(:\d{1,3})?)$", description="auto, cpu, mps, cuda or cuda:<number>")
+    str,
+    Field(pattern=r"^(auto|cpu|mps|cuda(:\d{1,3})?)$", description="auto, cpu, mps, cuda or cuda:<number>"),
 ]
 BatchSize = Literal["auto"] | Count
 Verdict = Literal["equivalent", "different", "undecided"]

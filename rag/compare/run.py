@@ -10,7 +10,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from probers.commands.parts import build, inputs, load_model, load_passages, recorded
+from probers.commands.parts import build, inputs, load_model, load_passages, record_of
 from probers.commands.runs import RunFolder
 from probers.data.questions import EmptySplitError, QuestionSet, QuestionSource, open_questions
 from probers.types import Needs, Question, UserError
@@ -52,7 +52,7 @@ def run(cfg: DictConfig) -> Path:
     for method in methods:
         method.trigger.check_questions(questions)
     read = [*banks, *(str(cfg[key]) for key in TRAINED if cfg[key] is not None)]
-    config = recorded(cfg) | {"inputs": inputs(*asked.files, cfg.corpus, *read), "asked": found.record}
+    config = record_of(cfg) | {"inputs": inputs(*asked.files, cfg.corpus, *read), "asked": found.record}
     folder = RunFolder(Path(cfg.out), "compare", config)
     if not folder.begin(what="comparison"):
         return folder.path
