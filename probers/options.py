@@ -38,7 +38,7 @@ _STRICT = ConfigDict(strict=True, allow_inf_nan=False, arbitrary_types_allowed=T
 
 
 def check_options(
-    kind: type, values: Mapping[str, Any], prefix: str = "", also: Collection[str] = ()
+    kind: Any, values: Mapping[str, Any], prefix: str = "", also: Collection[str] = ()
 ) -> None:
     """Check values against the fields of a dataclass; those that are dataclasses are blocks of options.
 
@@ -132,7 +132,7 @@ def allowed_keys(kind: type) -> Iterator[tuple[str, str]]:
     return ((key, allowed(hint)) for key, hint in _keys(kind))
 
 
-def _keys(kind: type, prefix: str = "") -> Iterator[tuple[str, Any]]:
+def _keys(kind: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
     for name, annotation in _hints(kind).items():
         if is_dataclass(annotation):
             yield from _keys(annotation, f"{prefix}{name}.")
@@ -219,14 +219,16 @@ def _adapter(annotation: Any) -> TypeAdapter[Any]:
 def _hints(target: Callable[..., Any]) -> dict[str, Any]:
     """Annotation by parameter; of a dataclass, by the field that it sets."""
     names = list(inspect.signature(target).parameters)
-    function = target if is_dataclass(target) or not isinstance(target, type) else target.__init__
+    function: Any = target
+    if isinstance(target, type) and not is_dataclass(target):
+        function = inspect.getattr_static(target, "__init__")
     elsewhere: dict[str, Any] = {}
     while True:
         try:
             hints = get_type_hints(inspect.unwrap(function), None, elsewhere, include_extras=True)
             break
         except NameError as error:  # imported for type checkers only: no configuration can write it
-            elsewhere[error.name] = _Unwritable
+            elsewhere[str(error.name)] = _Unwritable
     found = ((name, hints[name]) for name in names if name in hints)
     return {name: hint.type if isinstance(hint, InitVar) else hint for name, hint in found}
 

@@ -312,8 +312,8 @@ def _check_kind(command: str, override: str) -> None:
     assert read is not None
     if read.is_sweep_override():
         raise UserError(
-            f"{told} gives several values: add -m to run with each of them, or write a list as [a,b] and a text "
-            f"with a comma as \"{key}='a,b'\""
+            f"{told} gives several values: add -m to run with each of them, or write a list as [a,b] and a "
+            f"text with a comma as \"{key}='a,b'\""
         )
     group = key.lstrip("+")
     if group in _groups(command) and not isinstance(read.value(), str) and override != "experiment=null":
@@ -370,7 +370,7 @@ def _unknown(command: str, key: str, overrides: Sequence[str]) -> str:
     while block and not OmegaConf.is_dict(OmegaConf.select(config, block)):
         block = block.rpartition(".")[0]
     beside = config if not block else OmegaConf.select(config, block)
-    keys = sorted(f"{block}.{k}" if block else str(k) for k in beside if k != "_target_")
+    keys = sorted(f"{block}.{k!s}" if block else str(k) for k in beside if k != "_target_")
     if not block:
         keys += [f"model.{k}" for k in config.get("model", {})]
     near = difflib.get_close_matches(key, keys, n=1)

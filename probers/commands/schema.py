@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -306,7 +306,7 @@ class Testbed(_Run):
     recipe: Recipe
 
 
-SCHEMAS: dict[str, type] = {
+SCHEMAS: dict[str, Any] = {
     "demo": Demo, "datagen": Datagen, "train": Train, "rag": Rag, "compare": Compare, "testbed": Testbed,
 }  # fmt: skip
 
@@ -321,7 +321,8 @@ def check(command: str, config: DictConfig) -> None:
     assert isinstance(values, dict)
     schema = SCHEMAS[command]
     # The testbed counts its questions under the key that elsewhere names a set.
-    parts = [group for group in PARTS if group in values and group not in schema.__dataclass_fields__]
+    own = {field.name for field in fields(schema)}
+    parts = [group for group in PARTS if group in values and group not in own]
     check_options(schema, {str(k): v for k, v in values.items()}, also=[*parts, *_OF_PRESETS])
     for group in parts:
         _check_part(group, values[group])
