@@ -116,11 +116,15 @@ def _take_back(made: _Made) -> None:
         made.old.rename(made.path)
 
 
-def _release(path: Path) -> None:
-    """Let other processes write to a folder; what told of this one goes."""
+def _release(path: Path, now: Path | None = None) -> None:
+    """Let other processes write to a folder, which may stand elsewhere now; what told of this one goes.
+
+    Whoever waits on the lock's file finds it gone and opens the next one.
+    """
     if lock := _HELD.pop(path, None):
         with suppress(OSError):
-            (path / _WRITER).unlink(missing_ok=True)
+            for name in (_WRITER, _LOCK):
+                ((now or path) / name).unlink(missing_ok=True)
         lock.release()
 
 
@@ -248,8 +252,9 @@ class RunFolder:
         path = self.path
         old = next(o for n in count(1) if not os.path.lexists(o := path.with_name(f"{path.name}.old-{n}")))
         with writing(old):
-            _release(path.resolve())
+            held = path.resolve()
             path.rename(old)
+            _release(held, old)
             path.mkdir()
             self._lock()
         print(f"the run that was at {path} is now at {old}", flush=True)
