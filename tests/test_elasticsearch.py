@@ -14,6 +14,7 @@ from fake_elasticsearch import FULL, FakeElasticsearch, FakeIndex
 from omegaconf import OmegaConf
 from probers.rag.retrievers import BM25, elasticsearch
 from probers.rag.retrievers.elasticsearch import Elasticsearch
+
 from probers.commands.parts import build
 from probers.types import Passage, RunError, UserError
 
@@ -112,7 +113,9 @@ def test_an_analyzer_of_the_server_with_stop_words_and_two_fields(server):
     both = english.search(["heron inlet"], 2)[0]
     alone = english.search(["heron"], 2)[0]
     assert both[0].score > alone[0].score
-    with pytest.raises(UserError, match=r"analyzer \[klingon\] has not been configured.*check .*retriever\.analyzer"):
+    with pytest.raises(
+        UserError, match=r"analyzer \[klingon\] has not been configured.*check .*retriever\.analyzer"
+    ):
         connect(server, passages, analyzer="klingon")
 
 
@@ -132,7 +135,9 @@ def test_a_query_with_too_many_words_is_cut_from_its_beginning(server):
     long = "early " * 200 + "cedar " * 1000
     assert ids(retriever.search([long, "amber", long], 5)) == [["p1"], ["p0"], ["p1"]]
     server.most_clauses = 8  # the server's own limit, which none of ours knows
-    with pytest.raises(RunError, match="the query 'cedar .* is too long: raise the server's indices.query"):
+    with pytest.raises(
+        RunError, match="cannot answer 'cedar .* is too long: raise the server's indices.query"
+    ):
         retriever.search(["basil", long], 5)
 
 
@@ -146,7 +151,7 @@ NESTED = {"type": "too_many_nested_clauses", "reason": "Query contains too many 
 def test_every_way_a_server_says_too_many_clauses_is_understood(server, reply):
     retriever = connect(server, corpus("amber basil", "cedar dune"))
     server.query_faults = [{"error": reply[1], "status": reply[0]}]
-    with pytest.raises(RunError, match="the query 'amber cedar': .*; it is too long"):
+    with pytest.raises(RunError, match="cannot answer 'amber cedar': .*; the query is too long"):
         retriever.search(["amber cedar"], 5)
 
 
@@ -202,7 +207,7 @@ def test_a_half_loaded_index_goes_on_where_it_stopped(server, monkeypatch):
     by(monkeypatch, 50)
     passages = corpus(*(f"word{i} amber" for i in range(500)))
     server.faults["bulk"] = [None] * 3 + ["reset"] * 10
-    with pytest.raises(RunError, match="gives no usable answer.*tried 4 times.*same command goes on"):
+    with pytest.raises(RunError, match="gives no usable answer.*same command goes on"):
         connect(server, passages)
     server.faults.clear()
     server.requests.clear()
@@ -234,9 +239,9 @@ def test_bulk_requests_keep_to_their_sizes(server, monkeypatch):
     assert all(len(b) <= 10_000 or len(b.splitlines()) == 2 for b in bodies) and len(bodies) == 7
 
 
-def test_a_proxy_that_takes_less_is_told_with_its_limit(server):
+def test_a_proxy_that_takes_less_is_told(server):
     server.largest_body = 9000
-    with pytest.raises(RunError, match=r"HTTP 413.*take requests of 10 MB"):
+    with pytest.raises(RunError, match="HTTP 413 <html>too large"):
         connect(server, corpus(*("amber " * 200 for _ in range(40))))
 
 
@@ -274,8 +279,10 @@ ENDPOINTS = ["root", "mapping", "create", "bulk", "refresh", "count", "put_mappi
 @pytest.mark.parametrize("product", ["Elasticsearch", "OpenSearch"])
 def test_a_passing_fault_is_tried_again_and_nothing_is_twice_there(server, product, endpoint, fault):
     server.version("8.13.4" if product == "Elasticsearch" else "2.19.1", product=product)
-    server.faults[endpoint] = [fault]
     passages = corpus(*WORDS)
+    if endpoint == "mapping":
+        connect(server, passages)  # there must be an index for it to be asked of
+    server.faults[endpoint] = [fault]
     retriever = connect(server, passages, timeout=0.5)
     assert ids(retriever.search(["heron", "moss"], 3)) == [["p7"], ["p12"]]
     assert not server.faults[endpoint] and len(server.asked(endpoint)) >= 2
@@ -288,8 +295,8 @@ def test_a_passing_fault_is_tried_again_and_nothing_is_twice_there(server, produ
     [
         ((429, {}, BUSY), "HTTP 429 es_rejected_execution_exception: queue is full"),
         ((503, {"Content-Type": "text/html"}, b"<html>no backend</html>"), "HTTP 503"),
-        ("cut", "the connection failed"),
-        ("hang", "no answer in time"),
+        ("cut", "IncompleteRead"),
+        ("hang", "TimeoutError: timed out"),
     ],
     ids=["429", "503", "cut", "hang"],
 )
@@ -320,7 +327,7 @@ def test_of_several_nodes_one_may_be_dead(server, monkeypatch, number):
 def test_a_server_that_is_not_there_is_told(server):
     with FakeElasticsearch() as gone:
         pass
-    with pytest.raises(RunError, match=rf"{gone.url} gives no usable answer: the connection failed.*4 times"):
+    with pytest.raises(RunError, match=rf"^{gone.url} gives no usable answer: .*Connection refused"):
         Elasticsearch(corpus("amber"), url=gone.url, **FAST)
 
 
@@ -334,7 +341,7 @@ def test_passages_put_off_are_sent_again_alone_and_those_refused_are_listed(serv
     with pytest.raises(RunError) as error:
         connect(server, passages, index="two")
     assert "refused 2 passages: 'p4' (" in str(error.value) and "'p7' (" in str(error.value)
-    assert "mapper_parsing_exception: failed to parse (no such thing)" in str(error.value)
+    assert "mapper_parsing_exception: failed to parse no such thing" in str(error.value)
     assert len(server.indices["two"].docs) == 13  # the others are loaded
     server.refuse = {}
     connect(server, passages, index="two")
@@ -366,7 +373,7 @@ def test_a_full_disk_is_an_error_with_the_remedy(server, status, monkeypatch):
     server.room = None
     refusal = {"error": {"type": "cluster_block_exception", "reason": FULL.format("x")}, "status": status}
     server.faults["create"] = [(status, {}, refusal)] * 9
-    with pytest.raises((RunError, UserError), match="free space on its disk"):
+    with pytest.raises(RunError, match="free space on its disk"):
         connect(server, corpus("amber"))
 
 
@@ -387,12 +394,12 @@ def test_a_document_that_is_not_of_the_corpus_is_never_returned_as_one(server):
     index = server.indices["wiki"]
     index.docs["7"] = {"n": 7, "title": "", "text": "amber"}
     index.refresh()
-    with pytest.raises(RunError, match="the query 'amber' .*not loaded into index wiki"):
+    with pytest.raises(RunError, match="answers 'amber' .*not loaded into index wiki"):
         retriever.search(["amber"], 2)
     del index.docs["7"]
     index.docs["mine"] = {"n": 1, "title": "", "text": "cedar"}
     index.refresh()
-    with pytest.raises(RunError, match="the query 'cedar' .*not loaded into index wiki"):
+    with pytest.raises(RunError, match="answers 'cedar' .*not loaded into index wiki"):
         retriever.search(["cedar"], 2)
 
 
@@ -413,7 +420,7 @@ WHOLE = {"timed_out": False, "_shards": {"failed": 0}, "status": 200}
 def test_an_answer_in_part_or_with_other_than_what_was_asked_is_refused(server, answer):
     retriever = connect(server, corpus("amber", "basil", "cedar"))
     server.query_faults = [None, answer or {"took": 1}]
-    with pytest.raises(RunError, match="answers the query 'basil' in part, or with what was not loaded"):
+    with pytest.raises(RunError, match="answers 'basil' in part, or with what was not loaded"):
         retriever.search(["amber", "basil", "cedar"], 2)
 
 
@@ -421,7 +428,7 @@ def test_a_query_that_cannot_be_answered_is_told(server):
     retriever = connect(server, corpus("amber", "basil", "cedar"))
     error = {"root_cause": [{"type": "query_shard_exception", "reason": "bad field"}], "reason": "all failed"}
     server.query_faults = [None, {"error": error, "status": 400}]
-    with pytest.raises(RunError, match="cannot answer the query 'basil': query_shard_exception: bad field"):
+    with pytest.raises(RunError, match="cannot answer 'basil': query_shard_exception: bad field"):
         retriever.search(["amber", "basil"], 1)
     server.query_faults = []
     server.indices.clear()
@@ -446,14 +453,14 @@ def test_servers_that_speak_it_are_taken(server, number, product):
 @pytest.mark.parametrize(
     ("number", "product", "message"),
     [
-        ("6.8.23", "Elasticsearch", "says .* and version '6.8.23'"),
-        ("4.1", "Another engine", "says 'Another engine'"),
-        ("", "Elasticsearch", "version ''"),
+        ("6.8.23", "Elasticsearch", "HTTP 200"),
+        ("4.1", "Another engine", "HTTP 200"),
+        ("", "Elasticsearch", "HTTP 200"),
     ],
 )
 def test_others_are_refused_before_anything_is_done(server, number, product, message):
     server.version(number, product=product)
-    with pytest.raises(UserError, match=f"neither Elasticsearch 7 to 9 nor OpenSearch .*{message}"):
+    with pytest.raises(UserError, match=f"{message}.* neither Elasticsearch 7 to 9 nor OpenSearch"):
         connect(server, corpus("amber"))
     assert {name for name, _ in server.requests} == {"root"}
 
@@ -461,17 +468,17 @@ def test_others_are_refused_before_anything_is_done(server, number, product, mes
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
-        ((200, {"Content-Type": "text/html"}, b"<html>hello</html>"), "something other than JSON"),
-        ((200, {}, b'{"version": {"num'), "something other than JSON"),
+        ((200, {"Content-Type": "text/html"}, b"<html>hello</html>"), "text/html"),
+        ((200, {}, b'{"version": {"num'), "JSONDecodeError"),
         ((404, {"Content-Type": "text/html"}, b"<html>nothing</html>"), "HTTP 404"),
         ((301, {"Location": "https://there:9200/"}, b""), "HTTP 301"),
-        ((200, {}, {"version": 3}), "says .* and version ''"),
-        ((200, {}, ["a"]), "says .* and version ''"),
+        ((200, {}, {"version": 3}), "does not say its version"),
+        ((200, {}, ["a"]), "does not say its version"),
     ],
 )
 def test_what_is_no_such_server_at_all_is_told(server, answer, message):
     server.faults["root"] = [answer]
-    with pytest.raises(UserError, match=f"is neither Elasticsearch 7 to 9 nor OpenSearch .*{message}"):
+    with pytest.raises(UserError, match=f"{message}.* neither Elasticsearch 7 to 9 nor OpenSearch"):
         connect(server, corpus("amber"))
 
 
@@ -479,24 +486,21 @@ def test_what_is_no_such_server_at_all_is_told(server, answer, message):
     ("options", "message"),
     [
         ({"url": None}, "set ES_URL"),
-        ({"url": "localhost:9200"}, "retriever.url=localhost:9200 is not the address"),
-        ({"url": ["http://x", "ftp://x"]}, "url=ftp://x is not the address"),
-        ({"url": "http://x:y"}, "not the address"),
-        ({"url": "http://x/?pretty"}, "not the address"),
-        ({"index": "Wiki"}, "index='Wiki'"),
-        ({"index": "_wiki"}, "index='_wiki'"),
-        ({"index": "a,b"}, "index='a,b'"),
-        ({"index": ""}, "index=''"),
+        ({"url": "localhost:9200"}, "no server at 'localhost:9200'"),
+        ({"url": ["http://x:1", "ftp://x:1"]}, "no server at 'http://x:1 ftp://x:1'"),
+        ({"url": "http://x:y"}, "no server at 'http://x:y'"),
+        ({"url": "http://x:1/?pretty"}, "no server at"),
+        ({"url": "http://x:1\n"}, "no server at"),
+        ({"index": "Wiki"}, r"Invalid index name \[Wiki\].*check retriever.index"),
+        ({"index": "_wiki"}, r"Invalid index name \[_wiki\].*check retriever.index"),
+        ({"index": "a,b"}, r"Invalid index name \[a,b\].*check retriever.index"),
         ({"k1": -1}, "k1=-1"),
         ({"b": 2}, "b=2"),
         ({"fields": "both"}, "choose joined or separate"),
-        ({"analyzer": "a b"}, "analyzer='a b'"),
+        ({"analyzer": "a b"}, r"analyzer \[a b\] .*check .*retriever.analyzer"),
         ({"shards": 0}, "shards=0"),
         ({"timeout": 0}, "timeout=0"),
         ({"retries": -1}, "retries=-1"),
-        ({"ca_file": "/no/such.pem", "url": "https://x"}, "is no file of certificates"),
-        ({"ca_file": __file__, "url": "https://x"}, "is no file of certificates"),
-        ({"ca_file": __file__, "url": "https://x", "verify": False}, "no use with retriever.verify=false"),
         ({"ca_file": __file__}, "no use with http://"),
     ],
 )
@@ -506,20 +510,13 @@ def test_a_mistaken_request_is_told_before_anything_is_made(server, options, mes
     assert not server.indices
 
 
-@pytest.mark.parametrize(
-    ("url", "clean"),
-    [
-        ("http://h:9200/", "http://h:9200"),
-        ("https://h/behind/a/proxy/", "https://h:443/behind/a/proxy"),
-        ("http://[::1]:9200", "http://[::1]:9200"),
-        ("http://u:p%40@[::1] http://u:p%40@h:1", "http://[::1]:80, http://h:1"),
-    ],
-)
-def test_an_address_is_shown_without_its_user(monkeypatch, url, clean):
-    monkeypatch.setattr(Server, "_identify", lambda server: ("OpenSearch", "2.0"))
-    monkeypatch.setenv("ES_URL", url)
-    server = Server(None, True, None, 1.0, [])
-    assert server.url == clean and "p%40" not in repr(vars(server)) and "p@" not in repr(server)
+@pytest.mark.parametrize("product", ["Elasticsearch", "OpenSearch"])
+def test_a_server_may_be_behind_a_path(server, product):
+    server.version("8.13.4" if product == "Elasticsearch" else "2.19.1", product=product)
+    server.path = "/behind/a/proxy"
+    retriever = connect(server, corpus("amber"), url=f"{server.url}/behind/a/proxy/")
+    assert ids(retriever.search(["amber"], 1)) == [["p0"]]
+    assert f"at {server.url}/behind/a/proxy)" in repr(retriever)
 
 
 def test_a_missing_extra_is_one_sentence_with_the_line_that_installs_it(server, monkeypatch):
@@ -538,31 +535,31 @@ def test_an_empty_corpus_is_refused(server):
 
 KEY, USER, PASSWORD = "aWQ6c2VjcmV0LWtleS0xMjM=", "reader", "pa ss:wörd@1/2"
 BASIC = "Basic cmVhZGVyOnBhIHNzOnfDtnJkQDEvMg=="
-QUOTED = "pa%20ss:w%C3%B6rd%401%2F2"
 WAYS = {
     "key": ({"ES_API_KEY": KEY}, f"ApiKey {KEY}"),
-    "id and key": ({"ES_API_KEY": "id:secret-key-123"}, f"ApiKey {KEY}"),
     "user": ({"ES_USERNAME": USER, "ES_PASSWORD": PASSWORD}, BASIC),
-    "address": ({"ES_URL": f"http://{USER}:{QUOTED}@HOST"}, BASIC),
 }
 
 
+@pytest.mark.parametrize("product", ["Elasticsearch", "OpenSearch"])
 @pytest.mark.parametrize("way", WAYS)
-def test_credentials_come_from_the_environment_and_go_nowhere_else(server, way, monkeypatch, caplog, capfd):
+def test_credentials_come_from_the_environment_and_go_nowhere_else(
+    server, way, product, monkeypatch, caplog, capfd
+):
     """Into the header, and into no log, representation, message, output or saved configuration."""
+    server.version("8.13.4" if product == "Elasticsearch" else "2.19.1", product=product)
     environ, header = WAYS[way]
     for name, value in environ.items():
-        monkeypatch.setenv(name, value.replace("HOST", server.url.removeprefix("http://")))
+        monkeypatch.setenv(name, value)
     server.authorization = header
     caplog.set_level(logging.INFO)
     node = OmegaConf.create({"_target_": "probers.rag.retrievers.elasticsearch.Elasticsearch", **FAST})
-    if "ES_URL" not in environ:
-        node.url = server.url
+    node.url = server.url
     told = [OmegaConf.to_yaml(node)]
-    server.faults["root"] = [(503, {}, {"error": f"{header} cannot be served"})]  # which a notice quotes
+    server.faults["root"] = [(503, {}, {"error": f"{header} cannot be served"})]  # which a log may quote
     retriever = build(node, corpus("amber", "basil"))
     assert ids(retriever.search(["basil"], 1)) == [["p1"]]
-    told += [repr(retriever), repr(retriever._server.client)]
+    told += [repr(retriever), repr(retriever._client)]
     index = next(iter(server.indices.values()))
     told += [str(index.mappings), str(index.settings), str(server.requests)]
 
@@ -579,17 +576,17 @@ def test_credentials_come_from_the_environment_and_go_nowhere_else(server, way, 
     note(error)
     server.faults.clear()
     server.forbidden = {"msearch"}
-    with pytest.raises(UserError, match="refuses .HTTP 403.: .*'manage', 'read'") as error:
+    with pytest.raises(UserError, match="HTTP 403 .*'manage', 'read'") as error:
         retriever.search(["basil"], 1)
     note(error)
     server.authorization = "another"
-    with pytest.raises(UserError, match="refuses .HTTP 401.: .*mend ES_API_KEY, or ES_USERNAME") as error:
+    with pytest.raises(UserError, match="HTTP 401 .*mend ES_API_KEY, or ES_USERNAME") as error:
         retriever.search(["basil"], 1)
     note(error)
-    assert any(record.name.startswith("elastic_transport") for record in caplog.records)
+    assert any(record.name.startswith(("elastic_transport", "opensearch")) for record in caplog.records)
     output = capfd.readouterr()
     told += [caplog.text, output.out, output.err]
-    secrets = [KEY, "secret-key-123", PASSWORD, QUOTED, BASIC.split()[1], "w%C3%B6rd", "wörd"]
+    secrets = [KEY, "secret-key-123", PASSWORD, BASIC.split()[1], "w%C3%B6rd", "wörd"]
     for secret in secrets:
         assert not any(secret in text for text in told), [text for text in told if secret in text]
 
@@ -616,27 +613,20 @@ def test_an_address_with_a_password_is_refused_as_an_option_without_being_shown(
 
 
 @pytest.mark.parametrize(
-    ("environ", "message"),
+    "environ",
     [
-        (
-            {"ES_API_KEY": KEY, "ES_USERNAME": USER, "ES_PASSWORD": "x"},
-            "ES_API_KEY, ES_USERNAME and .*exclude each",
-        ),
-        (
-            {"ES_URL": "http://a:b@x", "ES_API_KEY": KEY},
-            "a user in ES_URL exclude each other",
-        ),
-        ({"ES_USERNAME": USER}, "a user is set without a password, or the reverse: see ES_USERNAME"),
-        ({"ES_PASSWORD": "x"}, "a user is set without a password, or the reverse: see ES_USERNAME"),
-        ({"ES_URL": "http://reader@x"}, "a user is set without a password"),
-        ({"ES_API_KEY": "a b\nc"}, "characters that no API key has"),
+        {"ES_API_KEY": KEY, "ES_USERNAME": USER, "ES_PASSWORD": "hidden"},
+        {"ES_USERNAME": USER},
+        {"ES_PASSWORD": "hidden"},
+        {"ES_API_KEY": "hid den\nc"},
     ],
 )
-def test_credentials_that_contradict_each_other_are_told(server, monkeypatch, environ, message):
+def test_credentials_that_contradict_each_other_are_told(server, monkeypatch, environ):
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(UserError, match=message):
-        connect(server, corpus("amber"), **({"url": None} if "ES_URL" in environ else {}))
+    with pytest.raises(UserError, match="set ES_API_KEY, .* or both ES_USERNAME and ES_PASSWORD") as error:
+        connect(server, corpus("amber"))
+    assert "hid" not in str(error.value) and not server.requests
 
 
 @pytest.fixture(scope="module")
@@ -655,10 +645,13 @@ def test_certificates_are_checked_unless_told_otherwise(server, certificate):
     with FakeElasticsearch(tls=certificate) as secure:
         with pytest.raises(UserError, match=r"certificate verify failed: self.signed.*retriever\.ca_file"):
             connect(secure, corpus("amber"))
+        for no_file in ("/no/such.pem", __file__):
+            with pytest.raises(UserError, match=r"PEM file as retriever\.ca_file, or retriever\.verify"):
+                connect(secure, corpus("amber"), ca_file=no_file)
         assert not secure.requests
         for options in ({"ca_file": certificate[0]}, {"verify": False}):
             assert ids(connect(secure, corpus("amber"), **options).search(["amber"], 1)) == [["p0"]]
-        with pytest.raises(RunError, match="gives no usable answer: the connection failed"):
+        with pytest.raises(RunError, match="gives no usable answer"):
             connect(secure, corpus("amber"), url=secure.url.replace("https", "http"), retries=0)
 
 
@@ -682,7 +675,7 @@ def test_a_real_server_ranks_as_bm25_does(shards):
         "t9 " * 5000,
     ]
     index = f"probers-test-{uuid.uuid4().hex[:8]}"
-    retriever = Elasticsearch(passages, index=index, shards=shards, bulk_passages=100)
+    retriever = Elasticsearch(passages, index=index, shards=shards)
     try:
         found, expected = retriever.search(queries, 10), BM25(passages).search(queries, 10)
         assert ids(found) == ids(expected)
@@ -691,4 +684,4 @@ def test_a_real_server_ranks_as_bm25_does(shards):
         part = Elasticsearch(passages[:200], index=index, analyzer="english", fields="separate")
         assert len(part.search(["t1"], 10)[0]) == 10
     finally:
-        retriever._server.client.indices.delete(index=index, ignore_unavailable=True)
+        retriever._client.indices.delete(index=index, ignore_unavailable=True)

@@ -12,7 +12,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import wraps
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal, TypeVar
 
 from tqdm import tqdm
 
@@ -24,13 +24,11 @@ from . import lexical
 
 Fields = Literal["joined", "separate"]
 
-#: The analyzer that finds the words of :func:`probers.rag.retrievers.lexical.tokenize`.
-WORD = "word"
 #: A server's ``index.max_result_window``.
 MOST = 10_000
 #: Words of a query that are searched, the last ones (servers refuse over 1,024); queries per request.
 QUERY_WORDS, QUERIES = 1000, 64
-#: Passages and bytes per request while loading; how often, and in seconds how long, a busy server is let be.
+#: Passages and bytes per request while loading; how often and for how many seconds a busy server is let be.
 BULK = {
     "chunk_size": 1000, "max_chunk_bytes": 8_000_000,
     "max_retries": 5, "initial_backoff": 1.0, "max_backoff": 60.0,
@@ -38,22 +36,34 @@ BULK = {
 #: Refused passages after which loading stops.
 MOST_REFUSED = 10
 
+_ADDRESS = re.compile(r"https?://(\[[\da-fA-F:.]+\]|[\w.-]+):\d+(/[\w./~-]*)?")
+_ORDER = [{"_score": "desc"}, {"n": "asc"}]  # equal scores keep the corpus order
 _AGAIN = (408, 429, 500, 502, 503, 504)  # statuses after which the same request may succeed
 _THERE = 409  # a document of this id is there already: an earlier try, or run, brought it
-_ORDER = [{"_score": "desc"}, {"n": "asc"}]  # equal scores keep the corpus order
-_WORDS = {
+#: Finds the words of :func:`probers.rag.retrievers.lexical.tokenize`.
+_WORD = {
     # Letters and numbers of any script, which Java's own \w is not.
     "tokenizer": {"words": {"type": "pattern", "pattern": r"[\p{L}\p{N}_]+", "group": 0}},
     # Lucene refuses a document with a word of 32,766 bytes or more.
     "filter": {"cut": {"type": "truncate", "length": 8000}},
-    "analyzer": {WORD: {"type": "custom", "tokenizer": "words", "filter": ["lowercase", "cut"]}},
+    "analyzer": {"word": {"type": "custom", "tokenizer": "words", "filter": ["lowercase", "cut"]}},
 }
-_REMEDIES = {
+#: What to do where the request is at fault, by the status of the answer.
+_MISTAKES = {
+    "address": "it is neither Elasticsearch 7 to 9 nor OpenSearch: check ES_URL or retriever.url",
+    "tls": "give its authority's PEM file as retriever.ca_file, or retriever.verify=false to check nothing",
     400: "check retriever.index, retriever.analyzer and retriever.shards",
     401: "set or mend ES_API_KEY, or ES_USERNAME and ES_PASSWORD",
     403: "the user or key needs 'monitor' on the cluster and 'manage', 'read' and 'write' on the index",
-    413: "let it, and any proxy before it, take requests of 10 MB (http.max_content_length)",
 }
+#: What to do about an error that says so.
+_REMEDIES = {
+    "cluster_block_exception": "free space on its disk and lift the block with PUT INDEX/_settings "
+    '{"index.blocks.read_only_allow_delete": null}',
+    r"maxClauseCount|too[_ ]many[_a-z ]*clauses": "the query is too long: raise the server's "
+    "indices.query.bool.max_clause_count",
+}
+
 _T = TypeVar("_T")
 
 
@@ -67,7 +77,7 @@ def _readable(method: Callable[..., _T]) -> Callable[..., _T]:
         except self._failures as error:
             failure = self._explained(error)
         # Out here, so that nothing the client saw, which may quote a password, hangs on what is raised.
-        raise failure from None
+        raise failure
 
     return told
 
@@ -114,7 +124,7 @@ class Elasticsearch:
     index: str | None = None
     k1: float = lexical.K1
     b: float = lexical.B
-    analyzer: str = WORD
+    analyzer: str = "word"
     fields: Fields = "joined"
     shards: int = 1
     timeout: float = 60.0
@@ -129,14 +139,15 @@ class Elasticsearch:
         for name, least in (("shards", 1), ("timeout", 0.001), ("retries", 0)):
             if not least <= getattr(self, name) < math.inf:
                 raise UserError(f"retriever.{name}={getattr(self, name)} must be {least} or more")
-        if self.fields not in get_args(Fields):
+        if self.fields not in ("joined", "separate"):
             raise UserError(f"retriever.fields={self.fields} is unknown: choose joined or separate")
+        packages = {"elasticsearch": "elasticsearch", "opensearchpy": "opensearch-py"}
+        lexical.check_extra("elasticsearch", "search", packages)
         self._recipe = {
             "corpus": fingerprint(self.passages), "passages": len(self.passages), "k1": float(self.k1),
-            "b": float(self.b), "analyzer": self.analyzer, "fields": self.fields,
+            "b": float(self.b), "analyzer": self.analyzer, "fields": self.fields, "format": 2,
         }  # fmt: skip
         self._name = self.index or f"probers-{digest(canonical_json(self._recipe))}"
-        self._recipe["format"] = 2
         self._connect()
         self._prepare()
 
@@ -175,31 +186,28 @@ class Elasticsearch:
         return {"multi_match": {"query": text, **two}}
 
     def _passages(self, answer: dict[str, Any], query: str, size: int) -> list[Passage]:
-        """What the answer to a query holds, if that is sound."""
+        """What the answer to a query holds, if it is whole and of this corpus."""
         if "error" in answer:
-            reason = self._reason(answer)
-            raise RunError(f"{self._server} cannot answer the query {query[:80]!r}: {reason}")
+            raise RunError(f"{self._server} cannot answer {query[:80]!r}: {self._reason(answer)}")
         try:
-            sound = not answer["timed_out"] and not answer["_shards"]["failed"]
-            found = {hit["_id"]: hit["sort"] for hit in answer["hits"]["hits"]}
-            sound &= len(found) == len(answer["hits"]["hits"]) <= size
+            hits = answer["hits"]["hits"]
+            found = {hit["_id"]: hit["sort"] for hit in hits}
+            sound = len(found) == len(hits) <= size
+            sound &= not answer["timed_out"] and not answer["_shards"]["failed"]
             for name, (score, n) in found.items():
                 sound &= name == str(n) and 0 <= n < len(self.passages) and math.isfinite(score)
         except (LookupError, TypeError, ValueError):
             sound = False
         if not sound:
             raise RunError(
-                f"{self._server} answers the query {query[:80]!r} in part, or with what was not loaded into "
-                f"index {self._name}: look at its log, or make the index anew with retriever.rebuild=true"
+                f"{self._server} answers {query[:80]!r} in part, or with what was not loaded into index "
+                f"{self._name}: look at its log, or make the index anew with retriever.rebuild=true"
             )
         return [replace(self.passages[n], score=float(score)) for score, n in found.values()]
 
     @_readable
     def _connect(self) -> None:
-        """Take the client for what answers: OpenSearch's, which speaks to Elasticsearch 7 too, asks."""
-        packages = {"elasticsearch": "elasticsearch", "opensearchpy": "opensearch-py"}
-        self._failures: tuple[type[Exception], ...] = ()
-        lexical.check_extra("elasticsearch", "search", packages)
+        """Take the client for what answers; that of OpenSearch speaks to Elasticsearch 7 too."""
         import elasticsearch.helpers
         import opensearchpy.helpers
 
@@ -209,31 +217,27 @@ class Elasticsearch:
         logging.getLogger("opensearch").addHandler(logging.NullHandler())  # else its failures are printed
         hosts = _addresses(self.url)
         self._server = ", ".join(hosts)
-        for_elasticsearch, for_opensearch, self._secrets = _login()
-        if self.ca_file and not (self.verify and self._server.startswith("https:")):
-            raise UserError(
-                f"retriever.ca_file={self.ca_file} has no use with {self._server} and "
-                f"retriever.verify={self.verify}: leave it out"
-            )
+        if self.ca_file and not self._server.startswith("https:"):
+            raise UserError(f"retriever.ca_file={self.ca_file} has no use with {self._server}: leave it out")
         options = {
             "max_retries": self.retries, "retry_on_timeout": True, "retry_on_status": _AGAIN,
             "verify_certs": self.verify, "ca_certs": self.ca_file, "ssl_show_warn": False,
         }  # fmt: skip
-        self._client: Any = opensearchpy.OpenSearch(hosts, timeout=self.timeout, **options, **for_opensearch)
+        by_elasticsearch, by_opensearch, self._secrets = _login()
+        self._client: Any = opensearchpy.OpenSearch(hosts, timeout=self.timeout, **options, **by_opensearch)
         self._streaming_bulk: Any = opensearchpy.helpers.streaming_bulk
         info = self._client.info()
-        said = info if isinstance(info, dict) else {}
-        tagline, version = str(said.get("tagline")), said.get("version")
-        number = str(version.get("number")) if isinstance(version, dict) else ""
+        try:
+            number, tagline = str(info["version"]["number"]), str(info["tagline"])
+        except (TypeError, LookupError):
+            raise UserError(f"{self._server} does not say its version; {_MISTAKES['address']}") from None
         product = "OpenSearch" if "OpenSearch" in tagline else "Elasticsearch"
-        major = number.partition(".")[0]
-        if product == "Elasticsearch" and (tagline != "You Know, for Search" or major not in ("7", "8", "9")):
-            raise self._stranger(f"says {tagline!r} and version {number!r}")
-        if product == "Elasticsearch" and major != "7":
+        if product == "Elasticsearch" and not number.startswith("7."):
             self._client = elasticsearch.Elasticsearch(
-                hosts, request_timeout=self.timeout, **options, **for_elasticsearch
+                hosts, request_timeout=self.timeout, **options, **by_elasticsearch
             )
             self._streaming_bulk = elasticsearch.helpers.streaming_bulk
+            self._client.info()  # which it refuses of anything but Elasticsearch
         self._server = f"{product} {number} at {self._server}"
 
     @_readable
@@ -263,7 +267,6 @@ class Elasticsearch:
                 f"{there:,}: check its disk and its log; the same command loads what is missing, with "
                 "retriever.rebuild=true all"
             )
-        indices.put_settings(index=name, body={"index": {"refresh_interval": None}})
         indices.put_mapping(index=name, body={"_meta": {"probers": self._recipe | {"complete": True}}})
 
     def _meta(self) -> dict[str, Any]:
@@ -271,7 +274,7 @@ class Elasticsearch:
         if not self._client.indices.exists(index=self._name):
             return {}
         found = self._client.indices.get_mapping(index=self._name)
-        # The answer to an alias has the names behind it.
+        # Of an alias the answer has the names behind it.
         mappings = found[self._name]["mappings"] if self._name in found else {}
         if "probers" not in mappings.get("_meta", {}):
             raise UserError(
@@ -281,9 +284,10 @@ class Elasticsearch:
         return dict(mappings["_meta"]["probers"])
 
     def _create(self) -> None:
-        """Make the index, ready for loading; searches do not see what is loaded until it is refreshed."""
-        analyzer = {"analyzer": self.analyzer, "similarity": "probers"}
-        searched = {"type": "text", "index_options": "freqs", **analyzer}  # no phrase is ever searched
+        """Make the index, without positions of words: no phrase is ever searched."""
+        searched = {
+            "type": "text", "analyzer": self.analyzer, "similarity": "probers", "index_options": "freqs"
+        }  # fmt: skip
         texts: dict[str, Any] = {"title": searched, "text": searched}
         if self.fields == "joined":
             copied = {"type": "text", "index": False, "copy_to": "contents"}
@@ -291,17 +295,16 @@ class Elasticsearch:
         settings = {
             "number_of_shards": self.shards, "number_of_replicas": 0, "refresh_interval": "-1",
             "similarity": {"probers": {"type": "BM25", "k1": float(self.k1), "b": float(self.b)}},
-            "analysis": _WORDS,
+            "analysis": _WORD,
         }  # fmt: skip
         mappings = {
             "dynamic": "strict",
             "_meta": {"probers": self._recipe | {"complete": False}},
-            "properties": {"n": {"type": "integer"}, "id": {"type": "keyword"}, **texts},
+            "properties": {"n": {"type": "integer"}, "id": {"type": "keyword", "index": False}, **texts},
         }
         try:
-            self._client.indices.create(
-                index=self._name, body={"settings": {"index": settings}, "mappings": mappings}
-            )
+            body = {"settings": {"index": settings}, "mappings": mappings}
+            self._client.indices.create(index=self._name, body=body)
         except self._failures as error:
             # Another process, or a try whose answer was lost, may have made it.
             if "resource_already_exists_exception" not in str(error):
@@ -321,67 +324,56 @@ class Elasticsearch:
         total = len(self.passages)
         documents = map(_document, range(start, total), passages_from(self.passages, start))
         sent = self._streaming_bulk(self._client, documents, index=self._name, raise_on_error=False, **BULK)
-        refused: dict[str, str] = {}
-        for taken, item in tqdm(
-            sent, f"index {self._name}", total, initial=start, unit="passage", disable=total <= 20_000
-        ):
+        refused = []
+        for taken, item in tqdm(sent, "index", total, initial=start, disable=total <= 20_000):
             result = item["create"]
             if not taken and result["status"] != _THERE:
-                refused[self.passages[int(result["_id"])].id] = self._reason(result)
+                passage = self.passages[int(result["_id"])]
+                refused.append(f"{passage.id!r} ({self._reason(result)})")
             if len(refused) == MOST_REFUSED:
                 break
         if refused:
-            reasons = "; ".join(f"{name!r} ({reason})" for name, reason in refused.items())
             raise RunError(
-                f"the server refused {len(refused)} passages: {reasons}; mend or remove them in the corpus, or "
-                "mend the server, and run the same command again: what is loaded stays"
+                f"the server refused {len(refused)} passages: {', '.join(refused)}; mend them in the corpus, "
+                "or the server, and run the same command again: what is loaded stays"
             )
 
     def _explained(self, error: Any) -> Exception:
         """What to raise for what a client raised."""
         status, body = getattr(error, "status_code", None), getattr(error, "info", None)
+        mistake: int | str = ""
         if isinstance(status, int):
-            if status < 400 or (status == 404 and not isinstance(body, dict)):
-                return self._stranger(f"answers HTTP {status}")
             reason = f"HTTP {status} {self._reason(body)}"
-            if status in _REMEDIES:
-                kind = UserError if status < 404 else RunError
-                return kind(f"{self._server} refuses a request: {reason}; {_REMEDIES[status]}")
+            if status < 400 or (status == 404 and not isinstance(body, dict)):
+                mistake = "address"
+            elif "cluster_block_exception" not in reason:
+                mistake = status
         else:
             while inner := error.__cause__ or error.__context__:  # down to the one that says why
                 error = inner
+            reason = self._clean(f"{type(error).__name__}: {error}")
             if isinstance(error, (ssl.SSLError, FileNotFoundError)):
-                return UserError(
-                    f"{self._server}: {error}; give the PEM file of its authority as retriever.ca_file, or "
-                    "retriever.verify=false to check nothing"
-                )
-            if isinstance(error, (ValueError, LookupError)):
-                return self._stranger("answers with something other than JSON")
-            late = isinstance(error, TimeoutError)
-            reason = "no answer in time" if late else self._clean(f"the connection failed: {error}")
+                mistake = "tls"
+            elif isinstance(error, (ValueError, LookupError)):
+                mistake = "address"
+        if mistake in _MISTAKES:
+            return UserError(f"{self._server} gives no usable answer: {reason}; {_MISTAKES[mistake]}")
         return RunError(
-            f"{self._server} gives no usable answer: {reason} (tried {self.retries + 1} times); once it does, "
-            "the same command goes on"
+            f"{self._server} gives no usable answer: {reason}; once it does, the same command goes on"
         )
 
-    def _reason(self, body: Any) -> str:
+    def _reason(self, answer: Any) -> str:
         """What an answer, or an item of one, says of its error: of several causes the first."""
-        error = body.get("error") if isinstance(body, dict) else body
+        error = answer.get("error") if isinstance(answer, dict) else answer
         if not isinstance(error, dict):
-            return self._clean(str(error or "without a reason"))
-        error = error | (error.get("root_cause") or [{}])[0]
-        text = f"{error.get('type')}: {error.get('reason')}"
-        if inner := error.get("caused_by"):
-            text += f" ({inner.get('reason')})"
-        text = self._clean(text)
-        if "cluster_block_exception" in text:
-            text += (
-                "; free space on its disk and lift the block with PUT INDEX/_settings "
-                '{"index.blocks.read_only_allow_delete": null}'
-            )
-        if re.search(r"maxClauseCount|too[_ ]many[_a-z ]*clauses", str(error)):
-            text += "; it is too long: raise the server's indices.query.bool.max_clause_count"
-        return text
+            return self._clean(str(error))
+        first = error | (error.get("root_cause") or [{}])[0]
+        inner = (first.get("caused_by") or {}).get("reason", "")
+        reason = self._clean(f"{first.get('type')}: {first.get('reason')} {inner}")
+        for sign, remedy in _REMEDIES.items():
+            if re.search(sign, str(error)):
+                reason += f"; {remedy}"
+        return reason
 
     def _clean(self, text: str) -> str:
         """What a server said, short and without secrets."""
@@ -389,32 +381,16 @@ class Elasticsearch:
             text = text.replace(secret, "***")
         return " ".join(text.split())[:400]
 
-    def _stranger(self, why: str) -> UserError:
-        return UserError(
-            f"what answers at {self._server} is neither Elasticsearch 7 to 9 nor OpenSearch (it "
-            f"{self._clean(why)}): check ES_URL or retriever.url"
-        )
-
 
 def _addresses(url: str | Sequence[str] | None) -> list[str]:
-    """The addresses of the option or of ES_URL, none of which may hold a password."""
+    """The addresses of the option or of ES_URL."""
     given = [url] if isinstance(url, str) else list(url or os.environ.get("ES_URL", "").split())
-    if not given:
+    if not given or not all(map(_ADDRESS.fullmatch, given)):
+        shown = " ".join(text.rpartition("@")[2] for text in given)  # without a password
         raise UserError(
-            "retriever=elasticsearch has no server: set ES_URL, for instance to http://localhost:9200, or "
-            "pass retriever.url"
+            f"retriever=elasticsearch has no server at {shown!r}: set ES_URL or retriever.url to "
+            "http://HOST:PORT or https://HOST:PORT, without a user, who is ES_USERNAME with ES_PASSWORD"
         )
-    for text in given:
-        if "@" in text:
-            raise UserError(
-                "retriever.url (or ES_URL) holds a user name or password: put them into ES_USERNAME and "
-                "ES_PASSWORD"
-            )
-        if not re.fullmatch(r"https?://(\[[\da-fA-F:.]+\]|[\w.-]+):\d+(/[\w./~-]*)?", text):
-            raise UserError(
-                f"retriever.url={text} (or ES_URL) is not the address of a server: give http://HOST:PORT or "
-                "https://HOST:PORT"
-            )
     return [text.rstrip("/") for text in given]
 
 
@@ -422,17 +398,15 @@ def _login() -> tuple[dict[str, Any], dict[str, Any], list[str]]:
     """Arguments of Elasticsearch's and of OpenSearch's client, and what no message may hold."""
     key, user, password = (os.environ.get(f"ES_{name}", "") for name in ("API_KEY", "USERNAME", "PASSWORD"))
     if bool(user) != bool(password) or (user and key) or not re.fullmatch(r"[\x21-\x7e]*", key):
-        raise UserError(
-            "set either ES_API_KEY, encoded as the server shows it, or both ES_USERNAME and ES_PASSWORD"
-        )
+        raise UserError("set ES_API_KEY, encoded as the server shows it, or both ES_USERNAME and ES_PASSWORD")
     if key:
         return {"api_key": key}, {"headers": {"authorization": f"ApiKey {key}"}}, [key]
     if not user:
         return {}, {}, []
     pair = f"{user}:{password}".encode()
-    # OpenSearch's client encodes in Latin-1 what servers read as UTF-8.
-    http_auth = pair.decode("latin-1")
-    return {"basic_auth": (user, password)}, {"http_auth": http_auth}, [base64.b64encode(pair).decode(), password]
+    encoded = base64.b64encode(pair).decode()
+    # Servers read UTF-8, and OpenSearch's client writes Latin-1.
+    return {"basic_auth": encoded}, {"http_auth": pair.decode("latin-1")}, [encoded, password]
 
 
 def _searched(query: str) -> str:
