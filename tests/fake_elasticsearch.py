@@ -243,10 +243,8 @@ class FakeElasticsearch:
     @property
     def elastic(self):
         """Whether the client of Elasticsearch 8 is to be used, which says so in its content types."""
-        return "for Search" in self.greeting["tagline"] and self.greeting["version"]["number"][:1] in (
-            "8",
-            "9",
-        )
+        number = self.greeting["version"]["number"]
+        return "for Search" in self.greeting["tagline"] and number.startswith(("8.", "9."))
 
     def index(self, name):
         if name not in self.indices:
