@@ -31,12 +31,18 @@ def by(monkeypatch, count):
 
 
 @pytest.fixture
-def server(monkeypatch):
+def server(monkeypatch, request):
     for name in ("ES_URL", "ES_API_KEY", "ES_USERNAME", "ES_PASSWORD"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setitem(elasticsearch.BULK, "initial_backoff", 0.01)
     with FakeElasticsearch() as fake:
+        if getattr(request, "param", "") == "OpenSearch":
+            fake.version("2.19.1", product="OpenSearch")
         yield fake
+
+
+#: A test that asks a server by the one client, and then by the other.
+BOTH = pytest.mark.parametrize("server", ["Elasticsearch", "OpenSearch"], indirect=True)
 
 
 def corpus(*texts):
@@ -87,6 +93,7 @@ def test_lengths_as_lucene_keeps_them_change_nothing_up_to_40_words_and_little_a
         assert np.mean(shared) > 0.85
 
 
+@BOTH
 def test_ties_keep_the_corpus_order_and_few_matches_are_not_padded(server, monkeypatch):
     monkeypatch.setattr(elasticsearch, "QUERIES", 2)
     retriever = connect(server, corpus(*["same words"] * 20, "other"))
@@ -97,6 +104,7 @@ def test_ties_keep_the_corpus_order_and_few_matches_are_not_padded(server, monke
     assert [len(body.splitlines()) for body in server.asked("msearch")] == [4, 4, 2]
 
 
+@BOTH
 def test_an_analyzer_of_the_server_with_stop_words_and_two_fields(server):
     passages = [
         Passage("a", "The Heron", "It is a bird of the inlet."),
@@ -117,6 +125,7 @@ def test_an_analyzer_of_the_server_with_stop_words_and_two_fields(server):
         connect(server, passages, analyzer="klingon")
 
 
+@BOTH
 @pytest.mark.parametrize(
     "query",
     ['"quoted" AND (amber OR', "amber~2 +basil -cedar", "title:amber*", "\\ / { } [ ] ^", '{"match_all": {}}',
@@ -127,6 +136,7 @@ def test_a_query_is_words_and_nothing_else(server, query):
     assert ids(connect(server, passages).search([query], 5)) == ids(BM25(passages).search([query], 5))
 
 
+@BOTH
 def test_a_query_with_too_many_words_is_cut_from_its_beginning(server):
     passages = corpus("amber basil", "cedar dune", "early heron")
     retriever = connect(server, passages)
@@ -140,6 +150,7 @@ def test_a_query_with_too_many_words_is_cut_from_its_beginning(server):
 NESTED = {"type": "too_many_nested_clauses", "reason": "Query contains too many nested clauses"}
 
 
+@BOTH
 @pytest.mark.parametrize("reply", [
     (500, {"type": "search_phase_execution_exception", "failed_shards": [{"reason": NESTED}]}),
     (400, {"type": "illegal_argument_exception", "reason": "Query rewrite failed: too many clauses"}),
@@ -165,6 +176,7 @@ def test_k_is_checked_and_may_exceed_the_corpus(server):
 # --- loading ----------------------------------------------------------------------------------------
 
 
+@BOTH
 def test_a_complete_index_is_used_again_and_another_corpus_or_setting_is_not(server):
     passages = corpus(*WORDS)
     connect(server, passages)
@@ -178,6 +190,7 @@ def test_a_complete_index_is_used_again_and_another_corpus_or_setting_is_not(ser
     assert len(server.indices) == 4
 
 
+@BOTH
 def test_a_named_index_is_made_anew_when_its_corpus_changed(server, capsys):
     connect(server, corpus("amber", "basil"), index="wiki")
     changed = connect(server, corpus("cedar", "basil"), index="wiki")
@@ -190,6 +203,7 @@ def test_a_named_index_is_made_anew_when_its_corpus_changed(server, capsys):
     assert len(server.asked("delete")) == 1 and len(server.asked("bulk")) == 1
 
 
+@BOTH
 def test_an_index_of_someone_else_is_left_alone(server):
     body = {"settings": {"index": {}}, "mappings": {"properties": {}}}
     server.indices["wiki"] = FakeIndex("wiki", body, False)
@@ -199,6 +213,7 @@ def test_an_index_of_someone_else_is_left_alone(server):
     assert server.indices["wiki"].mappings == body["mappings"] and not server.asked("delete")
 
 
+@BOTH
 def test_a_half_loaded_index_goes_on_where_it_stopped(server, monkeypatch):
     by(monkeypatch, 50)
     passages = corpus(*(f"word{i} amber" for i in range(500)))
@@ -223,6 +238,7 @@ def test_a_half_loaded_index_goes_on_where_it_stopped(server, monkeypatch):
         connect(server, passages)
 
 
+@BOTH
 def test_bulk_requests_keep_to_their_sizes(server, monkeypatch):
     passages = corpus(*("amber " * 200 for _ in range(40)), "x " * 30_000)
     by(monkeypatch, 15)
@@ -235,12 +251,14 @@ def test_bulk_requests_keep_to_their_sizes(server, monkeypatch):
     assert all(len(b) <= 10_000 or len(b.splitlines()) == 2 for b in bodies) and len(bodies) == 7
 
 
+@BOTH
 def test_a_proxy_that_takes_less_is_told(server):
     server.largest_body = 9000
     with pytest.raises(RunError, match="HTTP 413 <html>too large"):
         connect(server, corpus(*("amber " * 200 for _ in range(40))))
 
 
+@BOTH
 def test_a_passage_of_ten_megabytes_and_odd_characters_are_loaded(server):
     passages = corpus("y" * 10_000_000, "amber\x00\ud800\u2028 é 日本", "basil\r\n{}")
     retriever = connect(server, passages, timeout=20)
@@ -286,6 +304,7 @@ def test_a_passing_fault_is_tried_again_and_nothing_is_twice_there(server, produ
     assert len(index.docs) == len(WORDS)
 
 
+@BOTH
 @pytest.mark.parametrize(
     ("fault", "reason"),
     [
@@ -320,6 +339,7 @@ def test_of_several_nodes_one_may_be_dead(server, monkeypatch, number):
     assert ids(retriever.search(["amber"], 1)) == [["p0"]] and f"{gone.url}, {server.url})" in repr(retriever)
 
 
+@BOTH
 def test_a_server_that_is_not_there_is_told(server):
     with FakeElasticsearch() as gone:
         pass
@@ -327,6 +347,7 @@ def test_a_server_that_is_not_there_is_told(server):
         Elasticsearch(corpus("amber"), url=gone.url, **FAST)
 
 
+@BOTH
 def test_passages_put_off_are_sent_again_alone_and_those_refused_are_listed(server, monkeypatch):
     passages = corpus(*WORDS)
     server.put_off = {"3": 2, "5": 1}
@@ -347,6 +368,7 @@ def test_passages_put_off_are_sent_again_alone_and_those_refused_are_listed(serv
         connect(server, passages, index="three")
 
 
+@BOTH
 def test_many_refused_passages_stop_the_loading(server, monkeypatch):
     passages = corpus(*(f"word{i}" for i in range(200)))
     server.refuse = {str(i): "no" for i in range(200)}
@@ -356,6 +378,7 @@ def test_many_refused_passages_stop_the_loading(server, monkeypatch):
     assert len(server.asked("bulk")) == 1
 
 
+@BOTH
 @pytest.mark.parametrize("status", [429, 403])
 def test_a_full_disk_is_an_error_with_the_remedy(server, status, monkeypatch):
     passages = corpus(*WORDS)
@@ -373,6 +396,7 @@ def test_a_full_disk_is_an_error_with_the_remedy(server, status, monkeypatch):
         connect(server, corpus("amber"))
 
 
+@BOTH
 def test_passages_that_vanish_in_silence_are_missed(server, monkeypatch):
     passages = corpus(*WORDS)
     server.lose = {"9"}
@@ -385,6 +409,7 @@ def test_passages_that_vanish_in_silence_are_missed(server, monkeypatch):
     assert len(server.asked("bulk")) == 6  # from the gap on
 
 
+@BOTH
 def test_a_document_that_is_not_of_the_corpus_is_never_returned_as_one(server):
     retriever = connect(server, corpus("amber", "basil"), index="wiki")
     index = server.indices["wiki"]
@@ -402,6 +427,7 @@ def test_a_document_that_is_not_of_the_corpus_is_never_returned_as_one(server):
 WHOLE = {"timed_out": False, "_shards": {"failed": 0}, "status": 200}
 
 
+@BOTH
 @pytest.mark.parametrize("answer", [
     {**WHOLE, "timed_out": True, "hits": {"hits": []}},
     {**WHOLE, "_shards": {"failed": 1}, "hits": {"hits": []}},
@@ -413,6 +439,7 @@ WHOLE = {"timed_out": False, "_shards": {"failed": 0}, "status": 200}
     {**WHOLE, "hits": None},
     {},
 ])  # fmt: skip
+@BOTH
 def test_an_answer_in_part_or_with_other_than_what_was_asked_is_refused(server, answer):
     retriever = connect(server, corpus("amber", "basil", "cedar"))
     server.query_faults = [None, answer or {"took": 1}]
@@ -420,6 +447,7 @@ def test_an_answer_in_part_or_with_other_than_what_was_asked_is_refused(server, 
         retriever.search(["amber", "basil", "cedar"], 2)
 
 
+@BOTH
 def test_a_query_that_cannot_be_answered_is_told(server):
     retriever = connect(server, corpus("amber", "basil", "cedar"))
     error = {"root_cause": [{"type": "query_shard_exception", "reason": "bad field"}], "reason": "all failed"}
@@ -498,6 +526,7 @@ def test_what_is_no_such_server_at_all_is_told(server, answer, message):
         ({"timeout": 0}, "timeout=0"),
         ({"retries": -1}, "retries=-1"),
         ({"ca_file": __file__}, "no use with http://"),
+        ({"ca_file": __file__, "url": "https://x:1", "verify": False}, "no use with .*verify=False"),
     ],
 )
 def test_a_mistaken_request_is_told_before_anything_is_made(server, options, message):
@@ -587,6 +616,7 @@ def test_credentials_come_from_the_environment_and_go_nowhere_else(
         assert not any(secret in text for text in told), [text for text in told if secret in text]
 
 
+@BOTH
 def test_a_server_that_asks_who_it_is_names_the_variables(server):
     server.authorization = "Basic x"
     with pytest.raises(UserError, match="HTTP 401.*set or mend ES_API_KEY, or ES_USERNAME and ES_PASSWORD"):

@@ -173,9 +173,9 @@ class Elasticsearch:
         for start in range(0, len(texts), QUERIES):
             asked = texts[start : start + QUERIES]
             lines = [line for _, text in asked for line in (header, {"query": self._match(text), **common})]
-            answers = self._client.msearch(body=lines)["responses"]
-            for (i, text), answer in zip(asked, answers, strict=True):
-                found[i] = self._passages(answer, text, size)
+            answers = self._client.msearch(body=lines)
+            for place, (i, text) in enumerate(asked):
+                found[i] = self._passages(answers, place, text, size)
         return found
 
     def _match(self, text: str) -> dict[str, Any]:
@@ -185,11 +185,12 @@ class Elasticsearch:
         two = {"type": "best_fields", "fields": ["title", "text"], "tie_breaker": 0.5}
         return {"multi_match": {"query": text, **two}}
 
-    def _passages(self, answer: dict[str, Any], query: str, size: int) -> list[Passage]:
-        """What the answer to a query holds, if it is whole and of this corpus."""
-        if "error" in answer:
-            raise RunError(f"{self._server} cannot answer {query[:80]!r}: {self._reason(answer)}")
+    def _passages(self, answers: Any, place: int, query: str, size: int) -> list[Passage]:
+        """What one of the answers holds, if it is whole and of this corpus."""
         try:
+            answer = answers["responses"][place]
+            if "error" in answer:
+                raise RunError(f"{self._server} cannot answer {query[:80]!r}: {self._reason(answer)}")
             hits = answer["hits"]["hits"]
             found = {hit["_id"]: hit["sort"] for hit in hits}
             sound = len(found) == len(hits) <= size
@@ -217,8 +218,11 @@ class Elasticsearch:
         logging.getLogger("opensearch").addHandler(logging.NullHandler())  # else its failures are printed
         hosts = _addresses(self.url)
         self._server = ", ".join(hosts)
-        if self.ca_file and not self._server.startswith("https:"):
-            raise UserError(f"retriever.ca_file={self.ca_file} has no use with {self._server}: leave it out")
+        if self.ca_file and not (self.verify and self._server.startswith("https:")):
+            raise UserError(
+                f"retriever.ca_file={self.ca_file} has no use with {self._server} and "
+                f"retriever.verify={self.verify}: leave it out"
+            )
         options = {
             "max_retries": self.retries, "retry_on_timeout": True, "retry_on_status": _AGAIN,
             "verify_certs": self.verify, "ca_certs": self.ca_file, "ssl_show_warn": False,
@@ -297,10 +301,11 @@ class Elasticsearch:
             "similarity": {"probers": {"type": "BM25", "k1": float(self.k1), "b": float(self.b)}},
             "analysis": _WORD,
         }  # fmt: skip
+        name = {"type": "keyword", "index": False, "doc_values": False}
         mappings = {
             "dynamic": "strict",
             "_meta": {"probers": self._recipe | {"complete": False}},
-            "properties": {"n": {"type": "integer"}, "id": {"type": "keyword", "index": False}, **texts},
+            "properties": {"n": {"type": "integer"}, "id": name, **texts},
         }
         try:
             body = {"settings": {"index": settings}, "mappings": mappings}
@@ -343,7 +348,7 @@ class Elasticsearch:
         status, body = getattr(error, "status_code", None), getattr(error, "info", None)
         mistake: int | str = ""
         if isinstance(status, int):
-            reason = f"HTTP {status} {self._reason(body)}"
+            reason = f"HTTP {status} {self._reason(body or error.error)}"
             if status < 400 or (status == 404 and not isinstance(body, dict)):
                 mistake = "address"
             elif "cluster_block_exception" not in reason:
@@ -386,7 +391,7 @@ def _addresses(url: str | Sequence[str] | None) -> list[str]:
     """The addresses of the option or of ES_URL."""
     given = [url] if isinstance(url, str) else list(url or os.environ.get("ES_URL", "").split())
     if not given or not all(map(_ADDRESS.fullmatch, given)):
-        shown = " ".join(text.rpartition("@")[2] for text in given)  # without a password
+        shown = " ".join(given).rpartition("@")[2]  # without a password
         raise UserError(
             f"retriever=elasticsearch has no server at {shown!r}: set ES_URL or retriever.url to "
             "http://HOST:PORT or https://HOST:PORT, without a user, who is ES_USERNAME with ES_PASSWORD"
