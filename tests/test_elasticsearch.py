@@ -439,7 +439,6 @@ WHOLE = {"timed_out": False, "_shards": {"failed": 0}, "status": 200}
     {**WHOLE, "hits": None},
     {},
 ])  # fmt: skip
-@BOTH
 def test_an_answer_in_part_or_with_other_than_what_was_asked_is_refused(server, answer):
     retriever = connect(server, corpus("amber", "basil", "cedar"))
     server.query_faults = [None, answer or {"took": 1}]

@@ -223,7 +223,7 @@ class Elasticsearch:
                 f"retriever.ca_file={self.ca_file} has no use with {self._server} and "
                 f"retriever.verify={self.verify}: leave it out"
             )
-        options = {
+        options: dict[str, Any] = {
             "max_retries": self.retries, "retry_on_timeout": True, "retry_on_status": _AGAIN,
             "verify_certs": self.verify, "ca_certs": self.ca_file, "ssl_show_warn": False,
         }  # fmt: skip
