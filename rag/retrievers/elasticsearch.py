@@ -28,7 +28,7 @@ Fields = Literal["joined", "separate"]
 MOST = 10_000
 #: Words of a query that are searched, the last ones (servers refuse over 1,024); queries per request.
 QUERY_WORDS, QUERIES = 1000, 64
-#: Passages and bytes per request while loading; how often and for how many seconds a busy server is let be.
+#: Passages and bytes per request while loading; tries, and seconds between them, for what is put off.
 BULK = {
     "chunk_size": 1000, "max_chunk_bytes": 8_000_000,
     "max_retries": 5, "initial_backoff": 1.0, "max_backoff": 60.0,
@@ -48,7 +48,7 @@ _WORD = {
     "filter": {"cut": {"type": "truncate", "length": 8000}},
     "analyzer": {"word": {"type": "custom", "tokenizer": "words", "filter": ["lowercase", "cut"]}},
 }
-#: What to do where the request is at fault, by the status of the answer.
+#: What to do where the user can mend it, by the status of the answer or what else went wrong.
 _MISTAKES = {
     "address": "it is neither Elasticsearch 7 to 9 nor OpenSearch: check ES_URL or retriever.url",
     "tls": "give its authority's PEM file as retriever.ca_file, or retriever.verify=false to check nothing",
@@ -157,6 +157,8 @@ class Elasticsearch:
     @_readable
     def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
         """Up to ``k`` passages per query, best first; fewer when fewer share a token with it.
+
+        Of a query the last 1000 words are searched; passages of equal scores keep the order of the corpus.
 
         Raises:
             UserError: ``k`` is below 1 or above what servers return.
