@@ -17,6 +17,7 @@ from probers.commands.parts import build, load_model, load_passages, plain, reco
 from probers.commands.parts import inputs as fingerprints
 from probers.commands.runs import RunFolder, identity
 from probers.data.questions import open_questions
+from probers.files import write_text
 from probers.store.spec import parse_layers
 from probers.types import Needs, RunError, UserError
 
@@ -168,7 +169,7 @@ def run(cfg: DictConfig) -> Path:
     from probers.store.spec import FeatureSpec
     from probers.store.store import FeatureStore
 
-    from .audit import audit, draw, draw_undecided, write_sample
+    from .audit import audit, draw, draw_undecided, sample_html
 
     lm = load_model(cfg)
     layers = layers_to_read(cfg.layers, lm.num_layers, site=cfg.site, pool=cfg.pool)
@@ -191,12 +192,9 @@ def run(cfg: DictConfig) -> Path:
     found = audit(store, seed=cfg.seed)
     store.finish(figures | {"audit": found.figures})
     page = folder.path / "sample.html"
-    write_sample(
-        draw(store, seed=cfg.seed),
-        page,
-        about={"Model": str(lm.spec), "Source": cfg.source, "Prompt": cfg.prompt.name, "Labels": lines[0]},
-        undecided=draw_undecided(store.left_out(), seed=cfg.seed),
-    )
+    about = {"Model": str(lm.spec), "Source": cfg.source, "Prompt": cfg.prompt.name, "Labels": lines[0]}
+    undecided = draw_undecided(store.left_out(), seed=cfg.seed)
+    write_text(page, sample_html(draw(store, seed=cfg.seed), about=about, undecided=undecided))
     folder.finish({"model": cfg.model.name, "source": cfg.source, **figures})
     for line in [*lines, *found.lines]:
         print(line)

@@ -109,9 +109,3 @@ def span(ends: Iterable[float], digits: int = 2, *, sign: bool = False) -> str:
 def count(n: int, noun: str) -> str:
     """A count with its noun: "1 round", "1,200 questions"."""
     return f"{n:,} {noun}{'' if n == 1 else 's'}"
-
-
-def listing(items: Iterable[str]) -> str:
-    """Markup fragments as an enumeration in prose: "a, b and c"."""
-    *most, last = list(items) or [""]
-    return f"{', '.join(most)} and {last}" if most else last

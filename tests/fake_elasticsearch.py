@@ -179,6 +179,7 @@ class FakeElasticsearch:
         self.query_faults = []
         self.authorization = None
         self.forbidden = set()
+        self.path = ""  # before that of every request
         self.coarse_lengths = coarse_lengths
         self._stop = threading.Event()
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
@@ -217,7 +218,8 @@ class FakeElasticsearch:
 
     def answer(self, method, path, body):
         """(endpoint, function that does it)."""
-        parts = [unquote(p) for p in urlsplit(path).path.split("/") if p]
+        assert path.startswith(self.path)
+        parts = [unquote(p) for p in urlsplit(path.removeprefix(self.path)).path.split("/") if p]
         if method == "GET" and not parts:
             return "root", lambda: self.greeting
         if parts == ["_msearch"]:
@@ -231,7 +233,6 @@ class FakeElasticsearch:
                 "mapping", lambda: {self.index(name).name: {"mappings": self.index(name).mappings}}
             ),
             ("PUT", "_mapping"): ("put_mapping", lambda: self.put_mapping(name, json.loads(body))),
-            ("PUT", "_settings"): ("settings", lambda: self.put_settings(name, json.loads(body))),
             ("PUT", "_bulk"): ("bulk", lambda: self.bulk(name, body)),
             ("POST", "_bulk"): ("bulk", lambda: self.bulk(name, body)),
             ("POST", "_refresh"): ("refresh", lambda: self.refresh(name)),
@@ -242,7 +243,8 @@ class FakeElasticsearch:
     @property
     def elastic(self):
         """Whether the client of Elasticsearch 8 is to be used, which says so in its content types."""
-        return "for Search" in self.greeting["tagline"] and self.greeting["version"]["number"][:1] in "89"
+        number = self.greeting["version"]["number"]
+        return "for Search" in self.greeting["tagline"] and number.startswith(("8.", "9."))
 
     def index(self, name):
         if name not in self.indices:
@@ -252,6 +254,8 @@ class FakeElasticsearch:
     def create(self, name, body):
         if name in self.indices:
             raise RefusedError(400, "resource_already_exists_exception", f"index [{name}] already exists")
+        if name.startswith(("_", "-", "+")) or name != name.lower() or re.search(r'[\\/*?"<>| ,#:]', name):
+            raise RefusedError(400, "invalid_index_name_exception", f"Invalid index name [{name}]")
         self.indices[name] = FakeIndex(name, body, self.coarse_lengths)
         return {"acknowledged": True, "shards_acknowledged": True, "index": name}
 
@@ -262,11 +266,6 @@ class FakeElasticsearch:
     def put_mapping(self, name, body):
         only(body, "_meta")
         self.index(name).mappings |= body
-        return {"acknowledged": True}
-
-    def put_settings(self, name, body):
-        only(body["index"], "refresh_interval")
-        self.index(name).settings |= body["index"]
         return {"acknowledged": True}
 
     def refresh(self, name):
@@ -350,7 +349,8 @@ class FakeElasticsearch:
                 body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
                 endpoint, act = fake.answer(self.command, self.path, body)
                 kind = self.headers.get("Content-Type", "") + self.headers.get("Accept", "")
-                assert ("compatible-with=8" in kind) == (fake.elastic and endpoint != "root"), kind
+                # OpenSearch's client asks what the server is, and that of Elasticsearch makes sure.
+                assert endpoint == "root" or ("compatible-with=8" in kind) == fake.elastic, kind
                 fake.requests.append((endpoint, body))
                 fault = fake.faults[endpoint].pop(0) if fake.faults[endpoint] else None
                 if fault == "hang":

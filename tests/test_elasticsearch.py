@@ -12,9 +12,8 @@ import numpy as np
 import pytest
 from fake_elasticsearch import FULL, FakeElasticsearch, FakeIndex
 from omegaconf import OmegaConf
-from probers.rag.retrievers import BM25
+from probers.rag.retrievers import BM25, elasticsearch
 from probers.rag.retrievers.elasticsearch import Elasticsearch
-from probers.rag.retrievers.search_server import Server
 
 from probers.commands.parts import build
 from probers.types import Passage, RunError, UserError
@@ -22,16 +21,28 @@ from probers.types import Passage, RunError, UserError
 for client in ("elasticsearch", "opensearchpy"):
     pytest.importorskip(client, reason=f"{client} is not installed: pip install 'probers[search]'")
 
-FAST = {"backoff": 0.01, "timeout": 5, "retries": 3}
+FAST = {"timeout": 5, "retries": 3}
 WORDS = "amber basil cedar dune ember fjord grove heron inlet juniper kelp larch moss nettle osier".split()  # noqa: SIM905
 
 
+def by(monkeypatch, count):
+    """Load so many passages per request."""
+    monkeypatch.setitem(elasticsearch.BULK, "chunk_size", count)
+
+
 @pytest.fixture
-def server(monkeypatch):
+def server(monkeypatch, request):
     for name in ("ES_URL", "ES_API_KEY", "ES_USERNAME", "ES_PASSWORD"):
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setitem(elasticsearch.BULK, "initial_backoff", 0.01)
     with FakeElasticsearch() as fake:
+        if getattr(request, "param", "") == "OpenSearch":
+            fake.version("2.19.1", product="OpenSearch")
         yield fake
+
+
+#: A test that asks a server by the one client, and then by the other.
+BOTH = pytest.mark.parametrize("server", ["Elasticsearch", "OpenSearch"], indirect=True)
 
 
 def corpus(*texts):
@@ -82,8 +93,10 @@ def test_lengths_as_lucene_keeps_them_change_nothing_up_to_40_words_and_little_a
         assert np.mean(shared) > 0.85
 
 
-def test_ties_keep_the_corpus_order_and_few_matches_are_not_padded(server):
-    retriever = connect(server, corpus(*["same words"] * 20, "other"), search_queries=2)
+@BOTH
+def test_ties_keep_the_corpus_order_and_few_matches_are_not_padded(server, monkeypatch):
+    monkeypatch.setattr(elasticsearch, "QUERIES", 2)
+    retriever = connect(server, corpus(*["same words"] * 20, "other"))
     tied, one, none, blank, all_ = retriever.search(["words", "other", "zebra", " ", "same other"], 30)
     assert [p.id for p in tied] == [f"p{i}" for i in range(20)] and [p.id for p in one] == ["p20"]
     assert none == [] and blank == [] and len(all_) == 21
@@ -91,6 +104,7 @@ def test_ties_keep_the_corpus_order_and_few_matches_are_not_padded(server):
     assert [len(body.splitlines()) for body in server.asked("msearch")] == [4, 4, 2]
 
 
+@BOTH
 def test_an_analyzer_of_the_server_with_stop_words_and_two_fields(server):
     passages = [
         Passage("a", "The Heron", "It is a bird of the inlet."),
@@ -107,10 +121,11 @@ def test_an_analyzer_of_the_server_with_stop_words_and_two_fields(server):
     both = english.search(["heron inlet"], 2)[0]
     alone = english.search(["heron"], 2)[0]
     assert both[0].score > alone[0].score
-    with pytest.raises(UserError, match=r"analyzer \[klingon\] has not been configured.*analyzer=klingon"):
+    with pytest.raises(UserError, match=r"\[klingon\] has not been configured.*check .*retriever\.analyzer"):
         connect(server, passages, analyzer="klingon")
 
 
+@BOTH
 @pytest.mark.parametrize(
     "query",
     ['"quoted" AND (amber OR', "amber~2 +basil -cedar", "title:amber*", "\\ / { } [ ] ^", '{"match_all": {}}',
@@ -121,20 +136,21 @@ def test_a_query_is_words_and_nothing_else(server, query):
     assert ids(connect(server, passages).search([query], 5)) == ids(BM25(passages).search([query], 5))
 
 
-def test_a_query_with_too_many_words_is_cut_from_its_beginning(server, capsys):
+@BOTH
+def test_a_query_with_too_many_words_is_cut_from_its_beginning(server):
     passages = corpus("amber basil", "cedar dune", "early heron")
-    retriever = connect(server, passages, max_query_words=20)
-    long = "early " * 200 + "cedar " * 30
+    retriever = connect(server, passages)
+    long = "early " * 200 + "cedar " * 1000
     assert ids(retriever.search([long, "amber", long], 5)) == [["p1"], ["p0"], ["p1"]]
-    assert capsys.readouterr().err.count("cut to its last 20 (max_query_words)") == 1
     server.most_clauses = 8  # the server's own limit, which none of ours knows
-    with pytest.raises(RunError, match="the query 'early .* is too long, give a smaller max_query_words"):
-        connect(server, passages).search(["basil", long], 5)
+    with pytest.raises(RunError, match="answer 'cedar .* is too long: raise the server's indices.query"):
+        retriever.search(["basil", long], 5)
 
 
 NESTED = {"type": "too_many_nested_clauses", "reason": "Query contains too many nested clauses"}
 
 
+@BOTH
 @pytest.mark.parametrize("reply", [
     (500, {"type": "search_phase_execution_exception", "failed_shards": [{"reason": NESTED}]}),
     (400, {"type": "illegal_argument_exception", "reason": "Query rewrite failed: too many clauses"}),
@@ -142,7 +158,7 @@ NESTED = {"type": "too_many_nested_clauses", "reason": "Query contains too many 
 def test_every_way_a_server_says_too_many_clauses_is_understood(server, reply):
     retriever = connect(server, corpus("amber basil", "cedar dune"))
     server.query_faults = [{"error": reply[1], "status": reply[0]}]
-    with pytest.raises(RunError, match="the query 'amber cedar': .*; it is too long"):
+    with pytest.raises(RunError, match="cannot answer 'amber cedar': .*; the query is too long"):
         retriever.search(["amber cedar"], 5)
 
 
@@ -160,6 +176,7 @@ def test_k_is_checked_and_may_exceed_the_corpus(server):
 # --- loading ----------------------------------------------------------------------------------------
 
 
+@BOTH
 def test_a_complete_index_is_used_again_and_another_corpus_or_setting_is_not(server):
     passages = corpus(*WORDS)
     connect(server, passages)
@@ -173,6 +190,7 @@ def test_a_complete_index_is_used_again_and_another_corpus_or_setting_is_not(ser
     assert len(server.indices) == 4
 
 
+@BOTH
 def test_a_named_index_is_made_anew_when_its_corpus_changed(server, capsys):
     connect(server, corpus("amber", "basil"), index="wiki")
     changed = connect(server, corpus("cedar", "basil"), index="wiki")
@@ -185,6 +203,7 @@ def test_a_named_index_is_made_anew_when_its_corpus_changed(server, capsys):
     assert len(server.asked("delete")) == 1 and len(server.asked("bulk")) == 1
 
 
+@BOTH
 def test_an_index_of_someone_else_is_left_alone(server):
     body = {"settings": {"index": {}}, "mappings": {"properties": {}}}
     server.indices["wiki"] = FakeIndex("wiki", body, False)
@@ -194,14 +213,16 @@ def test_an_index_of_someone_else_is_left_alone(server):
     assert server.indices["wiki"].mappings == body["mappings"] and not server.asked("delete")
 
 
-def test_a_half_loaded_index_goes_on_where_it_stopped(server):
+@BOTH
+def test_a_half_loaded_index_goes_on_where_it_stopped(server, monkeypatch):
+    by(monkeypatch, 50)
     passages = corpus(*(f"word{i} amber" for i in range(500)))
     server.faults["bulk"] = [None] * 3 + ["reset"] * 10
-    with pytest.raises(RunError, match="gives no usable answer.*tried 4 times.*same command goes on"):
-        connect(server, passages, bulk_passages=50)
+    with pytest.raises(RunError, match="gives no usable answer.*same command goes on"):
+        connect(server, passages)
     server.faults.clear()
     server.requests.clear()
-    retriever = connect(server, passages, bulk_passages=50)
+    retriever = connect(server, passages)
     assert len(server.asked("bulk")) == 7  # 3 of the 10 were there
     assert ids(retriever.search(["word17", "word499"], 1)) == [["p17"], ["p499"]]
     # A finished index that lost passages is filled up too.
@@ -209,47 +230,46 @@ def test_a_half_loaded_index_goes_on_where_it_stopped(server):
     del index.docs["420"]
     index.refresh()
     server.requests.clear()
-    assert ids(connect(server, passages, bulk_passages=50).search(["word420"], 1)) == [["p420"]]
+    assert ids(connect(server, passages).search(["word420"], 1)) == [["p420"]]
     assert len(server.asked("bulk")) == 2
     index.docs["500"] = {"n": 500, "title": "", "text": "stray"}
     index.refresh()
-    connect(server, passages)
-    assert "500" not in server.indices[retriever._name].docs
+    with pytest.raises(RunError, match="holds 501: .*retriever.rebuild=true"):
+        connect(server, passages)
 
 
-def test_bulk_requests_keep_to_their_sizes(server):
+@BOTH
+def test_bulk_requests_keep_to_their_sizes(server, monkeypatch):
     passages = corpus(*("amber " * 200 for _ in range(40)), "x " * 30_000)
-    connect(server, passages, bulk_passages=15)
+    by(monkeypatch, 15)
+    connect(server, passages)
     assert [len(b.splitlines()) // 2 for b in server.asked("bulk")] == [15, 15, 11]
     server.requests.clear()
-    connect(server, passages, rebuild=True, bulk_mb=0.01)
+    monkeypatch.setitem(elasticsearch.BULK, "max_chunk_bytes", 10_000)
+    connect(server, passages, rebuild=True)
     bodies = server.asked("bulk")
     assert all(len(b) <= 10_000 or len(b.splitlines()) == 2 for b in bodies) and len(bodies) == 7
 
 
-def test_a_proxy_that_takes_less_is_told_with_the_options_for_it(server):
-    passages = corpus(*("amber " * 200 for _ in range(40)))
+@BOTH
+def test_a_proxy_that_takes_less_is_told(server):
     server.largest_body = 9000
-    with pytest.raises(RunError, match=r"HTTP 413.*smaller retriever\.bulk_mb"):
-        connect(server, passages)
-    retriever = connect(server, passages, bulk_mb=0.008)
-    assert len(retriever.search(["amber " * 500], 40)[0]) == 40
-    with pytest.raises(RunError, match=r"HTTP 413.*retriever\.search_queries"):
-        retriever.search(["amber " * 500] * 5, 40)
+    with pytest.raises(RunError, match="HTTP 413 <html>too large"):
+        connect(server, corpus(*("amber " * 200 for _ in range(40))))
 
 
+@BOTH
 def test_a_passage_of_ten_megabytes_and_odd_characters_are_loaded(server):
     passages = corpus("y" * 10_000_000, "amber\x00\ud800\u2028 é 日本", "basil\r\n{}")
     retriever = connect(server, passages, timeout=20)
     assert ids(retriever.search(["É", "日本", "y" * 9000, "basil"], 3)) == [["p1"], ["p1"], ["p0"], ["p2"]]
 
 
-def test_the_bar_is_shown_on_request(server, capsys):
-    connect(server, corpus("amber", "basil"), progress=True)
-    shown = capsys.readouterr()
-    assert "loading 2 passages" in shown.out and "2.00/2.00" in shown.err
+def test_a_bar_is_shown_for_many_passages(server, capsys):
+    connect(server, corpus(*("amber" for _ in range(20_001))), timeout=60)
+    assert "20001/20001" in capsys.readouterr().err
     connect(server, corpus("dune"))
-    assert "loading" not in capsys.readouterr().out
+    assert capsys.readouterr().err == ""
 
 
 # --- failures ---------------------------------------------------------------------------------------
@@ -273,8 +293,10 @@ ENDPOINTS = ["root", "mapping", "create", "bulk", "refresh", "count", "put_mappi
 @pytest.mark.parametrize("product", ["Elasticsearch", "OpenSearch"])
 def test_a_passing_fault_is_tried_again_and_nothing_is_twice_there(server, product, endpoint, fault):
     server.version("8.13.4" if product == "Elasticsearch" else "2.19.1", product=product)
-    server.faults[endpoint] = [fault]
     passages = corpus(*WORDS)
+    if endpoint == "mapping":
+        connect(server, passages)  # there must be an index for it to be asked of
+    server.faults[endpoint] = [fault]
     retriever = connect(server, passages, timeout=0.5)
     assert ids(retriever.search(["heron", "moss"], 3)) == [["p7"], ["p12"]]
     assert not server.faults[endpoint] and len(server.asked(endpoint)) >= 2
@@ -282,13 +304,14 @@ def test_a_passing_fault_is_tried_again_and_nothing_is_twice_there(server, produ
     assert len(index.docs) == len(WORDS)
 
 
+@BOTH
 @pytest.mark.parametrize(
     ("fault", "reason"),
     [
         ((429, {}, BUSY), "HTTP 429 es_rejected_execution_exception: queue is full"),
         ((503, {"Content-Type": "text/html"}, b"<html>no backend</html>"), "HTTP 503"),
-        ("cut", "the connection failed"),
-        ("hang", "no answer in time"),
+        ("cut", "IncompleteRead"),
+        ("hang", "TimeoutError: timed out"),
     ],
     ids=["429", "503", "cut", "hang"],
 )
@@ -300,14 +323,6 @@ def test_a_lasting_fault_in_a_search_is_one_clear_sentence_and_then_it_goes_on(s
     assert reason in str(error.value) and server.url in str(error.value) and "\n" not in str(error.value)
     server.faults.clear()
     assert ids(retriever.search(["amber"], 1)) == [["p0"]]
-
-
-def test_waits_are_doubled_up_to_the_longest(server, monkeypatch):
-    retriever = connect(server, corpus("amber"), backoff=2.0, max_wait=5.0)
-    waits = []
-    monkeypatch.setattr(time, "sleep", waits.append)
-    server.faults["msearch"] = [(429, {}, BUSY), (503, {}, {}), (503, {}, {})]
-    assert retriever.search(["amber"], 1)[0] and waits == [2, 4, 5]
 
 
 @pytest.mark.parametrize("number", ["8.13.4", "2.19.1"])
@@ -324,122 +339,124 @@ def test_of_several_nodes_one_may_be_dead(server, monkeypatch, number):
     assert ids(retriever.search(["amber"], 1)) == [["p0"]] and f"{gone.url}, {server.url})" in repr(retriever)
 
 
+@BOTH
 def test_a_server_that_is_not_there_is_told(server):
     with FakeElasticsearch() as gone:
         pass
-    with pytest.raises(RunError, match=rf"{gone.url} gives no usable answer: the connection failed.*4 times"):
+    with pytest.raises(RunError, match=rf"^{gone.url} gives no usable answer: .*Connection refused"):
         Elasticsearch(corpus("amber"), url=gone.url, **FAST)
 
 
-def test_passages_put_off_are_sent_again_alone_and_those_refused_are_listed(server):
+@BOTH
+def test_passages_put_off_are_sent_again_alone_and_those_refused_are_listed(server, monkeypatch):
     passages = corpus(*WORDS)
     server.put_off = {"3": 2, "5": 1}
     connect(server, passages, index="one")
     assert [len(b.splitlines()) // 2 for b in server.asked("bulk")] == [15, 2, 1]
     server.refuse = {"4": "no such thing", "7": "nor this"}
+    by(monkeypatch, 5)
     with pytest.raises(RunError) as error:
-        connect(server, passages, index="two", bulk_passages=5)
-    assert "refused 2 of 15 passages: 'p4' (" in str(error.value) and "'p7' (" in str(error.value)
-    assert "mapper_parsing_exception: failed to parse (no such thing)" in str(error.value)
+        connect(server, passages, index="two")
+    assert "refused 2 passages: 'p4' (" in str(error.value) and "'p7' (" in str(error.value)
+    assert "mapper_parsing_exception: failed to parse no such thing" in str(error.value)
     assert len(server.indices["two"].docs) == 13  # the others are loaded
     server.refuse = {}
     connect(server, passages, index="two")
     assert len(server.indices["two"].docs) == 15
     server.put_off = {"3": 99}
-    with pytest.raises(RunError, match="1 passages were put off: es_rejected_execution_exception"):
+    with pytest.raises(RunError, match=r"refused 1 passages: 'p3' \(es_rejected_execution_exception"):
         connect(server, passages, index="three")
 
 
-def test_a_request_refused_as_a_whole_stops_the_loading(server):
+@BOTH
+def test_many_refused_passages_stop_the_loading(server, monkeypatch):
     passages = corpus(*(f"word{i}" for i in range(200)))
     server.refuse = {str(i): "no" for i in range(200)}
-    with pytest.raises(RunError, match=r"refused 10 of 200 passages.*'p9'"):
-        connect(server, passages, bulk_passages=10)
+    by(monkeypatch, 10)
+    with pytest.raises(RunError, match=r"refused 10 passages: .*'p9'"):
+        connect(server, passages)
     assert len(server.asked("bulk")) == 1
 
 
+@BOTH
 @pytest.mark.parametrize("status", [429, 403])
-def test_a_full_disk_is_an_error_with_the_remedy_and_is_not_waited_for(server, status):
+def test_a_full_disk_is_an_error_with_the_remedy(server, status, monkeypatch):
     passages = corpus(*WORDS)
     server.room = 8
+    by(monkeypatch, 5)
     with pytest.raises(RunError) as error:
-        connect(server, passages, bulk_passages=5)
+        connect(server, passages)
     assert "flood-stage watermark" in str(error.value)
     assert '{"index.blocks.read_only_allow_delete": null}' in str(error.value)
-    assert "same command again" in str(error.value) and len(server.asked("bulk")) == 2
+    assert "same command again" in str(error.value) and len(server.indices.popitem()[1].docs) == 8
     server.room = None
-    assert ids(connect(server, passages).search(["osier"], 1)) == [["p14"]]
     refusal = {"error": {"type": "cluster_block_exception", "reason": FULL.format("x")}, "status": status}
-    server.faults["create"] = [(status, {}, refusal)]
-    server.requests.clear()
-    with pytest.raises(RunError, match="free space there"):
+    server.faults["create"] = [(status, {}, refusal)] * 9
+    with pytest.raises(RunError, match="free space on its disk"):
         connect(server, corpus("amber"))
-    assert len(server.asked("create")) == 1
 
 
-def test_passages_that_vanish_in_silence_are_missed(server):
+@BOTH
+def test_passages_that_vanish_in_silence_are_missed(server, monkeypatch):
     passages = corpus(*WORDS)
     server.lose = {"9"}
     with pytest.raises(RunError, match="acknowledged 15 passages but index .* holds 14: check its disk"):
         connect(server, passages)
     server.lose = set()
     server.requests.clear()
-    connect(server, passages, bulk_passages=1)
+    by(monkeypatch, 1)
+    connect(server, passages)
     assert len(server.asked("bulk")) == 6  # from the gap on
 
 
+@BOTH
 def test_a_document_that_is_not_of_the_corpus_is_never_returned_as_one(server):
     retriever = connect(server, corpus("amber", "basil"), index="wiki")
     index = server.indices["wiki"]
     index.docs["7"] = {"n": 7, "title": "", "text": "amber"}
     index.refresh()
-    with pytest.raises(RunError, match="returns document 7 of index wiki, which was not loaded from this"):
+    with pytest.raises(RunError, match="answers 'amber' .*not loaded into index wiki"):
         retriever.search(["amber"], 2)
     del index.docs["7"]
     index.docs["mine"] = {"n": 1, "title": "", "text": "cedar"}
     index.refresh()
-    with pytest.raises(RunError, match="returns document mine of index wiki"):
+    with pytest.raises(RunError, match="answers 'cedar' .*not loaded into index wiki"):
         retriever.search(["cedar"], 2)
 
 
-def test_one_query_of_several_may_fail(server):
+WHOLE = {"timed_out": False, "_shards": {"failed": 0}, "status": 200}
+
+
+@BOTH
+@pytest.mark.parametrize("answer", [
+    {**WHOLE, "timed_out": True, "hits": {"hits": []}},
+    {**WHOLE, "_shards": {"failed": 1}, "hits": {"hits": []}},
+    {**WHOLE, "hits": {"hits": [{"_id": "0", "sort": ["NaN", 0]}]}},
+    {**WHOLE, "hits": {"hits": [{"_id": "0", "sort": [1.0, "0"]}]}},
+    {**WHOLE, "hits": {"hits": [{"_id": "0", "sort": [1.0]}]}},
+    {**WHOLE, "hits": {"hits": [{"_id": "0", "sort": [1.0, 0]}] * 2}},
+    {**WHOLE, "hits": {"hits": [{"_id": str(i), "sort": [1.0, i]} for i in range(3)]}},
+    {**WHOLE, "hits": None},
+    {},
+])  # fmt: skip
+def test_an_answer_in_part_or_with_other_than_what_was_asked_is_refused(server, answer):
     retriever = connect(server, corpus("amber", "basil", "cedar"))
-    busy = {"error": {"type": "es_rejected_execution_exception", "reason": "full"}, "status": 429}
-    late = {"timed_out": True, "_shards": {"failed": 0}, "hits": {"hits": []}, "status": 200}
-    part = {"timed_out": False, "_shards": {"failed": 1}, "hits": {"hits": []}, "status": 200}
-    queries = ["amber", "basil", "cedar"]
-    for fault in (busy, late, part):
-        server.requests.clear()
-        server.query_faults = [None, fault, None, fault]
-        assert ids(retriever.search(queries, 1)) == [["p0"], ["p1"], ["p2"]]
-        assert [len(b.splitlines()) // 2 for b in server.asked("msearch")] == [3, 1, 1]
-    server.query_faults = [None] + [part] * 9
-    with pytest.raises(RunError, match="2 queries were put off: 1 shards do not answer"):
-        retriever.search(queries, 1)
+    server.query_faults = [None, answer or {"took": 1}]
+    with pytest.raises(RunError, match="answers 'basil' in part, or with what was not loaded"):
+        retriever.search(["amber", "basil", "cedar"], 2)
+
+
+@BOTH
+def test_a_query_that_cannot_be_answered_is_told(server):
+    retriever = connect(server, corpus("amber", "basil", "cedar"))
     error = {"root_cause": [{"type": "query_shard_exception", "reason": "bad field"}], "reason": "all failed"}
     server.query_faults = [None, {"error": error, "status": 400}]
-    with pytest.raises(RunError, match="cannot answer the query 'basil': query_shard_exception: bad field"):
-        retriever.search(queries, 1)
+    with pytest.raises(RunError, match="cannot answer 'basil': query_shard_exception: bad field"):
+        retriever.search(["amber", "basil"], 1)
     server.query_faults = []
     server.indices.clear()
     with pytest.raises(RunError, match="no such index"):
-        retriever.search(queries, 1)
-
-
-def test_an_index_replaced_while_it_is_loaded_is_not_called_complete(server):
-    passages = corpus(*WORDS)
-    other = corpus(*WORDS[::-1])
-    connect(server, other, index="wiki")
-    theirs = server.indices.pop("wiki").mappings["_meta"]
-    server.room = 8
-    with pytest.raises(RunError, match="takes no more passages"):
-        connect(server, passages, index="wiki", bulk_passages=5)
-    server.room = None
-    found = server.indices["wiki"].mappings
-    refresh = server.refresh
-    server.refresh = lambda name: found.update(_meta=theirs) or refresh(name)
-    with pytest.raises(RunError, match="was replaced while it was loaded"):
-        connect(server, passages, index="wiki")
+        retriever.search(["amber"], 1)
 
 
 # --- servers, addresses, secrets --------------------------------------------------------------------
@@ -459,18 +476,14 @@ def test_servers_that_speak_it_are_taken(server, number, product):
 @pytest.mark.parametrize(
     ("number", "product", "message"),
     [
-        (
-            "6.8.23",
-            "Elasticsearch",
-            r"Elasticsearch 6\.8\.23 at .* is too old: Elasticsearch 7, 8, 9",
-        ),
-        ("4.1", "Another engine", "neither Elasticsearch nor OpenSearch"),
-        ("", "Elasticsearch", "neither Elasticsearch nor OpenSearch"),
+        ("6.8.23", "Elasticsearch", "HTTP 200"),
+        ("4.1", "Another engine", "HTTP 200"),
+        ("", "Elasticsearch", "HTTP 200"),
     ],
 )
 def test_others_are_refused_before_anything_is_done(server, number, product, message):
     server.version(number, product=product)
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(UserError, match=f"{message}.* neither Elasticsearch 7 to 9 nor OpenSearch"):
         connect(server, corpus("amber"))
     assert {name for name, _ in server.requests} == {"root"}
 
@@ -478,8 +491,8 @@ def test_others_are_refused_before_anything_is_done(server, number, product, mes
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
-        ((200, {"Content-Type": "text/html"}, b"<html>hello</html>"), "something other than JSON"),
-        ((200, {}, b'{"version": {"num'), "something other than JSON"),
+        ((200, {"Content-Type": "text/html"}, b"<html>hello</html>"), "text/html"),
+        ((200, {}, b'{"version": {"num'), "JSONDecodeError"),
         ((404, {"Content-Type": "text/html"}, b"<html>nothing</html>"), "HTTP 404"),
         ((301, {"Location": "https://there:9200/"}, b""), "HTTP 301"),
         ((200, {}, {"version": 3}), "does not say its version"),
@@ -488,7 +501,7 @@ def test_others_are_refused_before_anything_is_done(server, number, product, mes
 )
 def test_what_is_no_such_server_at_all_is_told(server, answer, message):
     server.faults["root"] = [answer]
-    with pytest.raises(UserError, match=f"is neither Elasticsearch nor OpenSearch .*{message}"):
+    with pytest.raises(UserError, match=f"{message}.* neither Elasticsearch 7 to 9 nor OpenSearch"):
         connect(server, corpus("amber"))
 
 
@@ -496,31 +509,23 @@ def test_what_is_no_such_server_at_all_is_told(server, answer, message):
     ("options", "message"),
     [
         ({"url": None}, "set ES_URL"),
-        ({"url": "localhost:9200"}, "retriever.url=localhost:9200 is not the address"),
-        ({"url": ["http://x", "ftp://x"]}, "url=ftp://x is not the address"),
-        ({"url": "http://x:y"}, "not the address"),
-        ({"url": "http://x/?pretty"}, "not the address"),
-        ({"index": "Wiki"}, "index='Wiki'"),
-        ({"index": "_wiki"}, "index='_wiki'"),
-        ({"index": "a,b"}, "index='a,b'"),
-        ({"index": ""}, "index=''"),
+        ({"url": "localhost:9200"}, "no server at 'localhost:9200'"),
+        ({"url": ["http://x:1", "ftp://x:1"]}, "no server at 'http://x:1 ftp://x:1'"),
+        ({"url": "http://x:y"}, "no server at 'http://x:y'"),
+        ({"url": "http://x:1/?pretty"}, "no server at"),
+        ({"url": "http://x:1\n"}, "no server at"),
+        ({"index": "Wiki"}, r"Invalid index name \[Wiki\].*check retriever.index"),
+        ({"index": "_wiki"}, r"Invalid index name \[_wiki\].*check retriever.index"),
+        ({"index": "a,b"}, r"Invalid index name \[a,b\].*check retriever.index"),
         ({"k1": -1}, "k1=-1"),
         ({"b": 2}, "b=2"),
         ({"fields": "both"}, "choose joined or separate"),
-        ({"analyzer": "a b"}, "analyzer='a b'"),
+        ({"analyzer": "a b"}, r"analyzer \[a b\] .*check .*retriever.analyzer"),
         ({"shards": 0}, "shards=0"),
-        ({"replicas": -1}, "replicas=-1"),
-        ({"bulk_passages": 0}, "bulk_passages=0"),
-        ({"bulk_mb": 0}, "bulk_mb=0"),
-        ({"search_queries": 0}, "search_queries=0"),
-        ({"max_query_words": 0}, "max_query_words=0"),
         ({"timeout": 0}, "timeout=0"),
         ({"retries": -1}, "retries=-1"),
-        ({"backoff": float("nan")}, "backoff=nan"),
-        ({"ca_file": "/no/such.pem", "url": "https://x"}, "is no file of certificates"),
-        ({"ca_file": __file__, "url": "https://x"}, "is no file of certificates"),
-        ({"ca_file": __file__, "url": "https://x", "verify": False}, "no use with retriever.verify=false"),
         ({"ca_file": __file__}, "no use with http://"),
+        ({"ca_file": __file__, "url": "https://x:1", "verify": False}, "no use with .*verify=False"),
     ],
 )
 def test_a_mistaken_request_is_told_before_anything_is_made(server, options, message):
@@ -529,20 +534,13 @@ def test_a_mistaken_request_is_told_before_anything_is_made(server, options, mes
     assert not server.indices
 
 
-@pytest.mark.parametrize(
-    ("url", "clean"),
-    [
-        ("http://h:9200/", "http://h:9200"),
-        ("https://h/behind/a/proxy/", "https://h:443/behind/a/proxy"),
-        ("http://[::1]:9200", "http://[::1]:9200"),
-        ("http://u:p%40@[::1] http://u:p%40@h:1", "http://[::1]:80, http://h:1"),
-    ],
-)
-def test_an_address_is_shown_without_its_user(monkeypatch, url, clean):
-    monkeypatch.setattr(Server, "_identify", lambda server: ("OpenSearch", "2.0"))
-    monkeypatch.setenv("ES_URL", url)
-    server = Server(None, True, None, 1.0, [])
-    assert server.url == clean and "p%40" not in repr(vars(server)) and "p@" not in repr(server)
+@pytest.mark.parametrize("product", ["Elasticsearch", "OpenSearch"])
+def test_a_server_may_be_behind_a_path(server, product):
+    server.version("8.13.4" if product == "Elasticsearch" else "2.19.1", product=product)
+    server.path = "/behind/a/proxy"
+    retriever = connect(server, corpus("amber"), url=f"{server.url}/behind/a/proxy/")
+    assert ids(retriever.search(["amber"], 1)) == [["p0"]]
+    assert f"at {server.url}/behind/a/proxy)" in repr(retriever)
 
 
 def test_a_missing_extra_is_one_sentence_with_the_line_that_installs_it(server, monkeypatch):
@@ -561,31 +559,31 @@ def test_an_empty_corpus_is_refused(server):
 
 KEY, USER, PASSWORD = "aWQ6c2VjcmV0LWtleS0xMjM=", "reader", "pa ss:wörd@1/2"
 BASIC = "Basic cmVhZGVyOnBhIHNzOnfDtnJkQDEvMg=="
-QUOTED = "pa%20ss:w%C3%B6rd%401%2F2"
 WAYS = {
     "key": ({"ES_API_KEY": KEY}, f"ApiKey {KEY}"),
-    "id and key": ({"ES_API_KEY": "id:secret-key-123"}, f"ApiKey {KEY}"),
     "user": ({"ES_USERNAME": USER, "ES_PASSWORD": PASSWORD}, BASIC),
-    "address": ({"ES_URL": f"http://{USER}:{QUOTED}@HOST"}, BASIC),
 }
 
 
+@pytest.mark.parametrize("product", ["Elasticsearch", "OpenSearch"])
 @pytest.mark.parametrize("way", WAYS)
-def test_credentials_come_from_the_environment_and_go_nowhere_else(server, way, monkeypatch, caplog, capfd):
+def test_credentials_come_from_the_environment_and_go_nowhere_else(
+    server, way, product, monkeypatch, caplog, capfd
+):
     """Into the header, and into no log, representation, message, output or saved configuration."""
+    server.version("8.13.4" if product == "Elasticsearch" else "2.19.1", product=product)
     environ, header = WAYS[way]
     for name, value in environ.items():
-        monkeypatch.setenv(name, value.replace("HOST", server.url.removeprefix("http://")))
+        monkeypatch.setenv(name, value)
     server.authorization = header
     caplog.set_level(logging.INFO)
     node = OmegaConf.create({"_target_": "probers.rag.retrievers.elasticsearch.Elasticsearch", **FAST})
-    if "ES_URL" not in environ:
-        node.url = server.url
+    node.url = server.url
     told = [OmegaConf.to_yaml(node)]
-    server.faults["root"] = [(503, {}, {"error": f"{header} cannot be served"})]  # which a notice quotes
+    server.faults["root"] = [(503, {}, {"error": f"{header} cannot be served"})]  # which a log may quote
     retriever = build(node, corpus("amber", "basil"))
     assert ids(retriever.search(["basil"], 1)) == [["p1"]]
-    told += [repr(retriever), repr(retriever._server.client)]
+    told += [repr(retriever), repr(retriever._client)]
     index = next(iter(server.indices.values()))
     told += [str(index.mappings), str(index.settings), str(server.requests)]
 
@@ -602,21 +600,22 @@ def test_credentials_come_from_the_environment_and_go_nowhere_else(server, way, 
     note(error)
     server.faults.clear()
     server.forbidden = {"msearch"}
-    with pytest.raises(UserError, match="refuses .HTTP 403.: .*'manage', 'read'") as error:
+    with pytest.raises(UserError, match="HTTP 403 .*'manage', 'read'") as error:
         retriever.search(["basil"], 1)
     note(error)
     server.authorization = "another"
-    with pytest.raises(UserError, match="refuses .HTTP 401.: .*mend ES_API_KEY, or ES_USERNAME") as error:
+    with pytest.raises(UserError, match="HTTP 401 .*mend ES_API_KEY, or ES_USERNAME") as error:
         retriever.search(["basil"], 1)
     note(error)
-    assert any(record.name.startswith("elastic_transport") for record in caplog.records)
+    assert any(record.name.startswith(("elastic_transport", "opensearch")) for record in caplog.records)
     output = capfd.readouterr()
     told += [caplog.text, output.out, output.err]
-    secrets = [KEY, "secret-key-123", PASSWORD, QUOTED, BASIC.split()[1], "w%C3%B6rd", "wörd"]
+    secrets = [KEY, "secret-key-123", PASSWORD, BASIC.split()[1], "w%C3%B6rd", "wörd"]
     for secret in secrets:
         assert not any(secret in text for text in told), [text for text in told if secret in text]
 
 
+@BOTH
 def test_a_server_that_asks_who_it_is_names_the_variables(server):
     server.authorization = "Basic x"
     with pytest.raises(UserError, match="HTTP 401.*set or mend ES_API_KEY, or ES_USERNAME and ES_PASSWORD"):
@@ -639,27 +638,20 @@ def test_an_address_with_a_password_is_refused_as_an_option_without_being_shown(
 
 
 @pytest.mark.parametrize(
-    ("environ", "message"),
+    "environ",
     [
-        (
-            {"ES_API_KEY": KEY, "ES_USERNAME": USER, "ES_PASSWORD": "x"},
-            "ES_API_KEY, ES_USERNAME and .*exclude each",
-        ),
-        (
-            {"ES_URL": "http://a:b@x", "ES_API_KEY": KEY},
-            "a user in ES_URL exclude each other",
-        ),
-        ({"ES_USERNAME": USER}, "a user is set without a password, or the reverse: see ES_USERNAME"),
-        ({"ES_PASSWORD": "x"}, "a user is set without a password, or the reverse: see ES_USERNAME"),
-        ({"ES_URL": "http://reader@x"}, "a user is set without a password"),
-        ({"ES_API_KEY": "a b\nc"}, "characters that no API key has"),
+        {"ES_API_KEY": KEY, "ES_USERNAME": USER, "ES_PASSWORD": "hidden"},
+        {"ES_USERNAME": USER},
+        {"ES_PASSWORD": "hidden"},
+        {"ES_API_KEY": "hid den\nc"},
     ],
 )
-def test_credentials_that_contradict_each_other_are_told(server, monkeypatch, environ, message):
+def test_credentials_that_contradict_each_other_are_told(server, monkeypatch, environ):
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(UserError, match=message):
-        connect(server, corpus("amber"), **({"url": None} if "ES_URL" in environ else {}))
+    with pytest.raises(UserError, match="set ES_API_KEY, .* or both ES_USERNAME and ES_PASSWORD") as error:
+        connect(server, corpus("amber"))
+    assert "hid" not in str(error.value) and not server.requests
 
 
 @pytest.fixture(scope="module")
@@ -678,10 +670,13 @@ def test_certificates_are_checked_unless_told_otherwise(server, certificate):
     with FakeElasticsearch(tls=certificate) as secure:
         with pytest.raises(UserError, match=r"certificate verify failed: self.signed.*retriever\.ca_file"):
             connect(secure, corpus("amber"))
+        for no_file in ("/no/such.pem", __file__):
+            with pytest.raises(UserError, match=r"PEM file as retriever\.ca_file, or retriever\.verify"):
+                connect(secure, corpus("amber"), ca_file=no_file)
         assert not secure.requests
         for options in ({"ca_file": certificate[0]}, {"verify": False}):
             assert ids(connect(secure, corpus("amber"), **options).search(["amber"], 1)) == [["p0"]]
-        with pytest.raises(RunError, match="gives no usable answer: the connection failed"):
+        with pytest.raises(RunError, match="gives no usable answer"):
             connect(secure, corpus("amber"), url=secure.url.replace("https", "http"), retries=0)
 
 
@@ -705,7 +700,7 @@ def test_a_real_server_ranks_as_bm25_does(shards):
         "t9 " * 5000,
     ]
     index = f"probers-test-{uuid.uuid4().hex[:8]}"
-    retriever = Elasticsearch(passages, index=index, shards=shards, bulk_passages=100)
+    retriever = Elasticsearch(passages, index=index, shards=shards)
     try:
         found, expected = retriever.search(queries, 10), BM25(passages).search(queries, 10)
         assert ids(found) == ids(expected)
@@ -714,4 +709,4 @@ def test_a_real_server_ranks_as_bm25_does(shards):
         part = Elasticsearch(passages[:200], index=index, analyzer="english", fields="separate")
         assert len(part.search(["t1"], 10)[0]) == 10
     finally:
-        retriever._server.client.indices.delete(index=index, ignore_unavailable=True)
+        retriever._client.indices.delete(index=index, ignore_unavailable=True)

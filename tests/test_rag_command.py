@@ -419,7 +419,7 @@ def test_a_server_that_goes_away_ends_the_run_and_the_same_command_goes_on(rag, 
     monkeypatch.setattr("probers.rag.loop._CHUNK", 10)
     with FakeElasticsearch() as server:
         asked = ["trigger=always", "split=test", "retriever=elasticsearch", f"retriever.url={server.url}",
-                 "retriever.backoff=0.01", "retriever.retries=1"]  # fmt: skip
+                 "retriever.retries=1"]  # fmt: skip
         whole = (rag(*asked, "out=whole") / "traces.jsonl").read_text()
         answer, calls = server.msearch, []
 

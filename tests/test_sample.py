@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from probers.datagen.audit.sample import MOST_UNDECIDED, draw, draw_undecided, sample_html, write_sample
+from probers.datagen.audit import draw, draw_undecided, sample_html
+from probers.datagen.audit.sample import MOST_UNDECIDED
 
 from probers.store.spec import FeatureSpec, ModelSpec
 from probers.store.store import FeatureStore
@@ -139,9 +140,7 @@ def test_a_span_with_a_row_per_token_is_drawn_once() -> None:
 
 def test_every_case_shows_its_label_texts_and_marked_entity(tmp_path: Path) -> None:
     rows = draw(make_store(tmp_path / "s", make_rows(), 50), 50, 0)
-    file = tmp_path / "sample.html"
-    write_sample(rows, file, about={"Model": "testbed@1", "Labels": "123 spans"})
-    page = Page(file.read_text("utf-8"))
+    page = Page(sample_html(rows, about={"Model": "testbed@1", "Labels": "123 spans"}))
     cases = page.of_class("case")
     assert len(cases) == 50
     labels = page.within("p", "label")

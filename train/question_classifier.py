@@ -22,13 +22,14 @@ from probers.commands.runs import RunFolder, newest_store
 from probers.evaluation.bootstrap import Bootstrap
 from probers.evaluation.metrics import auroc
 from probers.files import canonical_json, write_text
+from probers.pages import render
 from probers.store.files import fingerprint
 from probers.store.store import FeatureStore
 from probers.types import UserError
 
 from .controls import SHUFFLED
 from .evaluate import as_figures, check_resamples
-from .tables import bounded, markdown, number
+from .tables import bounded, number
 
 #: ``_target_`` of the head by which ``probers-train`` knows that it is meant.
 TARGET = "probers.bank.question_classifier.AdaptiveClassifier.fit"
@@ -216,46 +217,6 @@ def _ratio(part: int, whole: int) -> float | None:
     return float(part / whole) if whole else None
 
 
-_ABOUT = """\
----
-library_name: probers
-tags:
-- retrieval-augmented-generation
-- adaptive-retrieval
----
-
-# How often to retrieve for a question, for {model}
-
-TF-IDF of words and pairs of words, and multinomial logistic regression, in the manner of Adaptive-RAG
-(Jeong et al. 2024). A question's label is the cheapest strategy that answered it right: without passages
-(no), with one retrieval (single), or neither of them (multi).
-
-```bash
-probers-rag question="..." trigger=adaptive query=last_sentence trigger.classifier={out}
-```
-
-## Data
-
-Feature store `{data}`, split by group.
-
-{splits}
-
-## Test figures
-
-{detectors}
-
-Brackets are 95% bootstrap intervals over groups. Nothing was chosen on the test questions.
-
-The cheapest strategy that answers right (rows) against what the classifier says (columns):
-
-{confusion}
-
-## Limits
-
-{limits}
-"""
-
-
 def table(figures: Mapping[str, Any]) -> str:
     """The figures as text for the terminal."""
     test, names = figures["splits"]["test"], figures["strategies"]
@@ -280,26 +241,9 @@ def table(figures: Mapping[str, Any]) -> str:
 
 def write_card(figures: Mapping[str, Any], *, model: str, data: Path, out: Path) -> str:
     """The text of ``README.md``."""
-    names = figures["strategies"]
-    splits = [
-        [split, s["n"], s["groups"], *(f"{s['strategies'].get(name, 0):.0%}" for name in names)]
-        for split, s in figures["splits"].items()
-    ]
-    detectors = [[n, bounded(e, "accuracy"), bounded(e, "auroc")] for n, e in figures["detectors"].items()]
-    confusion = [[name, *row] for name, row in zip(names, figures["confusion"], strict=True)]
-    limits = [
-        "It sees the question's words and nothing of the model's answer.",
-        f"Its labels are of answers by `{model}`: they say nothing of another model.",
-        "'multi' stands for every question that neither strategy answered right; that several retrievals "
-        "would have helped was not tried.",
-        *(f"{note[0].upper()}{note[1:]}." for note in _notes(figures)),
-    ]
-    return _ABOUT.format(
-        model=model, out=out, data=data,
-        splits=markdown(["split", "questions", "groups", *names], splits),
-        detectors=markdown(["", "accuracy", "AUROC, no or some retrieval"], detectors),
-        confusion=markdown(["", *names], confusion),
-        limits="\n".join(f"- {line}" for line in limits),
+    return render(
+        "probers.train/question_classifier.md.j2",
+        figures=figures, model=model, data=data, out=out, notes=_notes(figures), bounded=bounded,
     )  # fmt: skip
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from textwrap import fill
 from typing import Any
@@ -44,12 +44,6 @@ def bounded(entry: Mapping[str, Any], key: str, form: str = ".2f", *, absent: st
 def cut(text: str, width: int) -> str:
     """A text in at most ``width`` columns; two dots stand for what is cut off."""
     return text if len(text) <= width else text[: width - 2] + ".."
-
-
-def markdown(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """A table in Markdown."""
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
 
 
 def layer_name(figures: Mapping[str, Any], entry: Mapping[str, Any]) -> str:

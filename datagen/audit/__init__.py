@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from .drawn import draw, draw_undecided
 from .labels import Audit, audit
-from .sample import write_sample
+from .sample import sample_html
 
-__all__ = ["Audit", "audit", "draw", "draw_undecided", "write_sample"]
+__all__ = ["Audit", "audit", "draw", "draw_undecided", "sample_html"]

@@ -4,15 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from probers.files import write_text
 from probers.pages import number, render
-
-from .drawn import draw, draw_undecided
-
-__all__ = ["draw", "draw_undecided", "sample_html", "write_sample"]
 
 #: Cases without a label that are shown.
 MOST_UNDECIDED = 15
@@ -22,36 +16,21 @@ _BEFORE, _AFTER, _SHORT = 300, 600, 240
 _LABELS = {1: ("faithful", "✓"), 0: ("hallucinated", "✗")}
 
 
-def write_sample(
-    rows: Sequence[Mapping[str, Any]],
-    path: Path,
-    *,
-    about: Mapping[str, str],
-    undecided: Sequence[Mapping[str, Any]] = (),
-) -> None:
-    """Write labelled cases as one HTML file that needs nothing else, no network and no script.
-
-    Args:
-        rows: as :func:`draw` gives them; what a row lacks is left out of its case.
-        path: the file, replaced atomically.
-        about: facts for the head in the order to be shown: source, model, label share ...
-        undecided: cases without a label, as :func:`draw_undecided` gives them: id, reason, gold,
-            written, type, stage, evidence, each of them absent, empty or None where unknown; the
-            first :data:`MOST_UNDECIDED` are shown.
-
-    Raises:
-        RunError: the file cannot be written.
-    """
-    write_text(Path(path), sample_html(rows, about=about, undecided=undecided))
-
-
 def sample_html(
     rows: Sequence[Mapping[str, Any]],
     *,
     about: Mapping[str, str],
     undecided: Sequence[Mapping[str, Any]] = (),
 ) -> str:
-    """The page as text; see :func:`write_sample`."""
+    """Labelled cases as one HTML page that needs nothing else, no network and no script.
+
+    Args:
+        rows: as :func:`~probers.datagen.audit.draw` gives them; what a row lacks is left out of its case.
+        about: facts for the head in the order to be shown: source, model, label share ...
+        undecided: cases without a label, as :func:`~probers.datagen.audit.draw_undecided` gives them: id,
+            reason, gold, written, type, stage, evidence, each of them absent, empty or None where
+            unknown; the first :data:`MOST_UNDECIDED` are shown.
+    """
     return render(
         "probers.datagen.audit/sample.html.j2",
         rows=rows, about=about, undecided=undecided, most=MOST_UNDECIDED, labels=_LABELS,

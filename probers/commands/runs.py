@@ -27,10 +27,7 @@ from ..options import shown
 from ..types import UserError, first_line
 
 #: Options of ``retriever=elasticsearch`` about the server and the way to it.
-_OF_SERVERS = (
-    "url", "shards", "replicas", "bulk_passages", "bulk_mb", "search_queries", "timeout", "retries",
-    "backoff", "max_wait", "verify", "ca_file", "rebuild", "progress",
-)  # fmt: skip
+_OF_SERVERS = ("url", "shards", "timeout", "retries", "verify", "ca_file", "rebuild")
 #: Keys (dotted) that say how a run is carried out, not what it computes.
 NOT_IDENTITY = (
     "out", "batch_size", "logger", "model.device", "overwrite", "wait", "save_every", "suffix", "memory",

@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
+from markupsafe import Markup
+
 from probers.pages import num, span
 
 from .lookup import Findings, Json
 from .svg import WIDTH, Axis, Box, Plot, Point, clipped, place, spread, text_width
 
 
-def layers_chart(found: Findings) -> str:
+def layers_chart(found: Findings) -> Markup:
     """AUROC with its interval band and accuracy by layer; controls as labelled level lines."""
     rows = [row for row in found.data.get("layers", ()) if "auroc" in row]
     if not rows:
-        return ""
+        return Markup()
     auroc = [(float(row["layer"]), row["auroc"]) for row in rows]
     accuracy = [(float(row["layer"]), row["accuracy"]) for row in rows if "accuracy" in row]
     bands = [(float(row["layer"]), row["auroc_ci"]) for row in rows if "auroc_ci" in row]
@@ -76,13 +78,13 @@ def _detectors(found: Findings) -> list[tuple[str, Json, bool]]:
     return [entry for entry in entries if "auroc" in entry[1]]
 
 
-def controls_chart(found: Findings) -> str:
+def controls_chart(found: Findings) -> Markup:
     """AUROC with 95% interval of the ensemble and of every control, best first."""
     rows = [
         (name, entry["auroc"], entry.get("auroc_ci"), strong) for name, entry, strong in _detectors(found)
     ]
     if not rows:
-        return ""
+        return Markup()
     rows.sort(key=lambda row: -row[1])
     left = int(max(text_width(clipped(name)) for name, *_ in rows)) + 10
     told = [f"{name} {num(y)}" + (f" ({span(ci)})" if ci else "") for name, y, ci, _ in rows]
@@ -113,7 +115,7 @@ def controls_chart(found: Findings) -> str:
 _ROW = 18  # of a legend, in user units
 
 
-def roc_chart(found: Findings) -> str:
+def roc_chart(found: Findings) -> Markup:
     """ROC curves; a marker where each crosses the falling diagonal ties it to the legend."""
     curves = [
         (name, list(zip(roc["fpr"], roc["tpr"], strict=True)), roc.get("auroc"))
@@ -121,7 +123,7 @@ def roc_chart(found: Findings) -> str:
         if roc.get("fpr") and roc.get("tpr")
     ]
     if not curves:
-        return ""
+        return Markup()
     curves.sort(key=lambda curve: -1.0 if curve[2] is None else curve[2], reverse=True)
     lines = -(-len(curves) // 2)
     ticks = Axis.fit("", [0.0, 1.0]).ticks
@@ -184,7 +186,7 @@ _WHISKERS = 10  # methods at most whose intervals are drawn; those of more would
 _ROOM = 210  # for the legend, in user units
 
 
-def tradeoff_chart(found: Findings, figure: str) -> str:
+def tradeoff_chart(found: Findings, figure: str) -> Markup:
     """EM ("em") or ACC ("acc") against retrievals per question: curves as lines, methods as markers.
 
     Curves are read from recorded answers, or run at a few settings, of which each is a dot.
@@ -199,7 +201,7 @@ def tradeoff_chart(found: Findings, figure: str) -> str:
         if entry.keys() >= {"retrievals", figure}
     }
     if not curves and not measured:
-        return ""
+        return Markup()
     intervals = {name: ci for name in measured if (ci := found.data["points"][name].get(f"{figure}_ci"))}
     intervals = intervals if len(measured) <= _WHISKERS else {}
     legend = _legend(list(read), {name: reruns[name].get("option") for name in run})

@@ -13,7 +13,7 @@ Json = Mapping[str, Any]
 #: Methods that bound the others, with their markers; drawn hollow and grey.
 _REFERENCES = {"never": "circle", "always": "square", "random": "diamond", "oracle": "triangle"}
 #: Methods that never or always fire by definition: no news.
-FIXED = ("never", "always")
+_FIXED = ("never", "always")
 _COLOURS = 6
 _DASHES = ("", "7 3", "2 3", "9 3 2 3", "5 2", "12 3")
 _MARKERS = ("circle", "square", "triangle", "diamond", "down", "cross")
@@ -28,6 +28,7 @@ class Findings:
         methods: the figures of each method of results.json.
         n: number of questions, None where nothing says.
         differences: all paired differences of results.json.
+        flags: what a method never or always did, by name, without those that do so by definition.
         looks: how each method that any part of the page names is drawn.
     """
 
@@ -43,6 +44,8 @@ class Findings:
             for figure, entry in figures.items()
             if "diff" in entry
         ]
+        flags: Mapping[str, str] = self.data.get("flags", {})
+        self.flags = {name: flag for name, flag in flags.items() if stem(name) not in _FIXED}
         self._by_pair = {
             (entry.first, entry.second, entry.figure): entry
             for filed in self.differences
@@ -69,6 +72,63 @@ class Findings:
     def difference(self, first: str, second: str, name: str) -> Difference | None:
         """The paired difference in a figure, in whichever order it is filed."""
         return self._by_pair.get((first, second, name.removeprefix("trigger.")))
+
+    def shared_em(self) -> float | None:
+        """The exact match of all methods, the oracle among them, where several have the same and no other."""
+        known = [figures["em"] for figures in self.methods.values() if "em" in figures]
+        return known[0] if len(known) > 1 and len(set(known)) == 1 else None
+
+    def ranked(self) -> tuple[dict[str, float], list[str]]:
+        """Exact match by method outside the oracle, the highest first; and those that have the highest."""
+        known = {name: entry["em"] for name, entry in self._but_oracle() if "em" in entry}
+        best = [name for name, em in known.items() if em == max(known.values())]
+        return dict(sorted(known.items(), key=lambda item: -item[1])), best
+
+    def rivals(self, best: str, others: Sequence[str]) -> tuple[list[str], list[str]]:
+        """Others with a paired interval of the best one's lead in exact match; those it does not settle."""
+        entries = {name: self.difference(best, name, "em") for name in others}
+        tested = {name: entry.ci for name, entry in entries.items() if entry and entry.ci}
+        return list(tested), [name for name, ci in tested.items() if ci[0] <= 0]
+
+    def best(self, name: str, digits: int, better: str | None) -> float | None:
+        """The best value of a figure outside the oracle, as it is shown; None where none is better.
+
+        Args:
+            name: of the figure.
+            digits: that are shown.
+            better: which end is, "high" or "low"; None where neither is.
+        """
+        values = [self.figure(method, name) for method, _ in self._but_oracle()]
+        known = {round(value, digits) for value in values if value is not None}
+        if better is None or len(known) < 2:
+            return None
+        return max(known) if better == "high" else min(known)
+
+    def _but_oracle(self) -> list[tuple[str, Json]]:
+        return [(name, entry) for name, entry in self.methods.items() if stem(name) != "oracle"]
+
+    def em_ends(self) -> tuple[float, float]:
+        """Lowest and highest end of all intervals of exact match."""
+        ends = [end for name in self.methods for end in self.interval(name, "em") or ()]
+        return (min(ends), max(ends)) if ends else (0.0, 1.0)
+
+    def kinds(self) -> dict[str, int | None]:
+        """Kinds of knowledge that exact match is told apart by, with their numbers of questions."""
+        sizes: dict[str, int | None] = {}
+        for row in self.data.get("knowledge_em", {}).values():
+            for kind, entry in row.items():
+                sizes.setdefault(kind, entry.get("n"))
+        return sizes
+
+    def widest(self) -> float:
+        """How far from zero the paired differences and their intervals reach."""
+        ends = [end for entry in self.differences for end in entry.ci or (entry.value,)]
+        return max(map(abs, ends), default=0.0) or 1.0
+
+    def pairs(self) -> list[Difference]:
+        """All paired differences: those with a prober first, turned so that it stands first."""
+        turned = [e.turned() if stem(e.second) == "probing" != stem(e.first) else e for e in self.differences]
+        return sorted(turned, key=lambda e: (0, e.first) if stem(e.first) == "probing" else (1, ""))
 
 
 def _known(value: Any) -> Any:

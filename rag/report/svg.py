@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from markupsafe import Markup
 
 from probers.pages import DASH, esc, num
 
@@ -154,7 +155,7 @@ class Plot:
         self.add(marker(look.marker, (x + 14, y), look.mark, size=4))
         self.text(x + 34, y, text, css="label")
 
-    def figure(self, caption: str) -> str:
+    def figure(self, caption: str) -> Markup:
         """The finished chart with its caption, and title and description for screen readers.
 
         What is broader than a column has the page's width, and scrolls on narrow screens.
@@ -164,7 +165,7 @@ class Plot:
         if width > WIDTH:
             region = '<div class="scroll" role="region" aria-label="chart" tabindex="0">'
             opening, closing = f'<figure class="broad">{region}<svg class="chart broad"', "</svg></div>"
-        return (
+        return Markup(
             f'{opening} viewBox="0 0 {width} {height}" role="img" aria-labelledby="{ids}">'
             f'<title id="{self.name}-title">{esc(self.title)}</title>'
             f'<desc id="{self.name}-desc">{esc(self.description)}</desc>{"".join(self._parts)}{closing}'
@@ -198,16 +199,18 @@ def marker(shape: str, at: Point, css: str, *, size: float = 4.5) -> str:
     return f'<polygon class="{css}" points="{corners}"/>'
 
 
-def _glyph(view: str, shapes: str, css: str = "") -> str:
-    return f'<svg class="glyph{css}" viewBox="{view}" aria-hidden="true">{shapes}</svg>'
+def _glyph(view: str, shapes: str, css: str = "") -> Markup:
+    return Markup(f'<svg class="glyph{css}" viewBox="{view}" aria-hidden="true">{shapes}</svg>')
 
 
-def mark_glyph(look: Look) -> str:
+def mark_glyph(look: Look) -> Markup:
     """A method's marker, as the charts draw it."""
     return _glyph("0 0 14 14", marker(look.marker, (7, 7), look.mark), " key")
 
 
-def interval_glyph(value: float, ci: Sequence[float], scale: Sequence[float], *, zero: bool = False) -> str:
+def interval_glyph(
+    value: float, ci: Sequence[float], scale: Sequence[float], *, zero: bool = False
+) -> Markup:
     """A dot with its interval on a scale shared by the column; the numbers stand beside it.
 
     With ``zero`` it is wider, and zero is marked.
