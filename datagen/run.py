@@ -103,7 +103,7 @@ def _wiki(cfg: DictConfig) -> Make:
     from .equivalence import EntityMatcher
     from .equivalence.vectors import train_vectors
     from .labels.cuts import CutPlan, natural
-    from .labels.wiki import NEGATIVES, WikiBuilder
+    from .labels.wiki import WikiBuilder
 
     def articles() -> ArticleSource:
         return open_articles(
@@ -116,8 +116,6 @@ def _wiki(cfg: DictConfig) -> Make:
             wikipedia=plain(cfg.wikipedia),
         )
 
-    if cfg.negatives not in NEGATIVES:
-        raise UserError(f"negatives={cfg.negatives} is unknown: choose {' or '.join(NEGATIVES)}")
     options = plain(cfg.matcher)
     own = options["vectors"] == OWN
     matcher = EntityMatcher(**(options | {"vectors": ""} if own else options))
@@ -151,10 +149,6 @@ def run(cfg: DictConfig) -> Path:
     Raises:
         UserError: before any model runs, for whatever is wrong with the request.
     """
-    if cfg.shard_size < 1:
-        raise UserError(f"shard_size={cfg.shard_size} must be 1 or more")
-    if cfg.source not in POOLS:
-        raise UserError(f"source={cfg.source} is unknown: choose one of {', '.join(POOLS)}")
     if cfg.pool not in POOLS[cfg.source]:
         pools = ", ".join(POOLS[cfg.source])
         raise UserError(f"pool={cfg.pool} is not there for source={cfg.source}: choose {pools}")

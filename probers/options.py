@@ -37,9 +37,7 @@ Name = Annotated[str, Field(min_length=1, pattern=r"^[^\x00-\x1f\x7f]*$", descri
 _STRICT = ConfigDict(strict=True, allow_inf_nan=False, arbitrary_types_allowed=True)
 
 
-def check_options(
-    kind: Any, values: Mapping[str, Any], prefix: str = "", also: Collection[str] = ()
-) -> None:
+def check_options(kind: Any, values: Mapping[str, Any], prefix: str = "", also: Collection[str] = ()) -> None:
     """Check values against the fields of a dataclass; those that are dataclasses are blocks of options.
 
     Args:

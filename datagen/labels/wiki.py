@@ -111,7 +111,6 @@ def span_rows(
     yield -1, recorded(generation, tokens), pool_tokens(states, needs.pool)
 
 
-NEGATIVES = ("generated", "untouched")
 #: Bytes of per-token states that may be held at once.
 _HELD = 512 << 20
 

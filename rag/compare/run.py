@@ -13,7 +13,7 @@ from omegaconf import DictConfig
 from probers.commands.parts import build, inputs, load_model, load_passages, record_of
 from probers.commands.runs import RunFolder
 from probers.data.questions import EmptySplitError, QuestionSet, QuestionSource, open_questions
-from probers.types import Needs, Question, UserError
+from probers.types import Needs, Question
 
 from ..build import find_prober, loop_options
 from ..triggers.never import Never
@@ -32,8 +32,6 @@ def run(cfg: DictConfig) -> Path:
     """
     from probers.bank.bank import ProbeBank
 
-    if type(cfg.sweep) is not int or cfg.sweep < 0:
-        raise UserError(f"sweep={cfg.sweep} must be a whole number, 0 (no curves are run) or more")
     asked = build(cfg.questions)
     found, split, others = _open(cfg, asked)
     questions = found.questions
