@@ -31,6 +31,7 @@ def load_model(cfg: DictConfig) -> CausalLM:
         quantization=plain_value(cfg.model.quantization),
         attn=cfg.model.attn,
         trust_remote_code=cfg.model.trust_remote_code,
+        use_safetensors=cfg.model.use_safetensors,
         on_too_long=cfg.model.on_too_long,
         batch_size=cfg.batch_size,
     )

@@ -111,6 +111,7 @@ def _take_back(made: _Made) -> None:
         made.path.rmdir()
     if made.old:
         made.old.rename(made.path)
+        print(f"the run that was at {made.path} is back there")
 
 
 def _release(path: Path, now: Path | None = None) -> None:

@@ -63,6 +63,7 @@ class Model:
     on_too_long: Literal["error", "skip", "truncate_left"]
     attn: Name | None
     trust_remote_code: bool
+    use_safetensors: bool
 
 
 @dataclass

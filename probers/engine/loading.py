@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 
 from ..types import UserError, first_line
 
@@ -51,18 +52,23 @@ class Placement:
     quantization: Mapping[str, Any] | None = None
 
 
-def load(source: str, placement: Placement, *, attn: str | None, **options: Any) -> tuple[Any, Any]:
+def load(
+    source: str, placement: Placement, *, attn: str | None, use_safetensors: bool, **options: Any
+) -> tuple[Any, Any]:
     """A model in evaluation mode on its device or devices, and its tokenizer.
 
     Args:
+        use_safetensors: False also reads pickled weights, which can run code.
         options: of ``from_pretrained`` of both.
 
     Raises:
         UserError: there is no such device or number format, transformers finds or builds no causal
-            language model there, or a package that it needs for that is missing.
+            language model there, its weights are pickled, or a package that it needs is missing.
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
+    if source.startswith(("/", "./", "../", "~")) and not Path(source).is_dir():
+        raise UserError(f"model={source} is no folder on this machine: give a model's folder, or a hub id")
     device = pick_device(placement.device)
     dtype = pick_dtype(placement.dtype, device)
     placed: dict[str, Any] = {}
@@ -75,10 +81,16 @@ def load(source: str, placement: Placement, *, attn: str | None, **options: Any)
     try:
         tokenizer = AutoTokenizer.from_pretrained(source, **options)
         model: Any = AutoModelForCausalLM.from_pretrained(
-            source, dtype=dtype, attn_implementation=attn, **options, **placed
-        )
-    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
+            source, dtype=dtype, attn_implementation=attn, **options, **placed,
+            use_safetensors=True if use_safetensors else None,
+        )  # fmt: skip
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
         reason = first_line(error)
+        if use_safetensors and isinstance(error, OSError) and "safetensors" in str(error):
+            reason = (
+                "it has no weights as safetensors; others are pickled and can run code: convert them, or trust "
+                "them with model.use_safetensors=false"
+            )
         raise UserError(f"model={source} cannot be loaded as a causal language model: {reason}") from error
     return (model if placed else model.to(device)).eval(), tokenizer
 

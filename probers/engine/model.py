@@ -91,6 +91,7 @@ class CausalLM:
         quantization: Mapping[str, Any] | None = None,
         attn: str | None = None,
         trust_remote_code: bool = False,
+        use_safetensors: bool = True,
         **options: Any,
     ) -> Self:
         """Load a model.
@@ -107,6 +108,7 @@ class CausalLM:
                 quantized already need nothing.
             attn: attention implementation of transformers; None for the model's default.
             trust_remote_code: run Python code that comes with the model.
+            use_safetensors: refuse pickled weights (``pytorch_model.bin``), which can run code.
             **options: those of the constructor.
 
         Raises:
@@ -119,9 +121,12 @@ class CausalLM:
         else:
             source = name
         placement = Placement(dtype, device, device_map, quantization)
+        if trust_remote_code is not True and trust_remote_code is not False:
+            raise UserError(f"trust_remote_code={trust_remote_code!r} must be true or false")
         model, tokenizer = load(
-            source, placement, attn=attn, revision=revision, trust_remote_code=trust_remote_code
-        )
+            source, placement, attn=attn, use_safetensors=use_safetensors, revision=revision,
+            trust_remote_code=trust_remote_code,
+        )  # fmt: skip
         return cls(model, tokenizer, name=name, revision=fingerprint(source, model), **options)
 
     @cached_property
