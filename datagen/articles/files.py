@@ -129,15 +129,11 @@ def _draw(number: int, seed: int) -> int:
 
 def _repeated(ids: array[int], numbers: array[int]) -> dict[int, int]:
     """Line number of every repeated id -> that of its first occurrence, in the file's order."""
-    keys, lines = np.frombuffer(ids, np.uint64), np.frombuffer(numbers, np.uint64)
-    if not len(keys):
-        return {}
-    order = np.lexsort((lines, keys))
-    keys, lines = keys[order], lines[order]
-    first = np.concatenate([[True], keys[1:] != keys[:-1]])
-    origin = lines[first][np.cumsum(first) - 1]
-    pairs = zip(lines[~first].tolist(), origin[~first].tolist(), strict=True)
-    return dict(sorted(pairs))
+    lines = np.array(numbers)
+    _, first, place = np.unique(np.array(ids), return_index=True, return_inverse=True)
+    origin = lines[first[place]]
+    again = origin != lines
+    return dict(zip(lines[again].tolist(), origin[again].tolist(), strict=True))
 
 
 def open_hub(spec: str, *, limit: int | None, seed: int, rules: Rules, progress: Progress) -> ArticleSource:

@@ -24,6 +24,7 @@ import numpy as np
 from tqdm import tqdm
 
 from ..files import digest
+from ..seeding import draw_key
 from ..types import Passage, RunError, UserError
 from .cache import Estimate, build_once, file_digest
 from .corpus_formats import BadLines, read_passages
@@ -199,23 +200,24 @@ class _Request:
     def write(self, folder: Path) -> dict[str, Any]:
         """Fill the folder of a store; what is in it already is written over."""
         bad, before = BadLines(self.path, self.policy), self._stamp()
-        offsets, hashes = array("q", [0]), _Hashes()
+        offsets, hashes = array("q", [0]), array("Q")  # 64 bits of every id find all that repeat
         with (
             tqdm(total=self.path.stat().st_size, desc="passages", unit="B", unit_scale=True) as bar,
             (folder / PASSAGES).open("wb") as file,
         ):
             progress = lambda done: bar.update(done - bar.n)  # noqa: E731
             for _, passage in read_passages(self.path, bad, words=self.words, progress=progress):
-                line = encode(passage)
-                offsets.append(offsets[-1] + len(line))
-                hashes.add(passage.id)
-                file.write(line)
+                offsets.append(offsets[-1] + file.write(encode(passage)))
+                hashes.append(draw_key("id", 0, passage.id))
             progress(self.path.stat().st_size)
         kept = np.frombuffer(offsets, dtype=np.int64)
         self._check(len(kept) - 1, bad)
-        again = hashes.repeated()
-        if len(again):
-            kept = self._without_repeated(folder, set(again.tolist()), bad)
+        found = np.frombuffer(hashes, dtype=np.uint64)
+        order = np.argsort(found, kind="stable")
+        same = found[order[1:]] == found[order[:-1]]
+        # All repeated ids, and by chance perhaps others.
+        if again := {*order[1:][same].tolist(), *order[:-1][same].tolist()}:
+            kept = self._without_repeated(folder, again, bad)
         np.save(folder / OFFSETS, kept, allow_pickle=False)
         if self._stamp() != before:
             raise RunError(f"{self.path} was changed while it was read: run the same command again")
@@ -264,21 +266,3 @@ class _Request:
         if not count:
             bad.report()
             raise UserError(f"corpus={self.path} holds no usable line")
-
-
-class _Hashes:
-    """64 bits of every id: enough to find all repeated ones, in 8 bytes each."""
-
-    def __init__(self) -> None:
-        self._found = array("Q")
-
-    def add(self, name: str) -> None:
-        digest = hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=8).digest()
-        self._found.frombytes(digest)
-
-    def repeated(self) -> np.ndarray:
-        """Rows whose hash is that of another row: all repeated ids, and by chance perhaps others."""
-        found = np.frombuffer(self._found, dtype=np.uint64)
-        order = np.argsort(found, kind="stable")
-        same = found[order[1:]] == found[order[:-1]]
-        return np.unique(np.concatenate([order[1:][same], order[:-1][same]]))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import groupby
 from typing import Any
 
 from ..types import Needs, Pool, Site, UserError
@@ -188,10 +189,6 @@ def _fields(cls: Any, value: Mapping[str, Any]) -> dict[str, Any]:
 
 def _ranges(numbers: Sequence[int]) -> str:
     """``0-3, 5`` for (0, 1, 2, 3, 5)."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
+    # Along a run of consecutive numbers the distance between number and place stays.
+    runs = [[k for _, k in run] for _, run in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])]
     return ", ".join(str(r[0]) if len(r) == 1 else f"{r[0]}-{r[-1]}" for r in runs)
