@@ -50,15 +50,6 @@ class ModelSpec:
         revision = f"@{weights[:12]}{plus}{quantized}" if self.revision else ""
         return f"{self.id}{revision} ({self.layers} layers of width {self.width})"
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain containers for JSON."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, value: Mapping[str, Any]) -> ModelSpec:
-        """Inverse of :meth:`to_dict`; an unknown or missing field is a UserError."""
-        return cls(**_fields(cls, value))
-
 
 @dataclass(frozen=True, slots=True)
 class FeatureSpec:
@@ -154,7 +145,7 @@ class FeatureSpec:
     def from_dict(cls, value: Mapping[str, Any]) -> FeatureSpec:
         """Inverse of :meth:`to_dict`; an unknown or missing field is a UserError."""
         fields = _fields(cls, value)
-        fields["model"] = ModelSpec.from_dict(fields["model"])
+        fields["model"] = ModelSpec(**_fields(ModelSpec, fields["model"]))
         fields["layers"] = tuple(fields["layers"])
         return cls(**fields)
 

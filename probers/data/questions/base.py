@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import ClassVar, NamedTuple
@@ -11,6 +11,9 @@ from typing import ClassVar, NamedTuple
 from ...types import Question, UserError
 from ..records import Row, file_rows, hub_rows
 from .values import Record
+
+#: Options of a copy on the Hub.
+_REMOTE = ("questions.hub", "questions.config", "questions.hub_split", "questions.revision")
 
 
 class Layout(NamedTuple):
@@ -53,19 +56,27 @@ class QuestionSource:
     name: ClassVar[str] = ""
     #: The layouts it reads; the first that fits a record is taken.
     layouts: ClassVar[tuple[Layout, ...]] = ()
+    #: Options with their possible values, where these are few.
+    choices: ClassVar[Mapping[str, Sequence[str]]] = {}
     #: Options that name further files.
     extra_files: ClassVar[tuple[str, ...]] = ()
     #: Small enough to be held whole: splits have exact shares, and a repeated id is a mistake.
     whole: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        if self.path is not None:
-            names = ("hub", "config", "hub_split", "revision")
-            defaults = {f.name: f.default for f in fields(self)}
-            used = [n for n in names if getattr(self, n) != defaults[n]]
-            if used:
-                given = ", ".join(f"questions.{n}={getattr(self, n)}" for n in used)
-                raise UserError(f"{given} is for a copy on the Hub, and questions.path={self.path} is a file")
+        remote = [o for o in self._given() if o.split("=")[0] in _REMOTE]
+        if self.path is not None and remote:
+            raise UserError(
+                f"{', '.join(remote)} is for a copy on the Hub, and questions.path={self.path} is a file"
+            )
+        for option, choices in self.choices.items():
+            if (value := getattr(self, option)) not in choices:
+                raise UserError(f"questions.{option}={value} is unknown: choose {' or '.join(choices)}")
+
+    def _given(self) -> list[str]:
+        """The options that do not have their defaults, as they are typed."""
+        values = ((f, getattr(self, f.name)) for f in fields(self))
+        return [f"questions.{f.name}={value}" for f, value in values if value != f.default]
 
     @property
     def spec(self) -> str:
@@ -77,8 +88,7 @@ class QuestionSource:
     @property
     def typed(self) -> str:
         """What a user types for it, without the options that have their defaults."""
-        given = [f"questions.{f.name}={v}" for f in fields(self) if (v := getattr(self, f.name)) != f.default]
-        return " ".join([f"questions={self.name}", *given])
+        return " ".join([f"questions={self.name}", *self._given()])
 
     @property
     def files(self) -> tuple[str, ...]:

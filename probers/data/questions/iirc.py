@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from ...types import Passage, Question, UserError
+from ...types import Passage, Question
 from .base import Layout, QuestionSource, layout
 from .values import Record, UnusableError, accepted, identifier, optional, passage, records, text
 
@@ -32,11 +32,7 @@ class IIRC(QuestionSource):
 
     name: ClassVar[str] = "iirc"
     layouts: ClassVar[tuple[Layout, ...]] = (layout("IIRC", "questions text title"),)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.spans not in ("all", "any"):
-            raise UserError(f"questions.spans={self.spans} is unknown: choose all or any")
+    choices: ClassVar[Mapping[str, Sequence[str]]] = {"spans": ("all", "any")}
 
     def unfold(self, record: Record) -> Sequence[Record]:
         main = passage(record, _MAIN, is_gold=None)
