@@ -47,7 +47,7 @@ class DPRSource(QuestionSource):
         if "positive_ctxs" not in record:
             return self.own_question(record)
         origin = optional(record, "dataset")
-        if origin and not origin.startswith(self.name.removesuffix("qa")):  # "trivia_train_psgs_w100"
+        if origin and not origin.startswith(self.name.removesuffix("qa")):  # "trivia_train"
             raise UserError(f"questions={self.name}: this is DPR's file of another dataset, {origin}")
         gold = [_passage(p, i, True) for i, p in enumerate(records(record, "positive_ctxs"))]
         hard = records(record, "hard_negative_ctxs")[: self.hard_negatives]
