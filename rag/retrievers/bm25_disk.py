@@ -148,16 +148,16 @@ def count_shard(
     numbers.default_factory = None  # it refers to the dictionary, which would outlive this call
     shard = Shard(folder, number, first, len(lengths))
     terms = sorted(numbers)
-    rank = np.empty(len(terms), dtype=np.int64)
-    rank[np.fromiter((numbers[t] for t in terms), np.int64, len(terms))] = np.arange(len(terms))
+    rank = np.argsort(np.fromiter((numbers[t] for t in terms), np.int64, len(terms)))  # by number
     with shard.terms.open("w", encoding="utf-8", newline="\n") as file:
         file.writelines(f"{t}\n" for t in terms)
     sizes = np.frombuffer(lengths, dtype=np.int32)
     _save_postings(shard, rank, np.frombuffer(flat, dtype=np.int32), sizes)
     shard.save("lengths", sizes)
-    _sync(folder, number)
-    about: dict[str, Any] = {"first": first, "passages": len(lengths)}
-    write_text(folder / f"{number:05d}.json", json.dumps(about))
+    for path in folder.glob(f"{number:05d}.*"):
+        with path.open("rb") as written:
+            os.fsync(written.fileno())
+    write_text(folder / f"{number:05d}.json", json.dumps({"first": first, "passages": len(lengths)}))
     return shard
 
 
@@ -174,12 +174,6 @@ def _save_postings(shard: Shard, rank: np.ndarray, flat: np.ndarray, lengths: np
     shard.save("starts", starts)
     shard.save("rows", row.astype(np.int32))
     shard.save("counts", counts.astype(np.int32))
-
-
-def _sync(folder: Path, number: int) -> None:
-    for path in folder.glob(f"{number:05d}.*"):
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
 
 
 #: Postings that are merged at a time: what bounds the memory of merging.
@@ -320,8 +314,6 @@ def _block(
     for shard in shards:
         ids = shard.array("ids")
         low, high = np.searchsorted(ids, (start, end))
-        if low == high:
-            continue
         starts = np.asarray(shard.array("starts")[low : high + 1])
         here, sizes = ids[low:high] - start, np.diff(starts)
         places = np.repeat(filled[here] - starts[:-1], sizes) + np.arange(starts[0], starts[-1])

@@ -115,8 +115,7 @@ class Neighbours:
         self._method, self._vectors = method, vectors
         self._index: Any = None
         if method != "flat":
-            read: Any = faiss.read_index(str(folder / "index.faiss"))
-            self._index = read
+            self._index = faiss.read_index(str(folder / "index.faiss"))
         if method == "ivfpq":
             self._index.nprobe = max(16, self._index.nlist // 50)
 
@@ -193,11 +192,6 @@ def encode_corpus(
     return done, width
 
 
-def open_vectors(folder: Path) -> np.ndarray:
-    """(N, d) float32, memory-mapped."""
-    return np.asarray(np.memmap(folder / _VECTORS, np.float32, "r", shape=_written(folder)))
-
-
 def check_finite(vectors: np.ndarray, encoder: Encoder, names: Sequence[str]) -> None:
     """Refuse vectors with NaN or infinity.
 
@@ -254,7 +248,7 @@ class Dense(EncoderOptions):
         folder = Path(self.cache) / digest(identity, 20)
         what = f"vectors of {len(self.passages):,} passages by {self._encoder.name}"
         build_once(folder, what, self._encode, self._estimate)
-        vectors = open_vectors(folder)
+        vectors = np.asarray(np.memmap(folder / _VECTORS, np.float32, "r", shape=_written(folder)))
         if method != "flat":
             folder = folder.with_name(f"{folder.name}-{method}")
             build_once(
