@@ -16,7 +16,7 @@ from probers.rag.retrievers import bm25_disk as bm25_index
 from probers.rag.retrievers.bm25_disk import Formula, Vocabulary, build_index, write_vocabulary
 from probers.rag.retrievers.lexical import document_tokens, tokenize
 
-from probers.data.corpus import open_corpus
+from probers.data.corpus import load_corpus
 from probers.types import Passage, UserError
 
 ENGINES = [BM25, RankBM25]
@@ -127,7 +127,7 @@ def stored(folder, texts):
     """The same corpus on the disk."""
     path = folder / "corpus.jsonl"
     path.write_text("".join(json.dumps({"id": i, "text": t}) + "\n" for i, t in enumerate(texts)))
-    return open_corpus(path, cache=folder / "cache", in_memory=0)
+    return load_corpus(path, cache=folder / "cache", in_memory=0)
 
 
 @pytest.mark.parametrize(("shard", "block"), [(10**6, 10**6), (300, 40), (1, 500)])

@@ -34,7 +34,7 @@ PASSAGES, OFFSETS = "passages.jsonl", "offsets.npy"
 
 
 class PassageStore(Sequence[Passage]):
-    """Passages in a folder that :func:`.corpus.open_corpus` made.
+    """Passages in a folder that :func:`load_corpus` made.
 
     Args:
         path: the folder.
@@ -103,46 +103,32 @@ _SECONDS, _DISK, _MEMORY, _UNPACKED = 2.5e-8, 1.0, (6e7, 0.06), 3.2
 
 
 def load_corpus(
-    source: str,
-    *,
-    on_bad_line: BadLine = "error",
-    passage_words: int | None = None,
-    cache: str | Path | None = None,
-) -> Sequence[Passage]:
-    """Passages of the testbed ("testbed") or of a file, see :func:`open_corpus`.
-
-    Of a large file the texts stay on the disk, in a folder below ``cache`` (default: :data:`CACHE`).
-    """
-    if source == "testbed":
-        from ..testbed import assets
-
-        return assets.load_corpus()
-    return open_corpus(source, on_bad_line=on_bad_line, passage_words=passage_words, cache=cache or CACHE)
-
-
-def open_corpus(
     source: str | Path,
     *,
     on_bad_line: BadLine = "error",
     passage_words: int | None = None,
-    cache: str | Path = CACHE,
+    cache: str | Path | None = None,
     in_memory: int = IN_MEMORY,
 ) -> Sequence[Passage]:
-    """The passages of a JSONL or TSV file, ``.gz`` or not; see :func:`.corpus_formats.read_passages`.
+    """The passages of the testbed ("testbed"), or of a JSONL or TSV file, ``.gz`` or not.
 
     Args:
-        source: the file.
+        source: the file; :func:`.corpus_formats.read_passages` says what it holds.
         on_bad_line: what a malformed line or a repeated id does: "error" stops at the first, "skip"
             leaves them out and says at the end how many there were.
         passage_words: cut texts, or articles, into passages of this many words; None keeps them whole.
-        cache: the folder for passage stores.
+        cache: the folder for passage stores; None is :data:`CACHE`.
         in_memory: files of more bytes are not read into memory.
 
     Raises:
         UserError: no such file, a malformed line, a repeated id, no passage at all.
         RunError: the cache cannot be written to.
     """
-    path, cache = Path(source), Path(cache)
+    if source == "testbed":
+        from ..testbed import assets
+
+        return assets.load_corpus()
+    path, cache = Path(source), Path(cache or CACHE)
     if not path.is_file():
         raise UserError(f"corpus={source} is not a file: give 'testbed' or the path of a JSONL or TSV file")
     check_bad_line(on_bad_line)

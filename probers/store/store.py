@@ -161,14 +161,12 @@ class FeatureStore:
     @property
     def units(self) -> set[str]:
         """The pieces of work that the shards written so far cover."""
-        return {
-            unit for index in written_shards(self.path) for unit in read_sidecar(self.path, index)["units"]
-        }
+        return {unit for about in self._sidecars() for unit in about["units"]}
 
     def left_out(self) -> Iterator[dict[str, Any]]:
         """What the shards say was left out of them, in their order."""
-        for index in written_shards(self.path):
-            yield from read_sidecar(self.path, index)["left_out"]
+        for about in self._sidecars():
+            yield from about["left_out"]
 
     def write_shard(
         self,
@@ -233,8 +231,8 @@ class FeatureStore:
             RunError: shards are missing, all are empty, ids repeat, shards have different
                 columns, or the disk is full.
         """
-        rows = self._counts()
-        files = {f"shards/{name}": file for s in self._sidecars() for name, file in s["files"].items()}
+        self._check_whole()
+        rows, files = self._counts(), self._shard_files()
         check_rows(self.path, [i for i, n in enumerate(rows) if n])
         manifest = self._manifest() | {
             "complete": True, "shards": len(rows), "rows": rows, "files": files,
@@ -248,10 +246,7 @@ class FeatureStore:
         Raises:
             UserError: names the file that is missing or was altered.
         """
-        files = read_manifest(self.path)["files"]
-        for index in written_shards(self.path) if not files else ():
-            own = read_sidecar(self.path, index)["files"]
-            files |= {f"shards/{name}": file for name, file in own.items()}
+        files = read_manifest(self.path)["files"] or self._shard_files()
         for name, file in files.items():
             found = hashlib.sha256()
             try:
@@ -346,16 +341,21 @@ class FeatureStore:
         """Rows per shard: from the manifest, or before it is finished from the shards themselves."""
         counts = read_manifest(self.path)["rows"]
         if counts is None:
-            counts = [sidecar["rows"] for sidecar in self._sidecars()]
+            self._check_whole()
+            counts = [about["rows"] for about in self._sidecars()]
         if not sum(counts):
             raise RunError(f"the feature store {self.path} is empty: no example was kept")
         return counts
 
-    def _sidecars(self) -> Iterator[dict[str, Any]]:
+    def _check_whole(self) -> None:
         if self.missing:
             raise RunError(f"the feature store {self.path} lacks shards {self.missing[:10]}")
-        for index in written_shards(self.path):
-            yield read_sidecar(self.path, index)
+
+    def _sidecars(self) -> Iterator[dict[str, Any]]:
+        return (read_sidecar(self.path, index) for index in written_shards(self.path))
+
+    def _shard_files(self) -> dict[str, dict[str, Any]]:
+        return {f"shards/{name}": file for s in self._sidecars() for name, file in s["files"].items()}
 
     def _manifest(self) -> dict[str, Any]:
         return {
