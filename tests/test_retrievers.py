@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from probers.rag.retrievers import BM25, RankBM25, bm25, rank_bm25
 from probers.rag.retrievers import bm25_disk as bm25_index
-from probers.rag.retrievers.bm25_disk import Formula, Vocabulary, build_index, write_vocabulary
+from probers.rag.retrievers.bm25_disk import Vocabulary, build_index, write_vocabulary
 from probers.rag.retrievers.lexical import document_tokens, tokenize
 
 from probers.data.corpus import load_corpus
@@ -134,7 +134,7 @@ def stored(folder, texts):
 def test_the_streamed_index_is_that_of_bm25s_whatever_the_size_of_shards_and_blocks(tmp_path, shard, block):
     texts, _ = skewed(50)
     texts[3] = texts[49] = "..."  # no token
-    build_index(stored(tmp_path, texts), tmp_path, Formula(1.2, 0.75), shard=shard, block=block)
+    build_index(stored(tmp_path, texts), tmp_path, 1.2, 0.75, shard=shard, block=block)
     streamed, vocabulary = bm25s.BM25.load(tmp_path, mmap=True, load_vocab=False), Vocabulary(tmp_path)
     assert not (tmp_path / "shards").exists()
     plain = bm25s.BM25(method="lucene", k1=1.2, b=0.75)

@@ -13,7 +13,7 @@ from probers.data.corpus import PassageStore
 from probers.types import Passage
 
 from . import lexical
-from .bm25_disk import Formula, open_index
+from .bm25_disk import open_index
 
 #: From as many passages on queries run as code that numba compiles, which takes 3 s at the first of them
 #: and saves 4 ms of each here, more of larger corpora.
@@ -48,7 +48,7 @@ class BM25(lexical.LexicalRetriever):
         super().__init__(passages if isinstance(passages, PassageStore) else list(passages), k1, b)
         if isinstance(passages, PassageStore):
             self._index: Any
-            self._index, vocabulary = open_index(passages, Formula(k1, b), Path(cache))
+            self._index, vocabulary = open_index(passages, k1, b, Path(cache))
             self._number = vocabulary.get
         else:
             documents = lexical.document_tokens(self._passages)
