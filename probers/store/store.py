@@ -94,7 +94,7 @@ class FeatureStore:
         else:
             with writing(store.path):
                 store._file(0, "json").parent.mkdir(parents=True, exist_ok=True)
-            store._write(MANIFEST, canonical_json(store._manifest()).encode())
+            write_bytes(store.path / MANIFEST, canonical_json(store._manifest()).encode())
         for leftover in store.path.glob("shards/.*.tmp"):
             leftover.unlink()
         return store
@@ -202,14 +202,14 @@ class FeatureStore:
         self._file(index, "json").unlink(missing_ok=True)  # until it is written again there is no shard
         files = {}
         for suffix, blob in blobs.items():
+            file = self._file(index, suffix)
             if blob:
-                self._write(shard_file(index, suffix), blob)
-                name = self._file(index, suffix).name
-                files[name] = {"bytes": len(blob), "sha256": digest(blob, 64)}
+                write_bytes(file, blob)
+                files[file.name] = {"bytes": len(blob), "sha256": digest(blob, 64)}
             else:
-                self._file(index, suffix).unlink(missing_ok=True)
+                file.unlink(missing_ok=True)
         about = {"rows": len(rows), "files": files, "units": list(units), "left_out": list(left_out)}
-        self._write(shard_file(index, "json"), canonical_json(about).encode())
+        write_bytes(self._file(index, "json"), canonical_json(about).encode())
 
     def read_shard(
         self, index: int
@@ -238,7 +238,7 @@ class FeatureStore:
             "complete": True, "shards": len(rows), "rows": rows, "files": files,
             "summary": dict(summary or {}),
         }  # fmt: skip
-        self._write(MANIFEST, canonical_json(manifest).encode())
+        write_bytes(self.path / MANIFEST, canonical_json(manifest).encode())
 
     def verify(self) -> None:
         """Compare every file with its checksum; of an unfinished store, those of its shards so far.
@@ -333,9 +333,6 @@ class FeatureStore:
 
     def _file(self, index: int, suffix: str) -> Path:
         return self.path / shard_file(index, suffix)
-
-    def _write(self, name: str, blob: bytes) -> None:
-        write_bytes(self.path / name, blob)
 
     def _counts(self) -> list[int]:
         """Rows per shard: from the manifest, or before it is finished from the shards themselves."""
