@@ -6,14 +6,11 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from ...types import Question, UserError
 from ..records import Row, file_rows, hub_rows
 from .values import Record
-
-#: Options of a copy on the Hub.
-_REMOTE = ("questions.hub", "questions.config", "questions.hub_split", "questions.revision")
 
 
 class Layout(NamedTuple):
@@ -64,19 +61,17 @@ class QuestionSource:
     whole: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        remote = [o for o in self._given() if o.split("=")[0] in _REMOTE]
-        if self.path is not None and remote:
-            raise UserError(
-                f"{', '.join(remote)} is for a copy on the Hub, and questions.path={self.path} is a file"
-            )
+        remote = {f.name for f in fields(QuestionSource)} - {"path"}
+        used = ", ".join(f"questions.{n}={v}" for n, v in self._given().items() if n in remote)
+        if self.path is not None and used:
+            raise UserError(f"{used} is for a copy on the Hub, and questions.path={self.path} is a file")
         for option, choices in self.choices.items():
             if (value := getattr(self, option)) not in choices:
                 raise UserError(f"questions.{option}={value} is unknown: choose {' or '.join(choices)}")
 
-    def _given(self) -> list[str]:
-        """The options that do not have their defaults, as they are typed."""
-        values = ((f, getattr(self, f.name)) for f in fields(self))
-        return [f"questions.{f.name}={value}" for f, value in values if value != f.default]
+    def _given(self) -> dict[str, Any]:
+        """The options that do not have their defaults."""
+        return {f.name: v for f in fields(self) if (v := getattr(self, f.name)) != f.default}
 
     @property
     def spec(self) -> str:
@@ -88,7 +83,8 @@ class QuestionSource:
     @property
     def typed(self) -> str:
         """What a user types for it, without the options that have their defaults."""
-        return " ".join([f"questions={self.name}", *self._given()])
+        given = [f"questions.{n}={v}" for n, v in self._given().items()]
+        return " ".join([f"questions={self.name}", *given])
 
     @property
     def files(self) -> tuple[str, ...]:
