@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from probers.rag.retrievers.lexical import tokenize
 
-from probers.data.corpus import PassageStore, open_corpus
+from probers.data.corpus import PassageStore, load_corpus
 from probers.types import Passage
 
 NAMES = {
@@ -35,7 +35,7 @@ SECONDS = 30.0  # after so long no more queries are asked, but for the first 20
 
 def stored(corpus: Path, folder: Path) -> Sequence[Passage]:
     """The corpus on the disk, whatever its size."""
-    return open_corpus(corpus, cache=folder / "corpus", in_memory=0)
+    return load_corpus(corpus, cache=folder / "corpus", in_memory=0)
 
 
 def key(text: str) -> str:

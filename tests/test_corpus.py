@@ -14,7 +14,7 @@ import pytest
 from probers.data import cache as builds
 from probers.data import corpus, load_corpus
 from probers.data.cache import Estimate, build_once, file_digest
-from probers.data.corpus import PassageStore, fingerprint, open_corpus
+from probers.data.corpus import PassageStore, fingerprint
 from probers.data.corpus_formats import LONG
 from probers.types import Passage, RunError, UserError
 
@@ -42,11 +42,11 @@ def records(n):
 
 @pytest.fixture(params=["memory", "disk"])
 def load(request, tmp_path):
-    """open_corpus with one of the two backings."""
+    """load_corpus with one of the two backings."""
 
     def call(path, **options):
         limit = 10**9 if request.param == "memory" else 0
-        found = open_corpus(path, cache=tmp_path / "cache", in_memory=limit, **options)
+        found = load_corpus(path, cache=tmp_path / "cache", in_memory=limit, **options)
         assert isinstance(found, PassageStore if request.param == "disk" else list)
         return found
 
@@ -197,8 +197,8 @@ def test_articles_are_cut_into_passages_of_so_many_words(load, tmp_path):
 
 def test_a_store_is_a_sequence(tmp_path):
     path = jsonl(tmp_path / "c.jsonl", records(50))
-    store = open_corpus(path, cache=tmp_path / "cache", in_memory=0)
-    listed = open_corpus(path)
+    store = load_corpus(path, cache=tmp_path / "cache", in_memory=0)
+    listed = load_corpus(path)
     assert (
         store[-1] == listed[-1] and store[3:20:4] == listed[3:20:4] and list(store.since(48)) == listed[48:]
     )
@@ -211,17 +211,17 @@ def test_a_store_is_a_sequence(tmp_path):
 
 def test_a_store_is_made_once_and_again_when_the_file_changes(tmp_path, monkeypatch):
     path = jsonl(tmp_path / "c.jsonl", records(20))
-    first = open_corpus(path, cache=tmp_path / "cache", in_memory=0)
+    first = load_corpus(path, cache=tmp_path / "cache", in_memory=0)
     monkeypatch.setattr(corpus, "read_passages", None)
-    assert open_corpus(path, cache=tmp_path / "cache", in_memory=0).fingerprint == first.fingerprint
+    assert load_corpus(path, cache=tmp_path / "cache", in_memory=0).fingerprint == first.fingerprint
     renamed = path.rename(tmp_path / "moved.jsonl")  # the bytes count, not the name
-    assert open_corpus(renamed, cache=tmp_path / "cache", in_memory=0).fingerprint == first.fingerprint
+    assert load_corpus(renamed, cache=tmp_path / "cache", in_memory=0).fingerprint == first.fingerprint
     monkeypatch.undo()
     text = renamed.read_text()
     renamed.write_text(text.replace("text 3 ", "text 4 "))  # as many bytes
-    changed = open_corpus(renamed, cache=tmp_path / "cache", in_memory=0)
+    changed = load_corpus(renamed, cache=tmp_path / "cache", in_memory=0)
     assert changed.fingerprint != first.fingerprint and changed[3].text.startswith("text 4 ")
-    assert open_corpus(renamed, cache=tmp_path / "cache", in_memory=0, passage_words=1)[0].id == "0#0"
+    assert load_corpus(renamed, cache=tmp_path / "cache", in_memory=0, passage_words=1)[0].id == "0#0"
 
 
 def test_a_store_whose_making_was_interrupted_or_damaged_is_made_again(tmp_path, monkeypatch, capsys):
@@ -236,15 +236,15 @@ def test_a_store_whose_making_was_interrupted_or_damaged_is_made_again(tmp_path,
     read = corpus.read_passages
     monkeypatch.setattr(corpus, "read_passages", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        open_corpus(path, cache=tmp_path / "cache", in_memory=0)
+        load_corpus(path, cache=tmp_path / "cache", in_memory=0)
     assert [p.suffix for p in (tmp_path / "cache").glob("?" * 20 + "*") if p.is_dir()] == [".partial"]
     monkeypatch.undo()
-    whole = open_corpus(path, cache=tmp_path / "cache", in_memory=0)
-    assert list(whole) == open_corpus(path)
+    whole = load_corpus(path, cache=tmp_path / "cache", in_memory=0)
+    assert list(whole) == load_corpus(path)
     blob = (whole.path / "passages.jsonl").read_bytes()
     (whole.path / "passages.jsonl").write_bytes(blob[:-10])
     capsys.readouterr()
-    assert list(open_corpus(path, cache=tmp_path / "cache", in_memory=0)) == open_corpus(path)
+    assert list(load_corpus(path, cache=tmp_path / "cache", in_memory=0)) == load_corpus(path)
     assert "damaged: making it again" in capsys.readouterr().err
 
 
@@ -259,17 +259,17 @@ def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path, monkeypatch):
     read = corpus.read_passages
     monkeypatch.setattr(corpus, "read_passages", growing)
     with pytest.raises(RunError, match="changed while it was read"):
-        open_corpus(path, cache=tmp_path / "cache", in_memory=0)
+        load_corpus(path, cache=tmp_path / "cache", in_memory=0)
 
 
 def test_memory_does_not_grow_with_the_texts(tmp_path):
     path = jsonl(tmp_path / "c.jsonl", ({"id": i, "text": "word " * 400} for i in range(8000)))
     tracemalloc.start()
-    store = open_corpus(path, cache=tmp_path / "cache")
+    store = load_corpus(path, cache=tmp_path / "cache")
     total = sum(len(p.text) for p in store) + len(store[5000].text)
     on_disk = tracemalloc.get_traced_memory()[1]
     tracemalloc.reset_peak()
-    listed = open_corpus(path, in_memory=10**9)
+    listed = load_corpus(path, in_memory=10**9)
     in_memory = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert isinstance(store, PassageStore) and total == 8001 * 2000 == sum(len(p.text) for p in listed) + 2000

@@ -11,7 +11,7 @@ from probers.rag.retrievers import dense as dense_module
 from probers.rag.retrievers import dense as neighbours
 from probers.rag.retrievers import dense as vectors
 
-from probers.data.corpus import open_corpus
+from probers.data.corpus import load_corpus
 from probers.types import Passage, RunError, UserError
 
 for extra in ("sentence_transformers", "faiss"):
@@ -149,7 +149,7 @@ def test_an_interrupted_encoding_goes_on_and_ends_in_the_same_bytes(dense, tmp_p
     if backing == "store":
         path = tmp_path / "c.jsonl"
         path.write_text("".join(json.dumps({"id": p.id, "text": p.text}) + "\n" for p in passages))
-        passages = open_corpus(path, cache=tmp_path / "corpus", in_memory=0)
+        passages = load_corpus(path, cache=tmp_path / "corpus", in_memory=0)
     whole = dense(passages, cache=tmp_path / "whole")
     calls, fail = [], [True]
 

@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from probers.rag.retrievers import BM25, RankBM25, bm25, rank_bm25
 from probers.rag.retrievers import bm25_disk as bm25_index
-from probers.rag.retrievers.bm25_disk import Formula, Vocabulary, build_index, write_vocabulary
+from probers.rag.retrievers.bm25_disk import Vocabulary, build_index, write_vocabulary
 from probers.rag.retrievers.lexical import document_tokens, tokenize
 
-from probers.data.corpus import open_corpus
+from probers.data.corpus import load_corpus
 from probers.types import Passage, UserError
 
 ENGINES = [BM25, RankBM25]
@@ -127,14 +127,14 @@ def stored(folder, texts):
     """The same corpus on the disk."""
     path = folder / "corpus.jsonl"
     path.write_text("".join(json.dumps({"id": i, "text": t}) + "\n" for i, t in enumerate(texts)))
-    return open_corpus(path, cache=folder / "cache", in_memory=0)
+    return load_corpus(path, cache=folder / "cache", in_memory=0)
 
 
 @pytest.mark.parametrize(("shard", "block"), [(10**6, 10**6), (300, 40), (1, 500)])
 def test_the_streamed_index_is_that_of_bm25s_whatever_the_size_of_shards_and_blocks(tmp_path, shard, block):
     texts, _ = skewed(50)
     texts[3] = texts[49] = "..."  # no token
-    build_index(stored(tmp_path, texts), tmp_path, Formula(1.2, 0.75), shard=shard, block=block)
+    build_index(stored(tmp_path, texts), tmp_path, 1.2, 0.75, shard=shard, block=block)
     streamed, vocabulary = bm25s.BM25.load(tmp_path, mmap=True, load_vocab=False), Vocabulary(tmp_path)
     assert not (tmp_path / "shards").exists()
     plain = bm25s.BM25(method="lucene", k1=1.2, b=0.75)

@@ -10,7 +10,7 @@ from probers.data.splits import limited
 from probers.testbed.assets import load_articles
 from probers.types import UserError
 
-from .base import ArticleSource, Problems, Progress, Rules, no_progress
+from .base import ArticleSource, Problems, Progress, Rules
 
 __all__ = ["ArticleSource", "Problems", "Progress", "open_articles"]
 
@@ -24,7 +24,7 @@ def open_articles(
     min_sentences: int = 2,
     max_chars: int = 100_000,
     wikipedia: Mapping[str, Any] | None = None,
-    progress: Progress = no_progress,
+    progress: Progress = lambda done, total, text: None,
 ) -> ArticleSource:
     """Articles one at a time, each with a split, and a list of what could not be used.
 

@@ -142,10 +142,6 @@ class Rules:
 Progress = Callable[[int, "int | None", str], None]
 
 
-def no_progress(done: int, total: int | None, text: str) -> None:
-    """A :data:`Progress` that says nothing."""
-
-
 @dataclass
 class Problems(LeftOut):
     """Articles that could not be used; iterates over (title, reason).

@@ -81,23 +81,10 @@ def is_tokenised(text: str) -> bool:
     return detached > attached
 
 
-def detokenise(text: str) -> str:
-    """The text with its punctuation attached; the very same text when it is natural already.
-
-    Line breaks are kept. Applying it twice changes nothing more.
-    """
-    while is_tokenised(text):
-        joined = _join_lines(text)
-        if joined == text:
-            break
-        text = joined
-    return text
-
-
 def detokenise_sentences(sentences: Sequence[str]) -> list[str]:
     """The sentences of one article in natural text, judged together so that all or none are mended.
 
-    A short sentence alone may not show that it was tokenised.
+    A short sentence alone may not show that it was tokenised. Line breaks are kept.
     """
     if not is_tokenised("\n".join(sentences)):
         shifted = any(map(is_shifted, sentences))

@@ -1,7 +1,7 @@
 """Articles of a JSONL file or of a dataset of the Hugging Face Hub, read as streams.
 
 A file is read twice: once to find every malformed line before any model runs, to draw
-and to deal splits, which keeps 33 bytes per article, and once to deliver the articles.
+and to deal splits, which keeps 25 bytes per article, and once to deliver the articles.
 A dataset of the Hub, or a folder that ``datasets`` reads, is read once.
 """
 
@@ -43,7 +43,7 @@ def open_file(
     problems = Problems()
     mend = "mend the line or pass on_bad_line=skip"
     key = Splits(seed).key
-    ids, titles, draws, numbers, own = array("Q"), array("Q"), array("Q"), array("Q"), array("B")
+    ids, titles, numbers, own = array("Q"), array("Q"), array("Q"), array("B")
     for number, line in read_lines(path):
         try:
             article = _of_line(line, rules)
@@ -56,8 +56,6 @@ def open_file(
         else:
             ids.append(draw_key("id", 0, article.id))
             titles.append(key(article.title))
-            if limit is not None:
-                draws.append(_draw(number, seed))
             numbers.append(number)
             own.append(article.id != article.title)
     repeated = _repeated(ids, numbers)
@@ -72,14 +70,14 @@ def open_file(
         raise problems.nothing_usable(spec)
     upto = 2**64
     if limit is not None and limit < total:
-        kept = ~np.isin(np.frombuffer(numbers, np.uint64), np.fromiter(repeated, np.uint64, len(repeated)))
-        upto = int(np.partition(np.frombuffer(draws, np.uint64)[kept], limit - 1)[limit - 1])
+        draws = np.fromiter((_draw(n, seed) for n in numbers if n not in repeated), np.uint64, total)
+        upto = int(np.partition(draws, limit - 1)[limit - 1])
         total = limit
     splits = Splits(seed, titles)
 
     def articles() -> Iterator[Article]:
         for number, line in read_lines(path):
-            if number in repeated or (upto < 2**64 and _draw(number, seed) > upto):
+            if number in repeated or _draw(number, seed) > upto:
                 continue
             try:
                 yield _of_line(line, rules, splits)
@@ -129,15 +127,11 @@ def _draw(number: int, seed: int) -> int:
 
 def _repeated(ids: array[int], numbers: array[int]) -> dict[int, int]:
     """Line number of every repeated id -> that of its first occurrence, in the file's order."""
-    keys, lines = np.frombuffer(ids, np.uint64), np.frombuffer(numbers, np.uint64)
-    if not len(keys):
-        return {}
-    order = np.lexsort((lines, keys))
-    keys, lines = keys[order], lines[order]
-    first = np.concatenate([[True], keys[1:] != keys[:-1]])
-    origin = lines[first][np.cumsum(first) - 1]
-    pairs = zip(lines[~first].tolist(), origin[~first].tolist(), strict=True)
-    return dict(sorted(pairs))
+    lines = np.array(numbers)
+    _, first, place = np.unique(np.array(ids), return_index=True, return_inverse=True)
+    origin = lines[first[place]]
+    again = origin != lines
+    return dict(zip(lines[again].tolist(), origin[again].tolist(), strict=True))
 
 
 def open_hub(spec: str, *, limit: int | None, seed: int, rules: Rules, progress: Progress) -> ArticleSource:

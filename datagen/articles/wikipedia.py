@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import closing
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +32,35 @@ def open_wikipedia(
     titles = _title_list(options) if options.titles else []
     total = min(limit or len(titles), len(titles)) if titles else limit
     problems = Problems()
-    articles = _articles(options, titles, limit, seed, rules, problems, progress)
-    return ArticleSource("wikipedia", articles, problems, total)
+
+    def articles() -> Iterator[Article]:
+        done, total, splits = 0, limit, Splits(seed)
+        seen: dict[int, str] = {}
+        with closing(Client(options, lambda text: progress(done, total, text))) as client:
+            if options.random:
+                names = _random_titles(client, seed, limit or 1, problems)
+            else:
+                asked = _category_titles(client, options, problems) if options.category else titles
+                if limit is not None and limit < len(asked):
+                    random.Random(f"limit:{seed}").shuffle(asked)
+                total = min(limit or len(asked), len(asked))
+                names = iter(asked)
+            for title in names:
+                progress(done, total, title)
+                try:
+                    article = _article(title, client.page(title), rules, splits, seen)
+                except FetchError as error:
+                    problems.add(title, f"not fetched: {error}", failure=True)
+                except UnusableError as error:
+                    problems.add(title, str(error))
+                else:
+                    done += 1
+                    yield article
+                    if done == limit:
+                        break
+            progress(done, total, "done")
+
+    return ArticleSource("wikipedia", articles(), problems, total)
 
 
 def _title_list(options: WikipediaOptions) -> list[str]:
@@ -54,49 +83,6 @@ def _title_list(options: WikipediaOptions) -> list[str]:
     if not made:
         raise UserError(f"wikipedia.titles={options.titles} holds no title")
     return made
-
-
-def _articles(
-    options: WikipediaOptions,
-    titles: list[str],
-    limit: int | None,
-    seed: int,
-    rules: Rules,
-    problems: Problems,
-    progress: Progress,
-) -> Iterator[Article]:
-    done = 0
-    total = limit
-    client = Client(options, lambda text: progress(done, total, text))
-    splits = Splits(seed)
-    seen: dict[int, str] = {}
-    try:
-        if options.category:
-            titles = _category_titles(client, options, problems)
-        names: Iterator[str] = iter(titles)
-        if options.random:
-            names = _random_titles(client, seed, limit or 1, problems)
-        else:
-            if limit is not None and limit < len(titles):
-                random.Random(f"limit:{seed}").shuffle(titles)
-            total = min(limit or len(titles), len(titles))
-        for title in names:
-            progress(done, total, title)
-            try:
-                page = client.page(title)
-                article = _article(title, page, rules, splits, seen)
-            except FetchError as error:
-                problems.add(title, f"not fetched: {error}", failure=True)
-            except UnusableError as error:
-                problems.add(title, str(error))
-            else:
-                done += 1
-                yield article
-                if done == limit:
-                    break
-        progress(done, total, "done")
-    finally:
-        client.close()
 
 
 def _article(title: str, page: dict[str, Any], rules: Rules, splits: Splits, seen: dict[int, str]) -> Article:
@@ -148,12 +134,7 @@ def _category_titles(client: Client, options: WikipediaOptions, problems: Proble
 
 def _random_titles(client: Client, seed: int, limit: int, problems: Problems) -> Iterator[str]:
     """Titles drawn by the Wikipedia, the kept ones of this seed first; ends after 20 times the limit."""
-    at = 0
-    while at < 20 * limit + 100:
-        try:
-            title = client.random_title(seed, at, batch=limit)
-        except FetchError as error:
-            problems.add("random pages", f"not fetched: {error}", failure=True)
-            return
-        at += 1
-        yield title
+    try:
+        yield from islice(client.random_titles(seed, batch=limit), 20 * limit + 100)
+    except FetchError as error:
+        problems.add("random pages", f"not fetched: {error}", failure=True)

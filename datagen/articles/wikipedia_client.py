@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from datetime import datetime, timezone
@@ -13,7 +13,6 @@ from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
-from urllib.request import getproxies, proxy_bypass
 
 import httpx
 
@@ -125,39 +124,6 @@ class WikipediaOptions:
             )
 
 
-class Cache:
-    """Records by kind and name; each is written whole or not at all.
-
-    A file that cannot be read as what was written counts as absent and is fetched again.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def path(self, kind: str, name: str) -> Path:
-        """The file of a record: readable as far as the name is ASCII, unique by its hash."""
-        slug = re.sub(r"[^A-Za-z0-9]+", "_", name)[:40].strip("_")
-        return self.folder / kind / f"{slug}-{digest(name)}.json"
-
-    def get(self, kind: str, name: str) -> dict[str, Any] | None:
-        try:
-            record = json.loads(self.path(kind, name).read_bytes())
-        except (OSError, ValueError):
-            return None
-        right = isinstance(record, dict) and (record.get("schema"), record.get("name")) == (SCHEMA, name)
-        return record if right else None
-
-    def put(self, kind: str, name: str, record: dict[str, Any]) -> None:
-        """Keep a record.
-
-        Raises:
-            RunError: the folder cannot be written to.
-        """
-        path = self.path(kind, name)
-        blob = json.dumps({"schema": SCHEMA, "name": name, **record}).encode()
-        write_bytes(path, blob, "free some space or give another folder as wikipedia.cache")
-
-
 class PoliteTransport(httpx.BaseTransport):
     """Paces the library's requests and repeats those that fail; bodies arrive whole or not at all.
 
@@ -172,7 +138,7 @@ class PoliteTransport(httpx.BaseTransport):
 
     def __init__(self, options: WikipediaOptions, notice: Callable[[str], None]) -> None:
         self._options, self._notice = options, notice
-        self._network: httpx.BaseTransport | None = None
+        self._network = httpx.Client()  # takes the proxies that the environment names
         self._next = 0.0
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
@@ -195,19 +161,14 @@ class PoliteTransport(httpx.BaseTransport):
             tries += 1
 
     def close(self) -> None:
-        if self._network is not None:
-            self._network.close()
+        self._network.close()
 
     def _once(self, request: httpx.Request) -> httpx.Response:
         if (now := time.monotonic()) < self._next:
             time.sleep(self._next - now)
         self._next = max(now, self._next) + 1 / self._options.rate
-        if self._network is None:
-            proxy = None if proxy_bypass(request.url.host) else getproxies().get(request.url.scheme)
-            self._network = httpx.HTTPTransport(proxy=proxy)
         try:
-            response = self._network.handle_request(request)
-            response.read()
+            response = self._network.send(request)
         except httpx.TimeoutException as error:
             raise AgainError("no answer in time") from error
         except (httpx.TransportError, httpx.DecodingError) as error:
@@ -278,10 +239,9 @@ class Client:
     def __init__(self, options: WikipediaOptions, notice: Callable[[str], None] = lambda text: None) -> None:
         self.options = options
         address = urlsplit(options.api_url or f"https://{options.language}.wikipedia.org")
-        self.cache = Cache(Path(options.cache) / re.sub(r"[^\w.-]+", "_", address.netloc + address.path))
-        self.transport = PoliteTransport(options, notice)
+        self._cache = Path(options.cache) / re.sub(r"[^\w.-]+", "_", address.netloc + address.path)
+        self._transport = PoliteTransport(options, notice)
         self._wikis: dict[bool, wikipediaapi.Wikipedia] = {}
-        self._draws: dict[int, list[str]] = {}
         self._failures = 0
 
     def page(self, title: str) -> dict[str, Any]:
@@ -292,11 +252,7 @@ class Client:
         """
         if _NO_TITLE.search(title):
             return {"status": "missing"}
-        record = self.cache.get("pages", title)
-        if record is None or "status" not in record:
-            record = self._asked(lambda: self._fetch_page(title))
-            self.cache.put("pages", title, record)
-        return record
+        return self._kept("pages", title, lambda: self._fetch_page(title))
 
     def members(self, category: str) -> dict[str, list[str]]:
         """Titles of the ``pages`` (articles alone) and ``categories`` of a category.
@@ -304,33 +260,55 @@ class Client:
         Raises:
             FetchError: as :meth:`page`.
         """
-        record = self.cache.get("categories", category)
-        if record is None or not {"pages", "categories"} <= set(record):
-            record = self._asked(lambda: self._fetch_members(category))
-            self.cache.put("categories", category, record)
-        return record
+        return self._kept("categories", category, lambda: self._fetch_members(category))
 
-    def random_title(self, seed: int, index: int, *, batch: int) -> str:
-        """The title at ``index`` of the draw that belongs to ``seed``, which grows as needed.
+    def random_titles(self, seed: int, *, batch: int) -> Iterator[str]:
+        """The titles of the draw that belongs to ``seed``, which grows as they are asked for.
 
         Raises:
             FetchError: as :meth:`page`, or the Wikipedia has no further page.
         """
         name = f"seed {seed}"
-        if seed not in self._draws:
-            self._draws[seed] = list((self.cache.get("random", name) or {}).get("titles", []))
-        titles = self._draws[seed]
-        if index >= len(titles):
+        titles: list[str] = (self._read("random", name) or {"titles": []})["titles"]
+        yield from titles
+        while True:
             drawn = self._asked(lambda: self._fetch_random(batch))
-            fresh = [t for t in drawn if t not in set(titles)]
+            known = set(titles)
+            fresh = [t for t in drawn if t not in known]
             if not fresh:
                 raise FetchError("the wiki draws no further page")
-            titles += fresh
-            self.cache.put("random", name, {"titles": titles})
-        return titles[index]
+            titles = titles + fresh
+            self._keep("random", name, {"titles": titles})
+            yield from fresh
 
     def close(self) -> None:
-        self.transport.close()
+        self._transport.close()
+
+    def _kept(self, kind: str, name: str, fetch: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        record = self._read(kind, name)
+        if record is None:
+            record = self._asked(fetch)
+            self._keep(kind, name, record)
+        return record
+
+    def _read(self, kind: str, name: str) -> dict[str, Any] | None:
+        """A record of the cache; a file that cannot be read as what was written counts as absent."""
+        try:
+            record = json.loads(self._file(kind, name).read_bytes())
+        except (OSError, ValueError):
+            return None
+        right = isinstance(record, dict) and (record.get("schema"), record.get("name")) == (SCHEMA, name)
+        return record if right else None
+
+    def _keep(self, kind: str, name: str, record: dict[str, Any]) -> None:
+        blob = json.dumps({"schema": SCHEMA, "name": name, **record}).encode()
+        then = "free some space or give another folder as wikipedia.cache"
+        write_bytes(self._file(kind, name), blob, then)
+
+    def _file(self, kind: str, name: str) -> Path:
+        """The file of a record: readable as far as the name is ASCII, unique by its hash."""
+        slug = re.sub(r"[^A-Za-z0-9]+", "_", name)[:40].strip("_")
+        return self._cache / kind / f"{slug}-{digest(name)}.json"
 
     def _asked(self, fetch: Callable[[], Any]) -> Any:
         """What ``fetch`` returns, every way it can fail as a FetchError."""
@@ -367,7 +345,7 @@ class Client:
                 language=self.options.language,
                 extra_api_params=extra,
                 max_retries=0,  # the transport's are used
-                transport=self.transport,
+                transport=self._transport,
                 timeout=self.options.timeout,
             )
         return self._wikis[lists]

@@ -24,6 +24,7 @@ import numpy as np
 from tqdm import tqdm
 
 from ..files import digest
+from ..seeding import draw_key
 from ..types import Passage, RunError, UserError
 from .cache import Estimate, build_once, file_digest
 from .corpus_formats import BadLines, read_passages
@@ -33,7 +34,7 @@ PASSAGES, OFFSETS = "passages.jsonl", "offsets.npy"
 
 
 class PassageStore(Sequence[Passage]):
-    """Passages in a folder that :func:`.corpus.open_corpus` made.
+    """Passages in a folder that :func:`load_corpus` made.
 
     Args:
         path: the folder.
@@ -102,46 +103,32 @@ _SECONDS, _DISK, _MEMORY, _UNPACKED = 2.5e-8, 1.0, (6e7, 0.06), 3.2
 
 
 def load_corpus(
-    source: str,
-    *,
-    on_bad_line: BadLine = "error",
-    passage_words: int | None = None,
-    cache: str | Path | None = None,
-) -> Sequence[Passage]:
-    """Passages of the testbed ("testbed") or of a file, see :func:`open_corpus`.
-
-    Of a large file the texts stay on the disk, in a folder below ``cache`` (default: :data:`CACHE`).
-    """
-    if source == "testbed":
-        from ..testbed import assets
-
-        return assets.load_corpus()
-    return open_corpus(source, on_bad_line=on_bad_line, passage_words=passage_words, cache=cache or CACHE)
-
-
-def open_corpus(
     source: str | Path,
     *,
     on_bad_line: BadLine = "error",
     passage_words: int | None = None,
-    cache: str | Path = CACHE,
+    cache: str | Path | None = None,
     in_memory: int = IN_MEMORY,
 ) -> Sequence[Passage]:
-    """The passages of a JSONL or TSV file, ``.gz`` or not; see :func:`.corpus_formats.read_passages`.
+    """The passages of the testbed ("testbed"), or of a JSONL or TSV file, ``.gz`` or not.
 
     Args:
-        source: the file.
+        source: the file; :func:`.corpus_formats.read_passages` says what it holds.
         on_bad_line: what a malformed line or a repeated id does: "error" stops at the first, "skip"
             leaves them out and says at the end how many there were.
         passage_words: cut texts, or articles, into passages of this many words; None keeps them whole.
-        cache: the folder for passage stores.
+        cache: the folder for passage stores; None is :data:`CACHE`.
         in_memory: files of more bytes are not read into memory.
 
     Raises:
         UserError: no such file, a malformed line, a repeated id, no passage at all.
         RunError: the cache cannot be written to.
     """
-    path, cache = Path(source), Path(cache)
+    if source == "testbed":
+        from ..testbed import assets
+
+        return assets.load_corpus()
+    path, cache = Path(source), Path(cache or CACHE)
     if not path.is_file():
         raise UserError(f"corpus={source} is not a file: give 'testbed' or the path of a JSONL or TSV file")
     check_bad_line(on_bad_line)
@@ -199,23 +186,24 @@ class _Request:
     def write(self, folder: Path) -> dict[str, Any]:
         """Fill the folder of a store; what is in it already is written over."""
         bad, before = BadLines(self.path, self.policy), self._stamp()
-        offsets, hashes = array("q", [0]), _Hashes()
+        offsets, hashes = array("q", [0]), array("Q")  # 64 bits of every id find all that repeat
         with (
             tqdm(total=self.path.stat().st_size, desc="passages", unit="B", unit_scale=True) as bar,
             (folder / PASSAGES).open("wb") as file,
         ):
             progress = lambda done: bar.update(done - bar.n)  # noqa: E731
             for _, passage in read_passages(self.path, bad, words=self.words, progress=progress):
-                line = encode(passage)
-                offsets.append(offsets[-1] + len(line))
-                hashes.add(passage.id)
-                file.write(line)
+                offsets.append(offsets[-1] + file.write(encode(passage)))
+                hashes.append(draw_key("id", 0, passage.id))
             progress(self.path.stat().st_size)
         kept = np.frombuffer(offsets, dtype=np.int64)
         self._check(len(kept) - 1, bad)
-        again = hashes.repeated()
-        if len(again):
-            kept = self._without_repeated(folder, set(again.tolist()), bad)
+        found = np.frombuffer(hashes, dtype=np.uint64)
+        order = np.argsort(found, kind="stable")
+        same = found[order[1:]] == found[order[:-1]]
+        # All repeated ids, and by chance perhaps others.
+        if again := {*order[1:][same].tolist(), *order[:-1][same].tolist()}:
+            kept = self._without_repeated(folder, again, bad)
         np.save(folder / OFFSETS, kept, allow_pickle=False)
         if self._stamp() != before:
             raise RunError(f"{self.path} was changed while it was read: run the same command again")
@@ -264,21 +252,3 @@ class _Request:
         if not count:
             bad.report()
             raise UserError(f"corpus={self.path} holds no usable line")
-
-
-class _Hashes:
-    """64 bits of every id: enough to find all repeated ones, in 8 bytes each."""
-
-    def __init__(self) -> None:
-        self._found = array("Q")
-
-    def add(self, name: str) -> None:
-        digest = hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=8).digest()
-        self._found.frombytes(digest)
-
-    def repeated(self) -> np.ndarray:
-        """Rows whose hash is that of another row: all repeated ids, and by chance perhaps others."""
-        found = np.frombuffer(self._found, dtype=np.uint64)
-        order = np.argsort(found, kind="stable")
-        same = found[order[1:]] == found[order[:-1]]
-        return np.unique(np.concatenate([order[1:][same], order[:-1][same]]))

@@ -6,13 +6,13 @@ import csv
 import json
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ..types import Passage, UserError
-from .records import BadLine, TextFile, check_object, open_text, what_is_wrong
+from .records import BadLine, check_object, open_text, what_is_wrong
 
 #: Longer texts (in characters) are taken as they are, with a remark: rarely what was meant.
 LONG = 1_000_000
@@ -96,7 +96,9 @@ def read_passages(
         raise UserError(f"passage_words={words} leaves nothing: give 1 or more, or null for whole texts")
     tsv = path.name.removesuffix(".gz").endswith(".tsv")
     with open_text(path, "" if tsv else None) as file:
-        for line, record in (_tsv if tsv else _jsonl)(file, bad, progress):
+        for count, (line, record) in enumerate((_tsv if tsv else _jsonl)(file.lines, bad)):
+            if count % 1000 == 0:
+                progress(file.position())
             try:
                 found = list(_pieces(record, words))
             except (ValueError, KeyError) as error:
@@ -106,10 +108,8 @@ def read_passages(
             yield from ((line, passage) for passage in found)
 
 
-def _jsonl(file: TextFile, bad: BadLines, progress: Callable[[int], None]) -> Iterator[tuple[int, Any]]:
-    for number, line in enumerate(file.lines, 1):
-        if number % 1000 == 0:
-            progress(file.position())
+def _jsonl(lines: Iterable[str], bad: BadLines) -> Iterator[tuple[int, Any]]:
+    for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         try:
@@ -120,10 +120,10 @@ def _jsonl(file: TextFile, bad: BadLines, progress: Callable[[int], None]) -> It
         yield number, record
 
 
-def _tsv(file: TextFile, bad: BadLines, progress: Callable[[int], None]) -> Iterator[tuple[int, Any]]:
+def _tsv(lines: Iterable[str], bad: BadLines) -> Iterator[tuple[int, Any]]:
     limit = csv.field_size_limit(_FIELD)  # the module's, for all readers: put back below
     try:
-        rows = csv.reader(file.lines, delimiter="\t", strict=True)
+        rows = csv.reader(lines, delimiter="\t", strict=True)
         header: list[str] | None = None
         while True:
             first = rows.line_num + 1
@@ -145,8 +145,6 @@ def _tsv(file: TextFile, bad: BadLines, progress: Callable[[int], None]) -> Iter
                 yield first, dict(zip(header, row, strict=True))
             elif row:
                 bad.add(first, f"{len(row)} tab-separated fields instead of {len(header)}")
-            if rows.line_num % 1000 == 0:
-                progress(file.position())
     finally:
         csv.field_size_limit(limit)
 

@@ -251,18 +251,16 @@ def hub_rows(
     data = open_stream(spec, dataset, instead=instead, **options)
     if data.column_names is not None:
         check(data.column_names)
-    rows, number = iter(data), 0
-    while True:
-        try:
-            row = next(rows, None)
-        except Exception as error:  # whatever file system and format lie below
-            raise RunError(
-                f"{spec} broke off after {number} rows: {type(error).__name__}: {first_line(error)[:300]}; "
-                f"run the same command again, or {instead}"
-            ) from error
-        if row is None:
-            return
-        if not number:
-            check(row)
-        number += 1
-        yield Row(f"row {number}", row)
+    number = 0
+    try:
+        for number, row in enumerate(data, 1):
+            if number == 1:
+                check(row)
+            yield Row(f"row {number}", row)
+    except UserError:
+        raise
+    except Exception as error:  # whatever file system and format lie below
+        raise RunError(
+            f"{spec} broke off after {number} rows: {type(error).__name__}: {first_line(error)[:300]}; "
+            f"run the same command again, or {instead}"
+        ) from error

@@ -11,10 +11,11 @@ from __future__ import annotations
 import heapq
 import random
 from array import array
+from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import count
+from itertools import accumulate
 from typing import TypeVar
 
 from ..seeding import draw_key
@@ -39,14 +40,9 @@ def limited(items: list[T], limit: int | None, seed: int) -> list[T]:
 
 def deal(groups: Sequence[T], shares: Sequence[float] = SHARES) -> dict[T, str]:
     """A split per group: the first groups are trained on, and so on, in these shares to within one group."""
-    sides: dict[T, str] = {}
-    upto, start = 0.0, 0
-    for name, share in zip(SPLITS, shares, strict=True):
-        upto += share
-        end = round(upto * len(groups))
-        sides.update(dict.fromkeys(groups[start:end], name))
-        start = end
-    return sides
+    ends = [round(upto * len(groups)) for upto in accumulate(shares)]
+    parts = zip(SPLITS, [0, *ends], ends, strict=False)
+    return {group: name for name, start, end in parts for group in groups[start:end]}
 
 
 class Splits:
@@ -60,16 +56,11 @@ class Splits:
         import numpy as np
 
         self.seed = seed
-        unique = np.unique(np.frombuffer(keys, dtype=np.uint64)) if keys else None
-        self._ends: list[int] = []
-        upto = 0.0
-        for share in SHARES:
-            upto += share
-            if unique is None:
-                self._ends.append(round(upto * 2**64))
-            else:
-                rank = round(upto * len(unique))
-                self._ends.append(int(unique[rank]) if rank < len(unique) else 2**64)
+        self._ends = [round(upto * 2**64) for upto in accumulate(SHARES)]
+        if keys:
+            unique = np.unique(np.frombuffer(keys, dtype=np.uint64))
+            ranks = [round(upto * len(unique)) for upto in accumulate(SHARES)]
+            self._ends = [int(unique[rank]) if rank < len(unique) else 2**64 for rank in ranks]
 
     def key(self, group: str) -> int:
         """What decides about a group, below 2**64."""
@@ -77,8 +68,7 @@ class Splits:
 
     def __call__(self, group: str) -> str:
         """The split of a group."""
-        key = self.key(group)
-        return next((name for end, name in zip(self._ends, SPLITS, strict=True) if key < end), SPLITS[-1])
+        return SPLITS[bisect_right(self._ends, self.key(group))]
 
 
 @dataclass(frozen=True)
@@ -99,28 +89,23 @@ class Drawn:
 
 def draw_stream(questions: Iterable[Question], *, limit: int | None, split: str | None, seed: int) -> Drawn:
     """Draw from a stream, holding ``limit`` questions at most."""
-    kept: list[tuple[int, int, Question]] = []
-    every: list[Question] = []
     splits: Counter[str] = Counter()
-    order = count()
     side_of = Splits(seed)
-    for question in questions:
-        group = question.group or question.id
-        side = question.split or side_of(group)
-        splits[side] += 1
-        if split is not None and side != split:
-            continue
-        placed = replace(question, group=group, split=side)
-        if limit is None:
-            every.append(placed)
-            continue
-        entry = (-draw_key("limit", seed, question.id), -next(order), placed)
-        if len(kept) < limit:
-            heapq.heappush(kept, entry)
-        else:
-            heapq.heappushpop(kept, entry)
+
+    def placed() -> Iterator[Question]:
+        for question in questions:
+            group = question.group or question.id
+            side = question.split or side_of(group)
+            splits[side] += 1
+            if split in (None, side):
+                yield replace(question, group=group, split=side)
+
+    if limit is None:
+        drawn = list(placed())
+    else:
+        drawn = heapq.nsmallest(limit, placed(), key=lambda q: draw_key("limit", seed, q.id))
     available = sum(splits.values()) if split is None else splits[split]
-    return Drawn(every or [q for _, _, q in sorted(kept, reverse=True)], available, dict(splits))
+    return Drawn(drawn, available, dict(splits))
 
 
 def draw_whole(questions: Iterable[Question], *, limit: int | None, split: str | None, seed: int) -> Drawn:

@@ -5,7 +5,6 @@ The manifest and the JSON files say what there is; of a shard the rows are Parqu
 
 from __future__ import annotations
 
-import hashlib
 import io
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -28,14 +27,6 @@ _FIELDS: dict[str, Any] = {
     "complete": bool, "shards": (int, type(None)), "spec": dict, "config": dict,
     "rows": (list, type(None)), "files": dict, "summary": dict,
 }  # fmt: skip
-
-
-def new_manifest(spec: Mapping[str, Any], config: Mapping[str, Any], shards: int | None) -> dict[str, Any]:
-    """The manifest of a store whose shards are still to be written; None: nobody knows how many."""
-    return {
-        "format": FORMAT, "schema": SCHEMA, "complete": False, "shards": shards,
-        "spec": dict(spec), "config": dict(config), "rows": None, "files": {}, "summary": {},
-    }  # fmt: skip
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
@@ -117,21 +108,6 @@ def _problem(manifest: Mapping[str, Any]) -> str | None:
     return None
 
 
-def sidecar(
-    count: int, blobs: Mapping[str, bytes], units: Sequence[str], left_out: Sequence[Mapping[str, Any]]
-) -> dict[str, Any]:
-    """What is written about a shard.
-
-    Args:
-        count: rows it has.
-        blobs: content of its files by name.
-        units: ids of the pieces of work it covers.
-        left_out: what of them gave no row, and why.
-    """
-    files = {name: {"bytes": len(blob), "sha256": digest(blob, 64)} for name, blob in blobs.items()}
-    return {"rows": count, "files": files, "units": list(units), "left_out": list(left_out)}
-
-
 def read_sidecar(store: Path, index: int) -> dict[str, Any]:
     """What was written about one shard.
 
@@ -153,24 +129,6 @@ def read_sidecar(store: Path, index: int) -> dict[str, Any]:
 def written_shards(store: Path) -> list[int]:
     """Indices of the shards that are whole, ascending."""
     return sorted(int(p.stem) for p in store.glob("shards/*.json") if p.stem.isdecimal())
-
-
-def verify_files(store: Path, files: Mapping[str, Mapping[str, Any]]) -> None:
-    """Compare files with their checksums.
-
-    Raises:
-        UserError: names the file that is missing or was altered.
-    """
-    for name, file in files.items():
-        found = hashlib.sha256()
-        try:
-            with (store / name).open("rb") as handle:
-                while block := handle.read(1 << 20):
-                    found.update(block)
-        except (FileNotFoundError, NotADirectoryError):
-            raise damaged(store, name, "is missing") from None
-        if found.hexdigest() != file["sha256"]:
-            raise damaged(store, name, "was altered")
 
 
 #: The columns that every source writes and their types. ``correct`` is 1 for a right

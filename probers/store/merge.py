@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,18 +24,14 @@ class _Part:
         self.path = path
         self.manifest = read_manifest(path)
         self.spec = FeatureSpec.from_dict(self.manifest["spec"])
-
-    def shards(self) -> Iterator[tuple[int, int]]:
-        """Index and rows of every shard that has any."""
-        return ((i, n) for i, n in enumerate(self.manifest["rows"]) if n)
+        self.shards = {i: n for i, n in enumerate(self.manifest["rows"]) if n}  # rows of those that have any
 
     def source(self, config: dict[str, Any]) -> dict[str, Any]:
         """Where its rows come from: the name and content of the store, not its place."""
-        counts = [n for _, n in self.shards()]
         return {
             "store": self.path.resolve().name, "manifest": digest((self.path / MANIFEST).read_bytes(), 64),
-            "rows": sum(counts), "shards": len(counts), "model": self.manifest["spec"]["model"],
-            "config": config, "summary": self.manifest["summary"],
+            "rows": sum(self.shards.values()), "shards": len(self.shards),
+            "model": self.manifest["spec"]["model"], "config": config, "summary": self.manifest["summary"],
         }  # fmt: skip
 
 
@@ -71,7 +67,7 @@ def _build(parts: Sequence[_Part], folder: Path) -> None:
     with writing(folder, _THEN):
         (folder / shard_file(0, "json")).parent.mkdir(parents=True)
     for part in parts:
-        for index, count in part.shards():
+        for index, count in part.shards.items():
             here = {}
             for suffix in ("parquet", "safetensors"):
                 old, new = shard_file(index, suffix), shard_file(len(rows), suffix)
@@ -126,7 +122,7 @@ def _check_rows(parts: Sequence[_Part]) -> None:
     ids: dict[str, Path] = {}
     sides: dict[str, tuple[str, Path]] = {}
     for part in parts:
-        for index, _ in part.shards():
+        for index in part.shards:
             rows = read_rows(part.path, index)
             schema = schema or rows.schema
             if not rows.schema.equals(schema):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import mmap
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,7 +59,7 @@ class StateReader:
         self.dtype = np.dtype(spec.dtype)
         self._files, self._counts, self._spec = tuple(files), tuple(counts), spec
         self._starts = np.cumsum([0, *counts[:-1]])
-        self._layouts: dict[int, _Layout] = {}
+        self._layouts: dict[int, tuple[int, dict[int, int]]] = {}
         self._maps: dict[int, _Map] = {}
         self._resident = 0
 
@@ -85,7 +86,7 @@ class StateReader:
         if shard not in self._maps and len(self._maps) >= _MOST_MAPPED:
             self._drop()
         mapped = self._maps.get(shard) or self._map(shard)
-        positions = [self._layouts[shard].positions[k] for k in self.layers]
+        positions = [self._layouts[shard][1][k] for k in self.layers]
         if _consecutive(rows) and _consecutive(places):
             first, end, there = int(rows[0]), int(rows[-1]) + 1, slice(places[0], places[-1] + 1)
             for column, position in enumerate(positions):
@@ -121,22 +122,14 @@ class StateReader:
             memory.madvise(mmap.MADV_RANDOM)
         if shard not in self._layouts:
             self._layouts[shard] = _layout(path, memory, rows, self._spec)
-        layout = self._layouts[shard]
-        shape = (len(layout.positions), rows, self._spec.width)
-        size = int(np.prod(shape)) * self.dtype.itemsize
-        if len(memory) != layout.start + size:
-            raise _damaged(path, f"has {len(memory)} bytes instead of {layout.start + size}")
-        data = np.frombuffer(memory, self.dtype, int(np.prod(shape)), layout.start).reshape(shape)
+        start, positions = self._layouts[shard]
+        shape = (len(positions), rows, self._spec.width)
+        end = start + math.prod(shape) * self.dtype.itemsize
+        if len(memory) != end:
+            raise _damaged(path, f"has {len(memory)} bytes instead of {end}")
+        data = np.ndarray(shape, self.dtype, memory, start)
         mapped = self._maps[shard] = _Map(memory, data)
         return mapped
-
-
-@dataclass(frozen=True, slots=True)
-class _Layout:
-    """Where a shard's states begin, and the position of each layer's block after that."""
-
-    start: int
-    positions: Mapping[int, int]
 
 
 @dataclass(slots=True)
@@ -158,11 +151,12 @@ class _Map:
             self.memory.madvise(mmap.MADV_WILLNEED, offset, min(_AHEAD, stop - offset))
 
 
-def _layout(path: Path, memory: mmap.mmap, rows: int, spec: FeatureSpec) -> _Layout:
-    """The layout that a shard's header gives, held against what the manifest says.
+def _layout(path: Path, memory: mmap.mmap, rows: int, spec: FeatureSpec) -> tuple[int, dict[int, int]]:
+    """Where a shard's states begin, and the position of each layer's block after that.
 
-    The format leaves no gaps between tensors, and a shard's are all of one size, so a
-    block's position is its offset in units of that size.
+    Its header says so, and is held against what the manifest says. The format
+    leaves no gaps between tensors, and a shard's are all of one size, so a block's position is
+    its offset in units of that size.
     """
     length = int.from_bytes(memory[:8], "little")
     try:
@@ -185,7 +179,7 @@ def _layout(path: Path, memory: mmap.mmap, rows: int, spec: FeatureSpec) -> _Lay
             raise ValueError("tensors overlap")
     except (ValueError, TypeError, AttributeError, KeyError) as error:
         raise _damaged(path, f"has a header that cannot be used ({error})") from error
-    return _Layout(8 + length, positions)
+    return 8 + length, positions
 
 
 def _consecutive(numbers: np.ndarray) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import groupby
 from typing import Any
 
 from ..types import Needs, Pool, Site, UserError
@@ -48,15 +49,6 @@ class ModelSpec:
         weights, plus, quantized = self.revision.partition("+")
         revision = f"@{weights[:12]}{plus}{quantized}" if self.revision else ""
         return f"{self.id}{revision} ({self.layers} layers of width {self.width})"
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain containers for JSON."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, value: Mapping[str, Any]) -> ModelSpec:
-        """Inverse of :meth:`to_dict`; an unknown or missing field is a UserError."""
-        return cls(**_fields(cls, value))
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +145,7 @@ class FeatureSpec:
     def from_dict(cls, value: Mapping[str, Any]) -> FeatureSpec:
         """Inverse of :meth:`to_dict`; an unknown or missing field is a UserError."""
         fields = _fields(cls, value)
-        fields["model"] = ModelSpec.from_dict(fields["model"])
+        fields["model"] = ModelSpec(**_fields(ModelSpec, fields["model"]))
         fields["layers"] = tuple(fields["layers"])
         return cls(**fields)
 
@@ -188,10 +180,6 @@ def _fields(cls: Any, value: Mapping[str, Any]) -> dict[str, Any]:
 
 def _ranges(numbers: Sequence[int]) -> str:
     """``0-3, 5`` for (0, 1, 2, 3, 5)."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
+    # Along a run of consecutive numbers the distance between number and place stays.
+    runs = [[k for _, k in run] for _, run in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])]
     return ", ".join(str(r[0]) if len(r) == 1 else f"{r[0]}-{r[-1]}" for r in runs)

@@ -17,6 +17,7 @@ each, and :meth:`FeatureStore.merge` joins them.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,20 +28,19 @@ import numpy as np
 from ..files import canonical_json, digest, write_bytes, writing
 from ..types import RunError, UserError
 from .files import (
+    FORMAT,
     MANIFEST,
+    SCHEMA,
     all_rows,
     check_rows,
     check_same,
     damaged,
     encode_rows,
     encode_states,
-    new_manifest,
     read_manifest,
     read_rows,
     read_sidecar,
     shard_file,
-    sidecar,
-    verify_files,
     written_shards,
 )
 from .merge import merge
@@ -94,7 +94,7 @@ class FeatureStore:
         else:
             with writing(store.path):
                 store._file(0, "json").parent.mkdir(parents=True, exist_ok=True)
-            store._write(MANIFEST, canonical_json(store._manifest()).encode())
+            write_bytes(store.path / MANIFEST, canonical_json(store._manifest()).encode())
         for leftover in store.path.glob("shards/.*.tmp"):
             leftover.unlink()
         return store
@@ -161,14 +161,12 @@ class FeatureStore:
     @property
     def units(self) -> set[str]:
         """The pieces of work that the shards written so far cover."""
-        return {
-            unit for index in written_shards(self.path) for unit in read_sidecar(self.path, index)["units"]
-        }
+        return {unit for about in self._sidecars() for unit in about["units"]}
 
     def left_out(self) -> Iterator[dict[str, Any]]:
         """What the shards say was left out of them, in their order."""
-        for index in written_shards(self.path):
-            yield from read_sidecar(self.path, index)["left_out"]
+        for about in self._sidecars():
+            yield from about["left_out"]
 
     def write_shard(
         self,
@@ -198,18 +196,20 @@ class FeatureStore:
             raise ValueError(f"states of shard {index} have shape {states.shape}, expected {expected}")
         if index < 0 or (self.shards is not None and index >= self.shards):
             raise ValueError(f"shard {index} is out of range for {self.shards} shards")
-        blobs: dict[str, bytes] = {}
+        blobs = {"parquet": b"", "safetensors": b""}
         if rows:
-            blobs["parquet"] = encode_rows(rows)
-            blobs["safetensors"] = encode_states(rows, states, self.spec)
+            blobs = {"parquet": encode_rows(rows), "safetensors": encode_states(rows, states, self.spec)}
         self._file(index, "json").unlink(missing_ok=True)  # until it is written again there is no shard
+        files = {}
         for suffix, blob in blobs.items():
-            self._write(shard_file(index, suffix), blob)
-        for suffix in {"parquet", "safetensors"} - set(blobs):
-            self._file(index, suffix).unlink(missing_ok=True)
-        files = {self._file(index, suffix).name: blob for suffix, blob in blobs.items()}
-        about = sidecar(len(rows), files, units, left_out)
-        self._write(shard_file(index, "json"), canonical_json(about).encode())
+            file = self._file(index, suffix)
+            if blob:
+                write_bytes(file, blob)
+                files[file.name] = {"bytes": len(blob), "sha256": digest(blob, 64)}
+            else:
+                file.unlink(missing_ok=True)
+        about = {"rows": len(rows), "files": files, "units": list(units), "left_out": list(left_out)}
+        write_bytes(self._file(index, "json"), canonical_json(about).encode())
 
     def read_shard(
         self, index: int
@@ -231,14 +231,14 @@ class FeatureStore:
             RunError: shards are missing, all are empty, ids repeat, shards have different
                 columns, or the disk is full.
         """
-        rows = self._counts()
-        files = {f"shards/{name}": file for s in self._sidecars() for name, file in s["files"].items()}
+        self._check_whole()
+        rows, files = self._counts(), self._shard_files()
         check_rows(self.path, [i for i, n in enumerate(rows) if n])
         manifest = self._manifest() | {
             "complete": True, "shards": len(rows), "rows": rows, "files": files,
             "summary": dict(summary or {}),
         }  # fmt: skip
-        self._write(MANIFEST, canonical_json(manifest).encode())
+        write_bytes(self.path / MANIFEST, canonical_json(manifest).encode())
 
     def verify(self) -> None:
         """Compare every file with its checksum; of an unfinished store, those of its shards so far.
@@ -246,11 +246,17 @@ class FeatureStore:
         Raises:
             UserError: names the file that is missing or was altered.
         """
-        files = read_manifest(self.path)["files"]
-        for index in written_shards(self.path) if not files else ():
-            found = read_sidecar(self.path, index)["files"]
-            files |= {f"shards/{name}": file for name, file in found.items()}
-        verify_files(self.path, files)
+        files = read_manifest(self.path)["files"] or self._shard_files()
+        for name, file in files.items():
+            found = hashlib.sha256()
+            try:
+                with (self.path / name).open("rb") as handle:
+                    while block := handle.read(1 << 20):
+                        found.update(block)
+            except (FileNotFoundError, NotADirectoryError):
+                raise damaged(self.path, name, "is missing") from None
+            if found.hexdigest() != file["sha256"]:
+                raise damaged(self.path, name, "was altered")
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -328,23 +334,29 @@ class FeatureStore:
     def _file(self, index: int, suffix: str) -> Path:
         return self.path / shard_file(index, suffix)
 
-    def _write(self, name: str, blob: bytes) -> None:
-        write_bytes(self.path / name, blob)
-
     def _counts(self) -> list[int]:
         """Rows per shard: from the manifest, or before it is finished from the shards themselves."""
         counts = read_manifest(self.path)["rows"]
         if counts is None:
-            counts = [sidecar["rows"] for sidecar in self._sidecars()]
+            self._check_whole()
+            counts = [about["rows"] for about in self._sidecars()]
         if not sum(counts):
             raise RunError(f"the feature store {self.path} is empty: no example was kept")
         return counts
 
-    def _sidecars(self) -> Iterator[dict[str, Any]]:
+    def _check_whole(self) -> None:
         if self.missing:
             raise RunError(f"the feature store {self.path} lacks shards {self.missing[:10]}")
-        for index in written_shards(self.path):
-            yield read_sidecar(self.path, index)
+
+    def _sidecars(self) -> Iterator[dict[str, Any]]:
+        return (read_sidecar(self.path, index) for index in written_shards(self.path))
+
+    def _shard_files(self) -> dict[str, dict[str, Any]]:
+        return {f"shards/{name}": file for s in self._sidecars() for name, file in s["files"].items()}
 
     def _manifest(self) -> dict[str, Any]:
-        return new_manifest(self.spec.to_dict(), self.config, self.shards)
+        return {
+            "format": FORMAT, "schema": SCHEMA, "complete": False, "shards": self.shards,
+            "spec": self.spec.to_dict(), "config": dict(self.config), "rows": None, "files": {},
+            "summary": {},
+        }  # fmt: skip

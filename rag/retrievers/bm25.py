@@ -13,7 +13,7 @@ from probers.data.corpus import PassageStore
 from probers.types import Passage
 
 from . import lexical
-from .bm25_disk import Formula, open_index
+from .bm25_disk import open_index
 
 #: From as many passages on queries run as code that numba compiles, which takes 3 s at the first of them
 #: and saves 4 ms of each here, more of larger corpora.
@@ -31,7 +31,6 @@ class BM25(lexical.LexicalRetriever):
         k1: how soon repeated tokens stop adding; larger is later.
         b: how much long passages are held back, 0 (not) to 1 (fully).
         cache: the folder for indexes of stored corpora.
-        progress: show a bar while indexing in memory (off for corpora that take under a second).
 
     Raises:
         UserError: an empty corpus, no passage with a word, parameters out of range.
@@ -45,18 +44,16 @@ class BM25(lexical.LexicalRetriever):
         k1: float = lexical.K1,
         b: float = lexical.B,
         cache: str | Path = "runs/cache/bm25",
-        progress: bool | None = None,
     ) -> None:
         super().__init__(passages if isinstance(passages, PassageStore) else list(passages), k1, b)
         if isinstance(passages, PassageStore):
             self._index: Any
-            self._index, vocabulary = open_index(passages, Formula(k1, b), Path(cache))
+            self._index, vocabulary = open_index(passages, k1, b, Path(cache))
             self._number = vocabulary.get
         else:
-            shown = len(passages) > 20_000 if progress is None else progress
             documents = lexical.document_tokens(self._passages)
             self._index = bm25s.BM25(method="lucene", k1=k1, b=b)
-            self._index.index(documents, show_progress=shown)
+            self._index.index(documents, show_progress=len(passages) > 20_000)  # else under a second
             self._number = self._index.vocab_dict.get
         self._compiled = len(passages) >= COMPILED_FROM
         if self._compiled:

@@ -26,6 +26,7 @@ from typing import Any, BinaryIO
 
 import bm25s
 import numpy as np
+from scipy.sparse import coo_array
 from tqdm import tqdm
 
 from probers.data.cache import Estimate, build_once
@@ -116,14 +117,6 @@ class Shard:
         return self.folder / f"{self.number:05d}.{suffix}"
 
 
-def finished_shards(folder: Path) -> list[Shard]:
-    """The shards that an earlier process finished, up to the first gap."""
-    found: list[Shard] = []
-    while (record := folder / f"{len(found):05d}.json").exists():
-        found.append(Shard(folder, len(found), **json.loads(record.read_bytes())))
-    return found
-
-
 def count_shard(
     folder: Path, number: int, first: int, passages: Iterator[Passage], tokens: int = SHARD
 ) -> Shard:
@@ -148,38 +141,24 @@ def count_shard(
     numbers.default_factory = None  # it refers to the dictionary, which would outlive this call
     shard = Shard(folder, number, first, len(lengths))
     terms = sorted(numbers)
-    rank = np.empty(len(terms), dtype=np.int64)
-    rank[np.fromiter((numbers[t] for t in terms), np.int64, len(terms))] = np.arange(len(terms))
+    # The place of each number's term among them: the inverse of a permutation is the order that sorts it.
+    rank = np.argsort(np.fromiter((numbers[t] for t in terms), np.int32, len(terms))).astype(np.int32)
     with shard.terms.open("w", encoding="utf-8", newline="\n") as file:
         file.writelines(f"{t}\n" for t in terms)
-    sizes = np.frombuffer(lengths, dtype=np.int32)
-    _save_postings(shard, rank, np.frombuffer(flat, dtype=np.int32), sizes)
+    sizes, terms_of = np.frombuffer(lengths, dtype=np.int32), rank[np.frombuffer(flat, dtype=np.int32)]
+    rows = np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)
+    each = coo_array((np.ones(len(rows), np.int32), (rows, terms_of)), shape=(len(sizes), len(terms)))
+    counts = each.tocsc()  # adds up what stands at one place
+    counts.sort_indices()
+    shard.save("starts", counts.indptr.astype(np.int64))
+    shard.save("rows", counts.indices.astype(np.int32))
+    shard.save("counts", counts.data)
     shard.save("lengths", sizes)
-    _sync(folder, number)
-    about: dict[str, Any] = {"first": first, "passages": len(lengths)}
-    write_text(folder / f"{number:05d}.json", json.dumps(about))
-    return shard
-
-
-def _save_postings(shard: Shard, rank: np.ndarray, flat: np.ndarray, lengths: np.ndarray) -> None:
-    # Sorting one number per token, made of its term and its passage, sorts by both at once.
-    passages = max(1, len(lengths))
-    keys = rank[flat]
-    keys *= passages
-    keys += np.repeat(np.arange(len(lengths), dtype=np.int32), lengths)
-    keys, counts = np.unique(keys, return_counts=True)
-    term, row = np.divmod(keys, passages)
-    starts = np.zeros(len(rank) + 1, dtype=np.int64)
-    np.cumsum(np.bincount(term, minlength=len(rank)), out=starts[1:])
-    shard.save("starts", starts)
-    shard.save("rows", row.astype(np.int32))
-    shard.save("counts", counts.astype(np.int32))
-
-
-def _sync(folder: Path, number: int) -> None:
     for path in folder.glob(f"{number:05d}.*"):
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
+        with path.open("rb") as written:
+            os.fsync(written.fileno())
+    write_text(folder / f"{number:05d}.json", json.dumps({"first": first, "passages": len(lengths)}))
+    return shard
 
 
 #: Postings that are merged at a time: what bounds the memory of merging.
@@ -191,32 +170,24 @@ _SCHEMA = 1
 _SECONDS, _DISK, _MEMORY = 1e-7, 2.1, (4.5e8, 0.07)
 
 
-@dataclass(frozen=True, slots=True)
-class Formula:
-    """The two parameters of :mod:`.lexical`'s function."""
-
-    k1: float
-    b: float
-
-
-def open_index(passages: PassageStore, formula: Formula, cache: Path) -> tuple[Any, Vocabulary]:
+def open_index(passages: PassageStore, k1: float, b: float, cache: Path) -> tuple[Any, Vocabulary]:
     """The index of a stored corpus, made on first use: ``bm25s``'s, memory-mapped, and its vocabulary.
 
     Args:
         passages: the corpus.
-        formula: an index is made for one formula.
+        k1: of :mod:`.lexical`'s function, as is ``b``: an index is made for one pair of them.
         cache: the folder for indexes.
 
     Raises:
         UserError: no passage holds a word.
         RunError: the cache cannot be written to, or lacks room.
     """
-    name = f"{passages.fingerprint}-{_SCHEMA}.{TOKENS_VERSION}-k1={float(formula.k1)}-b={float(formula.b)}"
+    name = f"{passages.fingerprint}-{_SCHEMA}.{TOKENS_VERSION}-k1={float(k1)}-b={float(b)}"
     total = passages.nbytes
     build_once(
         cache / name,
         f"BM25 index of {len(passages):,} passages",
-        lambda folder: build_index(passages, folder, formula),
+        lambda folder: build_index(passages, folder, k1, b),
         lambda: Estimate(total * _SECONDS, total * _DISK, _MEMORY[0] + total * _MEMORY[1]),
     )
     index = bm25s.BM25.load(cache / name, mmap=True, load_vocab=False)
@@ -226,7 +197,7 @@ def open_index(passages: PassageStore, formula: Formula, cache: Path) -> tuple[A
 
 
 def build_index(
-    passages: PassageStore, folder: Path, formula: Formula, *, shard: int = SHARD, block: int = BLOCK
+    passages: PassageStore, folder: Path, k1: float, b: float, *, shard: int = SHARD, block: int = BLOCK
 ) -> dict[str, Any]:
     """Fill a folder with the index; shards that an interrupted call left there are used.
 
@@ -239,9 +210,9 @@ def build_index(
     tokens = write_vocabulary(folder, _number_terms(shards))
     if not tokens:
         raise no_word(len(passages))
-    postings = _merge(shards, folder, formula, tokens, block)
+    postings = _merge(shards, folder, k1, b, tokens, block)
     about = {
-        "k1": formula.k1, "b": formula.b, "delta": 0.5, "method": "lucene", "idf_method": "lucene",
+        "k1": k1, "b": b, "delta": 0.5, "method": "lucene", "idf_method": "lucene",
         "dtype": "float32", "int_dtype": "int32", "num_docs": len(passages), "version": bm25s.__version__,
         "backend": "numpy",
     }  # fmt: skip
@@ -253,7 +224,9 @@ def build_index(
 
 
 def _count(passages: PassageStore, work: Path, tokens: int) -> list[Shard]:
-    shards = finished_shards(work)
+    shards: list[Shard] = []
+    while (record := work / f"{len(shards):05d}.json").exists():  # an earlier process finished it
+        shards.append(Shard(work, len(shards), **json.loads(record.read_bytes())))
     row = sum(s.passages for s in shards)
     rest = passages.since(row)
     with tqdm(total=len(passages), initial=row, desc="count tokens", unit="passage", unit_scale=True) as bar:
@@ -278,10 +251,10 @@ def _number_terms(shards: Sequence[Shard]) -> Iterator[str]:
         shard.save("ids", np.frombuffer(found, dtype=np.int32))
 
 
-def _merge(shards: Sequence[Shard], folder: Path, formula: Formula, tokens: int, block: int) -> int:
+def _merge(shards: Sequence[Shard], folder: Path, k1: float, b: float, tokens: int, block: int) -> int:
     """Write the postings of all shards with their scores, term by term; how many there are."""
     lengths = np.concatenate([s.array("lengths") for s in shards])
-    norms = formula.k1 * (1 - formula.b + formula.b * lengths / lengths.mean())
+    norms = k1 * (1 - b + b * lengths / lengths.mean())
     frequencies = np.zeros(tokens, dtype=np.int64)
     for shard in shards:
         frequencies[shard.array("ids")] += np.diff(shard.array("starts"))
@@ -320,8 +293,6 @@ def _block(
     for shard in shards:
         ids = shard.array("ids")
         low, high = np.searchsorted(ids, (start, end))
-        if low == high:
-            continue
         starts = np.asarray(shard.array("starts")[low : high + 1])
         here, sizes = ids[low:high] - start, np.diff(starts)
         places = np.repeat(filled[here] - starts[:-1], sizes) + np.arange(starts[0], starts[-1])

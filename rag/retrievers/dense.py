@@ -115,8 +115,7 @@ class Neighbours:
         self._method, self._vectors = method, vectors
         self._index: Any = None
         if method != "flat":
-            read: Any = faiss.read_index(str(folder / "index.faiss"))
-            self._index = read
+            self._index = faiss.read_index(str(folder / "index.faiss"))
         if method == "ivfpq":
             self._index.nprobe = max(16, self._index.nlist // 50)
 
@@ -162,11 +161,11 @@ def passage_text(passage: Passage) -> str:
 
 def encode_corpus(
     passages: Sequence[Passage], encoder: Encoder, folder: Path, *, piece: int = PIECE
-) -> tuple[int, int]:
+) -> dict[str, Any]:
     """Write the vectors of all passages, going on after those that an interrupted call wrote.
 
     Returns:
-        Passages and width, the shape of the file.
+        The shape of the file, passages and width, and the model's name.
 
     Raises:
         RunError: a vector that is not finite (names the passage); the encoder is out of memory.
@@ -190,12 +189,7 @@ def encode_corpus(
             done, width = done + len(batch), vectors.shape[1]
             write_text(folder / _ABOUT, json.dumps({"rows": done, "width": width}))
             bar.update(len(batch))
-    return done, width
-
-
-def open_vectors(folder: Path) -> np.ndarray:
-    """(N, d) float32, memory-mapped."""
-    return np.asarray(np.memmap(folder / _VECTORS, np.float32, "r", shape=_written(folder)))
+    return {"passages": done, "width": width, "model": encoder.name}
 
 
 def check_finite(vectors: np.ndarray, encoder: Encoder, names: Sequence[str]) -> None:
@@ -252,9 +246,13 @@ class Dense(EncoderOptions):
         self._encoder = Encoder(**{each.name: getattr(self, each.name) for each in fields(EncoderOptions)})
         identity = f"{_SCHEMA} {fingerprint(self.passages)} {self._encoder.fingerprint}"
         folder = Path(self.cache) / digest(identity, 20)
-        what = f"vectors of {len(self.passages):,} passages by {self._encoder.name}"
-        build_once(folder, what, self._encode, self._estimate)
-        vectors = open_vectors(folder)
+        build_once(
+            folder,
+            f"vectors of {len(self.passages):,} passages by {self._encoder.name}",
+            lambda folder: encode_corpus(self.passages, self._encoder, folder),
+            self._estimate,
+        )
+        vectors = np.asarray(np.memmap(folder / _VECTORS, np.float32, "r", shape=_written(folder)))
         if method != "flat":
             folder = folder.with_name(f"{folder.name}-{method}")
             build_once(
@@ -283,10 +281,6 @@ class Dense(EncoderOptions):
         for i, rows in zip(asked, self._neighbours.search(vectors, k), strict=True):
             found[i] = [replace(self.passages[row], score=score) for row, score in rows]
         return found
-
-    def _encode(self, folder: Path) -> dict[str, Any]:
-        rows, width = encode_corpus(self.passages, self._encoder, folder)
-        return {"passages": rows, "width": width, "model": self._encoder.name}
 
     def _estimate(self) -> Estimate | None:
         count = len(self.passages)

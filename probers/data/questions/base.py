@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from ...types import Question, UserError
 from ..records import Row, file_rows, hub_rows
@@ -53,19 +53,25 @@ class QuestionSource:
     name: ClassVar[str] = ""
     #: The layouts it reads; the first that fits a record is taken.
     layouts: ClassVar[tuple[Layout, ...]] = ()
+    #: Options with their possible values, where these are few.
+    choices: ClassVar[Mapping[str, Sequence[str]]] = {}
     #: Options that name further files.
     extra_files: ClassVar[tuple[str, ...]] = ()
     #: Small enough to be held whole: splits have exact shares, and a repeated id is a mistake.
     whole: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        if self.path is not None:
-            names = ("hub", "config", "hub_split", "revision")
-            defaults = {f.name: f.default for f in fields(self)}
-            used = [n for n in names if getattr(self, n) != defaults[n]]
-            if used:
-                given = ", ".join(f"questions.{n}={getattr(self, n)}" for n in used)
-                raise UserError(f"{given} is for a copy on the Hub, and questions.path={self.path} is a file")
+        remote = {f.name for f in fields(QuestionSource)} - {"path"}
+        used = ", ".join(f"questions.{n}={v}" for n, v in self._given().items() if n in remote)
+        if self.path is not None and used:
+            raise UserError(f"{used} is for a copy on the Hub, and questions.path={self.path} is a file")
+        for option, choices in self.choices.items():
+            if (value := getattr(self, option)) not in choices:
+                raise UserError(f"questions.{option}={value} is unknown: choose {' or '.join(choices)}")
+
+    def _given(self) -> dict[str, Any]:
+        """The options that do not have their defaults."""
+        return {f.name: v for f in fields(self) if (v := getattr(self, f.name)) != f.default}
 
     @property
     def spec(self) -> str:
@@ -77,7 +83,7 @@ class QuestionSource:
     @property
     def typed(self) -> str:
         """What a user types for it, without the options that have their defaults."""
-        given = [f"questions.{f.name}={v}" for f in fields(self) if (v := getattr(self, f.name)) != f.default]
+        given = [f"questions.{n}={v}" for n, v in self._given().items()]
         return " ".join([f"questions={self.name}", *given])
 
     @property

@@ -54,15 +54,11 @@ def paragraphs(record: Record, *, spaced: bool = True) -> tuple[Passage, ...]:
         spaced: sentences bring the space before them along.
     """
     gold = supporting_titles(record)
-    made = (
-        Passage(str(i), title, _joined(sentences, spaced), is_gold=title in gold)
-        for i, (title, sentences) in enumerate(_context(record))
-    )
-    return tuple(p for p in made if p.text)
-
-
-def _joined(sentences: list[str], spaced: bool) -> str:
-    return ("" if spaced else " ").join(s if spaced else s.strip() for s in sentences).strip()
+    found = []
+    for i, (title, sentences) in enumerate(_context(record)):
+        text = "".join(sentences) if spaced else " ".join(s.strip() for s in sentences)
+        found.append(Passage(str(i), title, text.strip(), is_gold=title in gold))
+    return tuple(p for p in found if p.text)
 
 
 def supporting_titles(record: Record) -> frozenset[str]:

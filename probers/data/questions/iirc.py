@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from ...types import Passage, Question, UserError
+from ...types import Passage, Question
 from .base import Layout, QuestionSource, layout
 from .values import Record, UnusableError, accepted, identifier, optional, passage, records, text
 
@@ -32,11 +32,7 @@ class IIRC(QuestionSource):
 
     name: ClassVar[str] = "iirc"
     layouts: ClassVar[tuple[Layout, ...]] = (layout("IIRC", "questions text title"),)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.spans not in ("all", "any"):
-            raise UserError(f"questions.spans={self.spans} is unknown: choose all or any")
+    choices: ClassVar[Mapping[str, Sequence[str]]] = {"spans": ("all", "any")}
 
     def unfold(self, record: Record) -> Sequence[Record]:
         main = passage(record, _MAIN, is_gold=None)
@@ -77,21 +73,17 @@ class IIRC(QuestionSource):
                 return spans
             return (", ".join(spans), f"{', '.join(spans[:-1])} and {spans[-1]}")
         if kind == "value":
-            value, unit = _number(answer), optional(answer, "answer_unit")
-            return (f"{value} {unit}".strip(), value)
+            value = answer["answer_value"]
+            if isinstance(value, bool) or not isinstance(value, (str, int, float)):
+                raise ValueError(f"answer_value must be a number or a string, found {value!r}")
+            value = str(value).strip()
+            return (f"{value} {optional(answer, 'answer_unit')}".strip(), value)
         if kind == "binary":
             verdict = text(answer, "answer_value").lower()
             if verdict not in ("yes", "no"):
                 raise ValueError(f"answer_value must be yes or no, found {verdict!r}")
             return (verdict,)
         raise ValueError(f"the answer's type must be span, value, binary or none, found {kind!r}")
-
-
-def _number(answer: Record) -> str:
-    value = answer["answer_value"]
-    if isinstance(value, bool) or not isinstance(value, (str, int, float)):
-        raise ValueError(f"answer_value must be a number or a string, found {value!r}")
-    return str(value).strip()
 
 
 def _passages(main: Passage, needed: Sequence[Record], titles: Mapping[str, str]) -> tuple[Passage, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -38,11 +38,7 @@ class JSONL(QuestionSource):
         layout("JSON lines", "id question", lacks="answer paragraphs context"),
     )
     whole: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.splits not in ("file", "deal"):
-            raise UserError(f"questions.splits={self.splits} is unknown: choose file or deal")
+    choices: ClassVar[Mapping[str, Sequence[str]]] = {"splits": ("file", "deal")}
 
     @property
     def spec(self) -> str:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from ...types import Question, UserError
+from ...types import Question
 from .base import Layout, QuestionSource, layout
 from .values import Record, UnusableError, accepted, identifier, optional, passage, records, strings, text
 
@@ -29,12 +30,7 @@ class MuSiQue(QuestionSource):
 
     name: ClassVar[str] = "musique"
     layouts: ClassVar[tuple[Layout, ...]] = (layout("MuSiQue", "id question paragraphs"),)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.unanswerable not in ("exclude", "noanswer"):
-            given = f"questions.unanswerable={self.unanswerable}"
-            raise UserError(f"{given} is unknown: choose exclude or noanswer")
+    choices: ClassVar[Mapping[str, Sequence[str]]] = {"unanswerable": ("exclude", "noanswer")}
 
     def question(self, record: Record) -> Question:
         id = identifier(record, "id")

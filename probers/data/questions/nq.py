@@ -35,47 +35,35 @@ class DPRSource(QuestionSource):
             raise UserError(f"questions.hard_negatives={self.hard_negatives} must be 0 or more")
 
     def question(self, record: Record) -> Question:
-        if "positive_ctxs" in record:
-            return dpr_question(record, self.name, self.hard_negatives)
-        return self.own_question(record)
+        """The question of a record, here of one of DPR's.
+
+        Positive passages are gold: of NQ they are from the annotated page, of TriviaQA those
+        found by BM25 that hold an answer. Passages keep the ids they have in psgs_w100.tsv.
+        The random negatives, which belong to other questions, are not read.
+
+        Raises:
+            UserError: the file is another dataset's.
+        """
+        if "positive_ctxs" not in record:
+            return self.own_question(record)
+        origin = optional(record, "dataset")
+        if origin and not origin.startswith(self.name.removesuffix("qa")):  # "trivia_train"
+            raise UserError(f"questions={self.name}: this is DPR's file of another dataset, {origin}")
+        gold = [_passage(p, i, True) for i, p in enumerate(records(record, "positive_ctxs"))]
+        hard = records(record, "hard_negative_ctxs")[: self.hard_negatives]
+        others = [_passage(p, i, False) for i, p in enumerate(hard, len(gold))]
+        asked = text(record, "question")
+        return Question(
+            id=hashed(self.name, asked),
+            question=asked,
+            answers=accepted(strings(record, "answers")),
+            dataset=self.name,
+            passages=tuple(p for p in (*gold, *others) if p is not None),
+        )
 
     def own_question(self, record: Record) -> Question:
         """The question of a record in a layout that is not DPR's; see :meth:`question`."""
         raise NotImplementedError
-
-
-def dpr_question(record: Record, dataset: str, hard_negatives: int) -> Question:
-    """The question of a record.
-
-    Positive passages are gold: of NQ they are from the annotated page, of TriviaQA those
-    found by BM25 that hold an answer. Passages keep the ids they have in psgs_w100.tsv.
-    The random negatives, which belong to other questions, are not read.
-
-    Args:
-        record: one element of the file.
-        dataset: the name of the dataset it has to be of.
-        hard_negatives: how many of BM25's passages without the answer are kept.
-
-    Raises:
-        UserError: the file is another dataset's.
-    """
-    origin = optional(record, "dataset")
-    if origin and not origin.startswith(_PREFIXES[dataset]):
-        raise UserError(f"questions={dataset}: this is DPR's file of another dataset, {origin}")
-    gold = [_passage(p, i, True) for i, p in enumerate(records(record, "positive_ctxs"))]
-    hard = records(record, "hard_negative_ctxs")[:hard_negatives]
-    others = [_passage(p, i, False) for i, p in enumerate(hard, len(gold))]
-    asked = text(record, "question")
-    return Question(
-        id=hashed(dataset, asked),
-        question=asked,
-        answers=accepted(strings(record, "answers")),
-        dataset=dataset,
-        passages=tuple(p for p in (*gold, *others) if p is not None),
-    )
-
-
-_PREFIXES = {"nq": "nq", "triviaqa": "trivia"}
 
 
 def _passage(record: Record, number: int, is_gold: bool) -> Passage | None:

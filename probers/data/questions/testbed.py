@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ...types import Question, UserError
@@ -19,8 +19,7 @@ class Testbed(QuestionSource):
     whole: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        given = [f.name for f in fields(self) if getattr(self, f.name) != f.default]
-        if given:
+        if given := list(self._given()):
             raise UserError(
                 f"questions=testbed has no questions.{given[0]}: its questions come with the package"
             )
