@@ -5,7 +5,9 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import math
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -69,3 +71,60 @@ def digest(content: str | bytes, length: int = 16) -> str:
 def canonical_json(value: Any) -> str:
     """JSON with sorted keys and a fixed layout: equal values give equal bytes."""
     return json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def regular(path: Path) -> os.stat_result:
+    """Facts about a file that is one: no link out of its folder, pipe, socket or device.
+
+    A link within a download of the Hub, whose snapshots are links, is one that counts as a file.
+
+    Raises:
+        OSError: it is not there, or cannot be reached.
+        ValueError: it is something else; says what.
+    """
+    found = path.lstat()
+    if stat.S_ISLNK(found.st_mode):
+        target = path.resolve()
+        if path.parent.parent.name != "snapshots" or target.parent != path.parents[2].resolve() / "blobs":
+            raise ValueError("is a link, and only a file is read")
+        found = target.stat()
+    if not stat.S_ISREG(found.st_mode):
+        raise ValueError("is a folder, pipe or device, and only a file is read")
+    return found
+
+
+#: Bytes of the largest JSON file that is read.
+_LARGEST = 256 << 20
+_DIGITS = 30  # of the longest number in one
+
+
+def read_json(path: Path) -> Any:
+    """What a JSON file holds, where every number is finite.
+
+    Raises:
+        OSError: it is not there, or cannot be read.
+        ValueError: says what is wrong with it.
+    """
+    if (size := regular(path).st_size) > _LARGEST:
+        raise ValueError(f"has {size:,} bytes, and {_LARGEST:,} are the most")
+    try:
+        return json.loads(path.read_bytes(), parse_int=_whole, parse_float=_finite, parse_constant=_finite)
+    except UnicodeDecodeError as error:
+        raise ValueError(f"is not UTF-8 (byte {error.start})") from error
+    except json.JSONDecodeError as error:
+        raise ValueError(f"is no JSON ({error.msg} in line {error.lineno})") from error
+    except RecursionError as error:
+        raise ValueError("has too many brackets within each other") from error
+
+
+def _whole(text: str) -> int:
+    if len(text) > _DIGITS:
+        raise ValueError(f"holds a number of {len(text)} digits")
+    return int(text)
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"holds {text}, which is no finite number")
+    return number

@@ -17,6 +17,7 @@ ROOMS = [
 SHARED = {
     "types",
     "options",
+    "checksums",
     "text",
     "files",
     "seeding",

@@ -33,7 +33,7 @@ from .tables import bounded, number
 
 #: ``_target_`` of the head by which ``probers-train`` knows that it is meant.
 TARGET = "probers.bank.question_classifier.AdaptiveClassifier.fit"
-_USED = ("data", "out", "suffix", "head", "resamples", "seed", "overwrite", "wait")
+_USED = ("data", "out", "suffix", "head", "resamples", "seed", "overwrite", "wait", "checksums")
 
 #: What the figures are of.
 CLASSIFIER, MAJORITY = "classifier", "majority"
@@ -49,7 +49,7 @@ def run(cfg: DictConfig) -> Path:
     check_resamples(cfg.resamples)
     path = _store(cfg.data)
     print(f"reading {path}", flush=True)
-    store = FeatureStore.open(path)
+    store = FeatureStore.open(path, checksums=cfg.checksums)
     labelled = strategies_of(store)
     for split in ("train", "test"):
         if split not in labelled:

@@ -40,7 +40,7 @@ def run(cfg: DictConfig) -> Path:
 
     paths = _data(cfg.data)
     print(f"reading {', '.join(map(str, paths))}", flush=True)
-    stores = [FeatureStore.open(path) for path in paths]
+    stores = [FeatureStore.open(path, checksums=cfg.checksums) for path in paths]
     _check_sites(stores)
 
     from .assemble import AssemblySettings, assemble, learning_curve

@@ -22,7 +22,7 @@ from typing import Any, Literal
 
 from filelock import FileLock, Timeout
 
-from ..files import canonical_json, digest, write_text, writing
+from ..files import canonical_json, digest, read_json, write_text, writing
 from ..options import shown
 from ..types import UserError, first_line
 
@@ -30,8 +30,8 @@ from ..types import UserError, first_line
 _OF_SERVERS = ("url", "shards", "timeout", "retries", "verify", "ca_file", "rebuild")
 #: Keys (dotted) that say how a run is carried out, not what it computes.
 NOT_IDENTITY = (
-    "out", "batch_size", "logger", "model.device", "overwrite", "wait", "save_every", "suffix", "memory",
-    "corpus_cache", "retriever.cache", "retriever.device", "retriever.batch_size",
+    "out", "batch_size", "logger", "model.device", "overwrite", "wait", "checksums", "save_every", "suffix",
+    "memory", "corpus_cache", "retriever.cache", "retriever.device", "retriever.batch_size",
     *(f"retriever.{option}" for option in _OF_SERVERS),
 )  # fmt: skip
 
@@ -304,13 +304,11 @@ def read_state(path: Path) -> dict[str, Any] | None:
     """
     file = path / _RUN_FILE
     try:
-        state = json.loads(file.read_text(encoding="utf-8"))
+        state = read_json(file)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(
-            f"{file} is damaged ({first_line(error)}): choose another out, or remove it"
-        ) from error
+    except (OSError, ValueError) as error:
+        raise UserError(f"{file} is damaged (it {first_line(error)}): remove it") from error
     if not isinstance(state, dict) or "fingerprint" not in state:
         return None
     odd = next((key for key, kind in _STATE.items() if not isinstance(state.get(key), kind)), None)
@@ -389,7 +387,7 @@ def newest_run(
 def _config(folder: Path) -> dict[str, Any]:
     """What a folder's ``config.json`` says; nothing where there is none that can be read."""
     try:
-        found = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        found = read_json(folder / "config.json")
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}

@@ -183,6 +183,7 @@ class Train(_Run):
     device: Device
     logger: Literal["none", "csv", "wandb"]
     save_every: NotNegative
+    checksums: bool
 
 
 @dataclass

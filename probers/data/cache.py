@@ -20,6 +20,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
+from ..checksums import check, sealed, take, unsealed
 from ..files import RESUMES, canonical_json, digest, write_text, writing
 from ..types import RunError
 
@@ -50,8 +51,8 @@ def build_once(
 ) -> dict[str, Any]:
     """What ``make`` said of the folder it filled, now or in an earlier run.
 
-    A folder in which a file is missing or has another size is made again. Of two processes that want
-    the same folder, one makes it and the other waits.
+    A folder in which a file is missing or was altered is made again. Of two processes that want the same
+    folder, one makes it and the other waits.
 
     Args:
         folder: where it is, or is to be.
@@ -135,22 +136,18 @@ def size(count: float) -> str:
 def _whole(folder: Path) -> dict[str, Any] | None:
     """The figures of a folder that is there with all its files, else None."""
     try:
-        manifest = json.loads((folder / MANIFEST).read_bytes())
-        for name, count in manifest["files"].items():
-            if (folder / name).stat().st_size != count:
-                return None
-        return dict(manifest["summary"])
+        manifest = unsealed(folder / MANIFEST)
+        return None if check(folder, manifest["files"]) else dict(manifest["summary"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
 
 def _seal(folder: Path, summary: Mapping[str, Any]) -> None:
-    files = {}
-    for path in sorted(p for p in folder.iterdir() if p.name != MANIFEST):
-        with path.open("rb") as file:
+    names = sorted(p.name for p in folder.iterdir() if p.name != MANIFEST)
+    for name in names:
+        with (folder / name).open("rb") as file:
             os.fsync(file.fileno())
-        files[path.name] = path.stat().st_size
-    write_text(folder / MANIFEST, canonical_json({"files": files, "summary": summary}))
+    write_text(folder / MANIFEST, sealed({"files": take(folder, names), "summary": dict(summary)}))
 
 
 def _announce(estimate: Estimate, what: str, folder: Path) -> None:

@@ -88,8 +88,8 @@ def load(
         reason = first_line(error)
         if use_safetensors and isinstance(error, OSError) and "safetensors" in str(error):
             reason = (
-                "it has no weights as safetensors; others are pickled and can run code: convert them, or trust "
-                "them with model.use_safetensors=false"
+                "it has no weights as safetensors; others are pickled and can run code: convert them, or "
+                "trust them with model.use_safetensors=false"
             )
         raise UserError(f"model={source} cannot be loaded as a causal language model: {reason}") from error
     return (model if placed else model.to(device)).eval(), tokenizer

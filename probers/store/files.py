@@ -6,14 +6,14 @@ The manifest and the JSON files say what there is; of a shard the rows are Parqu
 from __future__ import annotations
 
 import io
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..files import digest
+from ..checksums import unsealed
+from ..files import digest, read_json
 from ..seeding import draw_key
 from ..types import SPLITS, RunError, UserError, first_line
 from .spec import FeatureSpec
@@ -37,11 +37,11 @@ def read_manifest(path: Path) -> dict[str, Any]:
     """
     file = path / MANIFEST
     try:
-        manifest = json.loads(file.read_text(encoding="utf-8"))
+        manifest = read_json(file)
     except (FileNotFoundError, NotADirectoryError):
         raise UserError(f"{path} is no feature store (no {MANIFEST}): probers-datagen makes one") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"{file} is damaged ({error}): make the store again") from error
+    except ValueError as error:
+        raise UserError(f"{file} is damaged (it {error}): make the store again") from error
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise UserError(f"{file} does not describe a feature store")
     if manifest.get("schema") != SCHEMA:
@@ -103,7 +103,7 @@ def _problem(manifest: Mapping[str, Any]) -> str | None:
     if set(files) != wanted:
         return f"{min(set(files) ^ wanted)} is listed as a file or has rows, but not both"
     for name, file in files.items():
-        if not isinstance(file, dict) or set(file) != {"bytes", "sha256"}:
+        if not isinstance(file, dict) or {k: type(file[k]) for k in file} != {"bytes": int, "sha256": str}:
             return f"{name} is listed without its size and checksum"
     return None
 
@@ -116,13 +116,12 @@ def read_sidecar(store: Path, index: int) -> dict[str, Any]:
     """
     path = store / shard_file(index, "json")
     try:
-        found = json.loads(path.read_text("utf-8"))
+        found = unsealed(path)
         lists = {name: list(found[name]) for name in ("units", "left_out")}
         return {"rows": int(found["rows"]), "files": dict(found["files"]), **lists}
     except (ValueError, TypeError, KeyError) as error:
         raise RunError(
-            f"{path} is damaged ({error}): remove that file, and the command that "
-            "made the store makes the shard again"
+            f"{path} is damaged (it {error}): the command that made the store makes the shard again"
         ) from error
 
 

@@ -17,7 +17,6 @@ each, and :meth:`FeatureStore.merge` joins them.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..checksums import check, sealed
 from ..files import canonical_json, digest, write_bytes, writing
 from ..types import RunError, UserError
 from .files import (
@@ -95,16 +95,37 @@ class FeatureStore:
             with writing(store.path):
                 store._file(0, "json").parent.mkdir(parents=True, exist_ok=True)
             write_bytes(store.path / MANIFEST, canonical_json(store._manifest()).encode())
+            store._drop_damaged()
         for leftover in store.path.glob("shards/.*.tmp"):
             leftover.unlink()
         return store
 
+    def _drop_damaged(self) -> None:
+        """Make a shard that is not as it was written count as missing; says which."""
+        for index in written_shards(self.path):
+            file = self._file(index, "json")
+            try:
+                files = read_sidecar(self.path, index)["files"]
+                found = check(self.path, {f"shards/{name}": about for name, about in files.items()})
+            except RunError as error:
+                print(error)
+            else:
+                if found is None:
+                    continue
+                print(f"{self.path / found[0]} {found[1]}: its shard is made again")
+            file.unlink()
+
     @classmethod
-    def open(cls, path: str | Path) -> FeatureStore:
-        """A finished store, with the manifest and the presence and size of every file checked.
+    def open(cls, path: str | Path, *, checksums: bool = True) -> FeatureStore:
+        """A finished store, with its manifest and files checked.
+
+        Args:
+            path: the folder.
+            checksums: compare every file with its checksum, once for each size and times it has
+                (see :func:`probers.checksums.check`); False compares sizes.
 
         Raises:
-            UserError: no store, an unfinished one, or a file that is missing or cut short.
+            UserError: no store, an unfinished one, or a file that is missing, cut short or altered.
         """
         path = Path(path)
         manifest = read_manifest(path)
@@ -119,13 +140,10 @@ class FeatureStore:
                 f"the feature store {path} is incomplete ({written}): run the command "
                 "that made it once more, it goes on where it stopped"
             )
-        for name, file in manifest["files"].items():
-            try:
-                size = (path / name).stat().st_size
-            except (FileNotFoundError, NotADirectoryError):
-                raise damaged(path, name, "is missing") from None
-            if size != file["bytes"]:
-                raise damaged(path, name, f"has {size} bytes instead of {file['bytes']}")
+        files = manifest["files"]
+        found = check(path, files, contents=checksums)
+        if found is not None:
+            raise damaged(path, *found)
         return store
 
     @classmethod
@@ -209,7 +227,7 @@ class FeatureStore:
             else:
                 file.unlink(missing_ok=True)
         about = {"rows": len(rows), "files": files, "units": list(units), "left_out": list(left_out)}
-        write_bytes(self._file(index, "json"), canonical_json(about).encode())
+        write_bytes(self._file(index, "json"), sealed(about).encode())
 
     def read_shard(
         self, index: int
@@ -247,16 +265,8 @@ class FeatureStore:
             UserError: names the file that is missing or was altered.
         """
         files = read_manifest(self.path)["files"] or self._shard_files()
-        for name, file in files.items():
-            found = hashlib.sha256()
-            try:
-                with (self.path / name).open("rb") as handle:
-                    while block := handle.read(1 << 20):
-                        found.update(block)
-            except (FileNotFoundError, NotADirectoryError):
-                raise damaged(self.path, name, "is missing") from None
-            if found.hexdigest() != file["sha256"]:
-                raise damaged(self.path, name, "was altered")
+        if (found := check(self.path, files, anew=True)) is not None:
+            raise damaged(self.path, *found)
 
     @property
     def summary(self) -> dict[str, Any]:

@@ -1,0 +1,112 @@
+"""Checksums of files: taken when written, compared on first use, remembered until the file changes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+import time
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from .files import canonical_json, digest, read_json, regular, write_text
+from .types import RunError
+
+_BLOCK = 1 << 20  # bytes
+_RACY = 2_000_000_000  # nanoseconds: file systems whose clock is coarser are not known
+#: Key of a JSON file's own checksum.
+_SEAL = "sha256"
+_MANY = 2_000_000_000  # bytes from which on it is said that they are read
+
+
+def sha256(path: Path) -> str:
+    """The SHA-256 of a file, in hexadecimal digits."""
+    found = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK):
+            found.update(block)
+    return found.hexdigest()
+
+
+def sealed(value: Mapping[str, Any]) -> str:
+    """JSON that carries the checksum of its own content, as :func:`unsealed` takes it."""
+    return canonical_json({**value, _SEAL: digest(canonical_json(dict(value)), 64)})
+
+
+def unsealed(path: Path) -> dict[str, Any]:
+    """What was given to :func:`sealed`; one without a checksum, as older versions wrote them, is taken.
+
+    Raises:
+        OSError: it is not there, or cannot be read.
+        ValueError: says how it is damaged.
+    """
+    value = read_json(path)
+    if not isinstance(value, dict):
+        raise ValueError("holds no JSON object")
+    seal = value.pop(_SEAL, None)
+    if seal is not None and seal != digest(canonical_json(value), 64):
+        raise ValueError("was altered")
+    return value
+
+
+def take(folder: Path, names: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """Size and checksum of files in a folder, as :func:`check` takes them: ``bytes`` and ``sha256``."""
+    return {
+        name: {"bytes": (folder / name).stat().st_size, "sha256": sha256(folder / name)} for name in names
+    }
+
+
+def check(
+    folder: Path, files: Mapping[str, Mapping[str, Any]], *, contents: bool = True, anew: bool = False
+) -> tuple[str, str] | None:
+    """The first file that is not as it was written, with what is wrong with it; None where all are.
+
+    A file's bytes are read once for each size and times that it has. What was found is remembered in
+    ``.<folder>.checked.json`` beside the folder, or not at all where nothing can be written there.
+
+    Args:
+        folder: where the files are.
+        files: size and checksum by name, as :func:`take` gives them.
+        contents: False compares sizes alone.
+        anew: read every file, whatever is remembered.
+    """
+    memory = folder.parent / f".{folder.name}.checked.json"
+    known = _remembered(memory)
+    fresh = dict(known)
+    unread = {}
+    for name, file in files.items():
+        try:
+            stat = regular(folder / name)
+        except FileNotFoundError:
+            return name, "is missing"
+        except ValueError as error:
+            return name, str(error)
+        if stat.st_size != file["bytes"]:
+            return name, f"has {stat.st_size} bytes instead of {file['bytes']}"
+        mark = [stat.st_mtime_ns, stat.st_ctime_ns, file["sha256"]]
+        if contents and (anew or known.get(name) != mark):
+            unread[name] = mark
+        fresh[name] = mark
+    if (total := sum(files[name]["bytes"] for name in unread)) > _MANY:
+        print(f"comparing {total / 1e9:.1f} GB in {folder} with their checksums, once", file=sys.stderr)
+    started = time.time_ns()
+    for name, (*times, expected) in unread.items():
+        if sha256(folder / name) != expected:
+            return name, "was altered"
+        # A file that was written a moment ago could change once more without its times showing it.
+        if started - max(times) < _RACY:
+            fresh.pop(name)
+    if contents and fresh != known:
+        with suppress(OSError, RunError):
+            write_text(memory, canonical_json(fresh))
+    return None
+
+
+def _remembered(memory: Path) -> dict[str, Any]:
+    try:
+        known = json.loads(memory.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return known if isinstance(known, dict) else {}
