@@ -31,7 +31,7 @@ Share = Annotated[float, Field(ge=0, le=1)]
 #: What numpy, random and torch all take, up to the largest number of any option.
 Seed = Annotated[int, Field(ge=0)]
 #: A name or path: one line that is not empty.
-Name = Annotated[str, Field(min_length=1, pattern=r"^[^\x00-\x1f\x7f]*$", description="a name")]
+Name = Annotated[str, Field(min_length=1, pattern=r"^[^\x00-\x1f\x7f]*$", description="a name on one line")]
 
 # Whole numbers are numbers, and nothing else is taken for what it is not.
 _STRICT = ConfigDict(strict=True, allow_inf_nan=False, arbitrary_types_allowed=True)

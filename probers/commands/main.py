@@ -9,13 +9,15 @@ interrupted). Nothing heavy is imported before the request is known to be right.
 from __future__ import annotations
 
 import importlib
+import io
 import itertools
 import re
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import redirect_stdout
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from ..files import digest
 from ..types import RunError, UserError
@@ -89,7 +91,8 @@ def main(command: str, argv: Sequence[str] | None = None) -> None:
     """Run a command with ``argv`` (default: the process's) and exit with its code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        code = _main(command, arguments)
+        with redirect_stdout(_Printable(sys.stdout)):
+            code = _main(command, arguments)
     except KeyboardInterrupt:
         told = "interrupted; what was finished is kept, the same command goes on from there"
         code = _fail(f"probers-{command}: {told}", 130)
@@ -106,8 +109,29 @@ def main(command: str, argv: Sequence[str] | None = None) -> None:
 demo, datagen, train, rag, compare, testbed = (partial(main, command) for command in _TARGETS)
 
 
+#: What steers a terminal, but for ends of lines, tabs and colours: control and direction characters.
+_STEERING = re.compile("(?!\x1b\\[[0-9]{1,2}m)[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+
+
+class _Printable(io.TextIOBase):
+    """A stream that drops what steers a terminal: names and texts come from models and foreign files."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        self._stream.write(_STEERING.sub("", text))
+        return len(text)
+
+    def flush(self) -> None:
+        self._stream.flush()
+
+    def isatty(self) -> bool:
+        return self._stream.isatty()
+
+
 def _fail(message: str, code: int) -> int:
-    print(message, file=sys.stderr)
+    print(_STEERING.sub("", " ".join(message.splitlines())), file=sys.stderr)
     return code
 
 
