@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+
 from torch import Tensor, nn
 from torch.nn import functional as F
 
