@@ -139,7 +139,7 @@ class Evaluator:
         # A constant ranks nothing, so that its figures of the order would say nothing.
         ranked: Sequence[Interval | None] = [None] * len(_RANKING)
         if np.ptp(scores) != 0:
-            ranked = bootstrap.intervals(scores, lambda s, w: metrics.ranking(wrong, s, w))
+            ranked = bootstrap.intervals(scores, partial(metrics.ranking, wrong))
         decided = bootstrap.intervals(
             fired, _at_once(wrong, metrics.accuracy, metrics.balanced_accuracy, metrics.f1_detection)
         )

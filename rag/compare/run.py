@@ -93,16 +93,13 @@ def _open(cfg: DictConfig, asked: QuestionSource) -> tuple[QuestionSet, str, str
     Many question sets keep their test answers to themselves: their validation questions are asked
     then, and the thresholds come from their training questions.
     """
-    try:
-        return open_questions(asked, limit=cfg.limit, split="test", **_reading(cfg)), "test", "validation"
-    except EmptySplitError:
+    problems = []
+    for split, others in (("test", "validation"), ("validation", "train")):
         try:
-            found = open_questions(asked, limit=cfg.limit, split="validation", **_reading(cfg))
-        except EmptySplitError:
-            found = None
-        if found is None:
-            raise
-        return found, "validation", "train"
+            return open_questions(asked, limit=cfg.limit, split=split, **_reading(cfg)), split, others
+        except EmptySplitError as problem:
+            problems.append(problem)
+    raise problems[0]
 
 
 def _reading(cfg: DictConfig) -> dict[str, Any]:

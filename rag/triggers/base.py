@@ -285,13 +285,9 @@ def states_for(bank: ProbeBank, generation: Generation, trigger: Trigger) -> np.
     return as_stored(chosen, bank.spec.dtype).numpy()
 
 
-#: Score of an empty answer: finite, and above any threshold a method would use.
+#: Stands for the score of an answer without a single token, which has none, and is no answer: finite,
+#: and above any threshold a method would use.
 UNANSWERED = 1e4
-
-
-def unanswered(threshold: float) -> Decision:
-    """The decision on an answer without a single token: it has no score, and it is no answer."""
-    return verdict(UNANSWERED, threshold)
 
 
 def verdict(score: float, threshold: float, **where: Any) -> Decision:

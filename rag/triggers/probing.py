@@ -13,7 +13,7 @@ from probers.bank.ensemble import Ensemble
 from probers.types import Decision, Generation, Needs, UserError
 from probers.uncertainty import signals
 
-from .base import State, Trigger, states_for, unanswered, verdict
+from .base import UNANSWERED, State, Trigger, states_for, verdict
 
 if TYPE_CHECKING:
     from probers.bank.bank import ProbeBank
@@ -113,7 +113,7 @@ class Probing(Trigger):
 
     def decide(self, generations: Sequence[Generation], states: Sequence[State]) -> list[Decision]:
         """The decision on every generation; the heads run once for all of them."""
-        decisions = [unanswered(self._threshold)] * len(generations)
+        decisions = [verdict(UNANSWERED, self._threshold)] * len(generations)
         written = [i for i, g in enumerate(generations) if g.token_ids]
         if not written:
             return decisions
