@@ -119,11 +119,10 @@ def narrowed(generation: Generation, needs: Needs) -> Generation:
 
 def _covers(has: Needs, needs: Needs) -> bool:
     """Whether all that is needed was recorded."""
-    if needs.layers and not (
-        (has.site, has.pool) == (needs.site, needs.pool) and set(needs.layers) <= set(has.layers)
-    ):
+    try:
+        return has.union(needs) == has
+    except ValueError:
         return False
-    return not needs.attention or (has.attention and has.attention_layer == needs.attention_layer)
 
 
 def _union(needs: Needs, also: Needs) -> Needs:
