@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from probers.bank.bank import ProbeBank, half_precision
+from probers.bank.bank import ProbeBank
 from probers.bank.calibration import Calibration, EntropyModel, sigmoid
-from probers.bank.ensemble import KINDS, Aggregate, Ensemble, aggregate, check_aggregate
+from probers.bank.ensemble import KINDS, Aggregate, Ensemble, aggregate, check_aggregate, half_precision
 from probers.bank.thresholds import ThresholdRule
 from probers.heads import CORRECT, WRONG, ProbeHead
 from probers.types import RunError, UserError

@@ -267,6 +267,13 @@ def name_of(part: object) -> str:
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name.removesuffix("Query") or name).lower()
 
 
+def load_bank(bank: ProbeBank | str) -> ProbeBank:
+    """A prober as it is, or the one in a folder."""
+    from probers.bank.bank import ProbeBank
+
+    return bank if isinstance(bank, ProbeBank) else ProbeBank.from_pretrained(bank)
+
+
 def states_for(bank: ProbeBank, generation: Generation, trigger: Trigger) -> np.ndarray:
     """What a bank reads of a generation, rounded as its training features were.
 
