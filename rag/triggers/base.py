@@ -15,6 +15,7 @@ from probers.engine.stopping import SentenceEnd
 from probers.prompts import PromptTemplate
 from probers.text import split_sentences
 from probers.types import Decision, Generation, Needs, Passage, Question, RunError, UserError
+from probers.uncertainty import Part, parts
 
 if TYPE_CHECKING:
     from probers.bank.bank import ProbeBank
@@ -322,29 +323,9 @@ def at_least_one(option: str, value: int) -> None:
         raise UserError(f"{option}={value} must be 1 or more")
 
 
-@dataclass(frozen=True, slots=True)
-class Sentence:
-    """A sentence of a generation.
-
-    Attributes:
-        start: its first character in the text.
-        end: one after its last character.
-        tokens: indices of the tokens that wrote any of it, ascending; neighbours may share one.
-    """
-
-    start: int
-    end: int
-    tokens: tuple[int, ...]
-
-
-def sentences(generation: Generation) -> list[Sentence]:
-    """The sentences of a generation's text, those of no whole token left out."""
-    found = []
-    for start, end in split_sentences(generation.text):
-        tokens = tuple(i for i, (a, b) in enumerate(generation.offsets) if a < end and b > max(a, start))
-        if tokens:
-            found.append(Sentence(start, end, tokens))
-    return found
+def sentences(generation: Generation) -> list[Part]:
+    """The sentences of a generation's text with their tokens, those of no token left out."""
+    return [each for each in parts(split_sentences(generation.text), generation.offsets) if each.tokens]
 
 
 def first_above(
