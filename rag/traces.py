@@ -249,22 +249,23 @@ class TraceFile:
         """
         if not self.path.exists():
             return []
-        self._drop_half_line()
+        *lines, cut_off = self.path.read_bytes().split(b"\n")
+        if cut_off:
+            os.truncate(self.path, self.path.stat().st_size - len(cut_off))
         answers = []
-        with open(self.path, encoding="utf-8") as file:
-            for number, line in enumerate(file, 1):
-                where = f"{self.path} line {number}"
-                try:
-                    answer = Answer.from_trace(json.loads(line))
-                except (ValueError, KeyError, TypeError) as error:
-                    raise UserError(f"{where} is no trace ({error}): remove the file") from error
-                expected = questions[number - 1] if number <= len(questions) else None
-                if expected is None or (answer.id, answer.question) != (expected.id, expected.question):
-                    raise UserError(
-                        f"{where} answers question {answer.id!r}, which this run does not have there: "
-                        "choose another out or remove the file"
-                    )
-                answers.append(answer)
+        for number, line in enumerate(lines, 1):
+            where = f"{self.path} line {number}"
+            try:
+                answer = Answer.from_trace(json.loads(line))
+            except (ValueError, KeyError, TypeError) as error:
+                raise UserError(f"{where} is no trace ({error}): remove the file") from error
+            expected = questions[number - 1] if number <= len(questions) else None
+            if expected is None or (answer.id, answer.question) != (expected.id, expected.question):
+                raise UserError(
+                    f"{where} answers question {answer.id!r}, which this run does not have there: "
+                    "choose another out or remove the file"
+                )
+            answers.append(answer)
         return answers
 
     def append(self, answers: Iterable[Answer]) -> None:
@@ -274,10 +275,3 @@ class TraceFile:
                 file.write(json.dumps(answer.trace, ensure_ascii=False, allow_nan=False) + "\n")
             file.flush()
             os.fsync(file.fileno())
-
-    def _drop_half_line(self) -> None:
-        content = self.path.read_bytes()
-        end = content.rfind(b"\n") + 1
-        if end < len(content):
-            with open(self.path, "r+b") as file:
-                file.truncate(end)
