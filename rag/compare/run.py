@@ -192,5 +192,4 @@ def _run(
     file = out / "traces" / f"{method.name}.jsonl"
     file.parent.mkdir(exist_ok=True)
     answers = method.loop(rag).run(questions, file, progress=method.name)
-    calibration = tuned.probability if tuned else method.trigger.probability
-    return MethodRun(questions, answers, calibration, method=method)
+    return MethodRun(questions, answers, tuned or method.trigger.probability, method=method)
