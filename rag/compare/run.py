@@ -20,7 +20,7 @@ from ..triggers.never import Never
 from .curves import record_all, rerun_all
 from .findings import Findings, write
 from .methods import TRAINED, Method, MethodRun, build_methods, complete
-from .shared_generations import GenerationCache, SharedRAG
+from .shared_generations import GenerationCache, SharedRAG, joined
 from .thresholds import Tuned, tune_once
 
 
@@ -137,10 +137,7 @@ def _recorded_once(methods: Sequence[Method]) -> Needs:
     needs = Needs()
     parts = [part for m in methods for part in (m.trigger, m.query)]
     for part in sorted(parts, key=lambda part: part.needs.pool != "mean"):  # vectors of every token are large
-        try:
-            needs = needs.union(part.needs)
-        except ValueError:
-            continue
+        needs = joined(needs, part.needs)
     return needs
 
 

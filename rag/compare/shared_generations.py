@@ -83,10 +83,12 @@ class SharedRAG(RAG):
         first = {key: i for i, key in reversed(list(enumerate(keys))) if key not in found}
         missing = sorted(first.values())
         if missing:
+            # MIND's states belong to no layer that could be added.
+            wanted = needs if needs.of_mind or self.also.of_mind else joined(needs, self.also)
             started = time.perf_counter()
             made = super().generate(
                 [prompts[i] for i in missing], max_new_tokens=[limits[i] for i in missing], stop=stop,
-                needs=_union(needs, self.also), names=names and [names[i] for i in missing], **more,
+                needs=wanted, names=names and [names[i] for i in missing], **more,
             )  # fmt: skip
             seconds = (time.perf_counter() - started) / len(missing)
             for i, generation in zip(missing, made, strict=True):
@@ -125,10 +127,8 @@ def _covers(has: Needs, needs: Needs) -> bool:
         return False
 
 
-def _union(needs: Needs, also: Needs) -> Needs:
+def joined(needs: Needs, also: Needs) -> Needs:
     """Both where one pass can record both, else what is needed."""
-    if needs.of_mind or also.of_mind:  # such states belong to no layer that could be added
-        return needs
     try:
         return needs.union(also)
     except ValueError:
