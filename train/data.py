@@ -106,11 +106,6 @@ class SplitRequest:
                 "and test, like [0.6,0.2,0.2]"
             )
 
-    @property
-    def deals(self) -> bool:
-        """Whether the splits are not simply the store's."""
-        return bool(self.split != "store" or self.train_on or self.test_on)
-
     def assign(self, texts: pd.DataFrame, what: str) -> np.ndarray:
         """(N,) "train", "validation", "test", or "" for a text that is left out."""
         split = texts["split"].to_numpy(dtype=object)
@@ -183,10 +178,7 @@ def as_texts(store: FeatureStore) -> tuple[pd.DataFrame, tuple[np.ndarray, ...] 
     number = pd.factorize(table["span"])[0]
     order = np.lexsort((table["token"].to_numpy(), number))
     members = tuple(np.split(order, np.flatnonzero(np.diff(number[order])) + 1))
-    whole = table.groupby(number, sort=False).first()
-    for column, how in _OVER_TOKENS.items():
-        if column in table:
-            whole[column] = table.groupby(number, sort=False)[column].agg(how)
+    whole = table.groupby(number, sort=False).agg({name: _OVER_TOKENS.get(name, "first") for name in table})
     return whole.assign(id=whole["span"]).drop(columns="token").reset_index(drop=True), members
 
 
