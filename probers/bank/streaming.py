@@ -113,7 +113,8 @@ class Scores(AbstractContextManager["Scores"]):
             )
         last = ids[:, batch.prompt + read :]
         if last.shape[1] and bool(batch.counted(last[:, 0]).any()):
-            batch.forward(self._watcher.model, last)
+            batch.forward(self._watcher.model, last, self._watcher.cache)
+            self._watcher.cache = None
 
     def _batch(self) -> WatchedBatch:
         if self._watcher.batch is None:
