@@ -121,6 +121,7 @@ def fit_entropy_model(
     """
     inputs = np.stack([scores, *(np.asarray(signals[name], dtype=float) for name in SIGNALS)], axis=1)
     weights, mean, scale, intercept = fit_logistic(inputs, wrong)
-    vectors = (tuple(each.tolist()) for each in (mean, scale, weights))
-    model = EntropyModel(*vectors, intercept, threshold=0.0)
+    model = EntropyModel(
+        tuple(mean.tolist()), tuple(scale.tolist()), tuple(weights.tolist()), intercept, threshold=0.0
+    )
     return replace(model, threshold=rule(wrong, model(scores, signals)))

@@ -178,7 +178,7 @@ def as_texts(store: FeatureStore) -> tuple[pd.DataFrame, tuple[np.ndarray, ...] 
     number = pd.factorize(table["span"])[0]
     order = np.lexsort((table["token"].to_numpy(), number))
     members = tuple(np.split(order, np.flatnonzero(np.diff(number[order])) + 1))
-    whole = table.groupby(number, sort=False).agg({name: _OVER_TOKENS.get(name, "first") for name in table})
+    whole = table.groupby(number, sort=False).agg({k: _OVER_TOKENS.get(str(k), "first") for k in table})
     return whole.assign(id=whole["span"]).drop(columns="token").reset_index(drop=True), members
 
 

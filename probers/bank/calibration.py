@@ -120,10 +120,10 @@ def calibration_from_dict(value: Mapping[str, Any]) -> Calibration:
     """
     fields = {name: tuple(each) if isinstance(each, list) else each for name, each in value.items()}
     method = fields.pop("method")
-    for kind in (Temperature, Platt, Isotonic):
-        if method == kind.__name__.lower():
-            return kind(**fields)
-    raise ValueError(f"calibration {method!r} is none of temperature, platt and isotonic")
+    kinds: dict[Any, Any] = {kind.__name__.lower(): kind for kind in (Temperature, Platt, Isotonic)}
+    if method not in kinds:
+        raise ValueError(f"calibration {method!r} is none of temperature, platt and isotonic")
+    return kinds[method](**fields)
 
 
 class Logistic(NamedTuple):

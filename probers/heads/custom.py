@@ -151,7 +151,7 @@ def _stacked(modules: Sequence[nn.Module]) -> nn.Module:
     """The first module with everyone's parameters and buffers stacked in place of its own."""
     first = modules[0]
     parameters, buffers = stack_module_state(list(modules))
-    stacks: dict[int, Tensor] = {id(first.get_buffer(name)): stack for name, stack in buffers.items()}
+    stacks: dict[int, Any] = {id(first.get_buffer(name)): stack for name, stack in buffers.items()}
     for name, stack in parameters.items():
         stacks[id(first.get_parameter(name))] = nn.Parameter(stack.detach(), stack.requires_grad)
     for module in first.modules():  # tied tensors stay tied
