@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -83,12 +82,17 @@ def _category(examples: Examples, column: str) -> np.ndarray:
     return categories(examples.table[[column]].to_numpy(), examples.wrong, examples.rows["train"])
 
 
-def _numbers(examples: Examples, *columns: str, bins: int = RANGES) -> np.ndarray:
+def _numbers(examples: Examples, *columns: str) -> np.ndarray:
     """From numeric columns, and from the lengths of texts in characters."""
     table = examples.table[list(columns)]
     sizes = [c if is_numeric_dtype(c) else c.str.len() for _, c in table.items()]
     values = np.stack([np.asarray(c, dtype=float) for c in sizes], axis=1)
-    return numbers(values, examples.wrong, examples.rows["train"], bins=bins)
+    return numbers(values, examples.wrong, examples.rows["train"], bins=RANGES)
+
+
+def _combined(examples: Examples, *columns: str) -> np.ndarray:
+    values = examples.table[list(columns)].to_numpy(dtype=float)
+    return numbers(values, examples.wrong, examples.rows["train"])
 
 
 def _rising(examples: Examples, column: str) -> np.ndarray:
@@ -124,5 +128,5 @@ _CONTROLS: dict[str, tuple[Any, ...]] = {
         "minus the sum of the tokens' log-probabilities, not trained", _sequence, "mean_logprob", "n_tokens",
     ),
     "RIND maximum": ("rind_max, not trained", _rising, "rind_max"),
-    "entropies combined": ("all entropy signals, logistic regression", partial(_numbers, bins=0), *SIGNALS),
+    "entropies combined": ("all entropy signals, logistic regression", _combined, *SIGNALS),
 }  # fmt: skip

@@ -124,8 +124,8 @@ def _names(ax: Axes, entries: Sequence[Level]) -> None:
 def spread(wanted: Sequence[float], gap: float, low: float, high: float) -> list[float]:
     """Places for labels near where they are wanted, in order, at least ``gap`` apart.
 
-    Least squares: with each label moved back by the gaps before it, labels only have to be in
-    order, which is isotonic regression. They stay inside ``low`` to ``high`` where there is room.
+    Labels that would overlap form a stack around the mean of where they are wanted, moved
+    inside ``low`` to ``high`` where there is room.
 
     Args:
         wanted: ascending.
@@ -133,12 +133,23 @@ def spread(wanted: Sequence[float], gap: float, low: float, high: float) -> list
         low: lowest place.
         high: highest place.
     """
-    from sklearn.isotonic import isotonic_regression
+    stacks: list[list[float]] = []  # of places wanted
+    starts: list[float] = []
+    for place in wanted:
+        stacks.append([place])
+        starts.append(_start(stacks[-1], gap, low, high))
+        while len(stacks) > 1 and starts[-1] < starts[-2] + gap * len(stacks[-2]):
+            upper = stacks.pop()
+            stacks[-1].extend(upper)
+            starts.pop()
+            starts[-1] = _start(stacks[-1], gap, low, high)
+    return [start + gap * i for start, stack in zip(starts, stacks, strict=True) for i in range(len(stack))]
 
-    before = gap * np.arange(len(wanted))
-    top = max(low, high - gap * (len(wanted) - 1))
-    places = isotonic_regression(np.asarray(wanted) - before, y_min=low, y_max=top) + before
-    return list(map(float, places))
+
+def _start(stack: Sequence[float], gap: float, low: float, high: float) -> float:
+    """Where the lowest label of a stack goes."""
+    height = gap * (len(stack) - 1)
+    return max(low, min(float(np.mean(stack)) - height / 2, high - height))
 
 
 def save(figure: Figure, path: Path) -> None:
