@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -25,8 +25,8 @@ SIGNALS = ("mean_entropy", "max_entropy", "min_prob", "mean_logprob")
 
 
 @dataclass(frozen=True, slots=True)
-class Word:
-    """A maximal run of characters without white space and the tokens that wrote it.
+class Part:
+    """A word or sentence of a text and the tokens that wrote it.
 
     Attributes:
         start: first character in the text.
@@ -39,18 +39,14 @@ class Word:
     tokens: tuple[int, ...]
 
 
-def words(text: str, offsets: Sequence[tuple[int, int]]) -> list[Word]:
-    """The white-space separated words of a text with their tokens, by character offsets.
+def parts(spans: Iterable[tuple[int, int]], offsets: Sequence[tuple[int, int]]) -> list[Part]:
+    """Ascending [start, end) of a text with their tokens, by character offsets.
 
-    A token that reaches over two words belongs to both; one of white space only to none.
-
-    Raises:
-        RunError: a word has no token, so that text and offsets do not belong together.
+    A token that reaches over two parts belongs to both.
     """
-    found: list[Word] = []
-    first = 0  # tokens before it end before the current word
-    for match in re.finditer(r"\S+", text):
-        start, end = match.span()
+    found: list[Part] = []
+    first = 0  # tokens before it end before the current part
+    for start, end in spans:
         while first < len(offsets) and offsets[first][1] <= start:
             first += 1
         tokens = []
@@ -59,9 +55,20 @@ def words(text: str, offsets: Sequence[tuple[int, int]]) -> list[Word]:
                 break
             if offsets[index][1] > max(start, offsets[index][0]):
                 tokens.append(index)
-        if not tokens:
-            raise RunError(f"no token wrote {match.group()!r} in {text!r}: text and tokens do not align")
-        found.append(Word(start, end, tuple(tokens)))
+        found.append(Part(start, end, tuple(tokens)))
+    return found
+
+
+def words(text: str, offsets: Sequence[tuple[int, int]]) -> list[Part]:
+    """The white-space separated words of a text with their tokens; a token of white space belongs to none.
+
+    Raises:
+        RunError: a word has no token, so that text and offsets do not belong together.
+    """
+    found = parts((match.span() for match in re.finditer(r"\S+", text)), offsets)
+    for word in found:
+        if not word.tokens:
+            raise RunError(f"no token wrote {_of(text, word)!r} in {text!r}: text and tokens do not align")
     return found
 
 
@@ -234,5 +241,5 @@ def _released(generation: Generation, alone: AttentionRows | None) -> RindScores
     )
 
 
-def _of(text: str, word: Word) -> str:
+def _of(text: str, word: Part) -> str:
     return text[word.start : word.end]

@@ -86,7 +86,11 @@ class _Rounds:
 
         on, ended = [], []
         for each in passes:
-            if each.query is not None and self._changed(each):
+            # Where the next prompt is the one that was just answered, the model would write the same.
+            if (
+                each.query is not None
+                and each.prompt(rag.prompt, each.before_hit.text) != each.written.prompt
+            ):
                 each.truncate()
                 on.append(each)
             elif each.cut:
@@ -99,10 +103,6 @@ class _Rounds:
         for each in ended:
             each.accept()
         return on
-
-    def _changed(self, each: OpenQuestion) -> bool:
-        """Whether the next prompt differs from the one that was just answered."""
-        return each.prompt(self._rag.prompt, each.before_hit.text) != each.written.prompt
 
     def _write(self, active: Sequence[OpenQuestion]) -> None:
         """The continuation of every open question, as far as its trigger and its token limit go."""

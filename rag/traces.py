@@ -46,12 +46,6 @@ class Counters:
         self.tokens += len(generation.token_ids)
         self.sentences += len(split_sentences(generation.text))
 
-    def retrieved(self, found: int, left_out: int) -> None:
-        """Count one search that found so many passages, of which so many are not shown."""
-        self.retrievals += 1
-        self.empty_retrievals += not found
-        self.passages_cut += left_out
-
 
 @dataclass(frozen=True, slots=True)
 class Answer:
@@ -133,7 +127,7 @@ class OpenQuestion:
         listener: told of every round.
         accepted: the answer so far.
         passages: what the next prompt shows.
-        generation: this round's, from :meth:`write` to the round's end.
+        written: this round's generation, from :meth:`write` to the round's end.
         cut: it was ended where the trigger had seen enough, and would have gone on.
         ending: announcing words and final answer that had to be appended, or "".
         decision: the trigger's on this generation.
@@ -147,7 +141,7 @@ class OpenQuestion:
     listener: Listener | None
     accepted: Accepted = field(default_factory=Accepted)
     passages: tuple[Passage, ...] = ()
-    generation: Generation | None = None
+    written: Generation = field(init=False)
     cut: bool = False
     ending: str = ""
     decision: Decision | None = None
@@ -156,12 +150,6 @@ class OpenQuestion:
     left_out: int = 0
     rounds: list[Round] = field(default_factory=list)
     counters: Counters = field(default_factory=Counters)
-
-    @property
-    def written(self) -> Generation:
-        """The generation of this round."""
-        assert self.generation is not None
-        return self.generation
 
     @property
     def text(self) -> str:
@@ -174,7 +162,7 @@ class OpenQuestion:
 
     def write(self, generation: Generation, *, cut: bool) -> None:
         """Begin a round with what the model wrote."""
-        self.generation, self.cut, self.ending, self.query = generation, cut, "", None
+        self.written, self.cut, self.ending, self.query = generation, cut, "", None
         self.decision, self.before_hit = None, Accepted()
         self.counters.add(generation)
 
@@ -195,7 +183,9 @@ class OpenQuestion:
     def retrieve(self, query: str, found: Sequence[Passage], shown: int) -> None:
         """Put the first ``shown`` passages found in place of earlier ones, also where that is none."""
         self.query, self.passages, self.left_out = query, tuple(found[:shown]), len(found) - shown
-        self.counters.retrieved(len(found), self.left_out)
+        self.counters.retrievals += 1
+        self.counters.empty_retrievals += not found
+        self.counters.passages_cut += self.left_out
 
     def begin(self, verdict: Decision | None) -> None:
         """End a round in which passages were fetched and nothing was written."""
@@ -227,8 +217,8 @@ class OpenQuestion:
 
     def _go_on(self, stays: str, accepted: Accepted) -> None:
         self._record(self.written.text, stays, self.decision, self.written.offsets)
-        # The generation's states and attention are not needed any more.
-        self.accepted, self.generation = accepted, None
+        self.accepted = accepted
+        del self.written  # its states and attention are not needed any more
 
     def _record(
         self,
@@ -259,22 +249,23 @@ class TraceFile:
         """
         if not self.path.exists():
             return []
-        self._drop_half_line()
+        *lines, cut_off = self.path.read_bytes().split(b"\n")
+        if cut_off:
+            os.truncate(self.path, self.path.stat().st_size - len(cut_off))
         answers = []
-        with open(self.path, encoding="utf-8") as file:
-            for number, line in enumerate(file, 1):
-                where = f"{self.path} line {number}"
-                try:
-                    answer = Answer.from_trace(json.loads(line))
-                except (ValueError, KeyError, TypeError) as error:
-                    raise UserError(f"{where} is no trace ({error}): remove the file") from error
-                expected = questions[number - 1] if number <= len(questions) else None
-                if expected is None or (answer.id, answer.question) != (expected.id, expected.question):
-                    raise UserError(
-                        f"{where} answers question {answer.id!r}, which this run does not have there: "
-                        "choose another out or remove the file"
-                    )
-                answers.append(answer)
+        for number, line in enumerate(lines, 1):
+            where = f"{self.path} line {number}"
+            try:
+                answer = Answer.from_trace(json.loads(line))
+            except (ValueError, KeyError, TypeError) as error:
+                raise UserError(f"{where} is no trace ({error}): remove the file") from error
+            expected = questions[number - 1] if number <= len(questions) else None
+            if expected is None or (answer.id, answer.question) != (expected.id, expected.question):
+                raise UserError(
+                    f"{where} answers question {answer.id!r}, which this run does not have there: "
+                    "choose another out or remove the file"
+                )
+            answers.append(answer)
         return answers
 
     def append(self, answers: Iterable[Answer]) -> None:
@@ -284,10 +275,3 @@ class TraceFile:
                 file.write(json.dumps(answer.trace, ensure_ascii=False, allow_nan=False) + "\n")
             file.flush()
             os.fsync(file.fileno())
-
-    def _drop_half_line(self) -> None:
-        content = self.path.read_bytes()
-        end = content.rfind(b"\n") + 1
-        if end < len(content):
-            with open(self.path, "r+b") as file:
-                file.truncate(end)

@@ -17,12 +17,13 @@ import torch
 from huggingface_hub import ModelHubMixin
 from torch import nn
 
-from probers.bank.bank import SIGNALS, EntropyModel, ProbeBank, half_precision
-from probers.bank.calibration import Isotonic, Temperature
-from probers.bank.ensemble import Ensemble
+from probers.bank.bank import ProbeBank
+from probers.bank.calibration import EntropyModel, Isotonic, Temperature
+from probers.bank.ensemble import Ensemble, half_precision
 from probers.heads import HEADS, LinearHead, Moments, ProbeHead, ProbingRagHead, factory
 from probers.store.spec import FeatureSpec, ModelSpec
 from probers.types import Needs, RunError, UserError
+from probers.uncertainty import SIGNALS
 
 SPEC = FeatureSpec(ModelSpec("testbed", "abc", 6, 8, "float32"), layers=(2, 5), width=8, prompt="p1")
 ENTROPY = EntropyModel((0.0,) * 5, (1.0,) * 5, (1.0, 2.0, 0.5, -1.0, -1.0), 0.25, threshold=0.1)

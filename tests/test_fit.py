@@ -25,9 +25,8 @@ from probers.train.data import (
     TokenStates,
     layers_to_train,
     load_examples,
-    moments,
 )
-from probers.train.fit import Fitted, Task, fit, targets_of
+from probers.train.fit import Fitted, Task, fit, moments, targets_of
 from probers.train.module import FitSettings, ProberModule, head_losses
 from sklearn.metrics import roc_auc_score
 

@@ -375,6 +375,6 @@ def test_an_answer_without_a_token_does_not_bend_the_calibration_of_the_others()
 
     with_silent, without = found(True), found(False)
     scores = np.linspace(0.05, 0.5, 9)
-    np.testing.assert_allclose(with_silent.probability(scores), without.probability(scores), atol=1e-9)
-    assert np.ptp(without.probability(scores)) > 0.5  # it does depend on the score
-    assert with_silent.probability(np.array([UNANSWERED])) > 0.99
+    np.testing.assert_allclose(with_silent(scores), without(scores), atol=1e-9)
+    assert np.ptp(without(scores)) > 0.5  # it does depend on the score
+    assert with_silent(np.array([UNANSWERED])) > 0.99

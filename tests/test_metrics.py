@@ -156,7 +156,7 @@ def test_one_class_is_undefined_and_nan_an_error() -> None:
     with pytest.raises(RunError, match="1 of 2 scores"):
         m.auroc(np.array([0, 1]), np.array([0.1, np.nan]))
     with pytest.raises(RunError, match="1 of 2 values"):
-        m.bootstrap_ci(np.array([0.1, np.nan]))
+        m.Bootstrap(np.arange(2)).interval(np.array([0.1, np.nan]))
     with pytest.raises(ValueError, match="labels"):
         m.auroc(np.array([0, 2]), np.array([0.1, 0.2]))
 
@@ -174,12 +174,12 @@ def test_auroc_is_the_share_of_ordered_pairs(pairs: list[tuple[bool, int]]) -> N
 
 def test_interval_of_a_mean_has_its_textbook_width() -> None:
     values = np.random.default_rng(0).standard_normal(500)
-    interval = m.bootstrap_ci(values)
+    interval = m.Bootstrap(np.arange(500)).interval(values)
     assert interval.value == pytest.approx(values.mean())
     expected = 2 * 1.96 * values.std() / np.sqrt(500)
     assert interval.high - interval.low == pytest.approx(expected, rel=0.1)
-    assert m.bootstrap_ci(values) == interval  # seeded
-    assert m.bootstrap_ci(values, seed=1) != interval
+    assert m.Bootstrap(np.arange(500)).interval(values) == interval  # seeded
+    assert m.Bootstrap(np.arange(500), seed=1).interval(values) != interval
 
 
 def test_clusters_widen_the_interval_only_when_they_share_something() -> None:
@@ -191,11 +191,11 @@ def test_clusters_widen_the_interval_only_when_they_share_something() -> None:
     def width(interval: m.Interval) -> float:
         return interval.high - interval.low
 
-    alone = width(m.bootstrap_ci(values))
-    assert width(m.bootstrap_ci(copies, groups=groups)) == pytest.approx(alone, rel=0.1)
-    assert width(m.bootstrap_ci(copies)) < 0.5 * alone
+    alone = width(m.Bootstrap(np.arange(100)).interval(values))
+    assert width(m.Bootstrap(groups).interval(copies)) == pytest.approx(alone, rel=0.1)
+    assert width(m.Bootstrap(np.arange(1000)).interval(copies)) < 0.5 * alone
     shuffled = np.random.default_rng(1).permutation(groups)
-    assert width(m.bootstrap_ci(copies, groups=shuffled)) < 0.5 * alone
+    assert width(m.Bootstrap(shuffled).interval(copies)) < 0.5 * alone
 
 
 def test_interval_covers_the_truth_as_often_as_it_says() -> None:
@@ -203,7 +203,7 @@ def test_interval_covers_the_truth_as_often_as_it_says() -> None:
     covered = []
     for seed in range(120):
         labels, scores = sample(seed, 120)
-        ci = m.bootstrap_ci(scores, metric=partial(m.auroc, labels), resamples=200)
+        ci = m.Bootstrap(np.arange(120), resamples=200).interval(scores, partial(m.auroc, labels))
         covered.append(ci.low <= truth <= ci.high)
     assert 0.88 <= np.mean(covered) <= 0.99
 
@@ -212,10 +212,12 @@ def test_paired_differences_are_narrower_than_unpaired_ones() -> None:
     rng = np.random.default_rng(0)
     common = rng.standard_normal(300)
     a, b = common + 0.1 + 0.05 * rng.standard_normal(300), common + 0.05 * rng.standard_normal(300)
-    difference = m.paired_bootstrap(a, b)
-    assert difference.value == pytest.approx(0.1, abs=0.02) and difference.excludes_zero
-    assert m.paired_bootstrap(a, a) == (0, 0, 0)
-    assert not m.paired_bootstrap(a, rng.permutation(a)).excludes_zero
+    together = m.Bootstrap(np.arange(300))
+    difference = together.difference(a, b)
+    assert difference.value == pytest.approx(0.1, abs=0.02) and difference.low > 0
+    assert together.difference(a, a) == (0, 0, 0)
+    shuffled = together.difference(a, rng.permutation(a))
+    assert shuffled.low <= 0 <= shuffled.high
     labels = (common + rng.standard_normal(300) > 0).astype(int)
-    better = m.paired_bootstrap(common, rng.standard_normal(300), metric=partial(m.auroc, labels))
-    assert better.excludes_zero and better.value > 0.1
+    better = together.difference(common, rng.standard_normal(300), partial(m.auroc, labels))
+    assert better.low > 0 and better.value > 0.1

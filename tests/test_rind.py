@@ -14,7 +14,7 @@ from tiny import PROMPTS, tiny_lm
 import probers.text
 from probers.text import is_content, is_stop_word, split_sentences, stop_words
 from probers.types import AttentionRows, Generation, Needs, RunError, UserError
-from probers.uncertainty import SIGNALS, Word, rind_scores, signals, words
+from probers.uncertainty import SIGNALS, Part, rind_scores, signals, words
 
 
 @pytest.fixture(autouse=True)
@@ -230,10 +230,10 @@ def test_words_by_hand():
     text = " Par" + "is" + ", " + "\n" + "old" + " of the"
     offsets = [(0, 4), (4, 6), (6, 8), (8, 9), (9, 12), (12, 19)]
     assert words(text, offsets) == [
-        Word(1, 7, (0, 1, 2)),
-        Word(9, 12, (4,)),
-        Word(13, 15, (5,)),
-        Word(16, 19, (5,)),
+        Part(1, 7, (0, 1, 2)),
+        Part(9, 12, (4,)),
+        Part(13, 15, (5,)),
+        Part(16, 19, (5,)),
     ]
     with pytest.raises(RunError, match=r"no token wrote 'old'"):
         words("old", [(0, 0)])

@@ -18,12 +18,13 @@ from probers.train.module import ProberModule
 from sklearn.metrics import roc_auc_score
 from torch import nn
 
-from probers.bank.bank import SIGNALS, ProbeBank
+from probers.bank.bank import ProbeBank
 from probers.commands import main as cli
 from probers.heads import LinearHead
 from probers.store.reader import StateReader
 from probers.store.store import FeatureStore
 from probers.types import UserError
+from probers.uncertainty import SIGNALS
 
 
 def test_controls_are_left_out_with_a_reason(tmp_path: Path) -> None:

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from probers.bank.bank import ProbeBank, half_precision
+from probers.bank.bank import ProbeBank
 from probers.bank.calibration import Calibration, EntropyModel, sigmoid
-from probers.bank.ensemble import KINDS, Aggregate, Ensemble, aggregate, check_aggregate
+from probers.bank.ensemble import KINDS, Aggregate, Ensemble, aggregate, check_aggregate, half_precision
 from probers.bank.thresholds import ThresholdRule
 from probers.heads import CORRECT, WRONG, ProbeHead
 from probers.types import RunError, UserError
@@ -99,10 +99,13 @@ def score_everything(
         RunError: a state that is not finite; names the text.
     """
     inputs = dataset.inputs(head)
+    # Text by text, where the rows are tokens.
+    members = None if head.tokens else dataset.examples.members
+    order = np.arange(len(inputs.text_of)) if members is None else np.concatenate(members)
     index = [dataset.columns.index(task.column) for task in tasks]
     found = []
     with torch.inference_mode():
-        for part in torch.from_numpy(inputs.order).split(CHUNK):
+        for part in torch.from_numpy(order).split(CHUNK):
             x = inputs.states[part]
             logits = (
                 head(x.states[:, :, index].float(), x.mask)
@@ -111,16 +114,14 @@ def score_everything(
             ).double()
             found.append(logits[..., WRONG] - logits[..., CORRECT])
     values = torch.cat(found).numpy()
-    texts = inputs.text_of[inputs.order]
-    bad = np.flatnonzero(~np.isfinite(values).all(axis=1))
+    bad = order[~np.isfinite(values).all(axis=1)]
     if len(bad):
-        name = dataset.examples.table["id"].iloc[texts[bad[0]]]
+        name = dataset.examples.table["id"].iloc[inputs.text_of[bad[0]]]
         raise RunError(f"the states of {name!r} are not finite: the store is damaged there, make it again")
-    if dataset.examples.members is None or head.tokens:
+    if members is None:
         return Margins(values, None, None)
-    sizes = np.bincount(texts)
-    ends = np.cumsum(sizes)
-    return Margins(values, np.stack([ends - sizes, ends], axis=1), how)
+    ends = np.cumsum([0, *map(len, members)])
+    return Margins(values, np.stack([ends[:-1], ends[1:]], axis=1), how)
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,11 +215,12 @@ def assemble(fitted: Fitted, dataset: Dataset, settings: AssemblySettings) -> Tr
         notes.append(f"prober with entropy left out: the store has no column {lacking[0]}")
     controls, left_out = control_detectors(examples)
     on_validation = {"accuracy": fitted.accuracy, "loss": fitted.loss, "auroc": fitted.auroc}
+    seeds = {c: np.stack([margins.of_head(i) for t, i in probes.items() if t.column == c]) for c in own}
     person = next((i for i, t in enumerate(tasks) if t.target == "person"), None)
     return Trained(
         bank=bank,
         layers={c: _alone(str(c), margins, i, examples) for c, i in own.items()},
-        seeds=_of_seeds(margins, probes),
+        seeds=seeds if len(probes) > len(own) else {},
         validation={c: {k: float(v[i]) for k, v in on_validation.items()} for c, i in own.items()},
         ensembles=ensembles,
         with_entropy=None if entropy_model is None else _with_entropy(entropy_model, score, examples),
@@ -235,9 +237,7 @@ def _combined(
 ) -> tuple[Ensemble, np.ndarray]:
     """An ensemble fitted on the validation rows, and its scores (texts,)."""
     values = margins.values[:, list(heads)]
-    chosen = np.zeros(len(examples.table), dtype=bool)
-    chosen[examples.rows["validation"]] = True
-    rows = np.flatnonzero(margins.of_rows(chosen))
+    rows = margins.of_rows(np.isin(np.arange(len(examples.table)), examples.rows["validation"]))
     ensemble = fit_ensemble(
         kind, values[rows], margins.of_rows(examples.wrong)[rows], k=settings.best_k
     ).over(len(heads))
@@ -254,13 +254,6 @@ def _alone(
     wrong = examples.wrong if labels is None else labels
     probability = fit_calibration("temperature", wrong[rows], scores[rows])
     return Detector(name, scores, about, probability=probability, wrong=labels)
-
-
-def _of_seeds(margins: Margins, probes: Mapping[Task, int]) -> dict[Column, np.ndarray]:
-    found: dict[Column, list[np.ndarray]] = {}
-    for task, i in sorted(probes.items(), key=lambda item: item[0].seed):
-        found.setdefault(task.column, []).append(margins.of_head(i))
-    return {column: np.stack(scores) for column, scores in found.items() if len(scores) > 1}
 
 
 def _head_controls(tasks: Sequence[Task], margins: Margins, examples: Examples) -> list[Detector]:

@@ -12,6 +12,7 @@ RunError for a score that is no number, and UserError for wrong texts only, or n
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 
@@ -23,7 +24,7 @@ from probers.bank.calibration import (
     fit_logistic,
     fit_platt,
 )
-from probers.bank.ensemble import KINDS, Ensemble
+from probers.bank.ensemble import Ensemble
 from probers.bank.thresholds import ThresholdRule, checked
 from probers.evaluation.metrics import auroc
 from probers.types import UserError
@@ -104,8 +105,6 @@ def fit_ensemble(kind: str, margins: np.ndarray, wrong: np.ndarray, *, k: int = 
         weights, mean, scale, intercept = fit_logistic(margins, wrong)
         weights = weights / scale
         return Ensemble("stacked", tuple(weights.tolist()), intercept - float(weights @ mean))
-    if kind not in KINDS:
-        raise UserError(f"combine={kind} is unknown: choose one of {', '.join(KINDS)}")
     return Ensemble(kind).over(layers)  # type: ignore[arg-type]
 
 
@@ -122,8 +121,7 @@ def fit_entropy_model(
     """
     inputs = np.stack([scores, *(np.asarray(signals[name], dtype=float) for name in SIGNALS)], axis=1)
     weights, mean, scale, intercept = fit_logistic(inputs, wrong)
-    log_odds = ((inputs - mean) / scale) @ weights + intercept
-    return EntropyModel(
-        mean=tuple(mean.tolist()), scale=tuple(scale.tolist()), weights=tuple(weights.tolist()),
-        intercept=intercept, threshold=rule(wrong, log_odds),
-    )  # fmt: skip
+    model = EntropyModel(
+        tuple(mean.tolist()), tuple(scale.tolist()), tuple(weights.tolist()), intercept, threshold=0.0
+    )
+    return replace(model, threshold=rule(wrong, model(scores, signals)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import pandas as pd
@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from probers.data.splits import deal
-from probers.heads import Moments, ProbeHead, head_name
+from probers.heads import ProbeHead, head_name
 from probers.seeding import draw_key
 from probers.store.spec import FeatureSpec, parse_layers
 from probers.store.store import FeatureStore
@@ -106,11 +106,6 @@ class SplitRequest:
                 "and test, like [0.6,0.2,0.2]"
             )
 
-    @property
-    def deals(self) -> bool:
-        """Whether the splits are not simply the store's."""
-        return bool(self.split != "store" or self.train_on or self.test_on)
-
     def assign(self, texts: pd.DataFrame, what: str) -> np.ndarray:
         """(N,) "train", "validation", "test", or "" for a text that is left out."""
         split = texts["split"].to_numpy(dtype=object)
@@ -183,10 +178,7 @@ def as_texts(store: FeatureStore) -> tuple[pd.DataFrame, tuple[np.ndarray, ...] 
     number = pd.factorize(table["span"])[0]
     order = np.lexsort((table["token"].to_numpy(), number))
     members = tuple(np.split(order, np.flatnonzero(np.diff(number[order])) + 1))
-    whole = table.groupby(number, sort=False).first()
-    for column, how in _OVER_TOKENS.items():
-        if column in table:
-            whole[column] = table.groupby(number, sort=False)[column].agg(how)
+    whole = table.groupby(number, sort=False).agg({k: _OVER_TOKENS.get(str(k), "first") for k in table})
     return whole.assign(id=whole["span"]).drop(columns="token").reset_index(drop=True), members
 
 
@@ -239,17 +231,6 @@ class Padded(NamedTuple):
     mask: Tensor
 
 
-class States(Protocol):
-    """States (N, columns, d) that give some rows at a time: a tensor, or :class:`StoreStates`."""
-
-    @property
-    def shape(self) -> Sequence[int]: ...
-
-    def __getitem__(self, rows: Any) -> Tensor:
-        """(n, columns, d) of a slice or of row numbers."""
-        ...
-
-
 class StoreStates:
     """States of stores as tensors, row by row from their memory-mapped files; holds none itself.
 
@@ -271,6 +252,10 @@ class StoreStates:
         numbers = rows.numpy() if isinstance(rows, Tensor) else rows
         parts = [torch.from_numpy(reader[numbers]) for reader in self._readers]
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+
+
+#: States (N, columns, d) that give some rows at a time, by a slice or by their numbers.
+States: TypeAlias = Tensor | StoreStates
 
 
 class TokenStates:
@@ -299,12 +284,10 @@ class Inputs(NamedTuple):
     Attributes:
         states: of N rows, or of N texts where the heads pool tokens themselves.
         text_of: (N,) number of the text.
-        order: (N,) all of them text by text.
     """
 
     states: States | TokenStates
     text_of: np.ndarray
-    order: np.ndarray
 
 
 @dataclass(frozen=True, slots=True)
@@ -354,17 +337,15 @@ class Dataset:
         Raises:
             UserError: heads that pool tokens over states that are pooled already.
         """
+        if not head.tokens:
+            return Inputs(self.states, self.examples.text_of)
         members = self.examples.members
-        texts = np.arange(len(self.examples.table))
-        if head.tokens:
-            if members is None:
-                raise UserError(
-                    f"head={head_name(head)} reads the states of every token, and the store has pooled "
-                    "ones: make one with pool=tokens"
-                )
-            return Inputs(TokenStates(self.states, members), texts, texts)
-        order = texts if members is None else np.concatenate(members)
-        return Inputs(self.states, self.examples.text_of, order)
+        if members is None:
+            raise UserError(
+                f"head={head_name(head)} reads the states of every token, and the store has pooled "
+                "ones: make one with pool=tokens"
+            )
+        return Inputs(TokenStates(self.states, members), np.arange(len(members)))
 
 
 def layers_to_train(value: Any, spec: FeatureSpec) -> tuple[int, ...]:
@@ -386,35 +367,3 @@ def layers_to_train(value: Any, spec: FeatureSpec) -> tuple[int, ...]:
             f"{spec.model.layers}"
         )
     return spec.select(wanted).layers
-
-
-def moments(states: States, rows: Tensor, columns: Sequence[int], targets: Tensor) -> Moments:
-    """Mean and standard deviation (population's), and the mean of each class, chunk by chunk in float64.
-
-    Args:
-        states: (N, columns, d).
-        rows: numbers of the training rows.
-        columns: (H,) which column each head reads.
-        targets: (N, H) classes, 0 or 1.
-    """
-    shape = (len(columns), states.shape[-1])
-    mean, squares, seen = torch.zeros(shape, dtype=torch.float64), torch.zeros(shape, dtype=torch.float64), 0
-    of_class = torch.zeros(len(columns), 2, shape[1], dtype=torch.float64)
-    # Each class's mean is kept as its distance from a fixed vector, so that large values do not cancel.
-    origin: Tensor | None = None
-    counts = torch.zeros(len(columns), 2, dtype=torch.float64)
-    for part in rows.split(CHUNK):
-        x = states[part][:, list(columns)].double()
-        count = len(part)
-        # Chan, Golub and LeVeque 1979: joins two sets' moments without cancellation.
-        step = x.mean(dim=0) - mean
-        squares += x.var(dim=0, correction=0) * count + step**2 * (seen * count / (seen + count))
-        mean += step * (count / (seen + count))
-        seen += count
-        origin = x[0] if origin is None else origin
-        membership = torch.nn.functional.one_hot(targets[part], 2).double()
-        of_class += torch.einsum("nhk,nhd->hkd", membership, x - origin)
-        counts += membership.sum(dim=0)
-    assert origin is not None
-    class_mean = of_class / counts.clamp(min=1)[..., None] + origin[:, None]
-    return Moments(mean, (squares / seen).sqrt(), class_mean)

@@ -124,8 +124,7 @@ class Evaluator:
                     continue  # a constant ranks nothing
                 (value_a, in_a), (value_b, in_b) = drawn[id(a)], drawn[id(b)]
                 d = self.bootstrap.interval_of(value_a[0] - value_b[0], (in_a - in_b)[0])
-                ci = None if np.isnan(d.low) else [d.low, d.high]
-                found[f"{a.name} vs {b.name}"] = {"auroc": {"diff": d.value, "ci95": ci}}
+                found[f"{a.name} vs {b.name}"] = {"auroc": {"diff": d.value, "ci95": d.limits}}
         return found
 
     def probabilities(self, probability: np.ndarray) -> Figures:
@@ -139,7 +138,7 @@ class Evaluator:
         # A constant ranks nothing, so that its figures of the order would say nothing.
         ranked: Sequence[Interval | None] = [None] * len(_RANKING)
         if np.ptp(scores) != 0:
-            ranked = bootstrap.intervals(scores, lambda s, w: metrics.ranking(wrong, s, w))
+            ranked = bootstrap.intervals(scores, partial(metrics.ranking, wrong))
         decided = bootstrap.intervals(
             fired, _at_once(wrong, metrics.accuracy, metrics.balanced_accuracy, metrics.f1_detection)
         )

@@ -12,13 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from probers.heads import ProbeHead
+from probers.heads import Moments, ProbeHead
 from probers.seeding import draw_key
 from probers.types import RunError, Site
 
 from .batches import Batches, Schedule, StoreData, balancing
 from .controls import EMBEDDING
-from .data import CHUNK, Column, Dataset, Examples, Inputs, Padded, TokenStates, moments
+from .data import CHUNK, Column, Dataset, Examples, Inputs, Padded, States, TokenStates
 from .module import FitSettings, NotFiniteError, ProberModule
 from .trainer import train
 
@@ -141,6 +141,38 @@ def fit(
         tuple(tasks), module.restore_best(), module.accuracy, module.loss_value, module.auroc,
         module.steps_taken, time.perf_counter() - start,
     )  # fmt: skip
+
+
+def moments(states: States, rows: Tensor, columns: Sequence[int], targets: Tensor) -> Moments:
+    """Mean and standard deviation (population's), and the mean of each class, chunk by chunk in float64.
+
+    Args:
+        states: (N, columns, d).
+        rows: numbers of the training rows.
+        columns: (H,) which column each head reads.
+        targets: (N, H) classes, 0 or 1.
+    """
+    shape = (len(columns), states.shape[-1])
+    mean, squares, seen = torch.zeros(shape, dtype=torch.float64), torch.zeros(shape, dtype=torch.float64), 0
+    of_class = torch.zeros(len(columns), 2, shape[1], dtype=torch.float64)
+    # Each class's mean is kept as its distance from a fixed vector, so that large values do not cancel.
+    origin: Tensor | None = None
+    counts = torch.zeros(len(columns), 2, dtype=torch.float64)
+    for part in rows.split(CHUNK):
+        x = states[part][:, list(columns)].double()
+        count = len(part)
+        # Chan, Golub and LeVeque 1979: joins two sets' moments without cancellation.
+        step = x.mean(dim=0) - mean
+        squares += x.var(dim=0, correction=0) * count + step**2 * (seen * count / (seen + count))
+        mean += step * (count / (seen + count))
+        seen += count
+        origin = x[0] if origin is None else origin
+        membership = torch.nn.functional.one_hot(targets[part], 2).double()
+        of_class += torch.einsum("nhk,nhd->hkd", membership, x - origin)
+        counts += membership.sum(dim=0)
+    assert origin is not None
+    class_mean = of_class / counts.clamp(min=1)[..., None] + origin[:, None]
+    return Moments(mean, (squares / seen).sqrt(), class_mean)
 
 
 def _explained(

@@ -190,8 +190,7 @@ class ProberModule(LightningModule):
     @property
     def over(self) -> np.ndarray:
         """(H,) whether a head has run out of patience."""
-        none = np.zeros(len(self.waited), dtype=bool)
-        return none if self.how.patience is None else self.waited >= self.how.patience
+        return self.waited >= (self.how.patience or np.inf)
 
     def forward(self, states: Tensor | Padded, sets: int = 1) -> Tensor:
         """Logits (n, H, 2) of states (sets * n, columns, d), or of tokens (sets * n, T, columns, d)."""

@@ -63,7 +63,7 @@ def run(cfg: DictConfig) -> Path:
     folder = RunFolder(out, "train", _identity(cfg, paths, tasks))
     if not folder.begin(what="prober"):
         return out
-    if request.deals:
+    if request.split != "store" or request.train_on or request.test_on:
         write_text(out / "splits.json", canonical_json(dataset.examples.split_record()))
 
     fitted = fit(make_head, tasks, dataset, settings, out=out)

@@ -12,7 +12,7 @@ import signal
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,7 @@ class Checkpoint(Callback):
 
     Args:
         path: of the file; what it holds already is where the training goes on.
+        module: is given the parameters and figures from there, and the step that its dropout follows.
         every: seconds that have to pass between two writings.
 
     Attributes:
@@ -43,21 +44,16 @@ class Checkpoint(Callback):
         finished: whether nothing is left to train.
     """
 
-    def __init__(self, path: Path, *, every: float) -> None:
+    def __init__(self, path: Path, module: ProberModule, *, every: float) -> None:
         self._path, self._every, self._written = path, every, time.monotonic()
         self._tensors: dict[str, Tensor] = {}
-        self._about: Mapping[str, Any] = {"stretches": 0, "finished": False}
+        self.stretches, self.finished = 0, False
         if path.exists():
             with safe_open(path, "pt") as file:
                 self._tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-                self._about = json.loads(file.metadata()["about"])
-        self.stretches: int = self._about["stretches"]
-        self.finished: bool = self._about["finished"]
-
-    def restore(self, module: ProberModule) -> None:
-        """Give a new module the stored parameters and figures, and the step that its dropout follows."""
-        if self._tensors:
-            module.resume(self._tensors, self._about)
+                about = json.loads(file.metadata()["about"])
+            self.stretches, self.finished = about["stretches"], about["finished"]
+            module.resume(self._tensors, about)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         optimizer = trainer.optimizers[0]
@@ -111,8 +107,7 @@ def train(
         schedule = Schedule(0, 1, 1)
     saved = None
     if out is not None and head.learns:
-        saved = Checkpoint(out / f"checkpoint{what and '-' + what}.safetensors", every=how.save_every)
-        saved.restore(module)
+        saved = Checkpoint(out / f"checkpoint{what and '-' + what}.safetensors", module, every=how.save_every)
         if saved.finished:
             return
     done = 0 if saved is None else saved.stretches

@@ -18,7 +18,6 @@ from huggingface_hub import ModelHubMixin
 from ..heads import CORRECT, WRONG, ProbeHead
 from ..store.spec import FeatureSpec, ModelSpec
 from ..types import Needs, UserError
-from ..uncertainty import SIGNALS
 from .calibration import Calibration, EntropyModel, Temperature, calibration_from_dict, sigmoid
 from .ensemble import (
     Aggregate,
@@ -26,7 +25,6 @@ from .ensemble import (
     aggregate,
     check_aggregate,
     check_spans,
-    half_precision,
     run_heads,
     run_heads_on_spans,
 )
@@ -37,8 +35,6 @@ if TYPE_CHECKING:
     from torch import nn
 
     from .streaming import Scores, StopOnScore
-
-__all__ = ["SIGNALS", "EntropyModel", "ProbeBank", "half_precision"]
 
 
 @dataclass(frozen=True)
@@ -273,7 +269,7 @@ class ProbeBank(ModelHubMixin):
         """Write ``config.json``, ``heads.safetensors``, ``metrics.json``, ``README.md`` and ``plots/``.
 
         Weights are written in half precision. They should have been rounded by
-        :func:`half_precision` before the bank was evaluated, so that nothing changes here.
+        :func:`.ensemble.half_precision` before the bank was evaluated, so that nothing changes here.
         """
         config = {
             "spec": self.spec.to_dict(), "ensemble": self.ensemble.to_dict(), "aggregate": self.aggregate,

@@ -24,8 +24,18 @@ def sigmoid(x: Any) -> np.ndarray:
     return 0.5 * (1 + np.tanh(np.asarray(x, dtype=np.float64) / 2))
 
 
+class _Plain:
+    """A dataclass of numbers that is saved under the name of its kind."""
+
+    __slots__ = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain containers for JSON."""
+        return {"method": type(self).__name__.lower(), **asdict(self)}  # type: ignore[call-overload]
+
+
 @dataclass(frozen=True, slots=True)
-class Temperature:
+class Temperature(_Plain):
     """P(wrong) = sigmoid(score / value) (Guo et al. 2017): keeps the order, and 0.5 at score 0.
 
     Attributes:
@@ -45,13 +55,9 @@ class Temperature:
         """P(wrong) of scores, of the same shape."""
         return sigmoid(np.asarray(score, dtype=np.float64) / self.value)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain containers for JSON."""
-        return {"method": "temperature", "value": self.value}
-
 
 @dataclass(frozen=True, slots=True)
-class Platt:
+class Platt(_Plain):
     """P(wrong) = sigmoid(slope * score + intercept) (Platt 1999).
 
     The intercept matters to a sum over layers: each head's logit holds the prior odds of a
@@ -72,13 +78,9 @@ class Platt:
         """P(wrong) of scores, of the same shape."""
         return sigmoid(self.slope * np.asarray(score, dtype=np.float64) + self.intercept)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain containers for JSON."""
-        return {"method": "platt", "slope": self.slope, "intercept": self.intercept}
-
 
 @dataclass(frozen=True, slots=True)
-class Isotonic:
+class Isotonic(_Plain):
     """P(wrong) as a rising piecewise linear function of the score (Zadrozny and Elkan 2002).
 
     Beyond the first and last knot it is constant. Its values stay within what the number of
@@ -106,10 +108,6 @@ class Isotonic:
         """P(wrong) of scores, of the same shape; NaN stays NaN."""
         return np.interp(np.asarray(score, dtype=np.float64), self.x, self.y)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain containers for JSON."""
-        return {"method": "isotonic", "x": list(self.x), "y": list(self.y)}
-
 
 Calibration: TypeAlias = Temperature | Platt | Isotonic
 
@@ -120,13 +118,12 @@ def calibration_from_dict(value: Mapping[str, Any]) -> Calibration:
     Raises:
         KeyError, TypeError, ValueError: damaged.
     """
-    if value["method"] == "temperature":
-        return Temperature(float(value["value"]))
-    if value["method"] == "platt":
-        return Platt(float(value["slope"]), float(value["intercept"]))
-    if value["method"] == "isotonic":
-        return Isotonic(tuple(map(float, value["x"])), tuple(map(float, value["y"])))
-    raise ValueError(f"calibration {value['method']!r} is none of temperature, platt and isotonic")
+    fields = {name: tuple(each) if isinstance(each, list) else each for name, each in value.items()}
+    method = fields.pop("method")
+    kinds: dict[Any, Any] = {kind.__name__.lower(): kind for kind in (Temperature, Platt, Isotonic)}
+    if method not in kinds:
+        raise ValueError(f"calibration {method!r} is none of temperature, platt and isotonic")
+    return kinds[method](**fields)
 
 
 class Logistic(NamedTuple):

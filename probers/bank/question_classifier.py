@@ -74,8 +74,6 @@ class AdaptiveClassifier:
         odd = sorted(set(strategies) - set(STRATEGIES))
         if odd:
             raise UserError(f"unknown strategy {odd[0]!r}: choose among {', '.join(STRATEGIES)}")
-        if len(questions) != len(strategies):
-            raise ValueError(f"{len(questions)} questions but {len(strategies)} strategies")
         if len(set(strategies)) < 2:
             only = f"all {len(questions)} have {strategies[0]!r}" if strategies else "there are none"
             raise UserError(f"the training questions need two different strategies at least, but {only}")

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import weakref
 from contextlib import AbstractContextManager
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -43,9 +42,7 @@ class Scores(AbstractContextManager["Scores"]):
         self._attached = True
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._watcher.close()
         self._attached = False
 
@@ -116,7 +113,8 @@ class Scores(AbstractContextManager["Scores"]):
             )
         last = ids[:, batch.prompt + read :]
         if last.shape[1] and bool(batch.counted(last[:, 0]).any()):
-            batch.forward(self._watcher.model, last)
+            batch.forward(self._watcher.model, last, self._watcher.cache)
+            self._watcher.cache = None
 
     def _batch(self) -> WatchedBatch:
         if self._watcher.batch is None:

@@ -42,14 +42,10 @@ class ThresholdRule:
             listed = ", ".join(name if meaning is None else f"{name}=.." for name, meaning in RULES.items())
             raise UserError(f"threshold={self} is unknown: choose one of {listed}")
         meaning = RULES[self.name]
-        if meaning is None:
-            if self.value is not None:
-                raise UserError(f"threshold={self}: {self.name} takes no number, write threshold={self.name}")
-            return
-        top = np.inf if self.name == "cost" else 1.0
-        if self.value is None or not 0 <= self.value <= top or self.value == np.inf:
-            raise UserError(f"threshold={self}: {self.name} needs {meaning}")
-        if self.name == "cost" and self.value == 0:
+        if meaning is None and self.value is not None:
+            raise UserError(f"threshold={self}: {self.name} takes no number, write threshold={self.name}")
+        value = np.nan if self.value is None else self.value
+        if meaning is not None and not (0 < value < np.inf if self.name == "cost" else 0 <= value <= 1):
             raise UserError(f"threshold={self}: {self.name} needs {meaning}")
 
     def __str__(self) -> str:

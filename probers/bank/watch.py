@@ -140,7 +140,6 @@ class WatchedBatch:
         self._scores: list[list[float]] = [[] for _ in range(rows)]
         self._mask: Tensor | None = None
         self._positions: Tensor | None = None
-        self._cache: Any = None
         self._keys: weakref.ref[Tensor] | None = None
         self._asked = 0
 
@@ -153,16 +152,11 @@ class WatchedBatch:
         same = self._keys is None or self._keys() is _first_keys(cache)
         return same and (rows, length, past) == (self.rows, 1, self._length + len(self.tokens))
 
-    def passed(self, cache: Any, given: dict[str, Any], *, keep_cache: bool) -> None:
+    def passed(self, cache: Any, given: dict[str, Any]) -> None:
         """Take note of a pass: what it was given, and with which keys and values the next must come."""
         keys = _first_keys(cache)
         self._keys = None if keys is None else weakref.ref(keys)
         self._mask, self._positions = given.get("attention_mask"), given.get("position_ids")
-        self._cache = cache if keep_cache else None
-
-    def release(self) -> None:
-        """Let keys and values go."""
-        self._cache = None
 
     def counted(self, tokens: Tensor) -> Tensor:
         """(rows,) whether ``tokens`` (rows,) would be part of the rows' texts."""
@@ -239,10 +233,10 @@ class WatchedBatch:
         for row in self._live.nonzero()[:, 0].tolist():
             self.stopped[row] = self._scores[row][-1] > threshold
 
-    def forward(self, model: Any, last: Tensor) -> None:
-        """One more pass over ``last`` (rows, 1), as ``generate`` would have made it."""
+    def forward(self, model: Any, last: Tensor, cache: Any) -> None:
+        """One more pass over ``last`` (rows, 1), as ``generate`` would make it, on a copy of ``cache``."""
         mask, positions = self._mask, self._positions
-        if self._cache is None or (mask is not None and mask.dim() != 2):
+        if cache is None or (mask is not None and mask.dim() != 2):
             raise UserError(
                 "the last token cannot be read: finish needs a loop whose passes return the cache and "
                 "have an attention mask of 2 dimensions, or none"
@@ -257,10 +251,9 @@ class WatchedBatch:
             positions = mask.sum(dim=1, keepdim=True) - 1
         else:
             positions = torch.full_like(last, self._length + len(self.tokens))
-        cache = _copied(self._cache)
-        self.passed(cache, {"attention_mask": self._mask, "position_ids": self._positions}, keep_cache=True)
+        cache = _copied(cache)
+        self.passed(cache, {"attention_mask": self._mask, "position_ids": self._positions})
         decoder(last, mask, positions, cache=cache)
-        self.release()
 
 
 class GenerationWatcher(ExitStack):
@@ -270,6 +263,7 @@ class GenerationWatcher(ExitStack):
 
     Attributes:
         batch: the newest; None before the first pass.
+        cache: keys and values of its last pass, where they are to be kept.
 
     Args:
         keep_cache: hold on to keys and values, so that one more token can be forwarded.
@@ -285,6 +279,7 @@ class GenerationWatcher(ExitStack):
         _check(bank, model)
         self.bank, self.model = bank, model
         self.batch: WatchedBatch | None = None
+        self.cache: Any = None
         self._per, self._keep_cache = per, keep_cache
         self._special = _ids(model, tokenizer, "eos_token_id"), _ids(model, tokenizer, "pad_token_id")
         self._names = list(inspect.signature(model.forward).parameters)
@@ -297,12 +292,8 @@ class GenerationWatcher(ExitStack):
             self.model.register_forward_hook(self._after, with_kwargs=True),
         ):
             self.callback(handle.remove)
-        self.callback(self._release)
+        self.callback(setattr, self, "cache", None)
         return self
-
-    def _release(self) -> None:
-        if self.batch is not None:
-            self.batch.release()
 
     def _given(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         return {**dict(zip(self._names, args, strict=False)), **kwargs}
@@ -310,6 +301,7 @@ class GenerationWatcher(ExitStack):
     def _before(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Decide whether this pass holds a prompt, a generated token of each row, or something else."""
         self._tap.read(None)
+        self.cache = None
         given = self._given(args, kwargs)
         ids, cache = given.get("input_ids"), given.get("past_key_values")
         inputs = given.get("inputs_embeds") if ids is None else ids
@@ -338,7 +330,8 @@ class GenerationWatcher(ExitStack):
         if cache is None and not isinstance(output, tuple):
             batch.refuse(_NO_CACHE)
             return
-        batch.passed(cache, given, keep_cache=self._keep_cache)
+        batch.passed(cache, given)
+        self.cache = cache if self._keep_cache else None
         if states is not None:
             batch.add(given["input_ids"][:, 0], states)
 

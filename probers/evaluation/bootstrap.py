@@ -20,6 +20,9 @@ Metric = Callable[[np.ndarray, np.ndarray], Any]
 #: Called as ``figures(values, weights)``; gives k figures, each a number or (r,) for weights (n, r).
 Figures = Callable[[np.ndarray, np.ndarray], Sequence[Any]]
 
+#: What an interval of 95% leaves below and above it.
+_TAILS = ((1 - 0.95) / 2, 1 - (1 - 0.95) / 2)
+
 # Weights worked on at once; whole numbers, exact in single precision. A matrix product rounds its last digit
 # by how many columns it has, so that these sizes are part of the figures.
 _OF_ONE = 4_000_000  # 16 MB
@@ -39,11 +42,6 @@ class Interval(NamedTuple):
         """Both limits; None where they are undefined."""
         return None if np.isnan(self.low) else [self.low, self.high]
 
-    @property
-    def excludes_zero(self) -> bool:
-        """Whether a difference with these limits has a sure sign."""
-        return self.low > 0 or self.high < 0
-
 
 def mean(values: np.ndarray, weights: np.ndarray | None = None) -> Any:
     """Weighted mean of (n,) values for weights (n,) or (n, r); the default metric."""
@@ -55,28 +53,15 @@ class Bootstrap:
     """Resamples of one set of examples, drawn once and shared by every metric.
 
     Args:
-        groups: (n,) group of each example, resampled together; an integer n means
-            that every example is its own group.
+        groups: (n,) group of each example, resampled together.
         resamples: number of resamples.
-        level: coverage of the percentile intervals.
         seed: of the draws.
     """
 
-    def __init__(
-        self,
-        groups: Sequence[Any] | np.ndarray | int,
-        *,
-        resamples: int = 1000,
-        level: float = 0.95,
-        seed: int = 0,
-    ) -> None:
-        if isinstance(groups, int):
-            self._index = np.arange(groups)
-        else:
-            self._index = np.unique(np.asarray(groups), return_inverse=True)[1].reshape(-1)
+    def __init__(self, groups: Sequence[Any] | np.ndarray, *, resamples: int = 1000, seed: int = 0) -> None:
+        self._index = np.unique(np.asarray(groups), return_inverse=True)[1].reshape(-1)
         if not self._index.size:
             raise RunError("no example to compute an interval from")
-        self.level = level
         count = int(self._index.max()) + 1
         rng = np.random.default_rng(seed)
         # (groups, resamples): how often each group was drawn.
@@ -87,17 +72,16 @@ class Bootstrap:
     def interval(self, values: np.ndarray, metric: Metric = mean) -> Interval:
         """The metric of ``values`` (n,) and its interval."""
         values = self._checked(values)
-        value = float(metric(values, np.ones(len(values))))
-        parts = [np.atleast_1d(metric(values, w)) for w in self._weights(_OF_ONE)]
-        return self.interval_of(value, np.concatenate(parts))
+        return self._of_one(lambda w: metric(values, w))
 
     def difference(self, a: np.ndarray, b: np.ndarray, metric: Metric = mean) -> Interval:
         """metric(a) - metric(b) on the same examples, every resample paired."""
         a, b = self._checked(a), self._checked(b)
-        ones = np.ones(len(a))
-        value = float(metric(a, ones) - metric(b, ones))
-        parts = [np.atleast_1d(metric(a, w) - metric(b, w)) for w in self._weights(_OF_ONE)]
-        return self.interval_of(value, np.concatenate(parts))
+        return self._of_one(lambda w: metric(a, w) - metric(b, w))
+
+    def _of_one(self, figure: Callable[[np.ndarray], Any]) -> Interval:
+        value = float(figure(np.ones(len(self._index))))
+        return self.interval_of(value, np.concatenate([figure(w) for w in self._weights(_OF_ONE)]))
 
     def intervals(self, values: np.ndarray, figures: Figures) -> list[Interval]:
         """Every one of several figures of ``values`` (n,), computed at once, with its interval."""
@@ -122,8 +106,7 @@ class Bootstrap:
         found = drawn[~np.isnan(drawn)]  # resamples that left one class only
         if np.isnan(value) or not found.size:
             return Interval(value, float("nan"), float("nan"))
-        tail = (1 - self.level) / 2
-        low, high = np.quantile(found, [tail, 1 - tail])
+        low, high = np.quantile(found, _TAILS)
         return Interval(value, float(low), float(high))
 
     def _checked(self, values: np.ndarray) -> np.ndarray:
@@ -133,21 +116,3 @@ class Bootstrap:
         if np.isnan(values).any():
             raise RunError(f"{int(np.isnan(values).sum())} of {len(values)} values are not numbers")
         return values
-
-
-def bootstrap_ci(
-    values: np.ndarray, *, metric: Metric = mean, groups: Sequence[Any] | np.ndarray | None = None,
-    resamples: int = 1000, level: float = 0.95, seed: int = 0,
-) -> Interval:  # fmt: skip
-    """A metric of ``values`` (n,) with its interval; ``groups`` None treats every example as its own."""
-    clusters = len(values) if groups is None else groups
-    return Bootstrap(clusters, resamples=resamples, level=level, seed=seed).interval(values, metric)
-
-
-def paired_bootstrap(
-    a: np.ndarray, b: np.ndarray, *, metric: Metric = mean, groups: Sequence[Any] | np.ndarray | None = None,
-    resamples: int = 1000, level: float = 0.95, seed: int = 0,
-) -> Interval:  # fmt: skip
-    """The difference metric(a) - metric(b) on the same examples (n,), as :func:`bootstrap_ci`."""
-    clusters = len(a) if groups is None else groups
-    return Bootstrap(clusters, resamples=resamples, level=level, seed=seed).difference(a, b, metric)

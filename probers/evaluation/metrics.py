@@ -14,13 +14,12 @@ import numpy as np
 
 from ..types import RunError
 from .answers import F1, accuracy_contains, exact_match, extract_answer, f1_score, normalize_answer
-from .bootstrap import Bootstrap, Interval, bootstrap_ci, mean, paired_bootstrap
+from .bootstrap import Bootstrap, Interval, mean
 
 __all__ = [
     "F1", "Bootstrap", "Interval", "Ranking", "accuracy", "accuracy_contains", "auprc", "auroc",
-    "balanced_accuracy", "bootstrap_ci", "brier", "ece", "exact_match", "extract_answer", "f1_detection",
-    "f1_score", "mean", "normalize_answer", "paired_bootstrap", "prr", "ranking", "recall_at_fpr",
-    "risk_coverage",
+    "balanced_accuracy", "brier", "ece", "exact_match", "extract_answer", "f1_detection", "f1_score", "mean",
+    "normalize_answer", "prr", "ranking", "recall_at_fpr", "risk_coverage",
 ]  # fmt: skip
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -28,10 +28,6 @@ class AttentionPoolHead(ProbeHead):
         super().__init__(streams, width)
         self.query = nn.Parameter(torch.zeros(len(streams), width))
         self.linear = Linear(weight_generators(streams), width, 2)
-
-    @property
-    def options(self) -> dict[str, Any]:
-        return {}
 
     def weights(self, states: Tensor, mask: Tensor) -> Tensor:
         """What each token counts, (n, T, H), for states (n, T, H, d) and mask (n, T); sums to 1 over T."""

@@ -8,6 +8,7 @@ among others equals one trained alone.
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -68,8 +69,11 @@ class ProbeHead(nn.Module):
 
     @property
     def options(self) -> dict[str, Any]:
-        """Keyword arguments that rebuild this kind of head, beside streams and width."""
-        raise NotImplementedError
+        """Keyword arguments that rebuild this kind of head, beside streams and width.
+
+        Those of its constructor, each of which it keeps under its name.
+        """
+        return {name: getattr(self, name) for name in [*inspect.signature(type(self)).parameters][2:]}
 
     @property
     def needs_moments(self) -> bool:

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
+from torch.func import functional_call, stack_module_state
 
 from ..seeding import draw_key
 from ..types import UserError, first_line
@@ -150,17 +150,13 @@ def _dotted(cls: Any) -> str:
 def _stacked(modules: Sequence[nn.Module]) -> nn.Module:
     """The first module with everyone's parameters and buffers stacked in place of its own."""
     first = modules[0]
-    for kind in ("_parameters", "_buffers"):
-        done: dict[int, Tensor] = {}  # tied tensors stay tied
-        for places in zip(*(m.modules() for m in modules), strict=True):
-            for name, tensor in getattr(places[0], kind).items():
-                if tensor is None:
-                    continue
-                if id(tensor) not in done:
-                    stack = torch.stack([getattr(place, kind)[name].detach() for place in places])
-                    is_parameter = kind == "_parameters"
-                    done[id(tensor)] = nn.Parameter(stack, tensor.requires_grad) if is_parameter else stack
-                getattr(places[0], kind)[name] = done[id(tensor)]
+    parameters, buffers = stack_module_state(list(modules))
+    stacks: dict[int, Any] = {id(first.get_buffer(name)): stack for name, stack in buffers.items()}
+    for name, stack in parameters.items():
+        stacks[id(first.get_parameter(name))] = nn.Parameter(stack.detach(), stack.requires_grad)
+    for module in first.modules():  # tied tensors stay tied
+        for own in (module._parameters, module._buffers):
+            own.update({name: stacks[id(tensor)] for name, tensor in own.items() if tensor is not None})
     return first
 
 
@@ -179,17 +175,9 @@ def _restore_tied(head: nn.Module, state: dict[str, Any], prefix: str, *_: Any) 
 @contextmanager
 def _seeded(seed: int, device: torch.device | None = None, *, wanted: bool = True) -> Iterator[None]:
     """Torch's generator, and that of a CUDA device, seeded inside and as they were afterwards."""
-    if not wanted:
+    cuda = [device.index or 0] if device is not None and device.type == "cuda" else []
+    with torch.random.fork_rng(cuda, enabled=wanted):
+        if wanted:
+            for generator in (torch.default_generator, *(torch.cuda.default_generators[i] for i in cuda)):
+                generator.manual_seed(seed)
         yield
-        return
-    generators = [torch.default_generator]
-    if device is not None and device.type == "cuda":
-        generators.append(torch.cuda.default_generators[device.index or 0])
-    before = [generator.get_state() for generator in generators]
-    try:
-        for generator in generators:
-            generator.manual_seed(seed)
-        yield
-    finally:
-        for generator, state in zip(generators, before, strict=True):
-            generator.set_state(state)

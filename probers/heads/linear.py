@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -21,10 +21,6 @@ class LinearHead(ProbeHead):
         super().__init__(streams, width)
         self.input = Standardise(len(streams), width)
         self.linear = Linear(weight_generators(streams), width, 2)
-
-    @property
-    def options(self) -> dict[str, Any]:
-        return {}
 
     def prepare(self, moments: Moments) -> None:
         """Take mean and deviation per head and dimension."""
@@ -60,10 +56,6 @@ class MeanDifferenceHead(ProbeHead):
         self.standardise = standardise
         self.register_buffer("direction", torch.zeros(len(streams), width))
         self.register_buffer("midpoint", torch.zeros(len(streams), width))
-
-    @property
-    def options(self) -> dict[str, Any]:
-        return {"standardise": self.standardise}
 
     @torch.no_grad()
     def prepare(self, moments: Moments) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -58,10 +57,6 @@ class RadioHead(_MlpHead):
         super().__init__(streams, width, [hidden], dropout, standardise)
         self.hidden = hidden
 
-    @property
-    def options(self) -> dict[str, Any]:
-        return {"hidden": self.hidden, "dropout": self.dropout, "standardise": self.standardise}
-
     def _logits(self, x: Tensor) -> Tensor:
         first, last = self.linears
         x = x if self.input is None else self.input(x)
@@ -85,10 +80,6 @@ class MindHead(_MlpHead):
         self, streams: Sequence[str], width: int, *, dropout: float = 0.2, standardise: bool = False
     ) -> None:
         super().__init__(streams, width, [256, 128, 64], dropout, standardise)
-
-    @property
-    def options(self) -> dict[str, Any]:
-        return {"dropout": self.dropout, "standardise": self.standardise}
 
     def _logits(self, x: Tensor) -> Tensor:
         x = self.drop(x if self.input is None else self.input(x), self.step)
@@ -125,10 +116,6 @@ class ProbingRagHead(ProbeHead):
         self.norm2 = Norm(len(streams), hidden)
         self.drop2 = Dropout(streams, dropout, place=2)
         self.linear3 = Linear(generators, hidden, 2)
-
-    @property
-    def options(self) -> dict[str, Any]:
-        return {"hidden": self.hidden, "dropout": self.dropout}
 
     def _logits(self, x: Tensor) -> Tensor:
         x = self.drop1(self.norm1(F.silu(self.linear1(self.norm0(x)))), self.step)

@@ -13,15 +13,14 @@ import numpy as np
 from probers.evaluation.metrics import (
     Bootstrap,
     Interval,
+    Ranking,
     accuracy_contains,
-    auprc,
     auroc,
     ece,
     exact_match,
     f1_score,
     mean,
-    prr,
-    recall_at_fpr,
+    ranking,
 )
 from probers.types import Decision, Question
 
@@ -31,10 +30,6 @@ from ..traces import Answer
 OUTCOMES = ("em", "f1", "precision", "recall", "acc")
 #: Counters averaged over all questions.
 COSTS = ("retrievals", "generations", "tokens", "sentences", "seconds")
-#: Figures of a trigger that only its ranking decides, by key of results.json.
-_RANKED: dict[str, Callable[..., Any]] = {
-    "auroc": auroc, "auprc": auprc, "prr": prr, "recall_at_fpr": recall_at_fpr,
-}  # fmt: skip
 #: Figures against the closed-book answers. ``consistency``: of the questions right there the share
 #: still right; ``agreement``: of all the share right on both sides or wrong on both, which is how
 #: the released code of Probing-RAG counts consistency.
@@ -151,10 +146,8 @@ class Comparison:
         assert self.wrong is not None
         found = {"trigger.base_rate": bootstrap.interval(self.wrong)}
         if run.scores is not None:
-            for name, metric in _RANKED.items():
-                found[f"trigger.{name}"] = bootstrap.interval(
-                    run.scores[run.scored], partial(metric, self.wrong)
-                )
+            ranked = bootstrap.intervals(run.scores[run.scored], partial(ranking, self.wrong))
+            found |= {f"trigger.{n}": i for n, i in zip(Ranking._fields, ranked, strict=True)}
         if run.probabilities is not None:
             found["trigger.ece"] = bootstrap.interval(run.probabilities[run.scored], partial(ece, self.wrong))
         return found

@@ -20,7 +20,7 @@ from ..triggers.never import Never
 from .curves import record_all, rerun_all
 from .findings import Findings, write
 from .methods import TRAINED, Method, MethodRun, build_methods, complete
-from .shared_generations import GenerationCache, SharedRAG
+from .shared_generations import GenerationCache, SharedRAG, joined
 from .thresholds import Tuned, tune_once
 
 
@@ -91,16 +91,13 @@ def _open(cfg: DictConfig, asked: QuestionSource) -> tuple[QuestionSet, str, str
     Many question sets keep their test answers to themselves: their validation questions are asked
     then, and the thresholds come from their training questions.
     """
-    try:
-        return open_questions(asked, limit=cfg.limit, split="test", **_reading(cfg)), "test", "validation"
-    except EmptySplitError:
+    problems = []
+    for split, others in (("test", "validation"), ("validation", "train")):
         try:
-            found = open_questions(asked, limit=cfg.limit, split="validation", **_reading(cfg))
-        except EmptySplitError:
-            found = None
-        if found is None:
-            raise
-        return found, "validation", "train"
+            return open_questions(asked, limit=cfg.limit, split=split, **_reading(cfg)), split, others
+        except EmptySplitError as problem:
+            problems.append(problem)
+    raise problems[0]
 
 
 def _reading(cfg: DictConfig) -> dict[str, Any]:
@@ -138,10 +135,7 @@ def _recorded_once(methods: Sequence[Method]) -> Needs:
     needs = Needs()
     parts = [part for m in methods for part in (m.trigger, m.query)]
     for part in sorted(parts, key=lambda part: part.needs.pool != "mean"):  # vectors of every token are large
-        try:
-            needs = needs.union(part.needs)
-        except ValueError:
-            continue
+        needs = joined(needs, part.needs)
     return needs
 
 
@@ -193,5 +187,4 @@ def _run(
     file = out / "traces" / f"{method.name}.jsonl"
     file.parent.mkdir(exist_ok=True)
     answers = method.loop(rag).run(questions, file, progress=method.name)
-    calibration = tuned.probability if tuned else method.trigger.probability
-    return MethodRun(questions, answers, calibration, method=method)
+    return MethodRun(questions, answers, tuned or method.trigger.probability, method=method)

@@ -83,10 +83,12 @@ class SharedRAG(RAG):
         first = {key: i for i, key in reversed(list(enumerate(keys))) if key not in found}
         missing = sorted(first.values())
         if missing:
+            # MIND's states belong to no layer that could be added.
+            wanted = needs if needs.of_mind or self.also.of_mind else joined(needs, self.also)
             started = time.perf_counter()
             made = super().generate(
                 [prompts[i] for i in missing], max_new_tokens=[limits[i] for i in missing], stop=stop,
-                needs=_union(needs, self.also), names=names and [names[i] for i in missing], **more,
+                needs=wanted, names=names and [names[i] for i in missing], **more,
             )  # fmt: skip
             seconds = (time.perf_counter() - started) / len(missing)
             for i, generation in zip(missing, made, strict=True):
@@ -119,17 +121,14 @@ def narrowed(generation: Generation, needs: Needs) -> Generation:
 
 def _covers(has: Needs, needs: Needs) -> bool:
     """Whether all that is needed was recorded."""
-    if needs.layers and not (
-        (has.site, has.pool) == (needs.site, needs.pool) and set(needs.layers) <= set(has.layers)
-    ):
+    try:
+        return has.union(needs) == has
+    except ValueError:
         return False
-    return not needs.attention or (has.attention and has.attention_layer == needs.attention_layer)
 
 
-def _union(needs: Needs, also: Needs) -> Needs:
+def joined(needs: Needs, also: Needs) -> Needs:
     """Both where one pass can record both, else what is needed."""
-    if needs.of_mind or also.of_mind:  # such states belong to no layer that could be added
-        return needs
     try:
         return needs.union(also)
     except ValueError:

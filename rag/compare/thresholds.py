@@ -23,22 +23,11 @@ from ..triggers.base import UNANSWERED, Trigger
 from .trajectories import record, together
 
 
-@dataclass(frozen=True)
-class Tuned:
-    """What validation questions gave for one trigger.
-
-    Attributes:
-        threshold: the chosen one.
-        slope, intercept: P(wrong) = sigmoid(slope * score + intercept).
-    """
+@dataclass(frozen=True, slots=True)
+class Tuned(Platt):
+    """What validation questions gave for one trigger: the calibration of its scores, and its threshold."""
 
     threshold: float
-    slope: float
-    intercept: float
-
-    def probability(self, scores: np.ndarray) -> np.ndarray:
-        """Calibrated P(answer is wrong) of scores (n,)."""
-        return Platt(self.slope, self.intercept)(scores)
 
 
 def tune_once(
@@ -83,4 +72,4 @@ def _tuned(wrong: np.ndarray, scores: np.ndarray) -> Tuned:
     if len(set(wrong[written])) < 2:
         written[:] = True
     platt = fit_platt(wrong[written], scores[written])
-    return Tuned(ThresholdRule()(wrong, scores), platt.slope, platt.intercept)
+    return Tuned(platt.slope, platt.intercept, ThresholdRule()(wrong, scores))

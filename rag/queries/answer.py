@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from probers.types import Decision, Generation, Needs, Question, UserError
 
 from ..triggers.base import State
+from .base import text_so_far
 
 
 @dataclass(frozen=True)
@@ -41,12 +42,11 @@ class AnswerQuery:
     def __call__(self, question: Question, generation: Generation, decision: Decision, state: State) -> str:
         if self.question_first and not state.retrievals:
             return question.question
-        text = state.partial + generation.text[: decision.position]
         if self.whole_output and state.retrievals:
             return " ".join((generation.prompt + generation.text[: decision.position]).split())
         cue = re.escape(state.prompt.answer_cue.strip())
         parts = [question.question]
         if self.with_passages:
             parts += [p.text for p in state.passages]
-        parts += re.split(cue, text, flags=re.IGNORECASE)
+        parts += re.split(cue, text_so_far(generation, decision, state), flags=re.IGNORECASE)
         return " ".join(" ".join(parts).split())

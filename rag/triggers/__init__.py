@@ -5,34 +5,22 @@ Any other class with ``needs`` and ``__call__`` will do as well, and has the def
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from probers.lazy import lazily
-
-if TYPE_CHECKING:
-    from .adaptive import Adaptive
-    from .always import Always
-    from .base import LookAhead, State, Trigger
-    from .entropy import Entropy
-    from .fixed_length import FixedLength
-    from .fixed_sentence import FixedSentence
-    from .flare import Flare
-    from .llm_judge import LlmJudge
-    from .never import Never
-    from .oracle import Oracle
-    from .probing import Probing
-    from .radio import Radio
-    from .random import Random
-    from .rind import Rind
+from .adaptive import Adaptive
+from .always import Always
+from .base import LookAhead, State, Trigger
+from .entropy import Entropy
+from .fixed_length import FixedLength
+from .fixed_sentence import FixedSentence
+from .flare import Flare
+from .llm_judge import LlmJudge
+from .never import Never
+from .oracle import Oracle
+from .probing import Probing
+from .radio import Radio
+from .random import Random
+from .rind import Rind
 
 __all__ = [
     "Adaptive", "Always", "Entropy", "FixedLength", "FixedSentence", "Flare", "LlmJudge", "LookAhead",
     "Never", "Oracle", "Probing", "Radio", "Random", "Rind", "State", "Trigger",
 ]  # fmt: skip
-
-__getattr__ = lazily(__name__, {
-    "adaptive": "Adaptive", "always": "Always", "base": "LookAhead State Trigger", "entropy": "Entropy",
-    "fixed_length": "FixedLength", "fixed_sentence": "FixedSentence", "flare": "Flare",
-    "llm_judge": "LlmJudge", "never": "Never", "oracle": "Oracle", "probing": "Probing", "radio": "Radio",
-    "random": "Random", "rind": "Rind",
-})  # fmt: skip

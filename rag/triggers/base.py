@@ -15,6 +15,7 @@ from probers.engine.stopping import SentenceEnd
 from probers.prompts import PromptTemplate
 from probers.text import split_sentences
 from probers.types import Decision, Generation, Needs, Passage, Question, RunError, UserError
+from probers.uncertainty import Part, parts
 
 if TYPE_CHECKING:
     from probers.bank.bank import ProbeBank
@@ -267,6 +268,13 @@ def name_of(part: object) -> str:
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name.removesuffix("Query") or name).lower()
 
 
+def load_bank(bank: ProbeBank | str) -> ProbeBank:
+    """A prober as it is, or the one in a folder."""
+    from probers.bank.bank import ProbeBank
+
+    return bank if isinstance(bank, ProbeBank) else ProbeBank.from_pretrained(bank)
+
+
 def states_for(bank: ProbeBank, generation: Generation, trigger: Trigger) -> np.ndarray:
     """What a bank reads of a generation, rounded as its training features were.
 
@@ -285,13 +293,9 @@ def states_for(bank: ProbeBank, generation: Generation, trigger: Trigger) -> np.
     return as_stored(chosen, bank.spec.dtype).numpy()
 
 
-#: Score of an empty answer: finite, and above any threshold a method would use.
+#: Stands for the score of an answer without a single token, which has none, and is no answer: finite,
+#: and above any threshold a method would use.
 UNANSWERED = 1e4
-
-
-def unanswered(threshold: float) -> Decision:
-    """The decision on an answer without a single token: it has no score, and it is no answer."""
-    return verdict(UNANSWERED, threshold)
 
 
 def verdict(score: float, threshold: float, **where: Any) -> Decision:
@@ -319,29 +323,9 @@ def at_least_one(option: str, value: int) -> None:
         raise UserError(f"{option}={value} must be 1 or more")
 
 
-@dataclass(frozen=True, slots=True)
-class Sentence:
-    """A sentence of a generation.
-
-    Attributes:
-        start: its first character in the text.
-        end: one after its last character.
-        tokens: indices of the tokens that wrote any of it, ascending; neighbours may share one.
-    """
-
-    start: int
-    end: int
-    tokens: tuple[int, ...]
-
-
-def sentences(generation: Generation) -> list[Sentence]:
-    """The sentences of a generation's text, those of no whole token left out."""
-    found = []
-    for start, end in split_sentences(generation.text):
-        tokens = tuple(i for i, (a, b) in enumerate(generation.offsets) if a < end and b > max(a, start))
-        if tokens:
-            found.append(Sentence(start, end, tokens))
-    return found
+def sentences(generation: Generation) -> list[Part]:
+    """The sentences of a generation's text with their tokens, those of no token left out."""
+    return [each for each in parts(split_sentences(generation.text), generation.offsets) if each.tokens]
 
 
 def first_above(

@@ -9,7 +9,7 @@ import numpy as np
 
 from probers.types import Decision, Generation
 
-from .base import State, Trigger, first_above, one_of, unanswered, verdict
+from .base import UNANSWERED, State, Trigger, first_above, one_of, verdict
 
 
 @dataclass(frozen=True)
@@ -37,5 +37,5 @@ class Entropy(Trigger):
         if self.scope == "sentence":
             return first_above(generation, state, entropies, reduce, self.threshold)
         if len(entropies) == 0:
-            return unanswered(self.threshold)
+            return verdict(UNANSWERED, self.threshold)
         return verdict(float(reduce(entropies)), self.threshold, token_scores=tuple(map(float, entropies)))

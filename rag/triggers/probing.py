@@ -13,7 +13,7 @@ from probers.bank.ensemble import Ensemble
 from probers.types import Decision, Generation, Needs, UserError
 from probers.uncertainty import signals
 
-from .base import State, Trigger, states_for, unanswered, verdict
+from .base import UNANSWERED, State, Trigger, load_bank, states_for, verdict
 
 if TYPE_CHECKING:
     from probers.bank.bank import ProbeBank
@@ -58,7 +58,7 @@ class Probing(Trigger):
             )
         if theta is not None and self.threshold is not None:
             raise UserError(f"give trigger.theta={theta} or trigger.threshold={self.threshold}, not both")
-        bank = _load(self.bank)
+        bank = load_bank(self.bank)
         if bank.spec.position != "generated" or bank.spec.pool in ("tokens", "predicting"):
             named = f" {self.bank}" if isinstance(self.bank, str) else ""
             read = "states of single" if bank.spec.pool == "tokens" else f"{bank.spec.pool} states of"
@@ -113,7 +113,7 @@ class Probing(Trigger):
 
     def decide(self, generations: Sequence[Generation], states: Sequence[State]) -> list[Decision]:
         """The decision on every generation; the heads run once for all of them."""
-        decisions = [unanswered(self._threshold)] * len(generations)
+        decisions = [verdict(UNANSWERED, self._threshold)] * len(generations)
         written = [i for i, g in enumerate(generations) if g.token_ids]
         if not written:
             return decisions
@@ -125,9 +125,3 @@ class Probing(Trigger):
         for index, score in zip(written, self._bank.score(vectors, given), strict=True):
             decisions[index] = verdict(float(score), self._threshold)
         return decisions
-
-
-def _load(bank: ProbeBank | str) -> ProbeBank:
-    from probers.bank.bank import ProbeBank
-
-    return bank if isinstance(bank, ProbeBank) else ProbeBank.from_pretrained(bank)

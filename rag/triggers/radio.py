@@ -12,7 +12,7 @@ from probers.bank.calibration import sigmoid
 from probers.types import Decision, Generation, Needs, UserError
 from probers.uncertainty import words
 
-from .base import State, Trigger, states_for, verdict
+from .base import State, Trigger, load_bank, states_for, verdict
 
 if TYPE_CHECKING:
     from probers.bank.bank import ProbeBank
@@ -49,14 +49,12 @@ class Radio(Trigger):
     prober = "tokens"
 
     def __post_init__(self) -> None:
-        from probers.bank.bank import ProbeBank
-
         if self.bank is None:
             raise UserError(
                 "trigger=radio needs a prober of single tokens: make one with 'probers-datagen --source wiki "
                 f"pool=tokens' and 'probers-train head=radio', and {_GIVE}"
             )
-        bank = self.bank if isinstance(self.bank, ProbeBank) else ProbeBank.from_pretrained(self.bank)
+        bank = load_bank(self.bank)
         if bank.spec.pool != "tokens" or bank.head.tokens:
             read = "whole texts of tokens" if bank.spec.pool == "tokens" else f"{bank.spec.pool} states"
             named = f" {self.bank}" if isinstance(self.bank, str) else ""

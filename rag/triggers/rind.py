@@ -62,7 +62,10 @@ class Rind(Trigger):
         if not hits:
             return verdict(score, self.threshold, token_scores=shown)
         if self.variant == "paper":
-            position, tokens = _word_start(generation, rind.spans[hits[0]]), set(rind.tokens[hits[0]])
+            start, end = rind.spans[hits[0]]
+            found = words(generation.text, generation.offsets)
+            position = next((w.start for w in found if w.end > start and w.start < end), start)
+            tokens = set(rind.tokens[hits[0]])
         else:
             position = rind.sentences[rind.sentence(hits[0])][0]
             tokens = {t for i in hits for t in rind.tokens[i]}
@@ -77,12 +80,3 @@ class Rind(Trigger):
             end = first[0].end if first else 0
             return sum(start < end for start, _ in rind.spans)
         return sum(rind.sentence(i) == 0 for i in range(len(rind.spans)))
-
-
-def _word_start(generation: Generation, span: tuple[int, int]) -> int:
-    """Where the word begins to which a token's first visible character belongs."""
-    start, end = span
-    for word in words(generation.text, generation.offsets):
-        if word.end > start and word.start < end:
-            return word.start
-    return start

@@ -95,6 +95,8 @@ def _by_layer(path: Path, figures: Mapping[str, Any]) -> None:
 
     figure, axes = canvas(9.0, 7.6, rows=2, sharex=True)
     sites = figures["sites"]
+    together = figures["ensemble"] if len(figures["layers"]) > 1 else None
+    panels = []
     for ax, (key, label) in zip(axes[:, 0], _PANELS, strict=True):
         for number, site in enumerate(sites):
             entries = [entry for entry in figures["layers"] if entry["site"] == site]
@@ -103,22 +105,17 @@ def _by_layer(path: Path, figures: Mapping[str, Any]) -> None:
             name = f"{site}, head of each layer"
             _errorbars(ax, places, entries, key, name, (PROBER, *OTHERS)[number % (1 + len(OTHERS))])
         ax.set_ylabel(label)
+        panels.append((ax, [
+            *_level(together, key, ENSEMBLE, BLUE, strong=True),
+            *_level(figures["with_entropy"], key, _with_entropy(figures), GREEN, strong=True),
+            *_controls(figures, _BY_LAYER, key),
+        ]))  # fmt: skip
     layers = sorted({entry["layer"] for entry in figures["layers"]})
     bottom = axes[1, 0]
     bottom.set_xlim(layers[0] - 0.6, layers[-1] + 0.6)
     bottom.set_xlabel("layer (after this block)")
     bottom.xaxis.set_major_locator(MaxNLocator(nbins=20, integer=True, min_n_ticks=1))
     legend(axes[0, 0], "above")
-    panels = []
-    for ax, (key, _) in zip(axes[:, 0], _PANELS, strict=True):
-        several = len(figures["layers"]) > 1
-        # A constant decision has an accuracy worth comparing with, and no AUROC.
-        names = _BY_LAYER if key == "auroc" else ("majority", *(n for n in _BY_LAYER if n != SHUFFLED))
-        panels.append((ax, [
-            *_level(figures["ensemble"] if several else None, key, ENSEMBLE, BLUE, strong=True),
-            *_level(figures["with_entropy"], key, _with_entropy(figures), GREEN, strong=True),
-            *_controls(figures, names, key),
-        ]))  # fmt: skip
     levels(panels)
     save(figure, path)
 
@@ -139,8 +136,7 @@ def _learning_curve(path: Path, figures: Mapping[str, Any]) -> None:
         ax.set(xscale="log", xlabel="training groups (texts)", ylabel=label)
         ax.set_xticks(groups, [f"{point['groups']}\n({point['n']})" for point in points])
         ax.minorticks_off()
-        names = _ON_CURVE if key == "auroc" else ("majority", *_ON_CURVE)
-        panels.append((ax, _controls(figures, names, key)))
+        panels.append((ax, _controls(figures, _ON_CURVE, key)))
     legend(axes[0, 0], "above")
     levels(panels)
     save(figure, path)
@@ -170,6 +166,8 @@ def _level(
 
 
 def _controls(figures: Mapping[str, Any], names: Sequence[str], key: str) -> list[Level]:
+    if key == "accuracy":  # a constant decision has an accuracy worth comparing with, and no AUROC
+        names = ("majority", *(name for name in names if name != SHUFFLED))
     return [level for name in names for level in _level(figures["controls"].get(name), key, name)]
 
 
