@@ -275,7 +275,7 @@ def test_intervals_are_of_groups_not_of_questions():
         (["epochs=3"], "epochs=3 means nothing there"),
         (["split=[0.6,0.2,0.2]"], "split=.* means nothing there"),
         (["data=[a,b]"], "head=adaptive reads one store"),
-        (["resamples=3"], "resamples=3 is too few"),
+        (["resamples=3"], "resamples=3 must be a whole number of 100 or more"),
         ([], "there is none under runs/: 'probers-datagen --source cot' makes one"),
         (["data=nowhere"], "nowhere"),
         (["data=untested"], "untested has no test question"),

@@ -359,13 +359,13 @@ def test_layers_asked_for(store: FeatureStore) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"epochs": 0}, "epochs=0 must be above 0"),
-        ({"weight_decay": -1}, "weight_decay=-1 must not be below 0"),
-        ({"patience": 0}, "patience=0 must be 1 validation or more"),
-        ({"label_smoothing": 1}, "label_smoothing=1 must be from 0 to below 1"),
-        ({"balance": "even"}, "balance=even is unknown: choose one of none, weights, sampling"),
-        ({"device": "tpu"}, "device=tpu is unknown"),
-        ({"logger": "tensorboard"}, "logger=tensorboard is unknown"),
+        ({"epochs": 0}, "epochs=0 must be a whole number of 1 or more"),
+        ({"weight_decay": -1}, "weight_decay=-1 must be a number of 0 or more"),
+        ({"patience": 0}, "patience=0 must be a whole number of 1 or more, or null"),
+        ({"label_smoothing": 1}, "label_smoothing=1 must be a number from 0 to below 1"),
+        ({"balance": "even"}, "balance=even must be none, weights or sampling"),
+        ({"device": "tpu"}, "device=tpu must be auto, cpu, cuda or"),
+        ({"logger": "tensorboard"}, "logger=tensorboard must be none, csv or wandb"),
     ],
 )
 def test_settings_that_cannot_be_are_named(changes: dict, message: str) -> None:

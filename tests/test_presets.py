@@ -390,7 +390,7 @@ class Place:
 
     def compare(self, preset: str, method: str, *more: str) -> tuple[dict[str, Any], dict[str, list[dict]]]:
         """results.json and every method's traces."""
-        small = ("limit=null", "validation=4", "resamples=20", "examples=1")
+        small = ("limit=null", "validation=4", "resamples=100", "examples=1")
         results, out = self.run("compare", preset, method, *small, *more)
         return results, {name: traces(out / "traces" / f"{name}.jsonl") for name in results["methods"]}
 

@@ -192,7 +192,7 @@ def test_requests_that_are_wrong_write_nothing(
         ([data, "logger=tensorboard"], "logger=tensorboard must be none, csv or wandb"),
         ([data, "device=tpu"], "device=tpu must be auto, cpu, "),
         ([data, "device=cuda:99"], "device=cuda:99: this machine has"),
-        ([data, "resamples=3"], "too few"),
+        ([data, "resamples=3"], "resamples=3 must be a whole number of 100 or more"),
         ([data, "threshold=budget"], "threshold=budget: budget needs the share of texts that fire"),
         (
             [data, "calibration=beta"],

@@ -11,10 +11,11 @@ import torch
 
 from probers.bank.bank import ProbeBank
 from probers.bank.calibration import Calibration, EntropyModel, sigmoid
-from probers.bank.ensemble import KINDS, Aggregate, Ensemble, aggregate, check_aggregate, half_precision
+from probers.bank.ensemble import KINDS, Aggregate, Ensemble, aggregate, half_precision
 from probers.bank.thresholds import ThresholdRule
+from probers.commands.schema import Assembling
 from probers.heads import CORRECT, WRONG, ProbeHead
-from probers.types import RunError, UserError
+from probers.types import RunError
 from probers.uncertainty import SIGNALS
 
 from .calibrate import CALIBRATIONS, fit_calibration, fit_ensemble, fit_entropy_model
@@ -24,30 +25,16 @@ from .fit import Fitted, Task, fit, targets_of
 from .module import FitSettings
 
 
-@dataclass(frozen=True, slots=True)
-class AssemblySettings:
+@dataclass(frozen=True)
+class AssemblySettings(Assembling):
     """How heads become one score and a decision; the fields are keys of ``configs/train.yaml``.
 
     Raises:
         UserError: a value that is out of range or unknown.
     """
 
-    combine: str = "logits"
-    best_k: int = 3
-    aggregate: Aggregate = "max"
-    calibration: str = "platt"
-    with_entropy: bool = True
-    threshold: str = "balanced_accuracy"
-
     def __post_init__(self) -> None:
-        for key, value, known in (
-            ("combine", self.combine, KINDS), ("calibration", self.calibration, CALIBRATIONS),
-        ):  # fmt: skip
-            if value not in known:
-                raise UserError(f"{key}={value} is unknown: choose one of {', '.join(known)}")
-        if self.best_k < 1:
-            raise UserError(f"best_k={self.best_k} must be at least 1: the number of layers to average")
-        check_aggregate(self.aggregate)
+        super().__post_init__()
         self.rule()
 
     def rule(self) -> ThresholdRule:

@@ -5,21 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
+from probers.commands.schema import Balance
 from probers.seeding import draw_key
 
 from .data import CHUNK, States, TokenStates
 
 #: Values of the states that are validated on at once.
 _VALUES = 4 << 20
-
-Balance = Literal["none", "weights", "sampling"]
 
 
 @dataclass(frozen=True, slots=True)

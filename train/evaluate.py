@@ -14,7 +14,6 @@ from probers.bank.calibration import fit_platt, sigmoid
 from probers.bank.thresholds import ThresholdRule
 from probers.evaluation import metrics
 from probers.evaluation.bootstrap import Bootstrap, Interval
-from probers.types import UserError
 
 from .controls import ENSEMBLE, SHUFFLED, WITH_ENTROPY, Detector
 from .data import Examples
@@ -165,12 +164,6 @@ class Evaluator:
 
     def _resample(self, rows: np.ndarray) -> Bootstrap:
         return Bootstrap(self._groups(rows), resamples=self._resamples, seed=self._seed)
-
-
-def check_resamples(resamples: int) -> None:
-    """Refuse a number of resamples that gives no 95% interval."""
-    if resamples < 100:
-        raise UserError(f"resamples={resamples} is too few for a 95% interval: give 100 or more")
 
 
 def _at_once(wrong: np.ndarray, *figures: Callable[..., Any]) -> Callable[..., list[Any]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,14 +12,12 @@ from lightning.pytorch import LightningModule
 from torch import Tensor
 from torch.nn import functional as F
 
+from probers.commands.schema import Fitting, Loss
 from probers.evaluation.metrics import auroc
 from probers.heads import CORRECT, WRONG, ProbeHead
 from probers.types import UserError
 
-from .batches import Balance
 from .data import Padded
-
-Loss = Literal["ce", "double_softmax"]
 
 #: Attributes of the module that say how good the kept states are.
 _FIGURES = ("accuracy", "loss_value", "auroc", "waited")
@@ -59,58 +57,21 @@ class NotFiniteError(Exception):
     """A loss became infinite or no number."""
 
 
-@dataclass(frozen=True, slots=True)
-class FitSettings:
+@dataclass(frozen=True)
+class FitSettings(Fitting):
     """How heads are trained; the fields are keys of ``configs/train.yaml``.
 
     Raises:
-        UserError: a value that is out of range or unknown.
+        UserError: a value that is out of range or unknown, or a device that is not there.
     """
 
-    epochs: int = 2
-    warmup_epochs: int = 1
-    checks: int = 4
-    patience: int | None = None
-    batch_size: int = 12
-    lr: float = 1e-3
-    gamma: float = 0.995
-    weight_decay: float = 0.01
-    loss: Loss = "ce"
-    label_smoothing: float = 0.0
-    balance: Balance = "none"
-    seed: int = 0
-    seeds: int = 1
-    device: str = "auto"
-    logger: str = "none"
-    save_every: float = 60.0
-
     def __post_init__(self) -> None:
-        for name in ("epochs", "checks", "batch_size", "lr", "gamma"):
-            if not getattr(self, name) > 0:
-                raise UserError(f"{name}={getattr(self, name)} must be above 0")
-        for name in ("warmup_epochs", "weight_decay", "save_every"):
-            if getattr(self, name) < 0:
-                raise UserError(f"{name}={getattr(self, name)} must not be below 0")
-        if self.patience is not None and self.patience < 1:
-            raise UserError(f"patience={self.patience} must be 1 validation or more; null never stops early")
-        if not 0 <= self.label_smoothing < 1:
-            raise UserError(f"label_smoothing={self.label_smoothing} must be from 0 to below 1")
-        if self.seeds < 1:
-            raise UserError(f"seeds={self.seeds} must be 1 or more")
-        choices = {
-            "loss": ("ce", "double_softmax"), "balance": ("none", "weights", "sampling"),
-            "logger": ("none", "csv", "wandb"),
-        }  # fmt: skip
-        for name, known in choices.items():
-            if getattr(self, name) not in known:
-                raise UserError(f"{name}={getattr(self, name)} is unknown: choose one of {', '.join(known)}")
+        super().__post_init__()
         self.hardware()
 
     def hardware(self) -> dict[str, Any]:
         """The trainer's words for "auto", "cpu", "cuda" or "cuda:1"."""
         kind, _, index = self.device.partition(":")
-        if kind not in ("auto", "cpu", "cuda") or (index and (kind != "cuda" or not index.isdigit())):
-            raise UserError(f"device={self.device} is unknown: choose auto, cpu, cuda or cuda:<number>")
         if kind == "cuda" and int(index or 0) >= torch.cuda.device_count():
             raise UserError(
                 f"device={self.device}: this machine has {torch.cuda.device_count()} CUDA devices; use cpu"

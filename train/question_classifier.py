@@ -28,7 +28,7 @@ from probers.store.store import FeatureStore
 from probers.types import UserError
 
 from .controls import SHUFFLED
-from .evaluate import as_figures, check_resamples
+from .evaluate import as_figures
 from .tables import bounded, number
 
 #: ``_target_`` of the head by which ``probers-train`` knows that it is meant.
@@ -46,7 +46,6 @@ def run(cfg: DictConfig) -> Path:
         UserError: before anything is written, for whatever is wrong with the request.
     """
     _refuse_unused(cfg)
-    check_resamples(cfg.resamples)
     path = _store(cfg.data)
     print(f"reading {path}", flush=True)
     store = FeatureStore.open(path, checksums=cfg.checksums)

@@ -46,14 +46,13 @@ def run(cfg: DictConfig) -> Path:
     from .assemble import AssemblySettings, assemble, learning_curve
     from .card import write_card
     from .data import Dataset, SplitRequest
-    from .evaluate import Evaluator, check_resamples, summarise
+    from .evaluate import Evaluator, summarise
     from .figures import write_plots
     from .fit import fit, plan_tasks
     from .module import FitSettings
     from .tables import table
 
     settings, assembly = _read(FitSettings, cfg), _read(AssemblySettings, cfg)
-    check_resamples(cfg.resamples)
     request = _read(SplitRequest, cfg)
     dataset = Dataset.load(stores, plain_value(cfg.layer), request)
     tasks, notes = plan_tasks(dataset, settings)

@@ -42,15 +42,19 @@ _OF_PRESETS = ("published",)
 
 Device = Annotated[
     str,
-    Field(pattern=r"^(auto|cpu|mps|cuda(:\d{1,3})?)$", description="auto, cpu, mps, cuda or cuda:<number>"),
+    Field(pattern=r"^(auto|cpu|cuda(:\d{1,3})?)$", description="auto, cpu, cuda or cuda:<number>"),
 ]
 BatchSize = Literal["auto"] | Count
+Loss = Literal["ce", "double_softmax"]
+Balance = Literal["none", "weights", "sampling"]
+#: Fewer give no 95% interval.
+Resamples = Annotated[int, Field(ge=100)]
 Verdict = Literal["equivalent", "different", "undecided"]
 #: ``file`` as it is given for articles, corpora and stores, or several of them.
 Names = Name | list[Name]
 
 
-@dataclass
+@dataclass(frozen=True, kw_only=True)
 class Model:
     """The block ``model``."""
 
@@ -66,7 +70,7 @@ class Model:
     use_safetensors: bool
 
 
-@dataclass
+@dataclass(frozen=True, kw_only=True)
 class Matcher:
     """The block ``matcher``; its fields are those of the matcher of mentions."""
 
@@ -82,7 +86,7 @@ class Matcher:
     unit_tolerance: NotNegative
 
 
-@dataclass
+@dataclass(frozen=True, kw_only=True)
 class Wikipedia:
     """The block ``wikipedia``."""
 
@@ -101,7 +105,7 @@ class Wikipedia:
     api_url: Name | None
 
 
-@dataclass
+@dataclass(frozen=True, kw_only=True)
 class _Run:
     """What every command has."""
 
@@ -110,7 +114,7 @@ class _Run:
     wait: bool
 
 
-@dataclass
+@dataclass(frozen=True, kw_only=True)
 class _Reading(_Run):
     """What commands have that ask a model about a corpus."""
 
@@ -125,7 +129,7 @@ class _Reading(_Run):
     max_new_tokens: Count
 
 
-@dataclass
+@dataclass(frozen=True, kw_only=True)
 class Datagen(_Reading):
     """``probers-datagen``."""
 
@@ -149,8 +153,52 @@ class Datagen(_Reading):
     wikipedia: Wikipedia
 
 
-@dataclass
-class Train(_Run):
+@dataclass(frozen=True, kw_only=True)
+class Fitting:
+    """How heads are trained; ``probers-train`` and its settings take these fields.
+
+    Raises:
+        UserError: a value that is not allowed.
+    """
+
+    epochs: Count = 2
+    warmup_epochs: Natural = 1
+    checks: Count = 4
+    patience: Count | None = None
+    batch_size: Count = 12
+    lr: Positive = 1e-3
+    gamma: Positive = 0.995
+    weight_decay: NotNegative = 0.01
+    loss: Loss = "ce"
+    label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    balance: Balance = "none"
+    seed: Seed = 0
+    seeds: Count = 1
+    device: Device = "auto"
+    logger: Literal["none", "csv", "wandb"] = "none"
+    save_every: NotNegative = 60.0
+
+    def __post_init__(self) -> None:
+        check_options(type(self), vars(self))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Assembling:
+    """How heads become one score and a decision; fields and errors as of :class:`Fitting`."""
+
+    combine: Literal["logits", "probabilities", "best", "stacked"] = "logits"
+    best_k: Count = 3
+    aggregate: Literal["max", "mean", "last"] = "max"
+    calibration: Literal["platt", "temperature", "isotonic"] = "platt"
+    with_entropy: bool = True
+    threshold: Name = "balanced_accuracy"
+
+    def __post_init__(self) -> None:
+        check_options(type(self), vars(self))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Train(Fitting, Assembling, _Run):
     """``probers-train``."""
 
     layer: Literal["all"] | Natural | list[Natural]
@@ -160,33 +208,12 @@ class Train(_Run):
     split: Literal["store"] | tuple[Positive, Positive, Positive]
     train_on: list[str]
     test_on: list[str]
-    combine: Literal["logits", "probabilities", "best", "stacked"]
-    best_k: Count
-    aggregate: Literal["max", "mean", "last"]
-    calibration: Literal["platt", "temperature", "isotonic"]
-    threshold: Name
-    with_entropy: bool
-    loss: Literal["ce", "double_softmax"]
-    label_smoothing: Annotated[float, Field(ge=0, lt=1)]
-    balance: Literal["none", "weights", "sampling"]
-    epochs: Count
-    warmup_epochs: Natural
-    checks: Count
-    patience: Count | None
-    batch_size: Count
-    lr: Positive
-    gamma: Positive
-    weight_decay: NotNegative
-    seeds: Count
     learning_curve: bool
-    resamples: Natural
-    device: Device
-    logger: Literal["none", "csv", "wandb"]
-    save_every: NotNegative
+    resamples: Resamples
     checksums: bool
 
 
-@dataclass
+@dataclass(frozen=True, kw_only=True)
 class _Answering(_Reading):
     """What the two commands of the loop share."""
 
@@ -196,7 +223,7 @@ class _Answering(_Reading):
     draft: Natural
 
 
-@dataclass
+@dataclass(frozen=True, kw_only=True)
 class Rag(_Answering):
     """``probers-rag``."""
 
@@ -205,7 +232,7 @@ class Rag(_Answering):
     out: Name | None
 
 
-@dataclass
+@dataclass(frozen=True, kw_only=True)
 class Compare(_Answering):
     """``probers-compare``."""
 
@@ -219,18 +246,18 @@ class Compare(_Answering):
     token_prober: Name | None
     classifier: Name | None
     examples: Natural
-    resamples: Natural
+    resamples: Resamples
     memory: Natural
 
 
-@dataclass
+@dataclass(frozen=True, kw_only=True)
 class DemoModel:
     """The block ``model`` of the demo."""
 
     name: Name
 
 
-@dataclass
+@dataclass(frozen=True, kw_only=True)
 class Demo(_Run):
     """``probers-demo``."""
 
@@ -243,7 +270,7 @@ class Demo(_Run):
     batch_size: BatchSize
 
 
-@dataclass
+@dataclass(frozen=True, kw_only=True)
 class World:
     """The block ``world``."""
 
@@ -254,7 +281,7 @@ class World:
     misbelieved_rate: Share
 
 
-@dataclass
+@dataclass(frozen=True, kw_only=True)
 class Curriculum:
     """The block ``curriculum``."""
 
@@ -270,7 +297,7 @@ class Curriculum:
     context_weight: NotNegative
 
 
-@dataclass
+@dataclass(frozen=True, kw_only=True)
 class Recipe:
     """The block ``recipe``."""
 
@@ -294,7 +321,7 @@ class Recipe:
     compile: bool
 
 
-@dataclass
+@dataclass(frozen=True, kw_only=True)
 class Testbed(_Run):
     """``probers-testbed``."""
 
