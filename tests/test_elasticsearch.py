@@ -178,10 +178,10 @@ def test_a_complete_index_is_used_again_and_another_corpus_or_setting_is_not(ser
 def test_a_named_index_is_made_anew_when_its_corpus_changed(server, capsys):
     connect(server, corpus("amber", "basil"), index="wiki")
     changed = connect(server, corpus("cedar", "basil"), index="wiki")
-    assert "wiki is made anew: another corpus" in capsys.readouterr().out
+    assert "wiki is made anew for: corpus" in capsys.readouterr().out
     assert ids(changed.search(["amber", "cedar"], 2)) == [[], ["p0"]] and len(server.indices) == 1
     connect(server, corpus("cedar", "basil"), index="wiki", b=0.1)
-    assert "another b" in capsys.readouterr().out
+    assert "made anew for: b\n" in capsys.readouterr().out
     server.requests.clear()
     connect(server, corpus("cedar", "basil"), index="wiki", b=0.1, rebuild=True)
     assert len(server.asked("delete")) == 1 and len(server.asked("bulk")) == 1
@@ -189,7 +189,7 @@ def test_a_named_index_is_made_anew_when_its_corpus_changed(server, capsys):
 
 @BOTH
 def test_an_index_of_someone_else_is_left_alone(server):
-    body = {"settings": {"index": {}}, "mappings": {"properties": {}}}
+    body = {"settings": {}, "mappings": {"properties": {}}}
     server.indices["wiki"] = FakeIndex("wiki", body, False)
     for rebuild in (False, True):
         with pytest.raises(UserError, match="index=wiki is not of probers and left alone"):
@@ -202,9 +202,7 @@ def test_a_half_loaded_index_goes_on_where_it_stopped(server, monkeypatch):
     by(monkeypatch, 50)
     passages = corpus(*(f"word{i} amber" for i in range(500)))
     server.faults["bulk"] = [None] * 3 + ["reset"] * 10
-    with pytest.raises(
-        RunError, match="reset|RemoteDisconnected|once this is mended, the same command goes on"
-    ):
+    with pytest.raises(RunError, match="once this is mended, the same command goes on"):
         connect(server, passages)
     server.faults.clear()
     assert len(next(iter(server.indices.values())).docs) == 150
@@ -215,7 +213,7 @@ def test_a_half_loaded_index_goes_on_where_it_stopped(server, monkeypatch):
     del index.docs["420"]
     index.refresh()
     assert ids(connect(server, passages).search(["word420"], 1)) == [["p420"]]
-    index.docs["500"] = {"n": 500, "title": "", "text": "stray"}
+    index.docs["500"] = {"n": 500, "contents": "stray"}
     index.refresh()
     with pytest.raises(RunError, match="holds 501: .*retriever.rebuild=true"):
         connect(server, passages)
@@ -231,7 +229,7 @@ def test_bulk_requests_keep_to_their_sizes(server, monkeypatch):
     monkeypatch.setitem(elasticsearch.BULK, "max_chunk_bytes", 10_000)
     connect(server, passages, rebuild=True)
     bodies = server.asked("bulk")
-    assert all(len(b) <= 10_000 or len(b.splitlines()) == 2 for b in bodies) and len(bodies) == 7
+    assert all(len(b) <= 10_000 or len(b.splitlines()) == 2 for b in bodies) and len(bodies) == 6
 
 
 @BOTH
@@ -393,12 +391,12 @@ def test_passages_that_vanish_in_silence_are_missed(server):
 def test_a_document_that_is_not_of_the_corpus_is_never_returned_as_one(server):
     retriever = connect(server, corpus("amber", "basil"), index="wiki")
     index = server.indices["wiki"]
-    index.docs["7"] = {"n": 7, "title": "", "text": "amber"}
+    index.docs["7"] = {"n": 7, "contents": "amber"}
     index.refresh()
     with pytest.raises(RunError, match="answers 'amber' .*not loaded into index wiki"):
         retriever.search(["amber"], 2)
     del index.docs["7"]
-    index.docs["mine"] = {"n": 1, "title": "", "text": "cedar"}
+    index.docs["mine"] = {"n": 1, "contents": "cedar"}
     index.refresh()
     with pytest.raises(RunError, match="answers 'cedar' .*not loaded into index wiki"):
         retriever.search(["cedar"], 2)
@@ -479,6 +477,7 @@ def test_others_are_refused_before_anything_is_done(server, number, product, mes
     ],
 )
 def test_what_is_no_such_server_at_all_is_told(server, answer, message):
+    server.version("", product="Another engine")
     server.faults["root"] = [answer]
     with pytest.raises(UserError, match=f"{message}.* neither Elasticsearch 7 to 9 nor OpenSearch"):
         connect(server, corpus("amber"))

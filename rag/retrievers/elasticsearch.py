@@ -35,7 +35,7 @@ _WORD = {
 }
 #: What the user can do, by how the reason of a failure begins.
 _REMEDIES = {
-    "HTTP 400": "check retriever.index, retriever.analyzer, retriever.shards and its max_clause_count",
+    "HTTP 400": "check retriever.index, retriever.analyzer and retriever.shards, or raise max_clause_count",
     "HTTP 401": "set or mend ES_API_KEY, or ES_USERNAME and ES_PASSWORD",
     "HTTP 403": "the user needs 'monitor' on the cluster and 'manage', 'read' and 'write' on the index",
     "SSL|FileNotFound": "give its authority's PEM file as retriever.ca_file, or retriever.verify=false",
@@ -128,7 +128,7 @@ class Elasticsearch:
         words = list(re.finditer(r"\w+", query))
         if not words:
             return []
-        text = _sendable(query[words[-QUERY_WORDS:][0].start() :])
+        text = query[words[-QUERY_WORDS:][0].start() :].encode("utf-8", "replace").decode()
         # None of the words is an operator. With several fields: the better, plus half the other.
         match = {"query": text, "fields": self._searched, "type": "best_fields", "tie_breaker": 0.5}
         body = {
@@ -166,9 +166,9 @@ class Elasticsearch:
         hosts = _addresses(self.url)
         self._server = ", ".join(hosts)
         key, user, password = (os.environ.get(f"ES_{n}", "") for n in ("API_KEY", "USERNAME", "PASSWORD"))
-        # Servers read UTF-8, and OpenSearch's client writes Latin-1.
-        plain = re.fullmatch(r"[\x20-\x7e]*", key + user + password)
-        if bool(user) != bool(password) or (user and key) or not plain:
+        # Because servers read UTF-8, and OpenSearch's client writes Latin-1.
+        ascii_only = re.fullmatch("[ -~]*", key + user + password)
+        if bool(user) != bool(password) or (user and key) or not ascii_only:
             raise UserError("set ES_API_KEY, encoded, or both ES_USERNAME and ES_PASSWORD, in ASCII")
         login = (user, password) if user else None
         self._secrets = [secret for secret in (key, password) if secret]
@@ -198,7 +198,7 @@ class Elasticsearch:
                 raise UserError(f"retriever.index={name} is not of probers and left alone: give another")
             changed = [setting for setting, value in self._recipe.items() if made_of.get(setting) != value]
             if changed or self.rebuild:
-                print(f"index {name} is made anew: another {', '.join(changed) or 'is asked for'}")
+                print(f"index {name} is made anew for: {', '.join(changed) or 'rebuild=true'}")
                 indices.delete(index=name, ignore_unavailable=True)
         if not indices.exists(index=name):
             self._create()
@@ -232,10 +232,7 @@ class Elasticsearch:
                 raise
 
     def _load(self) -> None:
-        """Send all passages; those that are there, from an earlier run or try, stay as they are.
-
-        As none is replaced, no deleted version stays behind to be counted by the idf.
-        """
+        """Send all passages; none is replaced, as a deleted version would still be counted by the idf."""
         options = {"index": self._name, "raise_on_error": False, **BULK}
         sent = self._streaming_bulk(self._client, self._documents(), **options)
         total, refused = len(self.passages), []
@@ -251,7 +248,8 @@ class Elasticsearch:
     def _documents(self) -> Iterator[dict[str, Any]]:
         for n, p in enumerate(passages_from(self.passages, 0)):
             texts = {"title": p.title, "text": p.text, "contents": f"{p.title} {p.text}"}
-            searched = {field: _sendable(texts[field]) for field in self._searched}
+            # Half surrogate pairs, which "replace" replaces, are no text for a server.
+            searched = {field: texts[field].encode("utf-8", "replace").decode() for field in self._searched}
             yield {"_op_type": "create", "_id": str(n), "n": n, **searched}
 
     def _told(self, call: Callable[..., Any], **options: Any) -> Any:
@@ -298,8 +296,3 @@ def _addresses(url: str | Sequence[str] | None) -> list[str]:
         shown = " ".join(given).rpartition("@")[2]  # without a password
         raise UserError(f"no server at {shown!r}: set ES_URL or retriever.url to http(s)://HOST:PORT alone")
     return [address.rstrip("/") for address in given]
-
-
-def _sendable(text: str) -> str:
-    """``text`` without half surrogate pairs, which are no text for a server."""
-    return text.encode("utf-8", "replace").decode()
