@@ -77,7 +77,7 @@ def test_it_ranks_as_bm25_does(server, formula):
     factor = 1 + formula.get("k1", 1.2)
     scores = [p.score for row in found for p in row]
     assert scores == pytest.approx([factor * p.score for row in expected for p in row], rel=1e-4)
-    assert found[0][0].text == expected[0][0].text and len(server.asked("msearch")) == 1
+    assert found[0][0].text == expected[0][0].text and len(server.asked("search")) == len(queries)
 
 
 def test_lengths_as_lucene_keeps_them_change_nothing_up_to_40_words_and_little_above(server):
@@ -94,14 +94,13 @@ def test_lengths_as_lucene_keeps_them_change_nothing_up_to_40_words_and_little_a
 
 
 @BOTH
-def test_ties_keep_the_corpus_order_and_few_matches_are_not_padded(server, monkeypatch):
-    monkeypatch.setattr(elasticsearch, "QUERIES", 2)
+def test_ties_keep_the_corpus_order_and_few_matches_are_not_padded(server):
     retriever = connect(server, corpus(*["same words"] * 20, "other"))
     tied, one, none, blank, all_ = retriever.search(["words", "other", "zebra", " ", "same other"], 30)
     assert [p.id for p in tied] == [f"p{i}" for i in range(20)] and [p.id for p in one] == ["p20"]
     assert none == [] and blank == [] and len(all_) == 21
     assert ids(retriever.search(["words"], 7)) == [[f"p{i}" for i in range(7)]]
-    assert [len(body.splitlines()) for body in server.asked("msearch")] == [4, 4, 2]
+    assert len(server.asked("search")) == 5  # none for a blank
 
 
 @BOTH
@@ -143,23 +142,8 @@ def test_a_query_with_too_many_words_is_cut_from_its_beginning(server):
     long = "early " * 200 + "cedar " * 1000
     assert ids(retriever.search([long, "amber", long], 5)) == [["p1"], ["p0"], ["p1"]]
     server.most_clauses = 8  # the server's own limit, which none of ours knows
-    with pytest.raises(RunError, match="answer 'cedar .* is too long: raise the server's indices.query"):
+    with pytest.raises(UserError, match="HTTP 400 .*maxClauseCount is set to 8; check .*max_clause_count"):
         retriever.search(["basil", long], 5)
-
-
-NESTED = {"type": "too_many_nested_clauses", "reason": "Query contains too many nested clauses"}
-
-
-@BOTH
-@pytest.mark.parametrize("reply", [
-    (500, {"type": "search_phase_execution_exception", "failed_shards": [{"reason": NESTED}]}),
-    (400, {"type": "illegal_argument_exception", "reason": "Query rewrite failed: too many clauses"}),
-])  # fmt: skip
-def test_every_way_a_server_says_too_many_clauses_is_understood(server, reply):
-    retriever = connect(server, corpus("amber basil", "cedar dune"))
-    server.query_faults = [{"error": reply[1], "status": reply[0]}]
-    with pytest.raises(RunError, match="cannot answer 'amber cedar': .*; the query is too long"):
-        retriever.search(["amber cedar"], 5)
 
 
 def test_k_is_checked_and_may_exceed_the_corpus(server):
@@ -168,7 +152,7 @@ def test_k_is_checked_and_may_exceed_the_corpus(server):
     with pytest.raises(UserError, match="k=0"):
         retriever.search(["amber"], 0)
     retriever.passages = range(10**6)
-    with pytest.raises(UserError, match="at most 10000"):
+    with pytest.raises(UserError, match="HTTP 400 .*Result window is too large"):
         retriever.search(["amber"], 10_001)
     assert retriever.search([], 3) == []
 
@@ -194,10 +178,10 @@ def test_a_complete_index_is_used_again_and_another_corpus_or_setting_is_not(ser
 def test_a_named_index_is_made_anew_when_its_corpus_changed(server, capsys):
     connect(server, corpus("amber", "basil"), index="wiki")
     changed = connect(server, corpus("cedar", "basil"), index="wiki")
-    assert "made anew: corpus:" in capsys.readouterr().out
+    assert "wiki is made anew for: corpus" in capsys.readouterr().out
     assert ids(changed.search(["amber", "cedar"], 2)) == [[], ["p0"]] and len(server.indices) == 1
     connect(server, corpus("cedar", "basil"), index="wiki", b=0.1)
-    assert "b: 0.75 there, 0.1 here" in capsys.readouterr().out
+    assert "made anew for: b\n" in capsys.readouterr().out
     server.requests.clear()
     connect(server, corpus("cedar", "basil"), index="wiki", b=0.1, rebuild=True)
     assert len(server.asked("delete")) == 1 and len(server.asked("bulk")) == 1
@@ -205,10 +189,10 @@ def test_a_named_index_is_made_anew_when_its_corpus_changed(server, capsys):
 
 @BOTH
 def test_an_index_of_someone_else_is_left_alone(server):
-    body = {"settings": {"index": {}}, "mappings": {"properties": {}}}
+    body = {"settings": {}, "mappings": {"properties": {}}}
     server.indices["wiki"] = FakeIndex("wiki", body, False)
     for rebuild in (False, True):
-        with pytest.raises(UserError, match="index=wiki exists.*not made by probers.*left alone"):
+        with pytest.raises(UserError, match="index=wiki is not of probers and left alone"):
             connect(server, corpus("amber"), index="wiki", rebuild=rebuild)
     assert server.indices["wiki"].mappings == body["mappings"] and not server.asked("delete")
 
@@ -218,21 +202,18 @@ def test_a_half_loaded_index_goes_on_where_it_stopped(server, monkeypatch):
     by(monkeypatch, 50)
     passages = corpus(*(f"word{i} amber" for i in range(500)))
     server.faults["bulk"] = [None] * 3 + ["reset"] * 10
-    with pytest.raises(RunError, match="gives no usable answer.*same command goes on"):
+    with pytest.raises(RunError, match="once this is mended, the same command goes on"):
         connect(server, passages)
     server.faults.clear()
-    server.requests.clear()
+    assert len(next(iter(server.indices.values())).docs) == 150
     retriever = connect(server, passages)
-    assert len(server.asked("bulk")) == 7  # 3 of the 10 were there
     assert ids(retriever.search(["word17", "word499"], 1)) == [["p17"], ["p499"]]
     # A finished index that lost passages is filled up too.
     index = server.indices[retriever._name]
     del index.docs["420"]
     index.refresh()
-    server.requests.clear()
     assert ids(connect(server, passages).search(["word420"], 1)) == [["p420"]]
-    assert len(server.asked("bulk")) == 2
-    index.docs["500"] = {"n": 500, "title": "", "text": "stray"}
+    index.docs["500"] = {"n": 500, "contents": "stray"}
     index.refresh()
     with pytest.raises(RunError, match="holds 501: .*retriever.rebuild=true"):
         connect(server, passages)
@@ -248,7 +229,7 @@ def test_bulk_requests_keep_to_their_sizes(server, monkeypatch):
     monkeypatch.setitem(elasticsearch.BULK, "max_chunk_bytes", 10_000)
     connect(server, passages, rebuild=True)
     bodies = server.asked("bulk")
-    assert all(len(b) <= 10_000 or len(b.splitlines()) == 2 for b in bodies) and len(bodies) == 7
+    assert all(len(b) <= 10_000 or len(b.splitlines()) == 2 for b in bodies) and len(bodies) == 6
 
 
 @BOTH
@@ -282,12 +263,12 @@ PASSING = [
 ]  # fmt: skip
 
 
-ENDPOINTS = ["root", "mapping", "create", "bulk", "refresh", "count", "put_mapping", "msearch"]
+ENDPOINTS = ["root", "mapping", "create", "bulk", "refresh", "count", "search"]
 
 
 @pytest.mark.parametrize(
     ("endpoint", "fault"),
-    [*((e, f) for e in ENDPOINTS for f in PASSING), ("bulk", "hang"), ("msearch", "hang")],
+    [*((e, f) for e in ENDPOINTS for f in PASSING), ("bulk", "hang"), ("search", "hang")],
     ids=lambda v: str(v[0] if isinstance(v, tuple) else v),
 )
 @pytest.mark.parametrize("product", ["Elasticsearch", "OpenSearch"])
@@ -317,7 +298,7 @@ def test_a_passing_fault_is_tried_again_and_nothing_is_twice_there(server, produ
 )
 def test_a_lasting_fault_in_a_search_is_one_clear_sentence_and_then_it_goes_on(server, fault, reason):
     retriever = connect(server, corpus("amber", "basil"), retries=1, timeout=0.5)
-    server.faults["msearch"] = [fault] * 2
+    server.faults["search"] = [fault] * 2
     with pytest.raises(RunError) as error:
         retriever.search(["amber"], 1)
     assert reason in str(error.value) and server.url in str(error.value) and "\n" not in str(error.value)
@@ -343,7 +324,7 @@ def test_of_several_nodes_one_may_be_dead(server, monkeypatch, number):
 def test_a_server_that_is_not_there_is_told(server):
     with FakeElasticsearch() as gone:
         pass
-    with pytest.raises(RunError, match=rf"^{gone.url} gives no usable answer: .*Connection refused"):
+    with pytest.raises(RunError, match=rf"^{gone.url}: .*Connection refused.* same command goes on"):
         Elasticsearch(corpus("amber"), url=gone.url, **FAST)
 
 
@@ -357,14 +338,14 @@ def test_passages_put_off_are_sent_again_alone_and_those_refused_are_listed(serv
     by(monkeypatch, 5)
     with pytest.raises(RunError) as error:
         connect(server, passages, index="two")
-    assert "refused 2 passages: 'p4' (" in str(error.value) and "'p7' (" in str(error.value)
+    assert "2 passages are refused: 'p4' (" in str(error.value) and "'p7' (" in str(error.value)
     assert "mapper_parsing_exception: failed to parse no such thing" in str(error.value)
     assert len(server.indices["two"].docs) == 13  # the others are loaded
     server.refuse = {}
     connect(server, passages, index="two")
     assert len(server.indices["two"].docs) == 15
     server.put_off = {"3": 99}
-    with pytest.raises(RunError, match=r"refused 1 passages: 'p3' \(es_rejected_execution_exception"):
+    with pytest.raises(RunError, match=r"1 passages are refused: 'p3' \(es_rejected_execution_exception"):
         connect(server, passages, index="three")
 
 
@@ -373,7 +354,7 @@ def test_many_refused_passages_stop_the_loading(server, monkeypatch):
     passages = corpus(*(f"word{i}" for i in range(200)))
     server.refuse = {str(i): "no" for i in range(200)}
     by(monkeypatch, 10)
-    with pytest.raises(RunError, match=r"refused 10 passages: .*'p9'"):
+    with pytest.raises(RunError, match=r"10 passages are refused: .*'p9'"):
         connect(server, passages)
     assert len(server.asked("bulk")) == 1
 
@@ -392,33 +373,30 @@ def test_a_full_disk_is_an_error_with_the_remedy(server, status, monkeypatch):
     server.room = None
     refusal = {"error": {"type": "cluster_block_exception", "reason": FULL.format("x")}, "status": status}
     server.faults["create"] = [(status, {}, refusal)] * 9
-    with pytest.raises(RunError, match="free space on its disk"):
+    with pytest.raises(RunError, match="free its disk"):
         connect(server, corpus("amber"))
 
 
 @BOTH
-def test_passages_that_vanish_in_silence_are_missed(server, monkeypatch):
+def test_passages_that_vanish_in_silence_are_missed(server):
     passages = corpus(*WORDS)
     server.lose = {"9"}
     with pytest.raises(RunError, match="acknowledged 15 passages but index .* holds 14: check its disk"):
         connect(server, passages)
     server.lose = set()
-    server.requests.clear()
-    by(monkeypatch, 1)
-    connect(server, passages)
-    assert len(server.asked("bulk")) == 6  # from the gap on
+    assert ids(connect(server, passages).search([WORDS[9]], 2)) == [["p9"]]
 
 
 @BOTH
 def test_a_document_that_is_not_of_the_corpus_is_never_returned_as_one(server):
     retriever = connect(server, corpus("amber", "basil"), index="wiki")
     index = server.indices["wiki"]
-    index.docs["7"] = {"n": 7, "title": "", "text": "amber"}
+    index.docs["7"] = {"n": 7, "contents": "amber"}
     index.refresh()
     with pytest.raises(RunError, match="answers 'amber' .*not loaded into index wiki"):
         retriever.search(["amber"], 2)
     del index.docs["7"]
-    index.docs["mine"] = {"n": 1, "title": "", "text": "cedar"}
+    index.docs["mine"] = {"n": 1, "contents": "cedar"}
     index.refresh()
     with pytest.raises(RunError, match="answers 'cedar' .*not loaded into index wiki"):
         retriever.search(["cedar"], 2)
@@ -441,7 +419,7 @@ WHOLE = {"timed_out": False, "_shards": {"failed": 0}, "status": 200}
 ])  # fmt: skip
 def test_an_answer_in_part_or_with_other_than_what_was_asked_is_refused(server, answer):
     retriever = connect(server, corpus("amber", "basil", "cedar"))
-    server.query_faults = [None, answer or {"took": 1}]
+    server.faults["search"] = [None, (200, {}, answer or {"took": 1})]
     with pytest.raises(RunError, match="answers 'basil' in part, or with what was not loaded"):
         retriever.search(["amber", "basil", "cedar"], 2)
 
@@ -450,10 +428,9 @@ def test_an_answer_in_part_or_with_other_than_what_was_asked_is_refused(server, 
 def test_a_query_that_cannot_be_answered_is_told(server):
     retriever = connect(server, corpus("amber", "basil", "cedar"))
     error = {"root_cause": [{"type": "query_shard_exception", "reason": "bad field"}], "reason": "all failed"}
-    server.query_faults = [None, {"error": error, "status": 400}]
-    with pytest.raises(RunError, match="cannot answer 'basil': query_shard_exception: bad field"):
+    server.faults["search"] = [None, (400, {}, {"error": error, "status": 400})]
+    with pytest.raises(UserError, match="HTTP 400 query_shard_exception: bad field"):
         retriever.search(["amber", "basil"], 1)
-    server.query_faults = []
     server.indices.clear()
     with pytest.raises(RunError, match="no such index"):
         retriever.search(["amber"], 1)
@@ -470,7 +447,7 @@ def test_a_query_that_cannot_be_answered_is_told(server):
 def test_servers_that_speak_it_are_taken(server, number, product):
     server.version(number, product=product)
     retriever = connect(server, corpus("amber"))
-    assert f"({product} {number} at {server.url})" in repr(retriever)
+    assert type(retriever._client).__module__.startswith("elasticsearch" if server.elastic else "opensearch")
 
 
 @pytest.mark.parametrize(
@@ -495,11 +472,12 @@ def test_others_are_refused_before_anything_is_done(server, number, product, mes
         ((200, {}, b'{"version": {"num'), "JSONDecodeError"),
         ((404, {"Content-Type": "text/html"}, b"<html>nothing</html>"), "HTTP 404"),
         ((301, {"Location": "https://there:9200/"}, b""), "HTTP 301"),
-        ((200, {}, {"version": 3}), "does not say its version"),
-        ((200, {}, ["a"]), "does not say its version"),
+        ((200, {}, {"version": 3}), "HTTP 200"),
+        ((200, {}, ["a"]), "HTTP 200"),
     ],
 )
 def test_what_is_no_such_server_at_all_is_told(server, answer, message):
+    server.version("", product="Another engine")
     server.faults["root"] = [answer]
     with pytest.raises(UserError, match=f"{message}.* neither Elasticsearch 7 to 9 nor OpenSearch"):
         connect(server, corpus("amber"))
@@ -519,13 +497,12 @@ def test_what_is_no_such_server_at_all_is_told(server, answer, message):
         ({"index": "a,b"}, r"Invalid index name \[a,b\].*check retriever.index"),
         ({"k1": -1}, "k1=-1"),
         ({"b": 2}, "b=2"),
-        ({"fields": "both"}, "choose joined or separate"),
         ({"analyzer": "a b"}, r"analyzer \[a b\] .*check .*retriever.analyzer"),
         ({"shards": 0}, "shards=0"),
         ({"timeout": 0}, "timeout=0"),
         ({"retries": -1}, "retries=-1"),
-        ({"ca_file": __file__}, "no use with http://"),
-        ({"ca_file": __file__, "url": "https://x:1", "verify": False}, "no use with .*verify=False"),
+        ({"ca_file": __file__}, "needs https and verify=true"),
+        ({"ca_file": __file__, "url": "https://x:1", "verify": False}, "needs https and verify=true"),
     ],
 )
 def test_a_mistaken_request_is_told_before_anything_is_made(server, options, message):
@@ -540,7 +517,7 @@ def test_a_server_may_be_behind_a_path(server, product):
     server.path = "/behind/a/proxy"
     retriever = connect(server, corpus("amber"), url=f"{server.url}/behind/a/proxy/")
     assert ids(retriever.search(["amber"], 1)) == [["p0"]]
-    assert f"at {server.url}/behind/a/proxy)" in repr(retriever)
+    assert f"({server.url}/behind/a/proxy)" in repr(retriever)
 
 
 def test_a_missing_extra_is_one_sentence_with_the_line_that_installs_it(server, monkeypatch):
@@ -557,8 +534,8 @@ def test_an_empty_corpus_is_refused(server):
     assert not server.requests
 
 
-KEY, USER, PASSWORD = "aWQ6c2VjcmV0LWtleS0xMjM=", "reader", "pa ss:wörd@1/2"
-BASIC = "Basic cmVhZGVyOnBhIHNzOnfDtnJkQDEvMg=="
+KEY, USER, PASSWORD = "aWQ6c2VjcmV0LWtleS0xMjM=", "reader", "pa ss:word@1/2"
+BASIC = "Basic cmVhZGVyOnBhIHNzOndvcmRAMS8y"
 WAYS = {
     "key": ({"ES_API_KEY": KEY}, f"ApiKey {KEY}"),
     "user": ({"ES_USERNAME": USER, "ES_PASSWORD": PASSWORD}, BASIC),
@@ -594,12 +571,12 @@ def test_credentials_come_from_the_environment_and_go_nowhere_else(
             told.append(f"{seen!r} {seen}")
             seen = seen.__cause__ or seen.__context__
 
-    server.faults["msearch"] = [(503, {}, {"error": f"{header} cannot be served"})] * 9
+    server.faults["search"] = [(503, {}, {"error": f"{header} cannot be served"})] * 9
     with pytest.raises(RunError, match=r"\*\*\* cannot be served") as error:
         retriever.search(["basil"], 1)
     note(error)
     server.faults.clear()
-    server.forbidden = {"msearch"}
+    server.forbidden = {"search"}
     with pytest.raises(UserError, match="HTTP 403 .*'manage', 'read'") as error:
         retriever.search(["basil"], 1)
     note(error)
@@ -610,7 +587,7 @@ def test_credentials_come_from_the_environment_and_go_nowhere_else(
     assert any(record.name.startswith(("elastic_transport", "opensearch")) for record in caplog.records)
     output = capfd.readouterr()
     told += [caplog.text, output.out, output.err]
-    secrets = [KEY, "secret-key-123", PASSWORD, BASIC.split()[1], "w%C3%B6rd", "wörd"]
+    secrets = [KEY, "secret-key-123", PASSWORD, BASIC.split()[1], "pa%20ss", "pa ss"]
     for secret in secrets:
         assert not any(secret in text for text in told), [text for text in told if secret in text]
 
@@ -644,6 +621,7 @@ def test_an_address_with_a_password_is_refused_as_an_option_without_being_shown(
         {"ES_USERNAME": USER},
         {"ES_PASSWORD": "hidden"},
         {"ES_API_KEY": "hid den\nc"},
+        {"ES_USERNAME": "reader", "ES_PASSWORD": "hidd\u00e9n"},
     ],
 )
 def test_credentials_that_contradict_each_other_are_told(server, monkeypatch, environ):
@@ -676,7 +654,7 @@ def test_certificates_are_checked_unless_told_otherwise(server, certificate):
         assert not secure.requests
         for options in ({"ca_file": certificate[0]}, {"verify": False}):
             assert ids(connect(secure, corpus("amber"), **options).search(["amber"], 1)) == [["p0"]]
-        with pytest.raises(RunError, match="gives no usable answer"):
+        with pytest.raises(RunError, match="same command goes on"):
             connect(secure, corpus("amber"), url=secure.url.replace("https", "http"), retries=0)
 
 

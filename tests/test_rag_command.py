@@ -421,18 +421,18 @@ def test_a_server_that_goes_away_ends_the_run_and_the_same_command_goes_on(rag, 
         asked = ["trigger=always", "split=test", "retriever=elasticsearch", f"retriever.url={server.url}",
                  "retriever.retries=1"]  # fmt: skip
         whole = (rag(*asked, "out=whole") / "traces.jsonl").read_text()
-        answer, calls = server.msearch, []
+        answer, calls = server.search, []
 
-        def twice(body):
+        def some(name, body, asked):
             calls.append(1)
-            if len(calls) > 2:
-                server.faults["msearch"] = ["reset"] * 9
-            return answer(body)
+            if len(calls) > 20:
+                server.faults["search"] = ["reset"] * 9
+            return answer(name, body, asked)
 
-        server.msearch = twice
+        server.search = some
         with pytest.raises(SystemExit) as ended:
             cli.main("rag", [*COMMON, *asked, "out=parts"])
-        server.msearch = answer
+        server.search = answer
         error = capsys.readouterr().err.splitlines()[-1]
         assert ended.value.code == 1
         assert error.startswith("probers-rag: ") and server.url in error
