@@ -102,7 +102,7 @@ def _take_back(made: _Made) -> None:
     """Remove what stands only for a run that never began; the earlier run is put back."""
     if any(p.name not in _PAPERS for p in made.path.rglob("*") if p.is_file() or p.is_symlink()):
         return
-    _release(made.path)
+    _release(made.path.resolve())
     for name in _PAPERS:
         (made.path / name).unlink(missing_ok=True)
     for folder in sorted((p for p in made.path.rglob("*") if p.is_dir()), reverse=True):
@@ -237,17 +237,12 @@ class RunFolder:
             lock.acquire()
         _HELD[path] = lock
         since = datetime.now(timezone.utc).isoformat(timespec="seconds")
-        about = {
-            "command": self.command,
-            "process": os.getpid(),
-            "host": socket.gethostname(),
-            "since": since,
-        }
-        write_text(path / _WRITER, canonical_json(about))
+        who = {"command": self.command, "process": os.getpid(), "host": socket.gethostname()}
+        write_text(path / _WRITER, canonical_json(who | {"since": since}))
 
     def _set_aside(self) -> Path:
         """Move the run that is here to ``<out>.old-1``, or the next number that is free."""
-        path = self.path
+        path = Path(os.path.abspath(self.path))  # "." has no name
         old = next(o for n in count(1) if not os.path.lexists(o := path.with_name(f"{path.name}.old-{n}")))
         with writing(old):
             held = path.resolve()
@@ -255,7 +250,7 @@ class RunFolder:
             _release(held, old)
             path.mkdir()
             self._lock()
-        print(f"the run that was at {path} is now at {old}", flush=True)
+        print(f"the run that was at {self.path} is now at {self.path.with_name(old.name) if self.path.name else old}", flush=True)
         return old
 
     def _write(self, *, complete: bool, summary: dict[str, Any], replaced: Path | None = None) -> None:
@@ -283,7 +278,7 @@ class RunFolder:
 def _writer(path: Path) -> str:
     """Who writes to a folder and since when, as it says there itself."""
     try:
-        found = json.loads((path / _WRITER).read_text(encoding="utf-8"))
+        found = read_json(path / _WRITER)
         return (
             f"probers-{found['command']} (process {found['process']} on {found['host']}, since "
             f"{found['since']})"
