@@ -250,7 +250,7 @@ class RunFolder:
             _release(held, old)
             path.mkdir()
             self._lock()
-        print(f"the run that was at {self.path} is now at {self.path.with_name(old.name) if self.path.name else old}", flush=True)
+        print(f"the run that was at {self.path} is now at {os.path.relpath(old)}", flush=True)
         return old
 
     def _write(self, *, complete: bool, summary: dict[str, Any], replaced: Path | None = None) -> None:
