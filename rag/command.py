@@ -19,6 +19,7 @@ from probers.types import Decision, Passage, Question, Round, UserError
 
 from .build import find_classifier, find_prober, loop_options, prober_kind, with_bank
 from .compare.outcomes import Comparison, Outcomes, table_lines
+from .contamination import Contamination
 from .loop import RAG
 from .traces import Answer, TraceFile
 from .triggers.base import as_trigger
@@ -210,7 +211,6 @@ def run(cfg: DictConfig) -> Path | None:
         raise UserError("question is empty: write a question in words")
     one = cfg.question is not None
     asked = build(cfg.questions)
-    questions, record = ([_known(cfg, asked)], {}) if one else _many(cfg, asked)
     corpus = load_passages(cfg)
     given = with_bank(
         cfg.trigger, lambda: find_prober(cfg, prober_kind(cfg.trigger)), lambda: find_classifier(cfg)
@@ -221,6 +221,10 @@ def run(cfg: DictConfig) -> Path | None:
     name = trigger.name
     if cfg.prober is not None and "bank" not in given:
         print(f"note: prober={cfg.prober} is not used: trigger={name} takes none, or was given another")
+    contamination = Contamination.of(trained, allowed=cfg.allow_overlap or one)
+    questions, record = ([_known(cfg, asked)], {}) if one else _many(cfg, asked, contamination)
+    for note in contamination.notes(questions):
+        print(note)
     trigger.check_questions(questions)
     out = cfg.out if cfg.out is not None else (None if one else f"runs/rag/{name}")
     config = record_of(cfg) | {"inputs": inputs(*asked.files, cfg.corpus, *trained), "asked": record}
@@ -253,11 +257,14 @@ def _known(cfg: DictConfig, asked: QuestionSource) -> Question:
     return next((q for q in known if q.question == text), Question("question", text))
 
 
-def _many(cfg: DictConfig, asked: QuestionSource) -> tuple[list[Question], dict[str, Any]]:
+def _many(
+    cfg: DictConfig, asked: QuestionSource, contamination: Contamination
+) -> tuple[list[Question], dict[str, Any]]:
     """The questions asked for, and the record of how they were chosen."""
     found = open_questions(
-        asked, limit=cfg.limit, split=cfg.split, seed=cfg.seed, on_bad_line=cfg.on_bad_line
-    )
+        asked, limit=cfg.limit, split=cfg.split, seed=cfg.seed, on_bad_line=cfg.on_bad_line,
+        unfit=contamination.not_asked,
+    )  # fmt: skip
     for line in found.lines():
         print(line)
     return found.questions, found.record

@@ -74,6 +74,13 @@ class Examples:
         chosen = self.rows["train"][[g in kept for g in self.column("group", "train")]]
         return replace(self, rows={**self.rows, "train": chosen})
 
+    def seen(self) -> dict[str, list[tuple[str, str, str]]]:
+        """Data set, group and question of the texts of each split, as :func:`write_seen` takes them."""
+        table = self.table
+        columns = [table[c] if c in table else [""] * len(table) for c in ("dataset", "group", "question")]
+        texts = list(zip(*columns, strict=True))
+        return {split: [texts[row] for row in rows] for split, rows in self.rows.items()}
+
     def split_record(self) -> dict[str, list[str]]:
         """The groups of each split, to be written beside what was trained on them."""
         return {split: sorted(map(str, self.groups(split))) for split in self.rows}

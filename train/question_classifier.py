@@ -19,13 +19,14 @@ from probers.bank.question_classifier import STRATEGIES
 from probers.commands.config import compose
 from probers.commands.parts import build, record_of
 from probers.commands.runs import RunFolder, newest_store
+from probers.data.overlap import write_seen
 from probers.evaluation.bootstrap import Bootstrap
 from probers.evaluation.metrics import auroc
 from probers.files import canonical_json, write_text
 from probers.pages import render
 from probers.store.files import fingerprint
 from probers.store.store import FeatureStore
-from probers.types import UserError
+from probers.types import SPLITS, UserError
 
 from .controls import SHUFFLED
 from .evaluate import as_figures
@@ -70,6 +71,7 @@ def run(cfg: DictConfig) -> Path:
         resamples=cfg.resamples, seed=cfg.seed,
     )  # fmt: skip
     figures["splits"] = {name: _split(part) for name, part in sorted(labelled.items())}
+    write_seen(out, _seen(store))
     classifier.save(out)
     write_text(out / "metrics.json", canonical_json(figures))
     write_text(out / "README.md", write_card(figures, model=store.spec.model.id, data=path, out=out))
@@ -146,6 +148,16 @@ def strategies_of(store: FeatureStore) -> dict[str, Labelled]:
             f"the store {store.path} has no question that was answered both without and with passages: "
             "make one with 'probers-datagen --source cot'"
         )
+    return found
+
+
+def _seen(store: FeatureStore) -> dict[str, list[tuple[str, str, str]]]:
+    """Data set, group and text of every question, by split."""
+    found: dict[str, list[tuple[str, str, str]]] = {split: [] for split in SPLITS}
+    for table in store.tables():
+        columns = [table.get(name, [""] * len(table)) for name in ("dataset", "group", "question")]
+        for split, *text in zip(table["split"], *columns, strict=True):
+            found[split].append(tuple(text))
     return found
 
 

@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from safetensors.torch import save as encode
 from torch import nn
 
+from ..data.overlap import FILE as SEEN
 from ..files import canonical_json, write_bytes, write_text
 from ..heads import HEADS, ProbeHead, factory, head_name
 from ..types import UserError, first_line
@@ -21,7 +22,7 @@ from ..types import UserError, first_line
 CONFIG = "config.json"
 _HEADS, _METRICS, _CARD = "heads.safetensors", "metrics.json", "README.md"
 #: What a prober consists of; nothing else is downloaded.
-FILES = (CONFIG, _HEADS, _METRICS, _CARD)
+FILES = (CONFIG, _HEADS, _METRICS, _CARD, SEEN)
 #: Folder of the pictures that the card shows.
 PICTURES = "plots"
 _FORMAT, _SCHEMA = "probers-bank", 2

@@ -218,6 +218,7 @@ class _Answering(_Reading):
     """What the two commands of the loop share."""
 
     prober: Name | None
+    allow_overlap: bool
     max_retrievals: Natural
     answer_tokens: Natural
     draft: Natural

@@ -13,7 +13,7 @@ import random
 from array import array
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import TypeVar
@@ -80,35 +80,51 @@ class Drawn:
             file's), so that a smaller limit is a part of a larger one.
         available: how many there were to draw from, which are those in the split asked for.
         splits: how many usable questions each split has.
+        seen: how many of the split were left out because something was trained on them.
     """
 
     questions: list[Question]
     available: int
     splits: dict[str, int]
+    seen: int
 
 
-def draw_stream(questions: Iterable[Question], *, limit: int | None, split: str | None, seed: int) -> Drawn:
+#: Whether a question, with group and split, may not be asked.
+Unfit = Callable[[Question], bool]
+
+
+def draw_stream(
+    questions: Iterable[Question], *, limit: int | None, split: str | None, seed: int, unfit: Unfit
+) -> Drawn:
     """Draw from a stream, holding ``limit`` questions at most."""
     splits: Counter[str] = Counter()
+    seen = 0
     side_of = Splits(seed)
 
     def placed() -> Iterator[Question]:
+        nonlocal seen
         for question in questions:
             group = question.group or question.id
             side = question.split or side_of(group)
             splits[side] += 1
             if split in (None, side):
-                yield replace(question, group=group, split=side)
+                whole = replace(question, group=group, split=side)
+                if unfit(whole):
+                    seen += 1
+                else:
+                    yield whole
 
     if limit is None:
         drawn = list(placed())
     else:
         drawn = heapq.nsmallest(limit, placed(), key=lambda q: draw_key("limit", seed, q.id))
     available = sum(splits.values()) if split is None else splits[split]
-    return Drawn(drawn, available, dict(splits))
+    return Drawn(drawn, available - seen, dict(splits), seen)
 
 
-def draw_whole(questions: Iterable[Question], *, limit: int | None, split: str | None, seed: int) -> Drawn:
+def draw_whole(
+    questions: Iterable[Question], *, limit: int | None, split: str | None, seed: int, unfit: Unfit
+) -> Drawn:
     """Draw from questions that are held at once; the shares of splits are exact to within one group."""
     held = [replace(q, group=q.group or q.id) for q in questions]
     groups = sorted({q.group for q in held if not q.split})
@@ -117,4 +133,5 @@ def draw_whole(questions: Iterable[Question], *, limit: int | None, split: str |
     held = [replace(q, split=q.split or sides[q.group]) for q in held]
     splits = Counter(q.split for q in held)
     pool = held if split is None else [q for q in held if q.split == split]
-    return Drawn(limited(pool, limit, seed), len(pool), dict(splits))
+    fit = [q for q in pool if not unfit(q)]
+    return Drawn(limited(fit, limit, seed), len(fit), dict(splits), len(pool) - len(fit))

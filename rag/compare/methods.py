@@ -163,6 +163,15 @@ def complete(cfg: DictConfig) -> list[str]:
     return notes
 
 
+def parts_of(cfg: DictConfig) -> list[str]:
+    """Folders or hub ids of the trained parts that the methods name, or :func:`complete` has found."""
+    named = [cfg[key] for key in TRAINED]
+    for name in cfg.triggers:
+        options = (cfg.methods.get(name) or {}).get("trigger_options") or {}
+        named += [options.get(key) for key in ("bank", "classifier")]
+    return [part for part in named if isinstance(part, str)]
+
+
 def _token_prober(cfg: DictConfig) -> str | None:
     """The prober of single tokens: ``cfg.prober`` if it is one, else the newest of this model."""
     from probers.bank.bank import ProbeBank

@@ -13,13 +13,15 @@ from omegaconf import DictConfig
 from probers.commands.parts import build, inputs, load_model, load_passages, record_of
 from probers.commands.runs import RunFolder
 from probers.data.questions import EmptySplitError, QuestionSet, QuestionSource, open_questions
+from probers.data.splits import Unfit
 from probers.types import Needs, Question
 
 from ..build import find_prober, loop_options
+from ..contamination import Contamination
 from ..triggers.never import Never
 from .curves import record_all, rerun_all
 from .findings import Findings, write
-from .methods import TRAINED, Method, MethodRun, build_methods, complete
+from .methods import Method, MethodRun, build_methods, complete, parts_of
 from .shared_generations import GenerationCache, SharedRAG, joined
 from .thresholds import Tuned, tune_once
 
@@ -33,10 +35,6 @@ def run(cfg: DictConfig) -> Path:
     from probers.bank.bank import ProbeBank
 
     asked = build(cfg.questions)
-    found, split, others = _open(cfg, asked)
-    questions = found.questions
-    for line in found.lines():
-        print(line)
     corpus = load_passages(cfg)
     notes = complete(cfg)
     banks: dict[str, ProbeBank] = {}
@@ -47,9 +45,15 @@ def run(cfg: DictConfig) -> Path:
         return banks.setdefault(path, ProbeBank.from_pretrained(path))
 
     methods = build_methods(cfg, bank)
+    read = list(dict.fromkeys([*banks, *parts_of(cfg)]))
+    contamination = Contamination.of(read, allowed=cfg.allow_overlap)
+    found, split, others = _open(cfg, asked, contamination)
+    questions = found.questions
+    for line in found.lines():
+        print(line)
+    notes = [*contamination.notes(questions), *found.notes, *notes]
     for method in methods:
         method.trigger.check_questions(questions)
-    read = [*banks, *(str(cfg[key]) for key in TRAINED if cfg[key] is not None)]
     config = record_of(cfg) | {"inputs": inputs(*asked.files, cfg.corpus, *read), "asked": found.record}
     folder = RunFolder(Path(cfg.out), "compare", config)
     if not folder.begin(what="comparison"):
@@ -70,7 +74,7 @@ def run(cfg: DictConfig) -> Path:
         method.loop(rag)
     if split != "test":
         notes.append(f"There are no test questions: these are of the {split} split.")
-    tuned = _tune(cfg, rag, methods, folder.path, notes, split=others)
+    tuned = _tune(cfg, rag, methods, folder.path, notes, split=others, unfit=contamination.not_tuned_on)
     recorded = _recorded_once(methods)
     reference = _closed_book(replace(rag, also=recorded), methods, questions, folder.path, notes)
     # Attention is large and read in the middle of answers, which methods hardly ever share.
@@ -85,7 +89,9 @@ def run(cfg: DictConfig) -> Path:
     return folder.path
 
 
-def _open(cfg: DictConfig, asked: QuestionSource) -> tuple[QuestionSet, str, str]:
+def _open(
+    cfg: DictConfig, asked: QuestionSource, contamination: Contamination
+) -> tuple[QuestionSet, str, str]:
     """The questions, their split, and the split that thresholds are chosen on.
 
     Many question sets keep their test answers to themselves: their validation questions are asked
@@ -94,7 +100,10 @@ def _open(cfg: DictConfig, asked: QuestionSource) -> tuple[QuestionSet, str, str
     problems = []
     for split, others in (("test", "validation"), ("validation", "train")):
         try:
-            return open_questions(asked, limit=cfg.limit, split=split, **_reading(cfg)), split, others
+            found = open_questions(
+                asked, limit=cfg.limit, split=split, unfit=contamination.not_asked, **_reading(cfg)
+            )
+            return found, split, others
         except EmptySplitError as problem:
             problems.append(problem)
     raise problems[0]
@@ -105,8 +114,9 @@ def _reading(cfg: DictConfig) -> dict[str, Any]:
 
 
 def _tune(
-    cfg: DictConfig, rag: SharedRAG, methods: Sequence[Method], out: Path, notes: list[str], *, split: str
-) -> dict[str, Tuned]:
+    cfg: DictConfig, rag: SharedRAG, methods: Sequence[Method], out: Path, notes: list[str], *,
+    split: str, unfit: Unfit,
+) -> dict[str, Tuned]:  # fmt: skip
     """Thresholds and calibration from questions of another split, for the triggers that bring none."""
     triggers = {m.name: m.trigger for m in methods if m.tunable or m.calibrated}
     tunable = [m.name for m in methods if m.tunable]
@@ -114,7 +124,7 @@ def _tune(
         return {}
     try:
         questions = open_questions(
-            build(cfg.questions), limit=cfg.validation, split=split, **_reading(cfg)
+            build(cfg.questions), limit=cfg.validation, split=split, unfit=unfit, **_reading(cfg)
         ).questions
     except EmptySplitError:  # a file that says of every question that it is of the test split
         questions = []

@@ -20,7 +20,7 @@ from tqdm import tqdm
 
 from ...types import SPLITS, Question, UserError
 from ..records import BadLine, LeftOut, Row, check_bad_line, check_object, what_is_wrong
-from ..splits import draw_stream, draw_whole
+from ..splits import Unfit, draw_stream, draw_whole
 from .base import Layout, QuestionSource, layout
 from .values import Record, UnusableError
 
@@ -100,6 +100,7 @@ def open_questions(
     split: str | None = None,
     seed: int = 0,
     on_bad_line: BadLine = "error",
+    unfit: Unfit = lambda question: False,
     **options: Any,
 ) -> QuestionSet:
     """Read a question set and draw from it.
@@ -112,6 +113,7 @@ def open_questions(
         seed: also deals groups of questions to splits, where the file does not say.
         on_bad_line: what a malformed record does. A well-formed question that cannot be
             asked (no answer, a repeated id) is always left out, and counted.
+        unfit: which questions are not asked, since something was trained on them; they are counted.
         options: fields of the source's class, such as ``path``.
 
     Raises:
@@ -132,17 +134,23 @@ def open_questions(
         opened = replace(source, **options)
     reading = _Reading(opened, on_bad_line)
     draw = draw_whole if opened.whole else draw_stream
-    drawn = draw(reading, limit=limit, split=split, seed=seed)
+    drawn = draw(reading, limit=limit, split=split, seed=seed, unfit=unfit)
     excluded, available = reading.excluded, drawn.available
     if not sum(drawn.splits.values()):
         raise UserError(f"{opened.spec} holds no usable question: {excluded.summary() or 'it is empty'}")
-    if not available:
+    if not available and not drawn.seen:
         found = ", ".join(f"{n} {name}" for name, n in sorted(drawn.splits.items()))
         raise EmptySplitError(
             f"{opened.spec} has no question in the {split} split (its questions are: {found})"
         )
     notes: list[str] = []
     where = f" in the {split} split" if split else ""
+    if drawn.seen:
+        notes.append(
+            f"{drawn.seen} questions{where} are left out: a part of this run was trained or tuned on them"
+        )
+    if not available:
+        raise EmptySplitError(f"{opened.spec}: all {drawn.seen} questions{where} were trained or tuned on")
     if excluded.lost:
         notes.append(f"{opened.spec} breaks off at {excluded.lost}: nothing behind it was read")
     if limit is not None and available < limit:
@@ -157,6 +165,7 @@ def open_questions(
         "source": opened.spec, "layout": opened.layout_name(reading.layouts), "seed": seed, "limit": limit,
         "split": split, "read": reading.read, "splits": drawn.splits, "available": available,
         "used": len(drawn.questions), "excluded": dict(excluded.counts), "digest": _digest(drawn.questions),
+        **({"trained_on": drawn.seen} if drawn.seen else {}),
     }  # fmt: skip
     return QuestionSet(drawn.questions, excluded, record, tuple(notes))
 
