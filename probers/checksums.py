@@ -6,13 +6,13 @@ import hashlib
 import json
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from .files import canonical_json, digest, read_json, regular, write_text
-from .types import RunError
+from .types import RunError, first_line
 
 _BLOCK = 1 << 20  # bytes
 _RACY = 2_000_000_000  # nanoseconds: file systems whose clock is coarser are not known
@@ -35,8 +35,12 @@ def sealed(value: Mapping[str, Any]) -> str:
     return canonical_json({**value, _SEAL: digest(canonical_json(dict(value)), 64)})
 
 
-def unsealed(path: Path) -> dict[str, Any]:
-    """What was given to :func:`sealed`; one without a checksum, as older versions wrote them, is taken.
+def unsealed(path: Path, *, older: bool = True) -> dict[str, Any]:
+    """What was given to :func:`sealed`.
+
+    Args:
+        path: of the file.
+        older: take one without a checksum, as older versions wrote them.
 
     Raises:
         OSError: it is not there, or cannot be read.
@@ -46,9 +50,28 @@ def unsealed(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ValueError("holds no JSON object")
     seal = value.pop(_SEAL, None)
+    if seal is None and not older:
+        raise ValueError("carries no checksum")
     if seal is not None and seal != digest(canonical_json(value), 64):
         raise ValueError("was altered")
     return value
+
+
+def made_once(path: Path, make: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
+    """What ``make`` gave, now or in an earlier run, as the file holds it; a damaged one is made again.
+
+    Args:
+        path: of the file, which carries its own checksum.
+        make: plain containers.
+    """
+    try:
+        return unsealed(path, older=False)
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError) as error:
+        print(f"{path} {first_line(error)}: it is made again", flush=True)
+    write_text(path, sealed(make()))
+    return unsealed(path, older=False)
 
 
 def take(folder: Path, names: Iterable[str]) -> dict[str, dict[str, Any]]:
