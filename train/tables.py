@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from textwrap import fill
 from typing import Any
 
+from probers.files import read_json
 from probers.types import RunError
 
 from .controls import ENSEMBLE, SHUFFLED, WITH_ENTROPY
@@ -210,7 +210,9 @@ def compare_runs(jobs: Sequence[Sequence[str]], folders: Sequence[Path]) -> str:
 def _figures(folder: Path) -> dict[str, Any]:
     path = folder / "metrics.json"
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, json.JSONDecodeError) as error:
+        found = read_json(path)
+        if not isinstance(found, dict):
+            raise ValueError("holds no JSON object")
+    except (OSError, ValueError) as error:
         raise RunError(f"the figures of a run cannot be read: {path}: {error}") from error
     return found
