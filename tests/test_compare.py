@@ -198,7 +198,7 @@ def test_every_adaptive_method_is_set_against_random_retrieval_at_its_budget(pla
     assert entry["em"]["value"] == pytest.approx(0.4 + 0.6 * 0.6)
     assert entry["em"]["diff"] == pytest.approx(1 - 0.76)
     assert 0 < entry["em"]["ci95"][0] < 0.24 < entry["em"]["ci95"][1]
-    kept = json.loads((place.path / "out" / "replay" / "answer.json").read_text())
+    kept = json.loads((place.path / "out" / "replay" / "answer.json").read_text())["questions"]
     assert len(kept) == 40 and kept[0]["searches"] >= 1
     assert set(kept[0]["steps"][0]["scores"]) == {"entropy", "probing"}
 
@@ -279,7 +279,7 @@ def test_without_test_questions_the_validation_questions_are_asked(place):
 def test_the_probers_threshold_is_chosen_as_the_others_unless_its_own_is_asked_for(place):
     results = place.compare("triggers=[never,entropy,probing]")
     stored = json.loads((place.path / "out" / "thresholds.json").read_text())
-    assert set(stored) == {"entropy", "probing"}
+    assert set(stored) == {"entropy", "probing", "sha256"}
     assert results["options"]["probing"]["threshold"] == stored["probing"]["threshold"]
     results = place.compare("triggers=[never,probing]", "methods.probing.tune=false", out="own")
     assert results["options"]["probing"]["threshold"] == 0.0  # the prober's
@@ -296,7 +296,7 @@ def test_thresholds_come_from_validation_questions_only(place):
     first = lm.prompts[: len(VALIDATION)]
     assert {int(re.findall(r"\d+", p)[0]) for p in first} == set(VALIDATION)
     stored = json.loads((place.path / "out" / "thresholds.json").read_text())
-    assert set(stored) == {"entropy", "rind_paper"}
+    assert set(stored) == {"entropy", "rind_paper", "sha256"}
     # Mean entropy of a wrong answer is (6 * .1 + 2 * 2) / 8 or so, of a right one .1: halfway between.
     assert 0.1 < stored["entropy"]["threshold"] < 0.6
     options = json.loads((place.path / "out" / "results.json").read_text())["options"]
@@ -359,6 +359,44 @@ def test_an_interrupted_comparison_goes_on_and_gives_the_same(place, monkeypatch
         file.write(json.dumps({"id": "new", "title": "New", "text": "New."}) + "\n")
     with pytest.raises(UserError, match=r"different run \(inputs.corpus.jsonl"):
         place.compare()
+
+
+def test_damaged_thresholds_and_recorded_answers_are_named_and_made_again(place, capsys):
+    """Cut, altered, without a checksum; converse: whole ones are taken, and nothing is said."""
+    asked = "triggers=[never,entropy,probing]"
+    whole = stable(place.compare(asked))
+    out = place.path / "out"
+    page, replay = place.data(), next((out / "replay").glob("*.json"))
+    figures, thresholds = (out / "results.json").read_bytes(), out / "thresholds.json"
+    kept = {file: file.read_bytes() for file in (thresholds, replay)}
+    seal = re.compile(rb'"sha256": "\w+"')
+
+    def unfinished(damages):
+        state = json.loads((out / "run.json").read_text()) | {"complete": False}
+        (out / "run.json").write_text(json.dumps(state))
+        for file, blob in damages.items():
+            file.write_bytes(blob)
+        capsys.readouterr()
+        assert stable(place.compare(asked)) == whole
+        assert place.data() == page and {file: file.read_bytes() for file in kept} == kept
+        return [line for line in capsys.readouterr().out.splitlines() if "made again" in line]
+
+    count = len(place.models)
+    assert unfinished({}) == [] and (out / "results.json").read_bytes() == figures
+    assert place.models[count].prompts == []
+    altered = {file: re.sub(rb"0\.\d", b"0.7", blob) for file, blob in kept.items()}
+    assert [line.split(" ", 1)[0] for line in unfinished(altered)] == [
+        str(f.relative_to(place.path)) for f in kept
+    ]
+    for damage, told in (
+        (lambda blob: blob[:-20], "is no JSON"),
+        (lambda blob: seal.sub(b'"other": 1', blob), "carries no checksum"),
+        (lambda blob: b"[]", "holds no JSON object"),
+        (lambda blob: b"", "is no JSON"),
+        (lambda blob: b"\xff" + blob, "is not UTF-8"),
+    ):
+        lines = unfinished({file: damage(blob) for file, blob in kept.items()})
+        assert len(lines) == 2 and all(told in line and line.endswith(": it is made again") for line in lines)
 
 
 def test_what_is_wrong_with_a_request_is_said_before_a_model_runs(place):

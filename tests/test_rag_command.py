@@ -173,7 +173,7 @@ def test_many_questions_are_written_and_a_second_run_is_done_already(rag, capsys
     assert str(out) == "runs/rag/entropy"
     lines = [json.loads(line) for line in (out / "traces.jsonl").read_text().splitlines()]
     assert len(lines) == 40
-    assert set(lines[0]) == {"id", "question", "text", "answer", "rounds", "counters"}
+    assert set(lines[0]) == {"id", "question", "text", "answer", "rounds", "counters", "sha256"}
     results = json.loads((out / "results.json").read_text())
     assert list(results["methods"]) == ["entropy"]
     assert (results["schema"], results["n"], results["methods"]["entropy"]["em"]) == (1, 40, 1.0)
@@ -443,7 +443,10 @@ def test_a_server_that_goes_away_ends_the_run_and_the_same_command_goes_on(rag, 
     resumed = (rag.path / "parts" / "traces.jsonl").read_text()
     assert resumed.startswith(kept)
     without_time = [
-        [{**row, "counters": {**row["counters"], "seconds": 0}} for row in map(json.loads, text.splitlines())]
+        [
+            {**row, "counters": {**row["counters"], "seconds": 0}, "sha256": ""}
+            for row in map(json.loads, text.splitlines())
+        ]
         for text in (whole, resumed)
     ]
     assert without_time[0] == without_time[1]

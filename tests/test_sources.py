@@ -171,6 +171,62 @@ def test_a_damaged_cache_file_is_fetched_again_and_an_unwritable_folder_is_said(
         fetch(wiki, titles=["Aston"], cache=str(tmp_path / "taken"))
 
 
+EDITS = {
+    "altered": lambda record: record | {"text": "Another text."},
+    "fields missing": lambda record: {key: record[key] for key in ("schema", "name", "status")},
+    "a wrong type": lambda record: without_seal(record) | {"pageid": "1"},
+    "another status": lambda record: without_seal(record) | {"status": "new"},
+    "a status of another type": lambda record: without_seal(record) | {"status": ["ok"]},
+    "one field more": lambda record: without_seal(record) | {"sha255": "0"},
+    "of another page": lambda record: without_seal(record) | {"name": "Bexley"},
+    "another schema": lambda record: without_seal(record) | {"schema": 2},
+    "no object": lambda record: [record],
+}
+
+
+def without_seal(record):
+    return {key: value for key, value in record.items() if key != "sha256"}
+
+
+@pytest.mark.parametrize("edit", EDITS)
+def test_an_edited_page_of_the_cache_is_named_and_fetched_again(wiki, tmp_path, capsys, edit):
+    wiki.pages["Aston"] = town("Aston")
+    first = fetch(wiki, titles=["Aston"])
+    (file,) = (tmp_path / "cache").rglob("*.json")
+    whole = file.read_bytes()
+    file.write_text(json.dumps(EDITS[edit](json.loads(whole))))
+    capsys.readouterr()
+    assert fetch(wiki, titles=["Aston"]) == first and len(wiki.requests) == 2
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith(f"{file} ") and line.endswith(": it is fetched again")
+    assert file.read_bytes() == whole
+
+
+def test_a_page_kept_by_an_older_version_is_taken(wiki, tmp_path, capsys):
+    wiki.pages["Aston"] = town("Aston")
+    first = fetch(wiki, titles=["Aston"])
+    (file,) = (tmp_path / "cache").rglob("*.json")
+    file.write_text(json.dumps(without_seal(json.loads(file.read_bytes()))))
+    assert fetch(wiki, titles=["Aston"]) == first and len(wiki.requests) == 1
+    assert capsys.readouterr().out == ""
+
+
+def test_edited_lists_of_the_cache_are_fetched_again(wiki, tmp_path, capsys):
+    wiki.pages = {t: town(t) for t in ("Aston", "Bexley")}
+    wiki.categories["Category:Towns"] = ["Aston", "Bexley"]
+    first = fetch(wiki, category="Towns")
+    (file,) = (tmp_path / "cache").rglob("*Towns*.json")
+    for pages in ("Aston", ["Aston", 1], None):
+        file.write_text(json.dumps(without_seal(json.loads(file.read_bytes())) | {"pages": pages}))
+        assert fetch(wiki, category="Towns") == first
+        assert "(pages is of another type): it is fetched again" in capsys.readouterr().out
+    fetch(wiki, limit=1, random=True)
+    (file,) = (tmp_path / "cache").rglob("*seed*.json")
+    file.write_text(json.dumps({"schema": 1, "name": "seed 0"}))
+    fetch(wiki, limit=1, random=True)
+    assert capsys.readouterr().out.count("fetched again") == 1
+
+
 def test_a_category_is_followed_to_its_depth_once_round_a_circle_and_cached(wiki):
     wiki.pages = {t: town(t) for t in ("Aston", "Bexley", "Calder", "Dunmore")}
     wiki.categories = {

@@ -148,6 +148,27 @@ def test_leftovers_of_a_kill_are_removed_and_only_missing_shards_remain(tmp_path
     assert not list((tmp_path / "shards").glob(".*"))
 
 
+@pytest.mark.parametrize("name", ["00001.parquet", "00001.safetensors", "00001.json"])
+@pytest.mark.parametrize("damage", ["altered", "cut", "gone"])
+def test_a_damaged_shard_of_an_unfinished_store_is_named_and_missing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, damage: str
+) -> None:
+    """Converse: the whole one beside it is not, and of a whole store nothing is said."""
+    store = FeatureStore.create(tmp_path / "s", SPEC, config={}, shards=3)
+    for index in (0, 1):
+        store.write_shard(index, make_rows(2), make_states(2, 0))
+    assert FeatureStore.create(tmp_path / "s", SPEC, config={}, shards=3).missing == [2]
+    assert capsys.readouterr().out == ""
+    file = tmp_path / "s/shards" / name
+    blob = file.read_bytes()
+    if damage == "gone":
+        file.unlink()
+    else:
+        file.write_bytes(blob[:-5] if damage == "cut" else blob[:-9] + bytes([blob[-9] ^ 1]) + blob[-8:])
+    assert FeatureStore.create(tmp_path / "s", SPEC, config={}, shards=3).missing == [1, 2]
+    assert (name in capsys.readouterr().out) == (file.suffix != ".json" or damage != "gone")
+
+
 def test_unfinished_and_foreign_folders(tmp_path: Path) -> None:
     store = FeatureStore.create(tmp_path / "s", SPEC, config={}, shards=3)
     store.write_shard(0, make_rows(2), make_states(2, 0))

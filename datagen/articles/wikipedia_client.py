@@ -17,8 +17,9 @@ from urllib.parse import urlsplit
 import httpx
 
 import probers
+from probers.checksums import seal, unsealed
 from probers.files import digest, write_bytes
-from probers.types import UserError
+from probers.types import UserError, first_line
 
 if TYPE_CHECKING:
     import wikipediaapi
@@ -223,6 +224,31 @@ def _check(response: httpx.Response) -> None:
         raise FetchError(f"the API answered {code}: {about.get('info', 'no reason given')}")
 
 
+#: Fields of the records of a kind, and of which type; of pages by their status.
+_PAGE = {"status": str, "title": str, "pageid": int, "revision": int, "text": str}
+_FIELDS: dict[str, dict[str, type]] = {
+    "categories": {"pages": list, "categories": list}, "random": {"titles": list},
+    "missing": {"status": str}, "ok": _PAGE, "disambiguation": _PAGE,
+}  # fmt: skip
+
+
+def _check_record(kind: str, name: str, record: dict[str, Any]) -> None:
+    """Refuse what :meth:`Client._keep` did not write; older versions wrote no checksum.
+
+    Raises:
+        ValueError: says what is wrong.
+    """
+    about = {"schema": SCHEMA, "name": name}
+    fields = _FIELDS.get(str(record.get("status")) if kind == "pages" else kind, {})
+    if record.keys() != {*about, *fields} or any(record[key] != value for key, value in about.items()):
+        raise ValueError("does not hold what was fetched")
+    for field, expected in fields.items():
+        value = record[field]
+        texts = isinstance(value, list) and all(isinstance(each, str) for each in value)
+        if type(value) is not expected or (expected is list and not texts):
+            raise ValueError(f"does not hold what was fetched ({field} is of another type)")
+
+
 #: Requests in a row that no further try brought through, after which the network is left alone.
 GIVE_UP = 3
 #: Characters no title holds; "|" would even ask for two pages.
@@ -292,16 +318,20 @@ class Client:
         return record
 
     def _read(self, kind: str, name: str) -> dict[str, Any] | None:
-        """A record of the cache; a file that cannot be read as what was written counts as absent."""
+        """A record of the cache; one that is damaged is named and counts as absent."""
+        file = self._file(kind, name)
         try:
-            record = json.loads(self._file(kind, name).read_bytes())
-        except (OSError, ValueError):
+            record = unsealed(file)
+            _check_record(kind, name, record)
+        except (FileNotFoundError, NotADirectoryError):
             return None
-        right = isinstance(record, dict) and (record.get("schema"), record.get("name")) == (SCHEMA, name)
-        return record if right else None
+        except (OSError, ValueError) as error:
+            print(f"{file} {first_line(error)}: it is fetched again", flush=True)
+            return None
+        return record
 
     def _keep(self, kind: str, name: str, record: dict[str, Any]) -> None:
-        blob = json.dumps({"schema": SCHEMA, "name": name, **record}).encode()
+        blob = json.dumps(seal({"schema": SCHEMA, "name": name, **record})).encode()
         then = "free some space or give another folder as wikipedia.cache"
         write_bytes(self._file(kind, name), blob, then)
 

@@ -95,7 +95,7 @@ class FeatureStore:
             with writing(store.path):
                 store._file(0, "json").parent.mkdir(parents=True, exist_ok=True)
             write_bytes(store.path / MANIFEST, canonical_json(store._manifest()).encode())
-            store._drop_damaged()
+        store._drop_damaged()
         for leftover in store.path.glob("shards/.*.tmp"):
             leftover.unlink()
         return store
