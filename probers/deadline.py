@@ -48,9 +48,10 @@ class Deadline:
         finally:  # of a user's interruption too
             with self._lock:
                 self._waited_for.discard(thread)
-                if not answer.done():
+                late = not answer.done()  # asked before the shutting, of which an answer might come
+                if late:
                     self._shut()
-        if not answer.done():
+        if late:
             raise TimeoutError(f"no whole answer within {seconds:g} s")
         return answer.result()
 

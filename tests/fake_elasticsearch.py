@@ -156,8 +156,8 @@ class FakeElasticsearch:
     Attributes:
         greeting: what GET / answers.
         faults: endpoint -> faults of its next requests: (status, headers, body), "reset" (nothing is
-            done), "lost" (done, the answer never comes), "cut" (done, half of the answer comes), "hang", or a function
-            that answers by itself, as those of hostile.py.
+            done), "lost" (done, the answer never comes), "cut" (done, half of the answer comes), "hang",
+            or a function that answers by itself, as those of hostile.py.
         put_off: document -> how often a bulk request answers 429 for it.
         refuse: document -> why a bulk request refuses it.
         lose: documents that are acknowledged and dropped.

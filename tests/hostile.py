@@ -1,5 +1,6 @@
 """Answers of a server that means harm: functions that a request handler of http.server is given to."""
 
+import json
 import time
 import zlib
 from contextlib import suppress
@@ -58,12 +59,12 @@ def bomb(handler):
 #: What may stand anywhere in a JSON answer, instead of what belongs there.
 ODD = [
     None, True, False, -1, 0, 3.5, 10**400, float("nan"), float("inf"), "", "x\x1b[31m\ud800", "7" * 5000,
-    [], [None], [[["a"]]], {}, {"a": None}, {"": {"": []}}, b"[" * 100_000,
+    [], [None], [[["a"]]], {}, {"a": None}, {"": {"": []}}, "DEEP", "LONG",
 ]  # fmt: skip
 
 
 def altered(answer, odd):
-    """Every answer that comes of putting ``odd`` in the place of a part of ``answer``, or of taking it away."""
+    """Every answer that comes of putting ``odd`` in the place of a part, or of taking that part away."""
     yield odd
     if isinstance(answer, dict):
         for key in answer:
@@ -76,3 +77,9 @@ def altered(answer, odd):
             for inner in altered(answer[at], odd):
                 yield [*answer[:at], inner, *answer[at + 1 :]]
         yield answer * 2
+
+
+def written(answer):
+    """``answer`` as JSON, with what Python does not write as it does not read it."""
+    blob = json.dumps(answer).replace('"DEEP"', "[" * 100_000 + "]" * 100_000)
+    return blob.replace('"LONG"', "9" * 5000).encode()

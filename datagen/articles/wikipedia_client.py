@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+import reprlib
 import time
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, fields
 from datetime import datetime, timezone
 from email.utils import parsedate_to_datetime
@@ -17,6 +19,7 @@ from urllib.parse import urlsplit
 import httpx
 
 import probers
+from probers.deadline import Deadline
 from probers.files import digest, write_bytes
 from probers.types import UserError
 
@@ -28,6 +31,15 @@ SCHEMA = 1
 #: Statuses, and MediaWiki's error codes, after which the same request may succeed.
 AGAIN = frozenset({408, 429, 500, 502, 503, 504})
 BUSY = ("maxlag", "ratelimited", "readonly", "internal_api_error")
+#: Bytes of the largest answer, of all answers to one question (a list comes in parts), and their number.
+MOST_BYTES = 32 << 20
+MOST_IN_ALL = 8 * MOST_BYTES
+MOST_PARTS = 10_000
+
+
+def _short(text: str) -> str:
+    """What a message shows of a text that a server may have written."""
+    return "".join(c if c.isprintable() else " " for c in text[:300])
 
 
 class FetchError(Exception):
@@ -37,7 +49,7 @@ class FetchError(Exception):
     """
 
     def __init__(self, reason: str, *, down: bool = False) -> None:
-        super().__init__(reason)
+        super().__init__(_short(reason))
         self.down = down
 
 
@@ -45,10 +57,10 @@ class AgainError(Exception):
     """A failure that may pass; ``wait`` is what the server asked for, in seconds."""
 
     def __init__(self, reason: str, response: httpx.Response | None = None) -> None:
-        super().__init__(reason)
+        super().__init__(_short(reason))
         value = "" if response is None else response.headers.get("Retry-After", "").strip()
         self.wait = float(value) if value.isdecimal() else None
-        with suppress(TypeError, ValueError):
+        with suppress(TypeError, ValueError, OverflowError):
             when = parsedate_to_datetime(value)
             when = when if when.tzinfo else when.replace(tzinfo=timezone.utc)
             self.wait = max(0.0, (when - datetime.now(timezone.utc)).total_seconds())
@@ -70,7 +82,7 @@ class WikipediaOptions:
         retries: further tries of a failed request, ``backoff`` seconds after the first
             failure and twice as long after each further one, or as long as the server says.
         max_wait: a server that asks to wait longer, in seconds, is not asked again.
-        timeout: seconds without a byte after which a request has failed.
+        timeout: seconds for a whole exchange, to its last byte, after which a try has failed.
         api_url: address of another MediaWiki's api.php; None is the Wikipedia of ``language``.
     """
 
@@ -139,7 +151,14 @@ class PoliteTransport(httpx.BaseTransport):
     def __init__(self, options: WikipediaOptions, notice: Callable[[str], None]) -> None:
         self._options, self._notice = options, notice
         self._network = httpx.Client()  # takes the proxies that the environment names
+        self._deadline = Deadline()
         self._next = 0.0
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin a question, whose answers are counted together."""
+        self._asked: set[httpx.URL] = set()
+        self._bytes = 0
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
         """Send, read the whole body, and try again where that makes sense.
@@ -150,6 +169,9 @@ class PoliteTransport(httpx.BaseTransport):
         if self._options.api_url:
             request.url = httpx.URL(self._options.api_url).copy_with(query=request.url.query)
             request.headers["Host"] = request.url.netloc.decode()
+        if request.url in self._asked or len(self._asked) == MOST_PARTS:
+            raise FetchError(f"the answer has no end: {len(self._asked)} parts, and goes on")
+        self._asked.add(request.url)
         tries = 0
         while True:
             try:
@@ -167,14 +189,56 @@ class PoliteTransport(httpx.BaseTransport):
         if (now := time.monotonic()) < self._next:
             time.sleep(self._next - now)
         self._next = max(now, self._next) + 1 / self._options.rate
+        seconds = self._options.timeout
         try:
-            response = self._network.send(request)
-        except httpx.TimeoutException as error:
-            raise AgainError("no answer in time") from error
-        except (httpx.TransportError, httpx.DecodingError) as error:
+            response = self._deadline.within(seconds, lambda: self._whole(request))
+        except (httpx.TimeoutException, TimeoutError) as error:
+            raise AgainError(f"no whole answer within wikipedia.timeout={seconds:g} s") from error
+        except (httpx.TransportError, zlib.error) as error:
             raise AgainError(f"the connection failed: {error or type(error).__name__}") from error
         _check(response)
         return response
+
+    def _whole(self, request: httpx.Request) -> httpx.Response:
+        """The answer with its whole body.
+
+        Raises:
+            FetchError: it is too large.
+            AgainError: it is not compressed as it was asked for.
+            httpx.TransportError, zlib.error: it is not what it says.
+        """
+        request.extensions["trace"] = self._opened
+        request.headers["Accept-Encoding"] = "gzip"
+        with closing(self._network.send(request, stream=True)) as answer:
+            sent = bytearray()
+            for piece in answer.iter_raw():
+                sent += piece
+                self._measure(len(sent))
+        kept = {n: v for n, v in answer.headers.items() if n.lower() in ("content-type", "retry-after")}
+        body = self._unpacked(bytes(sent), answer.headers.get("Content-Encoding", "identity"))
+        self._bytes += len(body)
+        return httpx.Response(answer.status_code, headers=kept, content=body, request=request)
+
+    def _unpacked(self, sent: bytes, encoding: str) -> bytes:
+        if encoding == "identity":
+            return sent
+        if encoding != "gzip":
+            raise AgainError(f"the answer is compressed as {encoding}, which was not asked for")
+        unpacker = zlib.decompressobj(zlib.MAX_WBITS | 16)  # which is gzip
+        body = unpacker.decompress(sent, MOST_BYTES + 1)
+        self._measure(len(body))
+        if not unpacker.eof:
+            raise zlib.error("the answer ends early")
+        return body
+
+    def _measure(self, size: int) -> None:
+        if size > MOST_BYTES or self._bytes + size > MOST_IN_ALL:
+            raise FetchError(f"the answer exceeds {(self._bytes + size) >> 20} MiB")
+
+    def _opened(self, event: str, about: Mapping[str, Any]) -> None:
+        """Called by httpx with every step of an exchange."""
+        if event.endswith(("connect_tcp.complete", "start_tls.complete")):
+            self._deadline.opened(about["return_value"].get_extra_info("socket"))
 
     def _wait(self, failure: AgainError, tries: int) -> float:
         """Seconds before the next try, after ``tries`` further ones.
@@ -211,7 +275,7 @@ def _check(response: httpx.Response) -> None:
         raise FetchError(f"HTTP {status}", down=status in (401, 403))
     try:
         answer: Any = json.loads(response.content)
-    except ValueError:  # a page of a proxy or a half-written answer
+    except (ValueError, RecursionError):  # a page of a proxy or a half-written answer
         answer = None
     if not isinstance(answer, dict):
         raise AgainError("the answer is not a JSON object")
@@ -227,6 +291,33 @@ def _check(response: httpx.Response) -> None:
 GIVE_UP = 3
 #: Characters no title holds; "|" would even ask for two pages.
 _NO_TITLE = re.compile(r"[#<>\[\]{}|\x00-\x1f\x7f\ud800-\udfff]")
+MOST_TITLE = 500  # bytes; MediaWiki's own limit is 255 without the name of a category's space
+
+
+def _is_title(value: Any) -> bool:
+    named = isinstance(value, str) and value.strip() and not _NO_TITLE.search(value)
+    return bool(named) and len(value.encode()) <= MOST_TITLE
+
+
+def _right(name: str, value: Any, right: bool) -> Any:
+    """A value of an answer.
+
+    Raises:
+        ValueError: it is not right.
+    """
+    if not right:
+        raise ValueError(f"{name} is {reprlib.repr(value)}")
+    return value
+
+
+def _title(value: Any) -> str:
+    return str(_right("title", value, _is_title(value)))
+
+
+def _whole_number(name: str, value: Any) -> int:
+    return int(
+        _right(name, value, isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63)
+    )
 
 
 class Client:
@@ -250,7 +341,7 @@ class Client:
         Raises:
             FetchError: it is neither in the cache nor could it be fetched.
         """
-        if _NO_TITLE.search(title):
+        if not _is_title(title):
             return {"status": "missing"}
         return self._kept("pages", title, lambda: self._fetch_page(title))
 
@@ -317,12 +408,20 @@ class Client:
         from wikipediaapi import WikipediaException
 
         before, self._failures = self._failures, 0
+        self._transport.begin()
         try:
             return fetch()
         except FetchError as error:
             self._failures = before + 1 if error.down else 0
             raise
-        except (WikipediaException, LookupError, TypeError, ValueError, AttributeError) as error:
+        except (
+            WikipediaException,
+            LookupError,
+            TypeError,
+            ValueError,
+            AttributeError,
+            RecursionError,
+        ) as error:
             # The library reads the fields it expects without asking whether they are there.
             raise FetchError(f"the answer is not understood ({type(error).__name__}: {error})") from error
 
@@ -354,13 +453,14 @@ class Client:
         page = self._wiki(lists=False).page(title)
         if not page.exists():
             return {"status": "missing"}
-        kind = "disambiguation" if "disambiguation" in getattr(page, "pageprops", {}) else "ok"
+        props, text = getattr(page, "pageprops", {}), getattr(page, "extract", "")
+        props = _right("pageprops", props, isinstance(props, dict))
         return {
-            "status": kind,
-            "title": page.title,
-            "pageid": int(page.pageid),
-            "revision": page.lastrevid,
-            "text": str(getattr(page, "extract", "")),
+            "status": "disambiguation" if "disambiguation" in props else "ok",
+            "title": _title(page.title),
+            "pageid": _whole_number("pageid", page.pageid),
+            "revision": _whole_number("revision", page.lastrevid),
+            "text": _right("extract", text, isinstance(text, str)),
         }
 
     def _fetch_members(self, category: str) -> dict[str, list[str]]:
@@ -369,7 +469,8 @@ class Client:
         wiki = self._wiki(lists=True)
         found = wiki.categorymembers(wiki.page(category, ns=wikipediaapi.Namespace.CATEGORY))
         spaces = {"pages": wikipediaapi.Namespace.MAIN, "categories": wikipediaapi.Namespace.CATEGORY}
-        return {name: [p.title for p in found.values() if p.ns == ns] for name, ns in spaces.items()}
+        return {name: [_title(p.title) for p in found.values() if p.ns == ns] for name, ns in spaces.items()}
 
     def _fetch_random(self, batch: int) -> list[str]:
-        return [page.title for page in self._wiki(lists=True).random(limit=max(10, min(500, batch))).values()]
+        drawn = self._wiki(lists=True).random(limit=max(10, min(500, batch)))
+        return [_title(page.title) for page in drawn.values()]
