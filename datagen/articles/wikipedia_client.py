@@ -1,69 +1,26 @@
-"""What is asked of a Wikipedia, through the wikipedia-api package, politely and through a cache."""
+"""What is asked of a Wikipedia, by the wikipedia-api package and through a cache."""
 
 from __future__ import annotations
 
 import json
 import re
 import reprlib
-import time
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, suppress
 from dataclasses import dataclass, fields
-from datetime import datetime, timezone
-from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-import httpx
-
 import probers
-from probers.deadline import Deadline
 from probers.files import digest, write_bytes
 from probers.types import UserError
+
+from .wikipedia_transport import FetchError, PoliteTransport
 
 if TYPE_CHECKING:
     import wikipediaapi
 
 SCHEMA = 1
-
-#: Statuses, and MediaWiki's error codes, after which the same request may succeed.
-AGAIN = frozenset({408, 429, 500, 502, 503, 504})
-BUSY = ("maxlag", "ratelimited", "readonly", "internal_api_error")
-#: Bytes of the largest answer, of all answers to one question (a list comes in parts), and their number.
-MOST_BYTES = 32 << 20
-MOST_IN_ALL = 8 * MOST_BYTES
-MOST_PARTS = 10_000
-
-
-def _short(text: str) -> str:
-    """What a message shows of a text that a server may have written."""
-    return "".join(c if c.isprintable() else " " for c in text[:300])
-
-
-class FetchError(Exception):
-    """A request that failed for good, with the reason in one clause.
-
-    ``down`` is true when the server or the network is to blame rather than what was asked.
-    """
-
-    def __init__(self, reason: str, *, down: bool = False) -> None:
-        super().__init__(_short(reason))
-        self.down = down
-
-
-class AgainError(Exception):
-    """A failure that may pass; ``wait`` is what the server asked for, in seconds."""
-
-    def __init__(self, reason: str, response: httpx.Response | None = None) -> None:
-        super().__init__(_short(reason))
-        value = "" if response is None else response.headers.get("Retry-After", "").strip()
-        self.wait = float(value) if value.isdecimal() else None
-        with suppress(TypeError, ValueError, OverflowError):
-            when = parsedate_to_datetime(value)
-            when = when if when.tzinfo else when.replace(tzinfo=timezone.utc)
-            self.wait = max(0.0, (when - datetime.now(timezone.utc)).total_seconds())
 
 
 @dataclass(frozen=True)
@@ -136,161 +93,12 @@ class WikipediaOptions:
             )
 
 
-class PoliteTransport(httpx.BaseTransport):
-    """Paces the library's requests and repeats those that fail; bodies arrive whole or not at all.
-
-    The library's own repetition knows neither a connection that dies in the middle of a body, nor
-    ``Retry-After`` as a date or with other statuses than 429, nor MediaWiki's errors of status 200.
-
-    Args:
-        options: of the rate and of the waits; ``api_url`` is where requests go instead of the
-            library's own address.
-        notice: called with one clause when a try failed and another will follow.
-    """
-
-    def __init__(self, options: WikipediaOptions, notice: Callable[[str], None]) -> None:
-        self._options, self._notice = options, notice
-        self._network = httpx.Client()  # takes the proxies that the environment names
-        self._deadline = Deadline()
-        self._next = 0.0
-        self.begin()
-
-    def begin(self) -> None:
-        """Begin a question, whose answers are counted together."""
-        self._asked: set[httpx.URL] = set()
-        self._bytes = 0
-
-    def handle_request(self, request: httpx.Request) -> httpx.Response:
-        """Send, read the whole body, and try again where that makes sense.
-
-        Raises:
-            FetchError: no tries left, an answer that no repetition mends, or too long a wait.
-        """
-        if self._options.api_url:
-            request.url = httpx.URL(self._options.api_url).copy_with(query=request.url.query)
-            request.headers["Host"] = request.url.netloc.decode()
-        if request.url in self._asked or len(self._asked) == MOST_PARTS:
-            raise FetchError(f"the answer has no end: {len(self._asked)} parts, and goes on")
-        self._asked.add(request.url)
-        tries = 0
-        while True:
-            try:
-                return self._once(request)
-            except AgainError as failure:
-                wait = self._wait(failure, tries)
-                self._notice(f"{failure}; again in {wait:.3g} s")
-            time.sleep(wait)
-            tries += 1
-
-    def close(self) -> None:
-        self._network.close()
-
-    def _once(self, request: httpx.Request) -> httpx.Response:
-        if (now := time.monotonic()) < self._next:
-            time.sleep(self._next - now)
-        self._next = max(now, self._next) + 1 / self._options.rate
-        seconds = self._options.timeout
-        try:
-            response = self._deadline.within(seconds, lambda: self._whole(request))
-        except (httpx.TimeoutException, TimeoutError) as error:
-            raise AgainError(f"no whole answer within wikipedia.timeout={seconds:g} s") from error
-        except (httpx.TransportError, zlib.error) as error:
-            raise AgainError(f"the connection failed: {error or type(error).__name__}") from error
-        _check(response)
-        return response
-
-    def _whole(self, request: httpx.Request) -> httpx.Response:
-        """The answer with its whole body.
-
-        Raises:
-            FetchError: it is too large.
-            AgainError: it is not compressed as it was asked for.
-            httpx.TransportError, zlib.error: it is not what it says.
-        """
-        request.extensions["trace"] = self._opened
-        request.headers["Accept-Encoding"] = "gzip"
-        with closing(self._network.send(request, stream=True)) as answer:
-            sent = bytearray()
-            for piece in answer.iter_raw():
-                sent += piece
-                self._measure(len(sent))
-        kept = {n: v for n, v in answer.headers.items() if n.lower() in ("content-type", "retry-after")}
-        body = self._unpacked(bytes(sent), answer.headers.get("Content-Encoding", "identity"))
-        self._bytes += len(body)
-        return httpx.Response(answer.status_code, headers=kept, content=body, request=request)
-
-    def _unpacked(self, sent: bytes, encoding: str) -> bytes:
-        if encoding == "identity":
-            return sent
-        if encoding != "gzip":
-            raise AgainError(f"the answer is compressed as {encoding}, which was not asked for")
-        unpacker = zlib.decompressobj(zlib.MAX_WBITS | 16)  # which is gzip
-        body = unpacker.decompress(sent, MOST_BYTES + 1)
-        self._measure(len(body))
-        if not unpacker.eof:
-            raise zlib.error("the answer ends early")
-        return body
-
-    def _measure(self, size: int) -> None:
-        if size > MOST_BYTES or self._bytes + size > MOST_IN_ALL:
-            raise FetchError(f"the answer exceeds {(self._bytes + size) >> 20} MiB")
-
-    def _opened(self, event: str, about: Mapping[str, Any]) -> None:
-        """Called by httpx with every step of an exchange."""
-        if event.endswith(("connect_tcp.complete", "start_tls.complete")):
-            self._deadline.opened(about["return_value"].get_extra_info("socket"))
-
-    def _wait(self, failure: AgainError, tries: int) -> float:
-        """Seconds before the next try, after ``tries`` further ones.
-
-        Raises:
-            FetchError: that was the last, or the server asks for too long a wait.
-        """
-        options = self._options
-        if tries >= options.retries:
-            often = f" (tried {tries + 1} times)" if tries else ""
-            raise FetchError(f"{failure}{often}", down=True) from failure
-        if failure.wait is None:
-            return min(options.backoff * 2**tries, options.max_wait)
-        if failure.wait > options.max_wait:
-            raise FetchError(
-                f"{failure}, to be asked again after {failure.wait:.0f} s; wikipedia.max_wait is "
-                f"{options.max_wait:g}",
-                down=True,
-            ) from failure
-        return failure.wait
-
-
-def _check(response: httpx.Response) -> None:
-    """Refuse an answer without what was asked for; MediaWiki reports its own failures with status 200.
-
-    Raises:
-        AgainError: the request should be tried again.
-        FetchError: it need not be.
-    """
-    status = response.status_code
-    if status in AGAIN:
-        raise AgainError(f"HTTP {status}", response)
-    if status != 200:
-        raise FetchError(f"HTTP {status}", down=status in (401, 403))
-    try:
-        answer: Any = json.loads(response.content)
-    except (ValueError, RecursionError):  # a page of a proxy or a half-written answer
-        answer = None
-    if not isinstance(answer, dict):
-        raise AgainError("the answer is not a JSON object")
-    if "error" in answer:
-        about = answer["error"] if isinstance(answer["error"], dict) else {}
-        code = str(about.get("code", "unknown"))
-        if code.startswith(BUSY):
-            raise AgainError(f"the API answered {code}", response)
-        raise FetchError(f"the API answered {code}: {about.get('info', 'no reason given')}")
-
-
 #: Requests in a row that no further try brought through, after which the network is left alone.
 GIVE_UP = 3
 #: Characters no title holds; "|" would even ask for two pages.
-_NO_TITLE = re.compile(r"[#<>\[\]{}|\x00-\x1f\x7f\ud800-\udfff]")
+_NO_TITLE = re.compile(r"[#<>\[\]{}|\x00-\x1f\x7f-\x9f\ud800-\udfff]")
+#: What is raised by reading an answer that is not as it should be.
+_MISREAD = (LookupError, TypeError, ValueError, AttributeError, RecursionError, OverflowError)
 MOST_TITLE = 500  # bytes; MediaWiki's own limit is 255 without the name of a category's space
 
 
@@ -314,10 +122,9 @@ def _title(value: Any) -> str:
     return str(_right("title", value, _is_title(value)))
 
 
-def _whole_number(name: str, value: Any) -> int:
-    return int(
-        _right(name, value, isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63)
-    )
+def _number(name: str, value: Any) -> int:
+    right = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
+    return int(_right(name, value, right))
 
 
 class Client:
@@ -331,7 +138,15 @@ class Client:
         self.options = options
         address = urlsplit(options.api_url or f"https://{options.language}.wikipedia.org")
         self._cache = Path(options.cache) / re.sub(r"[^\w.-]+", "_", address.netloc + address.path)
-        self._transport = PoliteTransport(options, notice)
+        self._transport = PoliteTransport(
+            notice,
+            rate=options.rate,
+            retries=options.retries,
+            backoff=options.backoff,
+            max_wait=options.max_wait,
+            timeout=options.timeout,
+            api_url=options.api_url,
+        )
         self._wikis: dict[bool, wikipediaapi.Wikipedia] = {}
         self._failures = 0
 
@@ -414,14 +229,7 @@ class Client:
         except FetchError as error:
             self._failures = before + 1 if error.down else 0
             raise
-        except (
-            WikipediaException,
-            LookupError,
-            TypeError,
-            ValueError,
-            AttributeError,
-            RecursionError,
-        ) as error:
+        except (WikipediaException, *_MISREAD) as error:
             # The library reads the fields it expects without asking whether they are there.
             raise FetchError(f"the answer is not understood ({type(error).__name__}: {error})") from error
 
@@ -458,8 +266,8 @@ class Client:
         return {
             "status": "disambiguation" if "disambiguation" in props else "ok",
             "title": _title(page.title),
-            "pageid": _whole_number("pageid", page.pageid),
-            "revision": _whole_number("revision", page.lastrevid),
+            "pageid": _number("pageid", page.pageid),
+            "revision": _number("revision", page.lastrevid),
             "text": _right("extract", text, isinstance(text, str)),
         }
 
