@@ -94,6 +94,16 @@ def regular(path: Path) -> os.stat_result:
     return found
 
 
+def check_file(path: str | Path) -> None:
+    """Refuse what is no file, also behind links: reading a pipe or a device may never end.
+
+    Raises:
+        OSError: it is not there, cannot be reached, or is something else; says what.
+    """
+    if not stat.S_ISREG(os.stat(path).st_mode):
+        raise OSError(errno.EINVAL, "it is a folder, pipe or device, and no file", str(path))
+
+
 #: Bytes of the largest file that is read whole.
 _LARGEST = 256 << 20
 #: Of JSON: digits of the longest number, and objects and lists within each other.

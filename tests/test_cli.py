@@ -1,6 +1,8 @@
 """Arguments in, one sentence and the right exit code out."""
 
 import json
+import os
+import re
 import subprocess
 import sys
 import time
@@ -150,6 +152,46 @@ def test_a_foreign_folder_is_left_alone(tmp_path):
     with pytest.raises(UserError, match="not a run"):
         RunFolder(tmp_path, "datagen", {"overwrite": True}).claim()
     assert [p.name for p in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+@pytest.mark.parametrize("bad", ["pipe", "link", "deep", "folder", "text", "bytes", "types", "closed"])
+def test_one_bad_run_is_noted_and_the_search_goes_on(tmp_path, capsys, bad):
+    from probers.commands.runs import RunFolder, newest_run
+
+    good = RunFolder(tmp_path / "runs/good", "train", {})
+    good.claim()
+    good.finish({"model": "a"})
+    file = tmp_path / "runs/z/run.json"
+    file.parent.mkdir()
+    whole = (good.path / "run.json").read_text()
+    if bad == "pipe":
+        os.mkfifo(file)
+    elif bad == "link":
+        (tmp_path / "elsewhere").write_text(whole)
+        file.symlink_to(tmp_path / "elsewhere")
+    elif bad == "folder":
+        file.mkdir()
+    elif bad == "deep":
+        file.write_text('{"a":' * 100_000)
+    elif bad == "types":
+        file.write_text(json.dumps(json.loads(whole) | {"summary": [1]}))
+    else:
+        file.write_bytes(whole.encode() if bad == "closed" else b"\xff" if bad == "bytes" else b"{")
+    if bad == "closed":
+        file.parent.chmod(0)
+    try:
+        found = newest_run("train", root=tmp_path / "runs")
+    finally:
+        file.parent.chmod(0o700)
+    if bad == "closed":  # to root nothing is closed
+        assert found in (good.path, file.parent)
+    else:
+        assert found == good.path
+        assert re.search(r"^note: .*z/run\.json is damaged .*: remove it$", capsys.readouterr().err)
+    file.unlink() if bad != "folder" else file.rmdir()
+    file.write_text(whole)
+    os.utime(file, (2**32, 2**32))
+    assert newest_run("train", root=tmp_path / "runs") == file.parent
 
 
 def test_newest_takes_complete_runs_of_the_model(tmp_path):
