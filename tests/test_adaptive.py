@@ -7,7 +7,7 @@ import pytest
 import torch
 from fake_lm import SPEC
 from probers.rag.triggers import Adaptive
-from probers.train.question_classifier import Labelled, measure, strategies_of
+from probers.train.question_classifier import Labelled, measure, strategies_of, write_card
 from safetensors.numpy import load_file, save_file
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
@@ -289,6 +289,17 @@ def test_the_command_trains_measures_and_writes_what_the_trigger_takes(tmp_path,
     assert [d.fire for d in trigger.decide_before([Question(q, q) for q in FRESH])] == [False, True, True]
     assert cli.run("train", ["head=adaptive", "resamples=200"]) == out
     assert "complete" in capsys.readouterr().out
+
+
+def test_the_card_names_no_folder_of_this_machine_and_markup_in_a_name_stays_text(tmp_path):
+    test = Labelled(["a", "b"], ["no", "multi"], ["g", "h"])
+    chances = np.array([[0.6, 0.3, 0.1], [0.5, 0.1, 0.4]])
+    figures = measure(test, chances, chances, "no", resamples=100, seed=0) | {"splits": {}}
+    model = f"{tmp_path}/models/Small\n---\n<b>`x`|[y](z)"
+    card = write_card(figures, model=model, data=tmp_path / "cot", out=tmp_path / "a;b")
+    assert str(tmp_path) not in card and "`cot`" in card and "trigger.classifier=CLASSIFIER\n" in card
+    assert "# How often to retrieve for a question, for Small --- \\<b\\>\\`x\\`\\|[y\\](z)\n" in card
+    assert "by `Small --- <b>'x'|[y](z)`:" in card and card.count("\n---\n") == 1
 
 
 def test_where_the_words_say_nothing_the_command_says_so(tmp_path, capsys):

@@ -1,5 +1,6 @@
 """Arguments in, one sentence and the right exit code out."""
 
+import io
 import json
 import os
 import re
@@ -8,6 +9,7 @@ import sys
 import time
 
 import pytest
+from tqdm import tqdm
 
 from probers.commands import main as cli
 from probers.types import RunError, UserError
@@ -260,3 +262,25 @@ def test_questions_take_the_options_of_their_set(capsys):
         cli.compose("rag", cli.normalise("rag", ["questions=hotpot"]))
     with pytest.raises(UserError, match=r"unknown key 'questions.aliases'"):
         cli.compose("rag", cli.normalise("rag", ["questions=nq", "questions.aliases=x"]))
+
+
+def test_what_steers_a_terminal_reaches_neither_stream(capsys, monkeypatch):
+    steering = "a\x1b[2J\x9b\x07\u202eb\x1b]0;title\x07"
+
+    def target(config):
+        print(steering)
+        print(steering, file=sys.stderr)
+        for _ in tqdm(range(2), desc="bar"):
+            pass
+        raise UserError(steering + "\nsecond line")
+
+    monkeypatch.setattr(cli, "_load", lambda command: target)
+    assert run("testbed", []) == 2
+    out, err = capsys.readouterr()
+    assert out == "a[2Jb]0;title\n" and err.startswith("a[2Jb]0;title\n")
+    assert err.endswith("probers-testbed: a[2Jb]0;title second line\n")
+    assert not re.search("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202e]", err)
+    assert "\rbar: 100%" in err  # a bar still draws over itself
+    moved = io.StringIO()
+    cli._Printable(moved).write("\n\n\x1b[A\x1b[Ax\x1b[A\r")
+    assert moved.getvalue() == "\n\n\x1b[A\x1b[Ax[A"
