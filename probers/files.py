@@ -111,15 +111,15 @@ _DIGITS, _DEEPEST = 30, 100
 _DEEP = "has too many brackets within each other"
 
 
-def read_bytes(path: Path) -> bytes:
-    """What a file that is one, and not too large, holds.
+def read_bytes(path: Path, most: int = _LARGEST) -> bytes:
+    """What a file that is one, and has at most so many bytes, holds.
 
     Raises:
         OSError: it is not there, or cannot be read.
         ValueError: says what is wrong with it.
     """
-    if (size := regular(path).st_size) > _LARGEST:
-        raise ValueError(f"has {size:,} bytes, and {_LARGEST:,} are the most")
+    if (size := regular(path).st_size) > most:
+        raise ValueError(f"has {size:,} bytes, and {most:,} are the most")
     return path.read_bytes()
 
 

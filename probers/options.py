@@ -78,7 +78,8 @@ def check_record(kind: Any, values: Any, prefix: str = "") -> None:
     names = [field.name for field in fields(kind)]
     odd = sorted(set(values) ^ set(names)) if isinstance(values, Mapping) else [shown(values)]
     if odd:
-        raise UserError(f"a {kind.__name__} has the fields {sorted(names)}, not this: {odd}")
+        name = kind.__name__.lstrip("_")
+        raise UserError(f"a {name} has the fields {sorted(names)}, not this: {shown(odd)}")
     check_options(kind, values, prefix)
 
 

@@ -468,6 +468,7 @@ def edited(folder: Path, **changes: Any) -> Path:
         ({"head__options__hidden": 10**40}, "config.json holds a number of 41 digits"),
         ({"head__options__hidden": 2**32 - 1, "spec__width": 2**32 - 1}, "heads.safetensors is missing or"),
         ({"head__options__hidden": "16"}, "head.hidden=16 must be a whole number"),
+        ({"head__options__hidden": 10**9, "head__options__dropout": 5.0}, "dropout=5.0 must be at least 0"),
         ({"head__options__hidden": 0}, "a hidden layer of 0 units"),
         ({"head__options__depth": 2}, "does not take these options"),
         ({"head__options": []}, r"head.options=\[\] must be a mapping"),
@@ -532,6 +533,32 @@ def test_links_and_pipes_are_no_files_of_a_prober(tmp_path: Path, name: str) -> 
     os.mkfifo(file)
     with pytest.raises(UserError, match="is a folder, pipe or device"):
         ProbeBank.from_pretrained(folder)
+
+
+def test_a_picture_is_of_bounded_size(tmp_path: Path) -> None:
+    folder = edited(tmp_path / "p")
+    (folder / "plots").mkdir()
+    with (folder / "plots/a.png").open("wb") as file:
+        file.truncate(8 << 20)
+    ProbeBank.from_pretrained(folder)
+    os.truncate(folder / "plots/a.png", 2**40)
+    with pytest.raises(UserError, match="a.png has 1,099,511,627,776 bytes, and 8,388,608 are the most"):
+        ProbeBank.from_pretrained(folder)
+
+
+class OwnNeedingNumbers(OwnModule):
+    """A module that cannot be built of shapes alone."""
+
+    def __init__(self, width: int, hidden: int = 3) -> None:
+        super().__init__(width, hidden)
+        self.scale = float(torch.ones(()).item())
+
+
+def test_a_users_own_module_may_need_numbers_to_be_built(tmp_path: Path) -> None:
+    bank = ProbeBank(SPEC, half_precision(factory(OwnNeedingNumbers)(["a", "b"], 8)))
+    bank.save_pretrained(tmp_path)
+    again = ProbeBank.from_pretrained(tmp_path, head_class=OwnNeedingNumbers)
+    np.testing.assert_array_equal(again.logits(make_states()), bank.logits(make_states()))
 
 
 def test_a_folder_of_pictures_that_is_a_link_is_refused(tmp_path: Path) -> None:

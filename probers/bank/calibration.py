@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from ..evaluation.baselines import logistic_regression
-from ..options import check_record
+from ..options import check_record, shown
 from ..types import RunError, UserError
 from ..uncertainty import SIGNALS
 from .thresholds import checked
@@ -123,7 +123,7 @@ def calibration_from_dict(value: Mapping[str, Any]) -> Calibration:
     method = numbers.pop("method", None)
     kinds: dict[str, Any] = {kind.__name__.lower(): kind for kind in (Temperature, Platt, Isotonic)}
     if not isinstance(method, str) or method not in kinds:
-        raise ValueError(f"calibration {method!r} is none of temperature, platt and isotonic")
+        raise ValueError(f"calibration {shown(method)} is none of temperature, platt and isotonic")
     check_record(kinds[method], numbers, "calibration.")
     return kinds[method](**{name: tuple(n) if isinstance(n, list) else n for name, n in numbers.items()})
 
@@ -206,12 +206,12 @@ class EntropyModel:
         Raises:
             UserError: other inputs than this version's, or fields that are none of its.
         """
-        numbers = dict(value)
+        numbers: dict[str, Any] = dict(value)
         inputs = ["score", *SIGNALS]
         if numbers.pop("inputs", None) != inputs:
             raise UserError(f"the prober's entropy model is not over {', '.join(SIGNALS)}: train it again")
         check_record(cls, numbers, "entropy_model.")
-        vectors = {name: tuple(numbers.pop(name)) for name in ("mean", "scale", "weights")}
+        vectors: dict[str, Any] = {name: tuple(numbers.pop(name)) for name in ("mean", "scale", "weights")}
         if any(len(vector) != len(inputs) for vector in vectors.values()) or 0 in vectors["scale"]:
             raise UserError(
                 f"the prober's entropy model has not one number for each of its {len(inputs)} inputs"

@@ -15,7 +15,7 @@ from torch import nn
 
 from ..files import canonical_json, read_bytes, read_json, read_text, regular, write_bytes, write_text
 from ..heads import HEADS, ProbeHead, factory, head_name
-from ..options import Name, check_part, check_record
+from ..options import Name, check_part, check_record, shown
 from ..types import UserError, first_line
 
 CONFIG = "config.json"
@@ -25,7 +25,8 @@ FILES = (CONFIG, _HEADS, _METRICS, _CARD)
 #: Folder of the pictures that the card shows.
 PICTURES = "plots"
 _FORMAT, _SCHEMA = "probers-bank", 2
-_MOST_PICTURES = 100
+#: How many pictures there may be, and the bytes of each.
+_MOST_PICTURES, _LARGEST_PICTURE = 100, 8 << 20
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ def read(folder: Path, name: str) -> tuple[dict[str, Any], dict[str, Any]]:
         raise UserError(f"{name} is no prober: its {CONFIG} is of something else")
     if config.get("schema") != _SCHEMA:
         raise UserError(
-            f"the prober {name} is of schema {config.get('schema')} and this version of probers reads "
+            f"the prober {name} is of schema {shown(config.get('schema'))} and this version of probers reads "
             f"schema {_SCHEMA}: train it again with probers-train"
         )
     about = {key: value for key, value in config.items() if key not in ("format", "schema")}
@@ -101,7 +102,8 @@ def read(folder: Path, name: str) -> tuple[dict[str, Any], dict[str, Any]]:
         "metrics": _read(read_json, folder / _METRICS, name),
         "card": _read(read_text, folder / _CARD, name),
     }
-    return about, {**papers, "pictures": {file.name: _read(read_bytes, file, name) for file in files}}
+    picture = partial(read_bytes, most=_LARGEST_PICTURE)
+    return about, {**papers, "pictures": {file.name: _read(picture, file, name) for file in files}}
 
 
 def _read(how: Callable[[Path], Any], file: Path, name: str) -> Any:
@@ -170,7 +172,7 @@ def load_head(
     try:
         regular(file)
         with safe_open(file, framework="pt") as tensors:
-            _check_sizes(tensors, make, layers, width)
+            _check_sizes(tensors, make, layers, width, own=name not in HEADS)
             head = make([f"layer{k}" for k in layers], width)
             stacked = {
                 key: torch.stack([tensors.get_tensor(f"layer.{k}.{key}").float() for k in layers])
@@ -186,13 +188,20 @@ def load_head(
     return head
 
 
-def _check_sizes(tensors: Any, make: Callable[..., ProbeHead], layers: Sequence[int], width: int) -> None:
-    """Refuse tensors that are not those of such heads (ValueError); only their shapes are made and read."""
+def _check_sizes(
+    tensors: Any, make: Callable[..., ProbeHead], layers: Sequence[int], width: int, *, own: bool
+) -> None:
+    """Refuse tensors that are not those of such heads (ValueError); only their shapes are made and read.
+
+    A class of the user's ``own`` is built as it is where it needs numbers.
+    """
     try:
         with torch.device("meta"):
             head = make(["layer"], width)
     except UserError:
-        head = make(["layer"], width)  # a class of the user's own may need numbers
+        if not own:
+            raise
+        head = make(["layer"], width)
     learned = dict(head.named_parameters())
     there = set(tensors.keys())
     for name, value in head.state_dict().items():

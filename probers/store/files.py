@@ -147,7 +147,7 @@ def read_sidecar(store: Path, index: int) -> dict[str, Any]:
     try:
         found = unsealed(path)
         lists = {name: list(found[name]) for name in ("units", "left_out")}
-        about = {"rows": int(found["rows"]), "files": dict(found["files"]), **lists}
+        about: dict[str, Any] = {"rows": int(found["rows"]), "files": dict(found["files"]), **lists}
     except (ValueError, TypeError, KeyError) as error:
         raise RunError(
             f"{path} is damaged (it {error}): the command that made the store makes the shard again"
