@@ -335,7 +335,9 @@ def test_token_states_make_probers_of_spans(
     command = f'probers-rag question="..." trigger=radio query=cioqf prober={out}'
     last = capsys.readouterr().out.splitlines()[-1]
     if aggregate:  # heads of single tokens are what a trigger takes
-        assert last == f"next: {command}" and command in (out / "README.md").read_text()
+        card = (out / "README.md").read_text()
+        assert last == f"next: {command}" and command.replace(str(out), "p") in card
+        assert str(tmp_path) not in card  # nothing of this machine is published
     else:
         assert "score_spans" in last and "probers-rag" not in (out / "README.md").read_text()
     bank, examples = ProbeBank.from_pretrained(out), load_examples([store])

@@ -22,7 +22,7 @@ from probers.commands.runs import RunFolder, newest_store
 from probers.evaluation.bootstrap import Bootstrap
 from probers.evaluation.metrics import auroc
 from probers.files import canonical_json, write_text
-from probers.pages import render
+from probers.pages import public_model, public_path, render
 from probers.store.files import fingerprint
 from probers.store.store import FeatureStore
 from probers.types import UserError
@@ -242,7 +242,8 @@ def write_card(figures: Mapping[str, Any], *, model: str, data: Path, out: Path)
     """The text of ``README.md``."""
     return render(
         "probers.train/question_classifier.md.j2",
-        figures=figures, model=model, data=data, out=out, notes=_notes(figures), bounded=bounded,
+        figures=figures, model=public_model(model), data=public_path(data, "STORE"),
+        out=public_path(out, "CLASSIFIER"), notes=_notes(figures), bounded=bounded,
     )  # fmt: skip
 
 

@@ -313,21 +313,24 @@ class ProbeBank(ModelHubMixin):
             force_download=force_download, local_files_only=local_files_only,
         )  # fmt: skip
         config, papers = read(folder, str(pretrained_model_name_or_path))
+        entropy = config["entropy_model"]
         try:
             spec = FeatureSpec.from_dict(config["spec"])
-            entropy = config["entropy_model"]
-            return cls(
-                spec=spec,
-                head=load_head(folder, config["head"], spec.layers, spec.width, head_class),
-                threshold=float(config["threshold"]),
-                calibration=calibration_from_dict(config["calibration"]),
-                ensemble=Ensemble.from_dict(config["ensemble"]),
-                aggregate=config["aggregate"],
-                entropy_model=EntropyModel.from_dict(entropy) if entropy else None,
-                **papers,
-            )
-        except (KeyError, TypeError, ValueError) as error:
-            raise UserError(f"{folder / CONFIG} is damaged ({error!r}): train the prober again") from error
+            calibration = calibration_from_dict(config["calibration"])
+            ensemble = Ensemble.from_dict(config["ensemble"]).over(len(spec.layers))
+            entropy_model = EntropyModel.from_dict(entropy) if entropy is not None else None
+        except (UserError, ValueError) as error:
+            raise UserError(f"{folder / CONFIG} is damaged ({error}): train the prober again") from error
+        return cls(
+            spec=spec,
+            head=load_head(folder, config["head"], spec.layers, spec.width, head_class),
+            threshold=config["threshold"],
+            calibration=calibration,
+            ensemble=ensemble,
+            aggregate=config["aggregate"],
+            entropy_model=entropy_model,
+            **papers,
+        )
 
 
 def _margins(logits: np.ndarray) -> np.ndarray:
