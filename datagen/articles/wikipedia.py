@@ -15,7 +15,8 @@ from probers.files import check_file
 from probers.types import Article, RunError, UserError
 
 from .base import ArticleSource, Problems, Progress, Rules, UnusableError, clean, prose
-from .wikipedia_client import Client, FetchError, WikipediaOptions
+from .wikipedia_client import Client, WikipediaOptions
+from .wikipedia_transport import FetchError
 
 
 def open_wikipedia(

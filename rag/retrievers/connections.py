@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import elastic_transport
 import opensearchpy
@@ -32,7 +32,7 @@ class BoundedPool:
     """
 
     def __init__(self, pool: urllib3.HTTPConnectionPool) -> None:
-        self._pool: Any = pool
+        self._pool = cast(Any, pool)
         self._deadline = Deadline()
         kind = self._pool.ConnectionCls
 

@@ -175,12 +175,12 @@ class Elasticsearch:
             "verify_certs": self.verify, "ca_certs": self.ca_file, "ssl_show_warn": False,
             "headers": {"authorization": f"ApiKey {key}"} if key else {},
         }  # fmt: skip
-        settings = {"timeout": self.timeout, "http_auth": login, "connection_class": OpenSearchConnection}
-        self._client: Any = opensearchpy.OpenSearch(hosts, **settings, **options)
+        own: dict[str, Any] = {"http_auth": login, "connection_class": OpenSearchConnection}
+        self._client: Any = opensearchpy.OpenSearch(hosts, timeout=self.timeout, **own, **options)
         self._streaming_bulk: Any = opensearchpy.helpers.streaming_bulk
         if not answers.is_opensearch(self._told(self._client.info)):
-            settings = {"request_timeout": self.timeout, "basic_auth": login, "node_class": ElasticsearchNode}
-            self._client = elasticsearch.Elasticsearch(hosts, **settings, **options)
+            own = {"basic_auth": login, "node_class": ElasticsearchNode, "request_timeout": self.timeout}
+            self._client = elasticsearch.Elasticsearch(hosts, **own, **options)
             self._streaming_bulk = elasticsearch.helpers.streaming_bulk
             self._told(self._client.info)  # which it refuses of anything but Elasticsearch
 
