@@ -101,7 +101,7 @@ def _wiki(cfg: DictConfig) -> Make:
     from .articles import open_articles
     from .entities import Recogniser
     from .equivalence import EntityMatcher
-    from .equivalence.vectors import train_vectors
+    from .equivalence.vectors import train_vectors, trained
     from .labels.cuts import CutPlan, natural
     from .labels.wiki import WikiBuilder
 
@@ -126,7 +126,7 @@ def _wiki(cfg: DictConfig) -> Make:
 
     def make(lm: CausalLM, needs: Needs, folder: Path) -> LabelBuilder:
         vectors = folder / "vectors.bin"
-        if own and not vectors.exists():
+        if own and not trained(vectors):
             print(f"training Word2Vec on the articles -> {vectors}", flush=True)
             train_vectors(map(natural, articles()), vectors, seed=cfg.seed)
         return WikiBuilder(

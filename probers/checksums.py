@@ -6,17 +6,17 @@ import hashlib
 import json
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from .files import canonical_json, digest, read_json, regular, write_text
-from .types import RunError
+from .types import RunError, first_line
 
 _BLOCK = 1 << 20  # bytes
 _RACY = 2_000_000_000  # nanoseconds: file systems whose clock is coarser are not known
-#: Key of a JSON file's own checksum.
+#: Key of the checksum that JSON carries of itself.
 _SEAL = "sha256"
 _MANY = 2_000_000_000  # bytes from which on it is said that they are read
 
@@ -30,25 +30,61 @@ def sha256(path: Path) -> str:
     return found.hexdigest()
 
 
+def seal(value: Mapping[str, Any]) -> dict[str, Any]:
+    """Plain containers with the checksum of their content."""
+    return {**value, _SEAL: digest(canonical_json(dict(value)), 64)}
+
+
+def unseal(value: Any, *, older: bool = True) -> dict[str, Any]:
+    """What was given to :func:`seal`.
+
+    Args:
+        value: from parsed JSON.
+        older: take one without a checksum, as older versions wrote them.
+
+    Raises:
+        ValueError: says how it is damaged.
+    """
+    if not isinstance(value, dict):
+        raise ValueError("holds no JSON object")
+    content = {key: entry for key, entry in value.items() if key != _SEAL}
+    if _SEAL not in value and not older:
+        raise ValueError("carries no checksum")
+    if _SEAL in value and value != seal(content):
+        raise ValueError("was altered")
+    return content
+
+
 def sealed(value: Mapping[str, Any]) -> str:
     """JSON that carries the checksum of its own content, as :func:`unsealed` takes it."""
-    return canonical_json({**value, _SEAL: digest(canonical_json(dict(value)), 64)})
+    return canonical_json(seal(value))
 
 
-def unsealed(path: Path) -> dict[str, Any]:
-    """What was given to :func:`sealed`; one without a checksum, as older versions wrote them, is taken.
+def unsealed(path: Path, *, older: bool = True) -> dict[str, Any]:
+    """What was given to :func:`sealed`; ``older`` as for :func:`unseal`.
 
     Raises:
         OSError: it is not there, or cannot be read.
         ValueError: says how it is damaged.
     """
-    value = read_json(path)
-    if not isinstance(value, dict):
-        raise ValueError("holds no JSON object")
-    seal = value.pop(_SEAL, None)
-    if seal is not None and seal != digest(canonical_json(value), 64):
-        raise ValueError("was altered")
-    return value
+    return unseal(read_json(path), older=older)
+
+
+def made_once(path: Path, make: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
+    """What ``make`` gave, now or in an earlier run, as the file holds it; a damaged one is made again.
+
+    Args:
+        path: of the file, which carries its own checksum.
+        make: plain containers.
+    """
+    try:
+        return unsealed(path, older=False)
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError) as error:
+        print(f"{path} {first_line(error)}: it is made again", flush=True)
+    write_text(path, sealed(make()))
+    return unsealed(path, older=False)
 
 
 def take(folder: Path, names: Iterable[str]) -> dict[str, dict[str, Any]]:

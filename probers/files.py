@@ -76,7 +76,7 @@ def canonical_json(value: Any) -> str:
 def regular(path: Path) -> os.stat_result:
     """Facts about a file that is one: no link out of its folder, pipe, socket or device.
 
-    A link within a download of the Hub, whose snapshots are links, is one that counts as a file.
+    A link within a download of the Hub, whose snapshots are links to its blobs, counts as a file.
 
     Raises:
         OSError: it is not there, or cannot be reached.
@@ -85,7 +85,8 @@ def regular(path: Path) -> os.stat_result:
     found = path.lstat()
     if stat.S_ISLNK(found.st_mode):
         target = path.resolve()
-        if path.parent.parent.name != "snapshots" or target.parent != path.parents[2].resolve() / "blobs":
+        snapshots = (folder for folder in path.absolute().parents if folder.name == "snapshots")
+        if not any(target.parent == folder.parent.resolve() / "blobs" for folder in snapshots):
             raise ValueError("is a link, and only a file is read")
         found = target.stat()
     if not stat.S_ISREG(found.st_mode):
@@ -93,28 +94,62 @@ def regular(path: Path) -> os.stat_result:
     return found
 
 
-#: Bytes of the largest JSON file that is read.
+def check_file(path: str | Path) -> None:
+    """Refuse what is no file, also behind links: reading a pipe or a device may never end.
+
+    Raises:
+        OSError: it is not there, cannot be reached, or is something else; says what.
+    """
+    if not stat.S_ISREG(os.stat(path).st_mode):
+        raise OSError(errno.EINVAL, "it is a folder, pipe or device, and no file", str(path))
+
+
+#: Bytes of the largest file that is read whole.
 _LARGEST = 256 << 20
-_DIGITS = 30  # of the longest number in one
+#: Of JSON: digits of the longest number, and objects and lists within each other.
+_DIGITS, _DEEPEST = 30, 100
+_DEEP = "has too many brackets within each other"
+
+
+def read_bytes(path: Path, most: int = _LARGEST) -> bytes:
+    """What a file that is one, and has at most so many bytes, holds.
+
+    Raises:
+        OSError: it is not there, or cannot be read.
+        ValueError: says what is wrong with it.
+    """
+    if (size := regular(path).st_size) > most:
+        raise ValueError(f"has {size:,} bytes, and {most:,} are the most")
+    return path.read_bytes()
+
+
+def read_text(path: Path) -> str:
+    """:func:`read_bytes` for text in UTF-8."""
+    try:
+        return read_bytes(path).decode()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"is not UTF-8 (byte {error.start})") from error
 
 
 def read_json(path: Path) -> Any:
     """What a JSON file holds, where every number is finite.
 
     Raises:
-        OSError: it is not there, or cannot be read.
-        ValueError: says what is wrong with it.
+        OSError, ValueError: as :func:`read_bytes`.
     """
-    if (size := regular(path).st_size) > _LARGEST:
-        raise ValueError(f"has {size:,} bytes, and {_LARGEST:,} are the most")
     try:
-        return json.loads(path.read_bytes(), parse_int=_whole, parse_float=_finite, parse_constant=_finite)
-    except UnicodeDecodeError as error:
-        raise ValueError(f"is not UTF-8 (byte {error.start})") from error
+        value = json.loads(read_text(path), parse_int=_whole, parse_float=_finite, parse_constant=_finite)
     except json.JSONDecodeError as error:
         raise ValueError(f"is no JSON ({error.msg} in line {error.lineno})") from error
     except RecursionError as error:
-        raise ValueError("has too many brackets within each other") from error
+        raise ValueError(_DEEP) from error
+    level = [value] if isinstance(value, (dict, list)) else []
+    for _ in range(_DEEPEST):
+        inner = (each.values() if isinstance(each, dict) else each for each in level)
+        level = [each for values in inner for each in values if isinstance(each, (dict, list))]
+    if level:
+        raise ValueError(_DEEP)
+    return value
 
 
 def _whole(text: str) -> int:

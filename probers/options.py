@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
-from .types import UserError
+from .types import STEERING, UserError
 
 _MOST = 2**32  # as seeds are; a larger number of anything would never end
 _LONGEST = 80  # characters of a value in a message
@@ -31,7 +31,9 @@ Share = Annotated[float, Field(ge=0, le=1)]
 #: What numpy, random and torch all take, up to the largest number of any option.
 Seed = Annotated[int, Field(ge=0)]
 #: A name or path: one line that is not empty.
-Name = Annotated[str, Field(min_length=1, pattern=r"^[^\x00-\x1f\x7f]*$", description="a name on one line")]
+Name = Annotated[str, Field(min_length=1, pattern=f"^[^{STEERING}]*$", description="a name on one line")]
+#: The same, or nothing.
+Line = Annotated[str, Field(pattern=f"^[^{STEERING}]*$", description="text on one line")]
 
 # Whole numbers are numbers, and nothing else is taken for what it is not.
 _STRICT = ConfigDict(strict=True, allow_inf_nan=False, arbitrary_types_allowed=True)
@@ -61,6 +63,24 @@ def check_options(kind: Any, values: Mapping[str, Any], prefix: str = "", also: 
         else:
             options = ", ".join(f"{key}.{field.name}" for field in fields(annotation))
             raise UserError(f"{key}={shown(value)} must be a block of options: give {options}")
+
+
+def check_record(kind: Any, values: Any, prefix: str = "") -> None:
+    """Check what a file holds against the fields of a dataclass: all are there, and no other.
+
+    Args:
+        values: plain values by field.
+        prefix: as for :func:`check_options`.
+
+    Raises:
+        UserError: says which fields, or as :func:`check_options`.
+    """
+    names = [field.name for field in fields(kind)]
+    odd = sorted(set(values) ^ set(names)) if isinstance(values, Mapping) else [shown(values)]
+    if odd:
+        name = kind.__name__.lstrip("_")
+        raise UserError(f"a {name} has the fields {sorted(names)}, not this: {shown(odd)}")
+    check_options(kind, values, prefix)
 
 
 def check_part(target: Callable[..., Any], values: Mapping[str, Any], prefix: str) -> None:

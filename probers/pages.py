@@ -1,7 +1,7 @@
 """Text for HTML pages and Markdown cards: Jinja2 templates, escaping, numbers, intervals.
 
-Everything a model, a corpus or a user wrote passes through :func:`esc` before it
-meets markup; every number passes through :func:`num`, so that a figure that does
+Everything a model, a corpus or a user wrote passes through :func:`esc` or :func:`markdown`
+before it meets markup; every number passes through :func:`num`, so that a figure that does
 not apply is a dash everywhere.
 """
 
@@ -15,10 +15,13 @@ import re
 from collections.abc import Iterable
 from functools import cache
 from importlib.resources import files
+from pathlib import Path, PurePath
 from typing import Any
 
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
+
+from .types import STEERING
 
 DASH = "–"
 MINUS = "−"
@@ -26,15 +29,24 @@ MINUS = "−"
 #: Characters HTML does not allow (most C0 and C1 controls, lone surrogates, non-characters).
 _NOT_HTML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufdd0-\ufdef\ufffe\uffff]")
 
+#: What Markdown takes for markup within a line: code, HTML, cells of tables, and links.
+_MARKDOWN = re.compile(r"[\\`<>|]|\](?=[(\[:])")
+_STEERING = re.compile(f"[{STEERING}]")
+#: An id on the Hub; a name that a shell and a string in a program take for nothing more.
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
+_NAME = re.compile(r"[\w.,=+@/-]+")
+
 
 def render(template: str, **values: Any) -> str:
     """Fill in a template.
 
-    In an HTML template all that is not markup already is text (:func:`esc`), and an indented line goes on
-    where the line before it ended; in others everything stands as it is.
+    All that is not markup already is text: of HTML (:func:`esc`), where an indented line goes on where the
+    line before it ended, or of Markdown (:func:`markdown`), where the filter ``code`` is for what stands
+    within code.
 
     Args:
-        template: its package and file, such as "probers.train/card.md.j2"; HTML ends in ".html.j2".
+        template: its package and file, such as "probers.train/card.md.j2"; HTML ends in ".html.j2",
+            all else is Markdown.
         values: the names it uses; one that is missing is an error.
     """
     return _environment(template.endswith(".html.j2")).get_template(template).render(values)
@@ -44,15 +56,15 @@ def render(template: str, **values: Any) -> str:
 def _environment(html: bool) -> Environment:
     environment = Environment(
         loader=FunctionLoader(_source),
-        autoescape=html,
-        finalize=_inert if html else None,
+        autoescape=True,
+        finalize=_inert if html else markdown,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
     environment.globals.update(DASH=DASH, num=num, span=span, count=count, style=_style)
-    environment.filters["sha256"] = _sha256
+    environment.filters.update(sha256=_sha256, code=_code)
     return environment
 
 
@@ -76,6 +88,44 @@ def _sha256(text: str) -> str:
 
 def _inert(value: Any) -> Markup:
     return value if isinstance(value, Markup) else Markup(esc(value))
+
+
+def markdown(value: object) -> Markup:
+    """Text as one line of inert Markdown, also in a table's cell; markup stays as it is."""
+    if isinstance(value, Markup):
+        return value
+    return Markup(_MARKDOWN.sub(r"\\\g<0>", _line(value)))
+
+
+def _code(value: object) -> Markup:
+    """Text within a span or block of code of Markdown, which it cannot end."""
+    return Markup(_line(value).replace("`", "'"))
+
+
+def _line(value: object) -> str:
+    return _STEERING.sub(" ", _NOT_HTML.sub("\ufffd", str(value)))
+
+
+def public_path(path: str | PurePath, instead: str) -> str:
+    """A path as a published card shows it: without where it lies on this machine.
+
+    Args:
+        path: of a file or folder.
+        instead: what stands for one that is no plain name.
+    """
+    path = PurePath(path)
+    shown = path.name if path.is_absolute() or path.parts[:1] in (("~",), ("..",)) else str(path)
+    return shown if _NAME.fullmatch(shown) else instead
+
+
+def public_model(name: str) -> str:
+    """A model's name as a published card shows it: an id on the Hub, or the name of its folder."""
+    return hub_id(name) or PurePath(name).name or name
+
+
+def hub_id(name: str) -> str | None:
+    """A model's name where it is an id on the Hub and no folder here; None otherwise."""
+    return name if _HUB_ID.fullmatch(name) and not Path(name).exists() else None
 
 
 def esc(value: object) -> str:

@@ -8,6 +8,7 @@ from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
+from .files import check_file
 from .types import UserError
 
 #: Parts of speech that carry content in DRAGIN's released code.
@@ -159,6 +160,7 @@ def load_vectors(path: str) -> Any:
         UserError: no such file, a pickled file, or one that is not in the word2vec format.
     """
     try:
+        check_file(path)
         with open(path, "rb") as file:
             start = file.read(2)
     except OSError as e:

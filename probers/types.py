@@ -20,6 +20,11 @@ StopReason = Literal["eos", "stop", "length", "skipped"]
 SPLITS = ("train", "validation", "test")
 
 
+#: What steers a terminal or begins a line, as a regular expression has it within brackets: control and
+#: direction characters, and the separators of lines and paragraphs.
+STEERING = "\\x00-\\x1f\\x7f-\\x9f\\u2028-\\u202e\\u2066-\\u2069"
+
+
 class UserError(Exception):
     """A mistake in the request: shown as one sentence without a traceback, exit code 2."""
 

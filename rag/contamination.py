@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
+from operator import or_
 
 from probers.bank.io import locate
-from probers.data.overlap import Seen, read_seen
+from probers.data.overlap import Seen
 from probers.types import Question, UserError
 
 
@@ -31,13 +33,15 @@ class Contamination:
         Raises:
             UserError: one does not say what it was trained on, and ``allowed`` is not set.
         """
-        seen, silent = read_seen([locate(part) for part in parts])
+        found = {part: Seen.read(locate(part)) for part in parts}
+        silent = [part for part, seen in found.items() if seen is None]
         if silent and not allowed:
             raise UserError(
-                f"{silent[0]} does not say which questions it was trained on, and the same could be asked: train "
-                "it again with probers-train, or pass allow_overlap=true, which the report shows"
+                f"{silent[0]} does not say which questions it was trained on, and the same could be asked: "
+                "train it again with probers-train, or pass allow_overlap=true, which the report shows"
             )
-        return cls(seen, silent, allowed)
+        known = (seen for seen in found.values() if seen is not None)
+        return cls(reduce(or_, known, Seen({})), silent, allowed)
 
     def not_asked(self, question: Question) -> bool:
         """Whether a question is left out: a part was trained on it, or its threshold chosen."""

@@ -295,13 +295,22 @@ class RAG:
 
         file = TraceFile(path)
         answers = file.resume(questions)
-        total, found = len(questions), len(answers)
+        total, found = len(questions), sum(answer is not None for answer in answers)
         with tqdm(
             total=total, initial=found, desc=progress, unit="question", disable=progress is None
         ) as bar:
-            while len(answers) < total:
-                more = self.answer(questions[len(answers) : len(answers) + _CHUNK])
-                file.append(more)
-                answers += more
+            # In the chunks of a run that was not interrupted: scores follow the batch in their last digits.
+            for start in range(0, total, _CHUNK):
+                chunk = [i for i in range(start, min(start + _CHUNK, total)) if answers[i] is None]
+                if not chunk:
+                    continue
+                between = any(answers[chunk[0] :])
+                more = self.answer([questions[i] for i in chunk])
+                for i, answer in zip(chunk, more, strict=True):
+                    answers[i] = answer
+                if between:
+                    file.rewrite(answers)
+                else:
+                    file.append(more)
                 bar.update(len(more))
-        return answers
+        return [answer for answer in answers if answer is not None]

@@ -9,7 +9,9 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from probers.checksums import seal, unseal
 from probers.evaluation.answers import extract_answer
+from probers.files import regular, write_bytes
 from probers.prompts import PromptTemplate
 from probers.text import split_sentences
 from probers.types import Decision, Generation, Passage, Question, Round, UserError
@@ -236,42 +238,69 @@ class OpenQuestion:
 
 
 class TraceFile:
-    """Answers as JSON lines in the order of the questions, so that a run can go on where it stopped."""
+    """Answers as JSON lines in the order of the questions, so that a run can go on where it stopped.
+
+    Every line carries its own checksum.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def resume(self, questions: Sequence[Question]) -> list[Answer]:
-        """The answers that are there already; a last line that was cut off is removed.
+    def resume(self, questions: Sequence[Question]) -> list[Answer | None]:
+        """The answers that are there already, None for each question that has none.
+
+        Lines that are damaged are named and removed; a last one that was cut off is removed.
 
         Raises:
-            UserError: a line is no trace, or the file holds other questions.
+            UserError: the file holds other questions, or is none.
         """
-        if not self.path.exists():
-            return []
+        answers: list[Answer | None] = [None] * len(questions)
+        try:
+            regular(self.path)
+        except FileNotFoundError:
+            return answers
+        except ValueError as error:
+            raise UserError(f"{self.path} {error}: remove it") from error
         *lines, cut_off = self.path.read_bytes().split(b"\n")
-        if cut_off:
-            os.truncate(self.path, self.path.stat().st_size - len(cut_off))
-        answers = []
+        sound, damaged, after = [], [], 0
         for number, line in enumerate(lines, 1):
-            where = f"{self.path} line {number}"
             try:
-                answer = Answer.from_trace(json.loads(line))
-            except (ValueError, KeyError, TypeError) as error:
-                raise UserError(f"{where} is no trace ({error}): remove the file") from error
-            expected = questions[number - 1] if number <= len(questions) else None
-            if expected is None or (answer.id, answer.question) != (expected.id, expected.question):
+                answer = Answer.from_trace(unseal(json.loads(line), older=False))
+            except (ValueError, KeyError, TypeError, RecursionError):
+                damaged.append(str(number))
+                continue
+            # Those of damaged lines are passed over.
+            place = next((i for i in range(after, len(questions)) if _answers(answer, questions[i])), None)
+            if place is None:
                 raise UserError(
-                    f"{where} answers question {answer.id!r}, which this run does not have there: "
-                    "choose another out or remove the file"
+                    f"{self.path} line {number} answers question {answer.id!r}, which this run does not have "
+                    "there: choose another out or remove the file"
                 )
-            answers.append(answer)
+            answers[place], after = answer, place + 1
+            sound.append(line + b"\n")
+        if damaged:
+            listed = ", ".join(damaged[:5]) + (f" and {len(damaged) - 5} more" if len(damaged) > 5 else "")
+            print(f"{self.path} is damaged in line {listed}: what was there is answered again", flush=True)
+        if damaged or cut_off:
+            write_bytes(self.path, b"".join(sound))
         return answers
 
     def append(self, answers: Iterable[Answer]) -> None:
         """Add answers and have them on disk before returning."""
-        with open(self.path, "a", encoding="utf-8") as file:
-            for answer in answers:
-                file.write(json.dumps(answer.trace, ensure_ascii=False, allow_nan=False) + "\n")
+        with open(self.path, "ab") as file:
+            file.write(_lines(answers))  # at once: a kill leaves all of them or none
             file.flush()
             os.fsync(file.fileno())
+
+    def rewrite(self, answers: Iterable[Answer | None]) -> None:
+        """Write the file anew, with the answers that there are."""
+        write_bytes(self.path, _lines(answer for answer in answers if answer is not None))
+
+
+def _answers(answer: Answer, question: Question) -> bool:
+    return (answer.id, answer.question) == (question.id, question.question)
+
+
+def _lines(answers: Iterable[Answer]) -> bytes:
+    dumped = (json.dumps(seal(answer.trace), ensure_ascii=False, allow_nan=False) for answer in answers)
+    return "".join(f"{line}\n" for line in dumped).encode()

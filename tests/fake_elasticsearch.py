@@ -156,7 +156,8 @@ class FakeElasticsearch:
     Attributes:
         greeting: what GET / answers.
         faults: endpoint -> faults of its next requests: (status, headers, body), "reset" (nothing is
-            done), "lost" (done, the answer never comes), "cut" (done, half of the answer comes), "hang".
+            done), "lost" (done, the answer never comes), "cut" (done, half of the answer comes), "hang",
+            or a function that answers by itself, as those of hostile.py.
         put_off: document -> how often a bulk request answers 429 for it.
         refuse: document -> why a bulk request refuses it.
         lose: documents that are acknowledged and dropped.
@@ -323,6 +324,8 @@ class FakeElasticsearch:
                 assert endpoint == "root" or ("compatible-with=8" in kind) == fake.elastic, kind
                 fake.requests.append((endpoint, body))
                 fault = fake.faults[endpoint].pop(0) if fake.faults[endpoint] else None
+                if callable(fault):
+                    return fault(self)
                 if fault == "hang":
                     fake._stop.wait(5)
                 if fault in ("hang", "reset"):

@@ -7,7 +7,7 @@ import pytest
 import torch
 from fake_lm import SPEC
 from probers.rag.triggers import Adaptive
-from probers.train.question_classifier import Labelled, measure, strategies_of
+from probers.train.question_classifier import Labelled, measure, strategies_of, write_card
 from safetensors.numpy import load_file, save_file
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
@@ -107,6 +107,37 @@ def test_what_cannot_be_learnt_or_read_is_said(tmp_path, trained):
         load_classifier(str(tmp_path / "nowhere"))
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"terms": ["a"] * 10**5}, "repeats a term"),
+        ({"terms": ["a", "b"]}, r"adaptive\.safetensors has idf of \[\d+\], not of \[2\]"),
+        ({"terms": [1]}, r"config\.json terms=\[1\] must be a list"),
+        ({"strategies": ["no", "no", "single"]}, "repeats a term or a strategy"),
+        ({"strategies": ["no", "twice"]}, "strategies=.* must be a list"),
+        ({"schema": "1"}, "schema=1 must be a whole number"),
+        ({"schema": 2}, "config.json is no probers-adaptive of schema 1"),
+        ({"more": 1}, "has the fields .*more"),
+    ],
+)
+def test_the_files_of_another_are_checked_before_they_are_used(tmp_path, trained, change, message):
+    trained.save(tmp_path / "c")
+    file = tmp_path / "c/config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | change))
+    with pytest.raises(UserError, match=message) as told:
+        load_classifier(str(tmp_path / "c"))
+    assert len(str(told.value)) < 600
+
+
+@pytest.mark.parametrize("name", ["config.json", "adaptive.safetensors"])
+def test_links_are_no_files_of_a_classifier(tmp_path, trained, name):
+    trained.save(tmp_path / "c")
+    (tmp_path / "c" / name).rename(tmp_path / "elsewhere")
+    (tmp_path / "c" / name).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(UserError, match=f"is damaged .{name} is a link"):
+        AdaptiveClassifier.load(tmp_path / "c")
+
+
 def test_labels_are_the_cheapest_strategy_that_answers_right(tmp_path):
     store = FeatureStore.create(tmp_path, FeatureSpec(SPEC, (1,), 4), config={}, shards=1)
     cases = [  # question, split, right without, right with passages
@@ -167,6 +198,34 @@ def test_a_model_with_other_labels_is_refused(tmp_path):
         load_classifier(str(tmp_path))
 
 
+def test_no_code_and_no_pickle_of_a_model_is_read_and_nobody_is_asked(tmp_path, monkeypatch):
+    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("somebody was asked"))
+    model, _ = classifier_model(tmp_path, ("no", "single", "multi"))
+    config, whole = tmp_path / "config.json", (tmp_path / "config.json").read_text()
+    (tmp_path / "code.py").write_text("raise SystemExit('it ran')")
+    remote = {"AutoConfig": "code.Config", "AutoModelForSequenceClassification": "code.Model"}
+    config.write_text(json.dumps(json.loads(whole) | {"model_type": "unheard_of", "auto_map": remote}))
+    with pytest.raises(UserError, match="no sequence-classification model either"):
+        load_classifier(str(tmp_path))
+    config.write_text(json.dumps(json.loads(whole) | {"id2label": {"0": "no", "1": "single", "7": "multi"}}))
+    with pytest.raises(UserError, match="has the labels no, single, multi"):
+        load_classifier(str(tmp_path))
+    config.write_text(json.dumps(json.loads(whole) | {"hidden_size": "wide"}))
+    with pytest.raises(UserError, match="no sequence-classification model either"):
+        load_classifier(str(tmp_path))
+    config.write_text(whole)
+    load_classifier(str(tmp_path))
+    weights = tmp_path / "model.safetensors"
+    blob = weights.read_bytes()
+    weights.write_bytes(blob[:100])
+    with pytest.raises(UserError, match="no sequence-classification model either"):
+        load_classifier(str(tmp_path))
+    weights.unlink()
+    torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
+    with pytest.raises(UserError, match="no sequence-classification model either .*model.safetensors"):
+        load_classifier(str(tmp_path))
+
+
 def test_the_trigger_takes_the_cheapest_of_equals_and_a_folder(tmp_path, trained):
     class Equal:
         def probabilities(self, questions):
@@ -211,6 +270,7 @@ def test_the_command_trains_measures_and_writes_what_the_trigger_takes(tmp_path,
     assert str(out) == "runs/train/cot-adaptive"
     assert sorted(p.name for p in out.iterdir()) == [
         "README.md", "adaptive.safetensors", "config.json", "config.yaml", "metrics.json", "run.json",
+        "seen.json",
     ]  # fmt: skip
     figures = json.loads((out / "metrics.json").read_text())
     test = strategies_of(store)["test"]
@@ -230,6 +290,17 @@ def test_the_command_trains_measures_and_writes_what_the_trigger_takes(tmp_path,
     assert [d.fire for d in trigger.decide_before([Question(q, q) for q in FRESH])] == [False, True, True]
     assert cli.run("train", ["head=adaptive", "resamples=200"]) == out
     assert "complete" in capsys.readouterr().out
+
+
+def test_the_card_names_no_folder_of_this_machine_and_markup_in_a_name_stays_text(tmp_path):
+    test = Labelled(["a", "b"], ["no", "multi"], ["g", "h"])
+    chances = np.array([[0.6, 0.3, 0.1], [0.5, 0.1, 0.4]])
+    figures = measure(test, chances, chances, "no", resamples=100, seed=0) | {"splits": {}}
+    model = f"{tmp_path}/models/Small\n---\n<b>`x`|[y](z)"
+    card = write_card(figures, model=model, data=tmp_path / "cot", out=tmp_path / "a;b")
+    assert str(tmp_path) not in card and "`cot`" in card and "trigger.classifier=CLASSIFIER\n" in card
+    assert "# How often to retrieve for a question, for Small --- \\<b\\>\\`x\\`\\|[y\\](z)\n" in card
+    assert "by `Small --- <b>'x'|[y](z)`:" in card and card.count("\n---\n") == 1
 
 
 def test_where_the_words_say_nothing_the_command_says_so(tmp_path, capsys):

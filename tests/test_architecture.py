@@ -18,6 +18,7 @@ SHARED = {
     "types",
     "options",
     "checksums",
+    "deadline",
     "text",
     "files",
     "seeding",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import json
+import os
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from huggingface_hub import ModelHubMixin
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from probers.bank.bank import ProbeBank
@@ -274,7 +276,7 @@ def test_the_hub_is_asked_only_where_no_folder_is_meant(
         with pytest.raises(UserError, match=f"{path} is no prober"):
             ProbeBank.from_pretrained(path)
     assert [repo for repo, _ in asked] == ["owner/prober", "owner/nothing"]
-    assert asked[0][1] == given | {"allow_patterns": [*FILES, "plots/*.png"]}
+    assert asked[0][1] == given | {"allow_patterns": [*FILES, "seen.json", "plots/*.png"]}
     assert asked[1][1]["revision"] is None
     (tmp_path / "cached/config.json").unlink()
     with pytest.raises(UserError, match=r"owner/prober is no prober \(no config.json\)"):
@@ -442,3 +444,158 @@ def test_weights_beyond_half_precision_are_refused() -> None:
         head.linear.weight[0, 0, 0] = 1e6
     with pytest.raises(RunError, match=r"linear\.weight are not finite in half precision"):
         half_precision(head)
+
+
+def edited(folder: Path, **changes: Any) -> Path:
+    """A saved prober whose ``config.json`` says something else; ``a__b`` is the field b of a."""
+    make_bank(entropy_model=ENTROPY).save_pretrained(folder)
+    config = json.loads((folder / "config.json").read_text())
+    for path, value in changes.items():
+        *parents, leaf = path.split("__")
+        block = config
+        for name in parents:
+            block = block[name]
+        block[leaf] = value
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"head__options__hidden": 10**9}, r"linear1\.weight is F16 of \[8, 16\], not of \[8, 1000000000\]"),
+        ({"head__options__hidden": 10**20}, "hidden.* is too large"),
+        ({"head__options__hidden": 10**40}, "config.json holds a number of 41 digits"),
+        ({"head__options__hidden": 2**32 - 1, "spec__width": 2**32 - 1}, "heads.safetensors is missing or"),
+        ({"head__options__hidden": "16"}, "head.hidden=16 must be a whole number"),
+        ({"head__options__hidden": 10**9, "head__options__dropout": 5.0}, "dropout=5.0 must be at least 0"),
+        ({"head__options__hidden": 0}, "a hidden layer of 0 units"),
+        ({"head__options__depth": 2}, "does not take these options"),
+        ({"head__options": []}, r"head.options=\[\] must be a mapping"),
+        ({"head__name": ["linear"]}, "head.name=.* must be a name on one line"),
+        ({"head__name": "attention_pool", "head__options": {}}, "lacks layer.2.query"),
+        ({"spec__width": 10**9}, r"heads\.safetensors .*not of \[1000000000"),
+        ({"spec__width": True}, "spec.width=true must be a whole number of 1 or more"),
+        ({"spec__layers": [2, 3]}, r"lacks layer\.3\.norm0"),
+        ({"spec__layers": [2, 3, 5]}, "ensemble of 2 layers does not fit a prober of 3"),
+        ({"spec__layers": list(range(10**6))}, "spec.layers=.* must be a list"),
+        ({"spec__layers": [5, 2]}, "layers must be ascending"),
+        ({"spec__model": "testbed"}, r"spec\.model=testbed must be a block of options"),
+        ({"spec__model__id": "a\nb: c"}, r"spec\.model\.id='a\\nb: c' must be a name on one line"),
+        ({"spec__model__id": "\x1b[2J"}, r"spec\.model\.id='\\x1b\[2J' must be a name on one line"),
+        ({"spec__site": "everywhere"}, r"spec\.site=everywhere must be resid_post"),
+        ({"spec__more": 1}, "a FeatureSpec has the fields .*more"),
+        ({"threshold": "0.3"}, "threshold=0.3 must be a number"),
+        ({"threshold": float("inf")}, "config.json holds Infinity, which is no finite number"),
+        ({"ensemble__weights": [1, float("nan")]}, "config.json holds NaN, which is no finite number"),
+        ({"ensemble__weights": [[1], [2]]}, r"ensemble\.weights=.* must be a list"),
+        ({"ensemble__kind": ["logits"]}, r"ensemble\.kind=.* must be logits"),
+        ({"aggregate": ["max"]}, "aggregate=.* must be text or null"),
+        ({"calibration__value": "much"}, r"calibration\.value=much must be a number"),
+        ({"calibration__slope": 1}, "a Temperature has the fields .*slope"),
+        ({"calibration__method": {}}, "calibration {} is none of temperature"),
+        ({"entropy_model__weights": [1.0]}, "not one number for each of its 5 inputs"),
+        ({"entropy_model__scale": [0.0] * 5}, "not one number for each of its 5 inputs"),
+        ({"entropy_model__mean": None}, r"entropy_model\.mean=null must be a list"),
+        ({"more": 1}, "has the fields .*more"),
+    ],
+)  # fmt: skip
+def test_a_foreign_config_is_held_against_the_weights_and_their_types(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    folder = edited(tmp_path / "p", **changes)
+    with pytest.raises(UserError, match=message) as told:
+        ProbeBank.from_pretrained(folder)
+    assert len(str(told.value)) < 1000 and str(told.value).isprintable()
+
+
+def test_weights_that_are_not_finite_are_refused(tmp_path: Path) -> None:
+    folder = edited(tmp_path / "p")
+    weights = load_file(folder / "heads.safetensors")
+    weights["layer.5.linear3.bias"][0] = torch.nan
+    save_file(weights, folder / "heads.safetensors")
+    with pytest.raises(UserError, match=r"heads\.safetensors holds weights that are not finite"):
+        ProbeBank.from_pretrained(folder)
+
+
+@pytest.mark.parametrize("name", [*FILES, "plots/a.png"])
+def test_links_and_pipes_are_no_files_of_a_prober(tmp_path: Path, name: str) -> None:
+    folder = edited(tmp_path / "p")
+    (folder / "plots").mkdir()
+    (folder / "plots/a.png").write_bytes(b"png")
+    assert ProbeBank.from_pretrained(folder).pictures == {"a.png": b"png"}
+    file = folder / name
+    file.rename(tmp_path / "elsewhere")
+    file.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(UserError, match="is a link, and only a file is read"):
+        ProbeBank.from_pretrained(folder)
+    file.unlink()
+    os.mkfifo(file)
+    with pytest.raises(UserError, match="is a folder, pipe or device"):
+        ProbeBank.from_pretrained(folder)
+
+
+def test_a_picture_is_of_bounded_size(tmp_path: Path) -> None:
+    folder = edited(tmp_path / "p")
+    (folder / "plots").mkdir()
+    with (folder / "plots/a.png").open("wb") as file:
+        file.truncate(8 << 20)
+    ProbeBank.from_pretrained(folder)
+    os.truncate(folder / "plots/a.png", 2**40)
+    with pytest.raises(UserError, match="a.png has 1,099,511,627,776 bytes, and 8,388,608 are the most"):
+        ProbeBank.from_pretrained(folder)
+
+
+class OwnNeedingNumbers(OwnModule):
+    """A module that cannot be built of shapes alone."""
+
+    def __init__(self, width: int, hidden: int = 3) -> None:
+        super().__init__(width, hidden)
+        self.scale = float(torch.ones(()).item())
+
+
+def test_a_users_own_module_may_need_numbers_to_be_built(tmp_path: Path) -> None:
+    bank = ProbeBank(SPEC, half_precision(factory(OwnNeedingNumbers)(["a", "b"], 8)))
+    bank.save_pretrained(tmp_path)
+    again = ProbeBank.from_pretrained(tmp_path, head_class=OwnNeedingNumbers)
+    np.testing.assert_array_equal(again.logits(make_states()), bank.logits(make_states()))
+
+
+def test_a_folder_of_pictures_that_is_a_link_is_refused(tmp_path: Path) -> None:
+    folder = edited(tmp_path / "p")
+    (tmp_path / "mine").mkdir()
+    (folder / "plots").symlink_to(tmp_path / "mine")
+    with pytest.raises(UserError, match="plots is a link"):
+        ProbeBank.from_pretrained(folder)
+
+
+def test_links_of_the_hubs_cache_to_its_blobs_are_files(tmp_path: Path) -> None:
+    made, snapshot = edited(tmp_path / "p"), tmp_path / "models--a--b/snapshots/abc"
+    (made / "plots").mkdir()
+    (made / "plots/a.png").write_bytes(b"png")
+    (tmp_path / "models--a--b/blobs").mkdir(parents=True)
+    (snapshot / "plots").mkdir(parents=True)
+    for i, name in enumerate([*FILES, "plots/a.png"]):
+        (made / name).rename(tmp_path / f"models--a--b/blobs/{i}")
+        (snapshot / name).symlink_to(Path(*[".."] * (2 + name.count("/")), f"blobs/{i}"))
+    assert ProbeBank.from_pretrained(snapshot).pictures == {"a.png": b"png"}
+    (snapshot / "README.md").unlink()
+    (tmp_path / "secret").write_text("secret")
+    (snapshot / "README.md").symlink_to(tmp_path / "secret")
+    with pytest.raises(UserError, match=r"README\.md is a link"):
+        ProbeBank.from_pretrained(snapshot)
+
+
+def test_json_that_is_deep_or_no_text_is_one_sentence(tmp_path: Path) -> None:
+    folder = edited(tmp_path / "p")
+    for blob, message in [
+        (b'{"a":' * 101 + b"1" + b"}" * 101, "too many brackets within each other"),
+        (b"[" * 100_000, "too many brackets within each other"),
+        (b'{"a": "\xff"}', "is not UTF-8 \\(byte 7\\)"),
+        (b'{"a": 1' + b"0" * 5000 + b"}", "a number of 5001 digits"),
+    ]:
+        (folder / "metrics.json").write_bytes(blob)
+        with pytest.raises(UserError, match=f"the prober .* is damaged .metrics.json .*{message}"):
+            ProbeBank.from_pretrained(folder)
+    (folder / "metrics.json").write_text("[" * 100 + "]" * 100)
+    ProbeBank.from_pretrained(folder)

@@ -1,11 +1,15 @@
 """Arguments in, one sentence and the right exit code out."""
 
+import io
 import json
+import os
+import re
 import subprocess
 import sys
 import time
 
 import pytest
+from tqdm import tqdm
 
 from probers.commands import main as cli
 from probers.types import RunError, UserError
@@ -152,6 +156,46 @@ def test_a_foreign_folder_is_left_alone(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["thesis.tex"]
 
 
+@pytest.mark.parametrize("bad", ["pipe", "link", "deep", "folder", "text", "bytes", "types", "closed"])
+def test_one_bad_run_is_noted_and_the_search_goes_on(tmp_path, capsys, bad):
+    from probers.commands.runs import RunFolder, newest_run
+
+    good = RunFolder(tmp_path / "runs/good", "train", {})
+    good.claim()
+    good.finish({"model": "a"})
+    file = tmp_path / "runs/z/run.json"
+    file.parent.mkdir()
+    whole = (good.path / "run.json").read_text()
+    if bad == "pipe":
+        os.mkfifo(file)
+    elif bad == "link":
+        (tmp_path / "elsewhere").write_text(whole)
+        file.symlink_to(tmp_path / "elsewhere")
+    elif bad == "folder":
+        file.mkdir()
+    elif bad == "deep":
+        file.write_text('{"a":' * 100_000)
+    elif bad == "types":
+        file.write_text(json.dumps(json.loads(whole) | {"summary": [1]}))
+    else:
+        file.write_bytes(whole.encode() if bad == "closed" else b"\xff" if bad == "bytes" else b"{")
+    if bad == "closed":
+        file.parent.chmod(0)
+    try:
+        found = newest_run("train", root=tmp_path / "runs")
+    finally:
+        file.parent.chmod(0o700)
+    if bad == "closed":  # to root nothing is closed
+        assert found in (good.path, file.parent)
+    else:
+        assert found == good.path
+        assert re.search(r"^note: .*z/run\.json is damaged .*: remove it$", capsys.readouterr().err)
+    file.unlink() if bad != "folder" else file.rmdir()
+    file.write_text(whole)
+    os.utime(file, (2**32, 2**32))
+    assert newest_run("train", root=tmp_path / "runs") == file.parent
+
+
 def test_newest_takes_complete_runs_of_the_model(tmp_path):
     import os
 
@@ -218,3 +262,25 @@ def test_questions_take_the_options_of_their_set(capsys):
         cli.compose("rag", cli.normalise("rag", ["questions=hotpot"]))
     with pytest.raises(UserError, match=r"unknown key 'questions.aliases'"):
         cli.compose("rag", cli.normalise("rag", ["questions=nq", "questions.aliases=x"]))
+
+
+def test_what_steers_a_terminal_reaches_neither_stream(capsys, monkeypatch):
+    steering = "a\x1b[2J\x9b\x07\u202eb\x1b]0;title\x07"
+
+    def target(config):
+        print(steering)
+        print(steering, file=sys.stderr)
+        for _ in tqdm(range(2), desc="bar"):
+            pass
+        raise UserError(steering + "\nsecond line")
+
+    monkeypatch.setattr(cli, "_load", lambda command: target)
+    assert run("testbed", []) == 2
+    out, err = capsys.readouterr()
+    assert out == "a[2Jb]0;title\n" and err.startswith("a[2Jb]0;title\n")
+    assert err.endswith("probers-testbed: a[2Jb]0;title second line\n")
+    assert not re.search("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202e]", err)
+    assert "\rbar: 100%" in err  # a bar still draws over itself
+    moved = io.StringIO()
+    cli._Printable(moved).write("\n\n\x1b[A\x1b[Ax\x1b[A\r")
+    assert moved.getvalue() == "\n\n\x1b[A\x1b[Ax[A"

@@ -18,6 +18,7 @@ from probers.bank.bank import ProbeBank
 from probers.bank.thresholds import ThresholdRule
 from probers.commands import main as cli
 from probers.commands.config import choices
+from probers.data.overlap import Seen
 from probers.heads import HEADS, WRONG
 from probers.prompts import TESTBED_PROMPT
 from probers.store.spec import FeatureSpec
@@ -66,7 +67,7 @@ def place(tmp_path, monkeypatch):
     spec = FeatureSpec(SPEC, (1, 2), 4, prompt=TESTBED_PROMPT.fingerprint)
     layers = [{"layer": k, "accuracy": 0.9, "auroc": 0.95, "auroc_ci": [0.9, 1.0], "f1": 1} for k in (1, 2)]
     metrics = {"layers": layers, "ensemble": layers[0], "controls": {"mean entropy": layers[1]}}
-    ProbeBank(spec, head, 0.0, metrics=metrics).save_pretrained(tmp_path / "prober")
+    ProbeBank(spec, head, 0.0, metrics=metrics, seen=Seen({})).save_pretrained(tmp_path / "prober")
     made = []
 
     def load(cfg):
@@ -198,7 +199,7 @@ def test_every_adaptive_method_is_set_against_random_retrieval_at_its_budget(pla
     assert entry["em"]["value"] == pytest.approx(0.4 + 0.6 * 0.6)
     assert entry["em"]["diff"] == pytest.approx(1 - 0.76)
     assert 0 < entry["em"]["ci95"][0] < 0.24 < entry["em"]["ci95"][1]
-    kept = json.loads((place.path / "out" / "replay" / "answer.json").read_text())
+    kept = json.loads((place.path / "out" / "replay" / "answer.json").read_text())["questions"]
     assert len(kept) == 40 and kept[0]["searches"] >= 1
     assert set(kept[0]["steps"][0]["scores"]) == {"entropy", "probing"}
 
@@ -279,7 +280,7 @@ def test_without_test_questions_the_validation_questions_are_asked(place):
 def test_the_probers_threshold_is_chosen_as_the_others_unless_its_own_is_asked_for(place):
     results = place.compare("triggers=[never,entropy,probing]")
     stored = json.loads((place.path / "out" / "thresholds.json").read_text())
-    assert set(stored) == {"entropy", "probing"}
+    assert set(stored) == {"entropy", "probing", "sha256"}
     assert results["options"]["probing"]["threshold"] == stored["probing"]["threshold"]
     results = place.compare("triggers=[never,probing]", "methods.probing.tune=false", out="own")
     assert results["options"]["probing"]["threshold"] == 0.0  # the prober's
@@ -296,7 +297,7 @@ def test_thresholds_come_from_validation_questions_only(place):
     first = lm.prompts[: len(VALIDATION)]
     assert {int(re.findall(r"\d+", p)[0]) for p in first} == set(VALIDATION)
     stored = json.loads((place.path / "out" / "thresholds.json").read_text())
-    assert set(stored) == {"entropy", "rind_paper"}
+    assert set(stored) == {"entropy", "rind_paper", "sha256"}
     # Mean entropy of a wrong answer is (6 * .1 + 2 * 2) / 8 or so, of a right one .1: halfway between.
     assert 0.1 < stored["entropy"]["threshold"] < 0.6
     options = json.loads((place.path / "out" / "results.json").read_text())["options"]
@@ -359,6 +360,44 @@ def test_an_interrupted_comparison_goes_on_and_gives_the_same(place, monkeypatch
         file.write(json.dumps({"id": "new", "title": "New", "text": "New."}) + "\n")
     with pytest.raises(UserError, match=r"different run \(inputs.corpus.jsonl"):
         place.compare()
+
+
+def test_damaged_thresholds_and_recorded_answers_are_named_and_made_again(place, capsys):
+    """Cut, altered, without a checksum; converse: whole ones are taken, and nothing is said."""
+    asked = "triggers=[never,entropy,probing]"
+    whole = stable(place.compare(asked))
+    out = place.path / "out"
+    page, replay = place.data(), next((out / "replay").glob("*.json"))
+    figures, thresholds = (out / "results.json").read_bytes(), out / "thresholds.json"
+    kept = {file: file.read_bytes() for file in (thresholds, replay)}
+    seal = re.compile(rb'"sha256": "\w+"')
+
+    def unfinished(damages):
+        state = json.loads((out / "run.json").read_text()) | {"complete": False}
+        (out / "run.json").write_text(json.dumps(state))
+        for file, blob in damages.items():
+            file.write_bytes(blob)
+        capsys.readouterr()
+        assert stable(place.compare(asked)) == whole
+        assert place.data() == page and {file: file.read_bytes() for file in kept} == kept
+        return [line for line in capsys.readouterr().out.splitlines() if "made again" in line]
+
+    count = len(place.models)
+    assert unfinished({}) == [] and (out / "results.json").read_bytes() == figures
+    assert place.models[count].prompts == []
+    altered = {file: re.sub(rb"0\.\d", b"0.7", blob) for file, blob in kept.items()}
+    assert [line.split(" ", 1)[0] for line in unfinished(altered)] == [
+        str(f.relative_to(place.path)) for f in kept
+    ]
+    for damage, told in (
+        (lambda blob: blob[:-20], "is no JSON"),
+        (lambda blob: seal.sub(b'"other": 1', blob), "carries no checksum"),
+        (lambda blob: b"[]", "holds no JSON object"),
+        (lambda blob: b"", "is no JSON"),
+        (lambda blob: b"\xff" + blob, "is not UTF-8"),
+    ):
+        lines = unfinished({file: damage(blob) for file, blob in kept.items()})
+        assert len(lines) == 2 and all(told in line and line.endswith(": it is made again") for line in lines)
 
 
 def test_what_is_wrong_with_a_request_is_said_before_a_model_runs(place):
@@ -521,3 +560,24 @@ def test_roc_by_hand():
     assert found["auroc"] == 0.75
     many = showcase.roc(np.arange(1000) % 2, np.random.default_rng(0).random(1000))
     assert (len(many["fpr"]) <= 61, many["fpr"][-1], many["tpr"][-1]) == (True, 1.0, 1.0)
+
+
+def test_questions_that_a_part_was_trained_on_are_not_asked(place, capsys):
+    """Also where the prober was trained on them under another id; unless it is asked for, and then said."""
+    trained, tuned = TEST[:3], VALIDATION[:4]
+    texts = [("", "", f"Where is town {i}?") for i in (*trained, *tuned)]
+    Seen.of({"train": texts}).save(place.path / "prober")
+    results = place.compare("triggers=[never,probing]", "sweep=0")
+    assert results["n"] == 37
+    shown = capsys.readouterr().out
+    assert "3 questions in the test split are left out" in shown
+    traces = (place.path / "out/traces/never.jsonl").read_text()
+    assert not any(json.loads(line)["id"] in {f"q{i}" for i in trained} for line in traces.splitlines())
+    assert f"chosen on {len(VALIDATION) - 4} validation questions" in shown
+    allowed = place.compare("triggers=[never,probing]", "sweep=0", "allow_overlap=true", out="all")
+    assert allowed["n"] == 40
+    assert "Overlap: 3 of the 40 questions" in capsys.readouterr().out
+    assert "Overlap: 3 of the 40 questions" in (place.path / "all/report.html").read_text()
+    (place.path / "prober/seen.json").unlink()
+    with pytest.raises(UserError, match="prober does not say which questions it was trained on"):
+        place.compare("triggers=[never,probing]", "sweep=0", out="older")

@@ -175,6 +175,31 @@ def test_an_interrupted_encoding_goes_on_and_ends_in_the_same_bytes(dense, tmp_p
     assert resumed.search(["w1 w2"], 5) == whole.search(["w1 w2"], 5)
 
 
+@pytest.mark.parametrize("name", ["vectors.f32", "vectors.json"])
+def test_damaged_vectors_of_an_interrupted_encoding_are_made_anew(dense, tmp_path, monkeypatch, capsys, name):
+    passages, calls = corpus(100), []
+    whole = dense(passages, cache=tmp_path / "whole")
+
+    def encode(self, texts, kind):
+        calls.append(len(texts))
+        if len(calls) == 4:
+            raise KeyboardInterrupt
+        return real(self, texts, kind)
+
+    real = encoder.Encoder.encode
+    monkeypatch.setattr(encoder.Encoder, "encode", encode)
+    monkeypatch.setattr(dense_module, "encode_corpus", functools.partial(vectors.encode_corpus, piece=16))
+    with pytest.raises(KeyboardInterrupt):
+        dense(passages)
+    file = next((tmp_path / "cache").glob("*.partial")) / name
+    blob = file.read_bytes()
+    file.write_bytes(blob.replace(b'"width": 8', b'"width": 4') if name.endswith("json") else b"x" + blob[1:])
+    resumed = dense(passages)
+    assert calls[4:] == [16, 16, 16, 16, 16, 16, 4]
+    assert "altered: the passages are encoded anew" in capsys.readouterr().err
+    assert resumed.search(["w1 w2"], 5) == whole.search(["w1 w2"], 5)
+
+
 def test_vectors_are_kept_for_their_corpus_model_and_passages_alone(dense, tmp_path, monkeypatch):
     passages = corpus(30)
     made = lambda: {p.name for p in (tmp_path / "cache").iterdir() if p.is_dir()}  # noqa: E731

@@ -3,16 +3,19 @@
 import importlib.util
 import logging
 import os
+import random
 import shutil
 import subprocess
+import threading
 import time
 import uuid
 
+import hostile
 import numpy as np
 import pytest
 from fake_elasticsearch import FULL, FakeElasticsearch, FakeIndex
 from omegaconf import OmegaConf
-from probers.rag.retrievers import BM25, elasticsearch
+from probers.rag.retrievers import BM25, connections, elasticsearch
 from probers.rag.retrievers.elasticsearch import Elasticsearch
 
 from probers.commands.parts import build
@@ -436,6 +439,119 @@ def test_a_query_that_cannot_be_answered_is_told(server):
         retriever.search(["amber"], 1)
 
 
+# --- what is sent is never believed -----------------------------------------------------------------
+
+
+@BOTH
+@pytest.mark.parametrize("drip", hostile.DRIPS)
+def test_a_server_that_sends_byte_by_byte_ends_at_the_deadline_and_not_at_a_read(server, drip):
+    retriever = connect(server, corpus("amber", "basil"), timeout=0.5, retries=1)
+    server.faults["search"] = [drip] * 2
+    with pytest.raises(RunError) as error:
+        retriever.search(["amber"], 1)
+    message = str(error.value)
+    assert server.url in message and "within retriever.timeout=0.5 s" in message and "\n" not in message
+    assert not server.faults["search"]  # all tries were made
+    assert ids(retriever.search(["amber"], 1)) == [["p0"]]
+    waiting = [t for t in threading.enumerate() if t.daemon and "run" in t.name]
+    for thread in waiting:  # the exchanges that were given up
+        thread.join(10)
+    assert not any(thread.is_alive() for thread in waiting)
+
+
+@BOTH
+@pytest.mark.parametrize("endpoint", ["root", "count", "bulk"])
+def test_every_request_has_the_deadline(server, endpoint):
+    server.faults[endpoint] = [hostile.drip_body] * 9
+    with pytest.raises(RunError, match=r"within retriever\.timeout=0\.3 s"):
+        connect(server, corpus("amber"), timeout=0.3, retries=0)
+
+
+@BOTH
+def test_an_answer_beyond_all_measure_or_compressed_unasked_is_refused_while_it_arrives(server, monkeypatch):
+    monkeypatch.setattr(connections, "MOST_BYTES", 2 << 20)
+    retriever = connect(server, corpus("amber", "basil"), retries=0)
+    for fault, message in ((hostile.endless, "exceeds 2 MiB"), (hostile.bomb, "compressed, as 'gzip'")):
+        server.faults["search"] = [fault]
+        with pytest.raises(RunError, match=f"an answer .*{message}"):
+            retriever.search(["amber"], 1)
+    assert ids(retriever.search(["amber"], 1)) == [["p0"]]
+
+
+def hit(n, score=1.0, name=...):
+    return {"_id": str(n) if name is ... else name, "sort": [score, n]}
+
+
+@BOTH
+@pytest.mark.parametrize("endpoint", ["root", "mapping", "create", "bulk", "refresh", "count", "search"])
+@pytest.mark.parametrize("status", [200, 400])
+def test_whatever_json_is_answered_is_right_or_one_sentence(server, endpoint, status, capfd):
+    passages = corpus("amber basil", "basil", "cedar")
+    right = [["p1", "p0"]]
+    answers = {
+        "root": server.greeting, "create": {"acknowledged": True, "index": "wiki"},
+        "bulk": {"errors": True, "items": [{"create": {"_id": str(i), "status": 400, "error": {"type": "x"}}}
+                                           for i in range(3)]},
+        "refresh": {"_shards": {"failed": 0}}, "count": {"count": 3, "_shards": {"failed": 0}},
+        "search": {**WHOLE, "hits": {"hits": [hit(1, 0.6), hit(0, 0.5)]}},
+    }  # fmt: skip
+    index = connect(server, passages, index="wiki")._name
+    answers["mapping"] = {index: {"mappings": server.indices[index].mappings}}
+    if status == 400:
+        cause = {"type": "a", "reason": "b", "caused_by": {"type": "c", "reason": "d"}}
+        answers[endpoint] = {"error": {"root_cause": [cause], **cause}, "status": 400}
+    made = [answer for odd in hostile.ODD for answer in hostile.altered(answers[endpoint], odd)]
+    for answer in random.Random(0).sample(made, 60):
+        if endpoint in ("create", "bulk", "refresh"):
+            server.indices.clear()
+        server.faults[endpoint] = [(status, {"Warning": '299 x "\x1b[31m"'}, hostile.written(answer))]
+        try:
+            found = connect(server, passages, index="wiki", retries=0).search(["basil"], 2)
+            assert ids(found) in (right, [["p1"]], [["p0"]], [[]])
+        except (RunError, UserError) as error:
+            assert str(error).isprintable() and len(str(error)) < 900, answer
+        server.faults.clear()
+    assert "\x1b" not in "".join(capfd.readouterr())
+
+
+@pytest.mark.parametrize("hits", [
+    [hit(1, True)], [hit(1, "1.0")], [hit(1, 10**400)], [hit(1, [1.0])], [hit(1, None)],
+    [hit(True)], [hit(1.0)], [hit(-1)], [hit(9)], [hit("1")], [hit([1])],
+    [hit(1, name=1)], [hit(1, name="01")], [hit(1, name="\u0661")], [hit(1, name="2")], [hit(1, name=None)],
+    [{"_id": "1", "sort": [1.0, 1, 1]}], [{"_id": "1", "sort": "11"}], [{"_id": "1"}], [{"sort": [1.0, 1]}],
+    [hit(1), hit(1)], [hit(1), hit(0, 2.0)], [hit(1), hit(0)], [hit(0), hit(1), hit(2)],
+    [hit(1), None], [[hit(1)]], {"0": hit(1)}, "hits", 1, None,
+])  # fmt: skip
+def test_hits_that_are_none_are_refused(server, hits):
+    retriever = connect(server, corpus("amber", "basil", "cedar"))
+    for answer in ({**WHOLE, "hits": {"hits": hits}}, {**WHOLE, "hits": hits}):
+        server.faults["search"] = [(200, {}, answer)]
+        with pytest.raises(RunError, match="answers 'basil' in part, or with what was not loaded"):
+            retriever.search(["basil"], 2)
+
+
+@pytest.mark.parametrize("part", ["timed_out", "_shards"])
+@pytest.mark.parametrize(
+    "value", [None, 1, "", "false", {}, {"failed": None}, {"failed": False}, {"failed": -1}]
+)
+def test_an_answer_that_does_not_say_that_it_is_whole_is_refused(server, part, value):
+    retriever = connect(server, corpus("amber", "basil", "cedar"))
+    server.faults["search"] = [(200, {}, {**WHOLE, part: value, "hits": {"hits": [hit(1)]}})]
+    with pytest.raises(RunError, match="answers 'basil' in part"):
+        retriever.search(["basil"], 2)
+
+
+@BOTH
+def test_a_redirection_is_not_followed(server, monkeypatch):
+    monkeypatch.setenv("ES_API_KEY", "a2V5")
+    with FakeElasticsearch() as other:
+        for status in (301, 302, 307, 308):
+            server.faults["root"] = [(status, {"Location": f"{other.url}/"}, b"")]
+            with pytest.raises(UserError, match=f"HTTP {status}"):
+                connect(server, corpus("amber"))
+        assert not other.requests
+
+
 # --- servers, addresses, secrets --------------------------------------------------------------------
 
 
@@ -656,6 +772,15 @@ def test_certificates_are_checked_unless_told_otherwise(server, certificate):
             assert ids(connect(secure, corpus("amber"), **options).search(["amber"], 1)) == [["p0"]]
         with pytest.raises(RunError, match="same command goes on"):
             connect(secure, corpus("amber"), url=secure.url.replace("https", "http"), retries=0)
+
+
+def test_the_deadline_holds_with_tls(certificate):
+    with FakeElasticsearch(tls=certificate) as secure:
+        retriever = connect(secure, corpus("amber"), verify=False, timeout=0.5, retries=1)
+        secure.faults["search"] = [hostile.drip_head, hostile.drip_body]
+        with pytest.raises(RunError, match=r"within retriever\.timeout=0\.5 s"):
+            retriever.search(["amber"], 1)
+        assert ids(retriever.search(["amber"], 1)) == [["p0"]]
 
 
 # --- a real server ----------------------------------------------------------------------------------

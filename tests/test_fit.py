@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import os
+import shutil
 import signal
 from collections.abc import Sequence
 from dataclasses import replace
@@ -28,6 +31,10 @@ from probers.train.data import (
 )
 from probers.train.fit import Fitted, Task, fit, moments, targets_of
 from probers.train.module import FitSettings, ProberModule, head_losses
+from probers.train.trainer import Checkpoint
+from probers.train.trainer import _checksum as checksum
+from probers.train.trainer import _read as read_checkpoint
+from safetensors.torch import save as encode
 from sklearn.metrics import roc_auc_score
 
 from probers.heads import (
@@ -179,6 +186,133 @@ def test_a_training_that_was_killed_ends_in_the_same_bits(
     before = steps[0]
     again = train(store, examples, tasks, balance="sampling", patience=5, out=tmp_path)
     assert steps[0] == before and torch.equal(again.head.linear1.weight, found.head.linear1.weight)
+
+
+def same_as(found: Fitted, expected: Fitted) -> None:
+    """Weights, figures and steps, to the last bit."""
+    for name, value in expected.head.state_dict().items():
+        assert torch.equal(found.head.state_dict()[name], value), name
+    np.testing.assert_array_equal(found.loss, expected.loss)
+    assert found.steps == expected.steps
+
+
+@pytest.mark.parametrize("changes", [{}, {"patience": 1, "warmup_epochs": 0}])
+def test_a_training_killed_at_its_last_validation_counts_as_finished(
+    store: FeatureStore, examples: Examples, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    changes: dict[str, int],
+) -> None:  # fmt: skip
+    """Behind the last stretch, or where patience ran out: not a step more is taken."""
+    tasks = [Task(1), Task(2)]
+    expected = train(store, examples, tasks, lr=0.1, **changes)
+    assert bool(changes) == (expected.steps < 76)
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Checkpoint, "on_train_end", killed)
+        with pytest.raises(KeyboardInterrupt):
+            train(store, examples, tasks, lr=0.1, out=tmp_path, **changes)
+    monkeypatch.setattr(ProberModule, "training_step", killed)
+    same_as(train(store, examples, tasks, lr=0.1, out=tmp_path, **changes), expected)
+
+
+@pytest.fixture(scope="module")
+def interrupted(store: FeatureStore, examples: Examples, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The checkpoint of a training that was interrupted in its third stretch."""
+    out, original, steps = tmp_path_factory.mktemp("interrupted"), ProberModule.training_step, [0]
+
+    def step(self: ProberModule, batch: Any, index: int) -> Any:
+        steps[0] += 1
+        if steps[0] == 25:
+            raise KeyboardInterrupt
+        return original(self, batch, index)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(ProberModule, "training_step", step)
+        with pytest.raises(KeyboardInterrupt):
+            train(store, examples, [Task(2)], out=out)
+    return out / "checkpoint.safetensors"
+
+
+@pytest.fixture(scope="module")
+def undisturbed(store: FeatureStore, examples: Examples) -> Fitted:
+    return train(store, examples, [Task(2)])
+
+
+def resealed(path: Path, tensors: dict[str, torch.Tensor] | None = None, **about: Any) -> None:
+    """Change a checkpoint and give it the checksum of what it holds then."""
+    held, told = read_checkpoint(path)
+    held |= tensors or {}
+    text = json.dumps(told | about)
+    path.write_bytes(encode(held, {"about": text, "sha256": checksum(held, text)}))
+
+
+def cut_short(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def as_older_versions(path: Path) -> None:
+    held, told = read_checkpoint(path)
+    path.write_bytes(encode(held, {"about": json.dumps(told)}))
+
+
+def a_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+    (path / "notes.txt").write_text("mine")
+
+
+def a_pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def wider(path: Path) -> None:
+    held, _ = read_checkpoint(path)
+    name = next(name for name in held if name.startswith("best."))
+    resealed(path, {name: torch.zeros(3, *held[name].shape)})
+
+
+DAMAGES = {
+    "is damaged": cut_short,
+    "carries no checksum": as_older_versions,
+    "is of other heads (best.": wider,
+    "does not say how far": lambda path: resealed(path, stretches="2"),
+    "is of validation 9, and there are 8": lambda path: resealed(path, stretches=9),
+    "is a folder": a_folder,
+    "is a folder, pipe": a_pipe,
+}
+
+
+@pytest.mark.parametrize("told", DAMAGES)
+def test_a_damaged_checkpoint_is_named_and_the_training_begins_anew(
+    interrupted: Path, undisturbed: Fitted, store: FeatureStore, examples: Examples, tmp_path: Path,
+    told: str, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    path = tmp_path / interrupted.name
+    shutil.copy(interrupted, path)
+    DAMAGES[told](path)
+    same_as(train(store, examples, [Task(2)], out=tmp_path), undisturbed)
+    (line,) = [x for x in capsys.readouterr().out.splitlines() if "checkpoint" in x]
+    assert line.startswith(f"{path} {told}") and line.endswith(": the training begins anew")
+    assert read_checkpoint(path)[1]["finished"]
+    assert (tmp_path / f"{path.name}.old/notes.txt").exists() == (told == "is a folder")
+
+
+def test_no_flipped_bit_of_a_checkpoint_is_used_silently(interrupted: Path, tmp_path: Path) -> None:
+    """Anywhere in header and tensors; converse: one that is whole is read."""
+    blob = interrupted.read_bytes()
+    assert read_checkpoint(interrupted)[1]["stretches"] == 2
+    path = tmp_path / interrupted.name
+    header = 8 + int.from_bytes(blob[:8], "little")
+    rng = np.random.default_rng(0)
+    for at in [*range(header), *rng.integers(header, len(blob), 60).tolist()]:
+        damaged = bytearray(blob)
+        damaged[at] ^= 1 << int(rng.integers(8))
+        path.write_bytes(damaged)
+        with pytest.raises(ValueError, match=r"damaged|altered|checksum"):
+            read_checkpoint(path)
 
 
 def test_the_same_training_twice_gives_the_same_bits(store: FeatureStore, examples: Examples) -> None:

@@ -6,6 +6,7 @@ import json
 import re
 from dataclasses import dataclass, replace
 
+import numpy as np
 import pytest
 from fake_lm import FakeLM, FakeRetriever, passage
 from probers.rag.command import Terminal
@@ -321,16 +322,100 @@ def test_a_run_resumes_by_question_and_drops_a_half_written_line(tmp_path):
     assert lm.prompts == []
 
 
-def test_a_trace_file_of_other_questions_or_damaged_is_refused(tmp_path):
+def test_a_trace_file_of_other_questions_is_refused(tmp_path):
     path = tmp_path / "traces.jsonl"
     make(Never())[0].run(QUESTIONS[:3], path)
     with pytest.raises(UserError, match=r"line 1.*'q0'"):
         TraceFile(path).resume(QUESTIONS[1:])
     with pytest.raises(UserError, match="line 3"):
         TraceFile(path).resume(QUESTIONS[:2])
-    path.write_text("{}\n")
-    with pytest.raises(UserError, match=r"line 1 is no trace"):
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(UserError, match=r"traces.jsonl is a folder.*: remove it"):
         TraceFile(path).resume(QUESTIONS)
+
+
+def altered(line):
+    return line.replace('"retrievals": ', '"retrievals": 1')
+
+
+def without_seal(line):
+    return json.dumps({key: value for key, value in json.loads(line).items() if key != "sha256"})
+
+
+DAMAGES = {
+    "altered": altered,
+    "no checksum": without_seal,
+    "cut": lambda line: line[:40],
+    "another form": lambda line: "{}",
+    "no object": lambda line: "[1]",
+    "empty": lambda line: "",
+    "nested": lambda line: "[" * 100_000,
+    "broken in two": lambda line: f"{line[:40]}\n{line[40:]}",
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("places", [(0,), (2, 5), (7,), tuple(range(8))])
+def test_a_damaged_line_is_named_and_its_question_is_answered_again(tmp_path, capsys, damage, places):
+    """Of these questions and of no other, in a run that was over or cut short; then nothing is said."""
+    path = tmp_path / "traces.jsonl"
+    whole = list(map(without_seconds, make(Oracle())[0].run(QUESTIONS, path)))
+    lines = path.read_text().splitlines()
+    for cut in (8, 6):
+        found = [DAMAGES[damage](line) if i in places else line for i, line in enumerate(lines[:cut])]
+        path.write_text("".join(f"{line}\n" for line in found))
+        capsys.readouterr()
+        rag, lm, _ = make(Oracle())
+        assert list(map(without_seconds, rag.run(QUESTIONS, path))) == whole
+        assert {asked(p)[0] for p in lm.prompts} == {i for i in range(8) if i in places or i >= cut}
+        said = capsys.readouterr().out
+        damaged = [i for i in places if i < cut]
+        if damaged:
+            assert said.startswith(f"{path} is damaged in line {damaged[0] + 1}")
+        assert said.count("answered again") == said.count("\n") == bool(damaged)
+        assert [json.loads(line)["id"] for line in path.read_text().splitlines()] == [q.id for q in QUESTIONS]
+        rag, lm, _ = make(Oracle())
+        assert list(map(without_seconds, rag.run(QUESTIONS, path))) == whole
+        assert lm.prompts == [] and capsys.readouterr().out == ""
+
+
+def test_no_flipped_bit_of_a_trace_is_used_silently(tmp_path, capsys):
+    path = tmp_path / "traces.jsonl"
+    answers = make(Entropy(0.05))[0].run(QUESTIONS[:2], path)
+    assert TraceFile(path).resume(QUESTIONS[:2]) == answers
+    blob = path.read_bytes()
+    first = blob.index(b"\n")
+    for at in range(first):
+        damaged = bytearray(blob)
+        damaged[at] ^= 1 << (at % 8)
+        path.write_bytes(damaged)
+        assert TraceFile(path).resume(QUESTIONS[:2]) == [None, answers[1]]
+    assert capsys.readouterr().out.count("damaged in line 1") == first
+
+
+def test_a_run_that_goes_on_has_the_batches_of_one_that_was_not_interrupted(tmp_path, monkeypatch):
+    """Of a model whose scores depend on the batch in their last digits; but for the chunk that was cut."""
+    monkeypatch.setattr("probers.rag.loop._CHUNK", 3)
+    path = tmp_path / "traces.jsonl"
+
+    class Rounding(FakeLM):
+        def generate(self, prompts, **options):
+            made = super().generate(prompts, **options)
+            return [replace(g, entropies=g.entropies + np.float32(1e-6 * len(prompts))) for g in made]
+
+    def answer():
+        rag = replace(make(Entropy(0.05))[0], lm=Rounding(write))
+        return list(map(without_seconds, rag.run(QUESTIONS, path)))
+
+    whole = answer()
+    lines = path.read_text().splitlines(keepends=True)
+    for kept in (3, 6):
+        path.write_text("".join(lines[:kept]))
+        assert answer() == whole
+    path.write_text("".join(lines[:1]))
+    again = answer()
+    assert again != whole and again[:1] + again[3:] == whole[:1] + whole[3:]
 
 
 def test_the_terminal_shows_text_place_query_titles_and_counters():

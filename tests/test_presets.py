@@ -28,6 +28,7 @@ from probers.commands import config as published
 from probers.commands import main as cli
 from probers.commands.config import choices
 from probers.commands.parts import build
+from probers.data.overlap import Seen
 from probers.engine.model import CausalLM
 from probers.heads import HEADS, WRONG
 from probers.store.spec import FeatureSpec
@@ -464,7 +465,7 @@ def save_prober(place: Place, tiny: Path, preset: str, *, bias: float = 0.0) -> 
     bank = tiny_bank(lm, choices["trigger"], build(cfg.prompt))
     with torch.no_grad():
         bank.head.linear.bias[:, WRONG] += bias
-    bank.save_pretrained(place.folder / "prober")
+    replace(bank, seen=Seen({})).save_pretrained(place.folder / "prober")
     return str(place.folder / "prober")
 
 

@@ -10,8 +10,11 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
+from probers.datagen.articles import open_articles
+from probers.datagen.equivalence.names import load_aliases
 
 from probers.data import load_questions
+from probers.data.corpus import load_corpus
 from probers.data.questions import (
     DATASETS,
     EmptySplitError,
@@ -24,6 +27,7 @@ from probers.data.questions import (
 )
 from probers.data.splits import Splits
 from probers.evaluation.answers import normalize_answer
+from probers.text import load_vectors
 from probers.types import Question, RunError, UserError
 
 FILES = Path(__file__).parent / "data" / "questions"
@@ -310,6 +314,52 @@ def test_wrong_types_of_one_s_own_file_are_named_or_skipped(tmp_path, change, re
     assert [q.id for q in found.questions] == ["a"] and found.excluded.counts == {"malformed": 1}
     ((where, why),) = found.excluded.listed
     assert where == "line 2" and reason.partition(",")[0] in why
+
+
+@pytest.mark.parametrize("field", ["id", "dataset", "group"])
+@pytest.mark.parametrize("name", ["a\nb", "a\x1b[2Jb", "a\x9bb", "a\u202eb", "a\u2028b"])
+def test_a_name_that_steers_a_terminal_is_a_malformed_line(tmp_path, capsys, field, name):
+    good = {"id": "ünï cödé|`1`", "question": "Who\x1b[2J?\nAnd why?", "dataset": "a b", "group": "g"}
+    bad = {**good, "id": "2", field: name}
+    target = write_lines(tmp_path / "q.jsonl", [good, bad])
+    with pytest.raises(UserError, match=f"line 2: {field} must be one line without control") as told:
+        load_questions(str(target))
+    assert str(told.value).isprintable()
+    kept = load_questions(str(target), on_bad_line="skip")
+    assert [(q.id, q.question) for q in kept] == [(good["id"], good["question"])]
+    assert capsys.readouterr().err.replace("\n", "").isprintable()
+
+
+@pytest.mark.parametrize("kind", ["pipe", "folder", "device", "a link to a device"])
+def test_what_is_no_file_is_one_sentence_at_once(tmp_path, kind):
+    target = tmp_path / "x"
+    if kind == "pipe":
+        os.mkfifo(target)
+    elif kind == "folder":
+        target.mkdir()
+    elif kind == "device":
+        target = Path("/dev/zero")
+    else:
+        target.symlink_to("/dev/zero")
+    for read, message in [
+        (lambda: load_questions(str(target)), "is not a file"),
+        (lambda: opened("nq", target), "is not a file"),
+        (lambda: opened("2wikimultihopqa", path("twowiki.json"), aliases=str(target)), "is not a file"),
+        (lambda: load_corpus(target), "is not a file"),
+        (lambda: open_articles(str(target)), "is not a file"),
+        (lambda: load_aliases(str(target)), "it is a folder, pipe or device, and no file"),
+        (lambda: load_vectors(str(target)), "it is a folder, pipe or device, and no file"),
+    ]:
+        with pytest.raises(UserError, match=message):
+            read()
+
+
+def test_a_link_to_a_file_is_read_like_it(tmp_path):
+    (tmp_path / "aliases.jsonl").write_text('["Bombay", "Mumbai"]\n')
+    (tmp_path / "link.jsonl").symlink_to(tmp_path / "aliases.jsonl")
+    assert load_aliases(str(tmp_path / "link.jsonl")).same("Bombay", "Mumbai")
+    (tmp_path / "q.jsonl").symlink_to(write_lines(tmp_path / "real.jsonl", [{"id": 1, "question": "Who?"}]))
+    assert [q.id for q in load_questions(str(tmp_path / "q.jsonl"))] == ["1"]
 
 
 def test_an_answer_of_which_normalisation_leaves_nothing_accepts_no_silence(tmp_path):

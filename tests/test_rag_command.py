@@ -19,6 +19,7 @@ from probers.commands.config import choices
 from probers.commands.main import compose
 from probers.commands.parts import build
 from probers.commands.runs import RunFolder
+from probers.data.overlap import Seen
 from probers.heads import HEADS
 from probers.store.spec import FeatureSpec
 from probers.types import RunError, UserError
@@ -173,7 +174,7 @@ def test_many_questions_are_written_and_a_second_run_is_done_already(rag, capsys
     assert str(out) == "runs/rag/entropy"
     lines = [json.loads(line) for line in (out / "traces.jsonl").read_text().splitlines()]
     assert len(lines) == 40
-    assert set(lines[0]) == {"id", "question", "text", "answer", "rounds", "counters"}
+    assert set(lines[0]) == {"id", "question", "text", "answer", "rounds", "counters", "sha256"}
     results = json.loads((out / "results.json").read_text())
     assert list(results["methods"]) == ["entropy"]
     assert (results["schema"], results["n"], results["methods"]["entropy"]["em"]) == (1, 40, 1.0)
@@ -275,7 +276,9 @@ def _make_every_part():
 def token_bank(folder, layers=(1, 2)):
     """A prober of single tokens."""
     spec = FeatureSpec(SPEC, layers, 4, pool="tokens", position="entity")
-    bank = ProbeBank(spec, HEADS["linear"]([f"layer{k}" for k in layers], 4), 0.0, aggregate="max")
+    bank = ProbeBank(
+        spec, HEADS["linear"]([f"layer{k}" for k in layers], 4), 0.0, aggregate="max", seen=Seen({})
+    )
     bank.save_pretrained(folder)
 
 
@@ -321,6 +324,7 @@ def test_the_newest_of_the_kind_that_is_wanted_is_taken(rag, capsys):
         shutil.copytree(rag.path / "prober", runs / name)
     token_bank(runs / "tokens")
     classifier().save(runs / "adaptive")
+    Seen({}).save(runs / "adaptive")
     classifier().save(runs / "adaptive of another")
     mine, other = {"model": "testbed"}, {"model": "x"}
     finished(runs / "answers", mine)
@@ -443,7 +447,10 @@ def test_a_server_that_goes_away_ends_the_run_and_the_same_command_goes_on(rag, 
     resumed = (rag.path / "parts" / "traces.jsonl").read_text()
     assert resumed.startswith(kept)
     without_time = [
-        [{**row, "counters": {**row["counters"], "seconds": 0}} for row in map(json.loads, text.splitlines())]
+        [
+            {**row, "counters": {**row["counters"], "seconds": 0}, "sha256": ""}
+            for row in map(json.loads, text.splitlines())
+        ]
         for text in (whole, resumed)
     ]
     assert without_time[0] == without_time[1]

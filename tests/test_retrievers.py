@@ -213,6 +213,31 @@ def test_an_interrupted_index_goes_on_with_its_shards(tmp_path, monkeypatch):
     assert found == BM25(corpus(*texts)).search(queries, 5)
 
 
+@pytest.mark.parametrize("name", ["00001.rows.npy", "00001.terms", "00001.json"])
+@pytest.mark.parametrize("damage", [lambda blob: blob[:-2] + b"00", lambda blob: blob[:-9]])
+def test_a_damaged_shard_of_an_interrupted_index_is_counted_again(
+    tmp_path, monkeypatch, capsys, name, damage
+):
+    texts, queries = skewed(200)
+    store, begun = stored(tmp_path, texts), []
+
+    def count(folder, number, first, passages, tokens):
+        begun.append(number)
+        if len(begun) == 4:
+            raise KeyboardInterrupt
+        return counted(folder, number, first, passages, 1000)
+
+    counted = bm25_index.count_shard
+    monkeypatch.setattr(bm25_index, "count_shard", count)
+    with pytest.raises(KeyboardInterrupt):
+        BM25(store, cache=tmp_path / "bm25")
+    file = next((tmp_path / "bm25").glob("*.partial")) / "shards" / name
+    file.write_bytes(damage(file.read_bytes()))
+    found = BM25(store, cache=tmp_path / "bm25").search(queries, 5)
+    assert begun[4:6] == [1, 2] and found == BM25(corpus(*texts)).search(queries, 5)
+    assert "00001.json" in (said := capsys.readouterr().err) and "counted again" in said
+
+
 def test_a_stored_corpus_without_a_word_is_refused(tmp_path):
     with pytest.raises(UserError, match="none of the 2 passages"):
         BM25(stored(tmp_path, ["...", "?!"]), cache=tmp_path / "bm25")

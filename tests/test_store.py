@@ -15,15 +15,20 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from probers.commands.runs import identity
 from probers.store import reader
+from probers.store.files import read_rows
 from probers.store.spec import FeatureSpec, ModelSpec
 from probers.store.store import FeatureStore
 from probers.types import Needs, RunError, UserError
@@ -146,6 +151,27 @@ def test_leftovers_of_a_kill_are_removed_and_only_missing_shards_remain(tmp_path
     again = FeatureStore.create(tmp_path, SPEC, config={}, shards=3)
     assert again.missing == [0, 2]
     assert not list((tmp_path / "shards").glob(".*"))
+
+
+@pytest.mark.parametrize("name", ["00001.parquet", "00001.safetensors", "00001.json"])
+@pytest.mark.parametrize("damage", ["altered", "cut", "gone"])
+def test_a_damaged_shard_of_an_unfinished_store_is_named_and_missing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, damage: str
+) -> None:
+    """Converse: the whole one beside it is not, and of a whole store nothing is said."""
+    store = FeatureStore.create(tmp_path / "s", SPEC, config={}, shards=3)
+    for index in (0, 1):
+        store.write_shard(index, make_rows(2), make_states(2, 0))
+    assert FeatureStore.create(tmp_path / "s", SPEC, config={}, shards=3).missing == [2]
+    assert capsys.readouterr().out == ""
+    file = tmp_path / "s/shards" / name
+    blob = file.read_bytes()
+    if damage == "gone":
+        file.unlink()
+    else:
+        file.write_bytes(blob[:-5] if damage == "cut" else blob[:-9] + bytes([blob[-9] ^ 1]) + blob[-8:])
+    assert FeatureStore.create(tmp_path / "s", SPEC, config={}, shards=3).missing == [1, 2]
+    assert (name in capsys.readouterr().out) == (file.suffix != ".json" or damage != "gone")
 
 
 def test_unfinished_and_foreign_folders(tmp_path: Path) -> None:
@@ -421,6 +447,25 @@ def test_damaged_rows_and_lists_are_named(tmp_path: Path) -> None:
         (lambda m: m["files"]["shards/00002.parquet"].pop("bytes"), "without its size and checksum"),
         (lambda m: m["spec"].pop("pool"), "a FeatureSpec has the fields"),
         (lambda m: m["spec"].update(layers=[2, 0, 5]), "layers must be ascending"),
+        (lambda m: m.update(shards=10**9), "shards is 1000000000"),
+        (lambda m: m.update(shards=0, rows=[], files={}), "shards is 0"),
+        (
+            lambda m: m["spec"].update(width=10**9),
+            r"00000\.safetensors is too small for 5 rows of 6000000000 b",
+        ),
+        (lambda m: m["spec"].update(width=4.5), r"spec\.width=4\.5 must be a whole number"),
+        (lambda m: m["spec"].update(layers=list(range(10**5))), r"spec\.layers=.* must be a list"),
+        (lambda m: m["spec"].update(layers=[0, "2"]), r"spec\.layers=.* must be a list"),
+        (lambda m: m["spec"].update(dtype="object"), "spec.dtype=object must be float16, float32 or float64"),
+        (lambda m: m["spec"].update(pool=["mean"]), "spec.pool=.* must be mean"),
+        (lambda m: m["spec"].update(position="a\nb"), r"spec\.position='a\\nb' must be text on one line"),
+        (lambda m: m["spec"].update(model="testbed"), r"spec\.model=testbed must be a block"),
+        (lambda m: m["spec"]["model"].update(id="a\x1b[2J"), r"id='a\\x1b\[2J' must be a name on one line"),
+        (lambda m: m["spec"]["model"].update(revision=None), "revision=null must be text on one line"),
+        (
+            lambda m: m.update(rows=[10**15, 0, 3]),
+            r"00000\.safetensors is too small for 1000000000000000 rows",
+        ),
         (lambda m: m.update(schema=9), "has schema 9, this reads 1"),
         (lambda m: m.update(format="other"), "does not describe a feature store"),
     ):
@@ -438,6 +483,55 @@ def test_damaged_rows_and_lists_are_named(tmp_path: Path) -> None:
     (tmp_path / "h/shards/00000.json").write_text("{")
     with pytest.raises(RunError, match=r"00000\.json is damaged .* makes the shard again"):
         half.finish()
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda t: t.drop(columns="group"), "lacks the column group"),
+        (lambda t: t.assign(correct=t["correct"].astype(str)), "column correct of type string, not int64"),
+        (lambda t: t.assign(extra=[[1]] * len(t)), r"column extra of type list<.*, not string or int64"),
+        (lambda t: t.assign(**{"a\n\x1b": [b""] * len(t)}), r"column 'a\\n\\x1b' of type binary"),
+        (lambda t: t.assign(split="elsewhere"), "has a value of split that is none"),
+        (lambda t: t.assign(correct=7), "has a value of correct that is none"),
+        (lambda t: t.assign(text=[None, *t["text"][1:]]), "has a value of text that is none"),
+        (lambda t: t[1:], "has 4 rows instead of 5"),
+    ],
+)
+def test_rows_of_another_shape_are_one_sentence(
+    tmp_path: Path, change: Callable[[pd.DataFrame], pd.DataFrame], reason: str
+) -> None:
+    store = build(tmp_path / "s")
+    rows = pa.Table.from_pandas(change(read_rows(store.path, 0).to_pandas()), preserve_index=False)
+    plain = [f.with_type(pa.string()) if f.type == pa.large_string() else f for f in rows.schema]
+    pq.write_table(rows.cast(pa.schema(plain)), store.path / "shards/00000.parquet")
+    for read in (store.table, lambda: list(store.tables())):
+        with pytest.raises(UserError, match=rf"damaged: shards/00000\.parquet .*{reason}"):
+            read()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"files": {"../../x": {"bytes": 1, "sha256": ""}}},
+        {"files": {"00000.parquet": 3, "00000.safetensors": 3}},
+        {"units": [["a"]]},
+        {"rows": -1},
+        {"rows": []},
+    ],
+)
+def test_what_stands_beside_a_shard_lists_that_shard_alone(tmp_path: Path, change: dict[str, Any]) -> None:
+    store = FeatureStore.create(tmp_path / "s", SPEC, config={}, shards=1)
+    store.write_shard(0, make_rows(2), make_states(2, 0))
+    file = store.path / "shards/00000.json"
+    whole = json.loads(file.read_text())
+    del whole["sha256"]
+    assert store.units == set()
+    file.write_text(json.dumps(whole | change))
+    with pytest.raises(RunError, match=r"00000\.json is damaged .* makes the shard again"):
+        assert store.units == set()
+    (store.path / f"shards/{'9' * 200}.json").write_text("{}")
+    assert store.missing == []
 
 
 #: Files that one run of :func:`build` writes, in order.

@@ -191,6 +191,13 @@ def test_the_table_of_stores_sites_and_long_names(tmp_path: Path) -> None:
     text = compare_runs([["data=" + "c" * 90], ["data=wiki"]], folders)
     assert "mlp_out 7" in text and "cot-all/x" in text and "wiki-all/y" in text
     assert max(len(line) for line in text.splitlines()[:-1]) <= 100 + len("wiki-all/y")
-    (tmp_path / "wiki-all" / "y" / "metrics.json").write_text("{")
-    with pytest.raises(RunError, match="metrics.json"):
+
+
+@pytest.mark.parametrize(
+    "blob", [b"{", b"\xff{}", b"[1]", b'{"layers": []}', b'{"layers": 1, "ensemble": 2}']
+)
+def test_damaged_figures_of_a_run_are_named(tmp_path: Path, blob: bytes) -> None:
+    folders = [prober(tmp_path / name, 0.7) for name in ("x", "y")]
+    (tmp_path / "y/metrics.json").write_bytes(blob)
+    with pytest.raises(RunError, match=r"figures of a run cannot be read: .*y/metrics.json"):
         compare_runs([["a"], ["b"]], folders)

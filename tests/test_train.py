@@ -76,7 +76,7 @@ def test_the_command_writes_a_prober_and_nothing_else(prober: Path) -> None:
     assert files == [
         "README.md", "config.json", "config.yaml", "heads.safetensors", "metrics.json",
         "plots/auroc_by_layer.png", "plots/coverage_risk.png", "plots/learning_curve.png",
-        "plots/logit_density.png", "plots/reliability.png", "plots/roc_pr.png", "run.json",
+        "plots/logit_density.png", "plots/reliability.png", "plots/roc_pr.png", "run.json", "seen.json",
     ]  # fmt: skip
 
 
@@ -335,7 +335,9 @@ def test_token_states_make_probers_of_spans(
     command = f'probers-rag question="..." trigger=radio query=cioqf prober={out}'
     last = capsys.readouterr().out.splitlines()[-1]
     if aggregate:  # heads of single tokens are what a trigger takes
-        assert last == f"next: {command}" and command in (out / "README.md").read_text()
+        card = (out / "README.md").read_text()
+        assert last == f"next: {command}" and command.replace(str(out), "p") in card
+        assert str(tmp_path) not in card  # nothing of this machine is published
     else:
         assert "score_spans" in last and "probers-rag" not in (out / "README.md").read_text()
     bank, examples = ProbeBank.from_pretrained(out), load_examples([store])

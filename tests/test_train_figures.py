@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from matplotlib.text import Text
@@ -31,6 +33,7 @@ from probers.bank.thresholds import ThresholdRule
 from probers.evaluation import metrics as m
 from probers.evaluation.bootstrap import Bootstrap
 from probers.heads import LinearHead
+from probers.pages import hub_id, public_model
 from probers.store.spec import FeatureSpec, ModelSpec
 from probers.types import RunError
 
@@ -550,3 +553,66 @@ def test_the_card_of_one_layer_on_another_domain(examples: Examples) -> None:
     assert "Out of domain: trained on hotpotqa, tested on set0." in card and "shuffled labels reached" in card
     assert "probers-rag" not in card and "stacked" not in card  # no answer to retrieve for, no layers to join
     assert "layer k is of block k" in card and "## Learning curve" not in card and "## Spread" not in card
+
+
+def of_model(bank: Any, name: str) -> Any:
+    """The prober as one of a model of this name."""
+    spec = replace(bank.spec, model=replace(bank.spec.model, id=name))
+    return SimpleNamespace(**vars(bank) | {"spec": spec})
+
+
+@pytest.mark.parametrize(
+    ("name", "base", "shown"),
+    [
+        ("HuggingFaceTB/SmolLM2-135M", "HuggingFaceTB/SmolLM2-135M", "HuggingFaceTB/SmolLM2-135M"),
+        ("/home/me/models/SmolLM2", None, "SmolLM2"),
+        ("./models/SmolLM2", None, "SmolLM2"),
+        ("~/models/SmolLM2", None, "SmolLM2"),
+        ("a/b/c", None, "c"),
+        ("testbed", None, "testbed"),
+        ("me/x: [y]", None, "x: [y]"),
+    ],
+)
+def test_the_card_names_the_model_and_not_where_it_lay(
+    run: Any, tmp_path: Path, name: str, base: str | None, shown: str
+) -> None:
+    bank = of_model(run.trained.bank, name)
+    card = write_card(bank, run.figures, data=tmp_path / "cot", source="cot", out=tmp_path / "p")
+    assert f"\n# Prober for {shown}\n" in card and f"hidden states of `{shown}@" in card
+    assert yaml.safe_load(card.split("---\n")[1]).get("base_model") == base
+    assert str(tmp_path) not in card and "/home/me" not in card and "~" not in card
+    assert "Feature store `cot`" in card and 'from_pretrained("p")' in card and "prober=p\n" in card
+
+
+def test_a_folder_that_is_there_is_no_id_on_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert hub_id("me/model") == public_model("me/model") == "me/model"
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "me/model").mkdir(parents=True)
+    assert hub_id("me/model") is None and public_model("me/model") == "model"
+
+
+def test_markup_in_names_is_text_in_the_card(run: Any) -> None:
+    hostile = "x\n\n# Heading\n---\nlicense: mit\n| a | `b` <img src=x> ![i](http://e/v) [l][m] \x1b[2J\u202e"
+    plain = run.figures
+    figures = json.loads(json.dumps(plain))
+    figures["splits"]["train"]["datasets"] = {hostile: 400}
+    figures["conditions"] = dict(zip([hostile, "b"], plain["conditions"].values(), strict=True))
+    figures["notes"] = [hostile]
+    bank = of_model(run.trained.bank, hostile)
+    card = write_card(bank, figures, data=Path(hostile), source=hostile, out=Path('x"); y'))
+    parts = card.split("\n---\n")
+    assert len(parts) == 2 and yaml.safe_load(parts[0]) == yaml.safe_load(
+        card_of(run.trained, plain).split("---\n")[1]
+    )
+    assert (
+        "\n# Heading" not in card
+        and "license" not in parts[0]
+        and "\x1b" not in card
+        and "\u202e" not in card
+    )
+    assert 'from_pretrained("PROBER")' in card and "Feature store `STORE`" in card
+    outside = re.sub("`[^`\n]*`", "", card.replace("\\`", ""))  # what is not within code
+    assert not re.search(r"(?<!\\)<img|(?<!\\)\]\(http|(?<!\\)\]\[", outside)
+    for line in card.splitlines():
+        if line.startswith("| train |"):
+            assert len(re.findall(r"(?<!\\)\|", line)) == 6

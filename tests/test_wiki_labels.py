@@ -16,7 +16,7 @@ from fake_lm import SPEC, FakeLM
 from probers.datagen.articles import open_articles
 from probers.datagen.entities import Recogniser
 from probers.datagen.equivalence import EntityMatcher
-from probers.datagen.equivalence.vectors import train_vectors
+from probers.datagen.equivalence.vectors import train_vectors, trained
 from probers.datagen.labels.base import balance
 from probers.datagen.labels.cuts import CutPlan
 from probers.datagen.labels.wiki import WikiBuilder
@@ -26,7 +26,7 @@ from probers import CausalLM, FeatureStore
 from probers.commands import main as cli
 from probers.prompts import PromptTemplate
 from probers.store.spec import FeatureSpec
-from probers.types import Needs, RunError
+from probers.types import Article, Needs, RunError
 
 RULES = Recogniser("rules", fine=True, quiet=True)
 
@@ -358,6 +358,25 @@ def test_vectors_of_the_runs_own_articles(tmp_path):
     made = (tmp_path / "s/vectors.bin").read_bytes()
     train_vectors(iter(()), tmp_path / "s/vectors.bin", seed=0)  # a resumed run keeps them
     assert (tmp_path / "s/vectors.bin").read_bytes() == made
+
+
+def test_damaged_vectors_are_named_and_trained_again(tmp_path, capsys):
+    path, record = tmp_path / "vectors.bin", tmp_path / "vectors.json"
+    articles = [Article("a", "A", ("Paris is a town. " * 9,), "train")] * 9
+    train_vectors(articles, path, seed=0)
+    made = path.read_bytes()
+    assert trained(path) and capsys.readouterr().out == ""
+    for damage, told in (
+        (lambda: path.write_bytes(made[:-1] + b"x"), f"{path} was altered"),
+        (lambda: record.write_text(record.read_text().replace('"bytes": 1', '"bytes": 2')), str(record)),
+        (lambda: record.write_text("{"), f"{record} is no JSON"),
+        (record.unlink, f"{path} has no checksum"),
+    ):
+        damage()
+        train_vectors(articles, path, seed=0)
+        assert path.read_bytes() == made and trained(path)
+        (line,) = capsys.readouterr().out.splitlines()
+        assert line.startswith(told) and line.endswith(": the vectors are trained again")
 
 
 def test_a_run_that_labels_nothing_says_why(tmp_path):

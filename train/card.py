@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from probers.bank.bank import ProbeBank
 from probers.heads import head_name
-from probers.pages import render
+from probers.pages import hub_id, public_model, public_path, render
 
 from .controls import ENSEMBLE, WITH_ENTROPY
 from .tables import ENSEMBLES, best_name, bounded, bounds, layer_name, number, warnings
@@ -35,17 +36,20 @@ def write_card(bank: ProbeBank, figures: Json, *, data: Path, source: str, out: 
         for name, pair in figures["pairs"].items()
         if name.startswith(f"{ENSEMBLE} vs ") and not ((pair["auroc"]["ci95"] or [0])[0] > 0)
     ]
+    shown = public_path(out, "PROBER")
     shared = (best_name, bounded, bounds, layer_name, number, warnings)
     return render(
         "probers.train/card.md.j2",
-        bank=bank, figures=figures, data=data, source=source, out=out, head=head_name(bank.head), over=over,
-        command=rag_command(bank, out), scored=_scored(figures), calibrated=_calibrated(bank, figures),
+        bank=bank, figures=figures, data=public_path(data, "STORE"), source=source, out=shown,
+        model=replace(spec.model, id=public_model(spec.model.id)), base_model=hub_id(spec.model.id),
+        head=head_name(bank.head), over=over, command=rag_command(bank, shown), scored=_scored(figures),
+        calibrated=_calibrated(bank, figures),
         by_value=_by_value, beaten_by=beaten_by, ENSEMBLE=ENSEMBLE, ENSEMBLES=ENSEMBLES,
         **{function.__name__: function for function in shared},
     )  # fmt: skip
 
 
-def rag_command(bank: ProbeBank, out: Path) -> str | None:
+def rag_command(bank: ProbeBank, out: str | Path) -> str | None:
     """The command that answers questions with the prober as its trigger; None where no trigger takes it."""
     if bank.spec.pool == "predicting" or bank.head.tokens:
         return None

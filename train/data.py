@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from probers.data.overlap import Seen
 from probers.data.splits import deal
 from probers.heads import ProbeHead, head_name
 from probers.seeding import draw_key
@@ -74,12 +75,12 @@ class Examples:
         chosen = self.rows["train"][[g in kept for g in self.column("group", "train")]]
         return replace(self, rows={**self.rows, "train": chosen})
 
-    def seen(self) -> dict[str, list[tuple[str, str, str]]]:
-        """Data set, group and question of the texts of each split, as :func:`write_seen` takes them."""
+    def seen(self) -> Seen:
+        """The groups and questions of each split."""
         table = self.table
         columns = [table[c] if c in table else [""] * len(table) for c in ("dataset", "group", "question")]
         texts = list(zip(*columns, strict=True))
-        return {split: [texts[row] for row in rows] for split, rows in self.rows.items()}
+        return Seen.of({split: [texts[row] for row in rows] for split, rows in self.rows.items()})
 
     def split_record(self) -> dict[str, list[str]]:
         """The groups of each split, to be written beside what was trained on them."""

@@ -124,15 +124,18 @@ class ProberModule(LightningModule):
         self.best = {name: value.clone() for name, value in head.state_dict().items()}
         self._seen: list[tuple[Tensor, Tensor]] = []
 
-    def stored(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """What :meth:`resume` needs: parameters and figures, and where the training stands."""
+    def tensors(self) -> dict[str, Tensor]:
+        """Parameters, the best of them, and their figures, by name."""
         parts: dict[str, Mapping[str, Tensor]] = {
             "head": self.head.state_dict(), "best": self.best,
             "figures": {name: torch.from_numpy(getattr(self, name)) for name in _FIGURES},
         }  # fmt: skip
-        tensors = {f"{part}.{name}": value for part, found in parts.items() for name, value in found.items()}
+        return {f"{part}.{name}": value for part, found in parts.items() for name, value in found.items()}
+
+    def stored(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """What :meth:`resume` needs: :meth:`tensors`, and where the training stands."""
         lr = self.trainer.optimizers[0].param_groups[0]["lr"]
-        return tensors, {"steps": self.steps_taken, "head_step": self.head.step, "lr": lr}
+        return self.tensors(), {"steps": self.steps_taken, "head_step": self.head.step, "lr": lr}
 
     def resume(self, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
         """Go on from what another module had stored."""

@@ -19,11 +19,11 @@ from probers.bank.question_classifier import STRATEGIES
 from probers.commands.config import compose
 from probers.commands.parts import build, record_of
 from probers.commands.runs import RunFolder, newest_store
-from probers.data.overlap import write_seen
+from probers.data.overlap import Seen
 from probers.evaluation.bootstrap import Bootstrap
 from probers.evaluation.metrics import auroc
 from probers.files import canonical_json, write_text
-from probers.pages import render
+from probers.pages import public_model, public_path, render
 from probers.store.files import fingerprint
 from probers.store.store import FeatureStore
 from probers.types import SPLITS, UserError
@@ -71,7 +71,7 @@ def run(cfg: DictConfig) -> Path:
         resamples=cfg.resamples, seed=cfg.seed,
     )  # fmt: skip
     figures["splits"] = {name: _split(part) for name, part in sorted(labelled.items())}
-    write_seen(out, _seen(store))
+    _seen(store).save(out)
     classifier.save(out)
     write_text(out / "metrics.json", canonical_json(figures))
     write_text(out / "README.md", write_card(figures, model=store.spec.model.id, data=path, out=out))
@@ -151,14 +151,14 @@ def strategies_of(store: FeatureStore) -> dict[str, Labelled]:
     return found
 
 
-def _seen(store: FeatureStore) -> dict[str, list[tuple[str, str, str]]]:
-    """Data set, group and text of every question, by split."""
+def _seen(store: FeatureStore) -> Seen:
+    """The groups and questions of each split."""
     found: dict[str, list[tuple[str, str, str]]] = {split: [] for split in SPLITS}
     for table in store.tables():
         columns = [table.get(name, [""] * len(table)) for name in ("dataset", "group", "question")]
         for split, *text in zip(table["split"], *columns, strict=True):
             found[split].append(tuple(text))
-    return found
+    return Seen.of(found)
 
 
 def _split(part: Labelled) -> dict[str, Any]:
@@ -254,7 +254,8 @@ def write_card(figures: Mapping[str, Any], *, model: str, data: Path, out: Path)
     """The text of ``README.md``."""
     return render(
         "probers.train/question_classifier.md.j2",
-        figures=figures, model=model, data=data, out=out, notes=_notes(figures), bounded=bounded,
+        figures=figures, model=public_model(model), data=public_path(data, "STORE"),
+        out=public_path(out, "CLASSIFIER"), notes=_notes(figures), bounded=bounded,
     )  # fmt: skip
 
 

@@ -11,7 +11,6 @@ from omegaconf import DictConfig
 
 from probers.commands.parts import maker, plain_value, record_of
 from probers.commands.runs import RunFolder, newest_store
-from probers.data.overlap import write_seen
 from probers.files import canonical_json, write_text
 from probers.store.files import fingerprint
 from probers.types import UserError
@@ -77,8 +76,7 @@ def run(cfg: DictConfig) -> Path:
     figures = summarise(trained, evaluator, training)
     source = str(stores[0].config.get("source", ""))
     card = write_card(trained.bank, figures, data=stores[0].path, source=source, out=out)
-    write_seen(out, dataset.examples.seen())
-    replace(trained.bank, metrics=figures, card=card).save_pretrained(out)
+    replace(trained.bank, metrics=figures, card=card, seen=dataset.examples.seen()).save_pretrained(out)
     write_plots(out / "plots", figures, trained, evaluator)
     summary = {"best_layer": figures["best_layer"], "auroc": figures["ensemble"]["auroc"]}
     folder.finish({"model": stores[0].spec.model.id, **summary})

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from textwrap import fill
 from typing import Any
 
+from probers.files import read_json
 from probers.types import RunError
 
 from .controls import ENSEMBLE, SHUFFLED, WITH_ENTROPY
@@ -164,6 +164,7 @@ def _calibration(entry: Mapping[str, Any]) -> str:
     return fill(line, 98, subsequent_indent="  ")
 
 
+_METRICS = "metrics.json"
 _HEADER = ("", "best layer", "validation", "AUROC (test)", "acc.", "ECE", "folder")
 
 
@@ -190,14 +191,14 @@ def compare_runs(jobs: Sequence[Sequence[str]], folders: Sequence[Path]) -> str:
     if not found:
         return ""
     shared = Path(os.path.commonpath([folder.parent for _, folder, _ in found]))
-    cells = [_HEADER]
+    cells: list[tuple[str, ...]] = [_HEADER]
     for job, folder, figures in found:
-        saved = figures["ensemble"]
-        cells.append((
-            " ".join(job), best_name(figures), number(_best(figures)["validation"]["auroc"], ".3f"),
-            bounded(saved, "auroc", ".3f", absent="-"), number(saved["accuracy"], ".3f"),
-            number(saved["ece"], ".3f"), str(folder.relative_to(shared)),
-        ))  # fmt: skip
+        try:
+            cells.append((" ".join(job), *_row(figures), str(folder.relative_to(shared))))
+        except (LookupError, TypeError, ValueError, StopIteration) as error:
+            raise RunError(
+                f"the figures of a run cannot be read: {folder / _METRICS} lacks some or was altered"
+            ) from error
     widths = [max(len(line[i]) for line in cells) for i in range(len(_HEADER) - 1)]
     widths[0] = max(12, min(widths[0], _WIDTH - sum(widths[1:]) - 2 * len(widths)))
     lines = []
@@ -207,10 +208,22 @@ def compare_runs(jobs: Sequence[Sequence[str]], folders: Sequence[Path]) -> str:
     return "\n".join([*lines, f"folders are below {shared}; choose by validation, report the test figures"])
 
 
+def _row(figures: Mapping[str, Any]) -> tuple[str, ...]:
+    """The best layer, how good it is on validation, and the score that is saved."""
+    saved = figures["ensemble"]
+    return (
+        best_name(figures), number(_best(figures)["validation"]["auroc"], ".3f"),
+        bounded(saved, "auroc", ".3f", absent="-"), number(saved["accuracy"], ".3f"),
+        number(saved["ece"], ".3f"),
+    )  # fmt: skip
+
+
 def _figures(folder: Path) -> dict[str, Any]:
-    path = folder / "metrics.json"
+    path = folder / _METRICS
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, json.JSONDecodeError) as error:
+        found = read_json(path)
+        if not isinstance(found, dict):
+            raise ValueError("holds no JSON object")
+    except (OSError, ValueError) as error:
         raise RunError(f"the figures of a run cannot be read: {path}: {error}") from error
     return found

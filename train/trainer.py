@@ -12,7 +12,7 @@ import signal
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,40 +20,57 @@ from typing import Any
 import numpy as np
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as encode
 from torch import Tensor
 from tqdm import tqdm
 
-from probers.files import write_bytes, writing
+from probers.files import digest, regular, write_bytes, writing
+from probers.types import first_line
 
 from .batches import Schedule, StoreData
 from .module import ProberModule, below
+
+#: What a checkpoint says beside its tensors, and of which kind.
+_ABOUT = {"stretches": int, "steps": int, "head_step": int, "lr": float, "finished": bool}
 
 
 class Checkpoint(Callback):
     """Keeps the state of a training in a file, written after a validation and at the end.
 
+    A file that is damaged, or of other heads, is named on stdout, and the training begins anew.
+
     Args:
         path: of the file; what it holds already is where the training goes on.
         module: is given the parameters and figures from there, and the step that its dropout follows.
         every: seconds that have to pass between two writings.
+        stretches: validations of the whole training.
 
     Attributes:
         stretches: validations behind the training so far.
         finished: whether nothing is left to train.
     """
 
-    def __init__(self, path: Path, module: ProberModule, *, every: float) -> None:
+    def __init__(self, path: Path, module: ProberModule, *, every: float, stretches: int) -> None:
         self._path, self._every, self._written = path, every, time.monotonic()
         self._tensors: dict[str, Tensor] = {}
         self.stretches, self.finished = 0, False
-        if path.exists():
-            with safe_open(path, "pt") as file:
-                self._tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-                about = json.loads(file.metadata()["about"])
-            self.stretches, self.finished = about["stretches"], about["finished"]
-            module.resume(self._tensors, about)
+        try:
+            self._tensors, about = _read(path)
+            _check(self._tensors, about, module, stretches)
+        except FileNotFoundError:
+            return
+        except (OSError, ValueError) as error:
+            print(f"{path} {first_line(error)}: the training begins anew", flush=True)
+            self._tensors = {}
+            if path.is_dir():  # which no file can replace
+                with writing(path):
+                    path.rename(path.with_name(f"{path.name}.old"))
+            return
+        module.resume(self._tensors, about)
+        # A kill may have come before the end was written down.
+        over = about["stretches"] == stretches or bool(module.over.all())
+        self.stretches, self.finished = about["stretches"], about["finished"] or over
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         optimizer = trainer.optimizers[0]
@@ -78,14 +95,59 @@ class Checkpoint(Callback):
         optimizer = trainer.optimizers[0]
         for index, parameter in enumerate(optimizer.param_groups[0]["params"]):
             tensors |= {f"adam.{index}.{k}": v for k, v in optimizer.state[parameter].items()}
-        about = {"stretches": self.stretches, **about, "finished": self.finished}
-        blob = encode(
-            {name: value.detach().cpu().contiguous() for name, value in tensors.items()},
-            {"about": json.dumps(about)},
-        )
-        with writing(self._path):
-            write_bytes(self._path, blob)
+        tensors = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+        told = json.dumps({"stretches": self.stretches, **about, "finished": self.finished})
+        write_bytes(self._path, encode(tensors, {"about": told, "sha256": _checksum(tensors, told)}))
         self._written = time.monotonic()
+
+
+def _checksum(tensors: dict[str, Tensor], about: str) -> str:
+    """Of all that a checkpoint holds."""
+    return digest(encode(tensors, {"about": about}), 64)
+
+
+def _read(path: Path) -> tuple[dict[str, Tensor], Any]:
+    """What a checkpoint holds: tensors, and what is said beside them.
+
+    Raises:
+        OSError: it is not there, or cannot be read.
+        ValueError: says how it is damaged.
+    """
+    regular(path)
+    try:
+        with safe_open(path, "pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            metadata = file.metadata() or {}
+    except SafetensorError as error:
+        raise ValueError(f"is damaged ({first_line(error)})") from error
+    if "about" not in metadata or "sha256" not in metadata:
+        raise ValueError("carries no checksum")
+    if _checksum(tensors, metadata["about"]) != metadata["sha256"]:
+        raise ValueError("was altered")
+    return tensors, json.loads(metadata["about"])
+
+
+def _check(tensors: Mapping[str, Tensor], about: Any, module: ProberModule, stretches: int) -> None:
+    """Refuse a checkpoint that a training of so many stretches did not write.
+
+    Raises:
+        ValueError: says what does not fit.
+    """
+    if not isinstance(about, dict) or any(type(about.get(key)) is not kind for key, kind in _ABOUT.items()):
+        raise ValueError("does not say how far the training was")
+    if not 0 <= about["stretches"] <= stretches:
+        raise ValueError(f"is of validation {about['stretches']}, and there are {stretches}")
+    expected = module.tensors()
+    for index, parameter in enumerate(module.head.parameters()):
+        moments = below(tensors, f"adam.{index}")
+        expected |= {f"adam.{index}.{name}": parameter for name in moments if name != "step"}
+    odd = next((name for name, like in expected.items() if not _alike(tensors.get(name), like)), None)
+    if odd is not None:
+        raise ValueError(f"is of other heads ({odd} does not fit)")
+
+
+def _alike(found: Tensor | None, expected: Tensor) -> bool:
+    return found is not None and (found.shape, found.dtype) == (expected.shape, expected.dtype)
 
 
 def train(
@@ -107,7 +169,12 @@ def train(
         schedule = Schedule(0, 1, 1)
     saved = None
     if out is not None and head.learns:
-        saved = Checkpoint(out / f"checkpoint{what and '-' + what}.safetensors", module, every=how.save_every)
+        saved = Checkpoint(
+            out / f"checkpoint{what and '-' + what}.safetensors",
+            module,
+            every=how.save_every,
+            stretches=len(schedule.ends),
+        )
         if saved.finished:
             return
     done = 0 if saved is None else saved.stretches

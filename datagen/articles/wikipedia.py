@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from probers.data.splits import Splits
+from probers.files import check_file
 from probers.types import Article, RunError, UserError
 
 from .base import ArticleSource, Problems, Progress, Rules, UnusableError, clean, prose
-from .wikipedia_client import Client, FetchError, WikipediaOptions
+from .wikipedia_client import Client, WikipediaOptions
+from .wikipedia_transport import FetchError
 
 
 def open_wikipedia(
@@ -72,6 +74,7 @@ def _title_list(options: WikipediaOptions) -> list[str]:
     titles: Sequence[Any] = options.titles or []
     if isinstance(options.titles, str):
         try:
+            check_file(options.titles)
             titles = Path(options.titles).read_text(encoding="utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:
             raise UserError(

@@ -1,57 +1,27 @@
-"""What is asked of a Wikipedia, through the wikipedia-api package, politely and through a cache."""
+"""What is asked of a Wikipedia, by the wikipedia-api package and through a cache."""
 
 from __future__ import annotations
 
 import json
 import re
-import time
+import reprlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, fields
-from datetime import datetime, timezone
-from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-import httpx
-
 import probers
+from probers.checksums import seal, unsealed
 from probers.files import digest, write_bytes
-from probers.types import UserError
+from probers.types import UserError, first_line
+
+from .wikipedia_transport import FetchError, PoliteTransport
 
 if TYPE_CHECKING:
     import wikipediaapi
 
 SCHEMA = 1
-
-#: Statuses, and MediaWiki's error codes, after which the same request may succeed.
-AGAIN = frozenset({408, 429, 500, 502, 503, 504})
-BUSY = ("maxlag", "ratelimited", "readonly", "internal_api_error")
-
-
-class FetchError(Exception):
-    """A request that failed for good, with the reason in one clause.
-
-    ``down`` is true when the server or the network is to blame rather than what was asked.
-    """
-
-    def __init__(self, reason: str, *, down: bool = False) -> None:
-        super().__init__(reason)
-        self.down = down
-
-
-class AgainError(Exception):
-    """A failure that may pass; ``wait`` is what the server asked for, in seconds."""
-
-    def __init__(self, reason: str, response: httpx.Response | None = None) -> None:
-        super().__init__(reason)
-        value = "" if response is None else response.headers.get("Retry-After", "").strip()
-        self.wait = float(value) if value.isdecimal() else None
-        with suppress(TypeError, ValueError):
-            when = parsedate_to_datetime(value)
-            when = when if when.tzinfo else when.replace(tzinfo=timezone.utc)
-            self.wait = max(0.0, (when - datetime.now(timezone.utc)).total_seconds())
 
 
 @dataclass(frozen=True)
@@ -70,7 +40,7 @@ class WikipediaOptions:
         retries: further tries of a failed request, ``backoff`` seconds after the first
             failure and twice as long after each further one, or as long as the server says.
         max_wait: a server that asks to wait longer, in seconds, is not asked again.
-        timeout: seconds without a byte after which a request has failed.
+        timeout: seconds for a whole exchange, to its last byte, after which a try has failed.
         api_url: address of another MediaWiki's api.php; None is the Wikipedia of ``language``.
     """
 
@@ -124,109 +94,63 @@ class WikipediaOptions:
             )
 
 
-class PoliteTransport(httpx.BaseTransport):
-    """Paces the library's requests and repeats those that fail; bodies arrive whole or not at all.
-
-    The library's own repetition knows neither a connection that dies in the middle of a body, nor
-    ``Retry-After`` as a date or with other statuses than 429, nor MediaWiki's errors of status 200.
-
-    Args:
-        options: of the rate and of the waits; ``api_url`` is where requests go instead of the
-            library's own address.
-        notice: called with one clause when a try failed and another will follow.
-    """
-
-    def __init__(self, options: WikipediaOptions, notice: Callable[[str], None]) -> None:
-        self._options, self._notice = options, notice
-        self._network = httpx.Client()  # takes the proxies that the environment names
-        self._next = 0.0
-
-    def handle_request(self, request: httpx.Request) -> httpx.Response:
-        """Send, read the whole body, and try again where that makes sense.
-
-        Raises:
-            FetchError: no tries left, an answer that no repetition mends, or too long a wait.
-        """
-        if self._options.api_url:
-            request.url = httpx.URL(self._options.api_url).copy_with(query=request.url.query)
-            request.headers["Host"] = request.url.netloc.decode()
-        tries = 0
-        while True:
-            try:
-                return self._once(request)
-            except AgainError as failure:
-                wait = self._wait(failure, tries)
-                self._notice(f"{failure}; again in {wait:.3g} s")
-            time.sleep(wait)
-            tries += 1
-
-    def close(self) -> None:
-        self._network.close()
-
-    def _once(self, request: httpx.Request) -> httpx.Response:
-        if (now := time.monotonic()) < self._next:
-            time.sleep(self._next - now)
-        self._next = max(now, self._next) + 1 / self._options.rate
-        try:
-            response = self._network.send(request)
-        except httpx.TimeoutException as error:
-            raise AgainError("no answer in time") from error
-        except (httpx.TransportError, httpx.DecodingError) as error:
-            raise AgainError(f"the connection failed: {error or type(error).__name__}") from error
-        _check(response)
-        return response
-
-    def _wait(self, failure: AgainError, tries: int) -> float:
-        """Seconds before the next try, after ``tries`` further ones.
-
-        Raises:
-            FetchError: that was the last, or the server asks for too long a wait.
-        """
-        options = self._options
-        if tries >= options.retries:
-            often = f" (tried {tries + 1} times)" if tries else ""
-            raise FetchError(f"{failure}{often}", down=True) from failure
-        if failure.wait is None:
-            return min(options.backoff * 2**tries, options.max_wait)
-        if failure.wait > options.max_wait:
-            raise FetchError(
-                f"{failure}, to be asked again after {failure.wait:.0f} s; wikipedia.max_wait is "
-                f"{options.max_wait:g}",
-                down=True,
-            ) from failure
-        return failure.wait
+#: Fields of the records of a kind, and of which type; of pages by their status.
+_PAGE = {"status": str, "title": str, "pageid": int, "revision": int, "text": str}
+_FIELDS: dict[str, dict[str, type]] = {
+    "categories": {"pages": list, "categories": list}, "random": {"titles": list},
+    "missing": {"status": str}, "ok": _PAGE, "disambiguation": _PAGE,
+}  # fmt: skip
 
 
-def _check(response: httpx.Response) -> None:
-    """Refuse an answer without what was asked for; MediaWiki reports its own failures with status 200.
+def _check_record(kind: str, name: str, record: dict[str, Any]) -> None:
+    """Refuse what :meth:`Client._keep` did not write; older versions wrote no checksum.
 
     Raises:
-        AgainError: the request should be tried again.
-        FetchError: it need not be.
+        ValueError: says what is wrong.
     """
-    status = response.status_code
-    if status in AGAIN:
-        raise AgainError(f"HTTP {status}", response)
-    if status != 200:
-        raise FetchError(f"HTTP {status}", down=status in (401, 403))
-    try:
-        answer: Any = json.loads(response.content)
-    except ValueError:  # a page of a proxy or a half-written answer
-        answer = None
-    if not isinstance(answer, dict):
-        raise AgainError("the answer is not a JSON object")
-    if "error" in answer:
-        about = answer["error"] if isinstance(answer["error"], dict) else {}
-        code = str(about.get("code", "unknown"))
-        if code.startswith(BUSY):
-            raise AgainError(f"the API answered {code}", response)
-        raise FetchError(f"the API answered {code}: {about.get('info', 'no reason given')}")
+    about = {"schema": SCHEMA, "name": name}
+    fields = _FIELDS.get(str(record.get("status")) if kind == "pages" else kind, {})
+    if record.keys() != {*about, *fields} or any(record[key] != value for key, value in about.items()):
+        raise ValueError("does not hold what was fetched")
+    for field, expected in fields.items():
+        value = record[field]
+        texts = isinstance(value, list) and all(isinstance(each, str) for each in value)
+        if type(value) is not expected or (expected is list and not texts):
+            raise ValueError(f"does not hold what was fetched ({field} is of another type)")
 
 
 #: Requests in a row that no further try brought through, after which the network is left alone.
 GIVE_UP = 3
 #: Characters no title holds; "|" would even ask for two pages.
-_NO_TITLE = re.compile(r"[#<>\[\]{}|\x00-\x1f\x7f\ud800-\udfff]")
+_NO_TITLE = re.compile(r"[#<>\[\]{}|\x00-\x1f\x7f-\x9f\ud800-\udfff]")
+#: What is raised by reading an answer that is not as it should be.
+_MISREAD = (LookupError, TypeError, ValueError, AttributeError, RecursionError, OverflowError)
+MOST_TITLE = 500  # bytes; MediaWiki's own limit is 255 without the name of a category's space
+
+
+def _is_title(value: Any) -> bool:
+    named = isinstance(value, str) and value.strip() and not _NO_TITLE.search(value)
+    return bool(named) and len(value.encode()) <= MOST_TITLE
+
+
+def _right(name: str, value: Any, right: bool) -> Any:
+    """A value of an answer.
+
+    Raises:
+        ValueError: it is not right.
+    """
+    if not right:
+        raise ValueError(f"{name} is {reprlib.repr(value)}")
+    return value
+
+
+def _title(value: Any) -> str:
+    return str(_right("title", value, _is_title(value)))
+
+
+def _number(name: str, value: Any) -> int:
+    right = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
+    return int(_right(name, value, right))
 
 
 class Client:
@@ -240,7 +164,15 @@ class Client:
         self.options = options
         address = urlsplit(options.api_url or f"https://{options.language}.wikipedia.org")
         self._cache = Path(options.cache) / re.sub(r"[^\w.-]+", "_", address.netloc + address.path)
-        self._transport = PoliteTransport(options, notice)
+        self._transport = PoliteTransport(
+            notice,
+            rate=options.rate,
+            retries=options.retries,
+            backoff=options.backoff,
+            max_wait=options.max_wait,
+            timeout=options.timeout,
+            api_url=options.api_url,
+        )
         self._wikis: dict[bool, wikipediaapi.Wikipedia] = {}
         self._failures = 0
 
@@ -250,7 +182,7 @@ class Client:
         Raises:
             FetchError: it is neither in the cache nor could it be fetched.
         """
-        if _NO_TITLE.search(title):
+        if not _is_title(title):
             return {"status": "missing"}
         return self._kept("pages", title, lambda: self._fetch_page(title))
 
@@ -292,16 +224,20 @@ class Client:
         return record
 
     def _read(self, kind: str, name: str) -> dict[str, Any] | None:
-        """A record of the cache; a file that cannot be read as what was written counts as absent."""
+        """A record of the cache; one that is damaged is named and counts as absent."""
+        file = self._file(kind, name)
         try:
-            record = json.loads(self._file(kind, name).read_bytes())
-        except (OSError, ValueError):
+            record = unsealed(file)
+            _check_record(kind, name, record)
+        except (FileNotFoundError, NotADirectoryError):
             return None
-        right = isinstance(record, dict) and (record.get("schema"), record.get("name")) == (SCHEMA, name)
-        return record if right else None
+        except (OSError, ValueError) as error:
+            print(f"{file} {first_line(error)}: it is fetched again", flush=True)
+            return None
+        return record
 
     def _keep(self, kind: str, name: str, record: dict[str, Any]) -> None:
-        blob = json.dumps({"schema": SCHEMA, "name": name, **record}).encode()
+        blob = json.dumps(seal({"schema": SCHEMA, "name": name, **record})).encode()
         then = "free some space or give another folder as wikipedia.cache"
         write_bytes(self._file(kind, name), blob, then)
 
@@ -317,12 +253,13 @@ class Client:
         from wikipediaapi import WikipediaException
 
         before, self._failures = self._failures, 0
+        self._transport.begin()
         try:
             return fetch()
         except FetchError as error:
             self._failures = before + 1 if error.down else 0
             raise
-        except (WikipediaException, LookupError, TypeError, ValueError, AttributeError) as error:
+        except (WikipediaException, *_MISREAD) as error:
             # The library reads the fields it expects without asking whether they are there.
             raise FetchError(f"the answer is not understood ({type(error).__name__}: {error})") from error
 
@@ -354,13 +291,14 @@ class Client:
         page = self._wiki(lists=False).page(title)
         if not page.exists():
             return {"status": "missing"}
-        kind = "disambiguation" if "disambiguation" in getattr(page, "pageprops", {}) else "ok"
+        props, text = getattr(page, "pageprops", {}), getattr(page, "extract", "")
+        props = _right("pageprops", props, isinstance(props, dict))
         return {
-            "status": kind,
-            "title": page.title,
-            "pageid": int(page.pageid),
-            "revision": page.lastrevid,
-            "text": str(getattr(page, "extract", "")),
+            "status": "disambiguation" if "disambiguation" in props else "ok",
+            "title": _title(page.title),
+            "pageid": _number("pageid", page.pageid),
+            "revision": _number("revision", page.lastrevid),
+            "text": _right("extract", text, isinstance(text, str)),
         }
 
     def _fetch_members(self, category: str) -> dict[str, list[str]]:
@@ -369,7 +307,8 @@ class Client:
         wiki = self._wiki(lists=True)
         found = wiki.categorymembers(wiki.page(category, ns=wikipediaapi.Namespace.CATEGORY))
         spaces = {"pages": wikipediaapi.Namespace.MAIN, "categories": wikipediaapi.Namespace.CATEGORY}
-        return {name: [p.title for p in found.values() if p.ns == ns] for name, ns in spaces.items()}
+        return {name: [_title(p.title) for p in found.values() if p.ns == ns] for name, ns in spaces.items()}
 
     def _fetch_random(self, batch: int) -> list[str]:
-        return [page.title for page in self._wiki(lists=True).random(limit=max(10, min(500, batch))).values()]
+        drawn = self._wiki(lists=True).random(limit=max(10, min(500, batch)))
+        return [_title(page.title) for page in drawn.values()]

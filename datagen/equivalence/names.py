@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
 
+from probers.files import check_file
 from probers.types import UserError
 
 from .numbers import CARDINALS, ORDINALS, roman
@@ -266,6 +267,7 @@ def load_aliases(path: str) -> AliasTable:
     """
     groups = []
     try:
+        check_file(path)
         lines = Path(path).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as e:
         raise UserError(f"the alias table {path} cannot be read: {e}") from e

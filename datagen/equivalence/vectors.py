@@ -10,8 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from probers.checksums import sealed, take, unsealed
+from probers.files import write_text
 from probers.text import split_sentences
-from probers.types import Article, UserError
+from probers.types import Article, UserError, first_line
 
 from .names import normalise
 
@@ -81,12 +83,12 @@ def train_vectors(articles: Iterable[Article], path: Path, *, seed: int) -> None
 
     Args:
         articles: in natural text.
-        path: of the vectors; a file that is there is from an earlier run and is kept.
+        path: of the vectors; those of an earlier run are kept, unless they are damaged.
 
     Raises:
         UserError: no word occurs often enough.
     """
-    if path.exists():
+    if trained(path):
         return
     from gensim.models import Word2Vec
 
@@ -112,6 +114,28 @@ def train_vectors(articles: Iterable[Article], path: Path, *, seed: int) -> None
         model.wv.vectors -= model.wv.vectors.mean(axis=0)
         model.wv.save_word2vec_format(str(beside), binary=True)
         os.replace(beside, path)
+        write_text(_record(path), sealed({"files": take(path.parent, [path.name])}))
     finally:
         words.unlink(missing_ok=True)
         beside.unlink(missing_ok=True)
+
+
+def trained(path: Path) -> bool:
+    """Whether vectors are there as :func:`train_vectors` wrote them; names those that are damaged."""
+    if not path.exists():
+        return False
+    try:
+        if unsealed(_record(path), older=False)["files"] == take(path.parent, [path.name]):
+            return True
+        what = f"{path} was altered"
+    except FileNotFoundError:
+        what = f"{path} has no checksum beside it"
+    except (OSError, ValueError) as error:
+        what = f"{_record(path)} {first_line(error)}"
+    print(f"{what}: the vectors are trained again", flush=True)
+    return False
+
+
+def _record(path: Path) -> Path:
+    """The file with the checksum of vectors."""
+    return path.with_suffix(".json")

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from huggingface_hub import ModelHubMixin
 
+from ..data.overlap import Seen
 from ..heads import CORRECT, WRONG, ProbeHead
 from ..store.spec import FeatureSpec, ModelSpec
 from ..types import Needs, UserError
@@ -59,6 +60,7 @@ class ProbeBank(ModelHubMixin):
         metrics: figures of the training run, as in ``metrics.json``.
         card: the model card, as in ``README.md``.
         pictures: the PNG files that the card shows, by name.
+        seen: the questions it was trained, validated and tested on; None where that is not known.
 
     Raises:
         ValueError: heads, layers and ensemble that do not fit each other.
@@ -75,6 +77,7 @@ class ProbeBank(ModelHubMixin):
     metrics: Mapping[str, Any] = field(default_factory=dict)
     card: str = ""
     pictures: Mapping[str, bytes] = field(default_factory=dict)
+    seen: Seen | None = None
 
     # Where this is empty the mixin collects constructor arguments and sets it on the instance,
     # which a frozen one forbids. It is never written: :mod:`.io` writes config.json.
@@ -276,7 +279,7 @@ class ProbeBank(ModelHubMixin):
             "threshold": self.threshold, "calibration": self.calibration.to_dict(),
             "entropy_model": self.entropy_model.to_dict() if self.entropy_model else None,
         }  # fmt: skip
-        papers = {"metrics": self.metrics, "card": self.card, "pictures": self.pictures}
+        papers = {"metrics": self.metrics, "card": self.card, "pictures": self.pictures, "seen": self.seen}
         save(save_directory, self.head, config, papers)
 
     @classmethod
@@ -313,21 +316,24 @@ class ProbeBank(ModelHubMixin):
             force_download=force_download, local_files_only=local_files_only,
         )  # fmt: skip
         config, papers = read(folder, str(pretrained_model_name_or_path))
+        entropy = config["entropy_model"]
         try:
             spec = FeatureSpec.from_dict(config["spec"])
-            entropy = config["entropy_model"]
-            return cls(
-                spec=spec,
-                head=load_head(folder, config["head"], spec.layers, spec.width, head_class),
-                threshold=float(config["threshold"]),
-                calibration=calibration_from_dict(config["calibration"]),
-                ensemble=Ensemble.from_dict(config["ensemble"]),
-                aggregate=config["aggregate"],
-                entropy_model=EntropyModel.from_dict(entropy) if entropy else None,
-                **papers,
-            )
-        except (KeyError, TypeError, ValueError) as error:
-            raise UserError(f"{folder / CONFIG} is damaged ({error!r}): train the prober again") from error
+            calibration = calibration_from_dict(config["calibration"])
+            ensemble = Ensemble.from_dict(config["ensemble"]).over(len(spec.layers))
+            entropy_model = EntropyModel.from_dict(entropy) if entropy is not None else None
+        except (UserError, ValueError) as error:
+            raise UserError(f"{folder / CONFIG} is damaged ({error}): train the prober again") from error
+        return cls(
+            spec=spec,
+            head=load_head(folder, config["head"], spec.layers, spec.width, head_class),
+            threshold=config["threshold"],
+            calibration=calibration,
+            ensemble=ensemble,
+            aggregate=config["aggregate"],
+            entropy_model=entropy_model,
+            **papers,
+        )
 
 
 def _margins(logits: np.ndarray) -> np.ndarray:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from ..evaluation.baselines import logistic_regression
+from ..options import check_record, shown
 from ..types import RunError, UserError
 from ..uncertainty import SIGNALS
 from .thresholds import checked
@@ -116,14 +117,15 @@ def calibration_from_dict(value: Mapping[str, Any]) -> Calibration:
     """Inverse of ``to_dict`` of any kind.
 
     Raises:
-        KeyError, TypeError, ValueError: damaged.
+        ValueError, UserError: damaged.
     """
-    fields = {name: tuple(each) if isinstance(each, list) else each for name, each in value.items()}
-    method = fields.pop("method")
-    kinds: dict[Any, Any] = {kind.__name__.lower(): kind for kind in (Temperature, Platt, Isotonic)}
-    if method not in kinds:
-        raise ValueError(f"calibration {method!r} is none of temperature, platt and isotonic")
-    return kinds[method](**fields)
+    numbers = dict(value)
+    method = numbers.pop("method", None)
+    kinds: dict[str, Any] = {kind.__name__.lower(): kind for kind in (Temperature, Platt, Isotonic)}
+    if not isinstance(method, str) or method not in kinds:
+        raise ValueError(f"calibration {shown(method)} is none of temperature, platt and isotonic")
+    check_record(kinds[method], numbers, "calibration.")
+    return kinds[method](**{name: tuple(n) if isinstance(n, list) else n for name, n in numbers.items()})
 
 
 class Logistic(NamedTuple):
@@ -202,12 +204,19 @@ class EntropyModel:
         """Inverse of :meth:`to_dict`.
 
         Raises:
-            UserError: other inputs than this version's, or a missing field.
+            UserError: other inputs than this version's, or fields that are none of its.
         """
-        if value.get("inputs") != ["score", *SIGNALS] or set(value) != {"inputs", *cls.__dataclass_fields__}:
+        numbers: dict[str, Any] = dict(value)
+        inputs = ["score", *SIGNALS]
+        if numbers.pop("inputs", None) != inputs:
             raise UserError(f"the prober's entropy model is not over {', '.join(SIGNALS)}: train it again")
-        vectors = {name: tuple(map(float, value[name])) for name in ("mean", "scale", "weights")}
-        return cls(**vectors, intercept=float(value["intercept"]), threshold=float(value["threshold"]))
+        check_record(cls, numbers, "entropy_model.")
+        vectors: dict[str, Any] = {name: tuple(numbers.pop(name)) for name in ("mean", "scale", "weights")}
+        if any(len(vector) != len(inputs) for vector in vectors.values()) or 0 in vectors["scale"]:
+            raise UserError(
+                f"the prober's entropy model has not one number for each of its {len(inputs)} inputs"
+            )
+        return cls(**vectors, **numbers)
 
     def __call__(self, score: np.ndarray, signals: Mapping[str, Any]) -> np.ndarray:
         """Log-odds (n,) that the text is wrong.

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from ..heads import ProbeHead
+from ..options import check_record
 from ..types import RunError, UserError
 
 #: States the heads take at once; more would need memory and gain nothing.
@@ -120,8 +121,7 @@ class Ensemble:
     intercept: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.kind not in KINDS:
-            raise UserError(f"combine={self.kind} is unknown: choose one of {', '.join(KINDS)}")
+        _check_kind(self.kind)
         if not self.weights and self.kind in ("best", "stacked"):
             raise ValueError(f"an ensemble of kind {self.kind!r} needs one weight per layer")
         if not np.isfinite([*self.weights, self.intercept]).all():
@@ -160,9 +160,17 @@ class Ensemble:
         """Inverse of :meth:`to_dict`.
 
         Raises:
-            KeyError, TypeError, ValueError, UserError: damaged.
+            ValueError, UserError: damaged.
         """
-        return cls(value["kind"], tuple(map(float, value["weights"])), float(value["intercept"]))
+        if isinstance(kind := value.get("kind"), str):
+            _check_kind(kind)
+        check_record(cls, value, "ensemble.")
+        return cls(value["kind"], tuple(value["weights"]), value["intercept"])
+
+
+def _check_kind(kind: str) -> None:
+    if kind not in KINDS:
+        raise UserError(f"combine={kind} is unknown: choose one of {', '.join(KINDS)}")
 
 
 def check_aggregate(how: str) -> None:

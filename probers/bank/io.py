@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as encode
 from torch import nn
 
 from ..data.overlap import FILE as SEEN
-from ..files import canonical_json, write_bytes, write_text
+from ..data.overlap import Seen
+from ..files import canonical_json, read_bytes, read_json, read_text, regular, write_bytes, write_text
 from ..heads import HEADS, ProbeHead, factory, head_name
+from ..options import Name, check_part, check_record, shown
 from ..types import UserError, first_line
 
 CONFIG = "config.json"
@@ -26,6 +27,27 @@ FILES = (CONFIG, _HEADS, _METRICS, _CARD, SEEN)
 #: Folder of the pictures that the card shows.
 PICTURES = "plots"
 _FORMAT, _SCHEMA = "probers-bank", 2
+#: How many pictures there may be, and the bytes of each.
+_MOST_PICTURES, _LARGEST_PICTURE = 100, 8 << 20
+
+
+@dataclass(frozen=True)
+class _Head:
+    name: Name
+    options: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class _Config:
+    """The fields of ``config.json`` beside its format and schema."""
+
+    spec: dict[str, Any]
+    head: _Head
+    ensemble: dict[str, Any]
+    aggregate: str | None
+    threshold: float
+    calibration: dict[str, Any]
+    entropy_model: dict[str, Any] | None
 
 
 def save(folder: Path, head: ProbeHead, config: Mapping[str, Any], papers: Mapping[str, Any]) -> None:
@@ -35,7 +57,7 @@ def save(folder: Path, head: ProbeHead, config: Mapping[str, Any], papers: Mappi
         folder: is made where it is not there.
         head: of the layers of ``config["spec"]``.
         config: what beside the heads is needed to score.
-        papers: ``metrics``, ``card`` and ``pictures``, as :func:`read` gives them.
+        papers: ``metrics``, ``card``, ``pictures`` and ``seen``, as :func:`read` gives them.
     """
     learned = dict(head.named_parameters())
     tensors = {
@@ -47,6 +69,8 @@ def save(folder: Path, head: ProbeHead, config: Mapping[str, Any], papers: Mappi
     write_bytes(folder / _HEADS, encode(tensors))
     write_text(folder / _METRICS, canonical_json(dict(papers["metrics"])))
     write_text(folder / _CARD, papers["card"])
+    if papers["seen"] is not None:
+        papers["seen"].save(folder)
     for name, picture in papers["pictures"].items():
         write_bytes(folder / PICTURES / name, picture)
     # Last: without it there is no prober.
@@ -61,24 +85,40 @@ def read(folder: Path, name: str) -> tuple[dict[str, Any], dict[str, Any]]:
     Raises:
         UserError: no prober there, a damaged one, or one of another version of this package.
     """
-    try:
-        config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-        metrics = json.loads((folder / _METRICS).read_text(encoding="utf-8"))
-        card = (folder / _CARD).read_text(encoding="utf-8")
-    except (FileNotFoundError, NotADirectoryError) as error:
-        file = Path(str(error.filename)).name
-        raise UserError(f"{name} is no prober (no {file}): probers-train makes one") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"the prober {name} is damaged ({error}): train it again") from error
+    config = _read(read_json, folder / CONFIG, name)
     if not isinstance(config, dict) or config.get("format") != _FORMAT:
         raise UserError(f"{name} is no prober: its {CONFIG} is of something else")
     if config.get("schema") != _SCHEMA:
         raise UserError(
-            f"the prober {name} is of schema {config.get('schema')} and this version of probers reads "
+            f"the prober {name} is of schema {shown(config.get('schema'))} and this version of probers reads "
             f"schema {_SCHEMA}: train it again with probers-train"
         )
-    pictures = {file.name: file.read_bytes() for file in sorted((folder / PICTURES).glob("*.png"))}
-    return config, {"metrics": metrics, "card": card, "pictures": pictures}
+    about = {key: value for key, value in config.items() if key not in ("format", "schema")}
+    try:
+        check_record(_Config, about)
+        check_record(_Head, about["head"], "head.")
+    except UserError as error:
+        raise UserError(f"{folder / CONFIG} is damaged ({error}): train the prober again") from error
+    files = sorted((folder / PICTURES).glob("*.png"))
+    if len(files) > _MOST_PICTURES or (folder / PICTURES).is_symlink():
+        raise UserError(f"{folder / PICTURES} is a link or holds over {_MOST_PICTURES} pictures: remove it")
+    papers = {
+        "metrics": _read(read_json, folder / _METRICS, name),
+        "card": _read(read_text, folder / _CARD, name),
+        "seen": Seen.read(folder),
+    }
+    picture = partial(read_bytes, most=_LARGEST_PICTURE)
+    return about, {**papers, "pictures": {file.name: _read(picture, file, name) for file in files}}
+
+
+def _read(how: Callable[[Path], Any], file: Path, name: str) -> Any:
+    """What ``how`` reads from a file of the prober that the user called ``name``."""
+    try:
+        return how(file)
+    except (FileNotFoundError, NotADirectoryError):
+        raise UserError(f"{name} is no prober (no {file.name}): probers-train makes one") from None
+    except ValueError as error:
+        raise UserError(f"the prober {name} is damaged ({file.name} {error}): train it again") from error
 
 
 def locate(path: str | Path, **hub: Any) -> Path:
@@ -118,11 +158,13 @@ def load_head(
         width: of the states they read.
         head_class: their class, where it is none of this package's.
 
+    Nothing is made of a size that the weights do not have.
+
     Raises:
-        UserError: an unknown class, or weights that are missing or damaged.
+        UserError: an unknown class, options that are none of its or not those of the weights, or
+            weights that are missing or damaged.
     """
-    file = folder / _HEADS
-    name = config["name"]
+    file, name = folder / _HEADS, config["name"]
     cls = HEADS.get(name, head_class)
     if cls is None:
         known = ", ".join(HEADS)
@@ -130,14 +172,47 @@ def load_head(
             f"the prober's head {name!r} is not one of {known}: pass head_class to from_pretrained"
         )
     make = factory(partial(cls, **config["options"]))
-    head = make([f"layer{k}" for k in layers], width)
+    if name in HEADS:
+        check_part(cls, config["options"], "head.")
     try:
-        tensors = load_file(file)
-        stacked = {
-            key: torch.stack([tensors[f"layer.{k}.{key}"].float() for k in layers])
-            for key in head.state_dict()
-        }
+        regular(file)
+        with safe_open(file, framework="pt") as tensors:
+            _check_sizes(tensors, make, layers, width, own=name not in HEADS)
+            head = make([f"layer{k}" for k in layers], width)
+            stacked = {
+                key: torch.stack([tensors.get_tensor(f"layer.{k}.{key}").float() for k in layers])
+                for key in head.state_dict()
+            }
         head.load_state_dict(stacked)
-    except (FileNotFoundError, SafetensorError, KeyError, RuntimeError) as error:
-        raise UserError(f"{file} is missing or damaged ({error}): train the prober again") from error
+    except (OSError, SafetensorError, ValueError, RuntimeError) as error:
+        raise UserError(
+            f"{file} is missing or damaged ({first_line(error)}): train the prober again"
+        ) from error
+    if not all(torch.isfinite(value).all() for value in stacked.values()):
+        raise UserError(f"{file} holds weights that are not finite: train the prober again")
     return head
+
+
+def _check_sizes(
+    tensors: Any, make: Callable[..., ProbeHead], layers: Sequence[int], width: int, *, own: bool
+) -> None:
+    """Refuse tensors that are not those of such heads (ValueError); only their shapes are made and read.
+
+    A class of the user's ``own`` is built as it is where it needs numbers.
+    """
+    try:
+        with torch.device("meta"):
+            head = make(["layer"], width)
+    except UserError:
+        if not own:
+            raise
+        head = make(["layer"], width)
+    learned = dict(head.named_parameters())
+    there = set(tensors.keys())
+    for name, value in head.state_dict().items():
+        for key in (f"layer.{k}.{name}" for k in layers):
+            if key not in there:
+                raise ValueError(f"it lacks {key}")
+            found, shape = tensors.get_slice(key), list(value.shape[1:])
+            if found.get_shape() != shape or (name in learned and found.get_dtype() != "F16"):
+                raise ValueError(f"{key} is {found.get_dtype()} of {found.get_shape()}, not of {shape}")

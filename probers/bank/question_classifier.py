@@ -6,16 +6,16 @@ Adaptive-RAG (Jeong et al. 2024) decides from the question's text alone. Ours ar
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 
 from ..evaluation.baselines import logistic_regression
-from ..files import canonical_json, write_bytes, write_text
+from ..files import canonical_json, read_json, regular, write_bytes, write_text
+from ..options import check_record
 from ..types import UserError, first_line
 
 if TYPE_CHECKING:
@@ -26,6 +26,16 @@ STRATEGIES = ("no", "single", "multi")
 _PAPER = ("A", "B", "C")  # the labels of Adaptive-RAG's classifier, in the same order
 _CONFIG, _WEIGHTS = "config.json", "adaptive.safetensors"
 _FORMAT, _SCHEMA = "probers-adaptive", 1
+
+
+@dataclass(frozen=True)
+class _Config:
+    """The fields of ``config.json``."""
+
+    format: str
+    schema: int
+    strategies: tuple[Literal["no", "single", "multi"], ...]
+    terms: tuple[str, ...]
 
 
 class Classifier(Protocol):
@@ -127,41 +137,53 @@ class AdaptiveClassifier:
         Raises:
             UserError: no classifier there, or a damaged one.
         """
-        from safetensors import SafetensorError
-        from safetensors.numpy import load_file
+        from safetensors import SafetensorError, safe_open
 
         folder = Path(folder)
+        file = folder / _CONFIG
         try:
-            config = json.loads((folder / _CONFIG).read_text(encoding="utf-8"))
-            tensors = load_file(folder / _WEIGHTS)
+            config = read_json(file)
+            check_record(_Config, config)
             if (config["format"], config["schema"]) != (_FORMAT, _SCHEMA):
-                raise ValueError(f"it is no {_FORMAT} of schema {_SCHEMA}")
+                raise ValueError(f"is no {_FORMAT} of schema {_SCHEMA}")
             rows = [STRATEGIES.index(name) for name in config["strategies"]]
-            terms = tuple(map(str, config["terms"]))
+            terms = tuple(config["terms"])
+            if len(set(terms)) < len(terms) or len(set(rows)) < len(rows) or not rows:
+                raise ValueError("repeats a term or a strategy, or has none")
+            file = folder / _WEIGHTS
+            regular(file)
+            shapes = {"idf": [len(terms)], "weights": [len(rows), len(terms)], "intercepts": [len(rows)]}
+            with safe_open(file, framework="numpy") as tensors:
+                for name, shape in shapes.items():
+                    there = tensors.get_slice(name)
+                    if (there.get_dtype(), there.get_shape()) != ("F64", shape):
+                        raise ValueError(f"has {name} of {there.get_shape()}, not of {shape}")
+                found = {name: tensors.get_tensor(name) for name in shapes}
+            if not all(np.isfinite(numbers).all() for numbers in found.values()):
+                raise ValueError("holds a number that is not finite")
             weights = np.zeros((len(STRATEGIES), len(terms)))
             intercepts = np.full(len(STRATEGIES), -np.inf)
-            weights[rows], intercepts[rows] = tensors["weights"], tensors["intercepts"]
-            idf = tensors["idf"]
-            if idf.shape != (len(terms),) or not all(np.isfinite(t).all() for t in tensors.values()):
-                raise ValueError("its numbers do not fit its terms")
-            return cls(terms, idf, weights, intercepts)
+            weights[rows], intercepts[rows] = found["weights"], found["intercepts"]
+            return cls(terms, found["idf"], weights, intercepts)
         except FileNotFoundError as error:
             raise UserError(
                 f"{folder} is no classifier of questions (no {Path(str(error.filename)).name}): "
                 "'probers-train head=adaptive' makes one"
             ) from None
-        except (KeyError, TypeError, ValueError, SafetensorError) as error:
-            raise UserError(f"the classifier {folder} is damaged ({error}): train it again") from error
+        except (ValueError, UserError, SafetensorError) as error:
+            reason = f"{file.name} {first_line(error)}"
+            raise UserError(f"the classifier {folder} is damaged ({reason}): train it again") from error
 
 
 class ModelClassifier:
     """A sequence-classification model of transformers as a classifier of questions.
 
     Args:
-        name: path or hub id; its ``id2label`` must name no, single and multi, or A, B and C.
+        name: path or hub id; its ``id2label`` must name no, single and multi, or A, B and C. Code
+            that comes with it is not run, and pickled weights, which can hold code, are not read.
 
     Raises:
-        UserError: there is no such model, or it has other labels.
+        UserError: there is no such model, it cannot be loaded so, or it has other labels.
     """
 
     def __init__(self, name: str) -> None:
@@ -169,9 +191,11 @@ class ModelClassifier:
 
         try:
             # The model first: of a folder without one the tokenizer's reason says nothing.
-            self._model = AutoModelForSequenceClassification.from_pretrained(name).eval()
-            self._tokenizer = AutoTokenizer.from_pretrained(name)
-        except (OSError, ValueError) as error:
+            self._model = AutoModelForSequenceClassification.from_pretrained(
+                name, trust_remote_code=False, use_safetensors=True
+            ).eval()
+            self._tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+        except Exception as error:  # a foreign folder can make the libraries raise anything
             reason = first_line(error).rstrip(".")
             raise UserError(
                 f"trigger.classifier={name} is no folder of 'probers-train head=adaptive', and no "
@@ -197,7 +221,7 @@ def _columns(labels: dict[int, str], name: str) -> list[int]:
     place = {str(label).lower(): int(column) for column, label in labels.items()}
     for names in (STRATEGIES, _PAPER):
         wanted = [each.lower() for each in names]
-        if set(wanted) == set(place):
+        if set(wanted) == set(place) and sorted(place.values()) == list(range(len(names))):
             return [place[each] for each in wanted]
     raise UserError(
         f"trigger.classifier={name} has the labels {', '.join(map(str, labels.values()))}: "

@@ -14,7 +14,7 @@ import itertools
 import re
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -91,7 +91,7 @@ def main(command: str, argv: Sequence[str] | None = None) -> None:
     """Run a command with ``argv`` (default: the process's) and exit with its code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        with redirect_stdout(_Printable(sys.stdout)):
+        with redirect_stdout(_Printable(sys.stdout)), redirect_stderr(_Printable(sys.stderr)):
             code = _main(command, arguments)
     except KeyboardInterrupt:
         told = "interrupted; what was finished is kept, the same command goes on from there"
@@ -111,6 +111,8 @@ demo, datagen, train, rag, compare, testbed = (partial(main, command) for comman
 
 #: What steers a terminal, but for ends of lines, tabs and colours: control and direction characters.
 _STEERING = re.compile("(?!\x1b\\[[0-9]{1,2}m)[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+#: How what is written begins where a progress bar draws: at the start of its line, or lines above.
+_BAR = re.compile("\r|\n*(\x1b\\[A)*")
 
 
 class _Printable(io.TextIOBase):
@@ -119,8 +121,16 @@ class _Printable(io.TextIOBase):
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return self._stream.encoding
+
+    def fileno(self) -> int:
+        return self._stream.fileno()
+
     def write(self, text: str) -> int:
-        self._stream.write(_STEERING.sub("", text))
+        moves = _BAR.match(text)[0]  # type: ignore[index]
+        self._stream.write(moves + _STEERING.sub("", text[len(moves) :]))
         return len(text)
 
     def flush(self) -> None:

@@ -367,15 +367,15 @@ def newest_run(
     found = []
     for file in root.glob("**/run.json"):
         try:
-            state = read_state(file.parent)
-        except UserError as error:
+            state, written = read_state(file.parent), file.stat().st_mtime
+        except (UserError, OSError) as error:
             print(f"note: {error}", file=sys.stderr)
             continue
         if not state or state["command"] != command or not state["complete"]:
             continue
         summary = state["summary"]
         if model in (None, summary.get("model")) and fits(file.parent, summary):
-            found.append((file.stat().st_mtime, file.parent))
+            found.append((written, file.parent))
     return max(found)[1] if found else None
 
 

@@ -6,7 +6,7 @@ texts, which are the same under other ids too.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,46 +21,44 @@ _FORMAT = "probers-seen"
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """Hashes of groups and questions by split, of one trained part or of several together."""
+    """Hashes of groups and questions, by split."""
 
     splits: Mapping[str, frozenset[str]]
+
+    @classmethod
+    def of(cls, splits: Mapping[str, Iterable[tuple[str, str, str]]]) -> Seen:
+        """From data set, group and question of every text, by split; "" where a text has none."""
+        return cls({s: frozenset(m for text in texts for m in _marks(*text)) for s, texts in splits.items()})
+
+    @classmethod
+    def read(cls, folder: Path) -> Seen | None:
+        """What was trained in a folder has seen; None where it does not say.
+
+        Raises:
+            UserError: the file is damaged.
+        """
+        try:
+            found = unsealed(folder / FILE)["splits"]
+            return cls({split: frozenset(map(str, found.get(split, ()))) for split in SPLITS})
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+            raise UserError(f"{folder / FILE} is damaged ({error}): train again") from error
+
+    def save(self, folder: Path) -> None:
+        """Write ``seen.json`` into the folder of a prober or classifier."""
+        found = {split: sorted(marks) for split, marks in self.splits.items()}
+        write_text(folder / FILE, sealed({"format": _FORMAT, "splits": found}))
+
+    def __or__(self, other: Seen) -> Seen:
+        """What either has seen."""
+        none: frozenset[str] = frozenset()
+        return Seen({s: self.splits.get(s, none) | other.splits.get(s, none) for s in SPLITS})
 
     def split_of(self, question: Question) -> str:
         """The first of train, validation and test that the question is in, "" where it is in none."""
         marks = {*_marks(question.dataset, question.group or question.id, question.question)}
         return next((split for split in SPLITS if marks & self.splits.get(split, frozenset())), "")
-
-
-def write_seen(folder: Path, splits: Mapping[str, Iterable[tuple[str, str, str]]]) -> None:
-    """Write ``seen.json``.
-
-    Args:
-        folder: of the prober or classifier.
-        splits: data set, group and question's text of every text, by split; "" where there is none.
-    """
-    found = {split: sorted({m for text in texts for m in _marks(*text)}) for split, texts in splits.items()}
-    write_text(folder / FILE, sealed({"format": _FORMAT, "splits": found}))
-
-
-def read_seen(folders: Sequence[str | Path]) -> tuple[Seen, list[str]]:
-    """What the trained parts in some folders have seen, and those that do not say.
-
-    Raises:
-        UserError: a file that is damaged.
-    """
-    together: dict[str, set[str]] = {split: set() for split in SPLITS}
-    silent = []
-    for folder in folders:
-        file = Path(folder) / FILE
-        try:
-            found = unsealed(file)["splits"]
-            for split in SPLITS:
-                together[split].update(map(str, found.get(split, ())))
-        except (FileNotFoundError, NotADirectoryError):
-            silent.append(str(folder))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise UserError(f"{file} is damaged (it {error}): train again") from error
-    return Seen({split: frozenset(marks) for split, marks in together.items()}), silent
 
 
 def _marks(dataset: str, group: str, question: str) -> Iterable[str]:

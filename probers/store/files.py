@@ -14,6 +14,7 @@ import numpy as np
 
 from ..checksums import unsealed
 from ..files import digest, read_json
+from ..options import shown
 from ..seeding import draw_key
 from ..types import SPLITS, RunError, UserError, first_line
 from .spec import FeatureSpec
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 MANIFEST = "manifest.json"
 FORMAT, SCHEMA = "probers-features", 1
+#: More than any store has.
+MOST_SHARDS = 1_000_000
 _FIELDS: dict[str, Any] = {
     "complete": bool, "shards": (int, type(None)), "spec": dict, "config": dict,
     "rows": (list, type(None)), "files": dict, "summary": dict,
@@ -50,6 +53,24 @@ def read_manifest(path: Path) -> dict[str, Any]:
     if problem:
         raise UserError(f"{file} is damaged ({problem}): make the store again")
     return manifest
+
+
+def read_spec(path: Path, manifest: Mapping[str, Any]) -> FeatureSpec:
+    """What the vectors of the store in ``path`` are, as its manifest says.
+
+    Raises:
+        UserError: fields that are none of it, or states that the listed files are too small for.
+    """
+    try:
+        spec = FeatureSpec.from_dict(manifest["spec"])
+        row = len(spec.layers) * spec.width * np.dtype(spec.dtype).itemsize
+        for index, rows in enumerate(manifest["rows"] or ()):
+            name = shard_file(index, "safetensors")
+            if rows and manifest["files"][name]["bytes"] <= rows * row:
+                raise ValueError(f"{name} is too small for {rows} rows of {row} bytes")
+    except (UserError, ValueError) as error:
+        raise UserError(f"{path / MANIFEST} is damaged ({error}): make the store again") from error
+    return spec
 
 
 def fingerprint(path: Path) -> str:
@@ -92,7 +113,10 @@ def _problem(manifest: Mapping[str, Any]) -> str | None:
         if name not in manifest:
             return f"it lacks {name}"
         if not isinstance(manifest[name], kind):
-            return f"{name} is {manifest[name]!r}"
+            return f"{name} is {shown(manifest[name])!r}"
+    shards = manifest["shards"]
+    if shards is not None and not 0 < shards <= MOST_SHARDS:
+        return f"shards is {shards}"
     if not manifest["complete"]:
         return None
     rows = manifest["rows"]
@@ -103,9 +127,14 @@ def _problem(manifest: Mapping[str, Any]) -> str | None:
     if set(files) != wanted:
         return f"{min(set(files) ^ wanted)} is listed as a file or has rows, but not both"
     for name, file in files.items():
-        if not isinstance(file, dict) or {k: type(file[k]) for k in file} != {"bytes": int, "sha256": str}:
+        if not _is_listed(file):
             return f"{name} is listed without its size and checksum"
     return None
+
+
+def _is_listed(file: Any) -> bool:
+    """Whether a file is listed with its size and checksum."""
+    return isinstance(file, dict) and {k: type(file[k]) for k in file} == {"bytes": int, "sha256": str}
 
 
 def read_sidecar(store: Path, index: int) -> dict[str, Any]:
@@ -118,16 +147,25 @@ def read_sidecar(store: Path, index: int) -> dict[str, Any]:
     try:
         found = unsealed(path)
         lists = {name: list(found[name]) for name in ("units", "left_out")}
-        return {"rows": int(found["rows"]), "files": dict(found["files"]), **lists}
+        about: dict[str, Any] = {"rows": int(found["rows"]), "files": dict(found["files"]), **lists}
     except (ValueError, TypeError, KeyError) as error:
         raise RunError(
             f"{path} is damaged (it {error}): the command that made the store makes the shard again"
         ) from error
+    own = {f"{index:05d}.{suffix}" for suffix in ("parquet", "safetensors") if about["rows"] > 0}
+    of_units = all(isinstance(unit, str) for unit in about["units"])
+    if set(about["files"]) != own or not all(map(_is_listed, about["files"].values())) or not of_units:
+        raise RunError(
+            f"{path} is damaged (it lists what is not its shard's): the command that made the store "
+            "makes the shard again"
+        )
+    return about
 
 
 def written_shards(store: Path) -> list[int]:
     """Indices of the shards that are whole, ascending."""
-    return sorted(int(p.stem) for p in store.glob("shards/*.json") if p.stem.isdecimal())
+    names = (p.stem for p in store.glob("shards/*.json") if p.stem.isdecimal() and p.stem.isascii())
+    return sorted(index for name in names if (index := int(name)) < MOST_SHARDS)
 
 
 #: The columns that every source writes and their types. ``correct`` is 1 for a right
@@ -183,7 +221,7 @@ def encode_rows(rows: Sequence[Mapping[str, Any]]) -> bytes:
     lacking = [c for c in _REQUIRED if c not in names]
     if lacking:
         raise ValueError(f"rows lack the columns {lacking}")
-    kinds = {str: pa.string(), int: pa.int64(), float: pa.float64(), bool: pa.bool_()}
+    kinds = _types()
     order = [c for c in COLUMNS if c in names] + sorted(c for c in names if c not in COLUMNS)
     arrays = []
     for name in order:
@@ -200,27 +238,69 @@ def encode_rows(rows: Sequence[Mapping[str, Any]]) -> bytes:
     return buffer.getvalue()
 
 
-def read_rows(store: Path, index: int, columns: Sequence[str] | None = None) -> pa.Table:
+def read_rows(
+    store: Path, index: int, columns: Sequence[str] | None = None, *, rows: int | None = None
+) -> pa.Table:
     """The rows of one shard that has any; all columns by default.
 
+    Args:
+        store: the folder.
+        index: of the shard.
+        columns: only these.
+        rows: how many there must be, where it is known.
+
     Raises:
-        UserError: a file that cannot be read.
+        UserError: a file that cannot be read; other columns, types, values or rows than a store has.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    name = shard_file(index, "parquet")
     try:
-        return pq.read_table(store / shard_file(index, "parquet"), columns=columns)
+        about = pq.read_metadata(store / name)
+        if rows not in (None, about.num_rows):
+            raise damaged(store, name, f"has {about.num_rows} rows instead of {rows}")
+        if (problem := _odd_column(about.schema.to_arrow_schema())) is not None:
+            raise damaged(store, name, problem)
+        table = pq.read_table(store / name, columns=columns)
     except (pa.ArrowException, OSError) as error:
-        name = shard_file(index, "parquet")
         raise damaged(store, name, f"cannot be read ({first_line(error)})") from error
+    for column, values in zip(table.column_names, table.columns, strict=True):
+        allowed: tuple[Any, ...] | None = {"split": SPLITS, "correct": (0, 1)}.get(column)
+        odd = allowed is not None and not set(values.unique().to_pylist()) <= set(allowed)
+        if values.null_count or odd:
+            raise damaged(store, name, f"has a value of {column} that is none")
+    return table
+
+
+def _types() -> dict[type, pa.DataType]:
+    """What values of Python are stored as."""
+    import pyarrow as pa
+
+    return {str: pa.string(), int: pa.int64(), float: pa.float64(), bool: pa.bool_()}
+
+
+def _odd_column(schema: pa.Schema) -> str | None:
+    """What is wrong with the columns of a shard, or None."""
+    types = _types()
+    lacking = [name for name in _REQUIRED if name not in schema.names]
+    if lacking:
+        return f"lacks the column {lacking[0]}"
+    if len(set(schema.names)) < len(schema.names):
+        return "has two columns of one name"
+    for field in schema:
+        expected = [types[COLUMNS[field.name]]] if field.name in COLUMNS else list(types.values())
+        if field.type not in expected:
+            wanted = " or ".join(map(str, expected))
+            return f"has the column {shown(field.name)} of type {shown(str(field.type))}, not {wanted}"
+    return None
 
 
 def all_rows(store: Path, counts: Sequence[int]) -> pa.Table:
     """The rows of all shards, one after the other; ``counts`` are the rows of each."""
     import pyarrow as pa
 
-    return pa.concat_tables([read_rows(store, i) for i, n in enumerate(counts) if n])
+    return pa.concat_tables([read_rows(store, i, rows=n) for i, n in enumerate(counts) if n])
 
 
 def check_rows(store: Path, shards: Iterable[int]) -> None:

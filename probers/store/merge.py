@@ -10,8 +10,7 @@ from typing import Any
 
 from ..files import canonical_json, digest, write_bytes, writing
 from ..types import UserError
-from .files import MANIFEST, read_manifest, read_rows, read_sidecar, shard_file
-from .spec import FeatureSpec
+from .files import MANIFEST, read_manifest, read_rows, read_sidecar, read_spec, shard_file
 
 _THEN = "the stores to be merged are as they were, and the same merge starts anew once that is mended"
 _KEYS = ("id", "group", "split")
@@ -23,7 +22,7 @@ class _Part:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.manifest = read_manifest(path)
-        self.spec = FeatureSpec.from_dict(self.manifest["spec"])
+        self.spec = read_spec(path, self.manifest)
         self.shards = {i: n for i, n in enumerate(self.manifest["rows"]) if n}  # rows of those that have any
 
     def source(self, config: dict[str, Any]) -> dict[str, Any]:

@@ -177,7 +177,7 @@ def _layout(path: Path, memory: mmap.mmap, rows: int, spec: FeatureSpec) -> tupl
             positions[wanted[name]] = start // size
         if sorted(positions.values()) != list(range(len(wanted))):
             raise ValueError("tensors overlap")
-    except (ValueError, TypeError, AttributeError, KeyError) as error:
+    except (ValueError, TypeError, AttributeError, KeyError, RecursionError) as error:
         raise _damaged(path, f"has a header that cannot be used ({error})") from error
     return 8 + length, positions
 

@@ -10,9 +10,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import groupby
-from typing import Any
+from typing import Annotated, Any
 
+from pydantic import Field
+
+from ..options import Count, Line, Name, Natural, check_record
 from ..types import Needs, Pool, Site, UserError
+
+_LAYERS = 10_000  # more than any model has
+_Layers = Annotated[tuple[Natural, ...], Field(max_length=_LAYERS)]
+_Format = Annotated[str, Field(pattern="^float(16|32|64)$", description="float16, float32 or float64")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +34,11 @@ class ModelSpec:
         dtype: number format the model ran in, e.g. "float32".
     """
 
-    id: str
-    revision: str
-    layers: int
-    width: int
-    dtype: str
+    id: Name
+    revision: Line
+    layers: Natural
+    width: Count
+    dtype: Line
 
     def same_as(self, other: ModelSpec) -> bool:
         """Whether both name the same weights.
@@ -67,13 +74,13 @@ class FeatureSpec:
     """
 
     model: ModelSpec
-    layers: tuple[int, ...]
-    width: int
+    layers: _Layers
+    width: Count
     site: Site = "resid_post"
     pool: Pool = "mean"
-    position: str = "generated"
-    dtype: str = "float16"
-    prompt: str = ""
+    position: Line = "generated"
+    dtype: _Format = "float16"
+    prompt: Line = ""
 
     def __post_init__(self) -> None:
         layers = tuple(int(k) for k in self.layers)
@@ -143,11 +150,15 @@ class FeatureSpec:
 
     @classmethod
     def from_dict(cls, value: Mapping[str, Any]) -> FeatureSpec:
-        """Inverse of :meth:`to_dict`; an unknown or missing field is a UserError."""
-        fields = _fields(cls, value)
-        fields["model"] = ModelSpec(**_fields(ModelSpec, fields["model"]))
-        fields["layers"] = tuple(fields["layers"])
-        return cls(**fields)
+        """Inverse of :meth:`to_dict`.
+
+        Raises:
+            UserError, ValueError: fields that are missing, unknown or not of their type; layers that
+                are no ascending numbers.
+        """
+        check_record(cls, value, "spec.")
+        check_record(ModelSpec, value["model"], "spec.model.")
+        return cls(**{**value, "model": ModelSpec(**value["model"]), "layers": tuple(value["layers"])})
 
 
 def parse_layers(value: Any, named: Mapping[str, Sequence[int]], key: str) -> tuple[int, ...]:
@@ -168,14 +179,6 @@ def parse_layers(value: Any, named: Mapping[str, Sequence[int]], key: str) -> tu
         words = ", ".join(named)
         raise UserError(f"{key}={value} is not understood: give {words}, a number or a list like [4,8]")
     return tuple(sorted(set(wanted)))
-
-
-def _fields(cls: Any, value: Mapping[str, Any]) -> dict[str, Any]:
-    names = set(cls.__dataclass_fields__)
-    if set(value) != names:
-        odd = sorted(set(value) ^ names)
-        raise UserError(f"a {cls.__name__} has the fields {sorted(names)}, not this: {odd}")
-    return dict(value)
 
 
 def _ranges(numbers: Sequence[int]) -> str:

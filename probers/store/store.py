@@ -40,6 +40,7 @@ from .files import (
     read_manifest,
     read_rows,
     read_sidecar,
+    read_spec,
     shard_file,
     written_shards,
 )
@@ -95,7 +96,7 @@ class FeatureStore:
             with writing(store.path):
                 store._file(0, "json").parent.mkdir(parents=True, exist_ok=True)
             write_bytes(store.path / MANIFEST, canonical_json(store._manifest()).encode())
-            store._drop_damaged()
+        store._drop_damaged()
         for leftover in store.path.glob("shards/.*.tmp"):
             leftover.unlink()
         return store
@@ -129,11 +130,7 @@ class FeatureStore:
         """
         path = Path(path)
         manifest = read_manifest(path)
-        try:
-            spec = FeatureSpec.from_dict(manifest["spec"])
-        except (TypeError, ValueError) as error:
-            raise UserError(f"{path / MANIFEST} is damaged ({error}): make the store again") from error
-        store = cls(path, spec, manifest["config"], manifest["shards"])
+        store = cls(path, read_spec(path, manifest), manifest["config"], manifest["shards"])
         if not manifest["complete"]:
             written = f"{len(written_shards(path))} of {store.shards or 'an unknown number of'} shards"
             raise UserError(
@@ -288,7 +285,7 @@ class FeatureStore:
         """
         for index, count in enumerate(self._counts()):
             if count:
-                yield read_rows(self.path, index, columns).to_pandas()
+                yield read_rows(self.path, index, columns, rows=count).to_pandas()
 
     def layer(self, k: int) -> np.ndarray:
         """(N, d) states of one layer; only that layer's bytes are read.

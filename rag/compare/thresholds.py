@@ -6,7 +6,6 @@ balanced accuracy, here against "the closed-book answer is wrong".
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -15,7 +14,7 @@ import numpy as np
 
 from probers.bank.calibration import Platt, fit_platt
 from probers.bank.thresholds import ThresholdRule
-from probers.files import canonical_json, write_text
+from probers.checksums import made_once
 from probers.types import Question
 
 from ..loop import RAG
@@ -34,12 +33,11 @@ def tune_once(
     file: Path, rag: RAG, triggers: Mapping[str, Trigger], questions: Sequence[Question]
 ) -> dict[str, Tuned]:
     """What :func:`tune` gives, kept in ``file`` so that a resumed run goes on with the same thresholds."""
-    if file.exists():
-        stored = json.loads(file.read_text(encoding="utf-8"))
-        return {name: Tuned(**entry) for name, entry in stored.items()}
-    tuned = tune(rag, triggers, questions)
-    write_text(file, canonical_json({name: asdict(entry) for name, entry in tuned.items()}))
-    return tuned
+
+    def tuned() -> dict[str, dict[str, float]]:
+        return {name: asdict(entry) for name, entry in tune(rag, triggers, questions).items()}
+
+    return {name: Tuned(**entry) for name, entry in made_once(file, tuned).items()}
 
 
 def tune(rag: RAG, triggers: Mapping[str, Trigger], questions: Sequence[Question]) -> dict[str, Tuned]:

@@ -9,17 +9,17 @@ what random retrieval is expected to give at any budget.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from tqdm import tqdm
 
+from probers.checksums import made_once
 from probers.evaluation.metrics import accuracy_contains, exact_match, f1_score
-from probers.files import canonical_json, write_text
 from probers.types import Decision, Generation, Needs, Question
 
 from ..loop import RAG
@@ -177,16 +177,16 @@ def record_once(
     file: Path, rag: RAG, triggers: Mapping[str, Trigger], questions: Sequence[Question], *, progress: str
 ) -> RetrievalTrajectory:
     """What :func:`record` gives, kept in ``file`` so that a resumed run need not record it again."""
-    if file.exists():
-        stored = json.loads(file.read_text(encoding="utf-8"))
-        steps = [[Step(**step) for step in entry["steps"]] for entry in stored]
-        return RetrievalTrajectory(questions, steps, [entry["searches"] for entry in stored])
-    found = record(rag, triggers, questions, progress=progress)
-    entries = zip(found.questions, found.searches, found.steps, strict=True)
-    kept = [{"id": q.id, "searches": n, "steps": [asdict(step) for step in steps]} for q, n, steps in entries]
-    file.parent.mkdir(parents=True, exist_ok=True)
-    write_text(file, canonical_json(kept))
-    return found
+
+    def recorded() -> dict[str, list[dict[str, Any]]]:
+        found = record(rag, triggers, questions, progress=progress)
+        entries = zip(found.questions, found.searches, found.steps, strict=True)
+        kept = [{"id": q.id, "searches": n, "steps": list(map(asdict, steps))} for q, n, steps in entries]
+        return {"questions": kept}
+
+    stored = made_once(file, recorded)["questions"]
+    steps = [[Step(**step) for step in entry["steps"]] for entry in stored]
+    return RetrievalTrajectory(questions, steps, [entry["searches"] for entry in stored])
 
 
 @dataclass

@@ -13,6 +13,7 @@ import json
 import mmap
 import os
 import shutil
+import sys
 from array import array
 from bisect import bisect_left
 from collections import defaultdict
@@ -29,10 +30,11 @@ import numpy as np
 from scipy.sparse import coo_array
 from tqdm import tqdm
 
+from probers.checksums import sealed, take, unsealed
 from probers.data.cache import Estimate, build_once
 from probers.data.corpus import PassageStore
 from probers.files import write_text
-from probers.types import Passage
+from probers.types import Passage, first_line
 
 from .lexical import TOKENS_VERSION, no_word, tokens_of
 
@@ -75,6 +77,8 @@ def write_vocabulary(folder: Path, tokens: Iterable[str]) -> int:
     return len(offsets) - 1
 
 
+#: Files of a shard that hold what was counted.
+_COUNTED = ("terms", "starts.npy", "rows.npy", "counts.npy", "lengths.npy")
 #: Tokens of a shard, about: what bounds the memory of counting.
 SHARD = 8_000_000
 
@@ -157,7 +161,9 @@ def count_shard(
     for path in folder.glob(f"{number:05d}.*"):
         with path.open("rb") as written:
             os.fsync(written.fileno())
-    write_text(folder / f"{number:05d}.json", json.dumps({"first": first, "passages": len(lengths)}))
+    files = take(folder, [f"{number:05d}.{suffix}" for suffix in _COUNTED])
+    about = {"first": first, "passages": len(lengths), "files": files}
+    write_text(folder / f"{number:05d}.json", sealed(about))
     return shard
 
 
@@ -226,7 +232,14 @@ def build_index(
 def _count(passages: PassageStore, work: Path, tokens: int) -> list[Shard]:
     shards: list[Shard] = []
     while (record := work / f"{len(shards):05d}.json").exists():  # an earlier process finished it
-        shards.append(Shard(work, len(shards), **json.loads(record.read_bytes())))
+        try:
+            about = unsealed(record, older=False)
+            if about["files"] != take(work, about["files"]):
+                raise ValueError("is of files that were altered")
+        except (OSError, ValueError) as error:
+            print(f"{record} {first_line(error)}: from there on passages are counted again", file=sys.stderr)
+            break
+        shards.append(Shard(work, len(shards), about["first"], about["passages"]))
     row = sum(s.passages for s in shards)
     rest = passages.since(row)
     with tqdm(total=len(passages), initial=row, desc="count tokens", unit="passage", unit_scale=True) as bar:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
+import hashlib
 import math
 import os
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -15,10 +16,11 @@ from typing import Any, Literal
 import numpy as np
 from tqdm import tqdm
 
+from probers.checksums import sealed, unsealed
 from probers.data.cache import Estimate, build_once
 from probers.data.corpus import fingerprint, passages_from
 from probers.files import digest, write_text
-from probers.types import Passage, RunError, UserError
+from probers.types import Passage, RunError, UserError, first_line
 
 from . import lexical
 from .encoder import Encoder, EncoderOptions
@@ -41,6 +43,7 @@ _LINKS, _EF_BUILD = 32, 128  # HNSW: links per vector, candidates while building
 _CODE = 64  # bytes of a compressed vector, at most
 _FEWEST = 1000  # vectors without which cells and codes cannot be learnt
 _PER_CELL = 50  # vectors that are sampled per cell for training
+_READ = 1 << 20  # bytes at a time
 _BLOCK = 65_536  # vectors that are added at a time
 # Measured on one core at 20,000 and 30,000 vectors of width 384, per vector; at many times as many it is
 # up to three times as much, since graphs get deeper and cells more.
@@ -170,7 +173,7 @@ def encode_corpus(
     Raises:
         RunError: a vector that is not finite (names the passage); the encoder is out of memory.
     """
-    done, width = _written(folder)
+    done, width, content = _written(folder)
     total = len(passages)
     rest = passages_from(passages, done)
     with (
@@ -183,11 +186,13 @@ def encode_corpus(
         while batch := list(islice(rest, piece)):
             vectors = encoder.encode([passage_text(p) for p in batch], "passage")
             check_finite(vectors, encoder, [f"passage {p.id!r}, {p.title!r:.60}" for p in batch])
-            file.write(vectors.tobytes())
+            file.write(blob := vectors.tobytes())
+            content.update(blob)
             file.flush()
             os.fsync(file.fileno())
             done, width = done + len(batch), vectors.shape[1]
-            write_text(folder / _ABOUT, json.dumps({"rows": done, "width": width}))
+            about = {"rows": done, "width": width, "content": content.hexdigest()}
+            write_text(folder / _ABOUT, sealed(about))
             bar.update(len(batch))
     return {"passages": done, "width": width, "model": encoder.name}
 
@@ -206,14 +211,25 @@ def check_finite(vectors: np.ndarray, encoder: Encoder, names: Sequence[str]) ->
         )
 
 
-def _written(folder: Path) -> tuple[int, int]:
-    """Rows and width of what was written whole so far."""
+def _written(folder: Path) -> tuple[int, int, hashlib._Hash]:
+    """Rows and width of what was written whole so far, and its checksum; what is damaged is named."""
+    content = hashlib.sha256()
     try:
-        about = json.loads((folder / _ABOUT).read_bytes())
-        rows, width = int(about["rows"]), int(about["width"])
-        return (rows, width) if (folder / _VECTORS).stat().st_size >= rows * width * 4 else (0, 0)
-    except (OSError, ValueError, KeyError):
-        return 0, 0
+        about = unsealed(folder / _ABOUT, older=False)
+        left = about["rows"] * about["width"] * 4
+        with (folder / _VECTORS).open("rb") as file:
+            while left and (block := file.read(min(left, _READ))):
+                content.update(block)
+                left -= len(block)
+        if content.hexdigest() != about["content"]:
+            raise ValueError("is of vectors that were altered")
+    except FileNotFoundError:
+        return 0, 0, hashlib.sha256()
+    except (OSError, ValueError) as error:
+        told = f"{folder / _ABOUT} {first_line(error)}: the passages are encoded anew"
+        print(told, file=sys.stderr)
+        return 0, 0, hashlib.sha256()
+    return about["rows"], about["width"], content
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -246,13 +262,14 @@ class Dense(EncoderOptions):
         self._encoder = Encoder(**{each.name: getattr(self, each.name) for each in fields(EncoderOptions)})
         identity = f"{_SCHEMA} {fingerprint(self.passages)} {self._encoder.fingerprint}"
         folder = Path(self.cache) / digest(identity, 20)
-        build_once(
+        made = build_once(
             folder,
             f"vectors of {len(self.passages):,} passages by {self._encoder.name}",
             lambda folder: encode_corpus(self.passages, self._encoder, folder),
             self._estimate,
         )
-        vectors = np.asarray(np.memmap(folder / _VECTORS, np.float32, "r", shape=_written(folder)))
+        shape = made["passages"], made["width"]
+        vectors = np.asarray(np.memmap(folder / _VECTORS, np.float32, "r", shape=shape))
         if method != "flat":
             folder = folder.with_name(f"{folder.name}-{method}")
             build_once(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import logging
 import math
 import os
@@ -16,7 +17,7 @@ from probers.data.corpus import fingerprint, passages_from
 from probers.files import canonical_json, digest
 from probers.types import Passage, RunError, UserError
 
-from . import lexical
+from . import answers, lexical
 
 QUERY_WORDS = 1000  # of a query are searched, the last ones: servers refuse over 1,024
 MOST_REFUSED = 10  # passages after which loading stops
@@ -65,7 +66,7 @@ class Elasticsearch:
         analyzer: how text becomes tokens: "word" as in :mod:`.lexical`, or one of the server's.
         fields: "joined" (title and text as one) or "separate" (the better, plus half the other).
         shards: parts of a new index. Their number changes no score.
-        timeout: seconds without a sign of the server before a try counts as failed.
+        timeout: seconds for a whole exchange, to its last byte, before a try counts as failed.
         retries: further tries after a failure that may pass, at the next address if there is one.
         verify: whether the server's certificate is checked.
         ca_file: PEM file of the authority that signed it; None is the authorities the clients know.
@@ -106,7 +107,7 @@ class Elasticsearch:
         self._name = self.index or f"probers-{digest(canonical_json(self._recipe))}"
         self._searched = ["title", "text"] if self.fields == "separate" else ["contents"]
         self._connect()
-        self._told(self._prepare)
+        self._prepare()
 
     def __repr__(self) -> str:
         return f"Elasticsearch({len(self.passages)} passages, index {self._name} ({self._server}))"
@@ -138,26 +139,20 @@ class Elasticsearch:
         # With the statistics of all shards, so that their number changes no score.
         options = {"index": self._name, "search_type": "dfs_query_then_fetch"}
         answer = self._told(self._client.search, body=body, **options)
-        try:
-            hits = answer["hits"]["hits"]
-            found = {hit["_id"]: hit["sort"] for hit in hits}
-            sound = len(found) == len(hits) <= size
-            sound &= not answer["timed_out"] and not answer["_shards"]["failed"]
-            for name, (score, n) in found.items():
-                sound &= name == str(n) and 0 <= n < len(self.passages) and math.isfinite(score)
-        except (LookupError, TypeError, ValueError):
-            sound = False
-        if not sound:
+        found = answers.hits(answer, size, len(self.passages))
+        if found is None:
             raise RunError(
                 f"{self._server} answers {text[:80]!r} in part, or with what was not loaded into index "
                 f"{self._name}: make the index anew with retriever.rebuild=true"
             )
-        return [replace(self.passages[n], score=float(score)) for score, n in found.values()]
+        return [replace(self.passages[n], score=score) for score, n in found]
 
     def _connect(self) -> None:
         """Take the client for what answers; that of OpenSearch speaks to Elasticsearch 7 too."""
         import elasticsearch.helpers
         import opensearchpy.helpers
+
+        from .connections import ElasticsearchNode, OpenSearchConnection
 
         self._failures: Any = (
             elasticsearch.ApiError, elasticsearch.TransportError, opensearchpy.OpenSearchException
@@ -171,7 +166,8 @@ class Elasticsearch:
         if bool(user) != bool(password) or (user and key) or not ascii_only:
             raise UserError("set ES_API_KEY, encoded, or both ES_USERNAME and ES_PASSWORD, in ASCII")
         login = (user, password) if user else None
-        self._secrets = [secret for secret in (key, password) if secret]
+        encoded = base64.b64encode(f"{user}:{password}".encode()).decode()
+        self._secrets = [secret for secret in (key, password, encoded if user else "") if secret]
         if self.ca_file and not (self.verify and self._server.startswith("https:")):
             raise UserError(f"retriever.ca_file={self.ca_file} needs https and verify=true")
         options: dict[str, Any] = {
@@ -179,38 +175,45 @@ class Elasticsearch:
             "verify_certs": self.verify, "ca_certs": self.ca_file, "ssl_show_warn": False,
             "headers": {"authorization": f"ApiKey {key}"} if key else {},
         }  # fmt: skip
-        self._client: Any = opensearchpy.OpenSearch(hosts, timeout=self.timeout, http_auth=login, **options)
+        own: dict[str, Any] = {"http_auth": login, "connection_class": OpenSearchConnection}
+        self._client: Any = opensearchpy.OpenSearch(hosts, timeout=self.timeout, **own, **options)
         self._streaming_bulk: Any = opensearchpy.helpers.streaming_bulk
-        if not re.search(r"OpenSearch|'number': '7\.", str(self._told(self._client.info))):
-            options |= {"basic_auth": login, "request_timeout": self.timeout}
-            self._client = elasticsearch.Elasticsearch(hosts, **options)
+        if not answers.is_opensearch(self._told(self._client.info)):
+            own = {"basic_auth": login, "node_class": ElasticsearchNode, "request_timeout": self.timeout}
+            self._client = elasticsearch.Elasticsearch(hosts, **own, **options)
             self._streaming_bulk = elasticsearch.helpers.streaming_bulk
             self._told(self._client.info)  # which it refuses of anything but Elasticsearch
 
     def _prepare(self) -> None:
         """Leave the index complete: untouched if it is, filled up, or made anew."""
         indices, name, total = self._client.indices, self._name, len(self.passages)
-        if indices.exists(index=name):
+        if self._told(indices.exists, index=name):
             # Of an alias the answer has the names behind it.
-            there = indices.get_mapping(index=name).get(name, {}).get("mappings", {})
-            made_of = there.get("_meta", {}).get("probers")
-            if not made_of:
+            mapping = self._told(indices.get_mapping, index=name)
+            made_of = answers.part(mapping, name, "mappings", "_meta", "probers")
+            if not made_of or not isinstance(made_of, dict):
                 raise UserError(f"retriever.index={name} is not of probers and left alone: give another")
             changed = [setting for setting, value in self._recipe.items() if made_of.get(setting) != value]
             if changed or self.rebuild:
                 print(f"index {name} is made anew for: {', '.join(changed) or 'rebuild=true'}")
-                indices.delete(index=name, ignore_unavailable=True)
-        if not indices.exists(index=name):
+                self._told(indices.delete, index=name, ignore_unavailable=True)
+        if not self._told(indices.exists, index=name):
             self._create()
-        if self._client.count(index=name)["count"] == total:
+        if self._count() == total:
             return
         self._load()
-        indices.refresh(index=name)
-        if (count := self._client.count(index=name)["count"]) != total:
+        self._told(indices.refresh, index=name)
+        if (count := self._count()) != total:
             raise RunError(
                 f"the server acknowledged {total} passages but index {name} ({self._server}) holds {count}: "
                 "check its disk; the same command loads what is missing, with retriever.rebuild=true all"
             )
+
+    def _count(self) -> int:
+        count = answers.count(self._told(self._client.count, index=self._name))
+        if count is None:
+            raise self._error(f"the answer has no count of the passages in index {self._name}")
+        return count
 
     def _create(self) -> None:
         """Make the index, without positions of words: no phrase is ever searched."""
@@ -224,9 +227,10 @@ class Elasticsearch:
             "dynamic": "strict", "_meta": {"probers": self._recipe},
             "properties": {"n": {"type": "integer"}, **dict.fromkeys(self._searched, text)},
         }  # fmt: skip
+        body = {"settings": settings, "mappings": mappings}
         try:
-            self._client.indices.create(index=self._name, body={"settings": settings, "mappings": mappings})
-        except self._failures as error:
+            self._told(self._client.indices.create, index=self._name, body=body)
+        except (UserError, RunError) as error:
             # Another process, or a try whose answer was lost, may have made it.
             if "resource_already_exists_exception" not in str(error):
                 raise
@@ -236,10 +240,13 @@ class Elasticsearch:
         options = {"index": self._name, "raise_on_error": False, **BULK}
         sent = self._streaming_bulk(self._client, self._documents(), **options)
         total, refused = len(self.passages), []
-        for taken, item in tqdm(sent, "index", total, disable=total <= 20_000):
-            result = item["create"]
-            if not taken and result["status"] != 409:  # which says that it is there
-                refused.append(f"{self.passages[int(result['_id'])].id!r} ({self._reason(result)})")
+        answered = iter(lambda: self._told(next, sent, None), None)
+        for taken, item in tqdm(answered, "index", total, disable=total <= 20_000):
+            result = answers.part(item, "create")
+            if not taken and answers.part(result, "status") != 409:  # which says that it is there
+                n = answers.position(answers.part(result, "_id"), total)
+                name = "a passage" if n is None else repr(self.passages[n].id)
+                refused.append(f"{name} ({answers.reason(result, self._secrets)})")
             if len(refused) == MOST_REFUSED:
                 break
         if refused:
@@ -252,17 +259,22 @@ class Elasticsearch:
             searched = {field: texts[field].encode("utf-8", "replace").decode() for field in self._searched}
             yield {"_op_type": "create", "_id": str(n), "n": n, **searched}
 
-    def _told(self, call: Callable[..., Any], **options: Any) -> Any:
+    def _told(self, call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
         """What a call returns, with every failure of a client as one sentence."""
         try:
-            return call(**options)
+            answer = call(*arguments, **options)
+            return getattr(answer, "body", answer)
         except self._failures as error:
             if isinstance(status := getattr(error, "status_code", None), int):
-                reason = f"HTTP {status} {self._reason(error.info or error.error)}"
+                reason = f"HTTP {status} {answers.reason(error.info or error.error, self._secrets)}"
             else:
                 while inner := error.__cause__ or error.__context__:  # down to the one that says why
                     error = inner
-                reason = self._reason(f"{type(error).__name__}: {error}")
+                reason = answers.reason(f"{type(error).__name__}: {error}", self._secrets)
+        except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
+            # The clients read what they expect of an answer without asking whether it is there.
+            said = f"the answer is not understood ({type(error).__name__}: {error})"
+            reason = answers.reason(said, self._secrets)
         # Out here, so that nothing the client saw, which may quote a password, hangs on what is raised.
         raise self._error(reason)
 
@@ -275,18 +287,6 @@ class Elasticsearch:
             if re.match(sign, reason):
                 return UserError(f"{self._server}: {reason}; {remedy}")
         return RunError(f"{self._server}: {reason}; once this is mended, the same command goes on")
-
-    def _reason(self, answer: Any) -> str:
-        """What an answer, or an item of one, says of its error: the first cause, short, without secrets."""
-        error = answer.get("error") if isinstance(answer, dict) else answer
-        if isinstance(error, dict):
-            first = error | (error.get("root_cause") or [{}])[0]
-            inner = (first.get("caused_by") or {}).get("reason", "")
-            error = f"{first.get('type')}: {first.get('reason')} {inner}"
-        text = re.sub(r"Basic \S+", "Basic ***", str(error))  # a header holds the password encoded
-        for secret in self._secrets:
-            text = text.replace(secret, "***")
-        return " ".join(text.split())[:400]
 
 
 def _addresses(url: str | Sequence[str] | None) -> list[str]:

@@ -22,7 +22,7 @@ from ...types import SPLITS, Question, UserError
 from ..records import BadLine, LeftOut, Row, check_bad_line, check_object, what_is_wrong
 from ..splits import Unfit, draw_stream, draw_whole
 from .base import Layout, QuestionSource, layout
-from .values import Record, UnusableError
+from .values import Record, UnusableError, check_names
 
 __all__ = [
     "DATASETS", "EmptySplitError", "Excluded", "Layout", "QuestionSet", "QuestionSource", "UnusableError",
@@ -209,6 +209,7 @@ class _Reading:
         self.read += 1
         try:
             question = self.source.question(record)
+            check_names(question)
             if question.id in self._seen:
                 reason = f"the id {question.id!r} is already on {self._seen[question.id]}"
                 if self.source.whole:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ...evaluation.answers import normalize_answer
-from ...types import Passage
+from ...types import STEERING, Passage, Question
 
 #: One record of a file, or one row of a dataset.
 Record = Mapping[str, Any]
@@ -15,6 +16,13 @@ Record = Mapping[str, Any]
 
 class UnusableError(Exception):
     """A well-formed question that cannot be asked; the text up to the first colon is the kind."""
+
+
+def check_names(question: Question) -> None:
+    """Refuse an id, a data set or a group with what steers a terminal or begins a line (ValueError)."""
+    for name in ("id", "dataset", "group"):
+        if re.search(f"[{STEERING}]", value := getattr(question, name)):
+            raise ValueError(f"{name} must be one line without control characters, found {_shown(value)}")
 
 
 def text(record: Record, key: str) -> str:

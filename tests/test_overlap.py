@@ -1,0 +1,81 @@
+"""What a trained part has seen: remembered beside it, and not asked again."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from probers.rag.contamination import Contamination
+
+from probers.data.overlap import Seen
+from probers.data.questions import open_questions
+from probers.types import Question, UserError
+
+ASKED = Question("q1", "Where is Rome?", dataset="towns", group="rome")
+SEEN = Seen.of({"train": [("towns", "rome", "")], "validation": [("towns", "oslo", "Where is Oslo?")]})
+
+
+def test_a_question_is_known_by_its_group_or_by_its_text_under_any_id():
+    assert SEEN.split_of(ASKED) == "train"
+    assert SEEN.split_of(replace(ASKED, question="What river is there?")) == "train"
+    assert SEEN.split_of(Question("other", "where is oslo", dataset="elsewhere")) == "validation"
+    assert SEEN.split_of(replace(ASKED, dataset="rivers")) == ""  # groups of other sets have the same names
+    assert SEEN.split_of(Question("q2", "Where is Bonn?", dataset="towns")) == ""
+
+
+def test_of_several_parts_the_strictest_split_counts():
+    both = SEEN | Seen.of({"train": [("", "", "Where is Oslo?")]})
+    assert both.split_of(Question("x", "Where is Oslo?")) == "train"
+    assert both.split_of(ASKED) == "train"
+
+
+def test_it_is_written_and_read_back_and_damage_is_named(tmp_path):
+    assert Seen.read(tmp_path) is None
+    SEEN.save(tmp_path)
+    again = Seen.read(tmp_path)
+    assert again is not None and {s: again.splits[s] for s in SEEN.splits} == SEEN.splits
+    file = tmp_path / "seen.json"
+    assert "rome" not in file.read_text()  # hashes: a published prober does not publish its questions
+    altered = json.loads(file.read_text())
+    altered["splits"]["train"] = []
+    for text in (json.dumps(altered), "{}", "[]", '{"splits": 3}', "{"):
+        file.write_text(text)
+        with pytest.raises(UserError, match=r"seen\.json is damaged"):
+            Seen.read(tmp_path)
+
+
+@pytest.mark.parametrize("limit", [None, 4])
+def test_what_was_seen_is_left_out_before_the_draw(tmp_path, limit):
+    """The limit is still met, splits are dealt as without it, and the number is said."""
+    file = tmp_path / "q.jsonl"
+    lines = [{"id": f"q{i}", "question": f"Is {i} odd?", "answers": ["x"]} for i in range(40)]
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    plain = open_questions(str(file), split="test")
+    gone = {q.id for q in plain.questions[:5]}
+    found = open_questions(str(file), split="test", limit=limit, unfit=lambda q: q.id in gone)
+    left = {q.id for q in plain.questions} - gone
+    asked = {q.id for q in found.questions}
+    assert asked == left if limit is None else len(asked) == limit and asked < left
+    assert any("5 questions in the test split are left out" in note for note in found.notes)
+    assert found.record["trained_on"] == 5 and "trained_on" not in plain.record
+    with pytest.raises(UserError, match="all 10 questions in the test split were trained or tuned on"):
+        open_questions(str(file), split="test", unfit=lambda q: True)
+
+
+def test_a_part_that_does_not_say_is_refused_unless_that_is_allowed(tmp_path):
+    SEEN.save(tmp_path)
+    (tmp_path / "older").mkdir()
+    with pytest.raises(UserError, match=r"older does not say which .* allow_overlap=true"):
+        Contamination.of([str(tmp_path), str(tmp_path / "older")], allowed=False)
+    allowed = Contamination.of([str(tmp_path), str(tmp_path / "older")], allowed=True)
+    assert not allowed.not_asked(ASKED)
+    first, second = allowed.notes([ASKED, Question("q2", "Where is Bonn?")])
+    assert first.startswith("Overlap: 1 of the 2 questions") and "older does not say" in second
+
+
+def test_asked_is_neither_trained_nor_tuned_on_and_tuned_is_not_trained_on(tmp_path):
+    SEEN.save(tmp_path)
+    guard = Contamination.of([str(tmp_path)], allowed=False)
+    oslo, bonn = Question("o", "Where is Oslo?"), Question("b", "Where is Bonn?")
+    assert [guard.not_asked(q) for q in (ASKED, oslo, bonn)] == [True, True, False]
+    assert [guard.not_tuned_on(q) for q in (ASKED, oslo, bonn)] == [True, False, False]
+    assert guard.notes([bonn]) == []
