@@ -121,8 +121,9 @@ def test_every_method_gets_the_figures_it_must_have(place, capsys):
 def test_results_have_the_form_of_the_contract(place):
     results = place.compare()
     keys = {
-        "em", "f1", "precision", "recall", "acc", "retrievals", "retrieval_share", "generations", "tokens",
-        "sentences", "seconds", "consistency", "agreement", "trigger", "ci95",
+        "em", "f1", "precision", "recall", "precision_max", "recall_max", "acc", "acc_substring", "retrievals",
+        "retrieval_share", "generations", "alarms", "tokens", "kept_tokens", "sentences", "seconds",
+        "consistency", "agreement", "trigger", "ci95",
     }  # fmt: skip
     for name, entry in results["methods"].items():
         assert set(entry) == keys, name

@@ -58,7 +58,7 @@ def write(folder: RunFolder, cfg: DictConfig, found: Findings, *, tuned: bool) -
         tuned: thresholds were chosen on questions of another split.
     """
     comparison = Comparison(
-        found.reference.questions, found.reference, resamples=cfg.resamples, seed=cfg.seed
+        found.reference.questions, found.reference, wrong=cfg.wrong, resamples=cfg.resamples, seed=cfg.seed
     )
     results = _results(folder.config, found, comparison)
     data = _page(cfg, results, found, comparison.wrong)
@@ -83,17 +83,15 @@ def write(folder: RunFolder, cfg: DictConfig, found: Findings, *, tuned: bool) -
 
 def _results(config: Mapping[str, Any], found: Findings, comparison: Comparison) -> dict[str, Any]:
     """The contents of results.json."""
-    runs, names = found.runs, list(found.runs)
+    runs = found.runs
     return {
         "schema": 1,
         "config": dict(config),
         "n": len(found.reference.questions),
+        "wrong": comparison.rule,
+        "bootstrap": comparison.unit,
         "methods": {name: comparison.figures(run) for name, run in runs.items()},
-        "pairs": {
-            f"{later} vs {earlier}": comparison.pair(runs[later], runs[earlier])
-            for i, later in enumerate(names)
-            for earlier in names[:i]
-        },
+        "pairs": comparison.pairs(runs),
         "random_at_budget": at_random(found.recorded, runs, comparison),
         "queries": {name: name_of(run.method.query) for name, run in runs.items()},
         "options": {name: run.method.trigger.record for name, run in runs.items()},

@@ -13,7 +13,8 @@ from omegaconf import DictConfig
 from probers.commands.parts import build, inputs, load_model, load_passages, record_of
 from probers.commands.runs import RunFolder
 from probers.data.questions import EmptySplitError, QuestionSet, QuestionSource, open_questions
-from probers.types import Needs, Question
+from probers.evaluation.answers import RULES, Rule, right_by
+from probers.types import Needs, Question, UserError
 
 from ..build import find_prober, loop_options
 from ..triggers.never import Never
@@ -32,6 +33,9 @@ def run(cfg: DictConfig) -> Path:
     """
     from probers.bank.bank import ProbeBank
 
+    right = right_by(cfg.wrong)
+    if right is None:
+        raise UserError(f"wrong={cfg.wrong} is no figure to judge answers by: choose {RULES}")
     asked = build(cfg.questions)
     found, split, others = _open(cfg, asked)
     questions = found.questions
@@ -70,7 +74,7 @@ def run(cfg: DictConfig) -> Path:
         method.loop(rag)
     if split != "test":
         notes.append(f"There are no test questions: these are of the {split} split.")
-    tuned = _tune(cfg, rag, methods, folder.path, notes, split=others)
+    tuned = _tune(cfg, rag, methods, folder.path, notes, split=others, right=right)
     recorded = _recorded_once(methods)
     reference = _closed_book(replace(rag, also=recorded), methods, questions, folder.path, notes)
     # Attention is large and read in the middle of answers, which methods hardly ever share.
@@ -105,7 +109,14 @@ def _reading(cfg: DictConfig) -> dict[str, Any]:
 
 
 def _tune(
-    cfg: DictConfig, rag: SharedRAG, methods: Sequence[Method], out: Path, notes: list[str], *, split: str
+    cfg: DictConfig,
+    rag: SharedRAG,
+    methods: Sequence[Method],
+    out: Path,
+    notes: list[str],
+    *,
+    split: str,
+    right: Rule,
 ) -> dict[str, Tuned]:
     """Thresholds and calibration from questions of another split, for the triggers that bring none."""
     triggers = {m.name: m.trigger for m in methods if m.tunable or m.calibrated}
@@ -118,7 +129,7 @@ def _tune(
         ).questions
     except EmptySplitError:  # a file that says of every question that it is of the test split
         questions = []
-    tuned = tune_once(out / "thresholds.json", rag, triggers, questions)
+    tuned = tune_once(out / "thresholds.json", rag, triggers, questions, right)
     if tuned and tunable:
         chosen = ", ".join(f"{name} {tuned[name].threshold:.3g}" for name in tunable)
         print(f"thresholds chosen on {len(questions)} {split} questions: {chosen}")

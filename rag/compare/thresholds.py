@@ -15,6 +15,7 @@ import numpy as np
 
 from probers.bank.calibration import Platt, fit_platt
 from probers.bank.thresholds import ThresholdRule
+from probers.evaluation.answers import Rule
 from probers.files import canonical_json, write_text
 from probers.types import Question
 
@@ -31,24 +32,27 @@ class Tuned(Platt):
 
 
 def tune_once(
-    file: Path, rag: RAG, triggers: Mapping[str, Trigger], questions: Sequence[Question]
+    file: Path, rag: RAG, triggers: Mapping[str, Trigger], questions: Sequence[Question], right: Rule
 ) -> dict[str, Tuned]:
     """What :func:`tune` gives, kept in ``file`` so that a resumed run goes on with the same thresholds."""
     if file.exists():
         stored = json.loads(file.read_text(encoding="utf-8"))
         return {name: Tuned(**entry) for name, entry in stored.items()}
-    tuned = tune(rag, triggers, questions)
+    tuned = tune(rag, triggers, questions, right)
     write_text(file, canonical_json({name: asdict(entry) for name, entry in tuned.items()}))
     return tuned
 
 
-def tune(rag: RAG, triggers: Mapping[str, Trigger], questions: Sequence[Question]) -> dict[str, Tuned]:
+def tune(
+    rag: RAG, triggers: Mapping[str, Trigger], questions: Sequence[Question], right: Rule
+) -> dict[str, Tuned]:
     """Threshold and calibration of every trigger, from the closed-book answers to the questions.
 
     Args:
         rag: a loop whose model, prompt and limits are used; its trigger is not.
         triggers: by name of the method.
         questions: validation questions; those without gold answers are left out.
+        right: whether an answer to one is.
 
     Returns:
         By name; empty when the questions do not have both right and wrong answers.
@@ -58,7 +62,9 @@ def tune(rag: RAG, triggers: Mapping[str, Trigger], questions: Sequence[Question
     tuned: dict[str, Tuned] = {}
     for group in together(triggers):
         found = record(closed_book, group, answered, progress="thresholds")
-        wrong = 1.0 - found.granted(0)["em"]
+        first = [steps[0] for steps in found.steps]
+        judged = [right(s.text, s.answer, q.answers) for s, q in zip(first, answered, strict=True)]
+        wrong = 1.0 - np.array(judged, dtype=float)
         if len(set(wrong)) < 2:
             return {}
         tuned |= {name: _tuned(wrong, found.scores(name)[:, 0]) for name in group}
