@@ -2,8 +2,9 @@
 
 Normalisation follows SQuAD's (Rajpurkar et al., EMNLP 2016): lower case, no ASCII
 punctuation, no English articles, single spaces. Every score is the maximum over the
-accepted answers; precision and recall are those of the answer with the highest F1. EM and F1 are those of SQuAD's evaluation script, but for the rule on
-yes, no and noanswer, which is that of HotpotQA's (Yang et al., EMNLP 2018).
+accepted answers; precision and recall are those of the answer with the highest F1. EM and
+F1 are those of SQuAD's evaluation script, but for the rule on yes, no and noanswer, which is
+that of HotpotQA's (Yang et al., EMNLP 2018).
 """
 
 from __future__ import annotations
@@ -58,9 +59,10 @@ def f1_score(prediction: str, answers: Sequence[str]) -> F1:
 
 
 def precision_recall_max(prediction: str, answers: Sequence[str]) -> tuple[float, float]:
-    """Token precision and token recall, each its own maximum over the answers, as DRAGIN's released code has it.
+    """Token precision and token recall, each its own maximum over the answers.
 
-    With several answers the two may be of different ones; those of :func:`f1_score` are of one.
+    So DRAGIN's released code counts (Su et al., ACL 2024). With several answers the two may be
+    of different ones; those of :func:`f1_score` are of one.
     """
     scores = [_f1(normalize_answer(prediction), normalize_answer(a)) for a in answers]
     return max((s.precision for s in scores), default=0.0), max((s.recall for s in scores), default=0.0)

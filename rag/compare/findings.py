@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from probers.evaluation.metrics import auroc, exact_match
 from probers.files import canonical_json, write_text
 from probers.types import Passage, Round
 
-from ..report import write_report
+from ..report import LEVEL, write_report
 from ..triggers.base import name_of
 from .curves import QueryTrajectory, at_random, replays
 from .methods import MethodRun
@@ -117,7 +118,7 @@ def _page(
         "corpus": cfg.corpus,
         "n": results["n"],
         "flags": _flags(runs),
-        "notes": _notes(found, wrong),
+        "notes": _notes(cfg, found, wrong),
         "examples": examples(runs, found.corpus, count=cfg.examples, seed=cfg.seed),
         "replay": replays(found.recorded),
         "reruns": found.reruns,
@@ -156,13 +157,21 @@ def _flags(runs: Mapping[str, MethodRun]) -> dict[str, str]:
     return found
 
 
-def _notes(found: Findings, wrong: np.ndarray | None) -> list[str]:
+def _notes(cfg: DictConfig, found: Findings, wrong: np.ndarray | None) -> list[str]:
     notes, questions = list(found.notes), found.reference.questions
     if wrong is not None and len(set(wrong)) == 1:
         which = "wrong" if wrong[0] else "right"
         notes.append(
             f"Every closed-book answer is {which}, so that there is nothing for a trigger to tell apart: its "
             "AUPRC and ECE here say nothing of it."
+        )
+    if cfg.wrong != "em":
+        notes.append(f"Answers are wrong by {cfg.wrong} here: for thresholds, AUROC and consistency.")
+    pairs = len(found.runs) * (len(found.runs) - 1) // 2
+    if pairs > LEVEL * (1 + cfg.resamples):
+        notes.append(
+            f"resamples={cfg.resamples} are too few to settle any of {pairs} pairs when all are looked at: "
+            f"give {math.ceil(pairs / LEVEL)} or more."
         )
     missing = sum(not q.answers for q in questions)
     if missing:

@@ -192,7 +192,9 @@ class Comparison:
         for i, later in enumerate(names):
             for earlier in names[:i]:
                 one, other = samples[later], samples[earlier]
-                tested = {figure: _tested(one[figure].minus(other[figure])) for figure in one if figure in other}
+                tested = {
+                    figure: _tested(one[figure].minus(other[figure])) for figure in one if figure in other
+                }
                 known = {figure: entry for figure, entry in tested.items() if entry["diff"] is not None}
                 found[f"{later} vs {earlier}"] = known
         for figure in {figure for entry in found.values() for figure in entry}:
@@ -210,7 +212,7 @@ class Comparison:
         return found
 
     def against_random(self, run: Outcomes, expected: Mapping[str, np.ndarray]) -> dict[str, Any]:
-        """A method minus random retrieval at its budget, with paired intervals and p-values, for results.json.
+        """A method minus random retrieval at its budget, paired, for results.json.
 
         Args:
             run: the method.
@@ -257,11 +259,18 @@ def table_lines(
         methods: the entries of results.json.
         at_random: ``random_at_budget`` of results.json; the difference in EM is a column then.
     """
-    columns = (
-        ("EM", "em", 3), ("F1", "f1", 3), ("ACC", "acc", 3), ("retrievals", "retrievals", 2),
-        ("generations", "generations", 2), ("tokens", "tokens", 1), ("s/question", "seconds", 3),
-        ("consistency", "consistency", 3), ("agreement", "agreement", 3), ("AUROC", "trigger.auroc", 3),
-    )  # fmt: skip
+    beside = {"acc_substring": "acc", "kept_tokens": "tokens"}  # shown where they are not the same
+    columns = [
+        ("EM", "em", 3), ("F1", "f1", 3), ("ACC", "acc", 3), ("ACC chars", "acc_substring", 3),
+        ("retrievals", "retrievals", 2), ("generations", "generations", 2), ("tokens", "tokens", 1),
+        ("kept", "kept_tokens", 1), ("s/question", "seconds", 3), ("consistency", "consistency", 3),
+        ("agreement", "agreement", 3), ("AUROC", "trigger.auroc", 3),
+    ]  # fmt: skip
+    columns = [
+        column
+        for column in columns
+        if column[1] not in beside or any(e[column[1]] != e[beside[column[1]]] for e in methods.values())
+    ]
     width = max([len(name) for name in methods] + [6])
     heads = [f"{'EM 95%':>13}", *(f"{title:>{max(6, len(title))}}" for title, *_ in columns)]
     heads += [f"{'EM vs random':>23}"] if at_random else []

@@ -60,7 +60,7 @@ class State:
     generate: Callable[..., list[Generation]] = _cannot_generate
 
     def completed(self, generation: Generation) -> str:
-        """The whole text if the generation is accepted, with the final answer where that had to be asked for."""
+        """The whole text if the generation is accepted, with the final answer that had to be asked for."""
         text, cue = self.partial + generation.text, self.prompt.answer_cue
         if cue.lower() not in text.lower() and self.answer:
             text = f"{text} {cue} {self.answer}"
