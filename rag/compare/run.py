@@ -10,7 +10,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from probers.commands.parts import build, inputs, load_model, load_passages, record_of
+from probers.commands.parts import build, inputs, load_model, load_passages, prompt_files, record_of
 from probers.commands.runs import RunFolder
 from probers.data.questions import EmptySplitError, QuestionSet, QuestionSource, open_questions
 from probers.evaluation.answers import RULES, Rule, right_by
@@ -53,8 +53,9 @@ def run(cfg: DictConfig) -> Path:
     methods = build_methods(cfg, bank)
     for method in methods:
         method.trigger.check_questions(questions)
-    read = [*banks, *(str(cfg[key]) for key in TRAINED if cfg[key] is not None)]
-    config = record_of(cfg) | {"inputs": inputs(*asked.files, cfg.corpus, *read), "asked": found.record}
+    trained = [*banks, *(str(cfg[key]) for key in TRAINED if cfg[key] is not None)]
+    read = inputs(*asked.files, cfg.corpus, *prompt_files(cfg), *trained)
+    config = record_of(cfg) | {"inputs": read, "asked": found.record}
     folder = RunFolder(Path(cfg.out), "compare", config)
     if not folder.begin(what="comparison"):
         return folder.path
