@@ -607,3 +607,19 @@ def test_columns_that_say_nothing_new_are_not_shown(place, capsys):
     shown, page = capsys.readouterr().out, (place.path / "more" / "report.html").read_text()
     kept = results["methods"]["entropy"]
     assert kept["kept_tokens"] < kept["tokens"] and " kept " in shown and "Kept" in page
+
+
+def test_the_exemplars_file_is_an_input_of_the_run(place):
+    (place.path / "shots.txt").write_text("Question: Where is town 7?\nAnswer: So the answer is Land7.\n")
+    given = ("triggers=[never]", "prompt.exemplars_file=shots.txt")
+    results = place.compare(*given)
+    first = results["config"]["inputs"]["shots.txt"]
+    assert first and place.models[-1].prompts[0].startswith("Question: Where is town 7?")
+    (place.path / "shots.txt").write_text("Question: Where is town 8?\nAnswer: So the answer is Land8.\n")
+    with pytest.raises(UserError, match="out"):  # another run than the one in the folder
+        place.compare(*given)
+    assert place.compare(*given, out="other")["config"]["inputs"]["shots.txt"] != first
+    made = len(place.models)
+    with pytest.raises(UserError, match=r"prompt\.exemplars_file=none\.txt is not a file"):
+        place.compare("triggers=[never]", "prompt.exemplars_file=none.txt", out="third")
+    assert len(place.models) == made and not (place.path / "third").exists()
