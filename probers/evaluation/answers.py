@@ -100,6 +100,11 @@ def accuracy_contains(
     return float(any(n and pad + n + pad in haystack for n in needles))
 
 
+def right_by_em(text: str, answer: str, gold: Sequence[str]) -> bool:
+    """Whether the final answer is right by exact match, whatever the text; the rule without a choice."""
+    return exact_match(answer, gold) == 1.0
+
+
 def right_by(rule: str) -> Rule | None:
     """The rule of this name, None where there is none.
 
@@ -108,7 +113,7 @@ def right_by(rule: str) -> Rule | None:
             anywhere; "f1>=x" with x from 0 to 1.
     """
     if rule == "em":
-        return lambda text, answer, gold: exact_match(answer, gold) == 1.0
+        return right_by_em
     if rule == "acc":
         return lambda text, answer, gold: accuracy_contains(text, gold) == 1.0
     if rule == "acc_substring":

@@ -15,7 +15,7 @@ import numpy as np
 
 from probers.bank.calibration import Platt, fit_platt
 from probers.bank.thresholds import ThresholdRule
-from probers.evaluation.answers import Rule
+from probers.evaluation.answers import Rule, right_by_em
 from probers.files import canonical_json, write_text
 from probers.types import Question
 
@@ -44,7 +44,7 @@ def tune_once(
 
 
 def tune(
-    rag: RAG, triggers: Mapping[str, Trigger], questions: Sequence[Question], right: Rule
+    rag: RAG, triggers: Mapping[str, Trigger], questions: Sequence[Question], right: Rule = right_by_em
 ) -> dict[str, Tuned]:
     """Threshold and calibration of every trigger, from the closed-book answers to the questions.
 
