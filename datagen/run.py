@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import DictConfig
 from tqdm import tqdm
 
-from probers.commands.parts import build, load_model, load_passages, plain, record_of
+from probers.commands.parts import build, load_model, load_passages, plain, prompt_files, record_of
 from probers.commands.parts import inputs as fingerprints
 from probers.commands.runs import RunFolder, identity
 from probers.data.questions import open_questions
@@ -153,8 +153,9 @@ def run(cfg: DictConfig) -> Path:
         pools = ", ".join(POOLS[cfg.source])
         raise UserError(f"pool={cfg.pool} is not there for source={cfg.source}: choose {pools}")
     make = {"cot": _cot, "wiki": _wiki}[cfg.source](cfg)
-    files = (*build(cfg.questions).files, cfg.articles, cfg.corpus, cfg.matcher.aliases, cfg.matcher.vectors)
-    config = record_of(cfg) | {"inputs": fingerprints(*filter(None, files))}
+    named = (cfg.articles, cfg.corpus, cfg.matcher.aliases, cfg.matcher.vectors)
+    files = (*build(cfg.questions).files, *prompt_files(cfg), *filter(None, named))
+    config = record_of(cfg) | {"inputs": fingerprints(*files)}
     folder = RunFolder(Path(cfg.out), "datagen", config)
     if not folder.begin():
         return folder.path

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import InitVar, asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from .types import UserError
@@ -27,7 +28,8 @@ class PromptTemplate:
     article up to where the model is to go on.
 
     Attributes:
-        exemplars: text put before everything else, shared by all prompts of a run.
+        exemplars: text put before everything else, shared by all prompts of a run; given as
+            ``exemplars_file`` it is the text of that file, as it stands.
         context: header of the passages.
         passage: one passage, with ``{i}`` (from 1) and ``{text}``.
         task: what to do with the passages, after them.
@@ -38,6 +40,9 @@ class PromptTemplate:
         chat: put it all through the chat template of the model's tokenizer: questions and
             instructions as the user's message, what the model continues as the beginning of
             its answer. The template must then be bound with :meth:`bind`.
+
+    Raises:
+        UserError: ``exemplars_file`` is not a file, or no text.
     """
 
     name: str
@@ -50,10 +55,13 @@ class PromptTemplate:
     stop: tuple[str, ...] = ("\n",)
     article: str = ""
     chat: bool = False
+    exemplars_file: InitVar[str | None] = None
     _around: tuple[str, str] | None = field(default=None, init=False, repr=False, compare=False)
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, exemplars_file: str | None) -> None:
         object.__setattr__(self, "stop", tuple(self.stop))
+        if exemplars_file is not None:
+            object.__setattr__(self, "exemplars", _text_of(exemplars_file))
 
     def bind(self, tokenizer: Any) -> PromptTemplate:
         """The template for one model; itself unless ``chat``.
@@ -122,6 +130,19 @@ class PromptTemplate:
     def _framed(self, message: str, answer: str) -> str:
         before, between = self._frame
         return before + message + between + answer
+
+
+def _text_of(exemplars_file: str) -> str:
+    """The text of a file as it stands, ends of lines included."""
+    path = Path(exemplars_file)
+    if not path.is_file():
+        raise UserError(
+            f"prompt.exemplars_file={exemplars_file} is not a file: give a text with the exemplars"
+        )
+    try:
+        return path.read_bytes().decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(f"prompt.exemplars_file={exemplars_file} is no text in UTF-8: {error}") from error
 
 
 def _chat_frame(tokenizer: Any, name: str) -> tuple[str, str]:

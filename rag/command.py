@@ -10,7 +10,7 @@ from typing import Any, Literal, TextIO
 
 from omegaconf import DictConfig
 
-from probers.commands.parts import build, inputs, load_model, load_passages, record_of
+from probers.commands.parts import build, inputs, load_model, load_passages, prompt_files, record_of
 from probers.commands.runs import RunFolder
 from probers.data.questions import QuestionSource, open_questions
 from probers.evaluation.metrics import exact_match
@@ -227,7 +227,8 @@ def run(cfg: DictConfig) -> Path | None:
         print(note)
     trigger.check_questions(questions)
     out = cfg.out if cfg.out is not None else (None if one else f"runs/rag/{name}")
-    config = record_of(cfg) | {"inputs": inputs(*asked.files, cfg.corpus, *trained), "asked": record}
+    read = inputs(*asked.files, cfg.corpus, *prompt_files(cfg), *trained)
+    config = record_of(cfg) | {"inputs": read, "asked": record}
     folder = None if out is None else RunFolder(Path(out), "rag", config)
     if folder is not None and not folder.begin():
         return folder.path

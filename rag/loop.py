@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from probers.engine.kv_cache import PrefixCache
-from probers.evaluation.answers import extract_answer
+from probers.evaluation.answers import final_answer
 from probers.prompts import TESTBED_PROMPT, PromptTemplate, passages_that_fit
 from probers.types import Generation, Needs, Question, Retriever, UserError
 
@@ -78,7 +78,7 @@ class _Rounds:
         decisions = decide(rag.trigger, [each.written for each in passes], states)
         asked = []
         for each, state, decision in zip(passes, states, decisions, strict=True):
-            each.decide(decision)
+            each.decide(decision, reads=rag.trigger.decides_by == "text")
             searches_left = each.counters.retrievals < rag.max_retrievals
             if decision.fire and searches_left and each.before_hit.tokens < rag.max_new_tokens:
                 asked.append((each, rag.query(each.question, each.written, decision, state)))
@@ -184,6 +184,9 @@ class _Rounds:
 
     def _state(self, each: OpenQuestion, *, judged: bool) -> State:
         prompt, asked = self._rag.prompt, each.question.question
+        answer = None
+        if judged:
+            answer = final_answer(each.text + each.ending, prompt.answer_cue, each.question.dataset)
         return State(
             question=each.question,
             lm=self._rag.lm,
@@ -194,7 +197,7 @@ class _Rounds:
             passages=each.passages,
             retrievals=each.counters.retrievals,
             fresh=each.accepted.fresh,
-            answer=extract_answer(each.text + each.ending, prompt.answer_cue) if judged else None,
+            answer=answer,
             spend=each.counters.add,
         )
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from probers.checksums import seal, unseal
-from probers.evaluation.answers import extract_answer
+from probers.evaluation.answers import final_answer
 from probers.files import regular, write_bytes
 from probers.prompts import PromptTemplate
 from probers.text import split_sentences
@@ -26,7 +26,10 @@ class Counters:
         empty_retrievals: searches that found nothing; the answer went on without passages.
         passages_cut: passages that were found and not shown, for want of room in the context.
         generations: calls of the model, a forced final answer and what a trigger asked it included.
+        alarms: how often the trigger fired for what it read in a text, also where no retrieval was left;
+            rules and chance, which read nothing, raise none (RaDIO's Hc).
         tokens: tokens generated, also those that were discarded.
+        kept_tokens: those of them that stand in the final text.
         sentences: sentences generated, also those that were discarded.
         forced: whether the words that announce the answer had to be put in.
         seconds: wall time, shared evenly by the questions answered together.
@@ -36,7 +39,9 @@ class Counters:
     empty_retrievals: int = 0
     passages_cut: int = 0
     generations: int = 0
+    alarms: int = 0
     tokens: int = 0
+    kept_tokens: int = 0
     sentences: int = 0
     forced: bool = False
     seconds: float = 0.0
@@ -132,6 +137,7 @@ class OpenQuestion:
         written: this round's generation, from :meth:`write` to the round's end.
         cut: it was ended where the trigger had seen enough, and would have gone on.
         ending: announcing words and final answer that had to be appended, or "".
+        ending_tokens: how many tokens of it the model wrote.
         decision: the trigger's on this generation.
         before_hit: the answer if the trigger fires: what is before the hit, or nothing where the
             whole answer is discarded.
@@ -146,6 +152,7 @@ class OpenQuestion:
     written: Generation = field(init=False)
     cut: bool = False
     ending: str = ""
+    ending_tokens: int = 0
     decision: Decision | None = None
     before_hit: Accepted = field(default_factory=Accepted)
     query: str | None = None
@@ -164,18 +171,25 @@ class OpenQuestion:
 
     def write(self, generation: Generation, *, cut: bool) -> None:
         """Begin a round with what the model wrote."""
-        self.written, self.cut, self.ending, self.query = generation, cut, "", None
+        self.written, self.cut, self.query = generation, cut, None
+        self.ending, self.ending_tokens = "", 0
         self.decision, self.before_hit = None, Accepted()
         self.counters.add(generation)
 
     def complete(self, announcing: str, generation: Generation) -> None:
         """Append the words that announce the answer, and the answer that the model then gave."""
         self.ending = announcing + generation.text
+        self.ending_tokens = len(generation.token_ids)
         self.counters.add(generation, forced=True)
 
-    def decide(self, decision: Decision) -> None:
-        """Take the trigger's decision on this round's text."""
+    def decide(self, decision: Decision, *, reads: bool) -> None:
+        """Take the trigger's decision on this round's text.
+
+        Args:
+            reads: it comes of the text; otherwise of a rule, of chance or of the question alone.
+        """
         self.decision = decision
+        self.counters.alarms += reads and decision.fire
         if decision.position is not None:
             # A trailing space would keep the next word from being tokenised together with its own.
             kept = self.written.text[: decision.position].rstrip()
@@ -195,7 +209,8 @@ class OpenQuestion:
 
     def accept(self) -> None:
         """End the round: the text stays as it is and the question is answered."""
-        self._go_on(self.written.text, Accepted(self.text + self.ending))
+        tokens = self.accepted.tokens + len(self.written.token_ids) + self.ending_tokens
+        self._go_on(self.written.text, Accepted(self.text + self.ending, tokens))
         if self.ending:
             self.query = None
             self._record(self.ending, self.ending)
@@ -213,8 +228,8 @@ class OpenQuestion:
     def answer(self, answer_cue: str, seconds: float) -> Answer:
         """What the question's way through the loop leaves behind."""
         text, asked = self.accepted.text.strip(), self.question
-        counters = replace(self.counters, seconds=seconds)
-        final = extract_answer(text, answer_cue)
+        counters = replace(self.counters, kept_tokens=self.accepted.tokens, seconds=seconds)
+        final = final_answer(text, answer_cue, asked.dataset)
         return Answer(asked.id, asked.question, text, final, tuple(self.rounds), counters)
 
     def _go_on(self, stays: str, accepted: Accepted) -> None:

@@ -2,6 +2,7 @@
 
 import random
 import string
+from collections import Counter
 from collections.abc import Sequence
 
 import pytest
@@ -9,7 +10,15 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torchmetrics.functional.text import squad
 
-from probers.evaluation.answers import accuracy_contains, exact_match, f1_score, normalize_answer
+from probers.evaluation.answers import (
+    accuracy_contains,
+    exact_match,
+    f1_score,
+    final_answer,
+    normalize_answer,
+    precision_recall_max,
+    right_by,
+)
 
 VERDICTS = {"yes", "no", "noanswer"}
 #: What normalisation acts on, and what it must leave alone.
@@ -155,3 +164,72 @@ def test_acc_is_containment_of_the_normalised_words(text: list[str], answer: lis
     assert accuracy_contains(written, [gold], mode="substring") >= expected
     if wanted and exact_match(written, [gold]):
         assert expected
+
+
+def plain_maxima(prediction: str, answers: Sequence[str]) -> tuple[float, float]:
+    """Precision and recall as DRAGIN's released evaluation takes them: a running maximum of each."""
+    best = [0.0, 0.0]
+    ours = normalize_answer(prediction).split()
+    for answer in answers:
+        theirs = normalize_answer(answer).split()
+        barred = VERDICTS & {" ".join(ours), " ".join(theirs)} and ours != theirs
+        left, same = Counter(theirs), 0
+        for word in ours:
+            if left[word]:
+                left[word] -= 1
+                same += 1
+        if same and not barred:
+            best = [max(best[0], same / len(ours)), max(best[1], same / len(theirs))]
+    return best[0], best[1]
+
+
+def test_precision_and_recall_as_released_are_each_the_highest_of_any_answer() -> None:
+    rng = random.Random(8)
+    apart = 0
+    for _ in range(2000):
+        answers = [phrase(rng) for _ in range(rng.choice([1, 2, 4]))]
+        answers += [f"{answer} {phrase(rng)}" for answer in answers]  # a longer name of the same
+        answers = [answer for answer in answers if normalize_answer(answer)]  # as questions are read
+        words = " ".join([*answers, "x"]).split()
+        prediction = " ".join(rng.choices(words, k=rng.choice([1, 2, 4])))
+        found = precision_recall_max(prediction, answers)
+        assert found == pytest.approx(plain_maxima(prediction, answers)), (prediction, answers)
+        own = f1_score(prediction, answers)
+        assert found[0] >= own.precision and found[1] >= own.recall
+        apart += found != (own.precision, own.recall)
+    assert apart > 50  # the two ways differ on some
+    golds = ["Paris", "Paris the capital of the French Republic"]
+    assert precision_recall_max("the capital Paris", golds) == (1.0, 1.0)
+    assert f1_score("the capital Paris", golds)[1:] == (0.5, 1.0)
+    assert precision_recall_max("x", []) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("said", "read"),
+    [
+        ("yes", "yes"), ("Yes, she could.", "yes"), ("YES.", "yes"), ("no", "no"), ("No.", "no"),
+        ("not", "no"), ("that yes", "no"), ("unclear.", "no"), ("true", "no"),
+    ],
+)  # fmt: skip
+def test_strategyqa_is_read_from_the_first_word(said: str, read: str) -> None:
+    text = f"It floats. So the answer is {said}"
+    after = text[text.find("the answer is") + len("the answer is") + 1 :]
+    assert read == ("yes" if after[0:3].lower() == "yes" else "no")  # the released rule
+    assert final_answer(text, "So the answer is", "strategyqa") == read
+    # Elsewhere the answer stays as it stands.
+    assert final_answer(text, "So the answer is", "hotpotqa") == said.removesuffix(".")
+    assert final_answer(text, "So the answer is") == said.removesuffix(".")
+
+
+def test_an_answer_that_was_not_given_is_no_verdict() -> None:
+    assert final_answer("It floats.", "So the answer is", "strategyqa") == ""
+    assert final_answer("So the answer is", "So the answer is", "strategyqa") == ""
+
+
+def test_the_rules_by_which_an_answer_is_right() -> None:
+    text, answer, gold = "I know that it is in New York. So the answer is York.", "York", ("New York",)
+    right = {rule: right_by(rule)(text, answer, gold) for rule in ("em", "acc", "f1>=0.6", "f1>=0.7")}
+    assert right == {"em": False, "acc": True, "f1>=0.6": True, "f1>=0.7": False}
+    assert not right_by("acc")(text, answer, ("no",)) and right_by("acc_substring")(text, answer, ("no",))
+    for rule in ("", "f1", "f1>=2", "f1>=0.5x", "acc_tokens", "EM"):
+        assert right_by(rule) is None, rule

@@ -1,5 +1,6 @@
 """probers-compare with a scripted model: figures that are known beforehand, equal terms, resuming."""
 
+import dataclasses
 import json
 import re
 
@@ -122,8 +123,9 @@ def test_every_method_gets_the_figures_it_must_have(place, capsys):
 def test_results_have_the_form_of_the_contract(place):
     results = place.compare()
     keys = {
-        "em", "f1", "precision", "recall", "acc", "retrievals", "retrieval_share", "generations", "tokens",
-        "sentences", "seconds", "consistency", "agreement", "trigger", "ci95",
+        "em", "f1", "precision", "recall", "precision_max", "recall_max", "acc", "acc_substring",
+        "retrievals", "retrieval_share", "generations", "alarms", "tokens", "kept_tokens", "sentences",
+        "seconds", "consistency", "agreement", "trigger", "ci95",
     }  # fmt: skip
     for name, entry in results["methods"].items():
         assert set(entry) == keys, name
@@ -581,3 +583,103 @@ def test_questions_that_a_part_was_trained_on_are_not_asked(place, capsys):
     (place.path / "prober/seen.json").unlink()
     with pytest.raises(UserError, match="prober does not say which questions it was trained on"):
         place.compare("triggers=[never,probing]", "sweep=0", out="older")
+
+
+def test_every_pair_has_its_p_value_and_that_of_all_pairs(place):
+    results = place.compare("resamples=600")
+    assert results["bootstrap"] == {"unit": "question", "units": 40, "resamples": 600}
+    names = list(results["methods"])
+    assert len(results["pairs"]) == len(names) * (len(names) - 1) // 2
+    for figure in ("em", "f1", "acc", "acc_substring", "retrievals", "trigger.auroc"):
+        family = [entry[figure] for entry in results["pairs"].values() if figure in entry]
+        smallest_first = sorted(family, key=lambda entry: entry["p"])
+        largest = 0.0
+        for rank, entry in enumerate(smallest_first):
+            largest = max(largest, entry["p"] * (len(family) - rank))
+            assert entry["p_holm"] == pytest.approx(min(1.0, largest))
+    entry = results["pairs"]["probing vs never"]["em"]
+    assert entry["p"] == 1 / 601 and entry["p_holm"] == pytest.approx(28 / 601)
+    assert results["pairs"]["entropy vs always"]["em"]["p"] == 1.0
+    assert not any("too few" in note for note in place.data()["notes"])
+    for entry in results["random_at_budget"].values():
+        told = entry.get("common", entry)["em"]
+        assert told["p"] <= told["p_holm"] <= 1
+
+
+def test_resamples_that_cannot_settle_that_many_pairs_are_named(place):
+    place.compare("resamples=100")
+    assert any("resamples=100 are too few to settle any of 28 pairs" in n for n in place.data()["notes"])
+
+
+def test_groups_are_named_as_what_is_drawn():
+    questions = [Question(f"q{i}", "?", ("yes",), group=f"g{i // 4}") for i in range(8)]
+    reference = Outcomes(questions, answers([1] * 8, [0] * 8))
+    assert Comparison(questions, reference, resamples=100).unit == {
+        "unit": "group", "units": 2, "resamples": 100
+    }  # fmt: skip
+
+
+def test_what_is_wrong_may_be_judged_by_another_figure():
+    questions = [Question(f"q{i}", "?", ("no",)) for i in range(6)]
+    said = ["no", "I know", "now", "yes", "yes", "no"]  # in characters the first three and the last hold it
+
+    def run(texts, scores):
+        made = answers([0] * 6, [0] * 6, scores)
+        both = zip(made, texts, strict=True)
+        return Outcomes(questions, [dataclasses.replace(a, text=text, answer=text) for a, text in both])
+
+    scores = [0.1, 0.2, 0.3, 0.9, 0.8, 0.0]
+    reference, method = run(said, scores), run(["no", "no", "yes", "yes", "no", "yes"], scores)
+    wrong = {"em": [0, 1, 1, 1, 1, 0], "acc": [0, 1, 1, 1, 1, 0], "acc_substring": [0, 0, 0, 1, 1, 0]}
+    right_then = [1, 1, 0, 0, 1, 0]
+    for rule, expected in wrong.items():
+        comparison = Comparison(questions, reference, wrong=rule, resamples=100)
+        assert comparison.wrong.tolist() == expected
+        entry = comparison.figures(method)
+        kept = [then for then, w in zip(right_then, expected, strict=True) if not w]
+        assert entry["consistency"] == pytest.approx(sum(kept) / len(kept)), rule
+        ordered = [
+            (scores[i] > scores[j]) + 0.5 * (scores[i] == scores[j])
+            for i in range(6) for j in range(6) if expected[i] and not expected[j]
+        ]  # fmt: skip
+        assert entry["trigger"]["auroc"] == pytest.approx(sum(ordered) / len(ordered)), rule
+    entry = Comparison(questions, reference, resamples=100).figures(reference)
+    assert (entry["acc"], entry["acc_substring"]) == (pytest.approx(2 / 6), pytest.approx(4 / 6))
+
+
+def test_wrong_is_an_option_of_the_command(place, capsys):
+    results = place.compare("wrong=f1>=0.5")
+    assert results["wrong"] == "f1>=0.5" and results["options"]["oracle"]["wrong"] == "f1>=0.5"
+    assert results["methods"]["oracle"]["em"] == 1.0
+    assert "note: Answers are wrong by f1>=0.5 here" in capsys.readouterr().out
+    assert "call an answer wrong by f1&gt;=0.5" in (place.path / "out" / "report.html").read_text()
+    with pytest.raises(UserError, match=r"wrong=rouge is no figure to judge answers by: choose em, acc,"):
+        place.compare("wrong=rouge", out="other")
+
+
+def test_columns_that_say_nothing_new_are_not_shown(place, capsys):
+    results = place.compare("triggers=[never,always]")
+    shown, page = capsys.readouterr().out, (place.path / "out" / "report.html").read_text()
+    assert "ACC chars" not in shown and "kept" not in shown.partition("\nalways")[0].rpartition("EM 95%")[2]
+    assert "ACC, characters" not in page.partition("Differences between")[0] and "Kept" not in page
+    assert all(entry["acc_substring"] == entry["acc"] for entry in results["methods"].values())
+    results = place.compare("triggers=[never,entropy]", out="more")  # discards whole answers
+    shown, page = capsys.readouterr().out, (place.path / "more" / "report.html").read_text()
+    kept = results["methods"]["entropy"]
+    assert kept["kept_tokens"] < kept["tokens"] and " kept " in shown and "Kept" in page
+
+
+def test_the_exemplars_file_is_an_input_of_the_run(place):
+    (place.path / "shots.txt").write_text("Question: Where is town 7?\nAnswer: So the answer is Land7.\n")
+    given = ("triggers=[never]", "prompt.exemplars_file=shots.txt")
+    results = place.compare(*given)
+    first = results["config"]["inputs"]["shots.txt"]
+    assert first and place.models[-1].prompts[0].startswith("Question: Where is town 7?")
+    (place.path / "shots.txt").write_text("Question: Where is town 8?\nAnswer: So the answer is Land8.\n")
+    with pytest.raises(UserError, match="out"):  # another run than the one in the folder
+        place.compare(*given)
+    assert place.compare(*given, out="other")["config"]["inputs"]["shots.txt"] != first
+    made = len(place.models)
+    with pytest.raises(UserError, match=r"prompt\.exemplars_file=none\.txt is not a file"):
+        place.compare("triggers=[never]", "prompt.exemplars_file=none.txt", out="third")
+    assert len(place.models) == made and not (place.path / "third").exists()

@@ -564,3 +564,34 @@ def test_questions_with_unlike_budgets_left_are_written_together():
     assert [a.counters.tokens for a in answers] == [19, 18, 17, 16]
     assert [len(a.text.split()) for a in answers] == [10] * 4
     assert [a.text for q in QUESTIONS[:4] for a in answered([q])[0]] == [a.text for a in answers]
+
+
+def test_tokens_that_stay_and_alarms_are_counted():
+    rag, _, _ = make(Scripted([fires(position=17, tokens=(3,)), SILENT]))
+    answer = rag(QUESTIONS[1])
+    discarded = sum(len(r.text.split()) - len(r.accepted.split()) for r in answer.rounds)
+    assert answer.counters.kept_tokens == len(answer.text.split()) < answer.counters.tokens
+    assert answer.counters.tokens == answer.counters.kept_tokens + discarded
+    assert answer.counters.alarms == 1
+    # A whole answer is discarded with what was kept of it before.
+    rag, _, _ = make(Scripted([fires(position=17, tokens=(3,)), fires(), SILENT]))
+    answer = rag(QUESTIONS[1])
+    assert answer.counters.kept_tokens == len(answer.text.split()) and answer.counters.alarms == 2
+    # An alarm without a retrieval left is one too; whoever reads nothing raises none.
+    rag, _, _ = make(Scripted([fires()]), max_retrievals=1)
+    answer = rag(QUESTIONS[1])
+    assert (answer.retrievals, answer.counters.alarms) == (1, 2)
+    for trigger in (Never(), Always(), Random(rate=2)):
+        assert all(a.counters.alarms == 0 for a in make(trigger)[0].answer(QUESTIONS))
+    # A final answer that was asked for stays; the words that announce it are ours.
+    rag, _, _ = make(Never(), writes=lambda p: " Land1." if p.endswith("is") else " one two", answer_tokens=4)
+    answer = rag(QUESTIONS[1])
+    assert answer.counters.kept_tokens == answer.counters.tokens == 3 and answer.answer == "Land1"
+
+
+def test_strategyqa_is_answered_with_yes_or_no():
+    question = replace(QUESTIONS[0], dataset="strategyqa", answers=("yes",))
+    rag, _, _ = make(Oracle(), writes=lambda p: " It floats. So the answer is Yes, it could.")
+    answer = rag(question)
+    assert (answer.answer, answer.retrievals) == ("yes", 0) and "Yes, it could" in answer.text
+    assert rag(replace(question, dataset="")).answer == "Yes, it could"

@@ -221,3 +221,58 @@ def test_paired_differences_are_narrower_than_unpaired_ones() -> None:
     labels = (common + rng.standard_normal(300) > 0).astype(int)
     better = together.difference(common, rng.standard_normal(300), partial(m.auroc, labels))
     assert better.low > 0 and better.value > 0.1
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_p_values_are_those_of_the_resamples_counted_one_by_one(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    values = rng.integers(0, 2, 60) - rng.integers(0, 2, 60) * 0.6
+    groups = rng.integers(0, 25, 60)
+    resamples = 150
+    # The same draws, plainly: of each resample the members of as many groups as there are, drawn again.
+    draw = np.random.default_rng(3)
+    members = [np.flatnonzero(groups == group) for group in np.unique(groups)]
+    means = []
+    for _ in range(resamples):
+        chosen = draw.integers(len(members), size=len(members))
+        means.append(np.concatenate([values[members[i]] for i in chosen]).mean())
+    count = sum(abs(mean - values.mean()) >= abs(values.mean()) - 1e-9 for mean in means)
+    sample = m.Bootstrap(groups, resamples=resamples, seed=3).sample(values)
+    assert sample.p == pytest.approx((1 + count) / (1 + resamples))
+    assert sample.interval == m.Bootstrap(groups, resamples=resamples, seed=3).interval(values)
+
+
+def test_p_values_at_their_ends() -> None:
+    bootstrap = m.Bootstrap(np.arange(50), resamples=99)
+    same, apart = bootstrap.sample(np.zeros(50)), bootstrap.sample(np.ones(50))
+    assert (same.p, apart.p, apart.minus(apart).p) == (1.0, 0.01, 1.0)
+    one_class = bootstrap.sample(np.arange(50.0), partial(m.auroc, np.zeros(50)))
+    assert np.isnan(one_class.p) and one_class.interval.limits is None
+
+
+def test_p_values_of_nothing_are_below_their_level_as_often_as_it_says() -> None:
+    rng = np.random.default_rng(1)
+    found = [m.Bootstrap(np.arange(80), resamples=199).sample(rng.standard_normal(80)).p for _ in range(300)]
+    assert 0.02 <= np.mean(np.array(found) < 0.05) <= 0.1
+    moved = [m.Bootstrap(np.arange(80), resamples=199).sample(rng.normal(0.6, 1, 80)).p for _ in range(50)]
+    assert np.mean(np.array(moved) < 0.05) > 0.9
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.sampled_from([0.001, 0.004, 0.01, 0.02, 0.03, 0.2, 0.5, 1.0]), max_size=12))
+def test_holm_against_its_formula(p: list[float]) -> None:
+    """The formula of statsmodels' multipletests(method="holm"), and Holm's own step-down decision."""
+    found = m.holm(p)
+    order = sorted(range(len(p)), key=lambda i: p[i])
+    largest, expected = 0.0, [0.0] * len(p)
+    for rank, i in enumerate(order):
+        largest = max(largest, (len(p) - rank) * p[i])
+        expected[i] = min(1.0, largest)
+    assert found == pytest.approx(expected)
+    for level in (0.05, 0.1):
+        rejected: set[int] = set()
+        for rank, i in enumerate(order):
+            if p[i] * (len(p) - rank) >= level:
+                break
+            rejected.add(i)
+        assert {i for i, value in enumerate(found) if value < level} == rejected

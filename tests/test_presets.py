@@ -56,7 +56,7 @@ DEPTHS = {"probing_rag_gemma_2b": 18, "probing_rag_mistral_7b": 32, "radio_llama
 # DRAGIN by question set: generate length, tokens between two retrievals of FL-RAG.
 ORDER = {"2wiki": (64, 16), "hotpotqa": (100, 32), "iirc": (128, 32), "strategyqa": (100, 32)}
 # By model and question set: theta of arXiv's first version, of the conference version and of the files of
-# October 2025; top-n; FLARE's threshold.
+# October 2025; top-n, but for NEWER; FLARE's threshold.
 PUBLISHED = {
     "llama2_13b": [(0.9, 0.6, 0.8, 25, 0.08), (1.4, 1.2, 1.2, 35, 0.1),
                    (1.25, 1.25, 1.0, 25, 0.1), (1.0, 1.0, 1.3, 25, 0.06)],
@@ -65,6 +65,10 @@ PUBLISHED = {
     "vicuna_13b": [(1.2, 1.2, 1.2, 25, 0.1), (1.4, 1.2, 1.2, 35, 0.1),
                    (1.3, 1.3, 1.3, 35, 0.4), (1.5, 1.5, 1.5, 25, 0.1)],
 }  # fmt: skip
+
+
+#: Top-n by version where it is not that of the first.
+NEWER = {("llama2_7b", "2wiki"): {"conference": 25, "october_2025": 25}}
 
 
 def family(preset: str) -> dict[str, list[str]]:
@@ -166,7 +170,7 @@ def test_the_numbers_of_dragin_are_the_published_ones(model, data):
     length, fixed = ORDER[data]
     first, conference, october, top_n, flare = PUBLISHED[model][list(ORDER).index(data)]
     cfg, choices = composed("rag", f"dragin_{model}_{data}")
-    assert (choices["trigger"], choices["query"], choices["prompt"]) == ("rind", "qfs", "dragin")
+    assert (choices["trigger"], choices["query"], choices["prompt"]) == ("rind", "qfs", f"dragin_{data}")
     assert choices["questions"] == {"2wiki": "2wikimultihopqa"}.get(data, data)
     assert (
         cfg.model.name.rsplit("/")[-1]
@@ -175,14 +179,16 @@ def test_the_numbers_of_dragin_are_the_published_ones(model, data):
     )
     assert (cfg.max_new_tokens, cfg.k, cfg.max_retrievals) == (length, 3, length)
     assert build(cfg.trigger) == Rind(conference, "released")
-    assert build(cfg.query) == QFS("released", top_n)
+    newer = NEWER.get((model, data), {})
+    assert build(cfg.query) == QFS("released", newer.get("conference", top_n))
+    assert cfg.questions.get("spans") == ("any" if data == "iirc" else None)
     assert cfg.published.flare == {"threshold": flare, "beta": pytest.approx(1 - flare)}
     assert cfg.published.fixed_length == fixed
     cfg.published.version = "first"
     assert (build(cfg.trigger).threshold, build(cfg.query).top_n) == (first, top_n)
     cfg.published.version = "october_2025"
-    newer = 25 if (model, data) == ("llama2_7b", "2wiki") else top_n
-    assert (build(cfg.trigger).threshold, build(cfg.query).top_n) == (october, newer)
+    latest = newer.get("october_2025", top_n)
+    assert (build(cfg.trigger).threshold, build(cfg.query).top_n) == (october, latest)
 
 
 @pytest.mark.parametrize(("preset", "method"), combinations("rag"))
@@ -283,7 +289,7 @@ def test_another_choice_than_the_presets_comes_without_the_presets_options():
     assert cfg.trigger == cli.compose("rag", ["trigger=flare", "trigger.theta=0.3"]).trigger
     assert cfg.query == cli.compose("rag", ["query=last_tokens"]).query
     assert build(cfg.trigger).threshold == 0.7
-    assert (cfg.max_new_tokens, cfg.prompt.name) == (64, "dragin")  # the setting stays
+    assert (cfg.max_new_tokens, cfg.prompt.name) == (64, "dragin_2wiki")  # the setting stays
     # The same choice keeps them, with what was typed on top.
     cfg = cli.compose("rag", [preset, "trigger=rind", "query.top_n=7"])
     assert build(cfg.trigger) == Rind(1.0, "released") and build(cfg.query) == QFS("released", 7)
@@ -654,3 +660,36 @@ def test_probing_rags_examples_are_made_trained_on_and_used(place):
     assert (bank.combine, bank.spec.layers) == ("probabilities", (1, 2))
     results, _ = here.run("rag", preset, "probing_released", f"prober={prober}", "limit=3", length)
     assert results["n"] == 3 and list(results["methods"]) == ["probing"]
+
+
+def test_probing_rags_layers_are_the_codes_or_the_papers():
+    released, paper = (
+        composed("datagen", "probing_rag_gemma_2b", "method=probing_data", *more)[0].layers
+        for more in ((), ("published.version=paper",))
+    )
+    # Counted from 0: the code ends at 16, the paper's table at 14.
+    assert [k - 1 for k in released] == [6, 8, 10, 12, 14, 16]
+    assert [k - 1 for k in paper] == [6, 8, 10, 12, 14]
+
+
+def test_probing_rags_table_judges_answers_as_its_paper():
+    assert composed("compare", "probing_rag_gemma_2b", "method=probing_table")[0].wrong == "acc_substring"
+    for preset, method in (("dragin_llama2_7b_iirc", "dragin_table"), ("radio_llama2_7b", "radio_table")):
+        assert composed("compare", preset, f"method={method}")[0].wrong == "em"
+
+
+def test_a_model_that_the_numbers_are_not_for_is_told_once(place, capsys):
+    here = place("2wiki")
+    preset = "experiment=dragin_llama2_7b_2wiki"
+    for arguments, count in (
+        (["-m", "seed=0,1", *here.overrides], 1),
+        (["model=meta-llama/Llama-2-7b-chat-hf", "corpus=nowhere"], 0),
+        (["model=other", "corpus=nowhere"], 1),
+    ):
+        with pytest.raises(SystemExit):
+            cli.main("rag", [preset, "method=wo", "limit=1", "max_new_tokens=4", *arguments])
+        note = "note: experiment=dragin_llama2_7b_2wiki is published for meta-llama/Llama-2-7b-chat-hf: its"
+        assert capsys.readouterr().out.count(note) == count, arguments
+    with pytest.raises(SystemExit):
+        cli.main("rag", ["model=other", "corpus=nowhere"])
+    assert "is published for" not in capsys.readouterr().out

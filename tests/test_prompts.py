@@ -115,7 +115,51 @@ def test_probing_rags_form_is_read_as_it_is_written():
         assert extract_answer(exemplar, template("dragin").answer_cue)
 
 
-@pytest.mark.parametrize("name", ["testbed", "mind", "radio", "dragin", "probing_rag"])
+DRAGIN = {"dragin_2wiki": 6, "dragin_strategyqa": 6, "dragin_hotpotqa": 8, "dragin_iirc": 8}
+
+
+@pytest.mark.parametrize(("name", "count"), DRAGIN.items())
+def test_dragins_sets_have_as_many_exemplars_as_the_authors(name, count):
+    prompt, plain = template(name), template("dragin")
+    *shots, end = prompt.exemplars.split("\n\n")
+    assert prompt.exemplars.endswith(".\n\n") and end == "" and len(set(shots)) == count
+    answers = []
+    for shot in shots:
+        asked, answered = shot.split("\n")
+        assert asked.startswith("Question: ") and asked.endswith("?") and answered.startswith("Answer: ")
+        steps, cue, said = answered.removeprefix("Answer: ").rpartition(f" {prompt.answer_cue} ")
+        assert cue and steps.endswith(".") and ". " in steps  # more than one step
+        assert extract_answer(answered, prompt.answer_cue) == said.removesuffix(".")
+        answers.append(said.removesuffix("."))
+    verdicts = answers.count("yes") + answers.count("no")
+    if name == "dragin_strategyqa":
+        assert verdicts == count and answers.count("yes") == answers.count("no")
+    else:
+        assert 0 < verdicts < count / 2
+    # The request for steps stands before the question that is asked, and not before the exemplars.
+    asked = prompt.question("Who?", ["P."]).removeprefix(prompt.exemplars)
+    request = asked.removesuffix("Question: Who?\nAnswer:").partition(plain.task)[2]
+    assert bool(request) == (name in ("dragin_hotpotqa", "dragin_strategyqa")) == ("step" in asked)
+    assert not set(shots) & set(plain.exemplars.split("\n\n"))
+
+
+def test_exemplars_may_come_from_a_file_as_it_stands(tmp_path):
+    file = tmp_path / "shots.txt"
+    file.write_bytes("Question: Ünd {x}?\r\nAnswer: ${y} 1.\n\n".encode())
+    made = build(cli.compose("rag", ["prompt=dragin_iirc", f"prompt.exemplars_file={file}"]).prompt)
+    assert made.exemplars == "Question: Ünd {x}?\r\nAnswer: ${y} 1.\n\n" == made.prefix
+    assert made.question("Who?") == f"{made.exemplars}Question: Who?\nAnswer:"
+    # What is in it tells prompts apart, and not where it lies.
+    same = dataclasses.replace(template("dragin_iirc"), exemplars=made.exemplars)
+    assert made.fingerprint == same.fingerprint != template("dragin_iirc").fingerprint
+    assert dataclasses.replace(made, exemplars="").exemplars == ""
+    file.write_bytes(b"\xff\xfe")
+    for given, words in ((file, "is no text in UTF-8"), (tmp_path / "no.txt", "is not a file: give a text")):
+        with pytest.raises(UserError, match=words):
+            build(cli.compose("rag", [f"prompt.exemplars_file={given}"]).prompt)
+
+
+@pytest.mark.parametrize("name", ["testbed", "mind", "radio", "dragin", "probing_rag", *DRAGIN])
 def test_every_form_begins_with_its_prefix_and_shows_where_the_question_is(name):
     prompt = template(name)
     asked = prompt.question("Who was it?", ["A passage."], partial=" It was")

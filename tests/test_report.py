@@ -617,3 +617,23 @@ def test_numbers() -> None:
         "+0.5",
         "1,234",
     )
+
+
+def test_statements_are_repeated_for_all_pairs_where_their_p_values_are_known(tmp_path: Path) -> None:
+    results = sample_results()
+    assert "Of all pairs" not in render(results, sample_data(), tmp_path)[1].text
+    for entry in results["pairs"].values():
+        entry["em"] |= {"p": 0.001, "p_holm": 0.2}
+    results["pairs"]["entropy vs probing"]["auroc"] |= {"p": 0.001, "p_holm": 0.004}
+    pairs = len(results["pairs"])
+    sentence = summary_of(results, tmp_path).split("probing against entropy.")[1].split("Exact match")[0]
+    assert "entropy is above. Corrected for all 1 pairs (Holm), p = 0.004, it still is." in sentence
+    text = summary_of(results, tmp_path)
+    assert f"Corrected for all {pairs} pairs (Holm), its lead over" in text
+    page = render(results, sample_data(), tmp_path)[1].text
+    assert "Of all pairs" in page and "p = 0.200" in page
+    for entry in results["pairs"].values():
+        entry["em"]["p_holm"] = 0.01
+    assert f"Corrected for all {pairs} pairs (Holm), its lead over" not in summary_of(results, tmp_path)
+    results["pairs"]["entropy vs probing"]["auroc"]["p_holm"] = 0.3
+    assert "p = 0.300, not settled." in summary_of(results, tmp_path)

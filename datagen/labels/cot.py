@@ -6,9 +6,8 @@ states are those of the rationale and answer tokens; the prompt is left out.
 
 from __future__ import annotations
 
-import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
@@ -16,18 +15,17 @@ import numpy as np
 
 from probers.data.questions import QuestionSet
 from probers.engine.model import CausalLM
-from probers.evaluation.answers import accuracy_contains, exact_match, extract_answer, f1_score
+from probers.evaluation.answers import Rule, accuracy_contains, exact_match, f1_score, final_answer, right_by
 from probers.prompts import PromptTemplate, passages_that_fit
 from probers.store.store import FeatureStore
 from probers.types import Generation, Needs, Question, Retriever, UserError
 
 from .base import NO_ROOM, TOO_LONG, Examples, LabelBuilder, recorded
 
-LabelRule = Callable[[str, str, Sequence[str]], bool]
 Acc = Literal["tokens", "substring"]
 
 
-def parse_label(rule: str, acc: Acc = "tokens") -> LabelRule:
+def parse_label(rule: str, acc: Acc = "tokens") -> Rule:
     """The label rule: ``(text, answer, gold answers) -> right or wrong``.
 
     Args:
@@ -39,14 +37,9 @@ def parse_label(rule: str, acc: Acc = "tokens") -> LabelRule:
     """
     if acc not in get_args(Acc):
         raise UserError(f"acc={acc} is unknown: choose {' or '.join(get_args(Acc))}")
-    if rule == "em":
-        return lambda text, answer, gold: exact_match(answer, gold) == 1.0
-    if rule == "acc":
-        return lambda text, answer, gold: accuracy_contains(text, gold, mode=acc) == 1.0
-    bound = re.fullmatch(r"f1\s*>=\s*(0?\.\d+|1(?:\.0+)?|0)", rule)
-    if bound:
-        least = float(bound.group(1))
-        return lambda text, answer, gold: f1_score(answer, gold).f1 >= least
+    right = right_by("acc_substring" if (rule, acc) == ("acc", "substring") else rule)
+    if right is not None and rule != "acc_substring":
+        return right
     raise UserError(f"label={rule} is no label rule: choose em, acc or f1>=0.8 (any bound from 0 to 1)")
 
 
@@ -133,7 +126,7 @@ class CotBuilder(LabelBuilder):
         return examples
 
     def _row(self, question: Question, condition: str, generation: Generation) -> dict[str, Any]:
-        answer = extract_answer(generation.text, self.prompt.answer_cue)
+        answer = final_answer(generation.text, self.prompt.answer_cue, question.dataset)
         return {
             "id": f"{question.id}/{condition}",
             "group": question.group,

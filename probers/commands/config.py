@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 #: Groups whose choice a preset makes together with options of that very choice.
 _OF_A_CHOICE = ("trigger", "query")
+_MODEL = re.compile(r"^model:\n  name: (\S+)$", re.MULTILINE)
 _OVERRIDE = re.compile(r"^\s+- (?:override )?/(\w+): (\w+)", re.MULTILINE)
 
 
@@ -105,6 +106,18 @@ def check_preset(command: str, typed: Mapping[str, str]) -> None:
             f"{choose}"
         )
     raise UserError(f"method={method} needs numbers that experiment={preset} does not give: {choose}")
+
+
+def notes(overrides: Sequence[str], config: DictConfig) -> list[str]:
+    """What whoever typed this should know: that a preset's numbers were published for another model."""
+    preset = next((o.partition("=")[2] for o in overrides if o.lstrip("+").startswith("experiment=")), "null")
+    preset = preset.strip("'\"")
+    given = None if preset == "null" else _MODEL.search(text_of("experiment", preset))
+    if given is None or given[1] == config.model.name:
+        return []
+    return [
+        f"experiment={preset} is published for {given[1]}: its numbers are not model={config.model.name}'s"
+    ]
 
 
 def departures(typed: Mapping[str, str]) -> list[str]:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from ..files import digest
 from ..types import RunError, UserError
-from .config import compose, help_text, normalise, quote, request
+from .config import compose, help_text, normalise, notes, quote, request
 from .runs import taking_back
 
 if TYPE_CHECKING:
@@ -164,6 +164,10 @@ def _main(command: str, arguments: list[str]) -> int:
             print(OmegaConf.to_yaml(config, resolve=True), end="")
         return 0
     target = _load(command)
+    # The same of many jobs is told once.
+    told = [note for job, config in zip(jobs, configs, strict=True) for note in notes(job, config)]
+    for note in dict.fromkeys(told):
+        print(f"note: {note}")
     if len(jobs) > 1:
         return _run_all(command, target, jobs, configs)
     with taking_back():

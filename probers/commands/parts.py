@@ -111,6 +111,17 @@ def inputs(*sources: str) -> dict[str, str]:
     return found
 
 
+def prompt_files(cfg: DictConfig) -> tuple[str, ...]:
+    """The files that ``cfg.prompt`` reads.
+
+    Raises:
+        UserError: one that is not there or cannot be read.
+    """
+    build(cfg.prompt)
+    file = cfg.prompt.get("exemplars_file")
+    return () if file is None else (str(file),)
+
+
 def plain(cfg: DictConfig) -> dict[str, Any]:
     """The resolved configuration as plain containers."""
     found = OmegaConf.to_container(cfg, resolve=True)

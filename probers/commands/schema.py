@@ -243,6 +243,7 @@ class Compare(_Answering):
     methods: Mapping[str, Mapping[str, Any]]
     queries: list[Name | Mapping[str, Any]] | None
     match: Name | None
+    wrong: Name
     sweep: Natural
     token_prober: Name | None
     classifier: Name | None

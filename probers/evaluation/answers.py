@@ -2,8 +2,9 @@
 
 Normalisation follows SQuAD's (Rajpurkar et al., EMNLP 2016): lower case, no ASCII
 punctuation, no English articles, single spaces. Every score is the maximum over the
-accepted answers. EM and F1 are those of SQuAD's evaluation script, but for the rule on
-yes, no and noanswer, which is that of HotpotQA's (Yang et al., EMNLP 2018).
+accepted answers; precision and recall are those of the answer with the highest F1. EM and
+F1 are those of SQuAD's evaluation script, but for the rule on yes, no and noanswer, which is
+that of HotpotQA's (Yang et al., EMNLP 2018).
 """
 
 from __future__ import annotations
@@ -11,13 +12,20 @@ from __future__ import annotations
 import re
 import string
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 #: Answers that have no partial credit: "no" shares no meaning with "no evidence".
 _VERDICTS = frozenset({"yes", "no", "noanswer"})
+#: Question sets all of whose answers are yes or no.
+_YES_OR_NO = frozenset({"strategyqa"})
+
+#: Whether an answer is right: ``(whole text, final answer, gold answers) -> bool``.
+Rule = Callable[[str, str, Sequence[str]], bool]
+#: What :func:`right_by` knows, in words.
+RULES = "em, acc, acc_substring or f1>=0.8 (any bound from 0 to 1)"
 
 
 class F1(NamedTuple):
@@ -50,6 +58,16 @@ def f1_score(prediction: str, answers: Sequence[str]) -> F1:
     return max((_f1(normalize_answer(prediction), normalize_answer(a)) for a in answers), default=F1(0, 0, 0))
 
 
+def precision_recall_max(prediction: str, answers: Sequence[str]) -> tuple[float, float]:
+    """Token precision and token recall, each its own maximum over the answers.
+
+    So DRAGIN's released code counts (Su et al., ACL 2024). With several answers the two may be
+    of different ones; those of :func:`f1_score` are of one.
+    """
+    scores = [_f1(normalize_answer(prediction), normalize_answer(a)) for a in answers]
+    return max((s.precision for s in scores), default=0.0), max((s.recall for s in scores), default=0.0)
+
+
 def _f1(prediction: str, answer: str) -> F1:
     if prediction == answer:
         return F1(1.0, 1.0, 1.0)
@@ -80,6 +98,43 @@ def accuracy_contains(
     haystack = pad + normalize_answer(text) + pad
     needles = (normalize_answer(a) for a in answers)
     return float(any(n and pad + n + pad in haystack for n in needles))
+
+
+def right_by_em(text: str, answer: str, gold: Sequence[str]) -> bool:
+    """Whether the final answer is right by exact match, whatever the text; the rule without a choice."""
+    return exact_match(answer, gold) == 1.0
+
+
+def right_by(rule: str) -> Rule | None:
+    """The rule of this name, None where there is none.
+
+    Args:
+        rule: "em"; "acc" or "acc_substring", a gold answer stands in the text at token boundaries or
+            anywhere; "f1>=x" with x from 0 to 1.
+    """
+    if rule == "em":
+        return right_by_em
+    if rule == "acc":
+        return lambda text, answer, gold: accuracy_contains(text, gold) == 1.0
+    if rule == "acc_substring":
+        return lambda text, answer, gold: accuracy_contains(text, gold, mode="substring") == 1.0
+    bound = re.fullmatch(r"f1\s*>=\s*(0?\.\d+|1(?:\.0+)?|0)", rule)
+    if bound is None:
+        return None
+    least = float(bound.group(1))
+    return lambda text, answer, gold: f1_score(answer, gold).f1 >= least
+
+
+def final_answer(text: str, cue: str, dataset: str = "") -> str:
+    """The final answer to a question of a set: :func:`extract_answer`, and for StrategyQA yes or no.
+
+    As DRAGIN's released code reads StrategyQA (Su et al., ACL 2024), an answer that begins with "yes"
+    is yes, and any other is no. One that was not given stays "".
+    """
+    answer = extract_answer(text, cue)
+    if dataset not in _YES_OR_NO or not answer:
+        return answer
+    return "yes" if answer.lower().startswith("yes") else "no"
 
 
 def extract_answer(text: str, cue: str) -> str:

@@ -1,8 +1,9 @@
-"""Bootstrap intervals for any metric that takes example weights.
+"""Bootstrap intervals and p-values for any metric that takes example weights.
 
 Examples of one group (two answers to one question, questions about one entity) are
 not independent, so whole groups are drawn with replacement. A resample is a column
-of integer weights, and a metric of all resamples is computed at once.
+of integer weights, and a metric of all resamples is computed at once. The p-values come
+from the same resamples as the intervals; many of them at once are corrected by Holm's method.
 """
 
 from __future__ import annotations
@@ -30,6 +31,10 @@ _OF_SEVERAL = 1 << 17  # half a megabyte, so that a pass over them stays in cach
 _LEAST = 32  # columns, so that numpy's inner loops stay long
 
 
+# A figure of a resample that is this close to another is the same one, but for rounding.
+_SAME = 1e-9
+
+
 class Interval(NamedTuple):
     """A figure with its confidence limits; NaN where the figure is undefined."""
 
@@ -41,6 +46,59 @@ class Interval(NamedTuple):
     def limits(self) -> list[float] | None:
         """Both limits; None where they are undefined."""
         return None if np.isnan(self.low) else [self.low, self.high]
+
+
+class Sample(NamedTuple):
+    """A figure and its values in the resamples (r,); NaN in those that leave it undefined."""
+
+    value: float
+    drawn: np.ndarray
+
+    def minus(self, other: Sample) -> Sample:
+        """The difference of two figures of the same resamples."""
+        return Sample(self.value - other.value, self.drawn - other.drawn)
+
+    @property
+    def interval(self) -> Interval:
+        """The figure with the 95% limits of its resamples."""
+        found = self._found
+        if np.isnan(self.value) or not found.size:
+            return Interval(self.value, float("nan"), float("nan"))
+        low, high = np.quantile(found, _TAILS)
+        return Interval(self.value, float(low), float(high))
+
+    @property
+    def p(self) -> float:
+        """Two-sided p-value of "the figure is 0"; NaN where the figure is undefined.
+
+        (1 + count) / (1 + resamples), where those resamples count that lie at least as far from the
+        figure as 0 does (Davison and Hinkley 1997, section 4.4).
+        """
+        found = self._found
+        if np.isnan(self.value) or not found.size:
+            return float("nan")
+        as_far = np.abs(found - self.value) >= abs(self.value) - _SAME
+        return float((1 + as_far.sum()) / (1 + found.size))
+
+    @property
+    def _found(self) -> np.ndarray:
+        """The resamples that did not leave one class only."""
+        return self.drawn[~np.isnan(self.drawn)]
+
+
+def holm(p: Sequence[float]) -> list[float]:
+    """P-values of one family, adjusted by Holm (1979).
+
+    Whoever believes those below .05 errs once or more in at most 5% of all families.
+
+    The k-th smallest of m is multiplied by m - k + 1; none gets less than a smaller one, or more than 1.
+    """
+    values = np.asarray(p, dtype=np.float64)
+    order = np.argsort(values, kind="stable")
+    left = np.arange(len(values), 0, -1)
+    adjusted = np.empty(len(values))
+    adjusted[order] = np.minimum(1.0, np.maximum.accumulate(values[order] * left))
+    return [float(value) for value in adjusted]
 
 
 def mean(values: np.ndarray, weights: np.ndarray | None = None) -> Any:
@@ -71,17 +129,21 @@ class Bootstrap:
 
     def interval(self, values: np.ndarray, metric: Metric = mean) -> Interval:
         """The metric of ``values`` (n,) and its interval."""
+        return self.sample(values, metric).interval
+
+    def sample(self, values: np.ndarray, metric: Metric = mean) -> Sample:
+        """The metric of ``values`` (n,), and that of every resample."""
         values = self._checked(values)
         return self._of_one(lambda w: metric(values, w))
 
     def difference(self, a: np.ndarray, b: np.ndarray, metric: Metric = mean) -> Interval:
         """metric(a) - metric(b) on the same examples, every resample paired."""
         a, b = self._checked(a), self._checked(b)
-        return self._of_one(lambda w: metric(a, w) - metric(b, w))
+        return self._of_one(lambda w: metric(a, w) - metric(b, w)).interval
 
-    def _of_one(self, figure: Callable[[np.ndarray], Any]) -> Interval:
+    def _of_one(self, figure: Callable[[np.ndarray], Any]) -> Sample:
         value = float(figure(np.ones(len(self._index))))
-        return self.interval_of(value, np.concatenate([figure(w) for w in self._weights(_OF_ONE)]))
+        return Sample(value, np.concatenate([figure(w) for w in self._weights(_OF_ONE)]))
 
     def intervals(self, values: np.ndarray, figures: Figures) -> list[Interval]:
         """Every one of several figures of ``values`` (n,), computed at once, with its interval."""
@@ -103,11 +165,7 @@ class Bootstrap:
 
     def interval_of(self, value: float, drawn: np.ndarray) -> Interval:
         """A figure and its values in the resamples (resamples,) as an interval."""
-        found = drawn[~np.isnan(drawn)]  # resamples that left one class only
-        if np.isnan(value) or not found.size:
-            return Interval(value, float("nan"), float("nan"))
-        low, high = np.quantile(found, _TAILS)
-        return Interval(value, float(low), float(high))
+        return Sample(value, drawn).interval
 
     def _checked(self, values: np.ndarray) -> np.ndarray:
         values = np.asarray(values, dtype=np.float64)

@@ -13,13 +13,21 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..types import RunError
-from .answers import F1, accuracy_contains, exact_match, extract_answer, f1_score, normalize_answer
-from .bootstrap import Bootstrap, Interval, mean
+from .answers import (
+    F1,
+    accuracy_contains,
+    exact_match,
+    extract_answer,
+    f1_score,
+    normalize_answer,
+    precision_recall_max,
+)
+from .bootstrap import Bootstrap, Interval, Sample, holm, mean
 
 __all__ = [
-    "F1", "Bootstrap", "Interval", "Ranking", "accuracy", "accuracy_contains", "auprc", "auroc",
-    "balanced_accuracy", "brier", "ece", "exact_match", "extract_answer", "f1_detection", "f1_score", "mean",
-    "normalize_answer", "prr", "ranking", "recall_at_fpr", "risk_coverage",
+    "F1", "Bootstrap", "Interval", "Ranking", "Sample", "accuracy", "accuracy_contains", "auprc", "auroc",
+    "balanced_accuracy", "brier", "ece", "exact_match", "extract_answer", "f1_detection", "f1_score", "holm",
+    "mean", "normalize_answer", "precision_recall_max", "prr", "ranking", "recall_at_fpr", "risk_coverage",
 ]  # fmt: skip
 
 

@@ -21,7 +21,7 @@ from ..loop import RAG
 from ..queries.last_tokens import LastTokensQuery
 from ..triggers.base import name_of
 from .methods import Method, MethodRun
-from .outcomes import Comparison, Outcomes
+from .outcomes import Comparison, Outcomes, correct
 from .trajectories import FIGURES, RetrievalTrajectory, record_once, together
 
 
@@ -88,6 +88,7 @@ def at_random(
     Random retrieval judges whole answers, and a query that was made for the middle of one, such
     as the last sentence, is poor there. So methods that fire within an answer, or before it, are
     under ``common`` also set against random retrieval with the query of those that judge whole ones.
+    Those differences that are told of each method are one family for Holm's correction.
     """
 
     def against(entry: QueryTrajectory, run: Outcomes) -> dict[str, Any]:
@@ -101,6 +102,9 @@ def at_random(
             found[name] = against(entry, runs[name])
             if common is not None and not entry.trajectory.triggers:
                 found[name]["common"] = against(common, runs[name])
+    told = [entry.get("common", entry) for entry in found.values()]
+    for figure in FIGURES:
+        correct([entry[figure] for entry in told])
     return found
 
 

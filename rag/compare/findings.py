@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from probers.evaluation.metrics import auroc, exact_match
 from probers.files import canonical_json, write_text
 from probers.types import Passage, Round
 
-from ..report import write_report
+from ..report import LEVEL, write_report
 from ..triggers.base import name_of
 from .curves import QueryTrajectory, at_random, replays
 from .methods import MethodRun
@@ -58,7 +59,7 @@ def write(folder: RunFolder, cfg: DictConfig, found: Findings, *, tuned: bool) -
         tuned: thresholds were chosen on questions of another split.
     """
     comparison = Comparison(
-        found.reference.questions, found.reference, resamples=cfg.resamples, seed=cfg.seed
+        found.reference.questions, found.reference, wrong=cfg.wrong, resamples=cfg.resamples, seed=cfg.seed
     )
     results = _results(folder.config, found, comparison)
     data = _page(cfg, results, found, comparison.wrong)
@@ -83,17 +84,15 @@ def write(folder: RunFolder, cfg: DictConfig, found: Findings, *, tuned: bool) -
 
 def _results(config: Mapping[str, Any], found: Findings, comparison: Comparison) -> dict[str, Any]:
     """The contents of results.json."""
-    runs, names = found.runs, list(found.runs)
+    runs = found.runs
     return {
         "schema": 1,
         "config": dict(config),
         "n": len(found.reference.questions),
+        "wrong": comparison.rule,
+        "bootstrap": comparison.unit,
         "methods": {name: comparison.figures(run) for name, run in runs.items()},
-        "pairs": {
-            f"{later} vs {earlier}": comparison.pair(runs[later], runs[earlier])
-            for i, later in enumerate(names)
-            for earlier in names[:i]
-        },
+        "pairs": comparison.pairs(runs),
         "random_at_budget": at_random(found.recorded, runs, comparison),
         "queries": {name: name_of(run.method.query) for name, run in runs.items()},
         "options": {name: run.method.trigger.record for name, run in runs.items()},
@@ -119,7 +118,7 @@ def _page(
         "corpus": cfg.corpus,
         "n": results["n"],
         "flags": _flags(runs),
-        "notes": _notes(found, wrong),
+        "notes": _notes(cfg, found, wrong),
         "examples": examples(runs, found.corpus, count=cfg.examples, seed=cfg.seed),
         "replay": replays(found.recorded),
         "reruns": found.reruns,
@@ -158,13 +157,21 @@ def _flags(runs: Mapping[str, MethodRun]) -> dict[str, str]:
     return found
 
 
-def _notes(found: Findings, wrong: np.ndarray | None) -> list[str]:
+def _notes(cfg: DictConfig, found: Findings, wrong: np.ndarray | None) -> list[str]:
     notes, questions = list(found.notes), found.reference.questions
     if wrong is not None and len(set(wrong)) == 1:
         which = "wrong" if wrong[0] else "right"
         notes.append(
             f"Every closed-book answer is {which}, so that there is nothing for a trigger to tell apart: its "
             "AUPRC and ECE here say nothing of it."
+        )
+    if cfg.wrong != "em":
+        notes.append(f"Answers are wrong by {cfg.wrong} here: for thresholds, AUROC and consistency.")
+    pairs = len(found.runs) * (len(found.runs) - 1) // 2
+    if pairs > LEVEL * (1 + cfg.resamples):
+        notes.append(
+            f"resamples={cfg.resamples} are too few to settle any of {pairs} pairs when all are looked at: "
+            f"give {math.ceil(pairs / LEVEL)} or more."
         )
     missing = sum(not q.answers for q in questions)
     if missing:

@@ -10,26 +10,29 @@ from typing import Any
 
 import numpy as np
 
-from probers.evaluation.metrics import (
-    Bootstrap,
-    Interval,
-    Ranking,
+from probers.evaluation.answers import (
+    RULES,
     accuracy_contains,
-    auroc,
-    ece,
     exact_match,
     f1_score,
-    mean,
-    ranking,
+    precision_recall_max,
+    right_by,
 )
-from probers.types import Decision, Question
+from probers.evaluation.bootstrap import Bootstrap, Interval, Sample, holm, mean
+from probers.evaluation.metrics import Ranking, auroc, ece, ranking
+from probers.types import Decision, Question, UserError
 
 from ..traces import Answer
 
-#: Figures of an answer that need a gold answer.
-OUTCOMES = ("em", "f1", "precision", "recall", "acc")
-#: Counters averaged over all questions.
-COSTS = ("retrievals", "generations", "tokens", "sentences", "seconds")
+#: Figures of an answer that need a gold answer. Of several gold answers ``precision`` and ``recall`` are
+#: those of the one with the highest F1; ``precision_max`` and ``recall_max`` are each the highest of any,
+#: as DRAGIN's released code counts them. ``acc`` asks for whole words, ``acc_substring`` for characters,
+#: as the released code of Probing-RAG does.
+OUTCOMES = ("em", "f1", "precision", "recall", "precision_max", "recall_max", "acc", "acc_substring")
+#: Those of which two methods' difference is taken.
+_COMPARED = ("em", "f1", "acc", "acc_substring")
+#: Counters averaged over all questions. ``alarms`` are RaDIO's Hc, ``kept_tokens`` those of the final text.
+COSTS = ("retrievals", "generations", "alarms", "tokens", "kept_tokens", "sentences", "seconds")
 #: Figures against the closed-book answers. ``consistency``: of the questions right there the share
 #: still right; ``agreement``: of all the share right on both sides or wrong on both, which is how
 #: the released code of Probing-RAG counts consistency.
@@ -60,10 +63,26 @@ class Outcomes:
         rows = []
         for i in self.scored:
             answer, gold = self.answers[i], self.questions[i].answers
-            rows.append((exact_match(answer.answer, gold), *f1_score(answer.answer, gold),
-                         accuracy_contains(answer.text, gold)))  # fmt: skip
+            rows.append((
+                exact_match(answer.answer, gold),
+                *f1_score(answer.answer, gold),
+                *precision_recall_max(answer.answer, gold),
+                accuracy_contains(answer.text, gold),
+                accuracy_contains(answer.text, gold, mode="substring"),
+            ))  # fmt: skip
         columns = np.array(rows, dtype=float).reshape(-1, len(OUTCOMES)).T
         return dict(zip(OUTCOMES, columns, strict=True))
+
+    def right(self, rule: str) -> np.ndarray:
+        """Whether the answers to the questions with gold answers are right by a rule, 0 or 1.
+
+        Raises:
+            UserError: no such rule.
+        """
+        if (right := right_by(rule)) is None:
+            raise UserError(f"wrong={rule} is no figure to judge answers by: choose {RULES}")
+        pairs = [(self.answers[i], self.questions[i].answers) for i in self.scored]
+        return np.array([right(answer.text, answer.answer, gold) for answer, gold in pairs], dtype=float)
 
     def cost(self, name: str) -> np.ndarray:
         """One of :data:`COSTS` for every question."""
@@ -98,6 +117,8 @@ class Comparison:
         questions: the common questions.
         reference: the closed-book run, whose wrong answers the triggers should find;
             None leaves out what depends on it.
+        wrong: by which figure an answer counts as wrong, for triggers and consistency
+            (:func:`probers.evaluation.answers.right_by`).
         resamples: of the bootstrap, by groups of questions.
         seed: of the bootstrap.
     """
@@ -107,14 +128,21 @@ class Comparison:
         questions: Sequence[Question],
         reference: Outcomes | None,
         *,
+        wrong: str = "em",
         resamples: int = 1000,
         seed: int = 0,
     ) -> None:
         groups = [q.group or q.id for q in questions]
         answered = [g for g, q in zip(groups, questions, strict=True) if q.answers]
+        self.rule = wrong
+        self.unit = {
+            "unit": "question" if len(set(groups)) == len(groups) else "group",
+            "units": len(set(groups)),
+            "resamples": resamples,
+        }
         self._all = Bootstrap(np.array(groups), resamples=resamples, seed=seed)
         self._scored = Bootstrap(np.array(answered), resamples=resamples, seed=seed) if answered else None
-        self.right = None if reference is None or not answered else reference.table["em"]
+        self.right = None if reference is None or not answered else reference.right(wrong)
 
     @property
     def wrong(self) -> np.ndarray | None:
@@ -127,8 +155,9 @@ class Comparison:
         if self._scored is not None:
             found |= {name: self._scored.interval(run.table[name]) for name in OUTCOMES}
             if self.right is not None:
-                found["consistency"] = self._scored.interval(run.table["em"], partial(_share_of, self.right))
-                found["agreement"] = self._scored.interval((run.table["em"] == self.right).astype(float))
+                right = run.right(self.rule)
+                found["consistency"] = self._scored.interval(right, partial(_share_of, self.right))
+                found["agreement"] = self._scored.interval((right == self.right).astype(float))
                 found |= self._trigger(run, self._scored)
         retrievals = run.cost("retrievals")
         entry: dict[str, Any] = {name: _value(found.get(name)) for name in (*OUTCOMES, *COSTS, *_AGAINST)}
@@ -152,18 +181,38 @@ class Comparison:
             found["trigger.ece"] = bootstrap.interval(run.probabilities[run.scored], partial(ece, self.wrong))
         return found
 
-    def pair(self, a: Outcomes, b: Outcomes) -> dict[str, Any]:
-        """``a`` minus ``b`` with paired intervals, for results.json."""
-        found = {"retrievals": self._all.difference(a.cost("retrievals"), b.cost("retrievals"))}
+    def pairs(self, runs: Mapping[str, Outcomes]) -> dict[str, dict[str, Any]]:
+        """Each method minus each earlier one with paired intervals and p-values, for results.json.
+
+        Of each figure the pairs are one family for Holm's correction.
+        """
+        names = list(runs)
+        samples = {name: self._samples(run) for name, run in runs.items()}
+        found: dict[str, dict[str, Any]] = {}
+        for i, later in enumerate(names):
+            for earlier in names[:i]:
+                one, other = samples[later], samples[earlier]
+                tested = {
+                    figure: _tested(one[figure].minus(other[figure])) for figure in one if figure in other
+                }
+                known = {figure: entry for figure, entry in tested.items() if entry["diff"] is not None}
+                found[f"{later} vs {earlier}"] = known
+        for figure in {figure for entry in found.values() for figure in entry}:
+            correct([entry[figure] for entry in found.values() if figure in entry])
+        return found
+
+    def _samples(self, run: Outcomes) -> dict[str, Sample]:
+        """The figures that methods are compared in, with their resamples."""
+        found = {"retrievals": self._all.sample(run.cost("retrievals"))}
         if self._scored is not None:
-            found |= {n: self._scored.difference(a.table[n], b.table[n]) for n in ("em", "f1", "acc")}
-            if self.wrong is not None and a.scores is not None and b.scores is not None:
-                scores = a.scores[a.scored], b.scores[b.scored]
-                found["trigger.auroc"] = self._scored.difference(*scores, partial(auroc, self.wrong))
-        return {name: _difference(i) for name, i in found.items() if not math.isnan(i.value)}
+            found |= {name: self._scored.sample(run.table[name]) for name in _COMPARED}
+            if self.wrong is not None and run.scores is not None:
+                scores = run.scores[run.scored]
+                found["trigger.auroc"] = self._scored.sample(scores, partial(auroc, self.wrong))
+        return found
 
     def against_random(self, run: Outcomes, expected: Mapping[str, np.ndarray]) -> dict[str, Any]:
-        """A method minus random retrieval at its budget, with paired intervals, for results.json.
+        """A method minus random retrieval at its budget, paired, for results.json.
 
         Args:
             run: the method.
@@ -173,8 +222,8 @@ class Comparison:
         assert self._scored is not None
         found: dict[str, Any] = {"retrievals": float(expected["retrievals"].mean())}
         for name in ("em", "f1", "acc"):
-            interval = self._scored.difference(run.table[name], expected[name])
-            found[name] = {"value": float(expected[name].mean())} | _difference(interval)
+            sample = self._scored.sample(run.table[name]).minus(self._scored.sample(expected[name]))
+            found[name] = {"value": float(expected[name].mean())} | _tested(sample)
         return found
 
 
@@ -189,8 +238,16 @@ def _value(interval: Interval | None) -> float | None:
     return None if interval is None or math.isnan(interval.value) else float(interval.value)
 
 
-def _difference(interval: Interval) -> dict[str, Any]:
-    return {"diff": _value(interval), "ci95": interval.limits}
+def _tested(difference: Sample) -> dict[str, Any]:
+    interval, p = difference.interval, difference.p
+    return {"diff": _value(interval), "ci95": interval.limits, "p": None if math.isnan(p) else p}
+
+
+def correct(family: Sequence[dict[str, Any]]) -> None:
+    """Add to each of some differences, told at once, its p-value by Holm's correction for all of them."""
+    known = [entry for entry in family if entry["p"] is not None]
+    for entry, p in zip(known, holm([entry["p"] for entry in known]), strict=True):
+        entry["p_holm"] = p
 
 
 def table_lines(
@@ -202,11 +259,18 @@ def table_lines(
         methods: the entries of results.json.
         at_random: ``random_at_budget`` of results.json; the difference in EM is a column then.
     """
-    columns = (
-        ("EM", "em", 3), ("F1", "f1", 3), ("ACC", "acc", 3), ("retrievals", "retrievals", 2),
-        ("generations", "generations", 2), ("tokens", "tokens", 1), ("s/question", "seconds", 3),
-        ("consistency", "consistency", 3), ("agreement", "agreement", 3), ("AUROC", "trigger.auroc", 3),
-    )  # fmt: skip
+    beside = {"acc_substring": "acc", "kept_tokens": "tokens"}  # shown where they are not the same
+    columns = [
+        ("EM", "em", 3), ("F1", "f1", 3), ("ACC", "acc", 3), ("ACC chars", "acc_substring", 3),
+        ("retrievals", "retrievals", 2), ("generations", "generations", 2), ("tokens", "tokens", 1),
+        ("kept", "kept_tokens", 1), ("s/question", "seconds", 3), ("consistency", "consistency", 3),
+        ("agreement", "agreement", 3), ("AUROC", "trigger.auroc", 3),
+    ]  # fmt: skip
+    columns = [
+        column
+        for column in columns
+        if column[1] not in beside or any(e[column[1]] != e[beside[column[1]]] for e in methods.values())
+    ]
     width = max([len(name) for name in methods] + [6])
     heads = [f"{'EM 95%':>13}", *(f"{title:>{max(6, len(title))}}" for title, *_ in columns)]
     heads += [f"{'EM vs random':>23}"] if at_random else []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -10,11 +10,11 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from probers.commands.parts import build, inputs, load_model, load_passages, record_of
+from probers.commands.parts import build, inputs, load_model, load_passages, prompt_files, record_of
 from probers.commands.runs import RunFolder
 from probers.data.questions import EmptySplitError, QuestionSet, QuestionSource, open_questions
-from probers.data.splits import Unfit
-from probers.types import Needs, Question
+from probers.evaluation.answers import RULES, Rule, right_by
+from probers.types import Needs, Question, UserError
 
 from ..build import find_prober, loop_options
 from ..contamination import Contamination
@@ -34,6 +34,9 @@ def run(cfg: DictConfig) -> Path:
     """
     from probers.bank.bank import ProbeBank
 
+    right = right_by(cfg.wrong)
+    if right is None:
+        raise UserError(f"wrong={cfg.wrong} is no figure to judge answers by: choose {RULES}")
     asked = build(cfg.questions)
     corpus = load_passages(cfg)
     notes = complete(cfg)
@@ -54,7 +57,8 @@ def run(cfg: DictConfig) -> Path:
     notes = [*contamination.notes(questions), *found.notes, *notes]
     for method in methods:
         method.trigger.check_questions(questions)
-    config = record_of(cfg) | {"inputs": inputs(*asked.files, cfg.corpus, *read), "asked": found.record}
+    files = inputs(*asked.files, cfg.corpus, *prompt_files(cfg), *read)
+    config = record_of(cfg) | {"inputs": files, "asked": found.record}
     folder = RunFolder(Path(cfg.out), "compare", config)
     if not folder.begin(what="comparison"):
         return folder.path
@@ -74,7 +78,14 @@ def run(cfg: DictConfig) -> Path:
         method.loop(rag)
     if split != "test":
         notes.append(f"There are no test questions: these are of the {split} split.")
-    tuned = _tune(cfg, rag, methods, folder.path, notes, split=others, unfit=contamination.not_tuned_on)
+
+    def others_asked() -> list[Question]:
+        unfit = contamination.not_tuned_on
+        return open_questions(
+            asked, limit=cfg.validation, split=others, unfit=unfit, **_reading(cfg)
+        ).questions
+
+    tuned = _tune(others_asked, rag, methods, folder.path, notes, split=others, right=right)
     recorded = _recorded_once(methods)
     reference = _closed_book(replace(rag, also=recorded), methods, questions, folder.path, notes)
     # Attention is large and read in the middle of answers, which methods hardly ever share.
@@ -114,8 +125,8 @@ def _reading(cfg: DictConfig) -> dict[str, Any]:
 
 
 def _tune(
-    cfg: DictConfig, rag: SharedRAG, methods: Sequence[Method], out: Path, notes: list[str], *,
-    split: str, unfit: Unfit,
+    asked: Callable[[], list[Question]], rag: SharedRAG, methods: Sequence[Method], out: Path,
+    notes: list[str], *, split: str, right: Rule,
 ) -> dict[str, Tuned]:  # fmt: skip
     """Thresholds and calibration from questions of another split, for the triggers that bring none."""
     triggers = {m.name: m.trigger for m in methods if m.tunable or m.calibrated}
@@ -123,12 +134,10 @@ def _tune(
     if not triggers:
         return {}
     try:
-        questions = open_questions(
-            build(cfg.questions), limit=cfg.validation, split=split, unfit=unfit, **_reading(cfg)
-        ).questions
+        questions = asked()
     except EmptySplitError:  # a file that says of every question that it is of the test split
         questions = []
-    tuned = tune_once(out / "thresholds.json", rag, triggers, questions)
+    tuned = tune_once(out / "thresholds.json", rag, triggers, questions, right)
     if tuned and tunable:
         chosen = ", ".join(f"{name} {tuned[name].threshold:.3g}" for name in tunable)
         print(f"thresholds chosen on {len(questions)} {split} questions: {chosen}")

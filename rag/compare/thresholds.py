@@ -15,6 +15,7 @@ import numpy as np
 from probers.bank.calibration import Platt, fit_platt
 from probers.bank.thresholds import ThresholdRule
 from probers.checksums import made_once
+from probers.evaluation.answers import Rule, right_by_em
 from probers.types import Question
 
 from ..loop import RAG
@@ -30,23 +31,26 @@ class Tuned(Platt):
 
 
 def tune_once(
-    file: Path, rag: RAG, triggers: Mapping[str, Trigger], questions: Sequence[Question]
+    file: Path, rag: RAG, triggers: Mapping[str, Trigger], questions: Sequence[Question], right: Rule
 ) -> dict[str, Tuned]:
     """What :func:`tune` gives, kept in ``file`` so that a resumed run goes on with the same thresholds."""
 
     def tuned() -> dict[str, dict[str, float]]:
-        return {name: asdict(entry) for name, entry in tune(rag, triggers, questions).items()}
+        return {name: asdict(entry) for name, entry in tune(rag, triggers, questions, right).items()}
 
     return {name: Tuned(**entry) for name, entry in made_once(file, tuned).items()}
 
 
-def tune(rag: RAG, triggers: Mapping[str, Trigger], questions: Sequence[Question]) -> dict[str, Tuned]:
+def tune(
+    rag: RAG, triggers: Mapping[str, Trigger], questions: Sequence[Question], right: Rule = right_by_em
+) -> dict[str, Tuned]:
     """Threshold and calibration of every trigger, from the closed-book answers to the questions.
 
     Args:
         rag: a loop whose model, prompt and limits are used; its trigger is not.
         triggers: by name of the method.
         questions: validation questions; those without gold answers are left out.
+        right: whether an answer to one is.
 
     Returns:
         By name; empty when the questions do not have both right and wrong answers.
@@ -56,7 +60,9 @@ def tune(rag: RAG, triggers: Mapping[str, Trigger], questions: Sequence[Question
     tuned: dict[str, Tuned] = {}
     for group in together(triggers):
         found = record(closed_book, group, answered, progress="thresholds")
-        wrong = 1.0 - found.granted(0)["em"]
+        first = [steps[0] for steps in found.steps]
+        judged = [right(s.text, s.answer, q.answers) for s, q in zip(first, answered, strict=True)]
+        wrong = 1.0 - np.array(judged, dtype=float)
         if len(set(wrong)) < 2:
             return {}
         tuned |= {name: _tuned(wrong, found.scores(name)[:, 0]) for name in group}

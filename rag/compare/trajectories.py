@@ -208,11 +208,10 @@ class _Recorder(Trigger):
     def decide(self, generations: Sequence[Generation], states: Sequence[State]) -> list[Decision]:
         asked = {name: decide(trigger, generations, states) for name, trigger in self.triggers.items()}
         for i, (generation, state) in enumerate(zip(generations, states, strict=True)):
-            text, cue = state.partial + generation.text, state.prompt.answer_cue
-            if cue.lower() not in text.lower() and state.answer:
-                text = f"{text} {cue} {state.answer}"
             scores = {name: decisions[i].score for name, decisions in asked.items()}
-            self.seen.setdefault(state.question.id, []).append(Step(text, state.answer or "", scores))
+            self.seen.setdefault(state.question.id, []).append(
+                Step(state.completed(generation), state.answer or "", scores)
+            )
         return [verdict(1.0, 0.5)] * len(generations)
 
 

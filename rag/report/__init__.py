@@ -11,10 +11,10 @@ from probers.pages import render
 
 from .charts import controls_chart, layers_chart, roc_chart, tradeoff_chart
 from .examples import LEVELS, level, scales, shown_at_once, token_scores
-from .lookup import Findings, stem, verdict
+from .lookup import LEVEL, Findings, stem, verdict
 from .svg import interval_glyph, level_glyph, mark_glyph, shares_glyph
 
-__all__ = ["write_report"]
+__all__ = ["LEVEL", "write_report"]
 
 
 def write_report(results: Mapping[str, Any], data: Mapping[str, Any], path: Path) -> None:

@@ -19,6 +19,16 @@ _DASHES = ("", "7 3", "2 3", "9 3 2 3", "5 2", "12 3")
 _MARKERS = ("circle", "square", "triangle", "diamond", "down", "cross")
 
 
+#: P-values below this settle something.
+LEVEL = 0.05
+#: Figures by which answers are judged, in words.
+_RULES = {
+    "em": "exact match",
+    "acc": "ACC (a gold answer's words stand in the text)",
+    "acc_substring": "ACC of characters (a gold answer stands anywhere in the text)",
+}
+
+
 class Findings:
     """What a comparison found; figures that are null or not finite are absent from all of it.
 
@@ -38,7 +48,14 @@ class Findings:
         self.methods: dict[str, Json] = self.results.get("methods", {})
         self.n: int | None = self.data.get("n", self.results.get("n"))
         self.differences = [
-            Difference(first, second, figure.removeprefix("trigger."), entry["diff"], entry.get("ci95"))
+            Difference(
+                first,
+                second,
+                figure.removeprefix("trigger."),
+                entry["diff"],
+                entry.get("ci95"),
+                entry.get("p_holm"),
+            )
             for pair, figures in self.results.get("pairs", {}).items()
             for first, _, second in [pair.partition(" vs ")]
             for figure, entry in figures.items()
@@ -73,6 +90,35 @@ class Findings:
         """The paired difference in a figure, in whichever order it is filed."""
         return self._by_pair.get((first, second, name.removeprefix("trigger.")))
 
+    def telling(self, columns: Sequence[Json]) -> list[Json]:
+        """The columns of a table without those that have for every method what another one has.
+
+        Args:
+            columns: each with its figure as ``key``, and as ``beside`` that which it must differ
+                from, if any.
+        """
+
+        def tells(column: Json) -> bool:
+            if "beside" not in column:
+                return True
+            pairs = [
+                (self.figure(name, column["key"]), self.figure(name, column["beside"]))
+                for name in self.methods
+            ]
+            return any(own is not None and own != other for own, other in pairs)
+
+        return [column for column in columns if tells(column)]
+
+    @property
+    def wrong(self) -> str:
+        """By which figure an answer counts as wrong, in words."""
+        rule = str(self.results.get("wrong", "em"))
+        return _RULES.get(rule, rule)
+
+    def family(self, figure: str = "em") -> int:
+        """How many pairs the p-values of a figure are corrected for; 0 where there are none."""
+        return sum(entry.p_holm is not None for entry in self.differences if entry.figure == figure)
+
     def shared_em(self) -> float | None:
         """The exact match of all methods, the oracle among them, where several have the same and no other."""
         known = [figures["em"] for figures in self.methods.values() if "em" in figures]
@@ -89,6 +135,15 @@ class Findings:
         entries = {name: self.difference(best, name, "em") for name in others}
         tested = {name: entry.ci for name, entry in entries.items() if entry and entry.ci}
         return list(tested), [name for name, ci in tested.items() if ci[0] <= 0]
+
+    def undone(self, best: str, others: Sequence[str]) -> list[str]:
+        """Others that the best one's interval is above and its p-value, corrected for all pairs, is not."""
+        entries = {name: self.difference(best, name, "em") for name in others}
+        return [
+            name
+            for name, entry in entries.items()
+            if entry and entry.ci and entry.ci[0] > 0 and entry.corrected == "not settled"
+        ]
 
     def best(self, name: str, digits: int, better: str | None) -> float | None:
         """The best value of a figure outside the oracle, as it is shown; None where none is better.
@@ -144,18 +199,31 @@ def _known(value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """First method minus second in one figure on the same questions, with the paired 95% interval."""
+    """First method minus second in one figure on the same questions.
+
+    Attributes:
+        ci: the paired 95% interval.
+        p_holm: the p-value by Holm's correction for all pairs.
+    """
 
     first: str
     second: str
     figure: str
     value: float
     ci: Sequence[float] | None
+    p_holm: float | None = None
 
     def turned(self) -> Difference:
         """Second minus first."""
         ci = self.ci and (-self.ci[1], -self.ci[0])
-        return Difference(self.second, self.first, self.figure, -self.value, ci)
+        return Difference(self.second, self.first, self.figure, -self.value, ci, self.p_holm)
+
+    @property
+    def corrected(self) -> str | None:
+        """What the corrected p-value allows to say, as :func:`verdict`; None without one."""
+        if self.p_holm is None:
+            return None
+        return "not settled" if self.p_holm >= LEVEL else "above" if self.value > 0 else "below"
 
 
 def verdict(ci: Sequence[float]) -> str:

@@ -59,6 +59,13 @@ class State:
     spend: Callable[[Generation], None] = lambda generation: None
     generate: Callable[..., list[Generation]] = _cannot_generate
 
+    def completed(self, generation: Generation) -> str:
+        """The whole text if the generation is accepted, with the final answer that had to be asked for."""
+        text, cue = self.partial + generation.text, self.prompt.answer_cue
+        if cue.lower() not in text.lower() and self.answer:
+            text = f"{text} {cue} {self.answer}"
+        return text
+
 
 @dataclass(frozen=True, slots=True)
 class LookAhead:
