@@ -38,8 +38,8 @@ POOLS = {
     "cot": ("mean", "last", "mind"),
     "wiki": ("mean", "last", "predicting", "tokens", "mind"),
 }
-#: The value of ``matcher.vectors`` that trains them on the run's articles.
-OWN = "own"
+#: The values of ``matcher.vectors`` that train them on the run's articles: always, or where it is worth it.
+OWN, AUTO = "own", "auto"
 
 
 def layers_to_read(
@@ -104,7 +104,7 @@ def _wiki(cfg: DictConfig) -> Make:
     from .articles import open_articles
     from .entities import Recogniser
     from .equivalence import EntityMatcher
-    from .equivalence.vectors import train_vectors
+    from .equivalence.vectors import FEW, TooFewError, train_vectors
     from .labels.cuts import CutPlan, natural
     from .labels.wiki import WikiBuilder
 
@@ -126,7 +126,10 @@ def _wiki(cfg: DictConfig) -> Make:
         )
 
     options = plain(cfg.matcher)
-    own = options["vectors"] == OWN
+    auto = options["vectors"] == AUTO
+    own = options["vectors"] == OWN or (auto and cfg.articles != "testbed")
+    if auto:
+        options["vectors"] = ""
     matcher = EntityMatcher(**(options | {"vectors": ""} if own else options))
     prompt = build(cfg.prompt)
     recognise = Recogniser(cfg.recogniser, fine=True)
@@ -134,15 +137,23 @@ def _wiki(cfg: DictConfig) -> Make:
     plan.peek()
 
     def make(lm: CausalLM, needs: Needs, folder: Path) -> LabelBuilder:
-        vectors = folder / "vectors.bin"
-        if own and not vectors.exists():
-            print(f"training Word2Vec on the articles -> {vectors}", flush=True)
-            train_vectors(map(natural, articles()), vectors, seed=cfg.seed)
+        compare, vectors = matcher, folder / "vectors.bin"
+        if own:
+            if not vectors.exists():
+                print(f"training Word2Vec on the articles -> {vectors}", flush=True)
+            try:
+                train_vectors(map(natural, articles()), vectors, seed=cfg.seed, least=FEW if auto else 0)
+                compare = replace(matcher, vectors=str(vectors))
+            except TooFewError as error:
+                if not auto:
+                    raise
+                print(f"names are compared without vectors: {error}", flush=True)
+        print(compare.told(), flush=True)
         return WikiBuilder(
             lm,
             plan,
             needs,
-            replace(matcher, vectors=str(vectors)) if own else matcher,
+            compare,
             recognise,
             prompt,
             negatives=cfg.negatives,
@@ -165,6 +176,11 @@ def run(cfg: DictConfig) -> Path:
     make = {"cot": _cot, "wiki": _wiki}[cfg.source](cfg)
     files = (*build(cfg.questions).files, cfg.articles, cfg.corpus, cfg.matcher.aliases, cfg.matcher.vectors)
     config = record_of(cfg) | {"inputs": fingerprints(*filter(None, files))}
+    if cfg.source == "wiki" and cfg.matcher.wordnet == "auto":
+        from .equivalence import wordnet_available
+
+        # Labels made with and without it are not to be mixed in one store.
+        config["wordnet_found"] = wordnet_available()
     folder = RunFolder(Path(cfg.out), "datagen", config)
     if not folder.begin():
         return folder.path

@@ -347,6 +347,20 @@ def test_a_balanced_command(tmp_path):
     store.verify()
 
 
+@pytest.mark.parametrize(("count", "trained"), [(210, True), (30, False)])
+def test_vectors_are_trained_on_articles_of_ones_own_by_default(tmp_path, capsys, count, trained):
+    file = tmp_path / "articles.jsonl"
+    rows = [{"title": a.title, "text": " ".join(a.sentences)} for a in load_articles()[:count]]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    overrides = ["--source", "wiki", f"out={tmp_path}/s", "layers=[12]", "per_article=1"]
+    cli.run("datagen", [*overrides, f"articles={file}", "limit=null", "matcher.wordnet=''"])
+    store, out = FeatureStore.open(tmp_path / "s"), capsys.readouterr().out
+    assert ("vectors" in store.summary["matcher_stages"]) == trained == (tmp_path / "s/vectors.bin").is_file()
+    assert ("30 articles are fewer than the 200" in out) == (not trained)
+    last = ", vectors; without wordnet" if trained else "; without wordnet and vectors"
+    assert f"entities are compared by date, number, string, alias, acronym, name{last}\n" in out
+
+
 def test_vectors_of_the_runs_own_articles(tmp_path):
     """They are trained once, in the run's folder, and decide what no other stage did."""
     overrides = ["--source", "wiki", f"out={tmp_path}/s", "limit=150", "layers=[12]", "matcher.vectors=own"]

@@ -227,9 +227,7 @@ def balance(store: FeatureStore, *, by: Sequence[str], seed: int, quotas: Quotas
             continue
         quota = quotas.of(values[0]) if quotas else None
         if quota is not None and least < quota:
-            notes.append(
-                f"balance_to: {where} has {least} of each label, {quota} are asked for: raise the limit"
-            )
+            notes.append(f"balance_to: {where} has {least} of each label and not {quota}: raise the limit")
         for correct, found in keys.items():
             if quota is not None:
                 most[values, correct] = min(least, quota)
