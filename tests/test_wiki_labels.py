@@ -26,6 +26,7 @@ from probers import CausalLM, FeatureStore
 from probers.commands import main as cli
 from probers.prompts import PromptTemplate
 from probers.store.spec import FeatureSpec
+from probers.testbed.assets import load_articles
 from probers.types import Needs, RunError
 
 RULES = Recogniser("rules", fine=True, quiet=True)

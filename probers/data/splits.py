@@ -84,10 +84,12 @@ class Drawn:
             file's), so that a smaller limit is a part of a larger one; with a limit for each
             split, one split after the other.
         splits: how many usable questions each split has.
+        dealt: how many of them were dealt to it, for they came without a split.
     """
 
     questions: list[Question]
     splits: dict[str, int]
+    dealt: int
 
     def available(self, split: str | None) -> int:
         """How many there were to draw from in a split, None for all."""
@@ -114,16 +116,18 @@ def draw_stream(
         deal_splits: deal the questions that have no split; False takes them for test questions.
     """
     splits: Counter[str] = Counter()
+    dealt = 0
     side_of = Splits(seed)
     parts = {name: _Smallest(most, seed) for name, most in parts_of(limit, split).items()}
     for question in questions:
         group = question.group or question.id
         side = question.split or (side_of(group) if deal_splits else "test")
         splits[side] += 1
+        dealt += deal_splits and not question.split
         part = parts.get(side) or parts.get(None)
         if part is not None:
             part.add(replace(question, group=group, split=side))
-    return Drawn([question for part in parts.values() for question in part.taken()], dict(splits))
+    return Drawn([question for part in parts.values() for question in part.taken()], dict(splits), dealt)
 
 
 class _Smallest:
@@ -166,14 +170,15 @@ def draw_whole(
             where no question has one.
     """
     held = [replace(q, group=q.group or q.id) for q in questions]
+    dealt = sum(not q.split for q in held)
     if deal_splits or any(q.split for q in held):
         groups = sorted({q.group for q in held if not q.split})
         random.Random(f"split:{seed}").shuffle(groups)
         sides = deal(groups)
         held = [replace(q, split=q.split or sides[q.group]) for q in held]
     else:
-        held = [replace(q, split="test") for q in held]
+        held, dealt = [replace(q, split="test") for q in held], 0
     drawn: list[Question] = []
     for name, most in parts_of(limit, split).items():
         drawn += limited(held if name is None else [q for q in held if q.split == name], most, seed)
-    return Drawn(drawn, dict(Counter(q.split for q in held)))
+    return Drawn(drawn, dict(Counter(q.split for q in held)), dealt)

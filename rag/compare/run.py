@@ -13,7 +13,7 @@ from omegaconf import DictConfig
 from probers.commands.parts import build, inputs, load_model, load_passages, record_of
 from probers.commands.runs import RunFolder
 from probers.data.questions import EmptySplitError, QuestionSet, QuestionSource, open_questions
-from probers.types import Needs, Question
+from probers.types import SPLITS, Needs, Question
 
 from ..build import find_prober, loop_options
 from ..triggers.never import Never
@@ -33,11 +33,6 @@ def run(cfg: DictConfig) -> Path:
     from probers.bank.bank import ProbeBank
 
     asked = build(cfg.questions)
-    found, split, others = _open(cfg, asked)
-    questions = found.questions
-    for line in found.lines():
-        print(line)
-    corpus = load_passages(cfg)
     notes = complete(cfg)
     banks: dict[str, ProbeBank] = {}
 
@@ -47,9 +42,24 @@ def run(cfg: DictConfig) -> Path:
         return banks.setdefault(path, ProbeBank.from_pretrained(path))
 
     methods = build_methods(cfg, bank)
+    read = [*banks, *(str(cfg[key]) for key in TRAINED if cfg[key] is not None)]
+    # What was trained may have been trained on these questions.
+    deal_splits = bool(read) or any(method.tunable for method in methods)
+    found, split, others = _open(cfg, asked, deal_splits)
+    questions = found.questions
+    for line in found.lines():
+        print(line)
+    if found.record["dealt"]:
+        dealt = found.record["splits"]
+        told = ", ".join(f"{dealt[name]} {name}" for name in SPLITS if name in dealt)
+        notes.append(
+            f"The questions name no splits and were dealt ({told}), for thresholds are chosen on {others} "
+            f"questions or a part was trained: asked are {split} questions."
+        )
+        print(notes[-1])
     for method in methods:
         method.trigger.check_questions(questions)
-    read = [*banks, *(str(cfg[key]) for key in TRAINED if cfg[key] is not None)]
+    corpus = load_passages(cfg)
     config = record_of(cfg) | {"inputs": inputs(*asked.files, cfg.corpus, *read), "asked": found.record}
     folder = RunFolder(Path(cfg.out), "compare", config)
     if not folder.begin(what="comparison"):
@@ -70,7 +80,7 @@ def run(cfg: DictConfig) -> Path:
         method.loop(rag)
     if split != "test":
         notes.append(f"There are no test questions: these are of the {split} split.")
-    tuned = _tune(cfg, rag, methods, folder.path, notes, split=others)
+    tuned = _tune(cfg, rag, methods, folder.path, notes, split=others, deal_splits=deal_splits)
     recorded = _recorded_once(methods)
     reference = _closed_book(replace(rag, also=recorded), methods, questions, folder.path, notes)
     # Attention is large and read in the middle of answers, which methods hardly ever share.
@@ -85,16 +95,20 @@ def run(cfg: DictConfig) -> Path:
     return folder.path
 
 
-def _open(cfg: DictConfig, asked: QuestionSource) -> tuple[QuestionSet, str, str]:
+def _open(cfg: DictConfig, asked: QuestionSource, deal_splits: bool) -> tuple[QuestionSet, str, str]:
     """The questions, their split, and the split that thresholds are chosen on.
 
     Many question sets keep their test answers to themselves: their validation questions are asked
-    then, and the thresholds come from their training questions.
+    then, and the thresholds come from their training questions. A set that names no splits is all
+    test questions, but for ``deal_splits``.
     """
     problems = []
     for split, others in (("test", "validation"), ("validation", "train")):
         try:
-            return open_questions(asked, limit=cfg.limit, split=split, **_reading(cfg)), split, others
+            found = open_questions(
+                asked, limit=cfg.limit, split=split, deal_splits=deal_splits, **_reading(cfg)
+            )
+            return found, split, others
         except EmptySplitError as problem:
             problems.append(problem)
     raise problems[0]
@@ -105,8 +119,9 @@ def _reading(cfg: DictConfig) -> dict[str, Any]:
 
 
 def _tune(
-    cfg: DictConfig, rag: SharedRAG, methods: Sequence[Method], out: Path, notes: list[str], *, split: str
-) -> dict[str, Tuned]:
+    cfg: DictConfig, rag: SharedRAG, methods: Sequence[Method], out: Path, notes: list[str], *,
+    split: str, deal_splits: bool,
+) -> dict[str, Tuned]:  # fmt: skip
     """Thresholds and calibration from questions of another split, for the triggers that bring none."""
     triggers = {m.name: m.trigger for m in methods if m.tunable or m.calibrated}
     tunable = [m.name for m in methods if m.tunable]
@@ -114,7 +129,7 @@ def _tune(
         return {}
     try:
         questions = open_questions(
-            build(cfg.questions), limit=cfg.validation, split=split, **_reading(cfg)
+            build(cfg.questions), limit=cfg.validation, split=split, deal_splits=deal_splits, **_reading(cfg)
         ).questions
     except EmptySplitError:  # a file that says of every question that it is of the test split
         questions = []
@@ -127,6 +142,8 @@ def _tune(
             f"The thresholds of {', '.join(tunable)} are those they came with: there are no {split} "
             "questions with both right and wrong closed-book answers."
         )
+    elif not tuned and not questions:
+        notes.append(f"No score is calibrated: there are no {split} questions.")
     return tuned
 
 

@@ -67,8 +67,8 @@ class QuestionSet:
     Attributes:
         questions: every one with group and split.
         excluded: what was left out, and why.
-        record: source, layout, seed, limit, split and the numbers of questions, for the run's
-            record; ``digest`` is the same exactly when the same questions are asked.
+        record: source, layout, seed, limit, split and the numbers of questions (``dealt``: those
+            that came without a split and got one), for the run's record; ``digest`` is the same exactly when the same questions are asked.
         notes: sentences for the user, without those about ``excluded``.
     """
 
@@ -148,7 +148,7 @@ def open_questions(
     asked = dict(limit) if isinstance(limit, Mapping) else limit
     record = {
         "source": opened.spec, "layout": opened.layout_name(reading.layouts), "seed": seed, "limit": asked,
-        "split": split, "read": reading.read, "splits": drawn.splits,
+        "split": split, "read": reading.read, "splits": drawn.splits, "dealt": drawn.dealt,
         "available": sum(map(drawn.available, parts)),
         "used": len(drawn.questions), "excluded": dict(excluded.counts), "digest": _digest(drawn.questions),
     }  # fmt: skip
