@@ -276,6 +276,30 @@ def test_without_test_questions_the_validation_questions_are_asked(place):
         place.compare("triggers=[never]", out="none")
 
 
+def test_questions_without_splits_are_all_asked_unless_something_is_tuned_on_them(place, capsys):
+    file = place.path / "questions.jsonl"
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    file.write_text(
+        "".join(json.dumps({k: v for k, v in row.items() if k != "split"}) + "\n" for row in rows)
+    )
+    results = place.compare("triggers=[never,always]", "limit=null")
+    assert results["n"] == len(rows) and "name no splits" not in capsys.readouterr().out
+    given = "methods.entropy.trigger_options={threshold: 0.5}"
+    results = place.compare("triggers=[never,entropy]", given, "limit=null", out="given")
+    assert results["n"] == len(rows)
+    for number, triggers in enumerate(("never,entropy", "never,probing")):
+        results = place.compare(f"triggers=[{triggers}]", "limit=null", out=f"tuned{number}")
+        assert results["n"] == round(len(rows) / 4)
+        shown = capsys.readouterr().out
+        assert (
+            "The questions name no splits and were dealt (" in shown and "asked are test questions" in shown
+        )
+    results = place.compare(
+        "triggers=[never,probing]", "methods.probing.tune=false", "limit=null", out="trained"
+    )
+    assert results["n"] == round(len(rows) / 4)  # the prober may have been trained on the others
+
+
 def test_the_probers_threshold_is_chosen_as_the_others_unless_its_own_is_asked_for(place):
     results = place.compare("triggers=[never,entropy,probing]")
     stored = json.loads((place.path / "out" / "thresholds.json").read_text())

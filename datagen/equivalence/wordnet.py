@@ -34,7 +34,7 @@ _RELATIONS = {
 
 
 def find_wordnet() -> str | None:
-    """WordNet's files below nltk's data path, or Debian's: a folder or an archive, None when there is none."""
+    """The folder or archive of WordNet's files below nltk's data path (or Debian's), None without any."""
     import nltk
 
     names = ("wordnet", "wordnet31", "wordnet.zip", "wordnet31.zip")

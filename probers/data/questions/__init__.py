@@ -68,7 +68,8 @@ class QuestionSet:
         questions: every one with group and split.
         excluded: what was left out, and why.
         record: source, layout, seed, limit, split and the numbers of questions (``dealt``: those
-            that came without a split and got one), for the run's record; ``digest`` is the same exactly when the same questions are asked.
+            that came without a split and got one), for the run's record; ``digest`` is the same
+            exactly when the same questions are asked.
         notes: sentences for the user, without those about ``excluded``.
     """
 
