@@ -284,9 +284,10 @@ def test_questions_without_splits_are_all_asked_unless_something_is_tuned_on_the
     )
     results = place.compare("triggers=[never,always]", "limit=null")
     assert results["n"] == len(rows) and "name no splits" not in capsys.readouterr().out
-    given = "methods.entropy.trigger_options={threshold: 0.5}"
+    given = "+methods.entropy.trigger_options.threshold=0.5"
     results = place.compare("triggers=[never,entropy]", given, "limit=null", out="given")
     assert results["n"] == len(rows)
+    assert "No score is calibrated: there are no validation questions." in place.data(out="given")["notes"]
     for number, triggers in enumerate(("never,entropy", "never,probing")):
         results = place.compare(f"triggers=[{triggers}]", "limit=null", out=f"tuned{number}")
         assert results["n"] == round(len(rows) / 4)
