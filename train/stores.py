@@ -47,7 +47,7 @@ class JoinedStores:
         first, where = self.stores[0], dict.fromkeys(tables[0]["id"], 0)
         for number, table in enumerate(tables[1:], 1):
             path = self.stores[number].path
-            if odd := sorted(set(table) ^ set(tables[0])):
+            if odd := sorted({*map(str, table)} ^ {*map(str, tables[0])}):
                 has, lacks = (path, first.path) if odd[0] in table else (first.path, path)
                 raise UserError(
                     f"data={has} has the column {odd[0]}, which data={lacks} lacks: make both alike"
