@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig
 from tqdm import tqdm
 
-from probers.commands.parts import build, load_model, load_passages, plain, prompt_files, record_of
+from probers.commands.parts import (
+    build,
+    load_model,
+    load_passages,
+    plain,
+    plain_value,
+    prompt_files,
+    record_of,
+)  # fmt: skip
 from probers.commands.parts import inputs as fingerprints
 from probers.commands.runs import RunFolder, identity
 from probers.data.questions import open_questions
 from probers.files import write_text
+from probers.options import shown
 from probers.store.spec import parse_layers
 from probers.types import Needs, RunError, UserError
 
@@ -26,7 +35,7 @@ if TYPE_CHECKING:
     from probers.store.store import FeatureStore
 
     from .articles import ArticleSource
-    from .labels.base import LabelBuilder
+    from .labels.base import LabelBuilder, Quotas
 
 
 #: Makes the builder from the model, what is to be read of it, and the run's folder.
@@ -37,8 +46,8 @@ POOLS = {
     "cot": ("mean", "last", "mind"),
     "wiki": ("mean", "last", "predicting", "tokens", "mind"),
 }
-#: The value of ``matcher.vectors`` that trains them on the run's articles.
-OWN = "own"
+#: The values of ``matcher.vectors`` that train them on the run's articles: always, or where it is worth it.
+OWN, AUTO = "own", "auto"
 
 
 def layers_to_read(
@@ -74,7 +83,8 @@ def _cot(cfg: DictConfig) -> Make:
     from .labels.cot import CotBuilder, parse_label
 
     parse_label(cfg.label, cfg.acc)
-    asked = open_questions(build(cfg.questions), limit=cfg.limit, seed=cfg.seed, on_bad_line=cfg.on_bad_line)
+    limit = plain_value(cfg.limit)
+    asked = open_questions(build(cfg.questions), limit=limit, seed=cfg.seed, on_bad_line=cfg.on_bad_line)
     for line in asked.lines():
         print(line)
     corpus = load_passages(cfg)
@@ -91,6 +101,7 @@ def _cot(cfg: DictConfig) -> Make:
             acc=cfg.acc,
             k=cfg.k,
             max_new_tokens=cfg.max_new_tokens,
+            shuffle=cfg.seed if cfg.balance_to else None,
         )
 
     return make
@@ -101,9 +112,15 @@ def _wiki(cfg: DictConfig) -> Make:
     from .articles import open_articles
     from .entities import Recogniser
     from .equivalence import EntityMatcher
-    from .equivalence.vectors import train_vectors, trained
+    from .equivalence.vectors import FEW, TooFewError, train_vectors, trained
     from .labels.cuts import CutPlan, natural
     from .labels.wiki import WikiBuilder
+
+    if isinstance(plain_value(cfg.limit), Mapping):
+        raise UserError(
+            f"limit={shown(plain_value(cfg.limit))}: articles are drawn before their split is known, so give "
+            "one number with source=wiki; balance_to says how many examples a split is to have"
+        )
 
     def articles() -> ArticleSource:
         return open_articles(
@@ -117,7 +134,10 @@ def _wiki(cfg: DictConfig) -> Make:
         )
 
     options = plain(cfg.matcher)
-    own = options["vectors"] == OWN
+    auto = options["vectors"] == AUTO
+    own = options["vectors"] == OWN or (auto and cfg.articles != "testbed")
+    if auto:
+        options["vectors"] = ""
     matcher = EntityMatcher(**(options | {"vectors": ""} if own else options))
     prompt = build(cfg.prompt)
     recognise = Recogniser(cfg.recogniser, fine=True)
@@ -125,15 +145,23 @@ def _wiki(cfg: DictConfig) -> Make:
     plan.peek()
 
     def make(lm: CausalLM, needs: Needs, folder: Path) -> LabelBuilder:
-        vectors = folder / "vectors.bin"
-        if own and not trained(vectors):
-            print(f"training Word2Vec on the articles -> {vectors}", flush=True)
-            train_vectors(map(natural, articles()), vectors, seed=cfg.seed)
+        compare, vectors = matcher, folder / "vectors.bin"
+        if own:
+            if not trained(vectors):
+                print(f"training Word2Vec on the articles -> {vectors}", flush=True)
+            try:
+                train_vectors(map(natural, articles()), vectors, seed=cfg.seed, least=FEW if auto else 0)
+                compare = replace(matcher, vectors=str(vectors))
+            except TooFewError as error:
+                if not auto:
+                    raise
+                print(f"names are compared without vectors: {error}", flush=True)
+        print(compare.told(), flush=True)
         return WikiBuilder(
             lm,
             plan,
             needs,
-            replace(matcher, vectors=str(vectors)) if own else matcher,
+            compare,
             recognise,
             prompt,
             negatives=cfg.negatives,
@@ -152,10 +180,16 @@ def run(cfg: DictConfig) -> Path:
     if cfg.pool not in POOLS[cfg.source]:
         pools = ", ".join(POOLS[cfg.source])
         raise UserError(f"pool={cfg.pool} is not there for source={cfg.source}: choose {pools}")
+    quotas = _quotas(cfg)
     make = {"cot": _cot, "wiki": _wiki}[cfg.source](cfg)
     named = (cfg.articles, cfg.corpus, cfg.matcher.aliases, cfg.matcher.vectors)
     files = (*build(cfg.questions).files, *prompt_files(cfg), *filter(None, named))
     config = record_of(cfg) | {"inputs": fingerprints(*files)}
+    if cfg.source == "wiki" and cfg.matcher.wordnet == "auto":
+        from .equivalence import wordnet_available
+
+        # Labels made with and without it are not to be mixed in one store.
+        config["wordnet_found"] = wordnet_available()
     folder = RunFolder(Path(cfg.out), "datagen", config)
     if not folder.begin():
         return folder.path
@@ -182,8 +216,8 @@ def run(cfg: DictConfig) -> Path:
     )
     store = FeatureStore.create(folder.path, spec, config=identity(config))
     print(f"{cfg.source} -> {folder.path} (model={cfg.model.name}, prompt={cfg.prompt.name})", flush=True)
-    fill(store, builder, shard_size=cfg.shard_size)
-    figures, lines = _conclude(store, builder, cfg)
+    fill(store, builder, shard_size=cfg.shard_size, quotas=quotas)
+    figures, lines = _conclude(store, builder, cfg, quotas)
     found = audit(store, seed=cfg.seed)
     store.finish(figures | {"audit": found.figures})
     page = folder.path / "sample.html"
@@ -203,22 +237,46 @@ def run(cfg: DictConfig) -> Path:
     return folder.path
 
 
-def fill(store: FeatureStore, builder: LabelBuilder, *, shard_size: int) -> None:
+def _quotas(cfg: DictConfig) -> Quotas:
+    """How many examples each split is to have."""
+    from .labels.base import Quotas
+
+    kind: type[LabelBuilder]
+    if cfg.source == "cot":
+        from .labels.cot import CotBuilder as kind
+    else:
+        from .labels.wiki import WikiBuilder as kind
+    return Quotas(plain_value(cfg.balance_to) or {}, by=kind.balance_by, parts=kind.parts)
+
+
+def fill(
+    store: FeatureStore, builder: LabelBuilder, *, shard_size: int, quotas: Quotas | None = None
+) -> None:
     """Do the work that no shard covers yet, ``shard_size`` pieces at a time; one of them is held at once.
 
-    A bar shows what this run makes: items read, units done, labels per second and their balance.
+    Nothing more is made for a split whose quota is full, which is asked between two shards. A bar shows
+    what this run makes: items read, units done, labels per second and their balance.
     """
     import numpy as np
 
-    from .labels.base import span_of
+    from .labels.base import Quotas, span_of
 
+    quotas = quotas or Quotas({}, by=builder.balance_by, parts=builder.parts)
     done = store.units
+    counted = 0
     empty = np.zeros((0, len(store.spec.layers), store.spec.width), dtype=np.float32)
-    waiting = (unit for unit in builder.units() if unit.id not in done)
+    units_left = itertools.takewhile(lambda _: not quotas.all_full, builder.units())
+    waiting = (unit for unit in units_left if unit.id not in done and not quotas.full(unit.split))
     begun = time.monotonic()
     n_units, labels = 0, Counter[int]()
     with tqdm(total=builder.total, unit=f" {builder.item_name}s", dynamic_ncols=True) as bar:
-        while units := list(islice(waiting, shard_size)):
+        while True:
+            # The shards before the next one alone: what is made again ends as it was made at first.
+            while quotas and counted < store.next_shard:
+                quotas.count(store.shard_rows(counted))
+                counted += 1
+            if not (units := list(itertools.islice(waiting, shard_size))):
+                return
             examples = builder.build(units)
             store.write_shard(
                 store.next_shard,
@@ -239,7 +297,7 @@ def fill(store: FeatureStore, builder: LabelBuilder, *, shard_size: int) -> None
 
 
 def _conclude(
-    store: FeatureStore, builder: LabelBuilder, cfg: DictConfig
+    store: FeatureStore, builder: LabelBuilder, cfg: DictConfig, quotas: Quotas
 ) -> tuple[dict[str, Any], list[str]]:
     """Balance if asked for, and what there is to say about the labels."""
     from .labels.base import balance
@@ -249,6 +307,8 @@ def _conclude(
     except RunError as error:
         reasons = sorted({found["reason"] for found in store.left_out()})
         raise RunError(f"{error}; left out for: {', '.join(reasons) or 'no reason'}") from error
-    notes = balance(store, by=builder.balance_by, seed=cfg.seed) if cfg.balance else []
+    notes = []
+    if cfg.balance or quotas:
+        notes = balance(store, by=builder.balance_by, seed=cfg.seed, quotas=quotas)
     figures, lines = builder.summarise(store)
     return figures, [*lines, *notes]

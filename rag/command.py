@@ -261,13 +261,23 @@ def _known(cfg: DictConfig, asked: QuestionSource) -> Question:
 def _many(
     cfg: DictConfig, asked: QuestionSource, contamination: Contamination
 ) -> tuple[list[Question], dict[str, Any]]:
-    """The questions asked for, and the record of how they were chosen."""
+    """The questions asked for, and the record of how they were chosen.
+
+    A set that names no splits is all test questions, but for those that a part was trained or tuned on.
+    """
     found = open_questions(
         asked, limit=cfg.limit, split=cfg.split, seed=cfg.seed, on_bad_line=cfg.on_bad_line,
+        deal_splits=bool(contamination.silent) or cfg.split not in ("test", None),
         unfit=contamination.not_asked,
     )  # fmt: skip
     for line in found.lines():
         print(line)
+    if found.record["dealt"] and cfg.split is not None:
+        print(
+            f"{asked.spec} names no splits: the {cfg.split} questions are dealt by seed={cfg.seed}, as "
+            f"probers-datagen deals them, so that none is asked that the trigger was trained on (split=null "
+            "asks all)"
+        )
     return found.questions, found.record
 
 

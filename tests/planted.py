@@ -55,7 +55,7 @@ def make_store(
     return _written(path, spec, [edit(row) for row in rows] if edit else rows, states)
 
 
-def make_token_store(path: Path, n: int = 300) -> FeatureStore:
+def make_token_store(path: Path, n: int = 300, *, edit: Edit | None = None) -> FeatureStore:
     """A store of token states: spans of one to four tokens, the signal in one token of each."""
     rng = np.random.default_rng(1)
     correct, person = rng.integers(0, 2, n), rng.integers(0, 2, n)
@@ -67,7 +67,8 @@ def make_token_store(path: Path, n: int = 300) -> FeatureStore:
         for token in range(size):
             rows.append(row | {"id": f"q{i}#{token}", "span": f"q{i}", "token": token, "n_tokens": size})
             states.append(rng.standard_normal((DEPTH + 1, WIDTH)) + (signal[i] if token == told else 0))
-    return _written(path, replace(SPEC, pool="tokens"), rows, np.stack(states))
+    edited = [edit(row) for row in rows] if edit else rows
+    return _written(path, replace(SPEC, pool="tokens"), edited, np.stack(states))
 
 
 def damage(store: FeatureStore, row: int, layer: int) -> None:

@@ -279,6 +279,31 @@ def test_without_test_questions_the_validation_questions_are_asked(place):
         place.compare("triggers=[never]", out="none")
 
 
+def test_questions_without_splits_are_all_asked_unless_something_is_tuned_on_them(place, capsys):
+    file = place.path / "questions.jsonl"
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    file.write_text(
+        "".join(json.dumps({k: v for k, v in row.items() if k != "split"}) + "\n" for row in rows)
+    )
+    results = place.compare("triggers=[never,always]", "limit=null")
+    assert results["n"] == len(rows) and "name no splits" not in capsys.readouterr().out
+    given = "+methods.entropy.trigger_options.threshold=0.5"
+    results = place.compare("triggers=[never,entropy]", given, "limit=null", out="given")
+    assert results["n"] == len(rows)
+    assert "No score is calibrated: there are no validation questions." in place.data(out="given")["notes"]
+    for number, triggers in enumerate(("never,entropy", "never,probing")):
+        results = place.compare(f"triggers=[{triggers}]", "limit=null", out=f"tuned{number}")
+        assert results["n"] == round(len(rows) / 4)
+        shown = capsys.readouterr().out
+        assert (
+            "The questions name no splits and were dealt (" in shown and "asked are test questions" in shown
+        )
+    results = place.compare(
+        "triggers=[never,probing]", "methods.probing.tune=false", "limit=null", out="trained"
+    )
+    assert results["n"] == round(len(rows) / 4)  # the prober may have been trained on the others
+
+
 def test_the_probers_threshold_is_chosen_as_the_others_unless_its_own_is_asked_for(place):
     results = place.compare("triggers=[never,entropy,probing]")
     stored = json.loads((place.path / "out" / "thresholds.json").read_text())
@@ -572,7 +597,7 @@ def test_questions_that_a_part_was_trained_on_are_not_asked(place, capsys):
     results = place.compare("triggers=[never,probing]", "sweep=0")
     assert results["n"] == 37
     shown = capsys.readouterr().out
-    assert "3 questions in the test split are left out" in shown
+    assert "3 questions are left out" in shown
     traces = (place.path / "out/traces/never.jsonl").read_text()
     assert not any(json.loads(line)["id"] in {f"q{i}" for i in trained} for line in traces.splitlines())
     assert f"chosen on {len(VALIDATION) - 4} validation questions" in shown

@@ -96,6 +96,111 @@ def test_a_killed_run_ends_in_the_same_bytes(tmp_path):
     assert digest(out) == undisturbed
 
 
+QUOTAS = ["limit={train: null, validation: 200}", "balance_to={train: 40, validation: 12}", "layers=[12]"]
+
+
+@pytest.fixture(scope="module")
+def quotas(tmp_path_factory):
+    out = tmp_path_factory.mktemp("quotas") / "store"
+    cli.run("datagen", [*QUOTAS, f"out={out}", "shard_size=24", "batch_size=16"])
+    return FeatureStore.open(out)
+
+
+def test_quotas_end_with_so_many_examples_and_make_hardly_more(quotas):
+    rows = quotas.table()
+    counts = rows.groupby(["split", "condition", "correct"]).size()
+    assert set(counts["train"]) == {10} and set(counts["validation"]) == {3} and "test" not in counts
+    assert len(counts) == 8
+    assert len(quotas.units) <= 10 * 24 < quotas.summary["questions"]["available"]
+    assert quotas.summary["questions"]["limit"] == {"train": None, "validation": 200}
+
+
+def test_quotas_are_met_by_the_same_examples_in_other_batches(quotas, tmp_path):
+    arguments = [*QUOTAS, f"out={tmp_path}/x"]
+    cli.run("datagen", [*arguments, "shard_size=7", "batch_size=3"])
+    columns = ["id", "split", "correct", "text"]
+    found = [
+        store.table()[columns].sort_values("id").values.tolist()
+        for store in (quotas, FeatureStore.open(tmp_path / "x"))
+    ]
+    assert found[0] == found[1]
+
+
+def test_a_run_with_quotas_that_was_interrupted_ends_in_the_same_bytes(quotas, tmp_path, monkeypatch):
+    """Stopped after every shard, while it is balanced, and with a shard that was lost."""
+    arguments = [*QUOTAS, f"out={tmp_path}/x", "shard_size=24", "batch_size=16"]
+    write = FeatureStore.write_shard
+    lost = False
+    for _ in range(50):
+        written = []
+
+        def once(self, *given, written=written, **named):
+            if written:
+                raise KeyboardInterrupt
+            written.append(1)
+            write(self, *given, **named)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(FeatureStore, "write_shard", once)
+            try:
+                cli.run("datagen", arguments)
+            except KeyboardInterrupt:
+                shards = sorted(tmp_path.glob("x/shards/*.json"))
+                if len(shards) == 2 and not lost:
+                    shards[0].unlink()
+                    lost = True
+                continue
+        break
+    assert FeatureStore.open(tmp_path / "x").table().equals(quotas.table())
+    mine, theirs = digest(tmp_path / "x" / "shards"), digest(quotas.path / "shards")
+    assert lost and mine == theirs
+
+
+def test_the_order_of_a_file_says_nothing_about_which_examples_meet_a_quota(tmp_path):
+    texts = [(f"q{i}", "Hull" if i % 2 else "e") for i in range(40)]
+    stores = []
+    for name, order in (("a", texts), ("b", texts[::-1])):
+        file = tmp_path / f"{name}.jsonl"
+        rows = [
+            {"id": id, "question": f"Where is {id} ?", "answers": [gold], "split": "train"}
+            for id, gold in order
+        ]
+        file.write_text("".join(json.dumps(r) + "\n" for r in rows))
+        cli.run(
+            "datagen",
+            [f"questions={file}", "limit=null", "balance_to={train: 8}", f"out={tmp_path}/{name}",
+             "label=acc", "acc=substring", "layers=[12]", "shard_size=4"],
+        )  # fmt: skip
+        stores.append(FeatureStore.open(tmp_path / name))
+    first, second = (set(store.table()["id"]) for store in stores)
+    assert first == second and len(first) == 8
+    assert len(stores[0].units) < 40
+
+
+def test_quotas_that_cannot_be_met_are_told(tmp_path, capsys):
+    out = tmp_path / "x"
+    cli.run("datagen", [f"out={out}", "limit={train: 40}", "balance_to={train: 400}", "layers=[12]"])
+    assert "of each label and not 100: raise the limit" in capsys.readouterr().out
+    counts = FeatureStore.open(out).table().groupby(["condition", "correct"]).size()
+    assert all(counts[condition][0] == counts[condition][1] for condition in counts.index.levels[0])
+
+
+def test_quotas_of_spans(tmp_path):
+    out = tmp_path / "x"
+    cli.run(
+        "datagen",
+        ["--source", "wiki", f"out={out}", "limit=100", "balance_to={train: 20, validation: 4, test: 6}",
+         "layers=[12]", "pool=tokens", "shard_size=8"],
+    )  # fmt: skip
+    store = FeatureStore.open(out)
+    spans = store.table().drop_duplicates("span").groupby(["split", "correct"]).size()
+    assert spans.to_dict() == {
+        ("train", 0): 10, ("train", 1): 10, ("validation", 0): 2, ("validation", 1): 2,
+        ("test", 0): 3, ("test", 1): 3,
+    }  # fmt: skip
+    assert store.summary["articles"] < 100
+
+
 def test_every_answer_has_its_scores_and_the_run_their_cells(cot):
     """Figures against the rows themselves, and the rows against the rules they are named after."""
     rows = cot.table()
@@ -178,6 +283,20 @@ def test_a_finished_run_is_not_repeated(cot, capsys):
         (["pool=mind", "layers=[3]"], "leave layers=all"),
         (["site=attn_out", "layers=[0,3]"], "site=attn_out has no layer 0"),
         ("model=/no/such/model", "/no/such/model"),
+        (
+            "limit={train: 0}",
+            "limit=.* must be a whole number of 1 or more, one for each split, as {train: 1000",
+        ),
+        ("limit={dev: 5}", "limit=.* must be a whole number of 1 or more, one for each split"),
+        (["source=wiki", "limit={train: 5}"], "give one number with source=wiki"),
+        (
+            "balance_to={train: 10}",
+            "balance_to.train=10 must be a multiple of 4, so that as many are right as ",
+        ),
+        (
+            "balance_to={train: null}",
+            "balance_to=.* must be {train: 1000, ..}, a whole number for each split",
+        ),
     ],
 )
 def test_bad_requests(tmp_path, override, message):

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -304,6 +305,34 @@ def test_pickled_and_broken_vector_files_are_refused(tmp_path):
     for path, message in ((pickled, "pickled"), (named, "pickled"), (broken, "word2vec format")):
         with pytest.raises(UserError, match=message):
             EntityMatcher(vectors=str(path))
+
+
+def test_the_stages_that_can_decide_are_told(monkeypatch, tmp_path):
+    monkeypatch.setattr("probers.datagen.equivalence.matcher.find_wordnet", lambda: None)
+    plain = "entities are compared by date, number, string, alias, acronym, name"
+    how = "wordnet (python -m nltk.downloader wordnet)"
+    assert EntityMatcher().told() == f"{plain}; without {how} and vectors"
+    assert EntityMatcher(wordnet="").told() == f"{plain}; without wordnet and vectors"
+    assert EntityMatcher(vectors=vector_file(tmp_path / "v.txt")).told() == f"{plain}, vectors; without {how}"
+    assert EntityMatcher(stages=PLAIN).told() == plain
+
+
+@needs_wordnet
+def test_the_united_states_are_america():
+    assert EntityMatcher().match("United States", "America").verdict == "equivalent"
+
+
+def test_wordnet_is_read_from_the_archive_that_nltk_downloads(tmp_path, monkeypatch):
+    folder = tmp_path / "corpora" / "wordnet"
+    folder.parent.mkdir()
+    tiny_wordnet(folder)
+    archive = shutil.make_archive(str(folder), "zip", folder.parent, "wordnet")
+    shutil.rmtree(folder)
+    monkeypatch.setattr("nltk.data.path", [str(tmp_path)])
+    assert wordnet_module.find_wordnet() == archive
+    assert EntityMatcher(wordnet=archive).match("car", "automobile").stage == "wordnet"
+    (tmp_path / "corpora" / "wordnet.zip").write_bytes(b"no archive")
+    assert not wordnet_module.has_wordnet(archive)
 
 
 def test_without_wordnet_the_stage_is_absent_and_says_so_once(monkeypatch, capsys):

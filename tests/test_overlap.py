@@ -55,7 +55,7 @@ def test_what_was_seen_is_left_out_before_the_draw(tmp_path, limit):
     left = {q.id for q in plain.questions} - gone
     asked = {q.id for q in found.questions}
     assert asked == left if limit is None else len(asked) == limit and asked < left
-    assert any("5 questions in the test split are left out" in note for note in found.notes)
+    assert any("5 questions are left out" in note for note in found.notes)
     assert found.record["trained_on"] == 5 and "trained_on" not in plain.record
     with pytest.raises(UserError, match="all 10 questions in the test split were trained or tuned on"):
         open_questions(str(file), split="test", unfit=lambda q: True)

@@ -93,6 +93,10 @@ def composed(command: str, preset: str, *overrides: str) -> tuple[DictConfig, di
     return cfg, choices
 
 
+#: Mappings whose keys a user names: methods, and splits.
+FREE = ("methods", "limit", "balance_to")
+
+
 def keys(cfg: DictConfig) -> set[str]:
     """Every key of a configuration by its path; what a user may name freely is one key."""
     found = set()
@@ -101,7 +105,7 @@ def keys(cfg: DictConfig) -> set[str]:
         for key in node:
             found.add(f"{path}{key}")
             inner = node._get_node(key)
-            if isinstance(inner, DictConfig) and not inner._is_none() and f"{path}{key}" != "methods":
+            if isinstance(inner, DictConfig) and not inner._is_none() and f"{path}{key}" not in FREE:
                 walk(inner, f"{path}{key}.")
 
     walk(cfg, "")
@@ -693,3 +697,43 @@ def test_a_model_that_the_numbers_are_not_for_is_told_once(place, capsys):
     with pytest.raises(SystemExit):
         cli.main("rag", ["model=other", "corpus=nowhere"])
     assert "is published for" not in capsys.readouterr().out
+
+
+def test_the_papers_numbers_of_examples_come_out_of_three_sets():
+    """26,060 examples to train on and 500 to validate on, half of them right in each condition."""
+    common = ["experiment=probing_rag_gemma_2b", "method=probing_data"]
+    found = {"train": 0, "validation": 0}
+    last = ["balance_to.train=8684", "balance_to.validation=164"]
+    for questions, more in (("hotpotqa", []), ("nq", []), ("triviaqa", last)):
+        cfg = cli.request("datagen", cli.normalise("datagen", [*common, f"questions={questions}", *more]))
+        assert set(cfg.limit) == set(cfg.balance_to) == {"train", "validation", "test"}
+        for split in found:
+            found[split] += cfg.balance_to[split]
+            assert cfg.limit[split] * 2 > cfg.balance_to[split]
+    assert found == {"train": 26060, "validation": 500}
+    assert all(line in text_of("method", "probing_data") for line in ("8684", "164"))
+    plain = cli.request("datagen", [*common, "limit=6"])
+    assert plain.limit == 6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("preset", "method"), [(p, m) for p in PRESETS for m in family(p).get("datagen", [])]
+)
+def test_every_preset_of_datagen_runs_on_the_testbed(preset, method, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    given = ["model=testbed", "questions=testbed", "corpus=testbed", "layers=[4,12]", "max_new_tokens=24"]
+    if method == "probing_data":
+        given += [
+            "limit={train: 24, validation: 16, test: 8}",
+            "balance_to={train: 8}",
+            "model.on_too_long=skip",
+        ]
+    else:
+        given += ["articles=testbed", "limit=12"]
+    cli.run(
+        "datagen", cli.normalise("datagen", [f"experiment={preset}", f"method={method}", "out=store", *given])
+    )
+    store = FeatureStore.open(tmp_path / "store")
+    assert store.spec.layers == (4, 12) and len(store) > 0
+    assert (tmp_path / "store" / "sample.html").is_file() and "cases to look at" in capsys.readouterr().out

@@ -376,6 +376,65 @@ def test_an_answer_of_which_normalisation_leaves_nothing_accepts_no_silence(tmp_
 # --- drawing and splits -----------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("whole", [False, True])
+def test_limits_of_single_splits_give_what_each_split_gives_alone(tmp_path, whole):
+    numbers = range(200)
+    file = nq_file(tmp_path / "nq.jsonl", numbers)
+    name, options = "nq", {"path": file}
+    if whole:
+        lines = [{"id": f"q{i}", "question": f"who is number {i}", "answers": [str(i)]} for i in numbers]
+        name, options = write_lines(tmp_path / "own.jsonl", lines), {}
+    found = open_questions(name, limit={"validation": None, "train": 30}, **options)
+    alone = [
+        open_questions(name, split=s, limit=n, **options) for s, n in (("train", 30), ("validation", None))
+    ]
+    assert found.questions == [q for part in alone for q in part.questions]
+    assert Counter(q.split for q in found.questions) == {"train": 30, "validation": len(alone[1].questions)}
+    assert found.record["limit"] == {"validation": None, "train": 30} and found.record["dealt"] == 200
+    assert found.record["available"] == sum(part.record["available"] for part in alone)
+    more = open_questions(name, limit={"train": 150}, **options)
+    assert "limit.train=150 is more" in more.notes[0]
+
+
+def test_limits_of_single_splits_that_cannot_be_met(tmp_path):
+    rows = [{"id": i, "question": f"Who is {i}?", "answers": [f"x{i}"], "split": "train"} for i in range(6)]
+    file = write_lines(tmp_path / "q.jsonl", rows)
+    with pytest.raises(
+        EmptySplitError, match=r"no question in the test split \(its questions are: 6 train\)"
+    ):
+        open_questions(file, limit={"train": 2, "test": None})
+    for limit, message in (
+        ({"train": 0}, "limit.train=0 leaves nothing"),
+        ({"dev": 1}, "limit.dev is unknown: name train, validation, test"),
+        ({}, "limit={} names no split"),
+    ):
+        with pytest.raises(UserError, match=message):
+            open_questions(file, limit=limit)
+    with pytest.raises(UserError, match="split=train and a limit for each split"):
+        open_questions(file, limit={"train": 2}, split="train")
+    write_lines(tmp_path / "q.jsonl", [*rows, {**rows[0], "id": "x", "answers": ["the"]}])
+    with pytest.raises(
+        UserError, match="limit.train=7 cannot be met: .* has 6 usable questions in the train"
+    ):
+        open_questions(file, limit={"train": 7})
+
+
+def test_a_set_without_splits_can_be_left_whole(tmp_path):
+    rows = [{"id": i, "question": f"Who is {i}?", "answers": [f"x{i}"]} for i in range(20)]
+    file = write_lines(tmp_path / "q.jsonl", rows)
+    found = open_questions(file, split="test", deal_splits=False)
+    assert len(found.questions) == 20 and found.record["dealt"] == 0
+    assert len(open_questions(file, split="test").questions) == 5
+    stream = nq_file(tmp_path / "nq.jsonl", range(20))
+    found = open_questions("nq", path=stream, split="test", deal_splits=False)
+    assert len(found.questions) == 20 and found.record["dealt"] == 0
+    with pytest.raises(EmptySplitError, match="no question in the train split"):
+        open_questions(file, split="train", deal_splits=False)
+    some = write_lines(tmp_path / "some.jsonl", [{**rows[0], "split": "test"}, *rows[1:]])
+    dealt = open_questions(some, deal_splits=False)  # the others are dealt as ever
+    assert dealt.questions == open_questions(some).questions and dealt.record["dealt"] == 19
+
+
 def nq_file(target, numbers):
     return write_lines(target, [{"question": f"who is number {i}", "answer": [str(i)]} for i in numbers])
 

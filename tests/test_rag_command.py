@@ -230,6 +230,22 @@ def test_a_prober_that_the_trigger_does_not_take_is_named(rag, capsys):
         assert (note in capsys.readouterr().out) == (not used)
 
 
+def test_questions_without_splits_are_all_asked_unless_the_trigger_was_trained(rag, capsys):
+    rows = [{"id": f"q{i}", "question": f"Where is town {i}?", "answers": ["x"]} for i in range(20)]
+    (rag.path / "plain.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    given = ["questions=plain.jsonl", "corpus=corpus.jsonl"]
+
+    def asked(*overrides):
+        out = cli.run("rag", [*given, *overrides])
+        told = "names no splits: the" in capsys.readouterr().out
+        return len((out / "traces.jsonl").read_text().splitlines()), told
+
+    assert asked("trigger=entropy", "out=a") == (20, False)
+    assert asked("trigger=entropy", "split=validation", "out=b") == (3, False)
+    assert asked("trigger=probing", "prober=prober", "out=c") == (5, True)
+    assert asked("trigger=probing", "prober=prober", "split=null", "out=d") == (20, False)
+
+
 def test_questions_without_answers_are_refused_for_the_oracle_before_a_model_is_loaded(rag):
     (rag.path / "open.jsonl").write_text('{"id": "a", "question": "Where is town 3?"}\n')
     with pytest.raises(UserError, match="^trigger=oracle needs gold answers and 1 of 1 questions have none"):

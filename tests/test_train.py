@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,9 @@ import pytest
 import torch
 from planted import SPEC, make_store, make_token_store
 from probers.train.controls import control_detectors
-from probers.train.data import CHUNK, Examples, load_examples
+from probers.train.data import CHUNK, Examples, SplitRequest, load_examples
 from probers.train.module import ProberModule
+from probers.train.stores import by_site
 from sklearn.metrics import roc_auc_score
 from torch import nn
 
@@ -202,7 +204,7 @@ def test_requests_that_are_wrong_write_nothing(
         ([data, "seeds=0"], "seeds=0 must be a whole number of 1 or more"),
         ([data, "split=[0.5,0.5]"], "split=.* must be store or a list"),
         ([data, "train_on=[squad]"], "train_on names 'squad'"),
-        ([f"data=[{store.path},{store.path}]"], "2 stores of site=resid_post: give one for each site"),
+        ([f"data=[{store.path},{store.path}]"], f"the id q0 is in data={store.path} and again in data="),
         ([data, "head=mlp"], "unknown head 'mlp': choose one of adaptive, attention_pool, linear"),
     ]:
         with pytest.raises(UserError, match=message):
@@ -303,6 +305,89 @@ def test_out_of_domain_in_one_command(tmp_path: Path) -> None:
     splits = json.loads((out / "splits.json").read_text())
     numbers = {split: {int(g[1:]) % 3 == 0 for g in groups} for split, groups in splits.items()}
     assert numbers == {"train": {False}, "validation": {False}, "test": {True}}
+
+
+def renamed(prefix: str) -> Callable[[dict], dict]:
+    """Edits rows so that ids, groups and the data set are those of another set."""
+
+    def edit(row: dict) -> dict:
+        return row | {"id": f"{prefix}{row['id']}", "group": f"{prefix}{row['group']}", "dataset": prefix}
+
+    return edit
+
+
+def test_stores_of_several_data_sets_are_read_as_one(tmp_path: Path) -> None:
+    """Bit for bit what their merged store gives, in the same order."""
+    a = make_store(tmp_path / "a", 400, edit=renamed("nq"))
+    b = make_store(tmp_path / "b", 600, edit=renamed("hotpotqa"))
+    FeatureStore.merge([a, b], tmp_path / "merged")
+    arguments = ["layer=[1,2]", "head=linear", "lr=0.03", *(p for p in PLAIN if "lr" not in p)]
+    joined = cli.run("train", [f"data=[{a.path},{b.path}]", f"out={tmp_path / 'joined'}", *arguments])
+    merged = cli.run("train", [f"data={tmp_path / 'merged'}", f"out={tmp_path / 'one'}", *arguments])
+    assert (joined / "heads.safetensors").read_bytes() == (merged / "heads.safetensors").read_bytes()
+    figures, same = (json.loads((out / "metrics.json").read_text()) for out in (joined, merged))
+    assert set(figures["datasets"]) == {"nq", "hotpotqa"}
+    assert figures["datasets"] == same["datasets"] and figures["ensemble"] == same["ensemble"]
+    assert f"[{a.path},{b.path}]" in (joined / "README.md").read_text()
+
+
+def test_several_data_sets_of_several_sites(tmp_path: Path) -> None:
+    site = replace(SPEC.select((1, 2, 3)), site="mlp_out")
+    stores = [
+        make_store(tmp_path / f"{name}-{spec.site}", 400, edit=renamed(name), spec=spec)
+        for spec in (SPEC, site)
+        for name in ("nq", "hotpotqa")
+    ]
+    listed = ",".join(str(store.path) for store in stores)
+    arguments = ["layer=[2]", "head=linear", f"out={tmp_path / 'out'}", *PLAIN]
+    figures = ProbeBank.from_pretrained(cli.run("train", [f"data=[{listed}]", *arguments])).metrics
+    assert figures["sites"] == ["resid_post", "mlp_out"] and set(figures["datasets"]) == {"nq", "hotpotqa"}
+    with pytest.raises(UserError, match="holds other texts than"):
+        cli.run("train", [f"data=[{stores[0].path},{stores[1].path},{stores[2].path}]", *arguments])
+
+
+def test_token_states_of_several_data_sets(tmp_path: Path) -> None:
+    def edit(row: dict) -> dict:
+        return row | {key: f"nq{row[key]}" for key in ("id", "span", "group")}
+
+    a, b = make_token_store(tmp_path / "a", 60), make_token_store(tmp_path / "b", 40, edit=edit)
+    (joined,) = by_site([a, b])
+    examples = load_examples([joined])
+    assert len(examples.table) == 100 and examples.members is not None
+    rows = np.concatenate([store.states((2,)) for store in (a, b)])
+    reader = joined.reader((2,))
+    for text, members in zip(examples.table["id"], examples.members, strict=True):
+        store, first = (b, len(a)) if text.startswith("nq") else (a, 0)
+        own = np.flatnonzero(store.table()["span"] == text)
+        assert (members - first).tolist() == own.tolist()
+        np.testing.assert_array_equal(reader[members], rows[members])
+
+
+def test_a_group_is_never_on_two_sides_of_stores_read_together(tmp_path: Path) -> None:
+    a = make_store(tmp_path / "a", 400)
+
+    def edit(row: dict) -> dict:
+        split = "test" if row["group"] == "g4" else row["split"]
+        return row | {"id": f"b{row['id']}", "split": split}
+
+    b = make_store(tmp_path / "b", 400, edit=edit)
+    with pytest.raises(UserError, match="leaks: the group 'g4' is in test and train"):
+        load_examples(by_site([a, b]))
+    dealt = load_examples(by_site([a, b]), SplitRequest(split=[0.6, 0.2, 0.2]))
+    assert (dealt.table.groupby("group")["split"].nunique() == 1).all()
+
+
+def test_stores_of_one_site_that_do_not_fit_together(tmp_path: Path) -> None:
+    a = make_store(tmp_path / "a", 40)
+    fewer = make_store(tmp_path / "b", 40, edit=renamed("b"), spec=SPEC.select((0, 1)))
+    with pytest.raises(UserError, match=r"has layers=\(0, 1, 2, 3\) and .* layers=\(0, 1\)"):
+        by_site([a, fewer])
+    lacks = make_store(
+        tmp_path / "c", 40,
+        edit=lambda row: {k: v for k, v in renamed("c")(row).items() if k != "rind_max"},
+    )  # fmt: skip
+    with pytest.raises(UserError, match="a has the column rind_max, which data=.*c lacks"):
+        load_examples(by_site([a, lacks]))
 
 
 def test_sites_are_trained_together_and_the_best_is_the_probers(tmp_path: Path) -> None:

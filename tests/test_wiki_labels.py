@@ -26,6 +26,7 @@ from probers import CausalLM, FeatureStore
 from probers.commands import main as cli
 from probers.prompts import PromptTemplate
 from probers.store.spec import FeatureSpec
+from probers.testbed.assets import load_articles
 from probers.types import Article, Needs, RunError
 
 RULES = Recogniser("rules", fine=True, quiet=True)
@@ -345,6 +346,20 @@ def test_a_balanced_command(tmp_path):
         assert counts[split, "generated", 0] == counts[split, "generated", 1]
     assert store.summary["hallucinated"] == 0.5 and store.summary["left_out"]["balance"] > 0
     store.verify()
+
+
+@pytest.mark.parametrize(("count", "trained"), [(210, True), (30, False)])
+def test_vectors_are_trained_on_articles_of_ones_own_by_default(tmp_path, capsys, count, trained):
+    file = tmp_path / "articles.jsonl"
+    rows = [{"title": a.title, "text": " ".join(a.sentences)} for a in load_articles()[:count]]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    overrides = ["--source", "wiki", f"out={tmp_path}/s", "layers=[12]", "per_article=1"]
+    cli.run("datagen", [*overrides, f"articles={file}", "limit=null", "matcher.wordnet=''"])
+    store, out = FeatureStore.open(tmp_path / "s"), capsys.readouterr().out
+    assert ("vectors" in store.summary["matcher_stages"]) == trained == (tmp_path / "s/vectors.bin").is_file()
+    assert ("30 articles are fewer than the 200" in out) == (not trained)
+    last = ", vectors; without wordnet" if trained else "; without wordnet and vectors"
+    assert f"entities are compared by date, number, string, alias, acronym, name{last}\n" in out
 
 
 def test_vectors_of_the_runs_own_articles(tmp_path):

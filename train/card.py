@@ -17,13 +17,13 @@ from .tables import ENSEMBLES, best_name, bounded, bounds, layer_name, number, w
 Json = Mapping[str, Any]
 
 
-def write_card(bank: ProbeBank, figures: Json, *, data: Path, source: str, out: Path) -> str:
+def write_card(bank: ProbeBank, figures: Json, *, data: Path | str, source: str, out: Path) -> str:
     """The text of ``README.md``.
 
     Args:
         bank: the prober.
         figures: as in ``metrics.json``.
-        data: the feature store it was trained on.
+        data: the feature store it was trained on, or [a,b] of several.
         source: what kind of examples the store holds, e.g. "cot".
         out: where the prober is written, for the commands shown.
     """

@@ -17,8 +17,9 @@ from probers.data.splits import deal
 from probers.heads import ProbeHead, head_name
 from probers.seeding import draw_key
 from probers.store.spec import FeatureSpec, parse_layers
-from probers.store.store import FeatureStore
 from probers.types import SPLITS, Site, UserError
+
+from .stores import Stored
 
 #: Rows read at once where their number does not matter to the result.
 CHUNK = 1024
@@ -145,11 +146,11 @@ class SplitRequest:
         return np.array([of[g] for g in groups], dtype=object)
 
 
-def load_examples(stores: Sequence[FeatureStore], request: SplitRequest | None = None) -> Examples:
+def load_examples(stores: Sequence[Stored], request: SplitRequest | None = None) -> Examples:
     """The texts of stores of the same texts, refused where a training or its test would mean nothing.
 
     Args:
-        stores: finished ones; more than one only where they hold states of other sites.
+        stores: finished ones, one for each site.
         request: splits; None takes the store's.
 
     Raises:
@@ -175,7 +176,7 @@ def load_examples(stores: Sequence[FeatureStore], request: SplitRequest | None =
     return Examples(table, rows, members)
 
 
-def as_texts(store: FeatureStore) -> tuple[pd.DataFrame, tuple[np.ndarray, ...] | None]:
+def as_texts(store: Stored) -> tuple[pd.DataFrame, tuple[np.ndarray, ...] | None]:
     """A row per text of a store, with ``members`` of :class:`Examples`.
 
     The rows of the tokens of one span (pool "tokens") are one text.
@@ -247,7 +248,7 @@ class StoreStates:
         columns: what is wanted, those of one store together and in the order of ``stores``.
     """
 
-    def __init__(self, stores: Sequence[FeatureStore], columns: Sequence[Column]) -> None:
+    def __init__(self, stores: Sequence[Stored], columns: Sequence[Column]) -> None:
         wanted = [(store, [c.layer for c in columns if c.site == store.spec.site]) for store in stores]
         self._readers = [store.reader(layers) for store, layers in wanted if layers]
         rows, _, width = self._readers[0].shape
@@ -317,7 +318,7 @@ class Dataset:
 
     @classmethod
     def load(
-        cls, stores: Sequence[FeatureStore], layer: object = "all", request: SplitRequest | None = None
+        cls, stores: Sequence[Stored], layer: object = "all", request: SplitRequest | None = None
     ) -> Dataset:
         """The texts of stores with the states of some layers.
 

@@ -17,7 +17,6 @@ from probers.types import UserError
 
 if TYPE_CHECKING:
     from probers.bank.bank import ProbeBank
-    from probers.store.store import FeatureStore
 
     from .fit import Task
 
@@ -38,10 +37,11 @@ def run(cfg: DictConfig) -> Path:
     from probers.heads import factory
     from probers.store.store import FeatureStore
 
+    from .stores import by_site
+
     paths = _data(cfg.data)
     print(f"reading {', '.join(map(str, paths))}", flush=True)
-    stores = [FeatureStore.open(path, checksums=cfg.checksums) for path in paths]
-    _check_sites(stores)
+    stores = by_site([FeatureStore.open(path, checksums=cfg.checksums) for path in paths])
 
     from .assemble import AssemblySettings, assemble, learning_curve
     from .card import write_card
@@ -122,24 +122,8 @@ def _data(given: Any) -> list[Path]:
         return [found]
     paths = [Path(str(path)) for path in ([given] if isinstance(given, str) else given)]
     if not paths:
-        raise UserError("data=[] names no store: give a folder, or one for each site")
+        raise UserError("data=[] names no store: give a folder, or several")
     return paths
-
-
-def _check_sites(stores: Sequence[FeatureStore]) -> None:
-    """Refuse stores that cannot be trained on together."""
-    first = stores[0]
-    for other in stores[1:]:
-        first.spec.check(
-            replace(other.spec, site=first.spec.site), what=f"data={first.path}", against=f"data={other.path}"
-        )
-    sites = [store.spec.site for store in stores]
-    twice = next((site for site in sites if sites.count(site) > 1), None)
-    if twice is not None:
-        raise UserError(
-            f"data names {sites.count(twice)} stores of site={twice}: give one for each site; "
-            "FeatureStore.merge joins stores of one"
-        )
 
 
 def _default_out(paths: Sequence[Path], cfg: DictConfig) -> Path:

@@ -182,7 +182,7 @@ def _advice(warnings: list[str], leaks: Leaks, config: Mapping[str, Any]) -> lis
         return []
     options = []
     uneven = any(abs((size["wrong"] or 0.5) - 0.5) > _UNEVEN for size in leaks.splits.values())
-    if uneven and not config.get("balance", True):
+    if uneven and not (config.get("balance", True) or config.get("balance_to")):
         options.append("balance=true (as many of one label as of the other in every split)")
     if config.get("negatives") == "untouched":
         options.append("negatives=generated (both labels from texts the model wrote)")

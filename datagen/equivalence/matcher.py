@@ -13,7 +13,7 @@ from .names import acronym_of, common_aliases, load_aliases, normalise, same_str
 from .numbers import Relation, compare_numbers, read_number
 from .persons import compare_parts
 from .vectors import cosine
-from .wordnet import find_wordnet, has_wordnet, same_in_wordnet, say_absent
+from .wordnet import HOW_TO_GET, find_wordnet, has_wordnet, same_in_wordnet, say_absent
 
 Verdict = Literal["equivalent", "different", "undecided"]
 
@@ -46,7 +46,7 @@ class EntityMatcher:
             member of the other; "equivalent" is not allowed.
         stages: the stages in the order they are asked; leave one out to switch it off.
         aliases: JSONL file of the user's aliases, a list of names per line, or "".
-        wordnet: folder of WordNet's files, "auto" to look for it where nltk does, or "" for
+        wordnet: folder of WordNet's files (or their .zip), "auto" to look for it where nltk does, or "" for
             none; the stage is then absent, and with "auto" says so once.
         vectors: file in the word2vec format (text, or ``.bin``), or "" for none.
         same_cosine: at least this cosine is equivalent.
@@ -105,6 +105,13 @@ class EntityMatcher:
         """The stages that can decide: without those whose data is absent."""
         absent = {"wordnet"} if self._folder is None else set()
         return tuple(s for s in self.stages if s not in absent and (s != "vectors" or self.vectors))
+
+    def told(self) -> str:
+        """Which stages can decide, and which cannot and why, in one line."""
+        missing = [stage for stage in self.stages if stage not in self.active]
+        why = {"wordnet": f"wordnet ({HOW_TO_GET})" if self.wordnet else "wordnet", "vectors": "vectors"}
+        without = f"; without {' and '.join(why[stage] for stage in missing)}" if missing else ""
+        return f"entities are compared by {', '.join(self.active)}{without}"
 
     def match(self, original: str, generated: str) -> Match:
         """The verdict of the first stage that applies.

@@ -67,12 +67,18 @@ def _words(mention: str) -> dict[str, tuple[str, ...]]:
     return words
 
 
+class TooFewError(UserError):
+    """There are too few articles to train vectors on."""
+
+
+#: Articles that vectors need which nobody asked for by name: of fewer, hardly a name would have one.
+FEW = 200
 #: Words that occur more rarely have no vector, and so leave a comparison undecided.
 MIN_COUNT = 5
 _SIZE, _WINDOW, _EPOCHS = 100, 5, 10
 
 
-def train_vectors(articles: Iterable[Article], path: Path, *, seed: int) -> None:
+def train_vectors(articles: Iterable[Article], path: Path, *, seed: int, least: int = 0) -> None:
     """Train Word2Vec (skip-gram, Mikolov et al. 2013), centre it and write it in the word2vec format, binary.
 
     Centring takes the mean of all vectors from each (Mu and Viswanath 2018).
@@ -84,30 +90,36 @@ def train_vectors(articles: Iterable[Article], path: Path, *, seed: int) -> None
     Args:
         articles: in natural text.
         path: of the vectors; those of an earlier run are kept, unless they are damaged.
+        seed: of the training.
+        least: train on so many articles or more.
 
     Raises:
-        UserError: no word occurs often enough.
+        TooFewError: fewer articles than ``least``, or no word occurs often enough.
     """
     if trained(path):
         return
     from gensim.models import Word2Vec
 
+    count = 0
     words, beside = path.with_suffix(".words"), path.with_name(f".{path.name}.tmp.bin")
     try:
         with open(words, "w", encoding="utf-8") as file:
             for article in articles:
+                count += 1
                 text = " ".join(article.sentences)
                 for start, end in split_sentences(text):
                     file.write(normalise(text[start:end]) + "\n")
+        if count < least:
+            raise TooFewError(f"{count} articles are fewer than the {least} that vectors are trained on")
         try:
             model = Word2Vec(
                 corpus_file=str(words), vector_size=_SIZE, window=_WINDOW, min_count=MIN_COUNT,
                 sg=1, epochs=_EPOCHS, workers=1, seed=seed,
             )  # fmt: skip
         except RuntimeError as error:  # an empty vocabulary
-            raise UserError(
+            raise TooFewError(
                 f"matcher.vectors=own: no word occurs {MIN_COUNT} times in the articles, so there is nothing "
-                'to train vectors on; raise the limit, give a vector file or leave vectors=""'
+                'to train vectors on; raise the limit, give a vector file or pass matcher.vectors=""'
             ) from error
         # What all vectors have in common says nothing, and of few articles they have nearly
         # everything in common: of 300 articles, two words drawn at random have a cosine of 0.99.

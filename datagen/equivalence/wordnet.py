@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import sys
 import warnings
+import zipfile
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from .numbers import Relation
 
 #: Where Debian's wordnet-base puts the files; nltk's own folders are searched first.
 _DEBIAN = "/usr/share/wordnet"
+#: The command that brings the files.
+HOW_TO_GET = "python -m nltk.downloader wordnet"
 _NEEDED = ("data.noun", "index.noun")
 _LEXNAMES = (
     "adj.all adj.pert adv.all noun.Tops noun.act noun.animal noun.artifact noun.attribute noun.body "
@@ -31,16 +34,23 @@ _RELATIONS = {
 
 
 def find_wordnet() -> str | None:
-    """The folder of WordNet's files below nltk's data path (or Debian's), None when there is none."""
+    """The folder or archive of WordNet's files below nltk's data path (or Debian's), None without any."""
     import nltk
 
-    places = [Path(p) / "corpora" / name for p in nltk.data.path for name in ("wordnet", "wordnet31")]
+    names = ("wordnet", "wordnet31", "wordnet.zip", "wordnet31.zip")
+    places = [Path(p) / "corpora" / name for p in nltk.data.path for name in names]
     return next((str(p) for p in (*places, Path(_DEBIAN)) if has_wordnet(str(p))), None)
 
 
 def has_wordnet(folder: str) -> bool:
-    """Whether a folder holds WordNet's files."""
-    return all((Path(folder) / name).is_file() for name in _NEEDED)
+    """Whether a folder, or an archive as nltk downloads it, holds WordNet's files."""
+    path = Path(folder)
+    if path.suffix == ".zip":
+        if not path.is_file() or not zipfile.is_zipfile(path):
+            return False
+        with zipfile.ZipFile(path) as archive:
+            return {f"{path.stem}/{name}" for name in _NEEDED} <= set(archive.namelist())
+    return all((path / name).is_file() for name in _NEEDED)
 
 
 def wordnet_available() -> bool:
@@ -99,9 +109,12 @@ def _reader(folder: str) -> Any:
 
     if folder not in nltk.data.path:
         nltk.data.path.append(folder)  # nltk opens files below its data path alone
+    root = folder
+    if Path(folder).suffix == ".zip":
+        root = nltk.data.ZipFilePathPointer(folder, f"{Path(folder).stem}/")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return Reader(folder, None)
+        return Reader(root, None)
 
 
 @lru_cache(maxsize=1)
@@ -109,6 +122,6 @@ def say_absent() -> None:
     """Say once per process that names are compared without WordNet."""
     print(
         "WordNet's files were not found below nltk's data path: names are compared without synonyms "
-        "(python -m nltk.downloader wordnet)",
+        f"({HOW_TO_GET})",
         file=sys.stderr,
     )

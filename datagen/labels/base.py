@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from array import array
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -15,7 +15,7 @@ from probers.engine.model import CausalLM
 from probers.prompts import PromptTemplate
 from probers.seeding import draw_key
 from probers.store.store import FeatureStore
-from probers.types import Generation
+from probers.types import SPLITS, Generation, UserError
 from probers.uncertainty import rind_scores, signals
 
 from ..audit.drawn import stored_columns
@@ -58,6 +58,7 @@ class LabelBuilder(ABC):
         wrong_name: what a label of 0 is called.
         position: which tokens are read, for the FeatureSpec.
         balance_by: columns for each of whose values labels are balanced when that is asked for.
+        parts: how many values those columns have within a split.
         lm: what generates.
         prompt: the form of its prompts; a chat prompt is bound to the model's own template.
     """
@@ -67,6 +68,7 @@ class LabelBuilder(ABC):
     wrong_name: ClassVar[str]
     position: ClassVar[str]
     balance_by: ClassVar[tuple[str, ...]]
+    parts: ClassVar[int]
     lm: CausalLM
     prompt: PromptTemplate
 
@@ -86,7 +88,7 @@ class LabelBuilder(ABC):
 
     @abstractmethod
     def units(self) -> Iterator[Any]:
-        """The pieces of work, each with an ``id`` by which a resumed run knows that it is done.
+        """The pieces of work, each with its ``split`` and an ``id`` by which a resumed run knows it is done.
 
         Their order depends on the configuration alone; iterated once.
         """
@@ -127,24 +129,85 @@ def recorded(generation: Generation, tokens: Sequence[int] | None = None) -> dic
 
 
 _REASON = "balance: more of its label than of the other"
+_ENOUGH = "balance: its split has enough of its label"
 
 #: What a span is counted with: the values of the columns it is balanced by, and its label.
 _Kind = tuple[tuple[str, ...], int]
 
 
-def balance(store: FeatureStore, *, by: Sequence[str], seed: int) -> list[str]:
-    """Drop examples drawn by ``seed`` until both labels are equally frequent.
+def _kinds(rows: Iterable[Mapping[str, Any]], by: Sequence[str]) -> dict[str, _Kind]:
+    """What each span of some rows is counted with."""
+    return {span_of(row): (tuple(row[column] for column in by), int(row["correct"])) for row in rows}
 
-    Rows of one span (pool "tokens") stay or go together. What goes joins what the shards left
-    out. A shard is written anew whole or not at all, and doing it all again changes nothing,
-    since of the more frequent label those with the smallest hashes stay: a run that was
-    killed in between ends as one that was not.
+
+class Quotas:
+    """How many examples of each label every split is to have, and how many there are so far.
 
     Args:
-        by: columns; the labels are balanced for each of their values, "split" at least.
+        wanted: examples by split, of both labels and all parts together; a split it does not
+            name has no quota.
+        by: the columns labels are balanced by, "split" first.
+        parts: how many values the others have within a split.
+
+    Raises:
+        UserError: a number that cannot be had of both labels and all parts alike.
+    """
+
+    def __init__(self, wanted: Mapping[str, int], *, by: Sequence[str], parts: int) -> None:
+        self.by, self._kinds_of_split = tuple(by), 2 * parts
+        self._wanted: dict[str, int] = {}
+        for split, examples in wanted.items():
+            if examples % self._kinds_of_split:
+                apart = f" for each {by[-1]}" if parts > 1 else ""
+                raise UserError(
+                    f"balance_to.{split}={examples} must be a multiple of {self._kinds_of_split}, so that as "
+                    f"many are right as wrong{apart}"
+                )
+            self._wanted[split] = examples // self._kinds_of_split
+        self._found: Counter[_Kind] = Counter()
+
+    def __bool__(self) -> bool:
+        return bool(self._wanted)
+
+    def of(self, split: str) -> int | None:
+        """Examples wanted of each label and part of a split; None without a quota."""
+        return self._wanted.get(split)
+
+    def count(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Count the rows of a shard."""
+        self._found.update(_kinds(rows, self.by).values())
+
+    def full(self, split: str) -> bool:
+        """Whether a split has enough of each label in each part."""
+        wanted = self.of(split)
+        if wanted is None:
+            return False
+        enough = [n for (values, _), n in self._found.items() if values[0] == split and n >= wanted]
+        return len(enough) == self._kinds_of_split
+
+    @property
+    def all_full(self) -> bool:
+        """Whether nothing more is wanted of any split."""
+        return all(map(self.full, SPLITS))
+
+
+def balance(store: FeatureStore, *, by: Sequence[str], seed: int, quotas: Quotas | None = None) -> list[str]:
+    """Drop examples until both labels are equally frequent, and a split with a quota has no more than that.
+
+    Rows of one span (pool "tokens") stay or go together. What goes joins what the shards left
+    out. A shard is written anew whole or not at all, and doing it all again changes nothing: a
+    run that was killed in between ends as one that was not. Of the more frequent label those
+    with the smallest hashes stay; in a split with a quota the first, which are the same however
+    much was made beyond them.
+
+    Args:
+        by: columns; the labels are balanced for each of their values, "split" first.
+        seed: of the hashes.
+        quotas: how many examples some splits are to have; None is none.
 
     Returns:
-        Notes on what could not be balanced, for there was one label only.
+        Notes on what could not be balanced, for there was one label only, and on quotas that
+        were not reached.
     """
     drawn: dict[tuple[str, ...], dict[int, array[int]]] = defaultdict(lambda: {0: array("Q"), 1: array("Q")})
     name = "span" if "span" in stored_columns(store) else "id"
@@ -152,34 +215,60 @@ def balance(store: FeatureStore, *, by: Sequence[str], seed: int) -> list[str]:
         spans = table.drop_duplicates(name)[[name, "correct", *by]]
         for span, correct, *values in spans.itertuples(index=False):
             drawn[tuple(values)][correct].append(draw_key("balance", seed, span))
-    limits: dict[_Kind, int] = {}
+    below: dict[_Kind, int] = {}
+    most: dict[_Kind, int] = {}
     notes = []
     for values, keys in sorted(drawn.items()):
         least = min(map(len, keys.values()))
+        where = " ".join(values)
         if not least:
             kind = "right" if keys[1] else "wrong"
-            notes.append(f"balance: all labels of {' '.join(values)} are {kind}, so they stay as they are")
+            notes.append(f"balance: all labels of {where} are {kind}, so they stay as they are")
             continue
+        quota = quotas.of(values[0]) if quotas else None
+        if quota is not None and least < quota:
+            notes.append(f"balance_to: {where} has {least} of each label and not {quota}: raise the limit")
         for correct, found in keys.items():
-            if len(found) > least:
-                limits[values, correct] = int(np.sort(np.frombuffer(found, np.uint64))[least])
-    if limits:
+            if quota is not None:
+                most[values, correct] = min(least, quota)
+            elif len(found) > least:
+                below[values, correct] = int(np.sort(np.frombuffer(found, np.uint64))[least])
+    if below or most:
+        taken: Counter[_Kind] = Counter()
         for index in range(store.next_shard):
-            _thin(store, index, by, limits, seed)
+            _thin(store, index, by, _keep(below, most, taken, seed))
     return notes
 
 
-def _thin(store: FeatureStore, index: int, by: Sequence[str], limits: Mapping[_Kind, int], seed: int) -> None:
-    """Write one shard without the spans whose hash reaches the limit of their kind."""
+def _keep(
+    below: Mapping[_Kind, int], most: Mapping[_Kind, int], taken: Counter[_Kind], seed: int
+) -> Callable[[str, _Kind], str]:
+    """Why a span goes, "" where it stays; asked once for each span, in the order of the store.
+
+    Args:
+        below: what the hash of a span must be below, by kind.
+        most: how many of the first spans stay, by kind.
+        taken: spans asked about so far, by kind.
+        seed: of the hashes.
+    """
+
+    def reason(span: str, kind: _Kind) -> str:
+        taken[kind] += 1
+        if kind in most:
+            return _ENOUGH if taken[kind] > most[kind] else ""
+        return _REASON if kind in below and draw_key("balance", seed, span) >= below[kind] else ""
+
+    return reason
+
+
+def _thin(store: FeatureStore, index: int, by: Sequence[str], reason: Callable[[str, _Kind], str]) -> None:
+    """Write one shard without the spans that have a reason to go."""
     rows, states, units, left_out = store.read_shard(index)
-    keep, gone = [], {}
-    for number, row in enumerate(rows):
-        span = span_of(row)
-        limit = limits.get((tuple(row[column] for column in by), row["correct"]))
-        if limit is None or draw_key("balance", seed, span) < limit:
-            keep.append(number)
-        else:
-            gone[span] = {"id": span, "reason": _REASON}
+    gone = {}
+    for span, kind in _kinds(rows, by).items():
+        if why := reason(span, kind):
+            gone[span] = {"id": span, "reason": why}
     if gone:
+        keep = [number for number, row in enumerate(rows) if span_of(row) not in gone]
         kept = [rows[i] for i in keep]
         store.write_shard(index, kept, states[keep], units=units, left_out=[*left_out, *gone.values()])

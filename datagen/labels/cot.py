@@ -17,6 +17,7 @@ from probers.data.questions import QuestionSet
 from probers.engine.model import CausalLM
 from probers.evaluation.answers import Rule, accuracy_contains, exact_match, f1_score, final_answer, right_by
 from probers.prompts import PromptTemplate, passages_that_fit
+from probers.seeding import draw_key
 from probers.store.store import FeatureStore
 from probers.types import Generation, Needs, Question, Retriever, UserError
 
@@ -56,6 +57,8 @@ class CotBuilder(LabelBuilder):
     Attributes:
         asked: the questions; each needs at least one gold answer.
         k: passages retrieved with the question in the second condition.
+        shuffle: ask the questions in an order drawn by this seed, which is the same whatever
+            order they come in; None asks them as they come.
     """
 
     lm: CausalLM
@@ -67,12 +70,14 @@ class CotBuilder(LabelBuilder):
     acc: Acc = "tokens"
     k: int = 3
     max_new_tokens: int = 48
+    shuffle: int | None = None
     _read: int = field(default=0, init=False)
 
     item_name = unit_name = "question"
     wrong_name = "wrong"
     position = "generated"
     balance_by = ("split", "condition")
+    parts = 2
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -90,7 +95,10 @@ class CotBuilder(LabelBuilder):
         return len(self.asked.questions)
 
     def units(self) -> Iterator[Question]:
-        for question in self.asked.questions:
+        questions = self.asked.questions
+        if (seed := self.shuffle) is not None:
+            questions = sorted(questions, key=lambda q: draw_key("balance", seed, q.id))
+        for question in questions:
             self._read += 1
             yield question
 

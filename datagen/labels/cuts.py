@@ -42,6 +42,10 @@ class Cut:
     def id(self) -> str:
         return f"{self.article.id}/{self.entity.start}"
 
+    @property
+    def split(self) -> str:
+        return self.article.split
+
 
 def cut_article(
     article: Article, recognise: Recognise, *, per_article: int, within: int | None, seed: int

@@ -143,6 +143,7 @@ class WikiBuilder(LabelBuilder):
     wrong_name = "hallucinated"
     position = "entity"
     balance_by = ("split",)
+    parts = 1
 
     @property
     def items(self) -> int:

@@ -50,6 +50,15 @@ Balance = Literal["none", "weights", "sampling"]
 #: Fewer give no 95% interval.
 Resamples = Annotated[int, Field(ge=100)]
 Verdict = Literal["equivalent", "different", "undecided"]
+Split = Literal["train", "validation", "test"]
+#: A number for each split named; null is all there are.
+PerSplit = Annotated[
+    Mapping[Split, Count | None],
+    Field(min_length=1, description="one for each split, as {train: 1000, validation: null}"),
+]
+Quota = Annotated[
+    Mapping[Split, Count], Field(min_length=1, description="{train: 1000, ..}, a whole number for each split")
+]
 #: ``file`` as it is given for articles, corpora and stores, or several of them.
 Names = Name | list[Name]
 
@@ -122,7 +131,6 @@ class _Reading(_Run):
     corpus: Name
     passage_words: Count | None
     corpus_cache: Name
-    limit: Count | None
     on_bad_line: Literal["error", "skip"]
     batch_size: BatchSize
     k: Count
@@ -135,6 +143,7 @@ class Datagen(_Reading):
 
     source: Literal["cot", "wiki"]
     out: Name
+    limit: Count | PerSplit | None
     articles: Name
     layers: Literal["all", "stride"] | Natural | list[Natural]
     site: Literal["resid_post", "resid_mid", "attn_out", "mlp_out"]
@@ -146,6 +155,7 @@ class Datagen(_Reading):
     recogniser: Name
     negatives: Literal["generated", "untouched"]
     balance: bool
+    balance_to: Quota | None
     shard_size: Count
     min_sentences: Count
     max_chars: Count
@@ -217,6 +227,7 @@ class Train(Fitting, Assembling, _Run):
 class _Answering(_Reading):
     """What the two commands of the loop share."""
 
+    limit: Count | None
     prober: Name | None
     allow_overlap: bool
     max_retrievals: Natural
@@ -229,7 +240,7 @@ class Rag(_Answering):
     """``probers-rag``."""
 
     question: str | None
-    split: Literal["train", "validation", "test"] | None
+    split: Split | None
     out: Name | None
 
 

@@ -13,10 +13,10 @@ import random
 from array import array
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 from ..seeding import draw_key
 from ..types import SPLITS, Question, UserError
@@ -71,67 +71,131 @@ class Splits:
         return SPLITS[bisect_right(self._ends, self.key(group))]
 
 
+#: How many questions are drawn: of all, or of each split named; None is all of them.
+Limit: TypeAlias = int | Mapping[str, int | None] | None
+
+
 @dataclass(frozen=True)
 class Drawn:
     """What was drawn.
 
     Attributes:
         questions: at most the number asked for, in the order of the draw (without a limit in the
-            file's), so that a smaller limit is a part of a larger one.
-        available: how many there were to draw from, which are those in the split asked for.
+            file's), so that a smaller limit is a part of a larger one; with a limit for each
+            split, one split after the other.
         splits: how many usable questions each split has.
-        seen: how many of the split were left out because something was trained on them.
+        dealt: how many of them were dealt to it, for they came without a split.
+        seen: how many of the wanted were left out because something was trained on them.
     """
 
     questions: list[Question]
-    available: int
     splits: dict[str, int]
+    dealt: int
     seen: int
 
+    def available(self, split: str | None) -> int:
+        """How many there were to draw from in a split, None for all."""
+        return sum(self.splits.values()) if split is None else self.splits.get(split, 0)
 
-#: Whether a question, with group and split, may not be asked.
+
+#: Whether a question, with group and split, may not be asked; it then counts nowhere else.
 Unfit = Callable[[Question], bool]
 
 
+def parts_of(limit: Limit, split: str | None) -> dict[str | None, int | None]:
+    """How many are drawn of each part of a set: of a split, or with the key None of all."""
+    if isinstance(limit, Mapping):
+        return {name: limit[name] for name in SPLITS if name in limit}
+    return {split: limit}
+
+
 def draw_stream(
-    questions: Iterable[Question], *, limit: int | None, split: str | None, seed: int, unfit: Unfit
-) -> Drawn:
-    """Draw from a stream, holding ``limit`` questions at most."""
+    questions: Iterable[Question], *, limit: Limit, split: str | None, seed: int, deal_splits: bool,
+    unfit: Unfit,
+) -> Drawn:  # fmt: skip
+    """Draw from a stream, holding as many questions as are asked for at most.
+
+    Args:
+        questions: in any order, which does not matter to what is drawn.
+        limit: how many, of all or of each split named.
+        split: only those of this split, where ``limit`` names none.
+        seed: of the draw and of dealing.
+        deal_splits: deal the questions that have no split; False takes them for test questions.
+        unfit: which are not drawn.
+    """
     splits: Counter[str] = Counter()
-    seen = 0
+    dealt = seen = 0
     side_of = Splits(seed)
+    parts = {name: _Smallest(most, seed) for name, most in parts_of(limit, split).items()}
+    for question in questions:
+        group = question.group or question.id
+        side = question.split or (side_of(group) if deal_splits else "test")
+        dealt += deal_splits and not question.split
+        part = parts.get(side) or parts.get(None)
+        whole = replace(question, group=group, split=side)
+        if part is not None and unfit(whole):
+            seen += 1
+            continue
+        splits[side] += 1
+        if part is not None:
+            part.add(whole)
+    drawn = [question for part in parts.values() for question in part.taken()]
+    return Drawn(drawn, dict(splits), dealt, seen)
 
-    def placed() -> Iterator[Question]:
-        nonlocal seen
-        for question in questions:
-            group = question.group or question.id
-            side = question.split or side_of(group)
-            splits[side] += 1
-            if split in (None, side):
-                whole = replace(question, group=group, split=side)
-                if unfit(whole):
-                    seen += 1
-                else:
-                    yield whole
 
-    if limit is None:
-        drawn = list(placed())
-    else:
-        drawn = heapq.nsmallest(limit, placed(), key=lambda q: draw_key("limit", seed, q.id))
-    available = sum(splits.values()) if split is None else splits[split]
-    return Drawn(drawn, available - seen, dict(splits), seen)
+class _Smallest:
+    """The questions with the smallest hashes of a stream; with no limit all of them, in its order."""
+
+    def __init__(self, most: int | None, seed: int) -> None:
+        self._most, self._seed = most, seed
+        self._all: list[Question] = []
+        self._kept: list[tuple[int, int, Question]] = []  # a heap, the largest hash on top
+        self._count = 0
+
+    def add(self, question: Question) -> None:
+        if self._most is None:
+            self._all.append(question)
+            return
+        self._count += 1
+        # Of questions with one id the first is kept; no two questions are ever compared.
+        entry = (-draw_key("limit", self._seed, question.id), -self._count, question)
+        if len(self._kept) < self._most:
+            heapq.heappush(self._kept, entry)
+        else:
+            heapq.heappushpop(self._kept, entry)
+
+    def taken(self) -> list[Question]:
+        """What is left, by hash."""
+        return self._all or [question for _, _, question in sorted(self._kept, reverse=True)]
 
 
 def draw_whole(
-    questions: Iterable[Question], *, limit: int | None, split: str | None, seed: int, unfit: Unfit
-) -> Drawn:
-    """Draw from questions that are held at once; the shares of splits are exact to within one group."""
+    questions: Iterable[Question], *, limit: Limit, split: str | None, seed: int, deal_splits: bool,
+    unfit: Unfit,
+) -> Drawn:  # fmt: skip
+    """Draw from questions that are held at once; the shares of splits are exact to within one group.
+
+    Args:
+        questions: their order decides, with ``seed``, what is drawn.
+        limit: as of :func:`draw_stream`.
+        split: as of :func:`draw_stream`.
+        seed: as of :func:`draw_stream`.
+        deal_splits: deal the questions that have no split; False takes them for test questions
+            where no question has one.
+        unfit: as of :func:`draw_stream`.
+    """
     held = [replace(q, group=q.group or q.id) for q in questions]
-    groups = sorted({q.group for q in held if not q.split})
-    random.Random(f"split:{seed}").shuffle(groups)
-    sides = deal(groups)
-    held = [replace(q, split=q.split or sides[q.group]) for q in held]
-    splits = Counter(q.split for q in held)
-    pool = held if split is None else [q for q in held if q.split == split]
-    fit = [q for q in pool if not unfit(q)]
-    return Drawn(limited(fit, limit, seed), len(fit), dict(splits), len(pool) - len(fit))
+    dealt = sum(not q.split for q in held)
+    if deal_splits or any(q.split for q in held):
+        groups = sorted({q.group for q in held if not q.split})
+        random.Random(f"split:{seed}").shuffle(groups)
+        sides = deal(groups)
+        held = [replace(q, split=q.split or sides[q.group]) for q in held]
+    else:
+        held, dealt = [replace(q, split="test") for q in held], 0
+    parts = parts_of(limit, split)
+    fit = [q for q in held if not ((q.split in parts or None in parts) and unfit(q))]
+    drawn: list[Question] = []
+    for name, most in parts.items():
+        drawn += limited(fit if name is None else [q for q in fit if q.split == name], most, seed)
+    return Drawn(drawn, dict(Counter(q.split for q in fit)), dealt, len(held) - len(fit))

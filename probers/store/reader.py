@@ -63,6 +63,14 @@ class StateReader:
         self._maps: dict[int, _Map] = {}
         self._resident = 0
 
+    @classmethod
+    def joined(cls, readers: Sequence[StateReader]) -> StateReader:
+        """The rows of several readers of the same specification and layers, one after the other."""
+        first = readers[0]
+        files = [file for reader in readers for file in reader._files]
+        counts = [count for reader in readers for count in reader._counts]
+        return cls(files, counts, first._spec, first.layers)
+
     def __len__(self) -> int:
         return self.shape[0]
 

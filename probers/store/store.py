@@ -239,6 +239,13 @@ class FeatureStore:
             states = np.array(StateReader([file], [len(rows)], self.spec, self.spec.layers)[:])
         return rows, states, about["units"], about["left_out"]
 
+    def shard_rows(self, index: int) -> list[dict[str, Any]]:
+        """The rows of one shard that is written, without its states."""
+        if not read_sidecar(self.path, index)["rows"]:
+            return []
+        rows: list[dict[str, Any]] = read_rows(self.path, index).to_pylist()
+        return rows
+
     def finish(self, summary: Mapping[str, Any] | None = None) -> None:
         """Mark the store complete; ``summary`` is kept as plain figures.
 

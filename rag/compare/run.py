@@ -14,7 +14,7 @@ from probers.commands.parts import build, inputs, load_model, load_passages, pro
 from probers.commands.runs import RunFolder
 from probers.data.questions import EmptySplitError, QuestionSet, QuestionSource, open_questions
 from probers.evaluation.answers import RULES, Rule, right_by
-from probers.types import Needs, Question, UserError
+from probers.types import SPLITS, Needs, Question, UserError
 
 from ..build import find_prober, loop_options
 from ..contamination import Contamination
@@ -38,7 +38,6 @@ def run(cfg: DictConfig) -> Path:
     if right is None:
         raise UserError(f"wrong={cfg.wrong} is no figure to judge answers by: choose {RULES}")
     asked = build(cfg.questions)
-    corpus = load_passages(cfg)
     notes = complete(cfg)
     banks: dict[str, ProbeBank] = {}
 
@@ -50,13 +49,23 @@ def run(cfg: DictConfig) -> Path:
     methods = build_methods(cfg, bank)
     read = list(dict.fromkeys([*banks, *parts_of(cfg)]))
     contamination = Contamination.of(read, allowed=cfg.allow_overlap)
-    found, split, others = _open(cfg, asked, contamination)
+    deal_splits = bool(contamination.silent) or any(method.tunable for method in methods)
+    found, split, others = _open(cfg, asked, contamination, deal_splits)
     questions = found.questions
     for line in found.lines():
         print(line)
     notes = [*contamination.notes(questions), *found.notes, *notes]
+    if found.record["dealt"]:
+        dealt = found.record["splits"]
+        told = ", ".join(f"{dealt[name]} {name}" for name in SPLITS if name in dealt)
+        notes.append(
+            f"The questions name no splits and were dealt ({told}), for thresholds are chosen on {others} "
+            f"questions: asked are {split} questions."
+        )
+        print(notes[-1])
     for method in methods:
         method.trigger.check_questions(questions)
+    corpus = load_passages(cfg)
     files = inputs(*asked.files, cfg.corpus, *prompt_files(cfg), *read)
     config = record_of(cfg) | {"inputs": files, "asked": found.record}
     folder = RunFolder(Path(cfg.out), "compare", config)
@@ -80,10 +89,10 @@ def run(cfg: DictConfig) -> Path:
         notes.append(f"There are no test questions: these are of the {split} split.")
 
     def others_asked() -> list[Question]:
-        unfit = contamination.not_tuned_on
         return open_questions(
-            asked, limit=cfg.validation, split=others, unfit=unfit, **_reading(cfg)
-        ).questions
+            asked, limit=cfg.validation, split=others, deal_splits=deal_splits,
+            unfit=contamination.not_tuned_on, **_reading(cfg),
+        ).questions  # fmt: skip
 
     tuned = _tune(others_asked, rag, methods, folder.path, notes, split=others, right=right)
     recorded = _recorded_once(methods)
@@ -101,18 +110,24 @@ def run(cfg: DictConfig) -> Path:
 
 
 def _open(
-    cfg: DictConfig, asked: QuestionSource, contamination: Contamination
+    cfg: DictConfig, asked: QuestionSource, contamination: Contamination, deal_splits: bool
 ) -> tuple[QuestionSet, str, str]:
     """The questions, their split, and the split that thresholds are chosen on.
 
     Many question sets keep their test answers to themselves: their validation questions are asked
-    then, and the thresholds come from their training questions.
+    then, and the thresholds come from their training questions. A set that names no splits is all
+    test questions, but for ``deal_splits``.
     """
     problems = []
     for split, others in (("test", "validation"), ("validation", "train")):
         try:
             found = open_questions(
-                asked, limit=cfg.limit, split=split, unfit=contamination.not_asked, **_reading(cfg)
+                asked,
+                limit=cfg.limit,
+                split=split,
+                deal_splits=deal_splits,
+                unfit=contamination.not_asked,
+                **_reading(cfg),
             )
             return found, split, others
         except EmptySplitError as problem:
@@ -146,6 +161,8 @@ def _tune(
             f"The thresholds of {', '.join(tunable)} are those they came with: there are no {split} "
             "questions with both right and wrong closed-book answers."
         )
+    elif not tuned and not questions:
+        notes.append(f"No score is calibrated: there are no {split} questions.")
     return tuned
 
 

@@ -11,7 +11,7 @@ import hashlib
 import importlib
 import sys
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -20,7 +20,7 @@ from tqdm import tqdm
 
 from ...types import SPLITS, Question, UserError
 from ..records import BadLine, LeftOut, Row, check_bad_line, check_object, what_is_wrong
-from ..splits import Unfit, draw_stream, draw_whole
+from ..splits import Drawn, Limit, Unfit, draw_stream, draw_whole, parts_of
 from .base import Layout, QuestionSource, layout
 from .values import Record, UnusableError, check_names
 
@@ -67,8 +67,9 @@ class QuestionSet:
     Attributes:
         questions: every one with group and split.
         excluded: what was left out, and why.
-        record: source, layout, seed, limit, split and the numbers of questions, for the run's
-            record; ``digest`` is the same exactly when the same questions are asked.
+        record: source, layout, seed, limit, split and the numbers of questions (``dealt``: those
+            that came without a split and got one), for the run's record; ``digest`` is the same
+            exactly when the same questions are asked.
         notes: sentences for the user, without those about ``excluded``.
     """
 
@@ -83,7 +84,7 @@ class QuestionSet:
 
 
 def load_questions(
-    source: str | QuestionSource, *, limit: int | None = None, split: str | None = None, seed: int = 0,
+    source: str | QuestionSource, *, limit: Limit = None, split: str | None = None, seed: int = 0,
     on_bad_line: BadLine = "error",
 ) -> list[Question]:  # fmt: skip
     """:func:`open_questions` for short; what was left out is said on the standard error."""
@@ -96,9 +97,10 @@ def load_questions(
 def open_questions(
     source: str | QuestionSource = "testbed",
     *,
-    limit: int | None = None,
+    limit: Limit = None,
     split: str | None = None,
     seed: int = 0,
+    deal_splits: bool = True,
     on_bad_line: BadLine = "error",
     unfit: Unfit = lambda question: False,
     **options: Any,
@@ -108,9 +110,11 @@ def open_questions(
     Args:
         source: a name of :data:`DATASETS`, the path of a JSONL file, or an object.
         limit: this many usable questions, drawn by ``seed``; a smaller limit is a part of a
-            larger one. None takes all.
+            larger one. None takes all. A mapping says how many of each split; those it does not
+            name give none.
         split: only those of "train", "validation" or "test".
         seed: also deals groups of questions to splits, where the file does not say.
+        deal_splits: False leaves a set that names no split whole: all of it is test questions.
         on_bad_line: what a malformed record does. A well-formed question that cannot be
             asked (no answer, a repeated id) is always left out, and counted.
         unfit: which questions are not asked, since something was trained on them; they are counted.
@@ -119,11 +123,10 @@ def open_questions(
     Raises:
         UserError: whatever is wrong with the request or the file; also when leaving questions
             out leaves fewer than ``limit``. A set that never had so many gives all it has, with a note.
-        EmptySplitError: no question is in the split asked for.
+        EmptySplitError: no question is in the split asked for, or in one that ``limit`` names.
         RunError: the Hub cannot be reached.
     """
-    if limit is not None and limit < 1:
-        raise UserError(f"limit={limit} leaves nothing: give 1 or more, or null for all")
+    _check_limit(limit, split)
     if split is not None and split not in SPLITS:
         raise UserError(f"split={split} is unknown: choose {', '.join(SPLITS)}, or null for all")
     check_bad_line(on_bad_line)
@@ -134,40 +137,69 @@ def open_questions(
         opened = replace(source, **options)
     reading = _Reading(opened, on_bad_line)
     draw = draw_whole if opened.whole else draw_stream
-    drawn = draw(reading, limit=limit, split=split, seed=seed, unfit=unfit)
-    excluded, available = reading.excluded, drawn.available
-    if not sum(drawn.splits.values()):
+    drawn = draw(reading, limit=limit, split=split, seed=seed, deal_splits=deal_splits, unfit=unfit)
+    excluded = reading.excluded
+    if not sum(drawn.splits.values()) and not drawn.seen:
         raise UserError(f"{opened.spec} holds no usable question: {excluded.summary() or 'it is empty'}")
-    if not available and not drawn.seen:
-        found = ", ".join(f"{n} {name}" for name, n in sorted(drawn.splits.items()))
-        raise EmptySplitError(
-            f"{opened.spec} has no question in the {split} split (its questions are: {found})"
-        )
-    notes: list[str] = []
-    where = f" in the {split} split" if split else ""
+    notes = []
     if drawn.seen:
-        notes.append(
-            f"{drawn.seen} questions{where} are left out: a part of this run was trained or tuned on them"
-        )
-    if not available:
-        raise EmptySplitError(f"{opened.spec}: all {drawn.seen} questions{where} were trained or tuned on")
+        notes.append(f"{drawn.seen} questions are left out: a part of this run was trained or tuned on them")
     if excluded.lost:
         notes.append(f"{opened.spec} breaks off at {excluded.lost}: nothing behind it was read")
-    if limit is not None and available < limit:
-        if available + len(excluded) >= limit or excluded.lost:
-            raise UserError(
-                f"limit={limit} cannot be met: {opened.spec} has {available} usable questions{where}, "
-                f"because {len(excluded)} were left out ({excluded.summary()}); "
-                f"pass limit={available} or less, or limit=null for all"
-            )
-        notes.append(f"{opened.spec} has {available} questions{where}: all are used, limit={limit} is more")
+    parts = parts_of(limit, split)
+    for part, most in parts.items():
+        key = f"limit.{part}" if isinstance(limit, Mapping) else "limit"
+        notes += _shortage(opened, drawn, excluded, key, part, most)
+    asked = dict(limit) if isinstance(limit, Mapping) else limit
     record = {
-        "source": opened.spec, "layout": opened.layout_name(reading.layouts), "seed": seed, "limit": limit,
-        "split": split, "read": reading.read, "splits": drawn.splits, "available": available,
+        "source": opened.spec, "layout": opened.layout_name(reading.layouts), "seed": seed, "limit": asked,
+        "split": split, "read": reading.read, "splits": drawn.splits, "dealt": drawn.dealt,
+        "available": sum(map(drawn.available, parts)),
         "used": len(drawn.questions), "excluded": dict(excluded.counts), "digest": _digest(drawn.questions),
         **({"trained_on": drawn.seen} if drawn.seen else {}),
     }  # fmt: skip
     return QuestionSet(drawn.questions, excluded, record, tuple(notes))
+
+
+def _check_limit(limit: Limit, split: str | None) -> None:
+    """Refuse limits that leave nothing or name no split (UserError)."""
+    if not isinstance(limit, Mapping):
+        if limit is not None and limit < 1:
+            raise UserError(f"limit={limit} leaves nothing: give 1 or more, or null for all")
+        return
+    if split is not None:
+        raise UserError(f"split={split} and a limit for each split cannot both be given: leave one out")
+    unknown = [name for name in limit if name not in SPLITS]
+    if unknown or not limit:
+        told = f"limit.{unknown[0]} is unknown" if unknown else "limit={} names no split"
+        raise UserError(f"{told}: name {', '.join(SPLITS)}, or give one number for all")
+    for name, most in limit.items():
+        if most is not None and most < 1:
+            raise UserError(
+                f"limit.{name}={most} leaves nothing: give 1 or more, null for all, or leave it out"
+            )
+
+
+def _shortage(
+    source: QuestionSource, drawn: Drawn, excluded: Excluded, key: str, split: str | None, most: int | None
+) -> list[str]:
+    """A note where a part of a set has fewer questions than asked for; an error where some were left out."""
+    available = drawn.available(split)
+    if not available:
+        found = ", ".join(f"{n} {name}" for name, n in sorted(drawn.splits.items()))
+        raise EmptySplitError(
+            f"{source.spec} has no question in the {split} split (its questions are: {found})"
+        )
+    if most is None or available >= most:
+        return []
+    where = f" in the {split} split" if split else ""
+    if available + len(excluded) >= most or excluded.lost:
+        raise UserError(
+            f"{key}={most} cannot be met: {source.spec} has {available} usable questions{where}, "
+            f"because {len(excluded)} were left out ({excluded.summary()}); "
+            f"pass {key}={available} or less, or {key}=null for all"
+        )
+    return [f"{source.spec} has {available} questions{where}: all are used, {key}={most} is more"]
 
 
 class _Reading:
