@@ -541,7 +541,7 @@ def test_every_query_works_with_every_trigger(query, lm):
     one = replace(ASKED, answers=("Orn",))
     for trigger in (
         Never(), Always(), Random(1.0), Oracle(), Entropy(0.0), Rind(0.0, "paper"), Rind(0.0, "released"),
-        FixedLength(3), FixedSentence(), Flare(0.01), Flare(0.01, "mean"), Entropy(0.0, scope="sentence"),
+        FixedLength(3), FixedSentence(), Flare(0.01), Flare(0.01, "dragin"), Entropy(0.0, scope="sentence"),
         LlmJudge(), Silent(),
     ):  # fmt: skip
         rag = RAG(lm, Finds(), trigger, query=query, max_new_tokens=8, max_retrievals=2, answer_tokens=2)

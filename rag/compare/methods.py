@@ -63,7 +63,8 @@ class Method:
     @property
     def adaptive(self) -> bool:
         """Whether it may retrieve more for one question than for another, and not by chance."""
-        return self.trigger.after and self.trigger.decides_by != "chance"
+        by = self.trigger.decides_by
+        return by == "question" or (self.trigger.after and by != "chance")
 
     def with_options(self, **options: Any) -> Method:
         """The same method with some options of its trigger changed."""
