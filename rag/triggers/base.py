@@ -114,6 +114,7 @@ class Trigger:
         judges_answer: it compares the final answer with the gold answers. Every text is completed to
             one before it is asked, and ``state.answer`` is that answer.
         attends_alone: it asks for ``state.lm.attention_alone``.
+        filters: it asks which words carry content, see :func:`probers.text.is_content`.
         takes: what it takes without a look of a text that is written from fetched passages. "nothing":
             it judges all of it, and the passages stay until others take their place. Of "sentence", the
             first one, and "all" the passages are for nothing else: what follows is written without
@@ -139,6 +140,10 @@ class Trigger:
     @property
     def takes(self) -> Share:
         return "nothing"
+
+    @property
+    def filters(self) -> bool:
+        return False
 
     def check(self, model: ModelSpec, prompt: PromptTemplate) -> None:
         """Refuse a model or prompt that it was not made for, before anything runs."""
@@ -264,7 +269,7 @@ def check_attention(lm: CausalLM, trigger: Trigger, query: Any) -> None:
         UserError: it cannot be read from this model; names who wants it.
     """
     wanting = [f"trigger={trigger.name}"] if trigger.needs.attention or trigger.attends_alone else []
-    if query.needs.attention:
+    if query.needs.attention or getattr(query, "attends_alone", False):
         wanting.append(f"query={name_of(query)}")
     if not wanting or lm in _READABLE:
         return

@@ -45,6 +45,11 @@ class Rind(Trigger):
         return self.variant == "released"
 
     @property
+    def filters(self) -> bool:
+        """Whether words are filtered by what they carry; the paper's variant leaves out stop words."""
+        return self.variant == "released"
+
+    @property
     def takes(self) -> Share:
         return "sentence" if self.variant == "released" else "nothing"
 
