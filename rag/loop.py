@@ -23,7 +23,16 @@ from probers.types import Generation, Needs, Question, Retriever, UserError
 from .queries.answer import AnswerQuery
 from .queries.base import QueryFormulator
 from .traces import Answer, Listener, OpenQuestion, TraceFile
-from .triggers.base import LookAhead, State, Trigger, as_trigger, check_attention, decide, refuse_nan
+from .triggers.base import (
+    LookAhead,
+    State,
+    Trigger,
+    as_trigger,
+    check_attention,
+    decide,
+    filter_of,
+    refuse_nan,
+)
 
 if TYPE_CHECKING:
     from probers.engine.model import CausalLM
@@ -293,6 +302,11 @@ class RAG:
         if self.prompt.chat:
             self.prompt = self.prompt.bind(self.lm.tokenizer)
 
+    @property
+    def filter(self) -> str | None:
+        """What decides about content words for trigger or query; None where neither asks."""
+        return filter_of(self.trigger, self.query)
+
     def __call__(self, question: str | Question, listener: Listener | None = None) -> Answer:
         """Answer one question."""
         asked = Question("question", question) if isinstance(question, str) else question
@@ -315,7 +329,7 @@ class RAG:
         started = time.perf_counter()
         everyone = _Rounds(self, listener).answer(questions)
         seconds = (time.perf_counter() - started) / max(1, len(everyone))
-        return [each.answer(self.prompt.answer_cue, seconds) for each in everyone]
+        return [each.answer(self.prompt.answer_cue, seconds, self.filter) for each in everyone]
 
     def run(self, questions: Sequence[Question], path: Path, *, progress: str | None = None) -> list[Answer]:
         """Answer questions into a trace file, going on where an earlier run of it stopped.

@@ -55,6 +55,8 @@ class Answer:
         text: the whole accepted text, rationale and all.
         answer: the final answer in it; "" when the model gave none.
         rounds: every pass of the loop, in order.
+        filter: what decided about content words, see :func:`probers.text.content_filter`; None where
+            neither trigger nor query asked.
     """
 
     id: str
@@ -63,6 +65,7 @@ class Answer:
     answer: str
     rounds: tuple[Round, ...]
     counters: Counters
+    filter: str | None = None
 
     @property
     def retrievals(self) -> int:
@@ -229,12 +232,12 @@ class OpenQuestion:
         self.reading = reading
         self._go_on(self.before_hit.text[len(self.accepted.text) :], self.before_hit)
 
-    def answer(self, answer_cue: str, seconds: float) -> Answer:
+    def answer(self, answer_cue: str, seconds: float, filter: str | None) -> Answer:
         """What the question's way through the loop leaves behind."""
         text, asked = self.accepted.text.strip(), self.question
         counters = replace(self.counters, seconds=seconds)
         final = extract_answer(text, answer_cue)
-        return Answer(asked.id, asked.question, text, final, tuple(self.rounds), counters)
+        return Answer(asked.id, asked.question, text, final, tuple(self.rounds), counters, filter)
 
     def _tokens(self, characters: int) -> int:
         """How many tokens begin in so many characters of this round's text."""

@@ -311,13 +311,13 @@ LOOPS = {
         lambda t: (Rind(t, "released"), QFS("released", top_n=5)),
         lambda plain, t: plain.rind_and_qfs(t, 5),
         False,
-        (0.6, 1.0, 1.4),
+        (1.0, 0.6, 1.4),
     ),
     "flare": (
         lambda t: (Flare(t, "paper"), FlareQuery(beta=0)),
         lambda plain, t: plain.doubtful(t, max),
         False,
-        (0.2, 0.5, 0.05),
+        (0.5, 0.2, 0.05),
     ),
     "flare of dragin": (
         lambda t: (Flare(t, "dragin"), FlareQuery(beta=0)),

@@ -302,7 +302,7 @@ def test_a_trace_is_json_and_comes_back_equal():
     rag, _, _ = make(Entropy(0.05))
     answer = rag(QUESTIONS[1])
     assert Answer.from_trace(json.loads(json.dumps(answer.trace))) == answer
-    assert set(answer.trace) == {"id", "question", "text", "answer", "rounds", "counters"}
+    assert set(answer.trace) == {"id", "question", "text", "answer", "rounds", "counters", "filter"}
 
 
 def test_a_run_resumes_by_question_and_drops_a_half_written_line(tmp_path):

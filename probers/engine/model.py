@@ -243,7 +243,6 @@ class CausalLM:
 
         ``rows`` is (n + 1, n) with a zero row 0; ``column_max`` includes the diagonal.
         """
-
         return self._attend([g.token_ids for g in generations], progress)
 
     def attention_of(self, texts: Sequence[str]) -> list[tuple[tuple[tuple[int, int], ...], AttentionRows]]:

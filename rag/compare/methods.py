@@ -15,7 +15,7 @@ from probers.types import UserError
 from ..build import named_part, with_bank
 from ..loop import RAG
 from ..queries.base import QueryFormulator
-from ..triggers.base import Trigger, as_trigger
+from ..triggers.base import Trigger, as_trigger, filter_of
 from ..triggers.random import Random
 from .outcomes import Outcomes
 
@@ -54,6 +54,11 @@ class Method:
         They are where the trigger has a threshold to compare them with, and no calibration of its own.
         """
         return self.trigger.options.get("threshold") is not None and self.trigger.probability is None
+
+    @property
+    def filter(self) -> str | None:
+        """What decides about content words for it; None where it does not ask."""
+        return filter_of(self.trigger, self.query)
 
     @property
     def untested(self) -> bool:

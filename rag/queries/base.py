@@ -10,7 +10,6 @@ from typing import Protocol
 
 import numpy as np
 
-from probers.text import is_content
 from probers.types import Decision, Generation, Needs, Question, RunError
 from probers.uncertainty import words
 
@@ -72,13 +71,11 @@ class ContextWord:
     Attributes:
         text: without the punctuation around it.
         columns: its tokens, as columns of the attention rows (prompt tokens first).
-        content: whether it carries content, see :func:`probers.text.is_content`.
         asked: it is the question's, not the answer's.
     """
 
     text: str
     columns: tuple[int, ...]
-    content: bool
     asked: bool
 
 
@@ -130,12 +127,10 @@ def context_words(generation: Generation, state: State) -> list[ContextWord]:
         (False, (len(generation.prompt) - len(state.partial), len(text))),
     ):
         part = text[start:end]
-        spans = words(part, [(a - start, b - start) for a, b in offsets])
-        content = is_content(part, [part[w.start : w.end] for w in spans])
-        for word, carries in zip(spans, content, strict=True):
+        for word in words(part, [(a - start, b - start) for a, b in offsets]):
             stripped = bare(part[word.start : word.end])
             if stripped:
-                found.append(ContextWord(stripped, word.tokens, carries, asked))
+                found.append(ContextWord(stripped, word.tokens, asked))
     return found
 
 

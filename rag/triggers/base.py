@@ -13,7 +13,7 @@ import numpy as np
 
 from probers.engine.stopping import SentenceEnd
 from probers.prompts import PromptTemplate
-from probers.text import split_sentences
+from probers.text import content_filter, split_sentences
 from probers.types import Decision, Generation, Needs, Passage, Question, RunError, UserError
 from probers.uncertainty import Part, parts
 
@@ -278,6 +278,11 @@ def check_attention(lm: CausalLM, trigger: Trigger, query: Any) -> None:
     except (RunError, UserError) as error:
         raise UserError(f"{' and '.join(wanting)} cannot be used with this model: {error}") from error
     _READABLE.add(lm)
+
+
+def filter_of(trigger: Trigger, query: Any) -> str | None:
+    """What decides about content words (:func:`probers.text.content_filter`); None where neither asks."""
+    return content_filter() if trigger.filters or getattr(query, "filters", False) else None
 
 
 def name_of(part: object) -> str:
