@@ -370,7 +370,7 @@ def test_a_preset_answers_a_typed_question_without_its_question_set(rag, capsys,
     cli.run("rag", [*asked, "question=Where is town 3?", "trigger.threshold=0.05", "query=question"])
     shown = capsys.readouterr().out
     assert "▲ rind fired at “" in shown and "gold" not in shown
-    assert "Text: It must be Land3." in shown  # one sentence is written from passages
+    assert "[2] … It must be Land3." in shown  # one sentence is written from passages
 
 
 def test_questions_without_answers_are_answered_and_have_no_figures(rag, capsys):
