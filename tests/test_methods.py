@@ -304,6 +304,13 @@ def test_probing_rag_by_hand(theta, limit, written):
     lm.state = lambda text: [texts[text], 0, 0, 0]
     answer = rag(QUESTIONS[1])
     assert answer.counters.generations == written
+    # Every retrieval counts, also the one that changes nothing and ends it.
+    passages, text, count, same = "", next(iter(texts)), 0, False
+    while 2 * texts[text] + theta > 0 and count < limit and not same:
+        found = f"about {' '.join(text.split()[-2:])}"
+        count, same, passages = count + 1, found == passages, found
+        text = guesses(passages)
+    assert (answer.retrievals, answer.text) == (count, text.strip())
     assert answer.text == list(texts)[min(written, 4) - 1].strip()
     if written == 3:
         assert [r.decision.score for r in answer.rounds] == [2.0, 1.0, 0.5]
