@@ -1,11 +1,11 @@
 """DRAGIN as its authors released it, written plainly: what ``benchmarks/rag.py`` compares the loop with.
 
 One question at a time; every round writes anew from the whole prompt, always the full length, then runs
-an eager pass over what it wrote for the attention of all layers, and another over prompt and text when it
-asks. Nothing is kept from one round to the next. In its favour, a round is one ``generate`` where the
-released code makes two after a retrieval (one for the sentence that it keeps, one to go on from there).
+an eager pass over what it wrote for the attention of all layers, and another over question and text when it
+asks. After a retrieval it writes the full length once more and keeps one sentence. Nothing is kept from one
+round to the next.
 
-The rules of the loop are those of :class:`probers.rag.loop.RAG`, so that answers can be compared.
+The limits are those of :class:`probers.rag.loop.RAG`, so that answers can be compared.
 """
 
 from __future__ import annotations
@@ -72,33 +72,33 @@ class Released:
     @torch.inference_mode()
     def __call__(self, question: Question) -> Plain:
         """Answer one question."""
-        partial, used, fresh = "", 0, False
-        passages: list[str] = []
+        partial, used = "", 0
         queries: list[str] = []
         while True:
-            prompt = self.prompt.question(question.question, passages, partial=partial)
-            written, entropies = self._write(prompt, self.length - used)
-            text = self._text(written)
-            hits = self._hits(written, entropies, fresh)
-            if not hits or len(queries) == self.most:
+            written, entropies = self._write(self._prompt(question, partial), self.length - used)
+            found = self._hits(written, entropies)
+            before = (
+                [] if found is None else [t for s in self._sentences(written)[: found[0]] for t in _all(s)]
+            )
+            kept = self._text(written[: len(before)]).rstrip()
+            if found is None or len(queries) == self.most or used + len(before) >= self.length:
+                partial += self._text(written)
                 break
-            start, fired = hits
-            kept = self._text(written[:start]).rstrip()
-            starts = [len(self._text(written[:i])) for i in range(len(written))]
-            going = used + sum(a < len(kept) for a in starts)
-            if going >= self.length:
-                break
-            queries.append(self._query(prompt, question.question, partial, written, fired))
+            queries.append(self._query(question.question, partial, written, *found))
             passages = [p.text for p in self.retriever.search([queries[-1]], self.k)[0]]
-            if self.prompt.question(question.question, passages, partial=partial + kept) == prompt:
+            partial, used = partial + kept, used + len(before)
+            again, _ = self._write(self._prompt(question, partial, passages), self.length - used)
+            first = [t for s in self._sentences(again)[:1] for t in _all(s)]
+            partial, used = partial + self._text(again[: len(first)]).rstrip(), used + len(first)
+            if not first or self.prompt.answer_cue.lower() in partial.lower() or used >= self.length:
                 break
-            partial, used, fresh = partial + kept, going, True
-        text = partial + text
-        if self.prompt.answer_cue.lower() not in text.lower():
-            text += ("" if text[-1:].isspace() else " ") + self.prompt.answer_cue
-            prompt = self.prompt.question(question.question, passages, partial=text)
-            text += self._text(self._write(prompt, self.more, full=self.more)[0])
-        return Plain(text.strip(), extract_answer(text, self.prompt.answer_cue), tuple(queries))
+        if self.prompt.answer_cue.lower() not in partial.lower():
+            partial += ("" if partial[-1:].isspace() else " ") + self.prompt.answer_cue
+            partial += self._text(self._write(self._prompt(question, partial), self.more, full=self.more)[0])
+        return Plain(partial.strip(), extract_answer(partial, self.prompt.answer_cue), tuple(queries))
+
+    def _prompt(self, question: Question, partial: str, passages: Sequence[str] = ()) -> str:
+        return self.prompt.question(question.question, list(passages), partial=partial)
 
     def _write(self, prompt: str, budget: int, full: int | None = None) -> tuple[list[int], np.ndarray]:
         """At most ``budget`` tokens up to the end of the answer, and the entropy each was drawn from."""
@@ -140,66 +140,62 @@ class Released:
             found[-1].append(i)
         return [Word(self._text([ids[i] for i in w]).strip(), [first + i for i in w]) for w in found]
 
-    def _hits(
-        self, written: list[int], entropies: np.ndarray, fresh: bool
-    ) -> tuple[int, list[list[int]]] | None:
-        """Of the first sentence with words that fire: its first token, and those words' tokens.
-
-        Args:
-            fresh: the first sentence was written from new passages and is taken as it is.
-        """
-        if not written:
-            return None
-        most = self._attention(written).amax(dim=1).mean(dim=0).cpu().numpy()
+    def _sentences(self, written: list[int]) -> list[list[Word]]:
+        """Words by sentences, which end with a full stop."""
         sentences: list[list[Word]] = [[]]
         for word in self._words(written):
             sentences[-1].append(word)
             if word.text.endswith("."):
                 sentences.append([])
-        for number, sentence in enumerate(s for s in sentences if s):
+        return [sentence for sentence in sentences if sentence]
+
+    def _hits(self, written: list[int], entropies: np.ndarray) -> tuple[int, list[int]] | None:
+        """The first sentence with words that fire, by number, and the numbers of these words in it."""
+        if not written:
+            return None
+        most = self._attention(written).amax(dim=1).mean(dim=0).cpu().numpy()
+        for number, sentence in enumerate(self._sentences(written)):
             sums = np.array([most[w.tokens].sum(dtype=np.float64) for w in sentence])
             scores = sums / sums.sum() * len(sums)
             scores *= [entropies[w.tokens].mean() for w in sentence]
             content = is_content(" ".join(w.text for w in sentence), [w.text for w in sentence])
-            fired = [
-                w.tokens
-                for w, s, c in zip(sentence, scores, content, strict=True)
-                if c and s > self.threshold and not (fresh and number == 0)
-            ]
+            fired = [i for i, score in enumerate(scores) if content[i] and score > self.threshold]
             if fired:
-                return sentence[0].tokens[0], fired
+                return number, fired
         return None
 
     def _query(
-        self, prompt: str, question: str, partial: str, written: list[int], fired: list[list[int]]
+        self, question: str, partial: str, written: list[int], number: int, fired: Sequence[int]
     ) -> str:
         """The ``top_n`` content words most attended to where the words that fired were predicted."""
-        encoded = self.tokenizer(prompt, return_offsets_mapping=True)
-        before = encoded["input_ids"]
-        rows = self._attention([*before, *written]).mean(dim=0).double().cpu().numpy()
-        asked, end = self.prompt.question_span(prompt, question, partial)
-        found: list[tuple[Word, bool]] = []
-        for start, stop, more in ((asked, end, []), (len(prompt) - len(partial), len(prompt), written)):
-            inside = [i for i, (a, b) in enumerate(encoded["offset_mapping"]) if b > start and a < stop]
-            places = inside + [len(before) + i for i in range(len(more))]
-            ids = [before[i] for i in inside] + more
-            words = [Word(w.text, [places[i] for i in w.tokens]) for w in self._words(ids)]
-            content = is_content(" ".join(w.text for w in words), [w.text for w in words])
-            found += zip(words, content, strict=True)
-        hits = [[len(before) + i for i in tokens] for tokens in fired]
-        seen = np.zeros(len(rows), dtype=bool)
-        seen[[i for w, _ in found for i in w.tokens]] = True
-        weights = np.zeros(len(rows))
-        for tokens in hits:
-            row = np.where(seen, rows[tokens[0] - 1], 0.0)
-            weights += row / row.sum() / len(hits)
-        last = hits[-1][0]
+        sentences = self._sentences(written)
+        current = [w.text for w in sentences[number]]
+        before = " ".join(w.text for s in sentences[:number] for w in s)
+        text = f"{question} {partial.strip()} {before} {' '.join(current)}"
+        ids = self.tokenizer(text)["input_ids"]
+        rows = self._attention(ids).mean(dim=0).double().cpu().numpy()
+        found = [w for w in self._words(ids) if w.text]  # a space that is one too many is no word
+        first = len(found) - len(current)
+        weights = np.zeros(len(ids))
+        for hit in fired:
+            tokens = found[first + hit].tokens
+            for token in tokens:
+                row = rows[token - 1, : tokens[0]]
+                weights[: tokens[0]] += row / row.sum() / len(tokens) / len(fired)
+        content = is_content(text, [w.text for w in found])
         candidates = [
-            (-weights[w.tokens].sum(), place, w.text.strip(".,!?;:'\"()"))
-            for place, (w, content) in enumerate(found)
-            if content and w.tokens[-1] < last and w.tokens not in hits
+            (-weights[w.tokens].sum(), place)
+            for place, w in enumerate(found)
+            if content[place] and place - first not in fired
         ]
-        chosen = [w for _, w in sorted((place, w) for _, place, w in sorted(candidates)[: self.top_n])]
+        chosen = [
+            found[place].text for place in sorted(place for _, place in sorted(candidates)[: self.top_n])
+        ]
         while sum(len(tokenize(w)) for w in chosen) > _QUERY_TOKENS:
             chosen = chosen[1:]
         return " ".join(chosen) or question
+
+
+def _all(sentence: Sequence[Word]) -> list[int]:
+    """The tokens of a sentence's words."""
+    return [token for word in sentence for token in word.tokens]

@@ -130,16 +130,18 @@ def _tagger() -> Any:
         return None
     import spacy
 
-    return spacy.load(TAGGER, exclude=["parser", "ner", "lemmatizer"])
+    # The parser stays: by what it finds, "has" and "have" are tagged as verbs or auxiliaries.
+    return spacy.load(TAGGER, exclude=["ner", "lemmatizer"])
 
 
 def content_filter() -> str:
-    """What decides about content words here: "pos" with spaCy's tagger, else "stop_words"."""
-    return "stop_words" if _tagger() is None else "pos"
+    """What decides about content words here: "pos" with pipeline and version, or "stop words"."""
+    tagger = _tagger()
+    return "stop words" if tagger is None else f"pos {TAGGER} {tagger.meta['version']}"
 
 
-def is_content(sentence: str, words: list[str]) -> list[bool]:
-    """For each white-space separated word of a sentence, whether it carries content.
+def is_content(text: str, words: list[str]) -> list[bool]:
+    """For each white-space separated word of a text, whether it carries content.
 
     With spaCy's ``en_core_web_sm`` installed: it contains a token tagged as noun,
     adjective, verb, proper noun or number (as a substring, like DRAGIN's released code).
@@ -148,7 +150,7 @@ def is_content(sentence: str, words: list[str]) -> list[bool]:
     tagger = _tagger()
     if tagger is None:
         return [any(c.isalnum() for c in word) and not is_stop_word(word) for word in words]
-    real = {token.text for token in tagger(sentence) if token.pos_ in CONTENT_POS}
+    real = {token.text for token in tagger(text) if token.pos_ in CONTENT_POS}
     return [any(token in word for token in real) for word in words]
 
 

@@ -245,7 +245,7 @@ def run(cfg: DictConfig) -> Path | None:
         TraceFile(traces).append(answers)
     else:
         answers = rag.run(questions, traces, progress=name)
-    _write(folder, name, asked, questions, answers)
+    _write(folder, rag, asked, questions, answers)
     return folder.path
 
 
@@ -275,8 +275,7 @@ def _many(
     if found.record["dealt"] and cfg.split is not None:
         print(
             f"{asked.spec} names no splits: the {cfg.split} questions are dealt by seed={cfg.seed}, as "
-            f"probers-datagen deals them, so that none is asked that the trigger was trained on (split=null "
-            "asks all)"
+            "probers-datagen deals them (split=null asks all)"
         )
     return found.questions, found.record
 
@@ -293,15 +292,22 @@ def _show(rag: RAG, question: Question) -> Answer:
 
 def _write(
     folder: RunFolder,
-    name: str,
+    rag: RAG,
     asked: QuestionSource,
     questions: Sequence[Question],
     answers: Sequence[Answer],
 ) -> None:
     """``results.json`` with one method, and what was written where."""
     entry = Comparison(questions, None).figures(Outcomes(questions, answers))
-    config = dict(folder.config)
-    results = {"schema": 1, "config": config, "n": len(questions), "methods": {name: entry}, "pairs": {}}
+    config, name = dict(folder.config), rag.trigger.name
+    results = {
+        "schema": 1,
+        "config": config,
+        "filter": rag.filter,
+        "n": len(questions),
+        "methods": {name: entry},
+        "pairs": {},
+    }
     write_text(folder.path / "results.json", canonical_json(results))
     folder.finish({"trigger": name, "n": len(questions), "em": entry["em"]})
     if config["question"] is None:

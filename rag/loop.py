@@ -14,14 +14,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from probers.engine.kv_cache import PrefixCache
+from probers.engine.stopping import SentenceEnd, Stop
 from probers.evaluation.answers import final_answer
 from probers.prompts import TESTBED_PROMPT, PromptTemplate, passages_that_fit
+from probers.text import split_sentences
 from probers.types import Generation, Needs, Question, Retriever, UserError
 
 from .queries.answer import AnswerQuery
 from .queries.base import QueryFormulator
 from .traces import Answer, Listener, OpenQuestion, TraceFile
-from .triggers.base import LookAhead, State, Trigger, as_trigger, check_attention, decide, refuse_nan
+from .triggers.base import (
+    LookAhead,
+    State,
+    Trigger,
+    as_trigger,
+    check_attention,
+    decide,
+    filter_of,
+    refuse_nan,
+)
 
 if TYPE_CHECKING:
     from probers.engine.model import CausalLM
@@ -29,6 +40,7 @@ if TYPE_CHECKING:
 
 _CHUNK = 64  # questions answered together and then written: what a kill can lose
 _NOTHING = Needs()
+_OnAndEnded = tuple[list[OpenQuestion], list[OpenQuestion]]
 
 
 class _Rounds:
@@ -54,14 +66,15 @@ class _Rounds:
 
     def _begin(self, everyone: Sequence[OpenQuestion]) -> None:
         """Retrieve with the question where the trigger wants that before anything is generated."""
-        trigger, questions = self._rag.trigger, [each.question for each in everyone]
-        verdicts = trigger.decide_before(questions)
-        refuse_nan(trigger, verdicts, questions)
-        decided = zip(everyone, verdicts, strict=True)
-        fired = [(each, verdict) for each, verdict in decided if verdict is None or verdict.fire]
-        self._retrieve([(each, each.question.question) for each, _ in fired])
-        for each, verdict in fired:
-            each.begin(verdict)
+        trigger, prompt = self._rag.trigger, self._rag.prompt
+        verdicts = trigger.decide_before([self._state(each, each.prompt(prompt, "")) for each in everyone])
+        refuse_nan(trigger, verdicts, [each.question for each in everyone])
+        for each, verdict in zip(everyone, verdicts, strict=True):
+            each.verdict = verdict
+        fired = [each for each in everyone if each.verdict is None or each.verdict.fire]
+        self._retrieve([(each, each.question.question) for each in fired])
+        for each in fired:
+            each.begin()
 
     def _round(self, active: Sequence[OpenQuestion]) -> list[OpenQuestion]:
         """One round of every open question; returns those that go on."""
@@ -71,64 +84,92 @@ class _Rounds:
         for each in active:
             if each.written.stop == "skipped":  # the model was told to leave such prompts out
                 each.accept()
-        judges = rag.trigger.judges_answer
+        read = [each for each in passes if each.reading]
+        judged = [each for each in passes if not each.reading]
+        on, ended = self._take(read)
+        more, done = self._judge(judged)
+        if not rag.trigger.judges_answer:
+            self._complete([*ended, *done])
+        for each in (*ended, *done):
+            each.accept()
+        return [*on, *more]
+
+    def _take(self, read: Sequence[OpenQuestion]) -> _OnAndEnded:
+        """Accept what was written from passages as far as it is taken unjudged; who goes on, and who ends."""
+        rag = self._rag
+        on, ended = [], []
+        for each in read:
+            found = split_sentences(each.written.text) if rag.trigger.takes == "sentence" else []
+            each.take(found[0][1] if found else None)
+            answered = rag.prompt.answer_cue.lower() in each.text.lower()
+            if each.stays.strip() and not answered and each.tokens < rag.max_new_tokens:
+                each.extend()
+                on.append(each)
+            else:
+                ended.append(each)
+        return on, ended
+
+    def _judge(self, judged: Sequence[OpenQuestion]) -> _OnAndEnded:
+        """Ask the trigger about what was written, and retrieve where it fires; who goes on, and who ends."""
+        rag = self._rag
+        judges, reads = rag.trigger.judges_answer, rag.trigger.takes != "nothing"
         if judges:
-            self._complete(passes)
-        states = [self._state(each, judged=judges) for each in passes]
-        decisions = decide(rag.trigger, [each.written for each in passes], states)
+            self._complete(judged)
+        states = [self._state(each, each.written.prompt, judged=judges) for each in judged]
+        decisions = decide(rag.trigger, [each.written for each in judged], states)
         asked = []
-        for each, state, decision in zip(passes, states, decisions, strict=True):
-            each.decide(decision, reads=rag.trigger.decides_by == "text")
+        for each, state, decision in zip(judged, states, decisions, strict=True):
+            each.decide(decision, alarms=rag.trigger.decides_by == "text")
             searches_left = each.counters.retrievals < rag.max_retrievals
             if decision.fire and searches_left and each.before_hit.tokens < rag.max_new_tokens:
                 asked.append((each, rag.query(each.question, each.written, decision, state)))
         self._retrieve(asked)
 
         on, ended = [], []
-        for each in passes:
-            # Where the next prompt is the one that was just answered, the model would write the same.
-            if (
-                each.query is not None
-                and each.prompt(rag.prompt, each.before_hit.text) != each.written.prompt
-            ):
-                each.truncate()
+        for each in judged:
+            if each.query is not None and (reads or not self._stays_the_same(each)):
+                each.truncate(reading=reads)
                 on.append(each)
             elif each.cut:
                 each.extend()
                 on.append(each)
             else:
                 ended.append(each)
-        if not judges:
-            self._complete(ended)
-        for each in ended:
-            each.accept()
-        return on
+        return on, ended
+
+    def _stays_the_same(self, each: OpenQuestion) -> bool:
+        """Whether the next prompt is the one that was just answered: the model would write the same."""
+        return each.prompt(self._rag.prompt, each.before_hit.text) == each.written.prompt
 
     def _write(self, active: Sequence[OpenQuestion]) -> None:
         """The continuation of every open question, as far as its trigger and its token limit go."""
         trigger, most = self._rag.trigger, self._rag.max_retrievals
-        alike: dict[int | None, list[tuple[OpenQuestion, LookAhead]]] = {}  # by what can end a text early
+        # By what can end a text early.
+        alike: dict[tuple[bool, int | None], list[tuple[OpenQuestion, LookAhead]]] = {}
         for each in active:
-            may_fire = each.counters.retrievals < most and not trigger.judges_answer
+            may_fire = not each.reading and each.counters.retrievals < most and not trigger.judges_answer
             ahead = (trigger.look_ahead(each.question) if may_fire else None) or LookAhead()
-            alike.setdefault(ahead.sentences, []).append((each, ahead))
+            alike.setdefault((each.reading, ahead.sentences), []).append((each, ahead))
         for group in alike.values():
             self._write_together(group)
 
     def _write_together(self, group: Sequence[tuple[OpenQuestion, LookAhead]]) -> None:
-        rag = self._rag
-        stop: list[str | Callable[[str], bool]] = list(rag.prompt.stop)
+        rag, reading = self._rag, group[0][0].reading
+        stop: list[Stop] = list(rag.prompt.stop)
         over = group[0][1].over(rag.prompt.stop)
         if over is not None:
             stop.append(over)
+        if reading and rag.trigger.takes == "sentence":
+            stop.append(SentenceEnd())
         if self._listener is not None and len(group) == 1:
             stop.append(_tell(self._listener, group[0][0].question))
         budgets = [rag.max_new_tokens - each.accepted.tokens for each, _ in group]
         limits = [a.limit(budget, rag.prompt.stop) for (_, a), budget in zip(group, budgets, strict=True)]
         open_ = [each for each, _ in group]
         made = self._generate(
-            open_, [each.accepted.text for each in open_], limits, stop=stop, needs=rag.needs
-        )
+            open_, [each.accepted.text for each in open_], limits, stop=stop,
+            needs=_NOTHING if reading else rag.needs,
+        )  # fmt: skip
         for each, budget, limit, generation in zip(open_, budgets, limits, made, strict=True):
             early = generation.stop == "length" and limit < budget
             early |= generation.stop == "stop" and over is not None and over(generation.text)
@@ -153,7 +194,7 @@ class _Rounds:
         partials: Sequence[str],
         limit: int | Sequence[int],
         *,
-        stop: Sequence[str | Callable[[str], bool]],
+        stop: Sequence[Stop],
         needs: Needs = _NOTHING,
     ) -> list[Generation]:
         """What the model writes behind each question's prompt and accepted text."""
@@ -182,7 +223,8 @@ class _Rounds:
         for (each, query), passages, count in zip(asked, found, shown, strict=True):
             each.retrieve(query, passages, count)
 
-    def _state(self, each: OpenQuestion, *, judged: bool) -> State:
+    def _state(self, each: OpenQuestion, shown: str, *, judged: bool = False) -> State:
+        """Where a question stands whose prompt is ``shown``."""
         prompt, asked = self._rag.prompt, each.question.question
         answer = None
         if judged:
@@ -192,11 +234,12 @@ class _Rounds:
             lm=self._rag.lm,
             generate=self._rag.generate,
             prompt=prompt,
-            question_span=prompt.question_span(each.written.prompt, asked, each.accepted.text),
+            question_span=prompt.question_span(shown, asked, each.accepted.text),
             partial=each.accepted.text,
             passages=each.passages,
             retrievals=each.counters.retrievals,
             fresh=each.accepted.fresh,
+            verdict=each.verdict,
             answer=answer,
             spend=each.counters.add,
         )
@@ -262,6 +305,11 @@ class RAG:
         if self.prompt.chat:
             self.prompt = self.prompt.bind(self.lm.tokenizer)
 
+    @property
+    def filter(self) -> str | None:
+        """What decides about content words for trigger or query; None where neither asks."""
+        return filter_of(self.trigger, self.query)
+
     def __call__(self, question: str | Question, listener: Listener | None = None) -> Answer:
         """Answer one question."""
         asked = Question("question", question) if isinstance(question, str) else question
@@ -284,7 +332,7 @@ class RAG:
         started = time.perf_counter()
         everyone = _Rounds(self, listener).answer(questions)
         seconds = (time.perf_counter() - started) / max(1, len(everyone))
-        return [each.answer(self.prompt.answer_cue, seconds) for each in everyone]
+        return [each.answer(self.prompt.answer_cue, seconds, self.filter) for each in everyone]
 
     def run(self, questions: Sequence[Question], path: Path, *, progress: str | None = None) -> list[Answer]:
         """Answer questions into a trace file, going on where an earlier run of it stopped.

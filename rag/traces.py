@@ -62,6 +62,8 @@ class Answer:
         text: the whole accepted text, rationale and all.
         answer: the final answer in it; "" when the model gave none.
         rounds: every pass of the loop, in order.
+        filter: what decided about content words, see :func:`probers.text.content_filter`; None where
+            neither trigger nor query asked.
     """
 
     id: str
@@ -70,6 +72,7 @@ class Answer:
     answer: str
     rounds: tuple[Round, ...]
     counters: Counters
+    filter: str | None = None
 
     @property
     def retrievals(self) -> int:
@@ -141,6 +144,9 @@ class OpenQuestion:
         decision: the trigger's on this generation.
         before_hit: the answer if the trigger fires: what is before the hit, or nothing where the
             whole answer is discarded.
+        verdict: the trigger's from before anything was written.
+        reading: what the next round writes comes from fetched passages and is taken unjudged.
+        end: where in this round's text it is cut; None keeps all.
         query: what was asked in this round; None when nothing was retrieved.
         left_out: passages found for it that the prompt has no room for.
     """
@@ -155,6 +161,9 @@ class OpenQuestion:
     ending_tokens: int = 0
     decision: Decision | None = None
     before_hit: Accepted = field(default_factory=Accepted)
+    verdict: Decision | None = None
+    reading: bool = False
+    end: int | None = None
     query: str | None = None
     left_out: int = 0
     rounds: list[Round] = field(default_factory=list)
@@ -162,8 +171,19 @@ class OpenQuestion:
 
     @property
     def text(self) -> str:
-        """The answer if this round's text is accepted, without ``ending``."""
-        return self.accepted.text + self.written.text
+        """The answer if what stays of this round's text is accepted, without ``ending``."""
+        return self.accepted.text + self.stays
+
+    @property
+    def tokens(self) -> int:
+        """Generated tokens in :attr:`text`."""
+        written = len(self.written.token_ids) if self.end is None else self._tokens(self.end)
+        return self.accepted.tokens + written
+
+    @property
+    def stays(self) -> str:
+        """This round's text, up to where it is cut."""
+        return self.written.text if self.end is None else self.written.text[: self.end]
 
     def prompt(self, template: PromptTemplate, partial: str) -> str:
         """The prompt with the passages at hand, ending with ``partial`` of the answer."""
@@ -173,7 +193,7 @@ class OpenQuestion:
         """Begin a round with what the model wrote."""
         self.written, self.cut, self.query = generation, cut, None
         self.ending, self.ending_tokens = "", 0
-        self.decision, self.before_hit = None, Accepted()
+        self.decision, self.before_hit, self.end = None, Accepted(), None
         self.counters.add(generation)
 
     def complete(self, announcing: str, generation: Generation) -> None:
@@ -182,19 +202,23 @@ class OpenQuestion:
         self.ending_tokens = len(generation.token_ids)
         self.counters.add(generation, forced=True)
 
-    def decide(self, decision: Decision, *, reads: bool) -> None:
+    def decide(self, decision: Decision, *, alarms: bool) -> None:
         """Take the trigger's decision on this round's text.
 
         Args:
-            reads: it comes of the text; otherwise of a rule, of chance or of the question alone.
+            alarms: it comes of the text; otherwise of a rule, of chance or of the question alone.
         """
         self.decision = decision
-        self.counters.alarms += reads and decision.fire
+        self.counters.alarms += alarms and decision.fire
         if decision.position is not None:
             # A trailing space would keep the next word from being tokenised together with its own.
             kept = self.written.text[: decision.position].rstrip()
-            tokens = self.accepted.tokens + sum(a < len(kept) for a, _ in self.written.offsets)
+            tokens = self.accepted.tokens + self._tokens(len(kept))
             self.before_hit = Accepted(self.accepted.text + kept, tokens, fresh=True)
+
+    def take(self, end: int | None) -> None:
+        """Take the text up to ``end`` as it is, and have what follows written without passages."""
+        self.end, self.passages, self.reading = end, (), False
 
     def retrieve(self, query: str, found: Sequence[Passage], shown: int) -> None:
         """Put the first ``shown`` passages found in place of earlier ones, also where that is none."""
@@ -203,34 +227,37 @@ class OpenQuestion:
         self.counters.empty_retrievals += not found
         self.counters.passages_cut += self.left_out
 
-    def begin(self, verdict: Decision | None) -> None:
+    def begin(self) -> None:
         """End a round in which passages were fetched and nothing was written."""
-        self._record("", "", verdict)
+        self._record("", "", self.verdict)
 
     def accept(self) -> None:
         """End the round: the text stays as it is and the question is answered."""
-        tokens = self.accepted.tokens + len(self.written.token_ids) + self.ending_tokens
-        self._go_on(self.written.text, Accepted(self.text + self.ending, tokens))
+        self._go_on(self.stays, Accepted(self.text + self.ending, self.tokens + self.ending_tokens))
         if self.ending:
             self.query = None
             self._record(self.ending, self.ending)
 
     def extend(self) -> None:
         """End the round: the text stays as it is, and the question goes on from its end."""
-        stays = self.written.text.rstrip()
-        tokens = self.accepted.tokens + len(self.written.token_ids)
-        self._go_on(stays, Accepted(self.accepted.text + stays, tokens))
+        stays = self.stays.rstrip()
+        self._go_on(stays, Accepted(self.accepted.text + stays, self.tokens))
 
-    def truncate(self) -> None:
+    def truncate(self, *, reading: bool = False) -> None:
         """End the round: the text before the hit stays, and the question goes on from there."""
+        self.reading = reading
         self._go_on(self.before_hit.text[len(self.accepted.text) :], self.before_hit)
 
-    def answer(self, answer_cue: str, seconds: float) -> Answer:
+    def answer(self, answer_cue: str, seconds: float, filter: str | None) -> Answer:
         """What the question's way through the loop leaves behind."""
         text, asked = self.accepted.text.strip(), self.question
         counters = replace(self.counters, kept_tokens=self.accepted.tokens, seconds=seconds)
         final = final_answer(text, answer_cue, asked.dataset)
-        return Answer(asked.id, asked.question, text, final, tuple(self.rounds), counters)
+        return Answer(asked.id, asked.question, text, final, tuple(self.rounds), counters, filter)
+
+    def _tokens(self, characters: int) -> int:
+        """How many tokens begin in so many characters of this round's text."""
+        return sum(start < characters for start, _ in self.written.offsets)
 
     def _go_on(self, stays: str, accepted: Accepted) -> None:
         self._record(self.written.text, stays, self.decision, self.written.offsets)

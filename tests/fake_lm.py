@@ -74,6 +74,10 @@ class FakeLM:
     def attention_alone(self, generations, *, progress=None):
         return [self._attention(0, len(g.token_ids)) for g in generations]
 
+    def attention_of(self, texts):
+        parts = [tokens(text) for text in texts]
+        return [(offsets(each), self._attention(0, len(each))) for each in parts]
+
     def _one(self, prompt, limit, needs, stop) -> Generation:
         text, reason = self.write(prompt), "eos"
         for string in (s for s in stop if isinstance(s, str)):

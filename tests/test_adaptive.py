@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from fake_lm import SPEC
-from probers.rag.triggers import Adaptive
+from probers.rag.triggers import Adaptive, State
 from probers.train.question_classifier import Labelled, measure, strategies_of, write_card
 from safetensors.numpy import load_file, save_file
 from sklearn.feature_extraction.text import TfidfVectorizer
@@ -17,6 +17,7 @@ from transformers import LlamaConfig, LlamaForSequenceClassification
 from probers.bank.question_classifier import STRATEGIES, AdaptiveClassifier, load_classifier
 from probers.commands import main as cli
 from probers.commands.runs import RunFolder
+from probers.prompts import TESTBED_PROMPT
 from probers.store.spec import FeatureSpec
 from probers.store.store import FeatureStore
 from probers.types import Question, UserError
@@ -226,6 +227,10 @@ def test_no_code_and_no_pickle_of_a_model_is_read_and_nobody_is_asked(tmp_path, 
         load_classifier(str(tmp_path))
 
 
+def states(asked):
+    return [State(question, None, TESTBED_PROMPT, (0, 0)) for question in asked]
+
+
 def test_the_trigger_takes_the_cheapest_of_equals_and_a_folder(tmp_path, trained):
     class Equal:
         def probabilities(self, questions):
@@ -233,12 +238,16 @@ def test_the_trigger_takes_the_cheapest_of_equals_and_a_folder(tmp_path, trained
 
     asked = [Question(str(i), f"Q{i}?") for i in range(3)]
     trigger = Adaptive(Equal())
-    assert [d.fire for d in trigger.decide_before(asked)] == [False, True, True]
-    assert [d.score for d in trigger.decide_before(asked)] == pytest.approx([0.0, 0.2, 0.1])
+    assert [d.fire for d in trigger.decide_before(states(asked))] == [False, True, True]
+    assert [d.score for d in trigger.decide_before(states(asked))] == pytest.approx([0.0, 0.2, 0.1])
     assert [trigger.look_ahead(q) is not None for q in asked] == [False, False, True]
     trained.save(tmp_path)
     trigger = Adaptive(str(tmp_path))
-    assert [d.fire for d in trigger.decide_before([Question(q, q) for q in FRESH])] == [False, True, True]
+    assert [d.fire for d in trigger.decide_before(states([Question(q, q) for q in FRESH]))] == [
+        False,
+        True,
+        True,
+    ]
 
 
 RIGHT = {"no": (1, 1), "single": (0, 1), "multi": (0, 0)}
@@ -287,7 +296,11 @@ def test_the_command_trains_measures_and_writes_what_the_trigger_takes(tmp_path,
     assert "wrote a classifier of questions" in shown and "majority" in shown and "note:" not in shown
     assert "trigger=adaptive" in (out / "README.md").read_text()
     trigger = Adaptive(str(out))
-    assert [d.fire for d in trigger.decide_before([Question(q, q) for q in FRESH])] == [False, True, True]
+    assert [d.fire for d in trigger.decide_before(states([Question(q, q) for q in FRESH]))] == [
+        False,
+        True,
+        True,
+    ]
     assert cli.run("train", ["head=adaptive", "resamples=200"]) == out
     assert "complete" in capsys.readouterr().out
 

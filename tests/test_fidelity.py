@@ -1,20 +1,23 @@
-"""The methods against what their authors published: the released RIND and QFS, and a published example."""
+"""The methods against what their authors published: released triggers, queries and loops, and an example."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 from fake_lm import FakeLM
-from probers.rag.queries import QFS
-from probers.rag.triggers import Rind, State
+from probers.rag.loop import RAG
+from probers.rag.queries import QFS, FlareQuery
+from probers.rag.retrievers import BM25
+from probers.rag.triggers import Flare, Rind, State
 
 import probers.text
 from probers.engine.model import CausalLM
 from probers.prompts import TESTBED_PROMPT
-from probers.testbed.assets import load_questions, model_path
+from probers.testbed.assets import load_corpus, load_questions, model_path
 from probers.types import AttentionRows, Decision, Generation, Needs, Question
 from probers.uncertainty import rind_scores
 
@@ -36,6 +39,7 @@ class Released:
     model: torch.nn.Module
     tokenizer: object
     stop_words: frozenset[str]
+    guesses: dict[str, tuple[int, ...]] = field(default_factory=dict)  # of what follows a prompt
 
     @classmethod
     def load(cls, folder) -> Released:
@@ -70,13 +74,8 @@ class Released:
         """Sentences of (tokens of the word, score)."""
         alone, _ = self.read(written)
         most = alone.amax(dim=1).mean(dim=0)  # over the queries, then over the heads
-        sentences: list[list] = [[]]
-        for word, tokens in self.words(written):
-            sentences[-1].append((word, tokens))
-            if word.endswith("."):
-                sentences.append([])
         scored = []
-        for sentence in filter(None, sentences):
+        for sentence in self.sentences(written):
             sums = [float(most[tokens].sum()) for _, tokens in sentence]
             scored.append([
                 (tokens, self.carries(word) * mine / sum(sums) * len(sums) * float(entropy[tokens].mean()))
@@ -92,31 +91,129 @@ class Released:
                 return found
         return []
 
+    @torch.no_grad()
     def query(
-        self, prompt: str, question: str, written: list[int], rows: np.ndarray, hits: list[list[int]], n: int
+        self, question: str, text: str, before: str, sentence: list[str], hits: list[int], n: int
     ) -> str:
-        encoded = self.tokenizer(prompt, return_offsets_mapping=True)
-        before, offsets = encoded["input_ids"], encoded["offset_mapping"]
-        start = prompt.index(question)
-        asked = [i for i, (a, b) in enumerate(offsets) if b > start and a < start + len(question)]
-        # Question and answer in words, each with its place in the whole sequence.
-        found = [(w, [asked[i] for i in ts]) for w, ts in self.words([before[i] for i in asked])]
-        found += [(w, [len(before) + i for i in ts]) for w, ts in self.words(written)]
-        seen = sorted(i for _, ts in found for i in ts)
-        weights = np.zeros(len(rows))
-        for tokens in hits:
-            row = rows[len(before) + tokens[0] - 1]  # the position that predicted the word
-            mine = [i for i in seen if i < len(before) + tokens[0]]
-            weights[mine] += row[mine] / row[mine].sum() / len(hits)
-        fired = [[len(before) + i for i in tokens] for tokens in hits]
-        last = fired[-1][0]
-        candidates = [
-            (weights[ts].sum(), place, w.strip(".,!?;:'\"()"))
-            for place, (w, ts) in enumerate(found)
-            if ts[-1] < last and ts not in fired and self.carries(w)
-        ]
-        best = sorted(candidates, key=lambda c: (-c[0], c[1]))[:n]
-        return " ".join(w for _, _, w in sorted(best, key=lambda c: c[1])) or question
+        """Words to ask with: a pass over question, text and the sentence with the hits (by number), alone."""
+        whole = question + " " + text + " " + before + " " + " ".join(sentence)
+        ids = self.tokenizer(whole)["input_ids"]
+        attention = self.read(ids)[0].mean(dim=0).double().numpy()
+        found = [entry for entry in self.words(ids) if entry[0]]  # not the spaces that are one too many
+        first = len(found) - len(sentence)
+        assert [word for word, _ in found[first:]] == sentence
+        weights = np.zeros(len(found))
+        for hit in hits:
+            tokens = found[first + hit][1]
+            for token in tokens:
+                row = attention[token - 1, : tokens[0]]  # of the position that predicted the token
+                row = row / row.sum() / len(tokens) / len(hits)
+                for place, (_, others) in enumerate(found):
+                    weights[place] += sum(row[i] for i in others if i < tokens[0])
+        qualify = [i for i, (word, _) in enumerate(found) if self.carries(word) and i - first not in hits]
+        best = sorted(qualify, key=lambda i: (-weights[i], i))[:n]
+        return " ".join(found[i][0] for i in sorted(best)) or question
+
+    @torch.no_grad()
+    def write(self, prompt: str, length: int, *, one: bool = False):
+        """Greedy continuation to the end of its line; each token's entropy when chosen, and 1 - p.
+
+        Args:
+            one: no more than the first sentence will be looked at.
+        """
+        before = self.tokenizer(prompt)["input_ids"]
+        # What is thought to come is read in one go, and is taken as far as it is what comes.
+        guess = list(self.guesses.get(prompt, ()))[:length]
+        logits = self.model(torch.tensor([before + guess])).logits[0, len(before) - 1 :].double()
+        written: list[int] = []
+        entropies, doubts = [], []
+        while len(written) < length and not (one and len(self.sentences(written)) > 1):
+            p, token = torch.softmax(logits[0], dim=-1), int(logits[0].argmax())
+            if token == self.tokenizer.eos_token_id or "\n" in self.tokenizer.decode([token]):
+                break
+            written.append(token)
+            entropies.append(float(-(p * torch.log_softmax(logits[0], dim=-1)).sum()))
+            doubts.append(1 - float(p[token]))
+            logits = logits[1:]
+            if guess[: len(written)] != written:
+                guess = list(written)
+                logits = self.model(torch.tensor([before + guess])).logits[0, -1:].double()
+        return written, np.array(entropies), np.array(doubts)
+
+    def sentences(self, written: list[int]) -> list[list[tuple[str, list[int]]]]:
+        """Sentences of words with their tokens."""
+        found: list[list[tuple[str, list[int]]]] = [[]]
+        for word, tokens in self.words(written):
+            found[-1].append((word, tokens))
+            if word.endswith("."):
+                found.append([])
+        return [sentence for sentence in found if sentence]
+
+    def loop(self, question: str, search, unsure, length: int, *, whole: bool) -> tuple[str, list[str]]:
+        """The text, and what was asked, where texts are looked at that are written without passages.
+
+        Args:
+            unsure: of question, text, sentences, entropies and doubts of what was written: the number
+                of the sentence that fires and the query; or None.
+            whole: all that is written with passages stays, or only its first sentence.
+        """
+        text, queries = "", []
+        while True:
+            old = text
+            written, entropies, doubts = self.write(shown(question, [], text), length)
+            sentences = self.sentences(written)
+            found = unsure(question, text, sentences, written, entropies, doubts)
+            if found is None:
+                text = joined(text, *map(plain, sentences))
+            else:
+                number, query = found
+                queries.append(query)
+                text = joined(text, *map(plain, sentences[:number]))
+                again, _, _ = self.write(shown(question, search(query), text), length, one=not whole)
+                text = joined(text, *map(plain, self.sentences(again)[: None if whole else 1]))
+            if len(self.tokenizer(text)["input_ids"]) > length or len(text) <= len(old) or CUE in text:
+                return text, queries
+
+    def rind_and_qfs(self, threshold: float, n: int):
+        def unsure(question, text, sentences, written, entropies, doubts):
+            for number, scored in enumerate(self.rind(written, entropies) if written else []):
+                hits = [i for i, (_, score) in enumerate(scored) if score > threshold]
+                if hits:
+                    before = " ".join(map(plain, sentences[:number]))
+                    current = [word for word, _ in sentences[number]]
+                    return number, self.query(question, text, before, current, hits, n)
+            return None
+
+        return unsure
+
+    def doubtful(self, threshold: float, reduce):
+        """FLARE, which asks with the sentence itself."""
+
+        def unsure(question, text, sentences, written, entropies, doubts):
+            for number, sentence in enumerate(sentences):
+                if reduce([doubts[i] for _, tokens in sentence for i in tokens]) > threshold:
+                    return number, plain(sentence)
+            return None
+
+        return unsure
+
+
+def plain(sentence: list[tuple[str, list[int]]]) -> str:
+    return " ".join(word for word, _ in sentence)
+
+
+CUE = "the answer is"
+
+
+def shown(question: str, passages: list[str], text: str) -> str:
+    """The testbed's prompt, with passages or without, and the text so far."""
+    listed = "".join(f"[{i}] {passage}\n" for i, passage in enumerate(passages, 1))
+    context = f"Context:\n{listed}" if passages else ""
+    return f"{context}Question: {question}\nAnswer:" + (f" {text}" if text else "")
+
+
+def joined(*parts: str) -> str:
+    return " ".join(part for part in parts if part)
 
 
 THRESHOLDS = (0.3, 0.6, 1.0, 1.5)
@@ -127,7 +224,6 @@ class Both:
     """The same texts read by this package and by the released procedure.
 
     Attributes:
-        rows: of each text, the attention (positions, positions) of prompt and text, mean over heads.
         scored: of each text, the released procedure's sentences, words and scores.
     """
 
@@ -135,7 +231,6 @@ class Both:
     released: Released
     made: list[Generation]
     states: list[State]
-    rows: list[np.ndarray]
     scored: list[list]
 
 
@@ -152,14 +247,13 @@ def both(request) -> Both:
         State(q, lm, TESTBED_PROMPT, TESTBED_PROMPT.question_span(p, q.question))
         for q, p in zip(asked, prompts, strict=True)
     ]
-    rows, scored = [], []
+    scored = []
     for generation in made:
         before, written = list(generation.prompt_ids), list(generation.token_ids)
-        attention, entropies = released.read(before + written)
-        rows.append(attention.mean(dim=0).double().numpy())
+        _, entropies = released.read(before + written)
         scored.append(released.rind(written, entropies[len(before) - 1 : -1]))
     assert len(made) == request.param
-    return Both(lm, released, made, states, rows, scored)
+    return Both(lm, released, made, states, scored)
 
 
 def test_released_rind_is_the_released_procedures(both):
@@ -178,10 +272,13 @@ def test_released_rind_is_the_released_procedures(both):
 @pytest.mark.parametrize("threshold", THRESHOLDS)
 def test_released_rind_and_qfs_fire_and_ask_alike(both, threshold):
     decisions = Rind(threshold, "released").decide(both.made, both.states)
+    unsure = partial(both.released.rind_and_qfs, threshold)
     fired = 0
-    for generation, state, decision, rows, theirs in zip(
-        both.made, both.states, decisions, both.rows, both.scored, strict=True
+    for generation, state, decision, theirs in zip(
+        both.made, both.states, decisions, both.scored, strict=True
     ):
+        written, entropies = list(generation.token_ids), generation.entropies.astype(np.float64)
+        sentences = both.released.sentences(written)
         hits = both.released.hits(theirs, threshold)
         assert decision.fire == bool(hits)
         assert list(decision.tokens) == [i for tokens in hits for i in tokens]
@@ -189,12 +286,73 @@ def test_released_rind_and_qfs_fire_and_ask_alike(both, threshold):
             continue
         fired += 1
         for n in (3, 25):
-            asked = both.released.query(
-                generation.prompt, state.question.question, list(generation.token_ids), rows, hits, n
-            )
-            assert QFS("released", top_n=n)(state.question, generation, decision, state) == asked
+            asked = unsure(n)(state.question.question, "", sentences, written, entropies, None)
+            assert QFS("released", top_n=n)(state.question, generation, decision, state) == asked[1]
     assert fired > 0
     assert fired < len(both.made) or threshold == min(THRESHOLDS)
+
+
+@dataclass
+class Recording(RAG):
+    """The loop, keeping what was written after every prompt."""
+
+    made: dict[str, tuple[int, ...]] = field(default_factory=dict)
+
+    def generate(self, prompts, **options):
+        found = super().generate(prompts, **options)
+        self.made.update({g.prompt: g.token_ids for g in found})
+        return found
+
+
+LENGTH = 64
+#: By name: ours, and the plain one's rule and whether it takes all that is written with passages.
+LOOPS = {
+    "dragin": (
+        lambda t: (Rind(t, "released"), QFS("released", top_n=5)),
+        lambda plain, t: plain.rind_and_qfs(t, 5),
+        False,
+        (1.0, 0.6, 1.4),
+    ),
+    "flare": (
+        lambda t: (Flare(t, "paper"), FlareQuery(beta=0)),
+        lambda plain, t: plain.doubtful(t, max),
+        False,
+        (0.5, 0.2, 0.05),
+    ),
+    "flare of dragin": (
+        lambda t: (Flare(t, "dragin"), FlareQuery(beta=0)),
+        lambda plain, t: plain.doubtful(t, np.mean),
+        True,
+        (0.08, 0.03, 0.15),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_released_loops_write_and_ask_alike(name, both, request):
+    ours, theirs, whole, thresholds = LOOPS[name]
+    retriever = BM25(load_corpus())
+    many = len(both.made) > 40
+    asked = [q for q in load_questions() if q.truth["hops"] == 2][: 200 if many else 40]
+
+    def search(query):
+        return [p.text for p in retriever.search([query], 3)[0]]
+
+    for threshold in thresholds if many else thresholds[:1]:
+        trigger, query = ours(threshold)
+        rag = Recording(
+            both.lm, retriever, trigger, query, max_new_tokens=LENGTH, max_retrievals=LENGTH, answer_tokens=0
+        )
+        answers = rag.answer(asked)
+        both.released.guesses = rag.made
+        unsure = theirs(both.released, threshold)
+        counts = set()
+        for question, answer in zip(asked, answers, strict=True):
+            text, queries = both.released.loop(question.question, search, unsure, LENGTH, whole=whole)
+            assert [r.query for r in answer.rounds if r.query is not None] == queries
+            assert (answer.text, answer.retrievals) == (text, len(queries))
+            counts.add(len(queries))
+        assert len(counts) > 1
 
 
 # DRAGIN's case study (appendix C): the arena of the Lewiston Maineiacs. The model hesitates at the number of
@@ -212,23 +370,43 @@ ATTENDED = {
 AFTERWARDS = {"people.": 0.5}  # written after the number: it cannot be asked about
 
 
+class Told(FakeLM):
+    """Attends within a text as it is told, by its words."""
+
+    def __init__(self, row: int) -> None:
+        super().__init__(lambda p: WRITTEN)
+        self.row = row
+
+    def attention_of(self, texts):
+        ((spans, within),) = super().attention_of(texts)
+        words = [texts[0][a:b].strip() for a, b in spans]
+        rows, hit = np.zeros_like(within.rows), words.index("3,677")
+        rows[hit + self.row] = [attended(word, i) for i, word in enumerate(words)]
+        rows[hit + 1 - self.row] = rows[hit + self.row][::-1]
+        return [(spans, AttentionRows(rows, within.column_max))]
+
+
+def attended(word: str, place: int) -> float:
+    """Function words and the rest get less, the prompt's own words most."""
+    if word in ("Question:", "Answer:"):
+        return 0.9
+    return (ATTENDED | AFTERWARDS).get(word, 0.001 * (place % 5))
+
+
 def case(hit_word: str, row: int) -> tuple[Generation, Decision, State]:
     """The example, with the attention in one row: that of the hit token (1) or of the one before (0)."""
     question = Question("case", CASE)
     prompt = TESTBED_PROMPT.question(CASE)
-    made = FakeLM(lambda p: WRITTEN).generate([prompt], max_new_tokens=99, needs=Needs(attention=True))[0]
+    lm = Told(row)
+    made = lm.generate([prompt], max_new_tokens=99, needs=Needs(attention=True))[0]
     pieces = [prompt[a:b].strip() for a, b in made.prompt_offsets]
     pieces += [WRITTEN[a:b].strip() for a, b in made.offsets]
     hit = pieces.index(hit_word) - len(made.prompt_ids)
     rows = np.zeros_like(made.attention.rows)
-    # Function words and the rest get less, the prompt's own words most.
-    rows[hit + row] = [
-        0.9 if word in ("Question:", "Answer:") else (ATTENDED | AFTERWARDS).get(word, 0.001 * (i % 5))
-        for i, word in enumerate(pieces)
-    ]
+    rows[hit + row] = [attended(word, i) for i, word in enumerate(pieces)]
     rows[hit + 1 - row] = rows[hit + row][::-1]  # the other row would ask for something else
     made = replace(made, attention=AttentionRows(rows.astype(np.float32), made.attention.column_max))
-    state = State(question, None, TESTBED_PROMPT, TESTBED_PROMPT.question_span(prompt, CASE))
+    state = State(question, lm, TESTBED_PROMPT, TESTBED_PROMPT.question_span(prompt, CASE))
     return made, Decision(True, 1.5, 1.0, position=0, tokens=(hit,)), state
 
 
@@ -236,7 +414,7 @@ def case(hit_word: str, row: int) -> tuple[Generation, Decision, State]:
 def test_the_case_study_asks_for_the_seating_capacity(variant, row):
     made, decision, state = case("3,677", row)
     query = QFS(variant, top_n=6)(state.question, made, decision, state)
-    assert query == "seat Androscoggin Bank Colisée seating capacity"
+    assert query.replace("Colisée,", "Colisée") == "seat Androscoggin Bank Colisée seating capacity"
     # The words are those of the attention, not of the text: with another row it is another query.
     made, decision, state = case("3,677", 1 - row)
     assert QFS(variant, top_n=6)(state.question, made, decision, state) != query

@@ -13,7 +13,7 @@ from probers.rag.command import Terminal
 from probers.rag.loop import RAG
 from probers.rag.queries import AnswerQuery, QuestionQuery
 from probers.rag.traces import Answer, TraceFile
-from probers.rag.triggers import Always, Entropy, Never, Oracle, Random
+from probers.rag.triggers import Always, Entropy, Never, Oracle, Random, Trigger
 
 from probers.prompts import TESTBED_PROMPT
 from probers.types import Decision, Needs, Question, RunError, UserError
@@ -181,6 +181,69 @@ def test_a_hit_in_the_middle_keeps_the_text_before_it_and_goes_on_from_there():
     assert lm.prompts[1].endswith("\nAnswer:")
 
 
+@dataclass
+class Reader(Scripted, Trigger):
+    """Fires as told, and takes unjudged what it is told to of what is written from passages."""
+
+    share: str = "sentence"
+
+    @property
+    def takes(self):
+        return self.share
+
+
+def sentences(prompt):
+    """Three sentences, of which a prompt gets those that are not there; read from passages in capitals."""
+    text = " One is so. Two is so. So the answer is Three."
+    left = text.lower()[len(prompt.rpartition("Answer:")[2]) :]
+    return left.upper() if prompt.startswith("Context:") else left
+
+
+def test_of_what_is_read_one_sentence_is_taken_and_what_follows_is_judged_without_passages():
+    at = fires(position=0, tokens=(0,))
+    rag, lm, _ = make(Reader([at, at, SILENT]), writes=sentences)
+    answer = rag(QUESTIONS[1])
+    assert answer.text == "ONE IS SO. TWO IS SO. so the answer is three."
+    reads = [prompt.startswith("Context:") for prompt in lm.prompts]
+    assert reads == [False, True, False, True, False]
+    assert [r.decision is None for r in answer.rounds] == reads
+    assert (answer.retrievals, answer.counters.generations) == (2, 5)
+    # With the answer in what is taken, nothing more is written.
+    rag, lm, _ = make(Reader([at]), writes=sentences)
+    last = rag(QUESTIONS[1])
+    assert (last.text, last.retrievals) == ("ONE IS SO. TWO IS SO. SO THE ANSWER IS THREE.", 3)
+    assert len(lm.prompts) == 6
+    # A limit leaves what follows as it is written without passages.
+    rag, _, _ = make(Reader([at]), writes=sentences, max_retrievals=1)
+    assert rag(QUESTIONS[1]).text == "ONE IS SO. two is so. so the answer is three."
+
+
+def test_all_that_is_read_is_taken_and_what_follows_is_judged_only_if_no_answer_is_there():
+    at = fires(position=0, tokens=(0,))
+    rag, lm, _ = make(Reader([at], share="all"), writes=sentences)
+    answer = rag(QUESTIONS[1])
+    assert (answer.text, answer.retrievals) == ("ONE IS SO. TWO IS SO. SO THE ANSWER IS THREE.", 1)
+    assert len(lm.prompts) == 2
+
+    def short(prompt):
+        return " ONE IS SO." if prompt.startswith("Context:") else sentences(prompt)
+
+    rag, lm, _ = make(Reader([at, SILENT], share="all"), writes=short)
+    answer = rag(QUESTIONS[1])
+    assert answer.text == "ONE IS SO. two is so. so the answer is three."
+    assert [prompt.startswith("Context:") for prompt in lm.prompts] == [False, True, False]
+
+
+def test_what_is_read_and_says_nothing_ends_the_question_and_so_does_the_token_limit():
+    at = fires(position=0, tokens=(0,))
+    silent = make(Reader([at]), writes=lambda p: "" if p.startswith("Context:") else sentences(p))[0]
+    assert (silent(QUESTIONS[1]).retrievals, silent(QUESTIONS[1]).counters.forced) == (1, True)
+    rag, lm, _ = make(Reader([at]), writes=sentences, max_new_tokens=6, answer_tokens=0)
+    answer = rag(QUESTIONS[1])
+    assert answer.text == "ONE IS SO. TWO IS SO."
+    assert (answer.retrievals, len(lm.prompts)) == (2, 4)
+
+
 def test_state_tells_where_the_question_and_the_accepted_text_stand():
     seen = []
 
@@ -303,7 +366,7 @@ def test_a_trace_is_json_and_comes_back_equal():
     rag, _, _ = make(Entropy(0.05))
     answer = rag(QUESTIONS[1])
     assert Answer.from_trace(json.loads(json.dumps(answer.trace))) == answer
-    assert set(answer.trace) == {"id", "question", "text", "answer", "rounds", "counters"}
+    assert set(answer.trace) == {"id", "question", "text", "answer", "rounds", "counters", "filter"}
 
 
 def test_a_run_resumes_by_question_and_drops_a_half_written_line(tmp_path):

@@ -112,7 +112,7 @@ EVERY = {
     "fixed_length": lambda: FixedLength(3),
     "fixed_sentence": FixedSentence,
     "flare": Flare,
-    "flare_mean": lambda: Flare(0.15, "mean"),
+    "flare_mean": lambda: Flare(0.15, "dragin"),
     "entropy": lambda: Entropy(0.2),
     "entropy_sentence": lambda: Entropy(0.3, "max", "sentence"),
     "rind_paper": lambda: Rind(0.01, "paper"),
@@ -256,15 +256,26 @@ def test_a_classifier_without_a_number_is_an_error():
         told(Adaptive(Broken()))[0](QUESTIONS[3])
 
 
-def test_the_judges_replies_are_counted():
-    rag, _, _ = told(LlmJudge())
+def test_the_judge_is_asked_once_before_anything_is_written():
+    rag, lm, retriever = told(LlmJudge(), query=AnswerQuery())
     known, unknown = rag.answer([QUESTIONS[2], QUESTIONS[3]])
-    plain = told(Never())[0].answer([QUESTIONS[2]])[0].counters
-    assert (known.retrievals, known.counters.generations) == (0, 2)
-    assert known.counters.tokens == plain.tokens + 1  # " yes"
-    assert known.counters.sentences == plain.sentences + 1
-    # Closed book, " no", with passages, " yes".
-    assert (unknown.retrievals, unknown.counters.generations) == (1, 4)
+    plain = told(Never())[0].answer([QUESTIONS[2]])[0]
+    assert (known.retrievals, known.counters.generations, known.text) == (0, 2, plain.text)
+    assert known.counters.tokens == plain.counters.tokens + 1  # " yes"
+    assert known.counters.sentences == plain.counters.sentences + 1
+    # " no", and then the answer with passages, whatever that is.
+    assert (unknown.retrievals, unknown.counters.generations) == (1, 2)
+    assert retriever.queries == [QUESTIONS[3].question]
+    assert [p.startswith("Context:") for p in lm.prompts] == [False, False, False, True]
+    # The same as one retrieval with the question for those of whom it says no, and none for the others.
+    always = told(Always())[0].answer([QUESTIONS[3]])[0]
+    assert unknown.text == always.text
+    assert [[r.decision.score for r in a.rounds if r.decision] for a in (known, unknown)] == [
+        [0.0],
+        [1.0, 1.0],
+    ]
+    untouched = told(LlmJudge(), max_retrievals=0)[0](QUESTIONS[3])
+    assert (untouched.retrievals, untouched.counters.generations) == (0, 1)
 
 
 @pytest.mark.parametrize(
@@ -293,6 +304,13 @@ def test_probing_rag_by_hand(theta, limit, written):
     lm.state = lambda text: [texts[text], 0, 0, 0]
     answer = rag(QUESTIONS[1])
     assert answer.counters.generations == written
+    # Every retrieval counts, also the one that changes nothing and ends it.
+    passages, text, count, same = "", next(iter(texts)), 0, False
+    while 2 * texts[text] + theta > 0 and count < limit and not same:
+        found = f"about {' '.join(text.split()[-2:])}"
+        count, same, passages = count + 1, found == passages, found
+        text = guesses(passages)
+    assert (answer.retrievals, answer.text) == (count, text.strip())
     assert answer.text == list(texts)[min(written, 4) - 1].strip()
     if written == 3:
         assert [r.decision.score for r in answer.rounds] == [2.0, 1.0, 0.5]

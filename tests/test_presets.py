@@ -320,7 +320,7 @@ def test_dragins_tables_vary_one_thing():
     assert isinstance(made["wo"].trigger, Never)
     assert isinstance(made["sr"].trigger, Always)
     assert made["fl"].trigger == FixedLength(16)
-    assert (made["flare"].trigger.variant, made["flare"].trigger.threshold) == ("mean", 0.1)
+    assert (made["flare"].trigger.variant, made["flare"].trigger.threshold) == ("dragin", 0.1)
     assert made["dragin"].trigger.threshold == 1.0
 
 
@@ -494,7 +494,7 @@ def test_dragins_table_runs_from_its_preset(place):
     assert {len(found) for found in ran.values()} == {results["n"]} and results["n"] >= 4
     options = results["options"]
     assert options["fl"] == {"n": 32}
-    assert options["flare"]["variant"] == "mean" and options["flare"]["threshold"] == 0.1
+    assert options["flare"]["variant"] == "dragin" and options["flare"]["threshold"] == 0.1
     assert options["dragin"] == {"variant": "released", "threshold": 1.4}
     assert options["random"]["rate"] == results["methods"]["dragin"]["retrievals"]
     assert results["config"]["methods"]["dragin"]["query_options"]["top_n"] == 35
@@ -546,7 +546,7 @@ def test_probing_rags_table_runs_from_its_preset(place, tiny):
     own = results["config"]["methods"]["probing"]
     assert own["trigger_options"] == {"theta": 0} and own["query_options"] == {"with_passages": True}
     assert (results["config"]["k"], results["config"]["max_retrievals"]) == (5, 4)
-    assert results["options"]["flare"]["variant"] == "min"
+    assert results["options"]["flare"]["variant"] == "paper"
     assert results["options"]["random"]["rate"] == results["methods"]["probing"]["retrievals"]
     assert not any(queries(t) for t in ran["never"])
     assert {len(queries(t)) for t in ran["always"]} == {1}

@@ -1,7 +1,8 @@
 """Query formulations: QFS and CIOQF worked out by hand, and every one with every trigger."""
 
 import math
-from dataclasses import dataclass, replace
+import re
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
@@ -232,55 +233,97 @@ def test_qfs_paper_takes_the_hit_tokens_own_row():
     assert QFS("paper", top_n=1)(ASKED, made, hit, where) == "Mara"
 
 
+@dataclass
+class Attends:
+    """A model whose attention within a text is as told: of each of its words, to words by their place."""
+
+    rows: dict = field(default_factory=dict)
+    texts: list = field(default_factory=list)
+
+    def attention_of(self, texts):
+        self.texts += texts
+        (text,) = texts
+        spans = [m.span() for m in re.finditer(r"\S+", text)]
+        table = np.zeros((len(spans) + 1, len(spans)), dtype=np.float32)
+        for i, entries in self.rows.items():
+            for place, value in entries.items():
+                table[i + 1, place] = value
+        return [(tuple(spans), AttentionRows(table, np.zeros(len(spans), dtype=np.float32)))]
+
+
+def released(rows=None, text=TEXT, partial="", passages=()):
+    made, where = generated(text, partial, passages)
+    return replace(made, attention=None), replace(where, lm=Attends(rows or {}))
+
+
+# Words of question and answer, as the released variant reads them: Where(0) was(1) Mara(2) Telka(3) born?(4)
+# The(5) town(6) near(7) Orn,(8) by(9) Vel.(10)
+
+
 def test_qfs_released_takes_the_predicting_rows_renormalised_and_averaged():
-    # Hits: tokens 3 ("Orn,") and 5 ("Vel."), predicted by rows 3 and 5; their own, 4 and 6, must not matter.
-    # Row 3 over question and answer: Mara .2, Telka .1, town .1, The .1, sum .5 -> .4 .2 .2 .2
-    # Row 5: Telka .06, born .02, near 0, by .02, sum .1 -> .6 .2 0 .2; "Question:" .9 does not count.
-    # Mean: Mara .2, Telka .4, town .1, born .1; The and by are no content words.
-    made, where = with_rows({
-        3: {3: 0.2, 4: 0.1, P + 1: 0.1, P + 0: 0.1},
-        5: {0: 0.9, 4: 0.06, 5: 0.02, P + 4: 0.02},
-        4: {1: 0.9}, 6: {1: 0.9},
+    # Hits: "Orn,"(8) and "Vel."(10), predicted by the rows of 7 and 9; their own must not matter.
+    # Row 7: Mara .2, Telka .1, The .1, town .1, sum .5 -> .4 .2 .2 .2
+    # Row 9: Telka .06, born .02, by .02, sum .1 -> .6 .2 .2
+    # Mean: Mara .2, Telka .4, town .1, born? .1; The and by are no content words.
+    made, where = released({
+        7: {2: 0.2, 3: 0.1, 5: 0.1, 6: 0.1},
+        9: {3: 0.06, 4: 0.02, 9: 0.02},
+        8: {0: 0.9}, 10: {0: 0.9},
     })  # fmt: skip
     hits = replace(DECISION, position=1, tokens=(3, 5))
     assert QFS(top_n=2)(ASKED, made, hits, where) == "Mara Telka"
     assert QFS(top_n=1)(ASKED, made, hits, where) == "Telka"
-    assert QFS(top_n=4)(ASKED, made, hits, where) == "Mara Telka born town"
+    assert QFS(top_n=4)(ASKED, made, hits, where) == "Mara Telka born? town"  # punctuation stays
+    assert set(where.lm.texts) == {"Where was Mara Telka born?   The town near Orn, by Vel."}
     # Without the renormalisation Mara (.2 + 0) would come before Telka (.1 + .06).
-    # The mean of the rows and not their maximum: Mara (.5 + 0) / 2, Telka (.3 + .3) / 2, born (0 + .7) / 2.
-    more, place = with_rows({3: {3: 0.5, 4: 0.3, P + 0: 0.2}, 5: {4: 0.3, 5: 0.7}})
-    assert QFS(top_n=2)(ASKED, more, hits, place) == "Telka born"
+    # The mean of the rows and not their maximum: Mara (.5 + 0) / 2, Telka (.3 + .3) / 2, born? (0 + .7) / 2.
+    more, place = released({7: {2: 0.5, 3: 0.3, 5: 0.2}, 9: {3: 0.3, 4: 0.7}})
+    assert QFS(top_n=2)(ASKED, more, hits, place) == "Telka born?"
     # The hit words themselves never qualify, stop words neither, however much attention they get.
-    made, where = with_rows({3: {P + 0: 0.5, 3: 0.1}, 5: {P + 3: 0.9, P + 4: 0.1, 3: 0.01}})
+    made, where = released({7: {5: 0.5, 2: 0.1}, 9: {8: 0.9, 9: 0.1, 2: 0.01}})
     assert QFS(top_n=1)(ASKED, made, hits, where) == "Mara"
+
+
+def test_qfs_released_lets_words_behind_the_hit_in_last_and_sees_no_further_than_its_sentence():
+    made, where = released({6: {2: 0.6, 6: 0.4}}, text=" Dull. The town near Orn, by Vel. Later Zork.")
+    hit = replace(DECISION, position=7, tokens=(2,))  # "town"
+    assert QFS()(ASKED, made, hit, where) == "Mara Telka born? Dull. near Orn, Vel."
+    assert where.lm.texts == ["Where was Mara Telka born?  Dull. The town near Orn, by Vel."]
+    assert "Zork" not in QFS()(ASKED, made, hit, where)
+    # Nothing points to what is behind the hit: it comes after all that anything points to.
+    assert QFS(top_n=1)(ASKED, made, hit, where) == "Mara"
+    assert QFS(top_n=8)(ASKED, made, hit, where).split()[-1] == "Vel."
 
 
 def test_qfs_leaves_passages_out_and_takes_the_accepted_text_in():
     seen = (Passage("1", "T", "Zork is loud."),)
+    hit = replace(DECISION, position=3, tokens=(1,))
     made, where = generated(" in Orn.", partial=" Mara Telka grew up", passages=seen)
-    # Even attention: every word qualifies alike.
-    for variant in ("paper", "released"):
-        query = QFS(variant)(ASKED, made, replace(DECISION, position=3, tokens=(1,)), where)
+    alone = released(text=" in Orn.", partial=" Mara Telka grew up", passages=seen)
+    for query in (QFS("paper")(ASKED, made, hit, where), QFS("released")(ASKED, alone[0], hit, alone[1])):
         assert "Zork" not in query
         assert "Context" not in query
         assert "grew" in query
         assert "Orn" not in query
+    assert alone[1].lm.texts == ["Where was Mara Telka born? Mara Telka grew up  in Orn."]
 
 
-def test_a_word_of_several_tokens_counts_with_their_sum():
+def test_qfs_paper_ranks_tokens_and_then_finds_their_words():
     made, where = with_rows({})
     # "Telka" as two tokens " Tel" + "ka": columns 4 and 5; everything behind moves by one.
     start, end = made.prompt_offsets[4]
     cut = (*made.prompt_offsets[:4], (start, end - 2), (end - 2, end), *made.prompt_offsets[5:])
     rows = np.zeros((N + 1, P + 1 + N), dtype=np.float32)
-    rows[4, [3, 4, 5]] = 0.3, 0.2, 0.2
+    rows[4, [3, 4, 5, 6]] = 0.3, 0.2, 0.2, 0.25
     made = replace(
         made,
         prompt_offsets=cut,
         prompt_ids=tuple(range(P + 1)),
         attention=AttentionRows(rows, np.zeros(N, dtype=np.float32)),
     )
-    assert QFS("paper", top_n=1)(ASKED, made, replace(DECISION, tokens=(3,)), where) == "Telka"
+    asked = [QFS("paper", top_n=n)(ASKED, made, replace(DECISION, tokens=(3,)), where) for n in (1, 2, 3, 4)]
+    # By the sums of words Telka would be first. Both of its tokens count among the four, and give one word.
+    assert asked == ["Mara", "Mara born", "Mara Telka born", "Mara Telka born"]
 
 
 def test_qfs_without_a_word_asks_the_question_and_keeps_the_last_tokens():
@@ -305,7 +348,7 @@ def test_qfs_for_a_trigger_without_tokens_looks_from_its_position():
     assert TEXT[19:22] == " by"
     made, where = with_rows({5: {3: 0.9, P + 5: 0.9}, N: {4: 0.9}})
     assert QFS("paper", top_n=1)(ASKED, made, cut, where) == "Mara"
-    made, where = with_rows({4: {3: 0.9, P + 5: 0.9}, N - 1: {4: 0.9}})
+    made, where = released({8: {2: 0.9, 3: 0.1}, 9: {3: 0.9}})  # of "Orn,", which is before " by"
     assert QFS("released", top_n=1)(ASKED, made, cut, where) == "Mara"
     # At the very end there is nothing behind: the last token, as for a whole answer.
     made, where = with_rows({N: {4: 0.9}})
@@ -320,7 +363,7 @@ def _empty():
 def test_qfs_refuses_what_it_cannot_do():
     made, where = generated(TEXT)
     with pytest.raises(RunError, match="attention"):
-        QFS()(ASKED, replace(made, attention=None), DECISION, where)
+        QFS("paper")(ASKED, replace(made, attention=None), DECISION, where)
     with pytest.raises(UserError, match="variant='x'"):
         QFS("x")
     with pytest.raises(UserError, match="top_n=0"):
@@ -541,7 +584,7 @@ def test_every_query_works_with_every_trigger(query, lm):
     one = replace(ASKED, answers=("Orn",))
     for trigger in (
         Never(), Always(), Random(1.0), Oracle(), Entropy(0.0), Rind(0.0, "paper"), Rind(0.0, "released"),
-        FixedLength(3), FixedSentence(), Flare(0.01), Flare(0.01, "mean"), Entropy(0.0, scope="sentence"),
+        FixedLength(3), FixedSentence(), Flare(0.01), Flare(0.01, "dragin"), Entropy(0.0, scope="sentence"),
         LlmJudge(), Silent(),
     ):  # fmt: skip
         rag = RAG(lm, Finds(), trigger, query=query, max_new_tokens=8, max_retrievals=2, answer_tokens=2)
@@ -571,6 +614,20 @@ def test_cioqf_asks_with_unique_places_in_order_whatever_the_scale_of_attention(
     assert CIOQF(norm, top_n)(ASKED, scaled, decision, where) == query
 
 
+class Noisy:
+    """A model with random attention within a text, of which every row has a scale."""
+
+    def __init__(self, seed, scale=lambda n: 1.0):
+        self.seed, self.scale = seed, scale
+
+    def attention_of(self, texts):
+        (text,) = texts
+        spans = tuple(m.span() for m in re.finditer(r"\S+", text))
+        n = len(spans)
+        rows = np.tril(np.random.default_rng(self.seed).random((n + 1, n)), k=-1).astype(np.float32)
+        return [(spans, AttentionRows((rows * self.scale(n)).astype(np.float32), None))]
+
+
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 10_000), variant=st.sampled_from(["paper", "released"]), top_n=st.integers(1, 8))
 def test_qfs_does_not_depend_on_the_scale_of_attention(seed, variant, top_n):
@@ -580,9 +637,12 @@ def test_qfs_does_not_depend_on_the_scale_of_attention(seed, variant, top_n):
     decision = replace(DECISION, tokens=tuple(sorted(rng.choice(N, size=2, replace=False).tolist())))
     # The released variant renormalises every row, the paper's has one: each row has a scale of its own.
     scale = 2.0 ** rng.integers(-6, 7, size=(N + 1, 1))
+    scaled = Noisy(seed, lambda n: 2.0 ** np.random.default_rng(seed).integers(-6, 7, size=(n + 1, 1)))
     asked = [
-        QFS(variant, top_n)(ASKED, replace(made, attention=AttentionRows(r, None)), decision, where)
-        for r in (rows, (rows * scale).astype(np.float32))
+        QFS(variant, top_n)(
+            ASKED, replace(made, attention=AttentionRows(r, None)), decision, replace(where, lm=lm)
+        )
+        for r, lm in ((rows, Noisy(seed)), ((rows * scale).astype(np.float32), scaled))
     ]
     assert asked[0] == asked[1]
 
@@ -600,6 +660,7 @@ def test_query_words_are_unique_places_of_the_text_in_its_order(seed, variant, t
     rows = np.tril(rng.random(made.attention.rows.shape), k=len(made.prompt_ids) - 1).astype(np.float32)
     made = replace(made, attention=AttentionRows(rows, made.attention.column_max))
     hits = tuple(sorted(rng.choice(N, size=rng.integers(1, 4), replace=False).tolist()))
+    where = replace(where, lm=Noisy(seed))
     query = QFS(variant, top_n, max_tokens=max_tokens)(ASKED, made, replace(DECISION, tokens=hits), where)
     text = tokenize(f"{ASKED.question} Well, Mara Telka was {TEXT}")
     words = tokenize(query)

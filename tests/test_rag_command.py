@@ -123,6 +123,8 @@ def test_tokens_that_fired_are_shown_as_their_words(rag, capsys):
     assert lines[2] == "kept: nothing of it"  # the sentence is written anew from its beginning
     assert lines[3] == "query: Where is town 3?"
     lines = shown_of(rag, capsys, "trigger=flare", "query=flare")
+    assert lines[2:5] == ["kept: nothing of it", "query: It must be", "fetched: nothing"]
+    lines = shown_of(rag, capsys, "trigger=entropy", "trigger.scope=sentence", "query=flare")
     assert lines[2:5] == [
         "query: It must be",
         "fetched: nothing",
@@ -174,14 +176,25 @@ def test_many_questions_are_written_and_a_second_run_is_done_already(rag, capsys
     assert str(out) == "runs/rag/entropy"
     lines = [json.loads(line) for line in (out / "traces.jsonl").read_text().splitlines()]
     assert len(lines) == 40
-    assert set(lines[0]) == {"id", "question", "text", "answer", "rounds", "counters", "sha256"}
+    assert set(lines[0]) == {"id", "question", "text", "answer", "rounds", "counters", "filter", "sha256"}
+    assert lines[0]["filter"] is None
     results = json.loads((out / "results.json").read_text())
     assert list(results["methods"]) == ["entropy"]
     assert (results["schema"], results["n"], results["methods"]["entropy"]["em"]) == (1, 40, 1.0)
+    assert results["filter"] is None
     assert "wrote 40 traces to runs/rag/entropy/traces.jsonl" in capsys.readouterr().out
     rag("trigger=entropy", "split=test")
     assert "complete" in capsys.readouterr().out
     assert len(rag.models) == 1
+
+
+@pytest.mark.parametrize(("variant", "filter"), [("released", "stop words"), ("paper", None)])
+def test_results_and_traces_say_which_filter_found_content_words(rag, monkeypatch, variant, filter):
+    monkeypatch.setattr("probers.text._tagger", lambda: None)
+    out = rag("trigger=rind", f"trigger.variant={variant}", "query=question", "split=test", "limit=2")
+    results = json.loads((out / "results.json").read_text())
+    traces = [json.loads(line) for line in (out / "traces.jsonl").read_text().splitlines()]
+    assert [results["filter"], *(trace["filter"] for trace in traces)] == [filter] * 3
 
 
 def test_an_out_folder_of_a_different_run_is_refused(rag):
@@ -241,9 +254,13 @@ def test_questions_without_splits_are_all_asked_unless_the_trigger_was_trained(r
         return len((out / "traces.jsonl").read_text().splitlines()), told
 
     assert asked("trigger=entropy", "out=a") == (20, False)
-    assert asked("trigger=entropy", "split=validation", "out=b") == (3, False)
-    assert asked("trigger=probing", "prober=prober", "out=c") == (5, True)
-    assert asked("trigger=probing", "prober=prober", "split=null", "out=d") == (20, False)
+    assert asked("trigger=entropy", "split=validation", "out=b") == (3, True)
+    assert asked("trigger=probing", "prober=prober", "out=c") == (20, False)  # it was trained on none of them
+    Seen.of({"train": [("", f"q{i}", "") for i in range(15)]}).save(rag.path / "prober")
+    assert asked("trigger=probing", "prober=prober", "out=d") == (5, False)
+    assert asked("trigger=probing", "prober=prober", "split=null", "out=e") == (5, False)
+    (rag.path / "prober/seen.json").unlink()
+    assert asked("trigger=probing", "prober=prober", "allow_overlap=true", "out=f") == (5, True)
 
 
 def test_questions_without_answers_are_refused_for_the_oracle_before_a_model_is_loaded(rag):
@@ -376,7 +393,8 @@ def test_a_preset_answers_a_typed_question_without_its_question_set(rag, capsys,
     asked = ["experiment=dragin_llama2_7b_2wiki", "model=testbed", "corpus=corpus.jsonl"]
     cli.run("rag", [*asked, "question=Where is town 3?", "trigger.threshold=0.05", "query=question"])
     shown = capsys.readouterr().out
-    assert "▲ rind fired at “" in shown and "Answer: Land3" in shown and "gold" not in shown
+    assert "▲ rind fired at “" in shown and "gold" not in shown
+    assert "[2] … It must be Land3." in shown  # one sentence is written from passages
 
 
 def test_questions_without_answers_are_answered_and_have_no_figures(rag, capsys):

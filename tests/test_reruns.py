@@ -80,7 +80,7 @@ SENTENCE = Method("sentence", Entropy(0.55, "max", "sentence"), LastSentenceQuer
 WITHIN = {
     "sentence": SENTENCE,
     "flare": Method("flare", Flare(0.4), LastSentenceQuery()),
-    "flare_mean": Method("flare_mean", Flare(0.05, "mean"), LastSentenceQuery()),
+    "flare_mean": Method("flare_mean", Flare(0.05, "dragin"), LastSentenceQuery()),
     "rind_paper": Method("rind_paper", Rind(0.05, "paper"), LastSentenceQuery()),
     "rind_released": Method("rind_released", Rind(0.12), LastSentenceQuery()),
 }
@@ -250,10 +250,23 @@ def test_a_killed_run_goes_on_and_gives_the_same(tmp_path):
     assert rerun_all(loop(Dying(0)), runs, reference, [], out, points=4) == whole
 
 
+class Asked(FakeLM):
+    """Remembers what each text was to be written from, and what was to end it."""
+
+    def __init__(self):
+        super().__init__(write, entropy)
+        self.asked = []
+
+    def generate(self, prompts, *, stop=(), **options):
+        self.asked += [(prompt, *map(str, stop)) for prompt in prompts]
+        return super().generate(prompts, stop=stop, **options)
+
+
 def test_what_runs_share_is_generated_once(tmp_path):
-    lm, alone = FakeLM(write, entropy), FakeLM(write, entropy)
+    lm, alone = Asked(), Asked()
     methods = [WITHIN["sentence"], WITHIN["flare"], WITHIN["flare_mean"]]
     assert curves(tmp_path / "a", *methods, rag=loop(lm, SharedRAG)) == curves(
         tmp_path / "b", *methods, rag=loop(alone)
     )
-    assert len(lm.prompts) == len(set(lm.prompts)) < len(alone.prompts) / 5
+    assert set(lm.asked) == set(alone.asked)
+    assert len(lm.asked) == len(set(lm.asked)) < len(alone.asked) / 4

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tiny import PROMPTS, tiny_lm
 
 import probers.text
-from probers.text import is_content, is_stop_word, split_sentences, stop_words
+from probers.text import content_filter, is_content, is_stop_word, split_sentences, stop_words
 from probers.types import AttentionRows, Generation, Needs, RunError, UserError
 from probers.uncertainty import SIGNALS, Part, rind_scores, signals, words
 
@@ -167,6 +167,27 @@ def test_released_scores_do_not_depend_on_other_sentences(order, seed):
     whole = scores(list(order))
     for place, sentence in enumerate(order):
         np.testing.assert_allclose(whole[place], scores([sentence])[0], rtol=1e-6)
+
+
+def test_the_filter_is_named_with_its_version(monkeypatch):
+    assert content_filter() == "stop words"
+
+    class Pipeline:
+        meta = {"version": "3.8.0"}  # noqa: RUF012
+
+    monkeypatch.setattr(probers.text, "_tagger", Pipeline)
+    assert content_filter() == "pos en_core_web_sm 3.8.0"
+
+
+def test_the_parser_stays_for_what_is_tagged_by_it(monkeypatch):
+    left_out = []
+    monkeypatch.undo()
+    monkeypatch.setattr(probers.text, "find_spec", lambda name: name)
+    monkeypatch.setattr("spacy.load", lambda name, exclude: left_out.extend([name, *exclude]))
+    probers.text._tagger.cache_clear()
+    probers.text._tagger()
+    probers.text._tagger.cache_clear()
+    assert left_out[0] == "en_core_web_sm" and not {"parser", "tagger", "attribute_ruler"} & set(left_out)
 
 
 def test_the_tagger_decides_by_substring_where_it_is_installed(monkeypatch):

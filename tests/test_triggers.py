@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from fake_lm import NONE, SPEC, FakeLM, passage
+from fake_lm import NONE, SPEC, FakeLM
 from hypothesis import given
 from hypothesis import strategies as st
 from probers.rag.build import named_part
@@ -187,14 +187,10 @@ def test_rind_released_fires_before_the_first_sentence_that_has_a_hit():
     assert Rind(1.0).needs == Needs()
 
 
-def test_rind_released_takes_the_sentence_it_just_looked_up_as_it_is():
-    text = " Vamora lies. Telka ends."
-    made = generation(text, [2.0, 0.1, 2.0, 0.1])
-    lm = Alone([[0.5, 0.5, 0.5, 0.5]])
-    assert Rind(1.0)(made, state(lm)).position == text.index("Vamora")
-    assert Rind(1.0)(made, state(lm, fresh=True)).position == text.index("Telka")
-    only = generation(" Vamora lies.", [2.0, 0.1])
-    assert not Rind(1.0)(only, state(Alone([[0.5, 0.5]]), fresh=True)).fire
+def test_what_is_taken_unjudged_of_what_is_written_from_passages():
+    assert [Rind(variant=v).takes for v in ("paper", "released")] == ["nothing", "sentence"]
+    assert [Flare(variant=v).takes for v in ("paper", "dragin")] == ["sentence", "all"]
+    assert Entropy(scope="sentence").takes == "nothing"
 
 
 def test_rind_looks_at_a_whole_batch_in_one_pass_and_an_empty_text_does_not_fire():
@@ -372,7 +368,7 @@ def with_probabilities(*chances, text=TWO):
     return replace(made, logprobs=np.log(np.array(chances, dtype=np.float64)).astype(np.float32))
 
 
-def test_flare_min_fires_at_the_first_sentence_with_a_token_below_theta():
+def test_flare_fires_at_the_first_sentence_with_a_token_below_theta():
     # theta 0.8: 0.7 < 0.8 in the second sentence, so its 1 - p = 0.3 > 1 - 0.8 = 0.2.
     made = with_probabilities(*SURE[:6], 0.85, 0.7)
     decision = Flare()(made, state())
@@ -393,26 +389,15 @@ def test_flare_min_fires_at_the_first_sentence_with_a_token_below_theta():
     assert not Flare(decision.score)(made, state()).fire
 
 
-def test_flare_mean_fires_on_the_mean_of_a_sentence():
+def test_flare_of_dragin_fires_on_the_mean_of_a_sentence():
     # 1 - p of the second sentence: 0.1 0.1 0.2 0.6, mean 0.25; of the first: 0.1 0.05 0.1 0.1, mean 0.0875.
     made = with_probabilities(*SURE[:6], 0.8, 0.4)
-    decision = Flare(0.2, "mean")(made, state())
+    decision = Flare(0.2, "dragin")(made, state())
     assert (decision.fire, decision.position, decision.tokens) == (True, TWO.index("She"), (7,))
     assert decision.score == pytest.approx(0.25)
-    assert not Flare(0.26, "mean")(made, state()).fire
-    assert Flare(0.26, "min")(made, state()).fire
-    assert Flare(0.08, "mean")(made, state()).position == 1
-
-
-def test_flare_takes_the_sentence_it_just_looked_up_as_it_is():
-    made = with_probabilities(0.1, *SURE[1:])
-    assert Flare()(made, state()).position == 1
-    fresh = Flare()(made, state(fresh=True))
-    assert (fresh.fire, fresh.score) == (False, pytest.approx(0.1))
-    # The sentence behind it may fire.
-    both = with_probabilities(0.1, *SURE[1:7], 0.1)
-    assert Flare()(both, state(fresh=True)).position == TWO.index("She")
-    assert not Flare()(generation(""), state()).fire
+    assert not Flare(0.26, "dragin")(made, state()).fire
+    assert Flare(0.26, "paper")(made, state()).fire
+    assert Flare(0.08, "dragin")(made, state()).position == 1
 
 
 def test_flare_takes_its_threshold_in_either_form():
@@ -429,7 +414,7 @@ CHANCES = st.lists(st.floats(0.01, 1.0), min_size=8, max_size=8)
 @given(CHANCES, st.floats(0.05, 0.9))
 def test_where_the_mean_is_improbable_so_is_some_token(chances, threshold):
     made = with_probabilities(*chances)
-    low, mean = (Flare(threshold, variant)(made, state()) for variant in ("min", "mean"))
+    low, mean = (Flare(threshold, variant)(made, state()) for variant in ("paper", "dragin"))
     assert low.score >= mean.score - 1e-12
     assert low.fire or not mean.fire
     for decision in (low, mean):
@@ -580,23 +565,26 @@ def test_radio_with_a_threshold_below_all_fires_at_the_first_word_above_the_mean
 def test_the_judges_first_yes_or_no_decides(reply, fires):
     spent = []
     lm = FakeLM(lambda prompt: reply)
-    decision = LlmJudge()(generation(" Ana."), state(lm, spend=spent.append))
+    (decision,) = LlmJudge().decide_before([state(lm, spend=spent.append)])
     assert (decision.fire, decision.position) == (fires, None)
     assert [g.text for g in spent] == [reply]
     assert decision.fire == (decision.score > decision.threshold)
+    # Of what is written it says no more than it said of the question.
+    after = LlmJudge()(generation(" Ana."), state(lm, verdict=decision))
+    assert (after.fire, after.score) == (False, decision.score)
+    assert not LlmJudge()(generation(" Ana."), state(lm)).fire
 
 
-def test_the_judge_asks_about_all_at_once_and_shows_what_the_model_has():
-    lm = FakeLM(lambda prompt: " yes" if "Rome" in prompt else " no")
-    seen = state(lm, passages=(passage("It is {answer} in Rome."),), partial=" Ana")
-    decisions = decide(LlmJudge(), [generation(" a")] * 2, [state(lm), seen])
-    assert [d.fire for d in decisions] == [True, False]
+def test_the_judge_asks_about_all_questions_at_once():
+    lm = FakeLM(lambda prompt: " yes" if "Ana" in prompt else " no")
+    other = replace(state(lm), question=Question("p", "Who is Ana {question}?"))
+    assert [d.fire for d in LlmJudge().decide_before([state(lm), other])] == [True, False]
+    assert LlmJudge().decide_before([]) == []
     assert lm.batches == [2]
     assert lm.prompts[0].startswith("Question: Who?\nCan you")
-    assert lm.prompts[1].startswith("It is {answer} in Rome.\nQuestion: Who?\n")
-    own = LlmJudge("{question} I say {answer}. OK?")
-    decide(own, [generation(" lives.")], [seen])
-    assert lm.prompts[-1] == "Who? I say Ana lives.. OK?"
+    assert lm.prompts[1].startswith("Question: Who is Ana {question}?\nCan you")
+    LlmJudge("{question} OK?").decide_before([state(lm)])
+    assert lm.prompts[-1] == "Who? OK?"
     with pytest.raises(UserError, match="no {question}"):
         LlmJudge("Can you?")
     with pytest.raises(UserError, match="max_new_tokens=0"):

@@ -243,20 +243,32 @@ class CausalLM:
 
         ``rows`` is (n + 1, n) with a zero row 0; ``column_max`` includes the diagonal.
         """
+        return self._attend([g.token_ids for g in generations], progress)
 
+    def attention_of(self, texts: Sequence[str]) -> list[tuple[tuple[tuple[int, int], ...], AttentionRows]]:
+        """As :meth:`attention_alone` when texts are forwarded, each encoded as a prompt, its BOS included.
+
+        Returns:
+            For each, [start, end) of its tokens in the text, and their attention.
+        """
+        encoded = encode_prompts(self.tokenizer, texts)
+        rows = self._attend([prompt.ids for prompt in encoded], None)
+        return [(prompt.offsets, each) for prompt, each in zip(encoded, rows, strict=True)]
+
+    def _attend(self, sequences: Sequence[Sequence[int]], progress: str | None) -> list[AttentionRows]:
         def work(chosen: list[int]) -> list[AttentionRows]:
             results = {
                 i: AttentionRows(np.zeros((1, 0), np.float32), np.zeros(0, np.float32))
                 for i in chosen
-                if not generations[i].token_ids
+                if not sequences[i]
             }
-            full = [i for i in chosen if generations[i].token_ids]
+            full = [i for i in chosen if sequences[i]]
             if full:
-                rows = attend_alone(self._decoder, [generations[i].token_ids for i in full])
+                rows = attend_alone(self._decoder, [sequences[i] for i in full])
                 results.update(zip(full, rows, strict=True))
             return [results[i] for i in chosen]
 
-        return self._batches.run([len(g.token_ids) for g in generations], work, progress=progress)
+        return self._batches.run([len(ids) for ids in sequences], work, progress=progress)
 
     @cached_property
     def _eos(self) -> frozenset[int]:

@@ -88,6 +88,7 @@ def _results(config: Mapping[str, Any], found: Findings, comparison: Comparison)
     return {
         "schema": 1,
         "config": dict(config),
+        "filter": next((run.method.filter for run in runs.values() if run.method.filter), None),
         "n": len(found.reference.questions),
         "wrong": comparison.rule,
         "bootstrap": comparison.unit,
@@ -159,6 +160,10 @@ def _flags(runs: Mapping[str, MethodRun]) -> dict[str, str]:
 
 def _notes(cfg: DictConfig, found: Findings, wrong: np.ndarray | None) -> list[str]:
     notes, questions = list(found.notes), found.reference.questions
+    filters = {name: run.method.filter for name, run in found.runs.items() if run.method.filter}
+    for kind in dict.fromkeys(filters.values()):
+        names = ", ".join(name for name in filters if filters[name] == kind)
+        notes.append(f"Content words of {names} are those of this filter: {kind}.")
     if wrong is not None and len(set(wrong)) == 1:
         which = "wrong" if wrong[0] else "right"
         notes.append(

@@ -15,7 +15,7 @@ from probers.types import UserError
 from ..build import named_part, with_bank
 from ..loop import RAG
 from ..queries.base import QueryFormulator
-from ..triggers.base import Trigger, as_trigger
+from ..triggers.base import Trigger, as_trigger, filter_of
 from ..triggers.random import Random
 from .outcomes import Outcomes
 
@@ -56,6 +56,11 @@ class Method:
         return self.trigger.options.get("threshold") is not None and self.trigger.probability is None
 
     @property
+    def filter(self) -> str | None:
+        """What decides about content words for it; None where it does not ask."""
+        return filter_of(self.trigger, self.query)
+
+    @property
     def untested(self) -> bool:
         """Whether it decides without looking, or by the truth, so that there is nothing to test."""
         return self.trigger.decides_by in ("rule", "chance") or self.trigger.judges_answer
@@ -63,7 +68,8 @@ class Method:
     @property
     def adaptive(self) -> bool:
         """Whether it may retrieve more for one question than for another, and not by chance."""
-        return self.trigger.after and self.trigger.decides_by != "chance"
+        by = self.trigger.decides_by
+        return by == "question" or (self.trigger.after and by != "chance")
 
     def with_options(self, **options: Any) -> Method:
         """The same method with some options of its trigger changed."""

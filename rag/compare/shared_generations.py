@@ -9,19 +9,19 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from probers.capture.pooling import PER_TOKEN
-from probers.engine.stopping import Stop
+from probers.engine.stopping import SentenceEnd, Stop
 from probers.types import Generation, Needs, Question
 
 from ..loop import RAG
 from ..traces import Answer, Listener
 
 _NOTHING = Needs()
-_Key = tuple[str, int, tuple[str, ...]]
+_Key = tuple[str, int, tuple[str | SentenceEnd, ...]]
 _Timed = tuple[Generation, float]
 
 
 class GenerationCache:
-    """Generations of one model, by all that greedy generation depends on: prompt, token limit, stop strings.
+    """Generations of one model, by all that greedy generation depends on: prompt, token limit, what ends it.
 
     Kept is what comes first until memory is full, and nothing is thrown out for it: the methods
     of a comparison go through the questions in one order, and the oldest are due again next.
@@ -72,13 +72,13 @@ class SharedRAG(RAG):
         **more: Any,
     ) -> list[Generation]:
         """As :meth:`RAG.generate`. Stops that are functions cannot be compared, and share nothing."""
-        strings = tuple(s for s in stop if isinstance(s, str))
-        if len(strings) < len(stop):
+        ends = tuple(s for s in stop if isinstance(s, (str, SentenceEnd)))
+        if len(ends) < len(stop):
             return super().generate(
                 prompts, max_new_tokens=max_new_tokens, needs=needs, stop=stop, names=names, **more
             )
         limits = [max_new_tokens] * len(prompts) if isinstance(max_new_tokens, int) else max_new_tokens
-        keys = [(prompt, limit, strings) for prompt, limit in zip(prompts, limits, strict=True)]
+        keys = [(prompt, limit, ends) for prompt, limit in zip(prompts, limits, strict=True)]
         found = {key: kept for key in keys if (kept := self.cache.find(key, needs)) is not None}
         first = {key: i for i, key in reversed(list(enumerate(keys))) if key not in found}
         missing = sorted(first.values())

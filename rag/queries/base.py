@@ -10,7 +10,6 @@ from typing import Protocol
 
 import numpy as np
 
-from probers.text import is_content
 from probers.types import Decision, Generation, Needs, Question, RunError
 from probers.uncertainty import words
 
@@ -42,10 +41,12 @@ class LimitedQuery(ABC):
 
     max_tokens: int = field(default=QUERY_TOKENS, kw_only=True)
 
-    needs = Needs()
-
     def __post_init__(self) -> None:
         at_least_one("query.max_tokens", self.max_tokens)
+
+    @property
+    def needs(self) -> Needs:
+        return Needs()
 
     @abstractmethod
     def text(self, question: Question, generation: Generation, decision: Decision, state: State) -> str:
@@ -70,47 +71,47 @@ class ContextWord:
     Attributes:
         text: without the punctuation around it.
         columns: its tokens, as columns of the attention rows (prompt tokens first).
-        content: whether it carries content, see :func:`probers.text.is_content`.
         asked: it is the question's, not the answer's.
     """
 
     text: str
     columns: tuple[int, ...]
-    content: bool
     asked: bool
 
 
 class AttentionQuery(LimitedQuery):
-    """The ``top_n`` best words of question and answer so far by attention, in the order of the text.
+    """Words of question and answer so far that attention points to, in the order of the text.
 
     Exemplars and passages in the prompt are not asked about.
+
+    Attributes:
+        top_n: how many are asked for.
     """
 
     top_n: int
-    needs = Needs(attention=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least_one("query.top_n", self.top_n)
 
-    @abstractmethod
-    def rate(
-        self, rows: np.ndarray, hits: Sequence[int], generation: Generation, state: State
-    ) -> tuple[Sequence[ContextWord], Sequence[float] | np.ndarray]:
-        """The words that qualify, in the order of the text, and how good each is.
+    @property
+    def needs(self) -> Needs:
+        return Needs(attention=True)
 
-        Args:
-            rows: (n + 1, p + n), see :class:`~probers.types.AttentionRows`.
-            hits: the tokens that fired.
+    def best(self, words: Sequence[str], scores: Sequence[float] | np.ndarray) -> str:
+        """The ``top_n`` words of the highest scores; of equal ones the first."""
+        ranked = sorted(range(len(words)), key=lambda i: (-scores[i], i))
+        return " ".join(words[i] for i in sorted(ranked[: self.top_n]))
+
+    def rows(self, generation: Generation) -> np.ndarray:
+        """The generation's attention, (n + 1, p + n): see :class:`~probers.types.AttentionRows`.
+
+        Raises:
+            RunError: none was recorded.
         """
-
-    def text(self, question: Question, generation: Generation, decision: Decision, state: State) -> str:
         if generation.attention is None:
             raise RunError(f"query={name_of(self)} needs attention and the generation has none recorded")
-        hits = hit_tokens(generation, decision)
-        found, scores = self.rate(generation.attention.rows, hits, generation, state)
-        ranked = sorted(range(len(found)), key=lambda i: (-scores[i], i))
-        return " ".join(found[i].text for i in sorted(ranked[: self.top_n]))
+        return generation.attention.rows
 
 
 def context_words(generation: Generation, state: State) -> list[ContextWord]:
@@ -126,12 +127,10 @@ def context_words(generation: Generation, state: State) -> list[ContextWord]:
         (False, (len(generation.prompt) - len(state.partial), len(text))),
     ):
         part = text[start:end]
-        spans = words(part, [(a - start, b - start) for a, b in offsets])
-        content = is_content(part, [part[w.start : w.end] for w in spans])
-        for word, carries in zip(spans, content, strict=True):
+        for word in words(part, [(a - start, b - start) for a, b in offsets]):
             stripped = bare(part[word.start : word.end])
             if stripped:
-                found.append(ContextWord(stripped, word.tokens, carries, asked))
+                found.append(ContextWord(stripped, word.tokens, asked))
     return found
 
 

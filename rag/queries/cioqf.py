@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from probers.text import load_vectors, split_sentences
-from probers.types import Generation
+from probers.types import Decision, Generation, Question
 
 from ..triggers.base import State, one_of
-from .base import AttentionQuery, ContextWord, bare, before, context_words, own_row
+from .base import AttentionQuery, ContextWord, bare, before, context_words, hit_tokens, own_row
 
 if TYPE_CHECKING:
     from probers.engine.model import CausalLM
@@ -52,10 +52,20 @@ class CIOQF(AttentionQuery):
         if self.vectors is not None:
             load_vectors(self.vectors)  # what is wrong with the file is said before a model runs
 
+    def text(self, question: Question, generation: Generation, decision: Decision, state: State) -> str:
+        hits = hit_tokens(generation, decision)
+        found, scores = self.rate(self.rows(generation), hits, generation, state)
+        return self.best([w.text for w in found], scores)
+
     def rate(
         self, rows: np.ndarray, hits: Sequence[int], generation: Generation, state: State
     ) -> tuple[list[ContextWord], np.ndarray]:
-        """The words before the first token that fired, and Tok of each."""
+        """The words before the first token that fired, and Tok of each.
+
+        Args:
+            rows: (n + 1, p + n), see :class:`~probers.types.AttentionRows`.
+            hits: the tokens that fired.
+        """
         hit, found = hits[0], context_words(generation, state)
         words, row = before(found, len(generation.prompt_ids) + hit), own_row(rows, hit)
         if not words:

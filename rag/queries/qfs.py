@@ -2,30 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
-from probers.types import Generation
+from probers.text import is_content, split_sentences
+from probers.types import Decision, Generation, Needs, Question
+from probers.uncertainty import Part, words
 
 from ..triggers.base import State, one_of
-from .base import AttentionQuery, ContextWord, before, context_words, own_row
+from .base import AttentionQuery, before, context_words, hit_tokens, own_row
 
 
 @dataclass(frozen=True)
 class QFS(AttentionQuery):
-    """The ``top_n`` most attended words of question and answer so far, in the order of the text.
+    """The words of question and answer so far that are most attended to, in the order of the text.
 
-    A word's attention is the sum over its tokens. Should no word qualify, the question is asked.
+    Should no word qualify, the question is asked.
 
     Attributes:
-        variant: "paper": the attention row of the token that fired, over all words
-            before it. "released": the rows that predicted each word that fired, each
-            renormalised over what it could see of question and answer, averaged; only
-            content words qualify, and the words that fired do not.
-        top_n: words to keep.
+        variant: "paper": the ``top_n`` most attended tokens before the one that fired, by its own
+            attention row, and the words that they belong to. "released": the ``top_n`` most
+            attended words, by another pass over question and answer alone, without exemplars and
+            passages, up to the sentence that fired: only content words qualify, with the
+            punctuation around them, and the words that fired do not.
+        top_n: how many of them.
     """
 
     variant: Literal["paper", "released"] = "released"
@@ -35,34 +37,79 @@ class QFS(AttentionQuery):
         super().__post_init__()
         one_of("query.variant", self.variant, "paper", "released")
 
-    def rate(
-        self, rows: np.ndarray, hits: Sequence[int], generation: Generation, state: State
-    ) -> tuple[list[ContextWord], list[float]]:
-        """The words that qualify and the attention that each gets."""
-        found = context_words(generation, state)
-        weigh = self._paper if self.variant == "paper" else self._released
-        words, weights = weigh(found, rows, len(generation.prompt_ids), hits)
-        return words, [sum(weights[c] for c in w.columns) for w in words]
+    @property
+    def needs(self) -> Needs:
+        return Needs(attention=self.variant == "paper")
 
-    def _paper(
-        self, found: list[ContextWord], rows: np.ndarray, start: int, hits: Sequence[int]
-    ) -> tuple[list[ContextWord], np.ndarray]:
-        """Words before the first hit token, weighted by that token's own row."""
-        return before(found, start + hits[0]), own_row(rows, hits[0])
+    @property
+    def attends_alone(self) -> bool:
+        """Whether it asks the model for attention in a pass of its own."""
+        return self.variant == "released"
+
+    @property
+    def filters(self) -> bool:
+        """Whether it asks which words carry content, see :func:`probers.text.is_content`."""
+        return self.variant == "released"
+
+    def text(self, question: Question, generation: Generation, decision: Decision, state: State) -> str:
+        hits = hit_tokens(generation, decision)
+        if self.variant == "paper":
+            return self._paper(generation, hits[0], state)
+        return self._released(question, generation, hits, state)
+
+    def _paper(self, generation: Generation, hit: int, state: State) -> str:
+        rows, column = self.rows(generation), len(generation.prompt_ids) + hit
+        found, row = before(context_words(generation, state), column), own_row(rows, hit)
+        columns = sorted({c for w in found for c in w.columns})
+        ranked = set(sorted(columns, key=lambda c: (-row[c], c))[: self.top_n])
+        return " ".join(w.text for w in found if ranked & set(w.columns))
 
     def _released(
-        self, found: list[ContextWord], rows: np.ndarray, start: int, hits: Sequence[int]
-    ) -> tuple[list[ContextWord], np.ndarray]:
-        """Content words before the last hit word, hit words left out, weighted by the predicting rows."""
-        hit_columns = {start + t for t in hits}
-        hit_words = [w for w in found if hit_columns & set(w.columns)]
-        firsts = [w.columns[0] - start for w in hit_words] or [hits[0]]
-        seen = np.zeros(rows.shape[1], dtype=bool)
-        seen[[c for w in found for c in w.columns]] = True
-        weights = np.zeros(rows.shape[1])
-        for first in firsts:
-            row = np.where(seen, rows[max(first, 0)], 0.0)
-            total = row.sum()
-            weights += row / total if total > 0 else row
-        qualify = [w for w in before(found, start + max(firsts)) if w.content and w not in hit_words]
-        return qualify, weights / len(firsts)
+        self, question: Question, generation: Generation, hits: tuple[int, ...], state: State
+    ) -> str:
+        start, end = _sentence(generation, hits[0])
+        written = words(generation.text, generation.offsets)
+        current = [w for w in written if start <= w.start < end]
+        if not current:
+            return question.question
+        # Joined as the released code joins them: an empty part leaves a space more, which has a token.
+        text = " ".join([
+            question.question,
+            state.partial.strip(),
+            generation.text[:start].strip(),
+            *(generation.text[w.start : w.end] for w in current),
+        ])  # fmt: skip
+        ((offsets, attention),) = state.lm.attention_of([text])
+        found = words(text, offsets)
+        first = len(found) - len(current)
+        fired = [first + i for i, w in enumerate(current) if set(w.tokens) & set(hits)]
+        seen = np.zeros(len(offsets))
+        for i in fired:
+            seen += _seen_by(found[i], attention.rows) / len(fired)
+        content = is_content(text, [text[w.start : w.end] for w in found])
+        asked = [i for i in range(len(found)) if content[i] and i not in fired]
+        return self.best(
+            [text[found[i].start : found[i].end] for i in asked],
+            [float(np.sum(seen[list(found[i].tokens)])) for i in asked],
+        )
+
+
+def _sentence(generation: Generation, token: int) -> tuple[int, int]:
+    """[start, end) of the sentence that a token ends in; (0, 0) where nothing was written."""
+    place = max(generation.offsets[token][1] - 1, 0) if generation.offsets else 0
+    spans = split_sentences(generation.text)
+    return next((span for span in spans if span[1] > place), spans[-1] if spans else (0, 0))
+
+
+def _seen_by(word: Part, rows: np.ndarray) -> np.ndarray:
+    """(n,) the attention to what is before a word where its tokens were predicted, their mean.
+
+    Args:
+        rows: (n + 1, n) of the whole text; row i is of the position before token i.
+    """
+    first = word.tokens[0]
+    weights = np.zeros(rows.shape[1])
+    for row in rows[list(word.tokens), :first].astype(np.float64):
+        total = row.sum()
+        weights[:first] += row / total if total > 0 else row
+    return weights / len(word.tokens)

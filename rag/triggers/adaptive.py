@@ -51,9 +51,10 @@ class Adaptive(Trigger):
         given = self.classifier
         self._classifier = load_classifier(given) if isinstance(given, str) else given
 
-    def decide_before(self, questions: Sequence[Question]) -> list[Decision]:
+    def decide_before(self, states: Sequence[State]) -> list[Decision]:
         """Which questions to retrieve for; all that are new are classified at once."""
-        return [ruled(name != "no", score) for name, score in self._classified(questions)]
+        asked = [state.question for state in states]
+        return [ruled(name != "no", score) for name, score in self._classified(asked)]
 
     def look_ahead(self, question: Question) -> LookAhead | None:
         """One sentence of the questions that take several steps."""

@@ -13,7 +13,7 @@ import numpy as np
 
 from probers.engine.stopping import SentenceEnd
 from probers.prompts import PromptTemplate
-from probers.text import split_sentences
+from probers.text import content_filter, split_sentences
 from probers.types import Decision, Generation, Needs, Passage, Question, RunError, UserError
 from probers.uncertainty import Part, parts
 
@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from probers.commands.runs import ProberKind
     from probers.engine.model import CausalLM
     from probers.store.spec import ModelSpec
+
+
+#: How much of a text: none of it, its first sentence, all of it.
+Share = Literal["nothing", "sentence", "all"]
 
 
 def _cannot_generate(prompts: Sequence[str], **options: Any) -> list[Generation]:
@@ -42,6 +46,7 @@ class State:
         retrievals: searches made for this question so far.
         fresh: the passages were fetched for the very place where this generation
             begins, by a trigger that fired there.
+        verdict: the trigger's own, from before anything was written; None where it gave none.
         answer: the final answer if the generation is accepted; only for triggers
             with ``judges_answer``.
         spend: adds a generation that the trigger asked the model for to the question's counters.
@@ -55,6 +60,7 @@ class State:
     passages: tuple[Passage, ...] = ()
     retrievals: int = 0
     fresh: bool = False
+    verdict: Decision | None = None
     answer: str | None = None
     spend: Callable[[Generation], None] = lambda generation: None
     generate: Callable[..., list[Generation]] = _cannot_generate
@@ -115,6 +121,11 @@ class Trigger:
         judges_answer: it compares the final answer with the gold answers. Every text is completed to
             one before it is asked, and ``state.answer`` is that answer.
         attends_alone: it asks for ``state.lm.attention_alone``.
+        filters: it asks which words carry content, see :func:`probers.text.is_content`.
+        takes: what it takes without a look of a text that is written from fetched passages. "nothing":
+            it judges all of it, and the passages stay until others take their place. Of "sentence", the
+            first one, and "all" the passages are for nothing else: what follows is written without
+            any, and judged.
         prober: the heads that it reads states with: of whole "answers" or of single "tokens".
     """
 
@@ -133,6 +144,14 @@ class Trigger:
     def attends_alone(self) -> bool:
         return False
 
+    @property
+    def takes(self) -> Share:
+        return "nothing"
+
+    @property
+    def filters(self) -> bool:
+        return False
+
     def check(self, model: ModelSpec, prompt: PromptTemplate) -> None:
         """Refuse a model or prompt that it was not made for, before anything runs."""
 
@@ -149,9 +168,9 @@ class Trigger:
                 f'have none, {without[0]!r} among them: give them "answers" or choose another trigger'
             )
 
-    def decide_before(self, questions: Sequence[Question]) -> Sequence[Decision | None]:
+    def decide_before(self, states: Sequence[State]) -> Sequence[Decision | None]:
         """For a trigger with ``before``, the verdict on each question; None retrieves without one."""
-        return [None] * len(questions)
+        return [None] * len(states)
 
     def look_ahead(self, question: Question) -> LookAhead | None:
         """How much of a text it looks at before it fires, where that is known beforehand; None is all.
@@ -257,7 +276,7 @@ def check_attention(lm: CausalLM, trigger: Trigger, query: Any) -> None:
         UserError: it cannot be read from this model; names who wants it.
     """
     wanting = [f"trigger={trigger.name}"] if trigger.needs.attention or trigger.attends_alone else []
-    if query.needs.attention:
+    if query.needs.attention or getattr(query, "attends_alone", False):
         wanting.append(f"query={name_of(query)}")
     if not wanting or lm in _READABLE:
         return
@@ -266,6 +285,11 @@ def check_attention(lm: CausalLM, trigger: Trigger, query: Any) -> None:
     except (RunError, UserError) as error:
         raise UserError(f"{' and '.join(wanting)} cannot be used with this model: {error}") from error
     _READABLE.add(lm)
+
+
+def filter_of(trigger: Trigger, query: Any) -> str | None:
+    """What decides about content words (:func:`probers.text.content_filter`); None where neither asks."""
+    return content_filter() if trigger.filters or getattr(query, "filters", False) else None
 
 
 def name_of(part: object) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from probers.types import Decision, Generation, Needs
 from probers.uncertainty import RindScores, Variant, rind_scores, words
 
-from .base import State, Trigger, one_of, verdict
+from .base import Share, State, Trigger, one_of, verdict
 
 
 @dataclass(frozen=True)
@@ -16,14 +16,16 @@ class Rind(Trigger):
     """Fires at the first place whose RIND score is above the threshold.
 
     The text before that place is kept and the model goes on from there with the
-    passages it fetched: before the word that fired (paper), or before the sentence
-    that holds it (released). What it writes right there from fresh passages, a word
-    or a sentence, is taken as it is; otherwise the same place could fire for ever.
+    passages it fetched.
 
     Attributes:
         threshold: of the score; the two variants have scales of their own, and the
             published 0.6 to 1.5 belong to the released one.
-        variant: which formula, see :func:`probers.uncertainty.rind_scores`.
+        variant: which formula (:func:`probers.uncertainty.rind_scores`) and which loop.
+            "paper": the text ends before the word that fired; what is written from there with
+            the passages is judged as all else, but for that one word, which could fire for ever.
+            "released": it ends before the sentence of that word; one sentence is written with
+            the passages and taken as it is, and what follows is written, and judged, without any.
     """
 
     threshold: float = 1.0
@@ -42,6 +44,15 @@ class Rind(Trigger):
         """Whether it asks the model for attention in a pass of its own."""
         return self.variant == "released"
 
+    @property
+    def filters(self) -> bool:
+        """Whether words are filtered by what they carry; the paper's variant leaves out stop words."""
+        return self.variant == "released"
+
+    @property
+    def takes(self) -> Share:
+        return "sentence" if self.variant == "released" else "nothing"
+
     def decide(self, generations: Sequence[Generation], states: Sequence[State]) -> list[Decision]:
         """The decision on every generation; the released variant's pass runs once for all."""
         if not generations:
@@ -57,7 +68,7 @@ class Rind(Trigger):
 
     def _decide(self, rind: RindScores, generation: Generation, state: State) -> Decision:
         shown = tuple(map(float, rind.per_token(len(generation.token_ids))))
-        taken = self._taken_as_it_is(rind, generation) if state.fresh else 0
+        taken = _of_the_first_word(rind, generation) if state.fresh and self.variant == "paper" else 0
         score, hits = rind.max(taken), rind.hits(self.threshold, taken)
         if not hits:
             return verdict(score, self.threshold, token_scores=shown)
@@ -73,10 +84,9 @@ class Rind(Trigger):
             score, self.threshold, position=position, tokens=tuple(sorted(tokens)), token_scores=shown
         )
 
-    def _taken_as_it_is(self, rind: RindScores, generation: Generation) -> int:
-        """Number of leading units that were written for this place from fresh passages."""
-        if self.variant == "paper":
-            first = words(generation.text, generation.offsets)[:1]
-            end = first[0].end if first else 0
-            return sum(start < end for start, _ in rind.spans)
-        return sum(rind.sentence(i) == 0 for i in range(len(rind.spans)))
+
+def _of_the_first_word(rind: RindScores, generation: Generation) -> int:
+    """Number of leading units that belong to the text's first word."""
+    first = words(generation.text, generation.offsets)[:1]
+    end = first[0].end if first else 0
+    return sum(start < end for start, _ in rind.spans)

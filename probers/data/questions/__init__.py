@@ -144,6 +144,11 @@ def open_questions(
     notes = []
     if drawn.seen:
         notes.append(f"{drawn.seen} questions are left out: a part of this run was trained or tuned on them")
+        if not drawn.questions:
+            where = f" in the {split} split" if split else ""
+            raise EmptySplitError(
+                f"{opened.spec}: all {drawn.seen} questions{where} were trained or tuned on"
+            )
     if excluded.lost:
         notes.append(f"{opened.spec} breaks off at {excluded.lost}: nothing behind it was read")
     parts = parts_of(limit, split)
