@@ -197,7 +197,7 @@ def _do(
     folder: Path, command: str, arguments: Sequence[str], out: str, before: Callable[[], Any] | None = None
 ) -> None:
     last = {part.partition("=")[0]: part for part in arguments}  # of a key that stands twice
-    ended = sandbox.run(command, [*last.values(), f"out={out}"], folder, limit=300, before=before)
+    ended = sandbox.run(command, [*last.values(), f"out={out}"], folder, limit=60, before=before)
     if ended.code:
         raise RuntimeError(f"probers-{command} for the grounds failed ({ended.code}): {ended.err[-800:]}")
 
@@ -206,8 +206,10 @@ def _cut(folder: Path, job: Job, until: str) -> None:
     """Run a job and kill it as soon as a file is there."""
     for _ in range(20):
         running = sandbox.start(job.command, job.argv, folder, job.before)
+        late = time.monotonic() + sandbox.LIMIT
         while not any((folder / job.out).glob(until)) and not running.ended_within(0.001):
-            pass
+            if time.monotonic() > late:
+                raise RuntimeError(f"{job.command} for the grounds hangs: {running.wait(0).err}")
         running.send(signal.SIGKILL)
         running.wait()
         state = json.loads((folder / job.out / "run.json").read_text())
