@@ -76,19 +76,23 @@ def table(found: Sequence[sandbox.Finding]) -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """``seed=1 scale=1 only= report= limit=30``; exit code 1 when anything bad was found."""
-    given = {"seed": "1", "scale": "1", "only": "", "report": "", "limit": str(sandbox.LIMIT)}
+    """Run ``seed=1 scale=1 only= report= folder=``; exit code 1 when anything bad was found.
+
+    ``folder`` keeps inputs and runs for the next campaign, which need not make them again.
+    """
+    given = {"seed": "1", "scale": "1", "only": "", "report": "", "folder": ""}
     given |= dict(argument.split("=", 1) for argument in arguments)
-    sandbox.LIMIT = float(given["limit"])
-    folder = Path(tempfile.mkdtemp(prefix="attack-")) / "deep" / "down"
-    folder.mkdir(parents=True)
+    top = Path(given["folder"] or tempfile.mkdtemp(prefix="attack-"))
+    folder = top / "deep" / "down"  # a path such as ../../x stays within
+    folder.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
     try:
         found = campaign(
             int(given["seed"]), float(given["scale"]), given["only"], folder, lambda line: print(line, flush=True)
         )
     finally:
-        shutil.rmtree(folder.parents[1], ignore_errors=True)
+        if not given["folder"]:
+            shutil.rmtree(top, ignore_errors=True)
     bad = [case for case in found if case.column in sandbox.BAD]
     minutes = (time.monotonic() - began) / 60
     about = f"seed={given['seed']} scale={given['scale']}, {len(found)} cases in {minutes:.0f} minutes"
