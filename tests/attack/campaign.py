@@ -46,7 +46,12 @@ def campaign(
         began = time.monotonic()
         for done, index in enumerate(cases, 1):
             rng = random.Random(f"{seed} {kind} {index}")
-            case = attack(grounds, index, rng)
+            try:
+                case = attack(grounds, index, rng)
+            except Exception as error:  # the attack's own mistake must not end the campaign
+                case = sandbox.Finding(
+                    kind, index, "the attack itself failed", "traceback", repr(error)[:500]
+                )
             found.append(case)
             if case.column in sandbox.BAD or number:
                 progress(told(case, seed))
@@ -67,7 +72,17 @@ def table(found: Sequence[sandbox.Finding]) -> str:
     rows: dict[str, Counter[str]] = defaultdict(Counter)
     for case in found:
         rows[case.kind][case.column] += 1
-    heads = ("kind", "cases", "refused (exit 2)", "failed (exit 1)", "fine", "tracebacks", "hangs", "losses", "differences")
+    heads = (
+        "kind",
+        "cases",
+        "refused (exit 2)",
+        "failed (exit 1)",
+        "fine",
+        "tracebacks",
+        "hangs",
+        "losses",
+        "differences",
+    )
     lines = [f"| {' | '.join(heads)} |", f"|{' --- |' * len(heads)}"]
     for kind, counts in [*sorted(rows.items()), ("all", sum(rows.values(), Counter()))]:
         cells = [counts[column] for column in sandbox.COLUMNS]
@@ -88,7 +103,11 @@ def main(arguments: Sequence[str]) -> int:
     began = time.monotonic()
     try:
         found = campaign(
-            int(given["seed"]), float(given["scale"]), given["only"], folder, lambda line: print(line, flush=True)
+            int(given["seed"]),
+            float(given["scale"]),
+            given["only"],
+            folder,
+            lambda line: print(line, flush=True),
         )
     finally:
         if not given["folder"]:
@@ -100,7 +119,9 @@ def main(arguments: Sequence[str]) -> int:
     print("\n".join(lines))
     if given["report"]:
         told_all = [f"- {told(case, int(given['seed']))}" for case in bad]
-        Path(given["report"]).write_text("\n".join([*lines, "", *told_all]) + "\n", encoding="utf-8", errors="replace")
+        Path(given["report"]).write_text(
+            "\n".join([*lines, "", *told_all]) + "\n", encoding="utf-8", errors="replace"
+        )
     return 1 if bad else 0
 
 

@@ -77,7 +77,9 @@ TARGETS = (
 )
 
 #: Words with which a command says that it did not take a file as it was.
-_SAID = re.compile(r"damaged|again|left out|cannot be|skipped|not used|ignored|malformed|does not|no longer|unusable")
+_SAID = re.compile(
+    r"damaged|again|left out|cannot be|skipped|not used|ignored|malformed|does not|no longer|unusable"
+)
 
 
 def attack(grounds: Grounds, index: int, rng: random.Random) -> sandbox.Finding:
@@ -157,7 +159,9 @@ def _bytes(path: Path, rng: random.Random) -> str:
         path.write_bytes(rng.randbytes(16))
         return "filled with noise"
     at = rng.randrange(len(blob))
-    way = rng.choice(["cut", "cut by one", "bit", "bits", "swapped", "zeroed", "appended", "doubled", "removed", "noise"])
+    way = rng.choice(
+        ["cut", "cut by one", "bit", "bits", "swapped", "zeroed", "appended", "doubled", "removed", "noise"]
+    )
     if way == "cut":
         del blob[at:]
     elif way == "cut by one":
@@ -173,7 +177,7 @@ def _bytes(path: Path, rng: random.Random) -> str:
     elif way == "appended":
         blob += rng.randbytes(rng.choice([1, 100]))
     elif way == "doubled":
-        blob += blob
+        blob += bytes(blob)
     elif way == "removed":
         del blob[at : at + rng.choice([1, 8, 200])]
     else:
@@ -193,7 +197,9 @@ def _text(path: Path, rng: random.Random) -> str:
     packed = path.suffix == ".gz"
     blob = gzip.decompress(path.read_bytes()) if packed else path.read_bytes()
     lines = blob.splitlines(keepends=True)
-    way = rng.choice([*_INSERTS, "line doubled", "line lost", "lines swapped", "all lines doubled", "blank lines"])
+    way = rng.choice(
+        [*_INSERTS, "line doubled", "line lost", "lines swapped", "all lines doubled", "blank lines"]
+    )
     if way in _INSERTS:
         at = rng.choice([0, len(blob), rng.randrange(len(blob) + 1)])
         blob = blob[:at] + _INSERTS[way] + blob[at:]
@@ -317,4 +323,3 @@ def _header(path: Path, rng: random.Random) -> str:
     text = json.dumps(header).encode()
     path.write_bytes(struct.pack("<Q", len(text)) + text + blob[8 + size :])
     return f"header: {told}"
-

@@ -172,7 +172,12 @@ def prepare(folder: Path) -> Grounds:
         _do(made, "datagen", (*JOBS["datagen"].arguments, "limit=60", "shard_size=64"), "cot")
         _do(made, "datagen", (*JOBS["wiki"].arguments, "limit=30", "pool=tokens", "shard_size=64"), "wiki")
         _do(made, "train", ("data=cot", "layer=[6]", "resamples=100", "learning_curve=false"), "prober")
-        _do(made, "train", ("data=wiki", "layer=[6]", "head=radio", "resamples=100", "learning_curve=false"), "radio")
+        _do(
+            made,
+            "train",
+            ("data=wiki", "layer=[6]", "head=radio", "resamples=100", "learning_curve=false"),
+            "radio",
+        )
         _do(made, "train", JOBS["classifier"].arguments, "clf")
         for name in ("stored", "dense", "wikipedia"):
             _do(made, jobs[name].command, jobs[name].arguments, "gone", jobs[name].before)
@@ -284,7 +289,9 @@ def _plain(path: Path) -> bytes:
         if path.suffix == ".json":
             return json.dumps(_timeless(json.loads(blob)), sort_keys=True).encode()
         if path.suffix == ".jsonl":
-            return json.dumps([_timeless(json.loads(line)) for line in blob.splitlines()], sort_keys=True).encode()
+            return json.dumps(
+                [_timeless(json.loads(line)) for line in blob.splitlines()], sort_keys=True
+            ).encode()
     except ValueError:
         pass
     return blob

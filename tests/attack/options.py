@@ -81,7 +81,9 @@ def keys(command: str) -> tuple[str, ...]:
     for group in PARTS:
         if f"- {group}: " in text_of("", command):
             for name in choices(group):
-                found += [f"{group}.{key}" for key in OmegaConf.create(text_of(group, name)) if key != "defaults"]
+                found += [
+                    f"{group}.{key}" for key in OmegaConf.create(text_of(group, name)) if key != "defaults"
+                ]
     return tuple(dict.fromkeys(found))
 
 
@@ -138,7 +140,17 @@ def request(base: Sequence[str], command: str, rng: random.Random) -> Request:
             arguments.append(f"{other}={_value(rng)[1]}")
             done.append(other)
         elif way == "flag":
-            flag = rng.choice([["-m"], ["--multirun"], ["--cfg", "job"], ["--cfg"], ["-c", "x"], ["--source"], ["--source=x"]])
+            flag = rng.choice(
+                [
+                    ["-m"],
+                    ["--multirun"],
+                    ["--cfg", "job"],
+                    ["--cfg"],
+                    ["-c", "x"],
+                    ["--source"],
+                    ["--source=x"],
+                ]
+            )
             arguments += flag
             done.append(" ".join(flag))
         if rng.random() < 0.9:

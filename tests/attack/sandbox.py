@@ -22,7 +22,7 @@ from typing import Any
 LIMIT = 30.0  # seconds after which a command counts as hanging
 MEMORY = 6 << 30  # bytes of data a child may hold
 _CRASHED = 99  # exit code of a child whose command let an exception through
-_STACK = 4000  # characters of a stack that are kept
+_STACK = 6000  # characters of a stack that are kept
 
 #: What Python says of its own objects, which is no sentence for a user.
 INTERNALS = re.compile(
@@ -30,8 +30,8 @@ INTERNALS = re.compile(
     r"|list indices must be|unhashable type|unexpected keyword|positional argument|could not convert"
     r"|not supported between|unsupported operand|invalid literal for|cannot unpack|not enough values"
     r"|too many values to unpack|must be str, not|expected str instance|a bytes-like object|index out of range"
-    r"|object of type '|<class '|\bat 0x[0-9a-f]{6,}|codec can't|surrogates not allowed|embedded null byte"
-    r"|maximum recursion depth|Expecting value|\bKeyError\b|\bTypeError\b|\bAttributeError\b|\bIndexError\b"
+    r"|object of type '|<class '|\bat 0x[0-9a-f]{6,}|surrogates not allowed|embedded null byte"
+    r"|maximum recursion depth|\bKeyError\b|\bTypeError\b|\bAttributeError\b|\bIndexError\b"
 )
 
 
@@ -72,7 +72,15 @@ def warm() -> None:
 
     torch.set_num_threads(1)
     tqdm.monitor_interval = 0
-    for name in ("lightning", "spacy", "sklearn.linear_model", "pandas", "pyarrow.parquet", "datasets", "numba"):
+    for name in (
+        "lightning",
+        "spacy",
+        "sklearn.linear_model",
+        "pandas",
+        "pyarrow.parquet",
+        "datasets",
+        "numba",
+    ):
         importlib.import_module(name)
     for name in ("datagen.run", "train.run", "rag.command", "rag.compare.run", "datagen.testbed.run"):
         importlib.import_module(f"probers.{name}")
@@ -200,7 +208,7 @@ def fault(ended: Ended, command: str) -> str:
     """What is wrong with the way a command ended; nothing where it did its work or said one clear sentence."""
     told = ended.told
     if ended.hung:
-        return f"hang: {ended.err[-_STACK:]}"
+        return f"hang: {_stack(ended.err[-_STACK:])}"
     if ended.code < 0:
         return f"traceback: killed by {signal.Signals(-ended.code).name}: {told}"
     if "Traceback (most recent call last)" in ended.err:
@@ -218,8 +226,11 @@ def fault(ended: Ended, command: str) -> str:
 
 def _stack(err: str) -> str:
     """Where an exception was raised, and what it says."""
-    places = re.findall(r'File "[^"]*?((?:probers|datagen|train|rag)/[^"]*)", line (\d+), in (\S+)', err)
-    where = " < ".join(f"{path}:{line} {name}" for path, line, name in reversed(places[-3:]))
+    places = re.findall(
+        r'File "[^"]*?((?:probers|datagen|train|rag)/[^"/]*[^"]*)", line (\d+),? in (\S+)', err
+    )
+    places = places[:3] if "most recent call first" in err else places[:-4:-1]
+    where = " < ".join(f"{path}:{line} {name}" for path, line, name in places)
     last = [line for line in err.splitlines() if line and not line.startswith((" ", "\t"))]
     return f"{last[-1][:300] if last else ''} [{where}]"
 
@@ -250,7 +261,14 @@ class Finding:
 
 
 def finding(
-    kind: str, index: int, what: str, ended: Ended, command: str, *, losses: Sequence[str] = (), differs: str = ""
+    kind: str,
+    index: int,
+    what: str,
+    ended: Ended,
+    command: str,
+    *,
+    losses: Sequence[str] = (),
+    differs: str = "",
 ) -> Finding:
     """Judge an ended command; the worst that is wrong with it counts."""
     if wrong := fault(ended, command):

@@ -236,8 +236,16 @@ def attack(grounds: Grounds, index: int, rng: random.Random) -> sandbox.Finding:
         more = ["retriever=elasticsearch", "retriever.timeout=2", "retriever.retries=1"]
     with server as url, grounds.field(("in",)) as field:
         address = f"wikipedia.api_url={url}" if index % 3 == 2 else f"retriever.url={url}"
-        kept = [a for a in job.arguments if a.partition("=")[0] not in ("wikipedia.cache", "wikipedia.api_url")]
+        kept = [
+            a for a in job.arguments if a.partition("=")[0] not in ("wikipedia.cache", "wikipedia.api_url")
+        ]
         trigger = [] if index % 3 == 2 else ["trigger=always", "query=question"]
-        arguments = [*[a for a in kept if not (trigger and a.startswith("trigger="))], *trigger, *more, address, "out=new"]
+        arguments = [
+            *[a for a in kept if not (trigger and a.startswith("trigger="))],
+            *trigger,
+            *more,
+            address,
+            "out=new",
+        ]
         ended = sandbox.run(job.command, arguments, field)
         return sandbox.finding("servers", index, what, ended, job.command)

@@ -32,7 +32,9 @@ def race(grounds: Grounds, index: int, rng: random.Random) -> sandbox.Finding:
     what = f"{name}, {way}, {delay:.2f} s apart"
     more = {"waits": ["wait=true"], "dies": ["wait=true"], "replaces": ["overwrite=true"]}.get(way, [])
     with grounds.field(job.needs) as field:
-        first = sandbox.start(job.command, [*job.argv, *(more if way == "replaces" else [])], field, job.before)
+        first = sandbox.start(
+            job.command, [*job.argv, *(more if way == "replaces" else [])], field, job.before
+        )
         time.sleep(delay)
         second = sandbox.start(job.command, [*job.argv, *more], field, job.before)
         if way == "dies" and not first.ended_within(rng.uniform(0, grounds.seconds[name])):
@@ -89,7 +91,9 @@ def full_disk(grounds: Grounds, index: int, rng: random.Random) -> sandbox.Findi
         expected = grounds.expected[name]
         names = sorted(k for k in {*odd, *expected} if odd.get(k) != expected.get(k))
         if names:
-            return sandbox.Finding("full disk", index, what, "difference", f"afterwards {names}: {again.told}")
+            return sandbox.Finding(
+                "full disk", index, what, "difference", f"afterwards {names}: {again.told}"
+            )
         return found
 
 
@@ -126,7 +130,9 @@ def read_only(grounds: Grounds, index: int, rng: random.Random) -> sandbox.Findi
                 shutil.move(field / need, locked / need)
         with unwritable(locked) as held:
             if not held:
-                return sandbox.Finding("read-only", index, what, "fine", "skipped: nothing can be mounted here")
+                return sandbox.Finding(
+                    "read-only", index, what, "fine", "skipped: nothing can be mounted here"
+                )
             if way == "inputs":
                 for need in job.needs:
                     (field / need).symlink_to(locked / need)
