@@ -128,7 +128,8 @@ def damage(path: Path, rng: random.Random) -> str:
 def _place(path: Path, rng: random.Random) -> str:
     """Put something else in the file's place."""
     way = rng.choice(
-        ["deleted", "emptied", "a folder", "a FIFO", "a link to itself", "a dangling link", "/dev/zero", "/dev/null",
+        ["deleted", "emptied", "a folder", "a FIFO", "a link to itself", "a dangling link", "/dev/zero",
+        "/dev/null",
          "a link to a copy"]
     )  # fmt: skip
     blob = path.read_bytes()
@@ -187,9 +188,12 @@ def _bytes(path: Path, rng: random.Random) -> str:
 
 
 _INSERTS: dict[str, bytes] = {
-    "invalid UTF-8": b"\xff\xfe\x80", "BOM": b"\xef\xbb\xbf", "NUL": b"\0\0", "escape": b"\x1b[31m\x1b]0;x\x07",
-    "surrogate": b"\xed\xa0\x80", "JSON surrogate": rb"\ud800", "line end": b"\r\n", "separator": "\u2028".encode(),
-    "deep": b"[" * 100_000, "long": b"x" * 3_000_000, "quote": b'"', "brace": b"}", "NaN": b"NaN", "digits": b"9" * 5000,
+    "invalid UTF-8": b"\xff\xfe\x80", "BOM": b"\xef\xbb\xbf", "NUL": b"\0\0",
+    "escape": b"\x1b[31m\x1b]0;x\x07",
+    "surrogate": b"\xed\xa0\x80", "JSON surrogate": rb"\ud800", "line end": b"\r\n",
+    "separator": "\u2028".encode(),
+    "deep": b"[" * 100_000, "long": b"x" * 3_000_000,
+    "quote": b'"', "brace": b"}", "NaN": b"NaN", "digits": b"9" * 5000,
 }  # fmt: skip
 
 
@@ -231,8 +235,10 @@ def deep(levels: int) -> Any:
 
 _VALUES: tuple[Any, ...] = (
     None, True, False, 0, 1, -1, 2, 1.5, -0.0, 1e308, 10**30, 2**63, -(2**63), float("nan"), float("inf"),
-    float("-inf"), "", " ", "x", "1", "null", "\0", "\ud800", "\u202eabc", "../../x", "/etc/passwd", "\n", "\x1b[31m",
-    "x" * 100_000, [], [[]], [None], {}, {"": None}, {"x": 1}, [1, 2, 3], ["a"], [{"a": 1}], {"a": {"b": [1]}},
+    float("-inf"), "", " ", "x", "1", "null", "\0", "\ud800", "\u202eabc", "../../x", "/etc/passwd", "\n",
+    "\x1b[31m",
+    "x" * 100_000, [], [[]], [None], {}, {"": None}, {"x": 1}, [1, 2, 3], ["a"], [{"a": 1}],
+    {"a": {"b": [1]}},
     [0] * 10_000, ["x"] * 10_000,
 )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""The small inputs and finished runs that every case starts from, and what of a run's files must be the same."""
+"""The small inputs and finished runs of every case, and what of a run's files must be the same."""
 
 from __future__ import annotations
 
@@ -19,10 +19,13 @@ from typing import Any
 from . import sandbox
 
 ROOT = Path(__file__).parents[2]
-_WIKIPEDIA = ("articles=wikipedia", "wikipedia.titles=[Aldenburg,Brenne,Marl,Kelby]", "wikipedia.contact=me@example.org",
-              "wikipedia.rate=1000", "wikipedia.retries=0", "wikipedia.timeout=2", "wikipedia.cache=wikicache")  # fmt: skip
+_WIKIPEDIA = (
+    "articles=wikipedia", "wikipedia.titles=[Aldenburg,Brenne,Marl,Kelby]", "wikipedia.contact=me@example.org",
+    "wikipedia.rate=1000", "wikipedia.retries=0", "wikipedia.timeout=2", "wikipedia.cache=wikicache",
+)  # fmt: skip
 _ANSWERING = (
-    "questions=in/questions.jsonl", "corpus=in/corpus.jsonl", "limit=3", "max_new_tokens=24", "corpus_cache=caches"
+    "questions=in/questions.jsonl", "corpus=in/corpus.jsonl", "limit=3", "max_new_tokens=24",
+    "corpus_cache=caches"
 )  # fmt: skip
 
 
@@ -60,7 +63,8 @@ JOBS: dict[str, Job] = {
     "datagen": Job("datagen", ("source=cot", *_ANSWERING, "layers=[6]", "shard_size=1")),
     "wiki": Job(
         "datagen",
-        ("source=wiki", "articles=in/articles.jsonl", "limit=3", "layers=[6]", "max_new_tokens=16", "shard_size=2",
+        ("source=wiki", "articles=in/articles.jsonl", "limit=3", "layers=[6]", "max_new_tokens=16",
+        "shard_size=2",
          "corpus=in/corpus.jsonl", "matcher.aliases=in/aliases.jsonl", "matcher.vectors=in/vectors.txt"),
     ),
     "train": Job(
@@ -79,10 +83,12 @@ JOBS: dict[str, Job] = {
     "probing": Job("rag", ("trigger=probing", "prober=prober", *_ANSWERING), ("in", "prober")),
     "radio": Job("rag", ("trigger=radio", "query=cioqf", "prober=radio", *_ANSWERING), ("in", "radio")),
     "adaptive": Job(
-        "rag", ("trigger=adaptive", "trigger.classifier=clf", "query=last_sentence", *_ANSWERING), ("in", "clf")
+        "rag", ("trigger=adaptive", "trigger.classifier=clf", "query=last_sentence", *_ANSWERING), ("in",
+        "clf")
     ),
     "stored": Job(
-        "rag", ("trigger=always", "query=question", *_ANSWERING, "retriever.cache=caches/bm25"), ("in", "caches"),
+        "rag", ("trigger=always", "query=question", *_ANSWERING, "retriever.cache=caches/bm25"), ("in",
+        "caches"),
         before=stored_corpora,
     ),
     "dense": Job(
@@ -90,11 +96,13 @@ JOBS: dict[str, Job] = {
         ("in", "dense"),
     ),
     "wikipedia": Job(
-        "datagen", ("source=wiki", *_WIKIPEDIA, "limit=4", "layers=[6]", "max_new_tokens=16", "corpus=in/corpus.jsonl"),
+        "datagen", ("source=wiki", *_WIKIPEDIA, "limit=4", "layers=[6]", "max_new_tokens=16",
+        "corpus=in/corpus.jsonl"),
         ("in", "wikicache"),
     ),
     # Runs that were killed, which the same command goes on with.
-    "datagen again": Job("datagen", ("source=cot", *_ANSWERING, "layers=[6]", "shard_size=1"), ("in", "cot-cut"), "cot-cut"),
+    "datagen again": Job("datagen", ("source=cot", *_ANSWERING, "layers=[6]", "shard_size=1"), ("in",
+    "cot-cut"), "cot-cut"),
     "train again": Job(
         "train", ("data=cot", "layer=[6]", "resamples=100", "learning_curve=false", "save_every=0"),
         ("cot", "train-cut"), "train-cut",
@@ -158,7 +166,7 @@ class Grounds:
 
 
 def prepare(folder: Path) -> Grounds:
-    """Write the inputs, make the runs, and run every job once undisturbed; what is there is taken as it is."""
+    """Write the inputs, make the runs, and run every job once; what is there is taken as it is."""
     from .servers import encyclopedia
 
     made, record = folder / "grounds", folder / "undisturbed.json"

@@ -18,24 +18,38 @@ if TYPE_CHECKING:
 VALUES: dict[str, tuple[str, ...]] = {
     "empty": ("", " ", "''", '""', "[]", "{}", "null", "None", "~"),
     "truth": ("true", "false", "True", "yes", "on", "0", "1", "[true]"),
-    "number": ("-1", "-0", "2", "2.5", "1e3", "-1.5", "0.0", "007", "0x10", "1_000", "+3", "1e-300", "1e308", "٣"),
+    "number": ("-1", "-0", "2", "2.5", "1e3", "-1.5", "0.0", "007", "0x10", "1_000", "+3", "1e-300",
+               "1e308", "٣"),
     "huge": ("4294967295", "4294967296", "9" * 30, "-" + "9" * 30, "9" * 5000, "1e400", "1000000"),
     "not finite": ("nan", "inf", "-inf", ".nan", "NaN", "Infinity", "[nan]", "{a: inf}"),
-    "text": ("abc", "a b", "é", "漢字", "\U0001f4a9", "'x y'", '"q"', "#", "!x", "@x", "%s", "{0}", "*", "?", "=", "a=b"),
-    "list": ("[1]", "[1,2]", "[a,b]", "[[1]]", "[null]", "[1,a]", "[6,6]", "[-1]", "[1.5]", "[{a: 1}]", "[" + "1," * 3000 + "1]"),
-    "mapping": ("{a: 1}", "{a: {b: {c: 1}}}", "{1: 2}", "{a: null}", "{_target_: os.system}", "{null: 1}", "{a b: 1}"),
-    "deep": ("[" * 15 + "]" * 15, "[" * 30 + "]" * 30, "[" * 5000 + "]" * 5000, "{a: " * 18 + "1" + "}" * 18, "(" * 40),
-    "unbalanced": ("[1", "{a", "a]", "(", ")", "'", '"', "\\", "a'b", "[a,b", "{a: 1", "]]", "'a", 'a"', "\\'"),
-    "sweep": ("a,b", "1,2", ",", "a,", "range(1,3)", "choice(1,2)", "glob(*)", "sort(2,1)", "shuffle(1,2)", "interval(0,1)",
-              "tag(a,1)", "int(3)", "str(3)", "float(nan)", "bool(x)", "extend_list(1)", "json_str({a: 1})", "choice()"),
-    "reference": ("${seed}", "${nope}", "${oc.env:HOME}", "${oc.env:NOPE}", "${oc.env:NOPE,3}", "${", "${}", "${${seed}}",
-                  "${.x}", "${..seed}", "${oc.decode:'[1'}", "${oc.create:{a: 1}}", "${hydra:job.name}", "${oc.env:}",
-                  "${oc.select:nope,3}", "${oc.dict.keys:model}", "${model}", "$", "$HOME", "\\${seed}", "${oc.env:HOME}x"),
+    "text": ("abc", "a b", "é", "漢字", "\U0001f4a9", "'x y'", '"q"', "#", "!x", "@x", "%s", "{0}", "*", "?",
+             "=", "a=b"),
+    "list": ("[1]", "[1,2]", "[a,b]", "[[1]]", "[null]", "[1,a]", "[6,6]", "[-1]", "[1.5]", "[{a: 1}]",
+             "[" + "1," * 3000 + "1]"),
+    "mapping": ("{a: 1}", "{a: {b: {c: 1}}}", "{1: 2}", "{a: null}", "{_target_: os.system}", "{null: 1}",
+                "{a b: 1}"),
+    "deep": ("[" * 15 + "]" * 15, "[" * 30 + "]" * 30, "[" * 5000 + "]" * 5000,
+             "{a: " * 18 + "1" + "}" * 18, "(" * 40),
+    "unbalanced": ("[1", "{a", "a]", "(", ")", "'", '"', "\\", "a'b", "[a,b", "{a: 1", "]]", "'a",
+                   'a"', "\\'"),
+    "sweep": ("a,b", "1,2", ",", "a,", "range(1,3)", "choice(1,2)", "glob(*)", "sort(2,1)", "shuffle(1,2)",
+              "interval(0,1)",
+              "tag(a,1)", "int(3)", "str(3)", "float(nan)", "bool(x)", "extend_list(1)", "json_str({a: 1})",
+              "choice()"),
+    "reference": ("${seed}", "${nope}", "${oc.env:HOME}", "${oc.env:NOPE}", "${oc.env:NOPE,3}", "${", "${}",
+                  "${${seed}}",
+                  "${.x}", "${..seed}", "${oc.decode:'[1'}", "${oc.create:{a: 1}}", "${hydra:job.name}",
+                  "${oc.env:}",
+                  "${oc.select:nope,3}", "${oc.dict.keys:model}", "${model}", "$", "$HOME", "\\${seed}",
+                  "${oc.env:HOME}x"),
     "marks": ("???", "-", "--", "-m", "--help", "+", "=", ":", ";", "|", "&&", "`ls`", "$(ls)"),
-    "control": ("\x1b[31m", "a\nb", "\t", "\r", "\x07", "\u202e", "\u2028", "\x7f", "a\x0bb", "\ufeff", "\u0000".replace("\0", "\x01")),
+    "control": ("\x1b[31m", "a\nb", "\t", "\r", "\x07", "\u202e", "\u2028", "\x7f", "a\x0bb", "\ufeff",
+                "\u0000".replace("\0", "\x01")),
     "surrogate": ("\udcff", "a\udc80b", "\ud800", "[\udcff]"),
-    "path": ("..", ".", "../..", "in", "in/questions.jsonl", "in/corpus.jsonl", "keep", "keep/notes.txt", "/dev/null", "/dev/full",
-             "/dev/null/x", "/proc/self/mem", "/proc/x", "nowhere/x", "./in", "in/../in", "~", "~root/x", "in/", "link", "loop",
+    "path": ("..", ".", "../..", "in", "in/questions.jsonl", "in/corpus.jsonl", "keep", "keep/notes.txt",
+             "/dev/null", "/dev/full",
+             "/dev/null/x", "/proc/self/mem", "/proc/x", "nowhere/x", "./in", "in/../in", "~", "~root/x",
+             "in/", "link", "loop",
              "fifo", "/dev/fd/0", "file:///etc", "http://127.0.0.1:9/x", "hf:x", "a/b/c/d"),
     "long": ("a" * 300, "a" * 20_000, "a/" * 2000, " " * 500, "x," * 2000),
 }  # fmt: skip
@@ -106,9 +120,12 @@ def _value(rng: random.Random) -> tuple[str, str]:
 
 def _near(key: str, rng: random.Random) -> str:
     at = rng.randrange(len(key))
-    return rng.choice([key[:at] + key[at + 1 :], key[:at] + key[at] + key[at:], key.upper(), f"{key}.x", f"{key}s",
-                       f"hydra.{key}", f"+{key}", f"++{key}", f"~{key}", f"{key}@x", f"{key}.", f".{key}", f" {key}",
-                       key.replace(".", "/"), key.replace(".", ".."), f"{key}[0]", f"é{key}", f"{key}:x"])  # fmt: skip
+    return rng.choice([key[:at] + key[at + 1 :], key[:at] + key[at] + key[at:], key.upper(), f"{key}.x",
+    f"{key}s",
+                       f"hydra.{key}", f"+{key}", f"++{key}", f"~{key}", f"{key}@x", f"{key}.", f".{key}",
+                       f" {key}",
+                       key.replace(".", "/"), key.replace(".", ".."), f"{key}[0]", f"é{key}",
+                       f"{key}:x"])  # fmt: skip
 
 
 def request(base: Sequence[str], command: str, rng: random.Random) -> Request:
@@ -162,7 +179,7 @@ def request(base: Sequence[str], command: str, rng: random.Random) -> Request:
 
 
 def _safe(argument: str) -> str:
-    """The argument, unless it would write outside the case's folder, ask the network or call what is no part."""
+    """The argument, unless it would ask the network or call what is no part."""
     if re.search(r"logger=.*wandb|device=.*cuda|_target_: os", argument):
         return "logger=none"
     return argument

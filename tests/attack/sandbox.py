@@ -15,6 +15,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ INTERNALS = re.compile(
     r"object is not (subscriptable|iterable|callable)|NoneType|has no attribute|object cannot be interpreted"
     r"|list indices must be|unhashable type|unexpected keyword|positional argument|could not convert"
     r"|not supported between|unsupported operand|invalid literal for|cannot unpack|not enough values"
-    r"|too many values to unpack|must be str, not|expected str instance|a bytes-like object|index out of range"
+    r"|too many values to unpack|must be str, not|expected str instance|bytes-like object|index out of range"
     r"|object of type '|<class '|\bat 0x[0-9a-f]{6,}|surrogates not allowed|embedded null byte"
     r"|maximum recursion depth|\bKeyError\b|\bTypeError\b|\bAttributeError\b|\bIndexError\b"
 )
@@ -117,10 +118,8 @@ class Running:
 
     def _collect(self, hung: bool = False) -> Ended:
         seconds = time.monotonic() - self.began
-        try:
+        with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)  # also what it left behind
-        except (ProcessLookupError, PermissionError):
-            pass
         _, status = os.waitpid(self.pid, 0)
         out, err = (
             self.output.with_suffix(suffix).read_text(encoding="utf-8", errors="replace")
@@ -186,10 +185,8 @@ def _child(
         traceback.print_exc()
     finally:
         for stream in (sys.stdout, sys.stderr):
-            try:
+            with suppress(OSError, ValueError):
                 stream.flush()
-            except (OSError, ValueError):
-                pass
         os._exit(code)
 
 
@@ -205,7 +202,7 @@ def _redirect(output: Path) -> None:
 
 
 def fault(ended: Ended, command: str) -> str:
-    """What is wrong with the way a command ended; nothing where it did its work or said one clear sentence."""
+    """What is wrong with the way a command ended; nothing where it worked or said one clear sentence."""
     told = ended.told
     if ended.hung:
         return f"hang: {_stack(ended.err[-_STACK:])}"

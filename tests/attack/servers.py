@@ -107,7 +107,7 @@ def search_server(lie: str, endpoint: str, rng: random.Random) -> Iterator[str]:
                 super().handle_one()
                 head, self.wfile = self.wfile.blob, real
                 head, _, body = head.partition(b"\r\n\r\n")
-                if not self.lie or self.command == "HEAD" and self.lie not in ("close", "500", "404"):
+                if not self.lie or (self.command == "HEAD" and self.lie not in ("close", "500", "404")):
                     self.wfile.write(head + b"\r\n\r\n" + body)
                     return
                 send(self, json.loads(body) if body else {}, self.lie, rng)

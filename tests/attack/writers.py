@@ -116,7 +116,7 @@ def _small_files(room: int) -> None:
 
 
 def read_only(grounds: Grounds, index: int, rng: random.Random) -> sandbox.Finding:
-    """Inputs that may only be read are enough; results in such a folder are one sentence; a finished run is fine."""
+    """Inputs that may only be read are enough, results there are one sentence, a finished run is fine."""
     name = KILLED[index % len(KILLED)]
     job, way = grounds.jobs[name], ("inputs", "out", "finished")[index // len(KILLED) % 3]
     what = f"{name}, {way} read-only"
