@@ -20,7 +20,8 @@ from . import sandbox
 
 ROOT = Path(__file__).parents[2]
 _WIKIPEDIA = (
-    "articles=wikipedia", "wikipedia.titles=[Aldenburg,Brenne,Marl,Kelby]", "wikipedia.contact=me@example.org",
+    "articles=wikipedia", "wikipedia.titles=[Aldenburg,Brenne,Marl,Kelby]",
+    "wikipedia.contact=me@example.org",
     "wikipedia.rate=1000", "wikipedia.retries=0", "wikipedia.timeout=2", "wikipedia.cache=wikicache",
 )  # fmt: skip
 _ANSWERING = (
