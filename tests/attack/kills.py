@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import random
 import signal
+import time
+from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from . import sandbox
@@ -21,14 +24,18 @@ def attack(grounds: Grounds, index: int, rng: random.Random, number: int = signa
     job = grounds.jobs[name]
     interrupts = number == signal.SIGINT
     kind = f"{'interrupts' if interrupts else 'kills'}: {job.command}"
-    moments = [rng.uniform(0.02, grounds.seconds[name] * 1.02) for _ in range(rng.choice([1, 1, 2]))]
-    what = f"{name} at {', '.join(f'{m:.2f}' for m in moments)} s"
+    moments = [_moment(grounds.seconds[name], rng) for _ in range(rng.choice([1, 1, 2]))]
+    what = f"{name} {', '.join(f'after {s:.2f} s' if s else f'{n} bytes' for s, n in moments)}"
     with grounds.field(job.needs) as field:
         from .grounds import results
 
-        for moment in moments:
+        for seconds, written in moments:
             running = sandbox.start(job.command, job.argv, field, job.before)
-            if not running.ended_within(moment):
+            if not running.ended_within(seconds):
+                late = time.monotonic() + sandbox.LIMIT
+                while _size(field / job.out) < written and time.monotonic() < late:
+                    if running.ended_within(0.001):
+                        break
                 running.send(number)
             ended = running.wait()
             if interrupts and (wrong := _interrupted(ended, job.command)):
@@ -45,6 +52,22 @@ def attack(grounds: Grounds, index: int, rng: random.Random, number: int = signa
         left = [str(p.relative_to(field)) for p in field.rglob(".*") if p.is_file()]
         differs = f"differ: {', '.join(odd)}" if odd else f"left behind: {', '.join(left)}" if left else ""
         return sandbox.finding(kind, index, what, ended, job.command, differs=differs)
+
+
+def _moment(seconds: float, rng: random.Random) -> tuple[float, int]:
+    """When to kill: so many seconds after the start, or as soon as the folder holds so many bytes."""
+    if rng.random() < 0.5:
+        return rng.uniform(0.02, seconds * 1.02), 0
+    return 0.0, round(2 ** rng.uniform(5, 20))
+
+
+def _size(folder: Path) -> int:
+    """Bytes in a folder that is being written to."""
+    found = 0
+    for path in folder.rglob("*"):
+        with suppress(OSError):
+            found += path.stat().st_size
+    return found
 
 
 def interrupt(grounds: Grounds, index: int, rng: random.Random) -> sandbox.Finding:

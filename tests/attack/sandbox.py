@@ -228,8 +228,9 @@ def _stack(err: str) -> str:
     )
     places = places[:3] if "most recent call first" in err else places[:-4:-1]
     where = " < ".join(f"{path}:{line} {name}" for path, line, name in places)
-    last = [line for line in err.splitlines() if line and not line.startswith((" ", "\t"))]
-    return f"{last[-1][:300] if last else ''} [{where}]"
+    told = err[err.rfind("Traceback (most recent call last)") :]
+    last = [line for line in told.splitlines()[1:] if line and not line.startswith((" ", "\t"))]
+    return f"{last[0][:300] if last else ''} [{where}]"
 
 
 #: What an attack counts, in the order of the table.

@@ -43,6 +43,7 @@ def serving(make: Callable[[], ThreadingHTTPServer]) -> Iterator[str]:
     if pid == 0:
         try:
             os.close(read)
+            os.dup2(os.open("/dev/null", os.O_WRONLY), 2)  # of clients that went away
             server = make()
             os.write(write, str(server.server_port).encode())
             os.close(write)
