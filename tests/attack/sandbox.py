@@ -83,7 +83,14 @@ def warm() -> None:
         "numba",
     ):
         importlib.import_module(name)
-    for name in ("datagen.run", "train.run", "rag.command", "rag.compare.run", "datagen.testbed.run"):
+    for name in (
+        "commands.main",
+        "datagen.run",
+        "train.run",
+        "rag.command",
+        "rag.compare.run",
+        "datagen.testbed.run",
+    ):
         importlib.import_module(f"probers.{name}")
     left = len(os.listdir("/proc/self/task"))
     if left > 1:
@@ -181,8 +188,12 @@ def _child(
         main(command, arguments)
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else 1
-    except BaseException:
-        traceback.print_exc()
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt) and len(traceback.extract_tb(error.__traceback__)) == 1:
+            code = 130
+            print(f"probers-{command}: interrupted before it began", file=sys.stderr)
+        else:
+            traceback.print_exc()
     finally:
         for stream in (sys.stdout, sys.stderr):
             with suppress(OSError, ValueError):
