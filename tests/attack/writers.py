@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 import random
 import resource
 import shutil
@@ -148,7 +147,8 @@ def read_only(grounds: Grounds, index: int, rng: random.Random) -> sandbox.Findi
 @contextmanager
 def unwritable(folder: Path) -> Iterator[bool]:
     """A folder that not even root may write to, where such a mount is allowed."""
-    held = _mount("--bind", str(folder), str(folder)) and _mount("-o", "remount,bind,ro", str(folder))
+    bound = _mount("--bind", str(folder), str(folder))
+    held = bound and _mount("-o", "remount,bind,ro", str(folder))
     try:
         if held:
             try:
@@ -158,7 +158,7 @@ def unwritable(folder: Path) -> Iterator[bool]:
                 held = error.errno == errno.EROFS
         yield held
     finally:
-        if os.path.ismount(folder):
+        if bound:  # os.path.ismount does not see a folder that is bound to itself
             subprocess.run(["umount", "-l", str(folder)], check=False, capture_output=True)
 
 
