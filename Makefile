@@ -1,9 +1,12 @@
 # make demo: the whole job on the embedded testbed.  make test: the test suite.
+# make attack scale=0.02: wrong options, damaged files, kills and lying servers (docs/reliability.md).
 VENV := .venv
 PYTHON ?= python3
+seed ?= 1
+scale ?= 1
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check
 
-.PHONY: demo test slow lint clean
+.PHONY: demo test slow attack lint clean
 
 demo: $(VENV)/.installed
 	$(VENV)/bin/probers-demo
@@ -13,6 +16,11 @@ test: $(VENV)/.installed-test
 
 slow: $(VENV)/.installed-test
 	$(VENV)/bin/python -m pytest -m slow
+
+# only=KIND or KIND:CASE, report=FILE and folder=FOLDER (inputs that are kept) may be given too.
+attack: $(VENV)/.installed-test
+	PYTHONPATH=tests $(VENV)/bin/python -m attack.campaign seed=$(seed) scale=$(scale) \
+		'only=$(only)' 'report=$(report)' 'folder=$(folder)'
 
 # mypy reads the package as it is installed, because the folders are mapped to one import name.
 lint: $(VENV)/.installed-test

@@ -215,7 +215,7 @@ def _parsed(key: str, value: str) -> Override | None:
 
     try:
         return OverridesParser.create().parse_override(f"{key}={value}")
-    except HydraException:
+    except (HydraException, ValueError, RecursionError):  # more digits or brackets than Python reads
         return None
 
 

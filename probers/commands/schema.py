@@ -359,6 +359,10 @@ def check(command: str, config: DictConfig) -> None:
     Raises:
         UserError: the first that is not allowed; names key, value and what is.
     """
+    # Hydra's mark of a value that is still to come; without a class of one's own a part says so itself.
+    for key in sorted(OmegaConf.missing_keys(config)):
+        if not key.endswith("._target_"):
+            raise UserError(f"{key}=??? stands for no value: give one")
     values = OmegaConf.to_container(config, resolve=True)
     assert isinstance(values, dict)
     schema = SCHEMAS[command]

@@ -1,0 +1,290 @@
+"""Commands in forked children: a time limit, captured output, and what of an ending is wrong.
+
+Everything heavy is imported once in the parent, so that a case costs what the command itself does.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import re
+import resource
+import select
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+LIMIT = 30.0  # seconds after which a command counts as hanging
+MEMORY = 6 << 30  # bytes of data a child may hold
+_CRASHED = 99  # exit code of a child whose command let an exception through
+_STACK = 6000  # characters of a stack that are kept
+
+#: What Python says of its own objects, which is no sentence for a user.
+INTERNALS = re.compile(
+    r"object is not (subscriptable|iterable|callable)|NoneType|has no attribute|object cannot be interpreted"
+    r"|list indices must be|unhashable type|unexpected keyword|positional argument|could not convert"
+    r"|not supported between|unsupported operand|invalid literal for|cannot unpack|not enough values"
+    r"|too many values to unpack|must be str, not|expected str instance|bytes-like object|index out of range"
+    r"|object of type '|<class '|\bat 0x[0-9a-f]{6,}|surrogates not allowed|embedded null byte"
+    r"|maximum recursion depth|\bKeyError\b|\bTypeError\b|\bAttributeError\b|\bIndexError\b"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a child ended.
+
+    Attributes:
+        code: exit code; negative is the signal that killed it.
+        out, err: what it printed.
+        seconds: how long it took.
+        hung: it was still running at its limit; ``err`` then ends with its stack.
+    """
+
+    code: int
+    out: str
+    err: str
+    seconds: float
+    hung: bool = False
+
+    @property
+    def told(self) -> str:
+        """The last line on stderr that is not blank."""
+        lines = [line for line in self.err.splitlines() if line.strip()]
+        return lines[-1] if lines else ""
+
+
+def warm() -> None:
+    """Import what the commands use, and no more: what has used torch's threads cannot be forked."""
+    os.environ.update(
+        OMP_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false", HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1",
+        WANDB_MODE="disabled", MPLBACKEND="Agg",
+    )  # fmt: skip
+    import importlib
+
+    import torch
+    from tqdm import tqdm
+
+    torch.set_num_threads(1)
+    tqdm.monitor_interval = 0
+    for name in (
+        "lightning",
+        "spacy",
+        "sklearn.linear_model",
+        "pandas",
+        "pyarrow.parquet",
+        "datasets",
+        "numba",
+    ):
+        importlib.import_module(name)
+    for name in (
+        "commands.main",
+        "datagen.run",
+        "train.run",
+        "rag.command",
+        "rag.compare.run",
+        "datagen.testbed.run",
+    ):
+        importlib.import_module(f"probers.{name}")
+    left = len(os.listdir("/proc/self/task"))
+    if left > 1:
+        print(f"note: {left} threads before the first fork", file=sys.stderr)
+
+
+@dataclass
+class Running:
+    """A command in a child of its own process group."""
+
+    pid: int
+    output: Path
+    began: float
+
+    def wait(self, limit: float = LIMIT) -> Ended:
+        """Until it ends; at its limit its whole group is killed."""
+        if not self.ended_within(limit):
+            self.send(signal.SIGUSR1)
+            time.sleep(0.3)  # the stack is being written
+            return self._collect(hung=True)
+        return self._collect()
+
+    def ended_within(self, seconds: float) -> bool:
+        descriptor = os.pidfd_open(self.pid)
+        try:
+            return bool(select.select([descriptor], [], [], seconds)[0])
+        finally:
+            os.close(descriptor)
+
+    def send(self, number: int) -> None:
+        os.kill(self.pid, number)
+
+    def _collect(self, hung: bool = False) -> Ended:
+        seconds = time.monotonic() - self.began
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)  # also what it left behind
+        _, status = os.waitpid(self.pid, 0)
+        out, err = (
+            self.output.with_suffix(suffix).read_text(encoding="utf-8", errors="replace")
+            for suffix in (".out", ".err")
+        )
+        return Ended(os.waitstatus_to_exitcode(status), out, err, seconds, hung)
+
+
+def start(
+    command: str, arguments: Sequence[str], folder: Path, before: Callable[[], Any] | None = None
+) -> Running:
+    """Fork a child that runs a command in ``folder``; its output goes to files beside it.
+
+    Args:
+        before: called in the child first.
+    """
+    output = folder.with_name(f"{folder.name}-{time.monotonic_ns()}.log")
+    sys.stdout.flush()
+    sys.stderr.flush()
+    began = time.monotonic()
+    pid = os.fork()
+    if pid == 0:
+        _child(command, list(arguments), folder, output, before)
+    return Running(pid, output, began)
+
+
+def run(
+    command: str,
+    arguments: Sequence[str],
+    folder: Path,
+    *,
+    limit: float = LIMIT,
+    before: Callable[[], Any] | None = None,
+) -> Ended:
+    """Run a command in a child to its end."""
+    running = start(command, arguments, folder, before)
+    ended = running.wait(limit)
+    for suffix in (".out", ".err"):
+        running.output.with_suffix(suffix).unlink()
+    return ended
+
+
+def _child(
+    command: str, arguments: list[str], folder: Path, output: Path, before: Callable[[], Any] | None
+) -> None:
+    code = _CRASHED
+    try:
+        os.setsid()
+        os.chdir(folder)
+        _redirect(output)
+        resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        faulthandler.register(signal.SIGUSR1, all_threads=False)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        if before is not None:
+            before()
+        from probers.commands.main import main
+
+        main(command, arguments)
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else 1
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt) and len(traceback.extract_tb(error.__traceback__)) == 1:
+            code = 130
+            print(f"probers-{command}: interrupted before it began", file=sys.stderr)
+        else:
+            traceback.print_exc()
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError):
+                stream.flush()
+        os._exit(code)
+
+
+def _redirect(output: Path) -> None:
+    flags = os.O_CREAT | os.O_WRONLY | os.O_TRUNC
+    for target, path in ((0, "/dev/null"), (1, output.with_suffix(".out")), (2, output.with_suffix(".err"))):
+        descriptor = os.open(path, os.O_RDONLY if target == 0 else flags, 0o600)
+        os.dup2(descriptor, target)
+        os.close(descriptor)
+    # As in a pipe of a process of its own.
+    sys.stdout = open(1, "w", encoding="utf-8", errors="surrogateescape", closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
+
+
+def fault(ended: Ended, command: str) -> str:
+    """What is wrong with the way a command ended; nothing where it worked or said one clear sentence."""
+    told = ended.told
+    if ended.hung:
+        return f"hang: {_stack(ended.err[-_STACK:])}"
+    if ended.code < 0:
+        return f"traceback: killed by {signal.Signals(-ended.code).name}: {told}"
+    if "Traceback (most recent call last)" in ended.err:
+        return f"traceback: {_stack(ended.err)}"
+    if ended.code == 0:
+        return ""
+    if ended.code not in (1, 2, 130):
+        return f"traceback: exit code {ended.code}: {told}"
+    if not told.startswith(f"probers-{command}: "):
+        return f"traceback: no sentence of probers-{command}, but: {told or 'nothing'}"
+    if found := INTERNALS.search(told):
+        return f"traceback: Python's own words ({found[0]}): {told}"
+    return ""
+
+
+def _stack(err: str) -> str:
+    """Where an exception was raised, and what it says."""
+    places = re.findall(
+        r'File "[^"]*?((?:probers|datagen|train|rag)/[^"/]*[^"]*)", line (\d+),? in (\S+)', err
+    )
+    places = places[:3] if "most recent call first" in err else places[:-4:-1]
+    where = " < ".join(f"{path}:{line} {name}" for path, line, name in places)
+    told = err[err.rfind("Traceback (most recent call last)") :]
+    last = [line for line in told.splitlines()[1:] if line and not line.startswith((" ", "\t"))]
+    return f"{last[0][:300] if last else ''} [{where}]"
+
+
+#: What an attack counts, in the order of the table.
+COLUMNS = ("refused", "failed", "fine", "traceback", "hang", "loss", "difference")
+#: Those that must not be.
+BAD = COLUMNS[3:]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What came of one case.
+
+    Attributes:
+        kind: of attack, as in the table.
+        index: of the case; with the seed it says everything that was done.
+        what: was done, in a few words.
+        column: of the table.
+        note: what is wrong.
+    """
+
+    kind: str
+    index: int
+    what: str
+    column: str
+    note: str = ""
+
+
+def finding(
+    kind: str,
+    index: int,
+    what: str,
+    ended: Ended,
+    command: str,
+    *,
+    losses: Sequence[str] = (),
+    differs: str = "",
+) -> Finding:
+    """Judge an ended command; the worst that is wrong with it counts."""
+    if wrong := fault(ended, command):
+        column, _, note = wrong.partition(": ")
+        return Finding(kind, index, what, column, note)
+    if losses:
+        return Finding(kind, index, what, "loss", f"{', '.join(losses)}: {ended.told}")
+    if differs:
+        return Finding(kind, index, what, "difference", differs)
+    return Finding(kind, index, what, {0: "fine", 2: "refused"}.get(ended.code, "failed"), ended.told)

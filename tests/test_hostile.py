@@ -1,0 +1,414 @@
+"""Hostile folders and files: what is not ours is untouched, and damaged JSON is one sentence or fine."""
+
+import copy
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from attack.damage import altered, wrong_value
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from probers.commands.runs import RunFolder, newest_prober, newest_run, read_state, taking_back
+from probers.types import RunError, UserError
+
+often = settings(
+    deadline=None,
+    derandomize=True,
+    max_examples=120,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+CONFIG = {"seed": 0, "k": [1, 2], "model": {"name": "testbed"}}
+NAMES = st.text(st.sampled_from("ab.-_ é0"), min_size=1, max_size=6).filter(lambda n: n.strip(". ") != "")
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+@pytest.fixture
+def fresh(tmp_path: Path) -> Callable[[], Path]:
+    """Makes an empty folder for every example."""
+    count = iter(range(10**6))
+
+    def make() -> Path:
+        folder = tmp_path / f"e{next(count)}"
+        folder.mkdir()
+        return folder
+
+    return make
+
+
+@often
+@given(
+    names=st.sets(NAMES, min_size=1, max_size=3),
+    overwrite=st.booleans(),
+    command=st.sampled_from(["rag", "train"]),
+)
+def test_a_folder_that_no_run_made_is_untouched(fresh, names, overwrite, command):
+    out = fresh() / "out"
+    for name in names:
+        (out / name / "deep").mkdir(parents=True)
+        (out / name / "deep" / "mine.txt").write_text("mine")
+    before = contents(out)
+    with pytest.raises(UserError, match="is not a run of probers-"), taking_back():
+        RunFolder(out, command, {**CONFIG, "overwrite": overwrite}).claim()
+    assert contents(out) == before
+
+
+@often
+@given(fails=st.booleans(), rounds=st.integers(1, 3), computes=st.booleans())
+def test_overwrite_sets_aside_and_puts_back_what_a_wrong_request_replaced(fresh, fails, rounds, computes):
+    top = fresh()
+    out = top / "out"
+    with taking_back():
+        first = RunFolder(out, "rag", CONFIG)
+        first.claim()
+        (out / "traces.jsonl").write_text("computed\n")
+        first.finish({"n": 1})
+    before = contents(out)
+    for number in range(1, rounds + 1):
+        try:
+            with taking_back():
+                again = RunFolder(out, "rag", {**CONFIG, "seed": number, "overwrite": True})
+                again.claim()
+                assert read_state(out.with_name(f"out.old-{number}")) is not None
+                if computes:
+                    (out / "traces.jsonl").write_text(f"computed {number}\n")
+                if fails and number == rounds:
+                    raise UserError("a layer that the model lacks")
+                if not computes:
+                    (out / "results.json").write_text("{}")
+                again.finish({})
+        except UserError:
+            pass
+    kept = [contents(folder) for folder in sorted(top.iterdir())]
+    assert before in kept
+    if fails and not computes:
+        assert len(kept) == rounds  # the last one is back in its place
+        assert (contents(out) == before) == (rounds == 1)
+    else:
+        assert len(kept) == rounds + 1
+
+
+def test_only_a_run_of_the_same_command_is_replaced(fresh):
+    out = fresh() / "out"
+    with taking_back():
+        RunFolder(out, "train", CONFIG).claim()
+    before = contents(out)
+    with pytest.raises(UserError, match="replaces only one of probers-rag"):
+        RunFolder(out, "rag", {**CONFIG, "overwrite": True}).claim()
+    assert contents(out) == before and [p.name for p in out.parent.iterdir()] == ["out"]
+
+
+def test_a_lock_names_its_holder_and_ends_with_the_command(fresh):
+    from multiprocessing import get_context
+
+    out = fresh() / "out"
+    with taking_back():
+        RunFolder(out, "rag", CONFIG).claim()
+        with get_context("spawn").Pool(1) as pool:
+            said = pool.apply(_claim, (str(out),))
+        assert "is being written by probers-rag (process " in said and "wait=true" in said
+    assert not [name for name in contents(out) if name.startswith(".")]
+    with taking_back():
+        assert RunFolder(out, "rag", CONFIG).claim()
+
+
+def _claim(out: str) -> str:
+    try:
+        with taking_back():
+            RunFolder(Path(out), "rag", CONFIG).claim()
+    except UserError as error:
+        return str(error)
+    return ""
+
+
+@often
+@given(extra=st.sets(NAMES, max_size=2), there=st.booleans())
+def test_a_wrong_request_takes_back_what_it_wrote_and_no_more(fresh, extra, there):
+    out = fresh() / "a" / "out"
+    if there:
+        out.mkdir(parents=True)
+    with pytest.raises(UserError), taking_back():
+        folder = RunFolder(out, "rag", CONFIG)
+        folder.claim()
+        for name in extra:
+            (out / f"x{name}").write_text("computed")
+        raise UserError("wrong")
+    if extra:
+        assert {f"x{name}" for name in extra} <= set(contents(out))
+    else:
+        assert not contents(out.parent) and out.exists() == there
+
+
+# Readers of small JSON files.
+
+
+@dataclass(frozen=True)
+class Reader:
+    """A file below a folder, and what reads it; ``lines`` are JSON values of their own."""
+
+    file: str
+    read: Callable[[Path], Any]
+    lines: bool = False
+
+
+def _state(folder: Path) -> Any:
+    return read_state(folder), newest_run("rag", root=folder.parent)
+
+
+def _prober_of(folder: Path) -> Any:
+    return newest_prober("answers", model="testbed", root=folder), newest_prober(
+        "tokens", model="testbed", root=folder
+    )
+
+
+def _bank(folder: Path) -> Any:
+    from probers import ProbeBank
+
+    return ProbeBank.from_pretrained(folder)
+
+
+def _classifier(folder: Path) -> Any:
+    from probers.bank.question_classifier import AdaptiveClassifier
+
+    return AdaptiveClassifier.load(folder).probabilities(["Who?"])
+
+
+def _store(folder: Path) -> Any:
+    from probers.store.store import FeatureStore
+
+    store = FeatureStore.open(folder)
+    store.verify()
+    return list(store.tables(["id"])), list(store.left_out()), store.units
+
+
+def _questions(folder: Path) -> Any:
+    from probers.data.questions import load_questions
+
+    return load_questions(str(folder / "questions.jsonl"), on_bad_line="error")
+
+
+def _corpus(folder: Path) -> Any:
+    from probers.data import load_corpus
+
+    return list(load_corpus(str(folder / "corpus.jsonl")))
+
+
+def _articles(folder: Path) -> Any:
+    from probers.datagen.articles import open_articles
+
+    return list(open_articles(str(folder / "articles.jsonl")))
+
+
+def _aliases(folder: Path) -> Any:
+    from probers.datagen.equivalence.names import load_aliases
+
+    load_aliases.cache_clear()
+    return load_aliases(str(folder / "aliases.jsonl")).same("Bombay", "Mumbai")
+
+
+def _traces(folder: Path) -> Any:
+    from probers.rag.traces import TraceFile
+
+    from probers.types import Question
+
+    return TraceFile(folder / "traces.jsonl").resume([Question("q0", "Who?"), Question("q1", "Where?")])
+
+
+def _built(folder: Path) -> Any:
+    from probers.data.cache import build_once
+
+    def make(partial: Path) -> dict[str, int]:
+        (partial / "texts").write_bytes(b"abc")
+        return {"skipped": 0}
+
+    return build_once(folder / "built", "store", make, lambda: None)
+
+
+def _official(name: str, file: str) -> Callable[[Path], Any]:
+    def read(folder: Path) -> Any:
+        from probers.data.questions import open_questions
+
+        return open_questions(name, path=str(folder / file), on_bad_line="error").questions
+
+    return read
+
+
+SETS = {
+    "hotpotqa": "hotpot_distractor.json", "2wikimultihopqa": "twowiki.json", "nq": "dpr_nq.json",
+    "triviaqa": "triviaqa.json", "musique": "musique_full.jsonl", "strategyqa": "strategyqa.json",
+    "iirc": "iirc.json",
+}  # fmt: skip
+READERS = {
+    "run.json": Reader("run/run.json", _state),
+    "config.json of a run": Reader("train/config.json", lambda folder: _prober_of(folder.parent)),
+    "config.json of a prober": Reader("prober/config.json", _bank),
+    "metrics.json of a prober": Reader("prober/metrics.json", _bank),
+    "config.json of a classifier": Reader("classifier/config.json", _classifier),
+    "manifest.json": Reader("store/manifest.json", _store),
+    "a shard's JSON": Reader("store/shards/00000.json", lambda folder: _store(folder.parent)),
+    "questions": Reader("in/questions.jsonl", _questions, lines=True),
+    "corpus": Reader("in/corpus.jsonl", _corpus, lines=True),
+    "articles": Reader("in/articles.jsonl", _articles, lines=True),
+    "aliases": Reader("in/aliases.jsonl", _aliases, lines=True),
+    "traces": Reader("in/traces.jsonl", _traces, lines=True),
+    "built.json": Reader("cache/built/built.json", lambda folder: _built(folder.parent)),
+    **{
+        name: Reader(f"official/{file}", _official(name, file), lines=file.endswith("l"))
+        for name, file in SETS.items()
+    },
+}  # fmt: skip
+
+
+#: Readers that still let other exceptions or Python's own words through for some values.
+UNTOLD = {
+    "config.json of a prober", "config.json of a classifier", "manifest.json", "a shard's JSON", "questions",
+    "corpus", "articles", "traces", *SETS,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with an undamaged file for every reader."""
+    from planted import make_store
+    from test_bank import make_bank
+
+    from probers.bank.question_classifier import AdaptiveClassifier
+
+    top = tmp_path_factory.mktemp("whole")
+    for name in ("run", "train"):
+        with taking_back():
+            folder = RunFolder(top / name, {"run": "rag"}.get(name, name), CONFIG)
+            folder.claim()
+            folder.finish({"model": "testbed"})
+    make_bank().save_pretrained(top / "prober")
+    shutil.copy(top / "prober/config.json", top / "train/config.json")
+    labels = ["no", "single", "multi"]
+    asked = [f"{word} number {i}" for i in range(6) for word in ("who", "where is", "what of the what is")]
+    AdaptiveClassifier.fit(asked, labels * 6).save(top / "classifier")
+    make_store(top / "store", 40)
+    gold = {"title": "t", "text": "x", "is_gold": True}
+    asking = {"question": "Who?", "answers": ["Ada"], "rationale": "So.", "split": "test", "passages": [gold]}
+    _write_lines(top / "in", "questions", [{"id": f"q{i}", "group": f"g{i}", **asking} for i in range(2)])
+    _write_lines(
+        top / "in", "corpus", [{"id": str(i), "title": "t", "text": f"a text {i}"} for i in range(2)]
+    )
+    _write_lines(
+        top / "in",
+        "articles",
+        [{"title": f"T{i}", "sentences": ["It is so.", "It was so."]} for i in range(2)],
+    )
+    _write_lines(top / "in", "aliases", [["Bombay", "Mumbai"], ["Prag", "Prague", "Praha"]])
+    decision = {
+        "fire": True,
+        "score": 0.5,
+        "threshold": 0.1,
+        "position": 2,
+        "tokens": [0],
+        "token_scores": [0.5],
+    }
+    done = {
+        "text": "ab",
+        "decision": decision,
+        "query": "q",
+        "passage_ids": ["p"],
+        "accepted": "",
+        "tokens": [[0, 2]],
+    }
+    counters = {"retrievals": 1, "empty_retrievals": 0, "passages_cut": 0, "generations": 2, "tokens": 3,
+                "sentences": 1, "forced": False, "seconds": 0.5}  # fmt: skip
+    _write_lines(top / "in", "traces", [
+        {"id": f"q{i}", "question": q, "text": "ab", "answer": "b", "rounds": [done], "counters": counters}
+        for i, q in enumerate(["Who?", "Where?"])
+    ])  # fmt: skip
+    _built(top / "cache")
+    shutil.copytree(Path(__file__).parent / "data/questions", top / "official")
+    return top
+
+
+def _write_lines(folder: Path, name: str, records: list[Any]) -> None:
+    folder.mkdir(exist_ok=True)
+    (folder / f"{name}.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+
+
+@pytest.fixture
+def damaged(whole: Path, tmp_path: Path, request: pytest.FixtureRequest) -> tuple[Path, Reader, list[Any]]:
+    """The folder with a copy of a reader's own, the reader, and the values of its file."""
+    reader = READERS[request.param]
+    if request.param in UNTOLD and "undamaged" not in request.node.name:
+        request.applymarker(pytest.mark.xfail(reason="not every damage is told yet", strict=False))
+    part = Path(reader.file).parts[0]
+    shutil.copytree(whole / part, tmp_path / part)
+    text = (tmp_path / reader.file).read_text()
+    return tmp_path, reader, [json.loads(part) for part in (text.splitlines() if reader.lines else [text])]
+
+
+def told(top: Path, reader: Reader, values: list[Any]) -> str | None:
+    """What a reader says of values in its file; any other exception than the two of the project passes."""
+    file = top / reader.file
+    file.write_text("\n".join(json.dumps(value) for value in values) + "\n", encoding="utf-8")
+    try:
+        reader.read(file.parent)
+    except (UserError, RunError) as error:
+        said = str(error)
+        assert len(said.splitlines()) == 1 and said.isprintable()
+        assert "object is not" not in said and "NoneType" not in said and "has no attribute" not in said
+        return said
+    return None
+
+
+@pytest.mark.parametrize("damaged", READERS, indirect=True)
+def test_an_undamaged_file_is_read(damaged):
+    top, reader, values = damaged
+    assert told(top, reader, values) is None
+
+
+@pytest.mark.parametrize("damaged", READERS, indirect=True)
+@pytest.mark.parametrize("value", [None, True, -1, 1.5, 10**30, "", "x", "\ud800", [], [1], {}, {"x": [1]}])
+def test_any_value_in_any_place_is_one_sentence_or_fine(damaged, value):
+    top, reader, values = damaged
+    for holder, key in _places(values):
+        old = holder[key]
+        holder[key] = value
+        told(top, reader, values)
+        holder[key] = old
+
+
+def _places(values: list[Any], most: int = 40) -> Iterator[tuple[Any, Any]]:
+    """Up to so many holders and keys, spread over all."""
+    found = []
+
+    def walk(value: Any) -> None:
+        keys = (
+            list(value) if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ()
+        )
+        for key in keys:
+            found.append((value, key))
+            walk(value[key])
+
+    walk(values)
+    return iter(found[:: max(1, len(found) // most)])
+
+
+@pytest.mark.parametrize("damaged", READERS, indirect=True)
+@settings(
+    deadline=None,
+    derandomize=True,
+    max_examples=60,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(rng=st.randoms(use_true_random=False))
+def test_drawn_damage_is_one_sentence_or_fine(damaged, rng):
+    top, reader, values = damaged
+    values = copy.deepcopy(values)
+    at = rng.randrange(len(values))
+    values[at], _ = altered(values[at], rng)
+    if rng.random() < 0.3:
+        values[rng.randrange(len(values))] = wrong_value(rng)
+    told(top, reader, values)

@@ -1,0 +1,249 @@
+"""Options: every value passes or is one sentence that names its key; presets pass; free text is not read."""
+
+from dataclasses import fields, is_dataclass
+from functools import cache
+from pkgutil import resolve_name
+from typing import Any, Literal
+
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+from omegaconf import OmegaConf
+
+from probers.commands.config import choices, compose, methods, normalise, presets, request, text_of
+from probers.commands.parts import record_of
+from probers.commands.runs import RunFolder, taking_back
+from probers.commands.schema import PARTS, SCHEMAS, BatchSize, Device, Names
+from probers.options import (
+    Count,
+    Name,
+    Natural,
+    NotNegative,
+    Positive,
+    Seed,
+    Share,
+    _hints,
+    _keys,
+    allowed,
+    check_options,
+    check_value,
+)
+from probers.types import UserError
+
+often = settings(deadline=None, derandomize=True, max_examples=300)
+rarely = settings(
+    deadline=None,
+    derandomize=True,
+    max_examples=25,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+
+KEYS = sorted({(command, key) for command, kind in SCHEMAS.items() for key, _ in _keys(kind)})
+HINTS = {(command, key): hint for command, kind in SCHEMAS.items() for key, hint in _keys(kind)}
+PLAIN = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+def refusal(key: str, value: Any, annotation: Any) -> str | None:
+    """What is said of a value; nothing where it passes."""
+    try:
+        check_value(key, value, annotation)
+    except UserError as error:
+        return str(error)
+    return None
+
+
+@often
+@given(st.sampled_from(KEYS), PLAIN)
+def test_every_value_passes_or_is_one_sentence_that_names_the_key(place, value):
+    said = refusal(place[1], value, HINTS[place])
+    if said is not None:
+        assert said.startswith(f"{place[1]}=")
+        assert said.isprintable() and len(said) < 600
+        assert " must be " in said or " is too large: " in said
+
+
+@often
+@given(st.sampled_from(sorted(SCHEMAS)), st.dictionaries(st.text(max_size=12), PLAIN, max_size=3))
+def test_what_is_no_key_is_named_beside_those_that_are(command, values):
+    kind = SCHEMAS[command]
+    unknown = sorted(set(values) - {field.name for field in fields(kind)})
+    if not unknown:
+        return
+    with pytest.raises(UserError, match="unknown key .*: the keys are ") as caught:
+        check_options(kind, values)
+    assert repr(unknown[0]) in str(caught.value)
+
+
+INF, NAN, LARGE = float("inf"), float("nan"), 2**32
+NUMBERS = [(Count, [1, 7], [0, -1, 1.0, True, "1"]), (Natural, [0, 7], [-1, 0.5, False]),
+           (Seed, [0, LARGE - 1], [LARGE, -LARGE, -1]), (Positive, [0.1, 3], [0, 0.0, -1, INF, NAN, True,
+           "3"]),
+           (NotNegative, [0, 0.0, 2.5], [-0.1, INF, NAN]), (Share, [0, 1, 0.5], [1.01, -0.01, NAN,
+           True])]  # fmt: skip
+OTHERS = [
+    (bool, [True, False], [0, 1, 1.0, "true", "yes", None, [], {}]),
+    (Name, ["a", "a b", "../x", "é"], ["", "a\nb", "\x1b[31m", "\x7f", 1, True, None, ["a"], {"a": 1}]),
+    (Names, ["a", ["a", "b"]], ["", [""], [1], {"a": "b"}, 3]),
+    (str | None, ["", "a\nb", None], [1, True, [], {}]),
+    (Literal["mean", "last"], ["mean"], ["Mean", "", None, 1, ["mean"]]),
+    (BatchSize, ["auto", 8], ["Auto", 0, -1, 2.5, "8", None]),
+    (Device, ["auto", "cpu", "cuda", "cuda:11"], ["gpu", "cuda:", "cuda:1111", "cpu\n", 0]),
+    (list[Count], [[], [1, 2]], [[0], [1.5], ["1"], 1, {"a": 1}, [[1]]]),
+    (tuple[Share, Share], [[0, 1]], [[0], [0, 1, 1], [0, 2], "01"]),
+    (dict[str, Count], [{}, {"a": 1}], [{"a": 0}, {"a": "1"}, [1], "a"]),
+]
+
+
+@pytest.mark.parametrize(("annotation", "good", "bad"), [*NUMBERS, *OTHERS])
+def test_an_annotation_takes_what_it_says_and_nothing_else(annotation, good, bad):
+    for value in good:
+        assert refusal("key", value, annotation) is None
+    for value in bad:
+        assert refusal("key", value, annotation) is not None
+
+
+@often
+@given(PLAIN)
+def test_numbers_have_no_other_form_than_a_number(value):
+    number = type(value) in (int, float) and abs(value) < LARGE and value == value
+    for annotation, low in ((Positive, 0.0), (NotNegative, -1e-9)):
+        assert (refusal("key", value, annotation) is None) == (number and value > low)
+    assert (refusal("key", value, Natural) is None) == (type(value) is int and 0 <= value < LARGE)
+
+
+def parts() -> list[tuple[str, str]]:
+    return [(group, name) for group in PARTS for name in choices(group)]
+
+
+def truths() -> list[tuple[str, Any]]:
+    found = [(key, hint) for key, hint in _all_hints() if hint is bool]
+    assert len(found) > 20
+    return found
+
+
+@cache
+def _all_hints() -> list[tuple[str, Any]]:
+    found = [(f"{command} {key}", hint) for (command, key), hint in HINTS.items()]
+    for group, name in parts():
+        node = OmegaConf.create(text_of(group, name))
+        if "_target_" in node and not OmegaConf.is_missing(node, "_target_"):
+            hints = _hints(resolve_name(node._target_))
+            found += [(f"{group}.{key}", hint) for key, hint in hints.items() if key in node]
+    return found
+
+
+def _composed(command: str, *overrides: str) -> Any:
+    return compose(command, overrides)
+
+
+def test_truth_values_are_true_and_false_and_nothing_that_stands_for_them():
+    for key, hint in truths():
+        for value in (0, 1, "true", "false", "yes", "True", None, 1.0, [True]):
+            said = refusal(key, value, hint)
+            assert said is not None and said.endswith("must be true or false"), key
+        assert refusal(key, True, hint) is None and refusal(key, False, hint) is None
+
+
+@pytest.mark.parametrize("command", SCHEMAS)
+def test_every_key_of_a_command_has_a_field_and_every_field_a_key(command):
+    def compared(config: Any, kind: Any, where: str) -> None:
+        names = {field.name for field in fields(kind)}
+        keys = {str(key) for key in config} - ({*PARTS} - names) - {"published"}
+        assert keys == names, where
+        for name, hint in _hints(kind).items():
+            if is_dataclass(hint):
+                compared(config[name], hint, f"{where}.{name}")
+
+    compared(_composed(command), SCHEMAS[command], command)
+
+
+@pytest.mark.parametrize("command", SCHEMAS)
+def test_every_default_and_every_preset_passes(command):
+    request(command, [])
+    for preset in presets(command):
+        own = methods(command, preset)[:1]
+        request(command, [f"experiment={preset}", *(f"method={method}" for method in own)])
+
+
+def test_every_part_passes():
+    command = dict.fromkeys(PARTS, "rag") | {"head": "train"}
+    for group, name in parts():
+        if name != "own":
+            request(command[group], [f"{group}={name}"])
+
+
+def test_what_is_allowed_is_told_of_every_key_and_of_every_part():
+    for key, hint in _all_hints():
+        assert allowed(hint), key
+
+
+@rarely
+@given(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=40))
+def test_a_question_reaches_the_command_as_it_was_typed(text):
+    assume(text != "???")  # the mark of a missing value
+    assert request("rag", normalise("rag", [f"question={text}"])).question == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["Say ${oc.env:HOME}", "${question}", "a ${", r"\${x}",
+    r"\\${x}\\", "1", "true", "null", "[1,2]", "{a: 1}",
+     "'x'", '"', "a=b", "a,b", "Was it 5'3\"?", "\\", "x\\'y", "tab\there", "${oc.env:NOPE}", "}{", "#"],
+)  # fmt: skip
+def test_free_text_is_not_read(text, monkeypatch):
+    monkeypatch.setenv("HOME", "/secret")
+    assert request("rag", normalise("rag", [f"question={text}"])).question == text
+
+
+@pytest.mark.parametrize("text", ["query: ${oc.env:HOME}", "${seed}", "a ${", "${"])
+def test_references_in_other_texts_are_not_read(text, monkeypatch):
+    monkeypatch.setenv("HOME", "/secret")
+    typed = ["retriever=dense", f"retriever.query_prefix={text}", "prompt=testbed", f"prompt.task={text}"]
+    config = request("rag", normalise("rag", typed))
+    assert config.retriever.query_prefix == config.prompt.task == text
+
+
+@pytest.mark.parametrize("argument", ["question=???", "out=???", "triggers=[never,???]", "model.name=???"])
+def test_the_mark_of_a_missing_value_is_no_value(argument):
+    with pytest.raises(UserError, match=r"=\?\?\? stands for no value|unknown key"):
+        request("compare" if "triggers" in argument else "rag", [argument])
+
+
+def test_what_comes_from_the_environment_is_used_and_not_written(tmp_path, monkeypatch):
+    monkeypatch.setenv("PLACE", "hidden-place")
+    typed = [
+        "question=Who?",
+        "prober=${oc.env:PLACE}",
+        "retriever=elasticsearch",
+        "retriever.url=http://${oc.env:PLACE}",
+    ]
+    config = request("rag", normalise("rag", typed))
+    assert config.prober == "hidden-place"
+    with taking_back():
+        folder = RunFolder(tmp_path / "out", "rag", record_of(config))
+        folder.claim()
+        folder.finish({})
+        written = [
+            file.read_text() for file in (tmp_path / "out").iterdir() if file.suffix in (".yaml", ".json")
+        ]
+    assert len(written) >= 2
+    assert not any("hidden-place" in text for text in written)
+    assert any("${oc.env:PLACE}" in text for text in written)
+
+
+@rarely
+@given(
+    st.sampled_from(sorted(SCHEMAS)),
+    st.text(st.characters(exclude_characters="\0"), max_size=30),
+    st.text(st.characters(exclude_characters="\0"), max_size=30),
+)
+def test_any_argument_passes_or_is_one_sentence(command, key, value):
+    for argument in (key, f"{key}={value}", f"seed={value}", f"out={value}"):
+        try:
+            request(command, normalise(command, [argument]))
+        except UserError as error:
+            assert len(str(error).splitlines()) == 1
