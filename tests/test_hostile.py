@@ -370,7 +370,9 @@ def test_an_undamaged_file_is_read(damaged):
 
 
 @pytest.mark.parametrize("damaged", READERS, indirect=True)
-@pytest.mark.parametrize("value", [None, True, -1, 1.5, 10**30, "", "x", "\ud800", [], [1], {}, {"x": [1]}])
+@pytest.mark.parametrize(
+    "value", [None, True, -1, 1.5, 10**30, "", "x", "\ud800", [], [1], {}, {"x": [1]}], ids=ascii
+)
 def test_any_value_in_any_place_is_one_sentence_or_fine(damaged, value):
     top, reader, values = damaged
     for holder, key in _places(values):
