@@ -564,6 +564,10 @@ def test_links_and_pipes_are_no_files_of_a_prober(tmp_path: Path, name: str) -> 
     with pytest.raises(UserError, match="is a link, and only a file is read"):
         ProbeBank.from_pretrained(folder)
     file.unlink()
+    file.symlink_to(file.name)
+    with pytest.raises(UserError, match="is a link, and only a file is read"):
+        ProbeBank.from_pretrained(folder)
+    file.unlink()
     os.mkfifo(file)
     with pytest.raises(UserError, match="is a folder, pipe or device"):
         ProbeBank.from_pretrained(folder)

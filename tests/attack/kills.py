@@ -48,7 +48,8 @@ def attack(grounds: Grounds, index: int, rng: random.Random, number: int = signa
             bad = found.column in sandbox.BAD
             return found if bad else sandbox.Finding(kind, index, what, "loss", f"cannot go on: {ended.told}")
         odd = differing(field / job.out, grounds.undisturbed / name)
-        left = [str(p.relative_to(field)) for p in field.rglob(".*") if p.is_file()]
+        hidden = [p for p in field.rglob(".*") if p.is_file() and not p.name.endswith(".checked.json")]
+        left = [str(p.relative_to(field)) for p in hidden]
         differs = f"differ: {', '.join(odd)}" if odd else f"left behind: {', '.join(left)}" if left else ""
         return sandbox.finding(kind, index, what, ended, job.command, differs=differs)
 
@@ -63,9 +64,10 @@ def _moment(seconds: float, rng: random.Random) -> tuple[float, int]:
 def _size(folder: Path) -> int:
     """Bytes in a folder that is being written to."""
     found = 0
-    for path in folder.rglob("*"):
-        with suppress(OSError):
-            found += path.stat().st_size
+    with suppress(OSError):  # of a folder that went while it was listed
+        for path in folder.rglob("*"):
+            with suppress(OSError):
+                found += path.stat().st_size
     return found
 
 
