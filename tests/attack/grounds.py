@@ -287,7 +287,9 @@ _NAMES = {"inputs", "fingerprint", "identity", "config", "replaced", "asked", "s
 #: Files of a comparison with the scores of single texts.
 _SCORES = re.compile(r"(traces|replay)/|report_data\.json$")
 #: Files that hold timings in running text, or are drawn from files that are compared themselves.
-_NOT_COMPARED = re.compile(r"report\.html|README\.md|\.lock|\.writer\.json|config\.yaml|.*\.png|sample\.html")
+_NOT_COMPARED = re.compile(
+    r"report\.html|README\.md|\.lock|\.writer\.json|\.?config\.yaml.*|.*\.png|sample\.html"
+)
 
 
 def results(folder: Path) -> dict[str, str]:
