@@ -84,7 +84,7 @@ def regular(path: Path) -> os.stat_result:
     """
     found = path.lstat()
     if stat.S_ISLNK(found.st_mode):
-        target = path.resolve()
+        target = Path(os.path.realpath(path))  # which does not fail for a link to itself
         snapshots = (folder for folder in path.absolute().parents if folder.name == "snapshots")
         if not any(target.parent == folder.parent.resolve() / "blobs" for folder in snapshots):
             raise ValueError("is a link, and only a file is read")
@@ -108,7 +108,8 @@ def check_file(path: str | Path) -> None:
 _LARGEST = 256 << 20
 #: Of JSON: digits of the longest number, and objects and lists within each other.
 _DIGITS, _DEEPEST = 30, 100
-_DEEP = "has too many brackets within each other"
+#: What is said of more of them.
+DEEP = "has too many brackets within each other"
 
 
 def read_bytes(path: Path, most: int = _LARGEST) -> bytes:
@@ -142,13 +143,13 @@ def read_json(path: Path) -> Any:
     except json.JSONDecodeError as error:
         raise ValueError(f"is no JSON ({error.msg} in line {error.lineno})") from error
     except RecursionError as error:
-        raise ValueError(_DEEP) from error
+        raise ValueError(DEEP) from error
     level = [value] if isinstance(value, (dict, list)) else []
     for _ in range(_DEEPEST):
         inner = (each.values() if isinstance(each, dict) else each for each in level)
         level = [each for values in inner for each in values if isinstance(each, (dict, list))]
     if level:
-        raise ValueError(_DEEP)
+        raise ValueError(DEEP)
     return value
 
 

@@ -177,6 +177,9 @@ def load_vectors(path: str) -> Any:
         binary = path.removesuffix(".gz").endswith(".bin")
         vectors = KeyedVectors.load_word2vec_format(path, binary=binary)
     except (ValueError, EOFError, UnicodeDecodeError, IndexError) as e:
-        raise UserError(f"{path} is not a vector file in the word2vec format: {e}") from e
+        raise UserError(
+            f"{path} is not a vector file in the word2vec format: its first line says how many words there "
+            "are and of what width, and then comes every word with its numbers"
+        ) from e
     vectors.fill_norms()
     return vectors

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 
 from probers.checksums import seal, unseal
 from probers.evaluation.answers import final_answer
-from probers.files import regular, write_bytes
+from probers.files import regular, write_bytes, writing
 from probers.prompts import PromptTemplate
 from probers.text import split_sentences
 from probers.types import Decision, Generation, Passage, Question, Round, UserError
@@ -328,8 +328,12 @@ class TraceFile:
         return answers
 
     def append(self, answers: Iterable[Answer]) -> None:
-        """Add answers and have them on disk before returning."""
-        with open(self.path, "ab") as file:
+        """Add answers and have them on disk before returning.
+
+        Raises:
+            RunError: they cannot be written.
+        """
+        with writing(self.path), self.path.open("ab") as file:
             file.write(_lines(answers))  # at once: a kill leaves all of them or none
             file.flush()
             os.fsync(file.fileno())

@@ -1,6 +1,8 @@
 """The question classifier of Adaptive-RAG: its labels, training, files, and models of transformers."""
 
 import json
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -94,6 +96,7 @@ def test_what_cannot_be_learnt_or_read_is_said(tmp_path, trained):
         AdaptiveClassifier.load(tmp_path)
     trained.save(tmp_path)
     tensors = load_file(tmp_path / "adaptive.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(without_checksums(tmp_path)))
     for broken in (
         {**tensors, "idf": tensors["idf"][1:]},
         {**tensors, "weights": tensors["weights"] * np.nan},
@@ -124,10 +127,27 @@ def test_what_cannot_be_learnt_or_read_is_said(tmp_path, trained):
 def test_the_files_of_another_are_checked_before_they_are_used(tmp_path, trained, change, message):
     trained.save(tmp_path / "c")
     file = tmp_path / "c/config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | change))
+    file.write_text(json.dumps(without_checksums(tmp_path / "c") | change))
     with pytest.raises(UserError, match=message) as told:
         load_classifier(str(tmp_path / "c"))
     assert len(str(told.value)) < 600
+
+
+def without_checksums(folder: Path) -> dict[str, Any]:
+    """What ``config.json`` says, as earlier versions wrote it."""
+    config = json.loads((folder / "config.json").read_text())
+    del config["sha256"], config["weights"]
+    return config
+
+
+@pytest.mark.parametrize("name", ["config.json", "adaptive.safetensors"])
+def test_an_altered_file_is_refused(tmp_path, trained, name):
+    trained.save(tmp_path)
+    blob = bytearray((tmp_path / name).read_bytes())
+    blob[-20] ^= 1
+    (tmp_path / name).write_bytes(blob)
+    with pytest.raises(UserError, match=f"is damaged .{name} was altered"):
+        AdaptiveClassifier.load(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["config.json", "adaptive.safetensors"])

@@ -181,7 +181,7 @@ def test_missing_and_damaged_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"heads\.safetensors is missing or damaged"):
         ProbeBank.from_pretrained(tmp_path / "p")
     weights.write_bytes(blob)
-    config = json.loads((tmp_path / "p/config.json").read_text())
+    config = without_checksums(tmp_path / "p")
     for change, message in [
         ({"schema": 1}, "is of schema 1 .* reads schema 2: train it again with probers-train"),
         ({"format": "other"}, "is no prober: its config.json is of something else"),
@@ -446,10 +446,44 @@ def test_weights_beyond_half_precision_are_refused() -> None:
         half_precision(head)
 
 
-def edited(folder: Path, **changes: Any) -> Path:
-    """A saved prober whose ``config.json`` says something else; ``a__b`` is the field b of a."""
-    make_bank(entropy_model=ENTROPY).save_pretrained(folder)
+def without_checksums(folder: Path) -> dict[str, Any]:
+    """What ``config.json`` says, as earlier versions wrote it."""
     config = json.loads((folder / "config.json").read_text())
+    del config["sha256"], config["weights"]
+    return config
+
+
+def test_a_prober_without_checksums_is_read(tmp_path: Path) -> None:
+    bank = make_bank()
+    bank.save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(without_checksums(tmp_path)))
+    np.testing.assert_array_equal(
+        ProbeBank.from_pretrained(tmp_path).logits(make_states()), bank.logits(make_states())
+    )
+
+
+@pytest.mark.parametrize("name", ["config.json", "heads.safetensors"])
+def test_an_altered_file_is_refused(tmp_path: Path, name: str) -> None:
+    make_bank().save_pretrained(tmp_path)
+    blob = bytearray((tmp_path / name).read_bytes())
+    if name == "config.json":
+        blob = blob.replace(b'"threshold": 0', b'"threshold": 1')
+    else:
+        blob[-1] ^= 1
+    (tmp_path / name).write_bytes(blob)
+    with pytest.raises(UserError, match=rf"{name} is .*damaged \(was altered\): train the prober again"):
+        ProbeBank.from_pretrained(tmp_path)
+
+
+def edited(folder: Path, **changes: Any) -> Path:
+    """A saved prober of an earlier version, whose ``config.json`` says something else.
+
+    Args:
+        folder: of the prober.
+        **changes: ``a__b`` is the field b of a.
+    """
+    make_bank(entropy_model=ENTROPY).save_pretrained(folder)
+    config = without_checksums(folder)
     for path, value in changes.items():
         *parents, leaf = path.split("__")
         block = config
@@ -527,6 +561,10 @@ def test_links_and_pipes_are_no_files_of_a_prober(tmp_path: Path, name: str) -> 
     file = folder / name
     file.rename(tmp_path / "elsewhere")
     file.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(UserError, match="is a link, and only a file is read"):
+        ProbeBank.from_pretrained(folder)
+    file.unlink()
+    file.symlink_to(file.name)
     with pytest.raises(UserError, match="is a link, and only a file is read"):
         ProbeBank.from_pretrained(folder)
     file.unlink()

@@ -398,6 +398,11 @@ def test_a_trace_file_of_other_questions_is_refused(tmp_path):
         TraceFile(path).resume(QUESTIONS)
 
 
+def test_answers_that_cannot_be_written_are_told_with_the_file(tmp_path):
+    with pytest.raises(RunError, match=f"cannot write {tmp_path}: Is a directory"):
+        TraceFile(tmp_path).append([])
+
+
 def altered(line):
     return line.replace('"retrievals": ', '"retrievals": 1')
 

@@ -281,7 +281,7 @@ def test_vectors_of_ones_own_articles(tmp_path):
     assert cosine("cat", "dog", vectors).value > 0.8 > 0.2 > cosine("cat", "blue", vectors).value
     np.testing.assert_allclose(vectors.vectors.mean(axis=0), 0, atol=1e-6)
     assert cosine("cat", "rarely", vectors).unknown == ("rarely",)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["one.bin", "two.bin"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["one.bin", "one.json", "two.bin", "two.json"]
     with pytest.raises(UserError, match="no word occurs 5 times"):
         train_vectors(articles[1:], tmp_path / "none.bin", seed=1)
     assert not list(tmp_path.glob("*none*"))

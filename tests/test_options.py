@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from probers.commands.config import choices, compose, methods, normalise, presets, request, text_of
-from probers.commands.parts import record_of
+from probers.commands.parts import build, record_of
 from probers.commands.runs import RunFolder, taking_back
 from probers.commands.schema import PARTS, SCHEMAS, BatchSize, Device, Names
 from probers.options import (
@@ -204,7 +204,7 @@ def test_references_in_other_texts_are_not_read(text, monkeypatch):
     monkeypatch.setenv("HOME", "/secret")
     typed = ["retriever=dense", f"retriever.query_prefix={text}", "prompt=testbed", f"prompt.task={text}"]
     config = request("rag", normalise("rag", typed))
-    assert config.retriever.query_prefix == config.prompt.task == text
+    assert config.retriever.query_prefix == config.prompt.task == build(config.prompt).task == text
 
 
 @pytest.mark.parametrize("argument", ["question=???", "out=???", "triggers=[never,???]", "model.name=???"])

@@ -635,6 +635,14 @@ def test_a_file_that_is_cut_short_says_where(tmp_path, file):
         open_questions(name, path=str(cut), on_bad_line="skip", limit=1000)
 
 
+@pytest.mark.parametrize("bracket", ["[", "[ {"])
+def test_a_file_of_brackets_is_told_before_it_fills_the_memory(tmp_path: Path, bracket: str) -> None:
+    file = tmp_path / "q.json"
+    file.write_text(bracket * 100_000)
+    with pytest.raises(UserError, match=r"line 1: .*\(the file is neither one JSON array nor JSON lines\)"):
+        load_questions(str(file))
+
+
 def test_malformed_json_in_an_array_and_a_damaged_archive(tmp_path):
     file = tmp_path / "dev.json"
     file.write_text(Path(path("hotpot_distractor.json")).read_text().replace('"yes"', "yes"))

@@ -579,7 +579,7 @@ def test_a_smaller_limit_is_a_part_of_a_larger_one(tmp_path):
         ('{"title": "x", "text": ["x"]}', "text must be a string"),
         ('{"title": "x", "sentences": "y"}', "list of strings"),
         ("[1]", "JSON object"),
-        ("[" * 100_000, "recursion|Expecting"),
+        ("[" * 100_000, "too many brackets|Expecting"),
         ('{"id": "n", "title": "x", "text": "It is. It was."}', "already on line 1"),
     ],
 )

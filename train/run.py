@@ -80,7 +80,8 @@ def run(cfg: DictConfig) -> Path:
     write_plots(out / "plots", figures, trained, evaluator)
     summary = {"best_layer": figures["best_layer"], "auroc": figures["ensemble"]["auroc"]}
     folder.finish({"model": stores[0].spec.model.id, **summary})
-    for leftover in out.glob("checkpoint*.safetensors"):
+    # Also one that a killed run was writing.
+    for leftover in (*out.glob("checkpoint*.safetensors"), *out.glob(".checkpoint*.tmp")):
         leftover.unlink()
 
     print(table(figures))

@@ -15,8 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from probers.data.records import BadLine, check_object, open_stream, read_lines
+from probers.data.records import BadLine, check_object, open_stream, read_lines, what_is_wrong
 from probers.data.splits import Splits
+from probers.options import shown
 from probers.seeding import draw_key
 from probers.types import Article, UserError, first_line
 
@@ -48,9 +49,10 @@ def open_file(
         try:
             article = _of_line(line, rules)
         except (ValueError, RecursionError) as error:
+            reason = what_is_wrong(error)
             if on_bad_line == "error":
-                raise UserError(f"{path} line {number}: {error}; {mend}") from error
-            problems.add(f"line {number}", f"malformed: {error}")
+                raise UserError(f"{path} line {number}: {reason}; {mend}") from error
+            problems.add(f"line {number}", f"malformed: {reason}")
         except UnusableError as error:
             problems.add(clean(json.loads(line)["title"]).strip() or f"line {number}", str(error))
         else:
@@ -106,7 +108,7 @@ def _of_line(line: str, rules: Rules, splits: Splits | None = None) -> Article:
     elif "text" in record:
         content = record["text"]
         if not isinstance(content, str):
-            raise ValueError(f"text must be a string, found {type(content).__name__}")
+            raise ValueError(f"text must be a string, found {shown(content)}")
     else:
         raise ValueError("no 'text' and no 'sentences'")
     id = record.get("id")

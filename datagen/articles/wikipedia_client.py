@@ -259,9 +259,13 @@ class Client:
         except FetchError as error:
             self._failures = before + 1 if error.down else 0
             raise
-        except (WikipediaException, *_MISREAD) as error:
+        except WikipediaException as error:
+            raise FetchError(f"the answer is not understood ({first_line(error)})") from error
+        except _MISREAD as error:
             # The library reads the fields it expects without asking whether they are there.
-            raise FetchError(f"the answer is not understood ({type(error).__name__}: {error})") from error
+            raise FetchError(
+                "the answer is not understood: a part of it is missing or of another form"
+            ) from error
 
     def _wiki(self, *, lists: bool) -> wikipediaapi.Wikipedia:
         """The library's client: for pages it is told to get text and kind with one request."""

@@ -326,7 +326,7 @@ class ProbeBank(ModelHubMixin):
             raise UserError(f"{folder / CONFIG} is damaged ({error}): train the prober again") from error
         return cls(
             spec=spec,
-            head=load_head(folder, config["head"], spec.layers, spec.width, head_class),
+            head=load_head(folder, config, spec.layers, spec.width, head_class),
             threshold=config["threshold"],
             calibration=calibration,
             ensemble=ensemble,

@@ -13,9 +13,19 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as encode
 from torch import nn
 
+from ..checksums import sealed, sha256, unseal
 from ..data.overlap import FILE as SEEN
 from ..data.overlap import Seen
-from ..files import canonical_json, read_bytes, read_json, read_text, regular, write_bytes, write_text
+from ..files import (
+    canonical_json,
+    digest,
+    read_bytes,
+    read_json,
+    read_text,
+    regular,
+    write_bytes,
+    write_text,
+)
 from ..heads import HEADS, ProbeHead, factory, head_name
 from ..options import Name, check_part, check_record, shown
 from ..types import UserError, first_line
@@ -39,10 +49,15 @@ class _Head:
 
 @dataclass(frozen=True)
 class _Config:
-    """The fields of ``config.json`` beside its format and schema."""
+    """The fields of ``config.json`` beside its format, schema and own checksum.
+
+    Attributes:
+        weights: SHA-256 of the file of weights; None in what earlier versions wrote.
+    """
 
     spec: dict[str, Any]
     head: _Head
+    weights: str | None
     ensemble: dict[str, Any]
     aggregate: str | None
     threshold: float
@@ -66,7 +81,8 @@ def save(folder: Path, head: ProbeHead, config: Mapping[str, Any], papers: Mappi
         for i, k in enumerate(config["spec"]["layers"])
     }
     about = {"name": head_name(head), "options": head.options}
-    write_bytes(folder / _HEADS, encode(tensors))
+    blob = encode(tensors)
+    write_bytes(folder / _HEADS, blob)
     write_text(folder / _METRICS, canonical_json(dict(papers["metrics"])))
     write_text(folder / _CARD, papers["card"])
     if papers["seen"] is not None:
@@ -74,9 +90,8 @@ def save(folder: Path, head: ProbeHead, config: Mapping[str, Any], papers: Mappi
     for name, picture in papers["pictures"].items():
         write_bytes(folder / PICTURES / name, picture)
     # Last: without it there is no prober.
-    write_text(
-        folder / CONFIG, canonical_json({"format": _FORMAT, "schema": _SCHEMA, "head": about, **config})
-    )
+    marks = {"format": _FORMAT, "schema": _SCHEMA, "weights": digest(blob, 64)}
+    write_text(folder / CONFIG, sealed({**marks, "head": about, **config}))
 
 
 def read(folder: Path, name: str) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -93,11 +108,12 @@ def read(folder: Path, name: str) -> tuple[dict[str, Any], dict[str, Any]]:
             f"the prober {name} is of schema {shown(config.get('schema'))} and this version of probers reads "
             f"schema {_SCHEMA}: train it again with probers-train"
         )
-    about = {key: value for key, value in config.items() if key not in ("format", "schema")}
     try:
+        about = {key: value for key, value in unseal(config).items() if key not in ("format", "schema")}
+        about.setdefault("weights", None)
         check_record(_Config, about)
         check_record(_Head, about["head"], "head.")
-    except UserError as error:
+    except (UserError, ValueError) as error:
         raise UserError(f"{folder / CONFIG} is damaged ({error}): train the prober again") from error
     files = sorted((folder / PICTURES).glob("*.png"))
     if len(files) > _MOST_PICTURES or (folder / PICTURES).is_symlink():
@@ -153,7 +169,7 @@ def load_head(
 
     Args:
         folder: of the prober.
-        config: the heads' name and options, as :func:`save` writes them.
+        config: what :func:`read` gives.
         layers: of the heads.
         width: of the states they read.
         head_class: their class, where it is none of this package's.
@@ -164,18 +180,20 @@ def load_head(
         UserError: an unknown class, options that are none of its or not those of the weights, or
             weights that are missing or damaged.
     """
-    file, name = folder / _HEADS, config["name"]
+    file, name, options = folder / _HEADS, config["head"]["name"], config["head"]["options"]
     cls = HEADS.get(name, head_class)
     if cls is None:
         known = ", ".join(HEADS)
         raise UserError(
             f"the prober's head {name!r} is not one of {known}: pass head_class to from_pretrained"
         )
-    make = factory(partial(cls, **config["options"]))
+    make = factory(partial(cls, **options))
     if name in HEADS:
-        check_part(cls, config["options"], "head.")
+        check_part(cls, options, "head.")
     try:
         regular(file)
+        if config["weights"] not in (None, sha256(file)):
+            raise ValueError("was altered")
         with safe_open(file, framework="pt") as tensors:
             _check_sizes(tensors, make, layers, width, own=name not in HEADS)
             head = make([f"layer{k}" for k in layers], width)

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 
+from ..checksums import sealed, sha256, unsealed
 from ..evaluation.baselines import logistic_regression
-from ..files import canonical_json, read_json, regular, write_bytes, write_text
+from ..files import digest, regular, write_bytes, write_text
 from ..options import check_record
 from ..types import UserError, first_line
 
@@ -30,10 +31,15 @@ _FORMAT, _SCHEMA = "probers-adaptive", 1
 
 @dataclass(frozen=True)
 class _Config:
-    """The fields of ``config.json``."""
+    """The fields of ``config.json`` beside its own checksum.
+
+    Attributes:
+        weights: SHA-256 of the file of weights; None in what earlier versions wrote.
+    """
 
     format: str
     schema: int
+    weights: str | None
     strategies: tuple[Literal["no", "single", "multi"], ...]
     terms: tuple[str, ...]
 
@@ -126,9 +132,13 @@ class AdaptiveClassifier:
             "intercepts": np.asarray(self.intercepts[present], dtype=np.float64),
         }
         strategies = [s for s, there in zip(STRATEGIES, present, strict=True) if there]
-        config = {"format": _FORMAT, "schema": _SCHEMA, "strategies": strategies, "terms": list(self.terms)}
-        write_bytes(folder / _WEIGHTS, save({k: np.ascontiguousarray(v) for k, v in tensors.items()}))
-        write_text(folder / _CONFIG, canonical_json(config))  # last: without it there is no classifier
+        blob = save({k: np.ascontiguousarray(v) for k, v in tensors.items()})
+        config = {
+            "format": _FORMAT, "schema": _SCHEMA, "weights": digest(blob, 64),
+            "strategies": strategies, "terms": list(self.terms),
+        }  # fmt: skip
+        write_bytes(folder / _WEIGHTS, blob)
+        write_text(folder / _CONFIG, sealed(config))  # last: without it there is no classifier
 
     @classmethod
     def load(cls, folder: str | Path) -> AdaptiveClassifier:
@@ -142,7 +152,7 @@ class AdaptiveClassifier:
         folder = Path(folder)
         file = folder / _CONFIG
         try:
-            config = read_json(file)
+            config = {"weights": None, **unsealed(file)}
             check_record(_Config, config)
             if (config["format"], config["schema"]) != (_FORMAT, _SCHEMA):
                 raise ValueError(f"is no {_FORMAT} of schema {_SCHEMA}")
@@ -152,6 +162,8 @@ class AdaptiveClassifier:
                 raise ValueError("repeats a term or a strategy, or has none")
             file = folder / _WEIGHTS
             regular(file)
+            if config["weights"] not in (None, sha256(file)):
+                raise ValueError("was altered")
             shapes = {"idf": [len(terms)], "weights": [len(rows), len(terms)], "intercepts": [len(rows)]}
             with safe_open(file, framework="numpy") as tensors:
                 for name, shape in shapes.items():

@@ -198,7 +198,7 @@ def _quoted(command: str, argument: str) -> str:
     if not equals or key.startswith("-"):
         return argument
     if _FREE.fullmatch(key):
-        value = _OPENING.sub(lambda found: f"{found[1] * 2}\\${{", value)
+        value = literal(value)
     if key == "question" or (key in texts(command) and _is_no_text(key, value)):
         return f"{key}={quote(value)}"
     return f"{key}={value if _parsed(key, value) is not None else quote(value)}"
@@ -206,6 +206,11 @@ def _quoted(command: str, argument: str) -> str:
 
 #: What opens a reference in a configuration, with the backslashes before it.
 _OPENING = re.compile(r"(\\*)\$\{")
+
+
+def literal(text: str) -> str:
+    """Text in which a configuration reads no reference."""
+    return _OPENING.sub(lambda found: f"{found[1] * 2}\\${{", text)
 
 
 def _parsed(key: str, value: str) -> Override | None:

@@ -11,6 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.resolvers.oc import env
 
 from ..types import Passage, UserError, first_line
+from .config import literal
 
 if TYPE_CHECKING:
     from ..engine.model import CausalLM
@@ -78,11 +79,21 @@ def maker(node: Any) -> Callable[..., Any]:
     if OmegaConf.is_missing(node, "_target_"):
         group = str(node._key())
         raise UserError(f"{group}=own needs the class: {group}._target_=my_package.MyClass")
+    options = OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
     try:
-        found: Callable[..., Any] = instantiate(node, _partial_=True)
+        found: Callable[..., Any] = instantiate(_unread(_unread(options)), _partial_=True)
     except InstantiationException as error:
         raise _cannot_be_made(node, error) from error
     return found
+
+
+def _unread(value: Any) -> Any:
+    """Plain values whose texts are read as they are once; Hydra reads references in them twice."""
+    if isinstance(value, dict):
+        return {key: _unread(entry) for key, entry in value.items()}
+    if isinstance(value, list):
+        return [_unread(entry) for entry in value]
+    return literal(value) if isinstance(value, str) else value
 
 
 def _cannot_be_made(node: Any, error: Exception) -> UserError:

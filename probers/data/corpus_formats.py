@@ -115,7 +115,7 @@ def _jsonl(lines: Iterable[str], bad: BadLines) -> Iterator[tuple[int, Any]]:
         try:
             record = json.loads(line)
         except (ValueError, RecursionError) as error:
-            bad.add(number, str(error))
+            bad.add(number, what_is_wrong(error))
             continue
         yield number, record
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import re
 import zlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
@@ -13,6 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, ClassVar, Literal, NamedTuple, cast
 
+from ..files import DEEP
+from ..options import shown
 from ..types import RunError, UserError, first_line
 
 #: What a malformed line does: stop at it, or be left out and counted.
@@ -27,13 +30,15 @@ def check_bad_line(on_bad_line: str) -> None:
 
 def what_is_wrong(error: Exception) -> str:
     """Why a record cannot be read; of a key that is absent its name."""
+    if isinstance(error, RecursionError):
+        return DEEP
     return f"no {error}" if isinstance(error, KeyError) else str(error)
 
 
 def check_object(record: Any) -> None:
     """Refuse what is no JSON object (ValueError)."""
     if not isinstance(record, dict):
-        raise ValueError(f"expected a JSON object, found {type(record).__name__}")
+        raise ValueError(f"expected a JSON object, found {shown(record)}")
 
 
 #: Cases kept word for word; more are only counted, so that memory stays bounded.
@@ -165,7 +170,7 @@ def _lines(path: Path) -> Iterator[Row]:
             yield Row(f"line {number}", json.loads(line))
         except (ValueError, RecursionError) as error:
             hint = " (the file is neither one JSON array nor JSON lines)" if number == 1 else ""
-            yield Row(f"line {number}", None, f"{error}{hint}")
+            yield Row(f"line {number}", None, f"{what_is_wrong(error)}{hint}")
 
 
 def _array(path: Path) -> str | None:
@@ -189,9 +194,27 @@ def _array(path: Path) -> str | None:
 def _opened(path: Path) -> Iterator[IO[bytes]]:
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-            yield cast("IO[bytes]", file)
+            yield cast("IO[bytes]", _Shallow(file))
     except (gzip.BadGzipFile, zlib.error, EOFError) as error:
         raise UserError(f"{path} cannot be read: the compressed file is damaged ({error})") from error
+
+
+#: Brackets one after the other, of which the parser would keep more than a machine's memory.
+_BRACKETS = re.compile(rb"(?:[\[{]\s*){1000}")
+
+
+class _Shallow(NamedTuple):
+    """A file of which nothing is read that has too many brackets within each other."""
+
+    file: Any
+
+    def read(self, size: int = -1) -> bytes:
+        import ijson
+
+        block = bytes(self.file.read(size))
+        if _BRACKETS.search(block):
+            raise ijson.JSONError(DEEP)
+        return block
 
 
 def _reason(error: Exception) -> str:

@@ -48,7 +48,8 @@ def read_manifest(path: Path) -> dict[str, Any]:
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise UserError(f"{file} does not describe a feature store")
     if manifest.get("schema") != SCHEMA:
-        raise UserError(f"the feature store {path} has schema {manifest.get('schema')}, this reads {SCHEMA}")
+        schema = shown(manifest.get("schema"))
+        raise UserError(f"the feature store {path} has schema {schema}, this reads {SCHEMA}")
     problem = _problem(manifest)
     if problem:
         raise UserError(f"{file} is damaged ({problem}): make the store again")

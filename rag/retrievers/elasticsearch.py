@@ -271,10 +271,9 @@ class Elasticsearch:
                 while inner := error.__cause__ or error.__context__:  # down to the one that says why
                     error = inner
                 reason = answers.reason(f"{type(error).__name__}: {error}", self._secrets)
-        except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        except (LookupError, TypeError, ValueError, AttributeError, RecursionError):
             # The clients read what they expect of an answer without asking whether it is there.
-            said = f"the answer is not understood ({type(error).__name__}: {error})"
-            reason = answers.reason(said, self._secrets)
+            reason = "the answer is not understood: a part of it is missing or of another form"
         # Out here, so that nothing the client saw, which may quote a password, hangs on what is raised.
         raise self._error(reason)
 

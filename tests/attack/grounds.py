@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+import math
 import os
 import re
 import shutil
@@ -54,10 +55,10 @@ class Job:
 
 def stored_corpora() -> None:
     """Treat every corpus as a large one, which is kept on the disk."""
-    from probers.data.corpus import open_corpus
+    from probers.data.corpus import load_corpus
 
-    assert open_corpus.__kwdefaults__ is not None
-    open_corpus.__kwdefaults__["in_memory"] = 0
+    assert load_corpus.__kwdefaults__ is not None
+    load_corpus.__kwdefaults__["in_memory"] = 0
 
 
 JOBS: dict[str, Job] = {
@@ -144,12 +145,14 @@ class Grounds:
     Attributes:
         path: holds a folder for each name in :attr:`Job.needs`.
         jobs: :data:`JOBS`, with the address of the encyclopedia that filled the cache.
-        expected: of each job the digests of its result files in an undisturbed run.
+        undisturbed: holds a folder for each job that writes one, from an undisturbed run.
+        expected: of each job the digests of its result files in that run.
         seconds: how long that run took.
     """
 
     path: Path
     jobs: dict[str, Job]
+    undisturbed: Path
     expected: dict[str, dict[str, str]]
     seconds: dict[str, float]
 
@@ -170,10 +173,10 @@ def prepare(folder: Path) -> Grounds:
     """Write the inputs, make the runs, and run every job once; what is there is taken as it is."""
     from .servers import encyclopedia
 
-    made, record = folder / "grounds", folder / "undisturbed.json"
+    made, record, ends = folder / "grounds", folder / "undisturbed.json", folder / "undisturbed"
     if record.exists():
         kept = json.loads(record.read_text())
-        return Grounds(made, _with_address(kept["address"]), kept["expected"], kept["seconds"])
+        return Grounds(made, _with_address(kept["address"]), ends, kept["expected"], kept["seconds"])
     made.mkdir(parents=True)
     _inputs(made / "in")
     with encyclopedia() as url:
@@ -195,7 +198,7 @@ def prepare(folder: Path) -> Grounds:
     _cut(made, JOBS["train again"], "checkpoint*.safetensors")
     _cut(made, JOBS["compare again"], "traces/entropy.jsonl")
     _cut(made, JOBS["rag again"], "traces.jsonl")
-    grounds = Grounds(made, jobs, {}, {})
+    grounds = Grounds(made, jobs, ends, {}, {})
     for name, job in jobs.items():
         with grounds.field(job.needs) as field:
             ended = sandbox.run(job.command, job.argv, field, limit=120, before=job.before)
@@ -203,6 +206,8 @@ def prepare(folder: Path) -> Grounds:
                 raise RuntimeError(f"the undisturbed {name} failed ({ended.code}): {ended.err[-800:]}")
             grounds.expected[name] = results(field / job.out) if job.out else {"stdout": _spoken(ended.out)}
             grounds.seconds[name] = ended.seconds
+            if job.out:
+                shutil.copytree(field / job.out, ends / name)
     kept = {"address": address, "expected": grounds.expected, "seconds": grounds.seconds}
     record.write_text(json.dumps(kept, indent=1))
     return grounds
@@ -276,11 +281,15 @@ def _lines(path: Path, records: Sequence[Any]) -> None:
     path.write_text("".join(json.dumps(r, ensure_ascii=False) + "\n" for r in records), encoding="utf-8")
 
 
-#: Figures of time in results; and what names inputs, which an attack alters.
+#: Figures of time in results; what names inputs, which an attack alters; and checksums over both.
 _TIMES = re.compile(r"seconds|_per_second|s_per_question|s/question")
-_NAMES = {"inputs", "fingerprint", "identity", "config", "replaced", "asked"}
+_NAMES = {"inputs", "fingerprint", "identity", "config", "replaced", "asked", "sha256"}
+#: Files of a comparison with the scores of single texts.
+_SCORES = re.compile(r"(traces|replay)/|report_data\.json$")
 #: Files that hold timings in running text, or are drawn from files that are compared themselves.
-_NOT_COMPARED = re.compile(r"report\.html|README\.md|\.lock|\.writer\.json|config\.yaml|.*\.png|sample\.html")
+_NOT_COMPARED = re.compile(
+    r"report\.html|README\.md|\.lock|\.writer\.json|\.?config\.yaml.*|.*\.png|sample\.html"
+)
 
 
 def results(folder: Path) -> dict[str, str]:
@@ -292,18 +301,50 @@ def results(folder: Path) -> dict[str, str]:
     }
 
 
+def differing(folder: Path, undisturbed: Path) -> list[str]:
+    """Result files that are not those of an undisturbed run, but for the last digits of its scores.
+
+    A comparison that goes on may round sums in another order (docs/formats.md).
+    """
+    found, expected = results(folder), results(undisturbed)
+    odd = sorted(name for name in {*found, *expected} if found.get(name) != expected.get(name))
+    return [
+        name
+        for name in odd
+        if name not in found
+        or name not in expected
+        or not _SCORES.match(name)
+        or not _close(_values(folder / name), _values(undisturbed / name))
+    ]
+
+
+def _close(one: Any, other: Any) -> bool:
+    """Whether values are the same, fractions to a ten-thousandth of their size."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_close(one[key], other[key]) for key in one)
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(_close, one, other))
+    if isinstance(one, float) and isinstance(other, float):
+        return math.isclose(one, other, rel_tol=1e-4)
+    return type(one) is type(other) and bool(one == other)
+
+
 def _plain(path: Path) -> bytes:
+    values = _values(path)
+    return path.read_bytes() if values is None else json.dumps(values, sort_keys=True).encode()
+
+
+def _values(path: Path) -> Any:
+    """What a file of JSON holds, without times and names; None of any other."""
     blob = path.read_bytes()
     try:
         if path.suffix == ".json":
-            return json.dumps(_timeless(json.loads(blob)), sort_keys=True).encode()
+            return _timeless(json.loads(blob))
         if path.suffix == ".jsonl":
-            return json.dumps(
-                [_timeless(json.loads(line)) for line in blob.splitlines()], sort_keys=True
-            ).encode()
+            return [_timeless(json.loads(line)) for line in blob.splitlines()]
     except ValueError:
         pass
-    return blob
+    return None
 
 
 def _timeless(value: Any) -> Any:

@@ -27,7 +27,7 @@ def attack(grounds: Grounds, index: int, rng: random.Random, number: int = signa
     moments = [_moment(grounds.seconds[name], rng) for _ in range(rng.choice([1, 1, 2]))]
     what = f"{name} {', '.join(f'after {s:.2f} s' if s else f'{n} bytes' for s, n in moments)}"
     with grounds.field(job.needs) as field:
-        from .grounds import results
+        from .grounds import differing
 
         for seconds, written in moments:
             running = sandbox.start(job.command, job.argv, field, job.before)
@@ -47,9 +47,9 @@ def attack(grounds: Grounds, index: int, rng: random.Random, number: int = signa
             found = sandbox.finding(kind, index, what, ended, job.command)
             bad = found.column in sandbox.BAD
             return found if bad else sandbox.Finding(kind, index, what, "loss", f"cannot go on: {ended.told}")
-        found, expected = results(field / job.out), grounds.expected[name]
-        odd = sorted(k for k in {*found, *expected} if found.get(k) != expected.get(k))
-        left = [str(p.relative_to(field)) for p in field.rglob(".*") if p.is_file()]
+        odd = differing(field / job.out, grounds.undisturbed / name)
+        hidden = [p for p in field.rglob(".*") if p.is_file() and not p.name.endswith(".checked.json")]
+        left = [str(p.relative_to(field)) for p in hidden]
         differs = f"differ: {', '.join(odd)}" if odd else f"left behind: {', '.join(left)}" if left else ""
         return sandbox.finding(kind, index, what, ended, job.command, differs=differs)
 
@@ -64,9 +64,10 @@ def _moment(seconds: float, rng: random.Random) -> tuple[float, int]:
 def _size(folder: Path) -> int:
     """Bytes in a folder that is being written to."""
     found = 0
-    for path in folder.rglob("*"):
-        with suppress(OSError):
-            found += path.stat().st_size
+    with suppress(OSError):  # of a folder that went while it was listed
+        for path in folder.rglob("*"):
+            with suppress(OSError):
+                found += path.stat().st_size
     return found
 
 

@@ -144,6 +144,8 @@ def start(
         before: called in the child first.
     """
     output = folder.with_name(f"{folder.name}-{time.monotonic_ns()}.log")
+    for suffix in (".out", ".err"):
+        output.with_suffix(suffix).touch()  # a child may be killed before it has done so
     sys.stdout.flush()
     sys.stderr.flush()
     began = time.monotonic()

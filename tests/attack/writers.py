@@ -49,12 +49,11 @@ def race(grounds: Grounds, index: int, rng: random.Random) -> sandbox.Finding:
 def _judged(
     grounds: Grounds, index: int, what: str, way: str, name: str, field: Path, ends: list[sandbox.Ended]
 ) -> sandbox.Finding:
-    from .grounds import results
+    from .grounds import differing
 
     codes, told = [e.code for e in ends], "; ".join(e.told for e in ends if e.code)
     differs = ""
-    found, expected = results(field / grounds.jobs[name].out), grounds.expected[name]
-    if odd := sorted(k for k in {*found, *expected} if found.get(k) != expected.get(k)):
+    if odd := differing(field / grounds.jobs[name].out, grounds.undisturbed / name):
         differs = f"differ: {', '.join(odd)} (codes {codes}: {told})"
     elif way in ("waits", "dies") and codes[1] != 0:
         differs = f"the one that waits ends with {codes[1]}: {told}"
@@ -73,7 +72,7 @@ def full_disk(grounds: Grounds, index: int, rng: random.Random) -> sandbox.Findi
     job, room = grounds.jobs[name], rng.choice([4, 8, 16, 32, 64, 128, 256, 512, 1024])
     what = f"{name} with {room} kB"
     with grounds.field(job.needs) as field, small_disk(field / "disk", room) as grow:
-        from .grounds import results
+        from .grounds import differing
 
         arguments = [*job.arguments, "out=disk/new"]
         before = None if grow else lambda: _small_files(room)
@@ -86,13 +85,10 @@ def full_disk(grounds: Grounds, index: int, rng: random.Random) -> sandbox.Findi
         if grow:
             grow()
         again = sandbox.run(job.command, arguments, field, limit=_WAIT)
-        odd = results(field / "disk/new") if again.code == 0 else {"": str(again.code)}
-        expected = grounds.expected[name]
-        names = sorted(k for k in {*odd, *expected} if odd.get(k) != expected.get(k))
-        if names:
-            return sandbox.Finding(
-                "full disk", index, what, "difference", f"afterwards {names}: {again.told}"
-            )
+        ends = grounds.undisturbed / name
+        odd = differing(field / "disk/new", ends) if again.code == 0 else [f"exit code {again.code}"]
+        if odd:
+            return sandbox.Finding("full disk", index, what, "difference", f"afterwards {odd}: {again.told}")
         return found
 
 

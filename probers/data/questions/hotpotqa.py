@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from ...options import shown
 from ...types import Passage, Question
 from .base import Layout, QuestionSource, layout
 from .values import Record, accepted, identifier, optional, text
@@ -85,7 +86,7 @@ def _pairs(value: Any, name: str, second: str) -> list[tuple[str, Any]]:
             raise ValueError(f"{name} must have as many titles as {second}")
         value = list(zip(titles, others, strict=True))
     if not isinstance(value, list):
-        raise ValueError(f"{name} must be a list, found {type(value).__name__}")
+        raise ValueError(f"{name} must be a list, found {shown(value)}")
     pairs = [(p["title"], p[second]) if isinstance(p, Mapping) else p for p in value]
     if not all(isinstance(p, list | tuple) and len(p) == 2 and isinstance(p[0], str) for p in pairs):
         raise ValueError(f"{name} must be a list of [title, {second}]")

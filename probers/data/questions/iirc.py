@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
+from ...options import shown
 from ...types import Passage, Question
 from .base import Layout, QuestionSource, layout
 from .values import Record, UnusableError, accepted, identifier, optional, passage, records, text
@@ -63,7 +64,7 @@ class IIRC(QuestionSource):
         if answer is None:
             return ()
         if not isinstance(answer, dict):
-            raise ValueError(f"answer must be an object, found {type(answer).__name__}")
+            raise ValueError(f"answer must be an object, found {shown(answer)}")
         kind = text(answer, "type")
         if kind in ("none", "bad"):
             raise UnusableError(f"answer type {kind}: {id}")

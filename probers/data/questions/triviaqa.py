@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from ...options import shown
 from ...types import Question
 from .base import Layout, layout
 from .nq import DPR, DPRSource
@@ -37,7 +38,7 @@ class TriviaQA(DPRSource):
         official = "QuestionId" in record
         answer = record.get("Answer" if official else "answer") or {}
         if not isinstance(answer, Mapping):
-            raise ValueError(f"the answer must be an object, found {type(answer).__name__}")
+            raise ValueError(f"the answer must be an object, found {shown(answer)}")
         return Question(
             id=identifier(record, "QuestionId" if official else "question_id"),
             question=text(record, "Question" if official else "question"),
