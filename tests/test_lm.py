@@ -370,7 +370,7 @@ def test_little_of_a_batch_is_padding(lengths, size):
     sizes = batch_size.cut(lengths, size)
     assert sum(sizes) == len(lengths) and min(sizes) >= 1 and max(sizes) <= size
     places, share = waste(lengths, sizes)
-    assert share <= 0.15 or places <= 1024
+    assert share <= 0.15 + 1e-9 or places <= 1024  # 0.15 itself may come out a last digit above
 
 
 def test_batches_are_full_where_that_wastes_little():

@@ -217,10 +217,13 @@ def test_another_limit_stop_or_need_is_generated_anew():
     assert ask(lm, Needs(layers=(1,)))[0].states.shape == (1, 4)
     assert ask(lm)[0].states is None
     assert len(inner.prompts) == 4
-    # Functions cannot be compared, so that nothing is kept.
     for _ in range(2):
         assert ask(lm, stop=[SentenceEnd(1)])
-    assert len(inner.prompts) == 6
+    assert len(inner.prompts) == 5
+    # Functions cannot be compared, so that nothing is kept.
+    for _ in range(2):
+        assert ask(lm, stop=[lambda text: text.endswith(".")])
+    assert len(inner.prompts) == 7
 
 
 def test_limits_may_differ_and_equal_prompts_in_one_call_are_one():

@@ -528,7 +528,7 @@ def test_pictures_do_without_what_a_store_lacks(tmp_path: Path, examples: Exampl
 
 def card_of(trained: Any, figures: Any) -> str:
     out = Path("runs/train/cot-all")
-    return write_card(trained.bank, figures, data=Path("runs/datagen/cot"), source="cot", out=out)
+    return write_card(trained.bank, figures, data=[Path("runs/datagen/cot")], source="cot", out=out)
 
 
 def test_the_card_says_what_was_measured(run: Any) -> None:
@@ -577,7 +577,7 @@ def test_the_card_names_the_model_and_not_where_it_lay(
     run: Any, tmp_path: Path, name: str, base: str | None, shown: str
 ) -> None:
     bank = of_model(run.trained.bank, name)
-    card = write_card(bank, run.figures, data=tmp_path / "cot", source="cot", out=tmp_path / "p")
+    card = write_card(bank, run.figures, data=[tmp_path / "cot"], source="cot", out=tmp_path / "p")
     assert f"\n# Prober for {shown}\n" in card and f"hidden states of `{shown}@" in card
     assert yaml.safe_load(card.split("---\n")[1]).get("base_model") == base
     assert str(tmp_path) not in card and "/home/me" not in card and "~" not in card
@@ -599,7 +599,7 @@ def test_markup_in_names_is_text_in_the_card(run: Any) -> None:
     figures["conditions"] = dict(zip([hostile, "b"], plain["conditions"].values(), strict=True))
     figures["notes"] = [hostile]
     bank = of_model(run.trained.bank, hostile)
-    card = write_card(bank, figures, data=Path(hostile), source=hostile, out=Path('x"); y'))
+    card = write_card(bank, figures, data=[Path(hostile)], source=hostile, out=Path('x"); y'))
     parts = card.split("\n---\n")
     assert len(parts) == 2 and yaml.safe_load(parts[0]) == yaml.safe_load(
         card_of(run.trained, plain).split("---\n")[1]

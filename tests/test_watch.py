@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import runpy
 import sys
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -521,7 +522,7 @@ def test_another_model_is_refused() -> None:
     with bank.watch(anonymous):
         pass
     for shape in ({"layers": 4}, {"width": 16}):
-        spec = ModelSpec(**{**trained.to_dict(), "revision": "", **shape})
+        spec = ModelSpec(**{**asdict(trained), "revision": "", **shape})
         other = ProbeBank(FeatureSpec(spec, (1, 3), 32, dtype="float32"), bank.head)
         with pytest.raises(UserError, match="the prober came from the model"):
             other.watch(anonymous)

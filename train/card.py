@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,13 +17,13 @@ from .tables import ENSEMBLES, best_name, bounded, bounds, layer_name, number, w
 Json = Mapping[str, Any]
 
 
-def write_card(bank: ProbeBank, figures: Json, *, data: Path | str, source: str, out: Path) -> str:
+def write_card(bank: ProbeBank, figures: Json, *, data: Sequence[Path], source: str, out: Path) -> str:
     """The text of ``README.md``.
 
     Args:
         bank: the prober.
         figures: as in ``metrics.json``.
-        data: the feature store it was trained on, or [a,b] of several.
+        data: the feature stores it was trained on.
         source: what kind of examples the store holds, e.g. "cot".
         out: where the prober is written, for the commands shown.
     """
@@ -37,10 +37,12 @@ def write_card(bank: ProbeBank, figures: Json, *, data: Path | str, source: str,
         if name.startswith(f"{ENSEMBLE} vs ") and not ((pair["auroc"]["ci95"] or [0])[0] > 0)
     ]
     shown = public_path(out, "PROBER")
+    stores = ",".join(public_path(path, "STORE") for path in data)
+    stores = stores if len(data) == 1 else f"[{stores}]"
     shared = (best_name, bounded, bounds, layer_name, number, warnings)
     return render(
         "probers.train/card.md.j2",
-        bank=bank, figures=figures, data=public_path(data, "STORE"), source=source, out=shown,
+        bank=bank, figures=figures, data=stores, source=source, out=shown,
         model=replace(spec.model, id=public_model(spec.model.id)), base_model=hub_id(spec.model.id),
         head=head_name(bank.head), over=over, command=rag_command(bank, shown), scored=_scored(figures),
         calibrated=_calibrated(bank, figures),

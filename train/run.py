@@ -75,7 +75,7 @@ def run(cfg: DictConfig) -> Path:
     training = {"steps": fitted.steps, "heads": len(tasks), "seeds": cfg.seeds}
     figures = summarise(trained, evaluator, training)
     source = str(stores[0].config.get("source", ""))
-    card = write_card(trained.bank, figures, data=stores[0].path, source=source, out=out)
+    card = write_card(trained.bank, figures, data=paths, source=source, out=out)
     replace(trained.bank, metrics=figures, card=card, seen=dataset.examples.seen()).save_pretrained(out)
     write_plots(out / "plots", figures, trained, evaluator)
     summary = {"best_layer": figures["best_layer"], "auroc": figures["ensemble"]["auroc"]}
