@@ -21,13 +21,25 @@ _SEAL = "sha256"
 _MANY = 2_000_000_000  # bytes from which on it is said that they are read
 
 
-def sha256(path: Path) -> str:
-    """The SHA-256 of a file, in hexadecimal digits."""
-    found = hashlib.sha256()
+def hashed(path: Path, found: Any) -> str:
+    """Hexadecimal digits of a file's hash; ``found`` is an empty one of the wanted kind."""
     with path.open("rb") as file:
         while block := file.read(_BLOCK):
             found.update(block)
     return found.hexdigest()
+
+
+def sha256(path: Path) -> str:
+    """The SHA-256 of a file, in hexadecimal digits."""
+    return hashed(path, hashlib.sha256())
+
+
+def settled(started: int, *times: int) -> bool:
+    """Whether what was read from ``started`` on is known by the file's times (all in nanoseconds).
+
+    A file that was written a moment ago could change once more without its times showing it.
+    """
+    return started - max(times) > _RACY
 
 
 def seal(value: Mapping[str, Any]) -> dict[str, Any]:
@@ -131,8 +143,7 @@ def check(
     for name, (*times, expected) in unread.items():
         if sha256(folder / name) != expected:
             return name, "was altered"
-        # A file that was written a moment ago could change once more without its times showing it.
-        if started - max(times) < _RACY:
+        if not settled(started, *times):
             fresh.pop(name)
     if contents and fresh != known:
         with suppress(OSError, RunError):

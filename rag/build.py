@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from importlib import resources
 from typing import Any, Literal, NoReturn
 
 from omegaconf import DictConfig, OmegaConf
 
 from probers.commands.parts import build, maker
+from probers.commands.presets import choices, text_of
 from probers.commands.runs import ProberKind, newest_classifier, newest_prober
 from probers.types import UserError
 
@@ -98,12 +98,9 @@ def named_part(group: str, name: str | Mapping[str, Any], options: Mapping[str, 
         UserError: unknown name or option; lists the choices.
     """
     if isinstance(name, str):
-        folder = resources.files("probers.configs").joinpath(group)
-        file = folder.joinpath(f"{name}.yaml")
-        if not file.is_file():
-            known = sorted(f.name.removesuffix(".yaml") for f in folder.iterdir() if f.name.endswith(".yaml"))
-            raise UserError(f"unknown {group} {name!r}: choose one of {', '.join(known)}")
-        node = OmegaConf.create(file.read_text(encoding="utf-8"))
+        if name not in choices(group):
+            raise UserError(f"unknown {group} {name!r}: choose one of {', '.join(choices(group))}")
+        node = OmegaConf.create(text_of(group, name))
         known = [str(k) for k in node if k != "_target_"]
         for key in options:
             if key not in known:

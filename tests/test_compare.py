@@ -18,7 +18,7 @@ from probers.rag.triggers import Rind
 from probers.bank.bank import ProbeBank
 from probers.bank.thresholds import ThresholdRule
 from probers.commands import main as cli
-from probers.commands.config import choices
+from probers.commands.presets import choices
 from probers.data.overlap import Seen
 from probers.heads import HEADS, WRONG
 from probers.prompts import TESTBED_PROMPT

@@ -10,7 +10,7 @@ from probers.datagen.testbed.recipe import Recipe
 from probers.datagen.testbed.run import _dataclass
 
 from probers.commands import main as cli
-from probers.commands.config import choices
+from probers.commands.presets import choices
 from probers.data.questions import DATASETS, source_class
 from probers.prompts import TESTBED_PROMPT
 from probers.testbed.assets import world_config

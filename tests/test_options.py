@@ -10,8 +10,9 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from probers.commands.config import choices, compose, methods, normalise, presets, request, text_of
+from probers.commands.config import compose, normalise, request
 from probers.commands.parts import build, record_of
+from probers.commands.presets import choices, methods, presets, text_of
 from probers.commands.runs import RunFolder, taking_back
 from probers.commands.schema import PARTS, SCHEMAS, BatchSize, Device, Names
 from probers.options import (

@@ -24,10 +24,10 @@ from probers.rag.triggers import Always, FixedLength, Never, Radio, Rind
 from tiny import save_tiny, tiny_lm
 
 from probers.bank.bank import ProbeBank
-from probers.commands import config as published
 from probers.commands import main as cli
-from probers.commands.config import choices
+from probers.commands import presets as published
 from probers.commands.parts import build
+from probers.commands.presets import choices
 from probers.data.overlap import Seen
 from probers.engine.model import CausalLM
 from probers.heads import HEADS, WRONG

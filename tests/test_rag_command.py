@@ -15,9 +15,9 @@ from test_compare import model, place  # noqa: F401
 from probers.bank.bank import ProbeBank
 from probers.bank.question_classifier import AdaptiveClassifier
 from probers.commands import main as cli
-from probers.commands.config import choices
 from probers.commands.main import compose
 from probers.commands.parts import build
+from probers.commands.presets import choices
 from probers.commands.runs import RunFolder
 from probers.data.overlap import Seen
 from probers.heads import HEADS

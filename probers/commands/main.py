@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from ..files import digest
-from ..types import RunError, UserError
-from .config import compose, help_text, normalise, notes, quote, request
+from ..types import STEERING, RunError, UserError
+from .config import compose, help_text, normalise, quote, request
+from .presets import notes
 from .runs import taking_back
 
 if TYPE_CHECKING:
@@ -110,7 +111,7 @@ demo, datagen, train, rag, compare, testbed = (partial(main, command) for comman
 
 
 #: What steers a terminal, but for ends of lines, tabs and colours: control and direction characters.
-_STEERING = re.compile("(?!\x1b\\[[0-9]{1,2}m)[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+_STEERING = re.compile(f"(?!\x1b\\[[0-9]{{1,2}}m|[\\n\\t])[{STEERING}]")
 #: How what is written begins where a progress bar draws: at the start of its line, or lines above.
 _BAR = re.compile("\r|\n*(\x1b\\[A)*")
 

@@ -20,15 +20,12 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from ..checksums import check, sealed, take, unsealed
+from ..checksums import check, hashed, sealed, settled, take, unsealed
 from ..files import RESUMES, canonical_json, digest, write_text, writing
 from ..types import RunError
 
 #: The file that says what the folder holds; written last.
 MANIFEST = "built.json"
-
-_BLOCK = 1 << 20  # bytes
-_RACY = 2_000_000_000  # nanoseconds: file systems whose clock is coarser are not known
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,14 +108,10 @@ def file_digest(path: Path, cache: Path) -> str:
     except (OSError, ValueError, KeyError, TypeError):
         pass
     started = time.time_ns()
-    found = hashlib.blake2b(digest_size=16)
-    with path.open("rb") as file:
-        while block := file.read(_BLOCK):
-            found.update(block)
-    # A file that was written a moment ago could change once more without its times showing it.
-    if started - max(stat.st_mtime_ns, stat.st_ctime_ns) > _RACY:
-        write_text(memory, canonical_json({"path": str(path), "stat": here, "digest": found.hexdigest()}))
-    return found.hexdigest()
+    found = hashed(path, hashlib.blake2b(digest_size=16))
+    if settled(started, stat.st_mtime_ns, stat.st_ctime_ns):
+        write_text(memory, canonical_json({"path": str(path), "stat": here, "digest": found}))
+    return found
 
 
 def duration(seconds: float) -> str:

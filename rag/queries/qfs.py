@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
 from probers.text import is_content, split_sentences
-from probers.types import Decision, Generation, Needs, Question
-from probers.uncertainty import Part, words
+from probers.types import Decision, Generation, Question
+from probers.uncertainty import Part, Variant, words
 
-from ..triggers.base import State, one_of
+from ..triggers.base import PaperOrReleased, State, one_of
 from .base import AttentionQuery, before, context_words, hit_tokens, own_row
 
 
 @dataclass(frozen=True)
-class QFS(AttentionQuery):
+class QFS(PaperOrReleased, AttentionQuery):
     """The words of question and answer so far that are most attended to, in the order of the text.
 
     Should no word qualify, the question is asked.
@@ -30,26 +29,12 @@ class QFS(AttentionQuery):
         top_n: how many of them.
     """
 
-    variant: Literal["paper", "released"] = "released"
+    variant: Variant = "released"
     top_n: int = 25
 
     def __post_init__(self) -> None:
         super().__post_init__()
         one_of("query.variant", self.variant, "paper", "released")
-
-    @property
-    def needs(self) -> Needs:
-        return Needs(attention=self.variant == "paper")
-
-    @property
-    def attends_alone(self) -> bool:
-        """Whether it asks the model for attention in a pass of its own."""
-        return self.variant == "released"
-
-    @property
-    def filters(self) -> bool:
-        """Whether it asks which words carry content, see :func:`probers.text.is_content`."""
-        return self.variant == "released"
 
     def text(self, question: Question, generation: Generation, decision: Decision, state: State) -> str:
         hits = hit_tokens(generation, decision)

@@ -15,7 +15,7 @@ from probers.engine.stopping import SentenceEnd
 from probers.prompts import PromptTemplate
 from probers.text import content_filter, split_sentences
 from probers.types import Decision, Generation, Needs, Passage, Question, RunError, UserError
-from probers.uncertainty import Part, parts
+from probers.uncertainty import Part, Variant, parts
 
 if TYPE_CHECKING:
     from probers.bank.bank import ProbeBank
@@ -211,6 +211,30 @@ class Trigger:
     def sweep_option(self) -> str | None:
         """The option to move for a curve over its settings: its threshold, if it has one."""
         return "threshold" if "threshold" in self.options else None
+
+
+class PaperOrReleased:
+    """What DRAGIN's trigger and query ask for, by their ``variant``.
+
+    The paper's reads the attention recorded on the way; the released one looks again, in a pass over
+    what was written without passages, and only at words that carry content.
+    """
+
+    variant: Variant
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(attention=self.variant == "paper")
+
+    @property
+    def attends_alone(self) -> bool:
+        """Whether it asks the model for attention in a pass of its own."""
+        return self.variant == "released"
+
+    @property
+    def filters(self) -> bool:
+        """Whether it asks which words carry content, see :func:`probers.text.is_content`."""
+        return self.variant == "released"
 
 
 class _Adapted(Trigger):

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from probers.types import Decision, Generation, Needs
+from probers.types import Decision, Generation
 from probers.uncertainty import RindScores, Variant, rind_scores, words
 
-from .base import Share, State, Trigger, one_of, verdict
+from .base import PaperOrReleased, Share, State, Trigger, one_of, verdict
 
 
 @dataclass(frozen=True)
-class Rind(Trigger):
+class Rind(PaperOrReleased, Trigger):
     """Fires at the first place whose RIND score is above the threshold.
 
     The text before that place is kept and the model goes on from there with the
@@ -33,21 +33,6 @@ class Rind(Trigger):
 
     def __post_init__(self) -> None:
         one_of("trigger.variant", self.variant, "paper", "released")
-
-    @property
-    def needs(self) -> Needs:
-        # The released variant looks at the generated tokens alone, in a pass of its own.
-        return Needs(attention=self.variant == "paper")
-
-    @property
-    def attends_alone(self) -> bool:
-        """Whether it asks the model for attention in a pass of its own."""
-        return self.variant == "released"
-
-    @property
-    def filters(self) -> bool:
-        """Whether words are filtered by what they carry; the paper's variant leaves out stop words."""
-        return self.variant == "released"
 
     @property
     def takes(self) -> Share:

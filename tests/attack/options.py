@@ -87,7 +87,7 @@ def keys(command: str) -> tuple[str, ...]:
     """Every dotted key of a command, and those of all its parts."""
     from omegaconf import OmegaConf
 
-    from probers.commands.config import choices, text_of
+    from probers.commands.presets import choices, text_of
     from probers.commands.schema import PARTS, SCHEMAS
     from probers.options import allowed_keys
 
@@ -104,7 +104,7 @@ def keys(command: str) -> tuple[str, ...]:
 @functools.cache
 def parts(command: str) -> tuple[tuple[str, str], ...]:
     """Group and name of every choice of a command's parts, presets and methods."""
-    from probers.commands.config import choices, methods, presets, text_of
+    from probers.commands.presets import choices, methods, presets, text_of
     from probers.commands.schema import PARTS
 
     own = [g for g in PARTS if f"- {g}: " in text_of("", command)]
