@@ -23,7 +23,7 @@ from probers.store.spec import FeatureSpec
 from probers.testbed.assets import load_corpus, load_questions
 from probers.types import Generation, Needs, Passage
 
-LENGTH, MORE, MOST, CUE = 22, 6, 3, "So the answer is"
+LENGTH, MORE, MOST, CUE = 15, 6, 3, "So the answer is"
 LAYERS = (6, 9)
 
 
@@ -158,9 +158,9 @@ TRIGGERS = {
     [
         ("probing", "found", range(1, 8 * MOST)),
         ("entropy", "found", range(1, 8 * MOST)),
-        ("probing", "first", [8 * (MOST - 1)]),
-        ("probing", "other", [0]),
-        ("probing", "none", [8 * MOST]),
+        ("entropy", "first", [8 * (MOST - 1)]),
+        ("entropy", "other", [0]),
+        ("entropy", "none", [8 * MOST]),
     ],
 )
 def test_the_loop_is_algorithm_one(bench, trigger, kind, unchanged):
@@ -194,7 +194,9 @@ def test_the_loop_is_algorithm_one(bench, trigger, kind, unchanged):
             assert (c.retrievals, c.generations) == (len(expected.queries), expected.generations)
             assert (c.alarms, c.tokens) == (expected.alarms, expected.tokens)
             counts.append(c.retrievals)
-    assert {0, MOST} < set(counts) or kind == "none"
+    assert {0, MOST} <= set(counts)
+    # A direction drawn at random tells questions apart, and hardly the answers to one.
+    assert {0, MOST} < set(counts) or kind == "none" or trigger == "probing"
 
 
 def between(scores: list[list[float]]) -> list[float]:
