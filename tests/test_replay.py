@@ -155,9 +155,10 @@ def test_a_trajectory_by_hand():
     questions = [Question(f"q{i}", "?", ("yes",)) for i in range(2)]
     steps = [
         [Step("", "no", {"t": 0.9}), Step("", "yes", {"t": 0.1}), Step("", "no", {"t": 0.8})],
-        [Step("", "yes", {"t": 0.5}), Step("", "no", {"t": 0.7})],  # its second search brought nothing new
+        # Its second search brought nothing new.
+        [Step("", "yes", {"t": 0.5}), Step("", "no", {"t": 0.7}), Step("", "no", {"t": 0.7})],
     ]
-    trajectory = RetrievalTrajectory(questions, steps, [2, 2])
+    trajectory = RetrievalTrajectory(questions, steps)
     curve = trajectory.sweep("t")
     # Thresholds: below all, then .1, .5, .7, .8, .9.
     assert curve["threshold"] == pytest.approx([-0.9, 0.1, 0.5, 0.7, 0.8, 0.9])
