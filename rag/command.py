@@ -234,7 +234,7 @@ def run(cfg: DictConfig) -> Path | None:
         return folder.path
     what = "the question typed" if one else asked.spec
     print(f"{what}, corpus: {cfg.corpus}, {counted(len(corpus), 'passage')}")
-    lm, retriever, query = load_model(cfg), build(cfg.retriever, corpus), build(cfg.query)
+    lm, retriever, query = load_model(cfg, folder), build(cfg.retriever, corpus), build(cfg.query)
     rag = RAG(lm, retriever, trigger, query, **loop_options(cfg))
     answers = [_show(rag, questions[0])] if one else []
     if folder is None:

@@ -69,6 +69,8 @@ class Model:
 
     name: Name
     revision: Name | None
+    gguf: Name | None
+    cache: Name
     dtype: Literal["auto", "float32", "bfloat16", "float16"]
     device: Device
     device_map: Name | Mapping[str, int | str] | None

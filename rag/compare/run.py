@@ -77,7 +77,7 @@ def run(cfg: DictConfig) -> Path:
         flush=True,
     )
     rag = SharedRAG(
-        load_model(cfg),
+        load_model(cfg, folder),
         build(cfg.retriever, corpus),
         Never(),
         **loop_options(cfg),
