@@ -17,7 +17,7 @@ from probers.evaluation.metrics import exact_match
 from probers.files import canonical_json, write_text
 from probers.types import Decision, Passage, Question, Round, UserError
 
-from .build import find_classifier, find_prober, loop_options, prober_kind, with_bank
+from .build import find_classifier, find_prober, for_other, loop_options, prober_kind, with_bank
 from .compare.outcomes import Comparison, Outcomes, table_lines
 from .contamination import Contamination
 from .loop import RAG
@@ -217,7 +217,8 @@ def run(cfg: DictConfig) -> Path | None:
     )
     chosen = [given.get(key, cfg.trigger.get(key)) for key in ("bank", "classifier")]
     trained = [str(part) for part in chosen if part is not None]
-    trigger = as_trigger(build(cfg.trigger, **given))
+    other = for_other(chosen[0]) if cfg.allow_other else {}
+    trigger = as_trigger(build(cfg.trigger, **(given | other)))
     name = trigger.name
     if cfg.prober is not None and "bank" not in given:
         print(f"note: prober={cfg.prober} is not used: trigger={name} takes none, or was given another")

@@ -30,8 +30,9 @@ from ..types import UserError, first_line
 _OF_SERVERS = ("url", "shards", "timeout", "retries", "verify", "ca_file", "rebuild")
 #: Keys (dotted) that say how a run is carried out, not what it computes.
 NOT_IDENTITY = (
-    "out", "batch_size", "logger", "model.device", "model.cache", "overwrite", "wait", "checksums", "save_every", "suffix",
-    "memory", "corpus_cache", "retriever.cache", "retriever.device", "retriever.batch_size",
+    "out", "batch_size", "logger", "model.device", "model.cache", "overwrite", "wait", "checksums",
+    "save_every", "suffix", "memory", "corpus_cache", "retriever.cache", "retriever.device",
+    "retriever.batch_size",
     *(f"retriever.{option}" for option in _OF_SERVERS),
 )  # fmt: skip
 
@@ -188,7 +189,7 @@ class RunFolder:
         return dict((read_state(self.path) or {}).get("chosen", {}))
 
     def choose(self, key: str, value: str) -> None:
-        """Keep what the machine decided where the configuration leaves it open: it holds for the whole run."""
+        """Keep for the whole run what the machine decided where the configuration leaves it open."""
         state = read_state(self.path)
         assert state is not None, "claimed before"
         write_text(

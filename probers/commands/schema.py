@@ -232,6 +232,7 @@ class _Answering(_Reading):
     limit: Count | None
     prober: Name | None
     allow_overlap: bool
+    allow_other: bool
     max_retrievals: Natural
     answer_tokens: Natural
     draft: Natural

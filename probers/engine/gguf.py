@@ -11,9 +11,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import hf_hub_download, try_to_load_from_cache
-from huggingface_hub.errors import HfHubHTTPError
-
 from ..checksums import sampled, unsealed
 from ..data.cache import MANIFEST, Estimate, build_once, file_digest
 from ..files import digest
@@ -52,9 +49,11 @@ def locate(source: str, name: str | None, revision: str | None) -> Path | None:
     if Path(source).expanduser().is_dir():
         there = ", ".join(sorted(p.name for p in path.parent.glob("*.gguf"))) or "none"
         raise UserError(f"model.gguf={name} is not in model={source}: the GGUF files there are {there}")
+    from huggingface_hub import hf_hub_download
+
     try:
         return Path(hf_hub_download(source, name, revision=revision))
-    except (OSError, ValueError, HfHubHTTPError) as error:
+    except (OSError, ValueError) as error:
         raise UserError(f"model.gguf={name} of model={source} cannot be had: {first_line(error)}") from error
 
 
@@ -137,6 +136,8 @@ def origin(source: str, config: Any) -> str | None:
     if said.get("quant_method") == "gguf":
         found = Path(source) / str(said.get("gguf_file"))
         if not found.is_file() and not Path(source).is_dir():
+            from huggingface_hub import try_to_load_from_cache
+
             commit = getattr(config, "_commit_hash", None)
             found = Path(str(try_to_load_from_cache(source, found.name, revision=commit)))
         return fingerprint_of(found) if found.is_file() else ""
