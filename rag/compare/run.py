@@ -45,7 +45,7 @@ def run(cfg: DictConfig) -> Path:
     @cache
     def bank() -> ProbeBank:
         path = find_prober(cfg)
-        return banks.setdefault(path, ProbeBank.from_pretrained(path))
+        return banks.setdefault(path, ProbeBank.from_pretrained(path, allow_other=cfg.allow_other))
 
     methods = build_methods(cfg, bank)
     read = list(dict.fromkeys([*banks, *parts_of(cfg)]))
@@ -79,7 +79,7 @@ def run(cfg: DictConfig) -> Path:
         flush=True,
     )
     rag = SharedRAG(
-        load_model(cfg),
+        load_model(cfg, folder),
         build(cfg.retriever, corpus),
         Never(),
         **loop_options(cfg),
