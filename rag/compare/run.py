@@ -21,9 +21,10 @@ from ..contamination import Contamination
 from ..triggers.never import Never
 from .curves import record_all, rerun_all
 from .findings import Findings, write
+from .generation_cache import GenerationCache
 from .methods import Method, MethodRun, build_methods, complete, parts_of
 from .probers import check_one_model, named
-from .shared_generations import GenerationCache, SharedRAG, joined
+from .shared_generations import SharedRAG, joined
 from .thresholds import Tuned, tune_once
 
 
@@ -87,7 +88,7 @@ def run(cfg: DictConfig) -> Path:
         build(cfg.retriever, corpus),
         Never(),
         **loop_options(cfg),
-        cache=GenerationCache(megabytes=cfg.memory),
+        cache=GenerationCache(megabytes=cfg.memory, folder=folder.path / "generations"),
     )
     for method in methods:  # a trigger that refuses the model does so before anything runs
         method.loop(rag)
@@ -110,6 +111,7 @@ def run(cfg: DictConfig) -> Path:
     trajectories = record_all(rag, runs.values(), replay)
     reruns = rerun_all(rag, runs.values(), reference, trajectories, replay, points=cfg.sweep)
     findings = Findings(runs, reference, trajectories, reruns, corpus, banks, notes)
+    rag.cache.remove()
     write(folder, cfg, findings, tuned=bool(tuned))
     return folder.path
 
