@@ -220,6 +220,8 @@ class Train(Fitting, Assembling, _Run):
     split: Literal["store"] | tuple[Positive, Positive, Positive]
     train_on: list[str]
     test_on: list[str]
+    sizes: list[Count]
+    layer_sets: list[Literal["each"] | Natural | list[Natural]]
     learning_curve: bool
     resamples: Resamples
     checksums: bool
@@ -260,6 +262,7 @@ class Compare(_Answering):
     match: Name | None
     wrong: Name
     sweep: Natural
+    probers: list[Name]
     token_prober: Name | None
     classifier: Name | None
     examples: Natural
