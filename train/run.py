@@ -76,7 +76,10 @@ def run(cfg: DictConfig) -> Path:
     figures = summarise(trained, evaluator, training)
     source = str(stores[0].config.get("source", ""))
     card = write_card(trained.bank, figures, data=paths, source=source, out=out)
-    replace(trained.bank, metrics=figures, card=card, seen=dataset.examples.seen()).save_pretrained(out)
+    recogniser = stores[0].config.get("recogniser") if source == "wiki" else None
+    replace(
+        trained.bank, recogniser=recogniser, metrics=figures, card=card, seen=dataset.examples.seen()
+    ).save_pretrained(out)
     write_plots(out / "plots", figures, trained, evaluator)
     summary = {"best_layer": figures["best_layer"], "auroc": figures["ensemble"]["auroc"]}
     folder.finish({"model": stores[0].spec.model.id, **summary})
@@ -104,10 +107,9 @@ def _next(bank: ProbeBank, out: Path) -> str:
     if command is not None:
         return command
     load = f"ProbeBank.from_pretrained({str(out)!r})"
-    if bank.spec.pool == "predicting" or bank.head.tokens:
-        what = "score" if bank.spec.pool == "predicting" else "score_spans"
+    if bank.head.tokens:
         needs = f'Needs({bank.layers}, site="{bank.spec.site}", pool="{bank.spec.pool}")'
-        return f"{load}.{what} takes the states of a CausalLM asked for {needs}"
+        return f"{load}.score_spans takes the states of a CausalLM asked for {needs}"
     return f"{load}.watch(model) scores what a model writes"
 
 

@@ -257,6 +257,7 @@ class Compare(_Answering):
     wrong: Name
     sweep: Natural
     token_prober: Name | None
+    entity_prober: Name | None
     classifier: Name | None
     examples: Natural
     resamples: Resamples
