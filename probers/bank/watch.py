@@ -224,7 +224,7 @@ class WatchedBatch:
             before.append(score)
 
     def scores(self) -> list[list[float]]:
-        """Of each row the score after each of its tokens that count; of the prompt's last when ``predicting``.
+        """Of each row the score after each of its tokens that count; of its prompt when ``predicting``.
 
         Raises:
             UserError, RunError: the batch's problem.

@@ -55,7 +55,8 @@ class Method:
 
         They are where the trigger has a threshold to compare them with, and no calibration of its own.
         """
-        return self.trigger.options.get("threshold") is not None and self.trigger.probability is None
+        compared = self.tunable or self.trigger.options.get("threshold") is not None
+        return compared and self.trigger.probability is None
 
     @property
     def filter(self) -> str | None:

@@ -22,22 +22,6 @@ from .random import Random
 from .rind import Rind
 
 __all__ = [
-    "Adaptive",
-    "Always",
-    "BeforeEntity",
-    "EntitySignal",
-    "Entropy",
-    "FixedLength",
-    "FixedSentence",
-    "Flare",
-    "LlmJudge",
-    "LookAhead",
-    "Never",
-    "Oracle",
-    "Probing",
-    "Radio",
-    "Random",
-    "Rind",
-    "State",
-    "Trigger",
+    "Adaptive", "Always", "BeforeEntity", "EntitySignal", "Entropy", "FixedLength", "FixedSentence", "Flare",
+    "LlmJudge", "LookAhead", "Never", "Oracle", "Probing", "Radio", "Random", "Rind", "State", "Trigger",
 ]  # fmt: skip

@@ -6,10 +6,11 @@ import re
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from probers.bank.calibration import Platt, Temperature, sigmoid
 from probers.entities import Recogniser, with_scores, written_entities
 from probers.entities.written import HEAD
 from probers.types import Decision, Generation, Needs, UserError
@@ -36,9 +37,9 @@ class _AtEntities(Trigger):
     (``asked``), as articles are not cut before their own title.
     """
 
-    threshold: float | None
     openings: bool
     asked: bool
+    _threshold: float
     _recognise: Recogniser
 
     @abstractmethod
@@ -61,8 +62,7 @@ class _AtEntities(Trigger):
         if state.fresh and entities and entities[0].start <= HEAD:
             entities = entities[1:]
         found = with_scores(entities, generation.offsets, scores)
-        shown, threshold = tuple(map(float, scores)), self.threshold
-        assert threshold is not None  # a default took its place
+        shown, threshold = tuple(map(float, scores)), self._threshold
         # max() would pass over a NaN.
         top = float(np.max([each.score for each in found], initial=0.0))
         for each in found:
@@ -78,8 +78,8 @@ class BeforeEntity(_AtEntities):
 
     Attributes:
         bank: heads of the state before an entity, or the path of a prober folder.
-        threshold: of P(wrong), by the bank's calibration; None becomes the one that the bank chose on its
-            validation articles.
+        threshold: of P(wrong), which is by the bank's calibration where that rises with every score, else the
+            sigmoid of the score; None takes the one that the bank chose on its validation articles.
         recogniser: "rules" or "spacy:PIPELINE"; None takes the one that the bank's labels were made with.
         openings: judge entities that begin a sentence as well, of which the heads have seen none.
         asked: judge entities that the question names as well.
@@ -91,6 +91,7 @@ class BeforeEntity(_AtEntities):
     openings: bool = False
     asked: bool = False
     _bank: ProbeBank = field(init=False, repr=False)
+    _threshold: float = field(init=False, repr=False)
     _recognise: Recogniser = field(init=False, repr=False)
 
     prober = "entities"
@@ -112,8 +113,8 @@ class BeforeEntity(_AtEntities):
             )
         self._bank = bank
         self._recognise = Recogniser(self.recogniser or bank.recogniser or "rules", quiet=True)
-        if self.threshold is None:
-            self.threshold = float(bank.probability(np.array([bank.threshold]))[0])
+        own = float(self._chances(np.array([bank.threshold]))[0])
+        self._threshold = own if self.threshold is None else self.threshold
 
     @property
     def needs(self) -> Needs:
@@ -123,11 +124,22 @@ class BeforeEntity(_AtEntities):
         """Refuse another model than the bank's features were read from; it serves any prompt."""
         self._bank.check_model(model)
 
+    @property
+    def record(self) -> dict[str, Any]:
+        """Its options, with the threshold in force."""
+        return super().record | {"threshold": self._threshold}
+
     def scores(self, generations: Sequence[Generation]) -> list[np.ndarray]:
         """P(wrong) of an entity that would begin with each token."""
         found = [states_for(self._bank, g, self) for g in generations if g.token_ids]
-        chances = self._bank.probability(self._bank.score(np.concatenate(found))) if found else np.zeros(0)
+        chances = self._chances(self._bank.score(np.concatenate(found))) if found else np.zeros(0)
         return np.split(chances, np.cumsum([len(g.token_ids) for g in generations])[:-1])
+
+    def _chances(self, score: np.ndarray) -> np.ndarray:
+        """P(wrong) of scores (n,), in their order: else the bank's threshold would not mean the same."""
+        how = self._bank.calibration
+        rises = isinstance(how, Temperature) or (isinstance(how, Platt) and how.slope > 0)
+        return how(score) if rises else sigmoid(score)
 
 
 @dataclass
@@ -137,24 +149,24 @@ class EntitySignal(_AtEntities):
     Attributes:
         signal: of the position that predicts the entity's first token: the "entropy" of its distribution,
             nats, or the "probability" of that token, as 1 - p.
-        threshold: of the signal; None becomes 1 for the entropy and 0.5 for the probability.
+        threshold: of the signal.
         recogniser: "rules" or "spacy:PIPELINE".
         openings: judge entities that begin a sentence as well.
         asked: judge entities that the question names as well.
     """
 
     signal: Literal["entropy", "probability"] = "entropy"
-    threshold: float | None = None
+    threshold: float = 0.5
     recogniser: str = "rules"
     openings: bool = False
     asked: bool = False
+    _threshold: float = field(init=False, repr=False)
     _recognise: Recogniser = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         one_of("trigger.signal", self.signal, "entropy", "probability")
         self._recognise = Recogniser(self.recogniser, quiet=True)
-        if self.threshold is None:
-            self.threshold = 1.0 if self.signal == "entropy" else 0.5
+        self._threshold = self.threshold
 
     def scores(self, generations: Sequence[Generation]) -> list[np.ndarray]:
         """The signal of each token's own distribution, which is that of the position before it."""
