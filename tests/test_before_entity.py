@@ -28,13 +28,7 @@ from probers.types import Needs, Question, RunError, UserError
 CLOSE = {"rtol": 0, "atol": 1e-4}
 QUESTION = Question("q", "Who founded the mill?")
 DRAFT = " The mill was founded by Mira Tolven in 1912. Jomholm has 40 mills."
-#: A random model's tokens seldom make entities; these prompts' texts, put behind them, do.
-TEXTS = [
-    DRAFT,
-    " Arl is in Jomholm, near Kelby.",
-    " no name at all",
-    " It was 1931 when Ida Morrow moved to Arl",
-]
+TEXTS = [DRAFT, " Arl is in Jomholm, near Kelby.", " no name at all", "Mira Tolven in 1912"]
 
 
 def state(**fields) -> State:
@@ -333,9 +327,7 @@ def test_the_probers_own_threshold_decides_as_it_does_of_scores(how) -> None:
     assert ((chances > own) == (scores > bank.threshold)).all()
     rises = not isinstance(how, Isotonic) and getattr(how, "slope", 1) > 0
     np.testing.assert_allclose(chances, how(scores) if rises else sigmoid(scores))
-    assert (
-        trigger.record["threshold"] == trigger.threshold and replace(trigger, threshold=0.9).threshold == 0.9
-    )
+    assert replace(trigger, threshold=0.9).record["threshold"] == 0.9
 
 
 def test_the_recogniser_is_the_one_of_the_labels(tmp_path) -> None:

@@ -210,7 +210,7 @@ def test_an_out_folder_of_a_different_run_is_refused(rag):
         (["question=  "], "question is empty"),
         (
             ["trigger=sometimes"],
-            "unknown trigger 'sometimes': choose one of adaptive, always, before_entity, entity_signal, entropy",
+            "unknown trigger 'sometimes': choose one of adaptive, always, before_entity, entity_signal",
         ),
         (["question=x?", "trigger=probing"], "probers-datagen"),
         (["question=x?", "trigger=probing", "prober=nowhere"], "nowhere"),
