@@ -201,7 +201,7 @@ def run(cfg: DictConfig) -> Path:
 
     from .audit import audit, draw, draw_undecided, sample_html
 
-    lm = load_model(cfg)
+    lm = load_model(cfg, folder)
     layers = layers_to_read(cfg.layers, lm.num_layers, site=cfg.site, pool=cfg.pool)
     needs = Needs(layers, cfg.site, cfg.pool, attention=True)
     check_needs(needs, lm.model)

@@ -84,6 +84,13 @@ def with_bank(
     return found
 
 
+def for_other(bank: Any) -> dict[str, Any]:
+    """The argument that gives a trigger its prober by path as one that reads other weights as well."""
+    from probers.bank.bank import ProbeBank
+
+    return {"bank": ProbeBank.from_pretrained(bank, allow_other=True)} if isinstance(bank, str) else {}
+
+
 def loop_options(cfg: DictConfig) -> dict[str, Any]:
     """Prompt and limits of the loop, as :class:`~probers.rag.loop.RAG` takes them."""
     names = ("k", "max_new_tokens", "max_retrievals", "answer_tokens", "draft")

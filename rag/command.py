@@ -17,7 +17,7 @@ from probers.evaluation.metrics import exact_match
 from probers.files import canonical_json, write_text
 from probers.types import Decision, Passage, Question, Round, UserError
 
-from .build import find_classifier, find_prober, loop_options, prober_kind, with_bank
+from .build import find_classifier, find_prober, for_other, loop_options, prober_kind, with_bank
 from .compare.outcomes import Comparison, Outcomes, table_lines
 from .contamination import Contamination
 from .loop import RAG
@@ -84,8 +84,6 @@ class Terminal:
             self._searched = True
             self._line(self._paint("cyan", f"query: {done.query}"))
             self._line(self._paint("green" if passages else "yellow", _fetched(passages, left_out)))
-            if done.accepted == done.text and done.text:
-                self._line("the prompt stays the same, and so does the answer")
         anew = done.query is not None and (done.decision is None or done.decision.position is None)
         self._partial = bool(done.accepted.strip()) or (self._partial and not anew)
 
@@ -217,7 +215,8 @@ def run(cfg: DictConfig) -> Path | None:
     )
     chosen = [given.get(key, cfg.trigger.get(key)) for key in ("bank", "classifier")]
     trained = [str(part) for part in chosen if part is not None]
-    trigger = as_trigger(build(cfg.trigger, **given))
+    other = for_other(chosen[0]) if cfg.allow_other else {}
+    trigger = as_trigger(build(cfg.trigger, **(given | other)))
     name = trigger.name
     if cfg.prober is not None and "bank" not in given:
         print(f"note: prober={cfg.prober} is not used: trigger={name} takes none, or was given another")
@@ -234,7 +233,7 @@ def run(cfg: DictConfig) -> Path | None:
         return folder.path
     what = "the question typed" if one else asked.spec
     print(f"{what}, corpus: {cfg.corpus}, {counted(len(corpus), 'passage')}")
-    lm, retriever, query = load_model(cfg), build(cfg.retriever, corpus), build(cfg.query)
+    lm, retriever, query = load_model(cfg, folder), build(cfg.retriever, corpus), build(cfg.query)
     rag = RAG(lm, retriever, trigger, query, **loop_options(cfg))
     answers = [_show(rag, questions[0])] if one else []
     if folder is None:

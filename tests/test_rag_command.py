@@ -3,6 +3,8 @@
 import json
 import os
 import shutil
+import uuid
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -125,15 +127,12 @@ def test_tokens_that_fired_are_shown_as_their_words(rag, capsys):
     lines = shown_of(rag, capsys, "trigger=flare", "query=flare")
     assert lines[2:5] == ["kept: nothing of it", "query: It must be", "fetched: nothing"]
     lines = shown_of(rag, capsys, "trigger=entropy", "trigger.scope=sentence", "query=flare")
-    assert lines[2:5] == [
-        "query: It must be",
-        "fetched: nothing",
-        "the prompt stays the same, and so does the answer",
-    ]
+    text = "It must be Nowhere. So the answer is Nowhere."
+    assert lines[2:6] == ["kept: nothing of it", "query: It must be", "fetched: nothing", f"[2] {text}"]
 
 
 def test_passages_without_room_and_searches_without_result_are_told(rag, capsys, monkeypatch):
-    def small(cfg):
+    def small(cfg, folder):
         made = model()
         made.context = 75
         return made
@@ -270,6 +269,24 @@ def test_questions_without_splits_are_all_asked_unless_the_trigger_was_trained(r
     assert asked("trigger=probing", "prober=prober", "split=null", "out=e") == (5, False)
     (rag.path / "prober/seen.json").unlink()
     assert asked("trigger=probing", "prober=prober", "allow_overlap=true", "out=f") == (5, True)
+
+
+@pytest.mark.parametrize("way", ["prober=prober", "trigger.bank=prober"])
+def test_a_prober_of_another_quantization_is_refused_or_warned_of(rag, capsys, way):
+    other = of_other_weights(rag.path / "prober")
+    given = ["trigger=probing", way, "limit=2", "out=o"]
+    with pytest.raises(UserError, match=rf"fake@{other} .* now is fake@r1 .* allow_other=true"):
+        rag(*given)
+    assert len((rag(*given, "allow_other=true") / "traces.jsonl").read_text().splitlines()) == 2
+    assert f"warning: the prober came from the model fake@{other}" in capsys.readouterr().err
+
+
+def of_other_weights(prober):
+    """Let a prober be of other weights, which no other test has; says of which."""
+    bank, revision = ProbeBank.from_pretrained(prober), uuid.uuid4().hex[:12]
+    spec = replace(bank.spec, model=replace(bank.spec.model, revision=revision))
+    replace(bank, spec=spec).save_pretrained(prober)
+    return revision
 
 
 def test_questions_without_answers_are_refused_for_the_oracle_before_a_model_is_loaded(rag):
@@ -453,7 +470,7 @@ def test_repeated_ids_are_refused_or_left_out_and_repeated_questions_are_answere
 
 
 def test_a_model_whose_attention_cannot_be_read_is_refused_before_anything_is_written(rag, monkeypatch):
-    def blind(cfg):
+    def blind(cfg, folder):
         made = model()
 
         def refuse(generations, *, progress=None):

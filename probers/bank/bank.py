@@ -7,8 +7,10 @@ theta = -threshold). Heads of single tokens score each token, and a span by its 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -63,6 +65,8 @@ class ProbeBank(ModelHubMixin):
         card: the model card, as in ``README.md``.
         pictures: the PNG files that the card shows, by name.
         seen: the questions it was trained, validated and tested on; None where that is not known.
+        allow_other: also read other weights of the same shape, such as another quantization of the
+            model, with a warning; not saved.
 
     Raises:
         ValueError: heads, layers and ensemble that do not fit each other.
@@ -81,6 +85,7 @@ class ProbeBank(ModelHubMixin):
     card: str = ""
     pictures: Mapping[str, bytes] = field(default_factory=dict)
     seen: Seen | None = None
+    allow_other: bool = False
 
     # Where this is empty the mixin collects constructor arguments and sets it on the instance,
     # which a frozen one forbids. It is never written: :mod:`.io` writes config.json.
@@ -124,8 +129,24 @@ class ProbeBank(ModelHubMixin):
         return self.spec.needs
 
     def check_model(self, model: ModelSpec) -> None:
-        """Refuse a model this prober was not trained on; names both (UserError)."""
-        self.spec.check_model(model, what="the prober")
+        """Refuse a model this prober was not trained on; names both (UserError).
+
+        One of the same shape is only warned of with :attr:`allow_other`.
+        """
+        trained = self.spec.model
+        if trained.same_as(model) or (trained.layers, trained.width) != (model.layers, model.width):
+            self.spec.check_model(model, what="the prober")
+        elif not self.allow_other:
+            raise UserError(
+                f"the prober came from the model {trained}, but the model now is {model}: use that model, or "
+                "make features and prober again with this one; where it is the same model in another "
+                "quantization, allow_other=true takes the prober all the same"
+            )
+        else:
+            _warn(
+                f"warning: the prober came from the model {trained}, but the model now is {model} "
+                "(allow_other=true): threshold and calibration are of the former"
+            )
 
     def logits(self, states: np.ndarray | torch.Tensor, mask: Any = None) -> np.ndarray:
         """Float32 logits (n, layers, 2), [wrong, correct].
@@ -301,6 +322,7 @@ class ProbeBank(ModelHubMixin):
         local_files_only: bool = False,
         revision: str | None = None,
         head_class: type[nn.Module] | None = None,
+        allow_other: bool = False,
     ) -> ProbeBank:
         """A prober from a folder, or from the Hugging Face Hub when no such folder exists.
 
@@ -315,6 +337,7 @@ class ProbeBank(ModelHubMixin):
             local_files_only: take what the cache holds and ask nobody.
             revision: commit, tag or branch on the Hub.
             head_class: the class of the heads, where it is not one of this package's.
+            allow_other: also read other weights of the same shape, as :attr:`allow_other`.
 
         Raises:
             UserError: no prober there, or a damaged one.
@@ -341,8 +364,15 @@ class ProbeBank(ModelHubMixin):
             aggregate=config["aggregate"],
             entropy_model=entropy_model,
             recogniser=config["recogniser"],
+            allow_other=allow_other,
             **papers,
         )
+
+
+@cache
+def _warn(message: str) -> None:
+    """Say it on standard error, once."""
+    print(message, file=sys.stderr)
 
 
 def _margins(logits: np.ndarray) -> np.ndarray:

@@ -1,9 +1,9 @@
 """Run folders: what a command wrote, from which configuration, and whether it finished.
 
 A run folder holds ``config.yaml`` (the resolved configuration) and ``run.json``
-(command, configuration fingerprint, complete or not). The fingerprint leaves out
-keys that do not change what is computed, so that a run can be resumed with another
-batch size or logger.
+(command, configuration fingerprint, complete or not, and what was chosen as it began
+where the configuration leaves that open). The fingerprint leaves out keys that do not
+change what is computed, so that a run can be resumed with another batch size or logger.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ from ..types import UserError, first_line
 _OF_SERVERS = ("url", "shards", "timeout", "retries", "verify", "ca_file", "rebuild")
 #: Keys (dotted) that say how a run is carried out, not what it computes.
 NOT_IDENTITY = (
-    "out", "batch_size", "logger", "model.device", "overwrite", "wait", "checksums", "save_every", "suffix",
-    "memory", "corpus_cache", "retriever.cache", "retriever.device", "retriever.batch_size",
+    "out", "batch_size", "logger", "model.device", "model.cache", "overwrite", "wait", "checksums",
+    "save_every", "suffix", "memory", "corpus_cache", "retriever.cache", "retriever.device",
+    "retriever.batch_size",
     *(f"retriever.{option}" for option in _OF_SERVERS),
 )  # fmt: skip
 
@@ -154,6 +155,7 @@ class RunFolder:
                 files that no run of this toolkit wrote, or another process writes to it.
         """
         if self.complete and not self._replaces:
+            self._tidy()
             return True  # nothing is written, also where nothing may be
         new = not os.path.lexists(self.path)
         self._check()
@@ -181,6 +183,19 @@ class RunFolder:
             print(f"{self.path} already holds this {what}, complete; overwrite=true makes it again")
             return False
         return True
+
+    @property
+    def chosen(self) -> dict[str, str]:
+        """What :meth:`choose` was told in this run, by key."""
+        return dict((read_state(self.path) or {}).get("chosen", {}))
+
+    def choose(self, key: str, value: str) -> None:
+        """Keep for the whole run what the machine decided where the configuration leaves it open."""
+        state = read_state(self.path)
+        assert state is not None, "claimed before"
+        write_text(
+            self.path / _RUN_FILE, canonical_json(state | {"chosen": state.get("chosen", {}) | {key: value}})
+        )
 
     @property
     def complete(self) -> bool:
@@ -240,6 +255,17 @@ class RunFolder:
         who = {"command": self.command, "process": os.getpid(), "host": socket.gethostname()}
         write_text(path / _WRITER, canonical_json(who | {"since": since}))
 
+    def _tidy(self) -> None:
+        """Remove the lock that a process left which was killed once its run was complete."""
+        path = self.path.resolve()
+        if path in _HELD or not os.path.lexists(path / _LOCK):
+            return
+        with suppress(OSError, Timeout):
+            lock = FileLock(path / _LOCK)
+            lock.acquire(timeout=0)
+            _HELD[path] = lock
+            _release(path)
+
     def _set_aside(self) -> Path:
         """Move the run that is here to ``<out>.old-1``, or the next number that is free."""
         path = Path(os.path.abspath(self.path))  # "." has no name
@@ -262,9 +288,15 @@ class RunFolder:
         }  # fmt: skip
         if replaced is not None:
             state["replaced"] = replaced.name
-        # First: it tells the folder from one that is not a run's.
-        write_text(self.path / _RUN_FILE, canonical_json(state))
-        write_text(self.path / _CONFIG_FILE, OmegaConf.to_yaml(OmegaConf.create(dict(self.config))))
+        if chosen := self.chosen:
+            state["chosen"] = chosen
+        files = [
+            # First at the beginning, for it tells the folder from one that is not a run's; last at the end.
+            (_RUN_FILE, canonical_json(state)),
+            (_CONFIG_FILE, OmegaConf.to_yaml(OmegaConf.create(dict(self.config)))),
+        ]
+        for name, text in reversed(files) if complete else files:
+            write_text(self.path / name, text)
 
     def _difference(self, state: Mapping[str, Any]) -> str:
         if state["command"] != self.command:
@@ -306,6 +338,9 @@ def read_state(path: Path) -> dict[str, Any] | None:
         raise UserError(f"{file} is damaged (it {first_line(error)}): remove it") from error
     if not isinstance(state, dict) or "fingerprint" not in state:
         return None
+    chosen = state.get("chosen", {})
+    if not isinstance(chosen, dict) or not all(isinstance(value, str) for value in chosen.values()):
+        raise UserError(f"{file} is damaged ('chosen' holds no names): remove it")
     odd = next((key for key, kind in _STATE.items() if not isinstance(state.get(key), kind)), None)
     if odd is not None:
         raise UserError(f"{file} is damaged ({odd!r} is missing or no {_STATE[odd].__name__}): remove it")
@@ -346,7 +381,7 @@ def newest_classifier(*, model: str, root: Path = Path("runs")) -> Path | None:
     """The newest complete classifier of questions, trained on answers of a model."""
 
     def fits(folder: Path, _: Mapping[str, Any]) -> bool:
-        return _config(folder).get("format") == "probers-adaptive"
+        return _config(folder).get("format") == "probers-adaptive" or (folder / "adaptive.json").exists()
 
     return newest_run("train", fits, model=model, root=root)
 

@@ -69,6 +69,8 @@ class Model:
 
     name: Name
     revision: Name | None
+    gguf: Name | None
+    cache: Name
     dtype: Literal["auto", "float32", "bfloat16", "float16"]
     device: Device
     device_map: Name | Mapping[str, int | str] | None
@@ -230,6 +232,7 @@ class _Answering(_Reading):
     limit: Count | None
     prober: Name | None
     allow_overlap: bool
+    allow_other: bool
     max_retrievals: Natural
     answer_tokens: Natural
     draft: Natural
@@ -249,6 +252,7 @@ class Compare(_Answering):
     """``probers-compare``."""
 
     out: Name
+    split: Literal["test", "all"]
     validation: Count | None
     triggers: list[Name]
     methods: Mapping[str, Mapping[str, Any]]

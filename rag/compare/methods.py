@@ -12,7 +12,7 @@ from probers.commands.parts import build
 from probers.commands.runs import newest_classifier, newest_prober
 from probers.types import UserError
 
-from ..build import named_part, with_bank
+from ..build import for_other, named_part, with_bank
 from ..loop import RAG
 from ..queries.base import QueryFormulator
 from ..triggers.base import Trigger, as_trigger, filter_of
@@ -114,7 +114,7 @@ def build_methods(cfg: DictConfig, bank: Callable[[], Any]) -> list[Method]:
             raise UserError(f"unknown method {name!r} in triggers: choose from {', '.join(cfg.methods)}")
         if names.count(name) > 1:
             raise UserError(f"triggers names {name} twice: once is enough")
-    methods = [_build(name, cfg.methods[name], bank) for name in names]
+    methods = [_build(name, cfg.methods[name], bank, other=cfg.allow_other) for name in names]
     if cfg.queries is None:
         return methods
     queries = {str(name): build(named_part("query", str(name), {})) for name in cfg.queries}
@@ -131,13 +131,14 @@ def build_methods(cfg: DictConfig, bank: Callable[[], Any]) -> list[Method]:
     return found
 
 
-def _build(name: str, node: DictConfig, bank: Callable[[], Any]) -> Method:
+def _build(name: str, node: DictConfig, bank: Callable[[], Any], *, other: bool) -> Method:
     entry = OmegaConf.to_container(node, resolve=True)
     if not isinstance(entry, Mapping) or not {"trigger", "query"} <= set(entry) <= set(_KEYS):
         raise UserError(f"methods.{name} must have trigger and query, and may have {', '.join(_KEYS[2:])}")
     options = entry.get("trigger_options") or {}
     asked = named_part("trigger", entry["trigger"], options)
-    trigger = as_trigger(build(asked, **with_bank(asked, bank)))
+    given = with_bank(asked, bank) | (for_other(asked.get("bank")) if other else {})
+    trigger = as_trigger(build(asked, **given))
     has_threshold = trigger.options.get("threshold") is not None
     return Method(
         name,
