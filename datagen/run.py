@@ -109,8 +109,9 @@ def _cot(cfg: DictConfig) -> Make:
 
 def _wiki(cfg: DictConfig) -> Make:
     """As :func:`_cot`; the first cut is made."""
+    from probers.entities import Recogniser
+
     from .articles import open_articles
-    from .entities import Recogniser
     from .equivalence import EntityMatcher
     from .equivalence.vectors import FEW, TooFewError, train_vectors, trained
     from .labels.cuts import CutPlan, natural

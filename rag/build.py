@@ -19,6 +19,10 @@ from .triggers.base import Trigger
 _TRAINED: dict[ProberKind | Literal["questions"], tuple[str, str, str, str, str]] = {
     "answers": ("probing", "prober of whole answers", "--source cot", "layer=all", "prober=PATH"),
     "tokens": ("radio", "prober of single tokens", "--source wiki pool=tokens", "head=radio", "prober=PATH"),
+    "entities": (
+        "before_entity", "prober of entities before they are written", "--source wiki pool=predicting",
+        "layer=all", "prober=PATH",
+    ),
     "questions": (
         "adaptive", "classifier of questions", "--source cot", "head=adaptive",
         "its folder, or a sequence classifier of transformers, as trigger.classifier",

@@ -459,7 +459,7 @@ def test_what_is_wrong_with_a_request_is_said_before_a_model_runs(place):
 def test_a_triggers_own_name_is_a_method_with_its_default_variant(place):
     names = [
         "never", "always", "random", "oracle", "fixed_length", "fixed_sentence", "flare", "entropy", "rind",
-        "radio", "probing", "llm_judge", "adaptive",
+        "radio", "probing", "llm_judge", "adaptive", "before_entity", "entity_signal",
     ]  # fmt: skip
     assert sorted(names) == choices("trigger")
     with pytest.raises(UserError, match="unknown method 'rinds' in triggers: choose from ") as error:

@@ -59,6 +59,8 @@ class ProbeBank(ModelHubMixin):
             of pooled states, and for heads that pool a span's tokens themselves. Threshold and
             calibration hold for spans.
         entropy_model: the heads' score together with entropies; None when not fitted.
+        recogniser: what found the entities whose labels it learned, as ``recogniser`` of probers-datagen;
+            None for other labels, and where that is not known.
         metrics: figures of the training run, as in ``metrics.json``.
         card: the model card, as in ``README.md``.
         pictures: the PNG files that the card shows, by name.
@@ -78,6 +80,7 @@ class ProbeBank(ModelHubMixin):
     ensemble: Ensemble = Ensemble()  # noqa: RUF009 (frozen)
     aggregate: Aggregate | None = None
     entropy_model: EntropyModel | None = None
+    recogniser: str | None = None
     metrics: Mapping[str, Any] = field(default_factory=dict)
     card: str = ""
     pictures: Mapping[str, bytes] = field(default_factory=dict)
@@ -249,14 +252,16 @@ class ProbeBank(ModelHubMixin):
             print(scores.sequence, scores.probability, scores.tokens)
 
         Hooks are on the model inside the block only. What is read, and what cannot be, is
-        said in :mod:`probers.bank.watch`.
+        said in :mod:`probers.bank.watch`. With heads of ``pool=predicting`` there is a score before
+        every token, and ``scores.entities`` says at which of them an entity began
+        (:mod:`probers.bank.entity_watch`: what is known when).
 
         Args:
             model: the transformers model this prober was trained on.
             per: after each token the score of the "sequence" so far, pooled as in training,
                 or of the "token" alone, to see where it rises.
             tokenizer: gives its end-of-sequence and padding ids beside those of
-                ``model.generation_config``.
+                ``model.generation_config``, and the text that entities are found in.
 
         Raises:
             UserError: another model; names both.
@@ -271,13 +276,15 @@ class ProbeBank(ModelHubMixin):
         """For ``model.generate(..., stopping_criteria=[...])``: ends a row where the score is too high.
 
         ``generate`` asks after sampling a token and before forwarding it, so that the decision
-        rests on the tokens before that one; the sampled token is part of what is returned.
+        rests on the tokens before that one; the sampled token is part of what is returned. Heads of
+        ``pool=predicting`` end a row once an entity has begun whose score was too high before it:
+        ``stop.entities`` says where to cut, so that nothing of it is kept.
         Hooks are on the model until the object is closed (``.close()``) or collected.
 
         Args:
             model: the transformers model this prober was trained on.
             tokenizer: gives its end-of-sequence and padding ids beside those of
-                ``model.generation_config``; may be None.
+                ``model.generation_config``; may be None but where entities are found in its text.
             threshold: ends a row when its score exceeds it; None is :attr:`threshold`.
             min_tokens: tokens to read before the first decision. Heads that were trained on
                 whole answers know little of what the first few tokens of one look like.
@@ -299,6 +306,7 @@ class ProbeBank(ModelHubMixin):
             "spec": self.spec.to_dict(), "ensemble": self.ensemble.to_dict(), "aggregate": self.aggregate,
             "threshold": self.threshold, "calibration": self.calibration.to_dict(),
             "entropy_model": self.entropy_model.to_dict() if self.entropy_model else None,
+            "recogniser": self.recogniser,
         }  # fmt: skip
         papers = {"metrics": self.metrics, "card": self.card, "pictures": self.pictures, "seen": self.seen}
         save(save_directory, self.head, config, papers)
@@ -355,6 +363,7 @@ class ProbeBank(ModelHubMixin):
             ensemble=ensemble,
             aggregate=config["aggregate"],
             entropy_model=entropy_model,
+            recogniser=config["recogniser"],
             allow_other=allow_other,
             **papers,
         )

@@ -356,12 +356,12 @@ def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-#: What a prober scores: whole generated answers, or single tokens.
-ProberKind = Literal["answers", "tokens"]
+#: What a prober scores: whole generated answers, single tokens, or entities before they are written.
+ProberKind = Literal["answers", "tokens", "entities"]
 
 
 def newest_prober(kind: ProberKind, *, model: str, root: Path = Path("runs")) -> Path | None:
-    """The newest complete prober of a model that scores answers or tokens."""
+    """The newest complete prober of a model that scores answers, tokens or entities."""
 
     def fits(folder: Path, _: Mapping[str, Any]) -> bool:
         config = _config(folder)
@@ -370,6 +370,8 @@ def newest_prober(kind: ProberKind, *, model: str, root: Path = Path("runs")) ->
             return False
         if kind == "tokens":  # heads that pool a text's tokens themselves have nothing to join
             return spec.get("pool") == "tokens" and config.get("aggregate") is not None
+        if kind == "entities":
+            return spec.get("position") == "entity" and spec.get("pool") == "predicting"
         return spec.get("position") == "generated" and spec.get("pool") not in ("tokens", "predicting")
 
     return newest_run("train", fits, model=model, root=root)

@@ -264,6 +264,7 @@ class Compare(_Answering):
     sweep: Natural
     probers: list[Name]
     token_prober: Name | None
+    entity_prober: Name | None
     classifier: Name | None
     examples: Natural
     resamples: Resamples

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -23,6 +23,8 @@ from .outcomes import Outcomes
 TRAINED = {
     "token_prober": "make a prober of single tokens with 'probers-datagen --source wiki pool=tokens' and "
     "'probers-train head=radio'",
+    "entity_prober": "make a prober of entities before they are written with 'probers-datagen --source wiki "
+    "pool=predicting' and 'probers-train layer=all'",
     "classifier": "make a classifier of questions with 'probers-datagen --source cot' and 'probers-train "
     "head=adaptive'",
 }
@@ -53,7 +55,8 @@ class Method:
 
         They are where the trigger has a threshold to compare them with, and no calibration of its own.
         """
-        return self.trigger.options.get("threshold") is not None and self.trigger.probability is None
+        compared = self.tunable or self.trigger.options.get("threshold") is not None
+        return compared and self.trigger.probability is None
 
     @property
     def filter(self) -> str | None:
@@ -179,13 +182,19 @@ def complete(cfg: DictConfig) -> list[str]:
     """
     names = [str(n) for n in cfg.triggers]
     if cfg.token_prober is None and "radio" in names:
-        cfg.token_prober = _token_prober(cfg)
+        cfg.token_prober = _prober_of(cfg, "tokens")
+    if cfg.entity_prober is None and {"before_entity", "entity_signal"} & set(names):
+        cfg.entity_prober = _prober_of(cfg, "entities")
     if cfg.classifier is None and "adaptive" in names:
         found = newest_classifier(model=cfg.model.name)
         cfg.classifier = None if found is None else str(found)
     keys = {name: cfg.methods[name].get("if_given") for name in names if name in cfg.methods}
     missing = {name: str(key) for name, key in keys.items() if key and cfg[key] is None}
-    notes = [f"{name} is left out: {TRAINED[key]}, or pass {key}=PATH." for name, key in missing.items()]
+    notes = []
+    for key in dict.fromkeys(missing.values()):
+        lacking = [name for name in missing if missing[name] == key]
+        are = f"{' and '.join(lacking)} {'is' if len(lacking) == 1 else 'are'} left out"
+        notes.append(f"{are}: {TRAINED[key]}, or pass {key}=PATH.")
     if missing and len(missing) == len(names):
         raise UserError(" ".join(notes).rstrip("."))
     cfg.triggers = [name for name in names if name not in missing]
@@ -204,11 +213,12 @@ def parts_of(cfg: DictConfig) -> list[str]:
     return [part for part in named if isinstance(part, str)]
 
 
-def _token_prober(cfg: DictConfig) -> str | None:
-    """The prober of single tokens: ``cfg.prober`` if it is one, else the newest of this model."""
+def _prober_of(cfg: DictConfig, kind: Literal["tokens", "entities"]) -> str | None:
+    """The prober of tokens or of entities: ``cfg.prober`` if it is one, else the newest of this model."""
     from probers.bank.bank import ProbeBank
 
-    if cfg.prober is not None and ProbeBank.from_pretrained(str(cfg.prober)).spec.pool == "tokens":
+    pool = "tokens" if kind == "tokens" else "predicting"
+    if cfg.prober is not None and ProbeBank.from_pretrained(str(cfg.prober)).spec.pool == pool:
         return str(cfg.prober)
-    found = newest_prober("tokens", model=cfg.model.name)
+    found = newest_prober(kind, model=cfg.model.name)
     return None if found is None else str(found)
