@@ -31,10 +31,10 @@ from probers.store.spec import parse_layers
 from probers.types import Needs, RunError, UserError
 
 if TYPE_CHECKING:
+    from probers.data.articles import ArticleSource
     from probers.engine.model import CausalLM
     from probers.store.store import FeatureStore
 
-    from .articles import ArticleSource
     from .labels.base import LabelBuilder, Quotas
 
 
@@ -109,11 +109,12 @@ def _cot(cfg: DictConfig) -> Make:
 
 def _wiki(cfg: DictConfig) -> Make:
     """As :func:`_cot`; the first cut is made."""
-    from .articles import open_articles
-    from .entities import Recogniser
-    from .equivalence import EntityMatcher
-    from .equivalence.vectors import FEW, TooFewError, train_vectors, trained
-    from .labels.cuts import CutPlan, natural
+    from probers.data.articles import open_articles
+    from probers.data.articles.cuts import CutPlan, natural
+    from probers.entities import Recogniser
+    from probers.equivalence import EntityMatcher
+    from probers.equivalence.vectors import FEW, TooFewError, train_vectors, trained
+
     from .labels.wiki import WikiBuilder
 
     if isinstance(plain_value(cfg.limit), Mapping):
@@ -186,7 +187,7 @@ def run(cfg: DictConfig) -> Path:
     files = (*build(cfg.questions).files, *prompt_files(cfg), *filter(None, named))
     config = record_of(cfg) | {"inputs": fingerprints(*files)}
     if cfg.source == "wiki" and cfg.matcher.wordnet == "auto":
-        from .equivalence import wordnet_available
+        from probers.equivalence import wordnet_available
 
         # Labels made with and without it are not to be mixed in one store.
         config["wordnet_found"] = wordnet_available()

@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
-from probers.datagen.articles import open_articles
-from probers.datagen.equivalence.names import load_aliases
 
 from probers.data import load_questions
+from probers.data.articles import open_articles
 from probers.data.corpus import load_corpus
 from probers.data.questions import (
     DATASETS,
@@ -26,6 +25,7 @@ from probers.data.questions import (
     source_class,
 )
 from probers.data.splits import Splits
+from probers.equivalence.names import load_aliases
 from probers.evaluation.answers import normalize_answer
 from probers.text import load_vectors
 from probers.types import Question, RunError, UserError

@@ -16,33 +16,20 @@ from typing import Any
 import numpy as np
 
 from probers.capture.pooling import pool_tokens, token_pool
+from probers.data.articles.cuts import Cut, CutPlan
 from probers.engine.model import CausalLM
 from probers.engine.tokens import encode_continuation, encode_prompts
+from probers.entities import Entity, Recognise, Recogniser, head_entity
+from probers.equivalence import EntityMatcher, Match
 from probers.prompts import PromptTemplate
 from probers.store.store import FeatureStore
 from probers.text import split_sentences
 from probers.types import Generation, Needs, UserError
 
-from ..entities import Entity, Recogniser
-from ..equivalence import EntityMatcher, Match
 from .base import TOO_LONG, Examples, LabelBuilder, recorded
-from .cuts import Cut, CutPlan, Recognise
 
-#: Characters between the cut and the written entity that still count as "at its head": "the ".
-_HEAD = 5
 #: Whole words after an entity beyond which nothing was seen to make it longer ("Duke of the ..").
 _TAIL = 3
-
-
-def head_entity(text: str, recognise: Recognise) -> Entity | None:
-    """The entity at the head of a continuation, or None."""
-    # The continuation begins mid-sentence: a lower-case word before it keeps the
-    # first word from being taken for the beginning of a sentence.
-    lead = "x" if text[:1].isspace() else "x "
-    for entity in recognise(lead + text):
-        start, end = entity.start - len(lead), entity.end - len(lead)
-        return Entity(start, end, entity.text, entity.type) if 0 <= start <= _HEAD else None
-    return None
 
 
 def one_sentence(text: str) -> bool:

@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-from probers.types import UserError
-
-from .base import Cover, Entity, EntityType, Span, find_works, kind_of, kind_of_quoted
+from ..types import UserError
+from .base import Cover, Entity, EntityType, Recognise, Span, find_works, kind_of, kind_of_quoted
 from .names import find_names
 from .values import find_dates, find_numbers
 
@@ -37,6 +36,21 @@ def find_entities(text: str, *, fine: bool = False) -> list[Entity]:
     for span in cover.take_longest(find_numbers(text)):
         found[span] = "number"
     return [Entity(start, end, text[start:end], kind) for (start, end), kind in sorted(found.items())]
+
+
+#: Characters between the cut and the written entity that still count as "at its head": "the ".
+_HEAD = 5
+
+
+def head_entity(text: str, recognise: Recognise) -> Entity | None:
+    """The entity at the head of a continuation, or None."""
+    # The continuation begins mid-sentence: a lower-case word before it keeps the
+    # first word from being taken for the beginning of a sentence.
+    lead = "x" if text[:1].isspace() else "x "
+    for entity in recognise(lead + text):
+        start, end = entity.start - len(lead), entity.end - len(lead)
+        return Entity(start, end, entity.text, entity.type) if 0 <= start <= _HEAD else None
+    return None
 
 
 _NUMBERS = ("CARDINAL", "ORDINAL", "QUANTITY", "PERCENT", "MONEY", "TIME")

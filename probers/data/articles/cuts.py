@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import random
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import chain
 
-from probers.text import split_sentences
-from probers.types import Article, UserError
-
-from ..articles import ArticleSource
-from ..articles.detokenise import detokenise_sentences
-from ..entities import Entity
-from ..equivalence import normalise
-
-#: Finds the entities of a text, from left to right.
-Recognise = Callable[[str], list[Entity]]
+from ...entities import Entity, Recognise
+from ...equivalence import normalise
+from ...text import split_sentences
+from ...types import Article, UserError
+from .base import ArticleSource
+from .detokenise import detokenise_sentences
 
 
 @dataclass(frozen=True, slots=True)
