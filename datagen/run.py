@@ -15,6 +15,7 @@ from tqdm import tqdm
 
 from probers.commands.parts import (
     build,
+    load_matcher,
     load_model,
     load_passages,
     plain,
@@ -82,7 +83,10 @@ def _cot(cfg: DictConfig) -> Make:
     """Check the request and read its files, up to the first piece of work."""
     from .labels.cot import CotBuilder, parse_label
 
-    parse_label(cfg.label, cfg.acc)
+    matcher = load_matcher(cfg) if cfg.label == "match" else None
+    parse_label(cfg.label, cfg.acc, matcher)
+    if matcher is not None:
+        print(matcher.told())
     limit = plain_value(cfg.limit)
     asked = open_questions(build(cfg.questions), limit=limit, seed=cfg.seed, on_bad_line=cfg.on_bad_line)
     for line in asked.lines():
@@ -99,6 +103,7 @@ def _cot(cfg: DictConfig) -> Make:
             needs=needs,
             label=cfg.label,
             acc=cfg.acc,
+            matcher=matcher,
             k=cfg.k,
             max_new_tokens=cfg.max_new_tokens,
             shuffle=cfg.seed if cfg.balance_to else None,
@@ -186,7 +191,7 @@ def run(cfg: DictConfig) -> Path:
     named = (cfg.articles, cfg.corpus, cfg.matcher.aliases, cfg.matcher.vectors)
     files = (*build(cfg.questions).files, *prompt_files(cfg), *filter(None, named))
     config = record_of(cfg) | {"inputs": fingerprints(*files)}
-    if cfg.source == "wiki" and cfg.matcher.wordnet == "auto":
+    if (cfg.source == "wiki" or cfg.label == "match") and cfg.matcher.wordnet == "auto":
         from probers.equivalence import wordnet_available
 
         # Labels made with and without it are not to be mixed in one store.

@@ -570,7 +570,7 @@ def test_unknown_names_list_the_choices():
 
 
 def test_every_published_set_is_reachable_by_name():
-    asked = "testbed hotpotqa 2wikimultihopqa nq triviaqa musique strategyqa iirc file"
+    asked = "testbed hotpotqa 2wikimultihopqa nq triviaqa musique strategyqa iirc completion file"
     assert set(DATASETS) == set(asked.split())
     for name in DATASETS:
         made = source_class(name)

@@ -10,7 +10,15 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from probers.commands.parts import build, inputs, load_model, load_passages, prompt_files, record_of
+from probers.commands.parts import (
+    build,
+    inputs,
+    load_matcher,
+    load_model,
+    load_passages,
+    prompt_files,
+    record_of,
+)
 from probers.commands.runs import RunFolder
 from probers.data.questions import EmptySplitError, QuestionSet, QuestionSource, open_questions
 from probers.evaluation.answers import RULES, Rule, right_by
@@ -34,11 +42,12 @@ def run(cfg: DictConfig) -> Path:
     """
     from probers.bank.bank import ProbeBank
 
-    right = right_by(cfg.wrong)
+    asked = build(cfg.questions)
+    matcher = load_matcher(cfg) if asked.mentions or cfg.wrong == "match" else None
+    right = right_by(cfg.wrong, matcher)
     if right is None:
         raise UserError(f"wrong={cfg.wrong} is no figure to judge answers by: choose {RULES}")
-    asked = build(cfg.questions)
-    notes = complete(cfg)
+    notes = complete(cfg) + ([] if matcher is None else [f"Of match: {matcher.told()}."])
     banks: dict[str, ProbeBank] = {}
 
     @cache
@@ -46,7 +55,7 @@ def run(cfg: DictConfig) -> Path:
         path = find_prober(cfg)
         return banks.setdefault(path, ProbeBank.from_pretrained(path))
 
-    methods = build_methods(cfg, bank)
+    methods = [m.judged_by(matcher) for m in build_methods(cfg, bank)]
     read = list(dict.fromkeys([*banks, *parts_of(cfg)]))
     contamination = Contamination.of(read, allowed=cfg.allow_overlap)
     deal_splits = bool(contamination.silent) or any(method.tunable for method in methods)
@@ -104,7 +113,7 @@ def run(cfg: DictConfig) -> Path:
     trajectories = record_all(rag, runs.values(), replay)
     reruns = rerun_all(rag, runs.values(), reference, trajectories, replay, points=cfg.sweep)
     figures = next((dict(b.metrics) for b in banks.values()), {})
-    findings = Findings(runs, reference, trajectories, reruns, corpus, figures, notes)
+    findings = Findings(runs, reference, trajectories, reruns, corpus, figures, notes, matcher)
     write(folder, cfg, findings, tuned=bool(tuned))
     return folder.path
 
