@@ -63,7 +63,7 @@ class BadLines:
         if self.count:
             print(f"skipped {self.count} malformed lines:", *self.listed, sep="\n  ", file=sys.stderr)
         if self.repeated:
-            told = "articles are left out: their titles were there before"
+            told = "left out, since an article of that title and without an id was there before"
             print(f"{self.path}: {self.repeated} {told}", file=sys.stderr)
         if self.long:
             print(
