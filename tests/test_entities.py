@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from probers.datagen.articles.detokenise import detokenise_sentences
-from probers.datagen.equivalence import EntityMatcher, parse_date, parse_number
 
+from probers.data.articles.detokenise import detokenise_sentences
 from probers.entities import Recogniser, find_entities
+from probers.equivalence import EntityMatcher, parse_date, parse_number
 from probers.types import UserError
 
 

@@ -13,17 +13,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 from fake_lm import SPEC, FakeLM
-from probers.datagen.articles import open_articles
-from probers.datagen.equivalence import EntityMatcher
-from probers.datagen.equivalence.vectors import train_vectors, trained
 from probers.datagen.labels.base import balance
-from probers.datagen.labels.cuts import CutPlan
 from probers.datagen.labels.wiki import WikiBuilder
 from probers.datagen.run import fill
 
 from probers import CausalLM, FeatureStore
 from probers.commands import main as cli
+from probers.data.articles import open_articles
+from probers.data.articles.cuts import CutPlan
 from probers.entities import Recogniser
+from probers.equivalence import EntityMatcher
+from probers.equivalence.vectors import train_vectors, trained
 from probers.prompts import PromptTemplate
 from probers.store.spec import FeatureSpec
 from probers.testbed.assets import load_articles

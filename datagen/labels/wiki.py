@@ -16,30 +16,20 @@ from typing import Any
 import numpy as np
 
 from probers.capture.pooling import pool_tokens, token_pool
+from probers.data.articles.cuts import Cut, CutPlan
 from probers.engine.model import CausalLM
 from probers.engine.tokens import encode_continuation, encode_prompts
-from probers.entities import Entity, Recognise, Recogniser, tokens_of
-from probers.entities.written import HEAD, lead
+from probers.entities import Entity, Recognise, Recogniser, head_entity, tokens_of
+from probers.equivalence import EntityMatcher, Match
 from probers.prompts import PromptTemplate
 from probers.store.store import FeatureStore
 from probers.text import split_sentences
 from probers.types import Generation, Needs, UserError
 
-from ..equivalence import EntityMatcher, Match
 from .base import TOO_LONG, Examples, LabelBuilder, recorded
-from .cuts import Cut, CutPlan
 
 #: Whole words after an entity beyond which nothing was seen to make it longer ("Duke of the ..").
 _TAIL = 3
-
-
-def head_entity(text: str, recognise: Recognise) -> Entity | None:
-    """The entity at the head of a continuation, or None."""
-    before = lead(text)
-    for entity in recognise(before + text):
-        start, end = entity.start - len(before), entity.end - len(before)
-        return Entity(start, end, entity.text, entity.type) if 0 <= start <= HEAD else None
-    return None
 
 
 def one_sentence(text: str) -> bool:

@@ -16,6 +16,7 @@ from .config import literal
 
 if TYPE_CHECKING:
     from ..engine.model import CausalLM
+    from ..equivalence import EntityMatcher
     from .runs import RunFolder
 
 _ENDS = 1 << 20  # bytes
@@ -63,6 +64,23 @@ def load_passages(cfg: DictConfig) -> Sequence[Passage]:
     return load_corpus(
         cfg.corpus, on_bad_line=cfg.on_bad_line, passage_words=cfg.passage_words, cache=cfg.corpus_cache
     )
+
+
+def load_matcher(cfg: DictConfig) -> EntityMatcher:
+    """The matcher of answers by ``cfg.matcher``; with vectors where a file of them is named.
+
+    Raises:
+        UserError: an option that it refuses, or vectors of the run's own articles.
+    """
+    from ..equivalence import EntityMatcher
+
+    options = plain(cfg.matcher)
+    if options["vectors"] == "own":
+        raise UserError(
+            "matcher.vectors=own trains them on the articles of --source wiki: to judge answers give a file, "
+            "or auto for none"
+        )
+    return EntityMatcher(**options | ({"vectors": ""} if options["vectors"] == "auto" else {}))
 
 
 def plain_value(value: Any) -> Any:

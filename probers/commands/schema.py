@@ -137,6 +137,7 @@ class _Reading(_Run):
     batch_size: BatchSize
     k: Count
     max_new_tokens: Count
+    matcher: Matcher
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,7 +162,6 @@ class Datagen(_Reading):
     shard_size: Count
     min_sentences: Count
     max_chars: Count
-    matcher: Matcher
     wikipedia: Wikipedia
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from .base import Entity, EntityType
+from .base import Entity, EntityType, Recognise
 from .recogniser import Recogniser, find_entities
 from .values import MONTHS
-from .written import Recognise, WrittenEntity, tokens_of, with_scores, written_entities
+from .written import WrittenEntity, head_entity, tokens_of, with_scores, written_entities
 
 __all__ = [
     "MONTHS", "Entity", "EntityType", "Recognise", "Recogniser", "WrittenEntity", "find_entities",
-    "tokens_of", "with_scores", "written_entities",
+    "head_entity", "tokens_of", "with_scores", "written_entities",
 ]  # fmt: skip

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from ..text import split_sentences
-from .base import Entity
-
-#: Finds the entities of a text, from left to right.
-Recognise = Callable[[str], list[Entity]]
+from .base import Entity, Recognise
 
 #: Characters between the beginning of a text and an entity that still count as "at its head": "the ".
 HEAD = 5
@@ -43,6 +40,15 @@ def lead(text: str) -> str:
     return "x" if text[:1].isspace() else "x "
 
 
+def head_entity(text: str, recognise: Recognise) -> Entity | None:
+    """The entity at the head of a continuation, or None."""
+    before = lead(text)
+    for entity in recognise(before + text):
+        start, end = entity.start - len(before), entity.end - len(before)
+        return Entity(start, end, entity.text, entity.type) if 0 <= start <= HEAD else None
+    return None
+
+
 def breaks_off(prompt: str) -> bool:
     """Whether a prompt ends within a sentence, so that what is written goes on with it."""
     ends = prompt.rstrip(" \t")
@@ -67,7 +73,7 @@ def written_entities(
         prompt: what it was written behind; only how it ends matters.
         accepted: the part of the same text with which the prompt ends.
         openings: also those that begin a sentence, which labels leave out
-            (:func:`probers.datagen.labels.cuts.cut_article`).
+            (:func:`probers.data.articles.cuts.cut_article`).
     """
     before = accepted if accepted.strip() else lead(text) if breaks_off(prompt) else ""
     whole = before + text

@@ -10,6 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from probers.commands.parts import build
 from probers.commands.runs import newest_classifier, newest_prober
+from probers.equivalence import EntityMatcher
 from probers.types import UserError
 
 from ..build import for_other, named_part, with_bank
@@ -77,6 +78,11 @@ class Method:
     def with_options(self, **options: Any) -> Method:
         """The same method with some options of its trigger changed."""
         return replace(self, trigger=replace(self.trigger, **options))  # type: ignore[type-var]
+
+    def judged_by(self, matcher: EntityMatcher | None) -> Method:
+        """The same method; a trigger that judges answers by their meaning does so by this matcher."""
+        options = self.trigger.options
+        return self.with_options(matcher=matcher) if options.get("matcher", matcher) is None else self
 
     def loop(self, rag: RAG) -> RAG:
         """The loop with its trigger and query."""
