@@ -212,7 +212,8 @@ def summarise(trained: Trained, evaluator: Evaluator, training: Mapping[str, Any
     ``layers`` is a list of ``{"site", "layer", "validation": {..}, "auroc", "auroc_ci", ..,
     "seeds"}``; every entry of ``ensembles`` and ``controls``, ``ensemble`` (the saved one),
     ``with_entropy``, and every detector within ``conditions`` and ``datasets`` has the same
-    figures. ``moments`` are of :func:`.moments.moment_figures`. ``pairs`` are paired differences in AUROC; ``calibration`` is of the saved score.
+    figures. ``pairs`` are paired differences in AUROC; ``moments`` are those of
+    :func:`.moments.moment_figures`; ``calibration`` is of the saved score.
 
     Args:
         trained: the prober and everything it is compared with.
