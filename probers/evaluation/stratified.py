@@ -48,17 +48,21 @@ def pooled_auroc(
     stratum, ranked = strata[order], scores[order]
     begins = np.r_[True, stratum[1:] != stratum[:-1]]
     levels = np.flatnonzero(begins | np.r_[True, ranked[1:] != ranked[:-1]])
-    w = (np.ones(len(labels)) if weights is None else np.asarray(weights, dtype=np.float64))[order]
-    event = labels[order].astype(np.float64).reshape(-1, *[1] * (w.ndim - 1))
-    events = np.add.reduceat(w * event, levels, axis=0)
-    others = np.add.reduceat(w * (1 - event), levels, axis=0)
+    w = np.ones(len(labels)) if weights is None else np.asarray(weights)
+    w = w[order] if w.dtype.kind == "f" else w[order].astype(np.float64)
+    event = labels[order].astype(w.dtype).reshape(-1, *[1] * (w.ndim - 1))
+    events = w * event
+    others = w - events
+    if len(levels) < len(order):  # ties
+        events, others = (np.add.reduceat(x, levels, axis=0) for x in (events, others))
     starts = np.flatnonzero(begins[levels])  # the first level of each stratum
-    sizes = np.diff(np.r_[starts, len(levels)])
-    before = np.cumsum(others, axis=0) - others
-    below = before - np.repeat(before[starts], sizes, axis=0)
-    wins = (events * (below + others / 2)).sum(axis=0)
+    below = np.cumsum(others, axis=0)
+    below -= others
+    below -= np.repeat(below[starts], np.diff(np.r_[starts, len(levels)]), axis=0)
+    below += others / 2
+    wins = (events * below).sum(axis=0)
     pairs = (np.add.reduceat(events, starts, axis=0) * np.add.reduceat(others, starts, axis=0)).sum(axis=0)
-    out = np.full(np.shape(pairs), np.nan)
+    out = np.full(np.shape(pairs), np.nan, dtype=w.dtype)
     return np.divide(wins, pairs, out=out, where=pairs > 0)[()]
 
 
