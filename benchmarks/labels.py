@@ -22,7 +22,6 @@ from typing import Any
 
 import torch
 from probers.datagen.articles import open_articles
-from probers.datagen.entities import Recogniser
 from probers.datagen.equivalence import EntityMatcher
 from probers.datagen.labels.cuts import Cut, CutPlan
 from probers.datagen.labels.wiki import WikiBuilder
@@ -31,6 +30,7 @@ from report import publish
 from timing import by_turns, ratios, spread, verdict
 
 from probers import CausalLM, FeatureStore
+from probers.entities import Recogniser
 from probers.prompts import TESTBED_PROMPT
 from probers.store.spec import FeatureSpec
 from probers.types import Needs

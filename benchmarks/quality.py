@@ -18,7 +18,6 @@ from typing import Any
 
 from probers.datagen.articles import open_articles
 from probers.datagen.articles.detokenise import detokenise_sentences
-from probers.datagen.entities import find_entities
 from probers.datagen.equivalence import STAGES, EntityMatcher
 from probers.datagen.equivalence.vectors import train_vectors
 from probers.datagen.labels.cuts import natural
@@ -26,6 +25,7 @@ from report import publish
 
 from probers import FeatureStore
 from probers.commands import main as cli
+from probers.entities import find_entities
 
 TESTS = Path(__file__).parents[1] / "tests" / "data"
 

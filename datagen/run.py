@@ -109,8 +109,9 @@ def _cot(cfg: DictConfig) -> Make:
 
 def _wiki(cfg: DictConfig) -> Make:
     """As :func:`_cot`; the first cut is made."""
+    from probers.entities import Recogniser
+
     from .articles import open_articles
-    from .entities import Recogniser
     from .equivalence import EntityMatcher
     from .equivalence.vectors import FEW, TooFewError, train_vectors, trained
     from .labels.cuts import CutPlan, natural
@@ -200,7 +201,7 @@ def run(cfg: DictConfig) -> Path:
 
     from .audit import audit, draw, draw_undecided, sample_html
 
-    lm = load_model(cfg)
+    lm = load_model(cfg, folder)
     layers = layers_to_read(cfg.layers, lm.num_layers, site=cfg.site, pool=cfg.pool)
     needs = Needs(layers, cfg.site, cfg.pool)
     check_needs(needs, lm.model)

@@ -17,7 +17,7 @@ from probers.evaluation.metrics import exact_match
 from probers.files import canonical_json, write_text
 from probers.types import Decision, Passage, Question, Round, UserError
 
-from .build import find_classifier, find_prober, loop_options, prober_kind, with_bank
+from .build import find_classifier, find_prober, for_other, loop_options, prober_kind, with_bank
 from .compare.outcomes import Comparison, Outcomes, table_lines
 from .contamination import Contamination
 from .loop import RAG
@@ -215,7 +215,8 @@ def run(cfg: DictConfig) -> Path | None:
     )
     chosen = [given.get(key, cfg.trigger.get(key)) for key in ("bank", "classifier")]
     trained = [str(part) for part in chosen if part is not None]
-    trigger = as_trigger(build(cfg.trigger, **given))
+    other = for_other(chosen[0]) if cfg.allow_other else {}
+    trigger = as_trigger(build(cfg.trigger, **(given | other)))
     name = trigger.name
     if cfg.prober is not None and "bank" not in given:
         print(f"note: prober={cfg.prober} is not used: trigger={name} takes none, or was given another")
@@ -232,7 +233,7 @@ def run(cfg: DictConfig) -> Path | None:
         return folder.path
     what = "the question typed" if one else asked.spec
     print(f"{what}, corpus: {cfg.corpus}, {counted(len(corpus), 'passage')}")
-    lm, retriever, query = load_model(cfg), build(cfg.retriever, corpus), build(cfg.query)
+    lm, retriever, query = load_model(cfg, folder), build(cfg.retriever, corpus), build(cfg.query)
     rag = RAG(lm, retriever, trigger, query, **loop_options(cfg))
     answers = [_show(rag, questions[0])] if one else []
     if folder is None:

@@ -112,7 +112,7 @@ class FakeLM:
 
     def _states(self, text: str, needs: Needs, n: int) -> np.ndarray:
         pooled = np.tile(self.state(text), (len(needs.layers), 1))
-        return np.tile(pooled, (n, 1, 1)) if needs.pool == "tokens" else pooled
+        return np.tile(pooled, (n, 1, 1)) if needs.pool in ("tokens", "predicting") else pooled
 
     def _attention(self, p: int, n: int) -> AttentionRows:
         """Every position attends evenly to all up to itself."""

@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 #: From the ground up; a room imports what stands before it, and itself.
 ROOMS = [
-    "shared", "evaluation", "data", "store", "capture", "engine", "heads", "bank", "commands",
+    "shared", "entities", "evaluation", "data", "store", "capture", "engine", "heads", "bank", "commands",
     "datagen", "train", "rag",
 ]  # fmt: skip
 #: Modules that stand in no folder, and the two rooms that only hold what is shared.

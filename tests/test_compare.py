@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from probers.rag.triggers import Rind
 
 from probers.bank.bank import ProbeBank
 from probers.bank.thresholds import ThresholdRule
+from probers.checksums import unsealed_lines
 from probers.commands import main as cli
 from probers.commands.presets import choices
 from probers.data.overlap import Seen
@@ -71,7 +73,7 @@ def place(tmp_path, monkeypatch):
     ProbeBank(spec, head, 0.0, metrics=metrics, seen=Seen({})).save_pretrained(tmp_path / "prober")
     made = []
 
-    def load(cfg):
+    def load(cfg, folder):
         made.append(model())
         return made[-1]
 
@@ -93,6 +95,16 @@ class Place:
 
     def data(self, out="out"):
         return json.loads((self.path / out / "report_data.json").read_text())
+
+
+def test_a_prober_of_another_quantization_is_compared_where_that_is_allowed(place):
+    bank = ProbeBank.from_pretrained(place.path / "prober")
+    spec = replace(bank.spec, model=replace(bank.spec.model, revision="r2"))
+    replace(bank, spec=spec).save_pretrained(place.path / "prober")
+    given = ("triggers=[never,probing]", "sweep=0", "limit=4")
+    with pytest.raises(UserError, match=r"fake@r2 .* now is fake@r1 .* allow_other=true"):
+        place.compare(*given)
+    assert place.compare(*given, "allow_other=true")["n"] == 4
 
 
 def test_every_method_gets_the_figures_it_must_have(place, capsys):
@@ -447,7 +459,7 @@ def test_what_is_wrong_with_a_request_is_said_before_a_model_runs(place):
 def test_a_triggers_own_name_is_a_method_with_its_default_variant(place):
     names = [
         "never", "always", "random", "oracle", "fixed_length", "fixed_sentence", "flare", "entropy", "rind",
-        "radio", "probing", "llm_judge", "adaptive",
+        "radio", "probing", "llm_judge", "adaptive", "before_entity", "entity_signal",
     ]  # fmt: skip
     assert sorted(names) == choices("trigger")
     with pytest.raises(UserError, match="unknown method 'rinds' in triggers: choose from ") as error:
@@ -708,3 +720,23 @@ def test_the_exemplars_file_is_an_input_of_the_run(place):
     with pytest.raises(UserError, match=r"prompt\.exemplars_file=none\.txt is not a file"):
         place.compare("triggers=[never]", "prompt.exemplars_file=none.txt", out="third")
     assert len(place.models) == made and not (place.path / "third").exists()
+
+
+def test_split_all_asks_every_split_and_says_who_answered_each_question(place, capsys):
+    results = place.compare("triggers=[never,always,fixed_sentence]", "split=all", "limit=null")
+    assert results["n"] == len(TEST) + len(VALIDATION)
+    assert "These are the questions of all splits." in place.data()["notes"]
+    lines = unsealed_lines(place.path / "out" / "outcomes.jsonl")
+    assert [set(line) for line in lines] == [{"id", "dataset", "group", "split", "question", "right"}] * 70
+    for line in lines:
+        town = int(line["id"][1:])
+        assert line["split"] == ("test" if town in TEST else "validation") and line["group"] == line["id"]
+        assert line["right"] == {"never": knows(town), "always": True, "fixed_sentence": True}
+    assert results["methods"]["never"]["em"] == np.mean([line["right"]["never"] for line in lines])
+
+
+def test_split_all_refuses_thresholds_that_would_be_chosen_on_what_is_asked(place):
+    with pytest.raises(UserError, match="split=all .* a threshold of entropy would be chosen: leave it out"):
+        place.compare("triggers=[never,entropy]", "split=all")
+    with pytest.raises(UserError, match="split=train must be test or all"):
+        place.compare("triggers=[never]", "split=train")

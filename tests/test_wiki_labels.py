@@ -15,7 +15,6 @@ import pytest
 import torch
 from fake_lm import SPEC, FakeLM
 from probers.datagen.articles import open_articles
-from probers.datagen.entities import Recogniser
 from probers.datagen.equivalence import EntityMatcher
 from probers.datagen.equivalence.vectors import train_vectors, trained
 from probers.datagen.labels.base import balance
@@ -25,6 +24,7 @@ from probers.datagen.run import fill
 
 from probers import CausalLM, FeatureStore
 from probers.commands import main as cli
+from probers.entities import Recogniser
 from probers.prompts import PromptTemplate
 from probers.store.spec import FeatureSpec
 from probers.testbed.assets import load_articles

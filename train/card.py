@@ -54,8 +54,10 @@ def write_card(bank: ProbeBank, figures: Json, *, data: Sequence[Path], source: 
 
 def rag_command(bank: ProbeBank, out: str | Path) -> str | None:
     """The command that answers questions with the prober as its trigger; None where no trigger takes it."""
-    if bank.spec.pool == "predicting" or bank.head.tokens:
+    if bank.head.tokens:
         return None
+    if bank.spec.pool == "predicting":
+        return f'probers-rag question="..." trigger=before_entity query=cioqf prober={out}'
     if bank.spec.pool == "tokens":
         return f'probers-rag question="..." trigger=radio query=cioqf prober={out}'
     if bank.spec.position == "generated":

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import random
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import chain
 
+from probers.entities import Entity, Recognise
 from probers.text import split_sentences
 from probers.types import Article, UserError
 
 from ..articles import ArticleSource
 from ..articles.detokenise import detokenise_sentences
-from ..entities import Entity
 from ..equivalence import normalise
-
-#: Finds the entities of a text, from left to right.
-Recognise = Callable[[str], list[Entity]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,6 +69,8 @@ class Model:
 
     name: Name
     revision: Name | None
+    gguf: Name | None
+    cache: Name
     dtype: Literal["auto", "float32", "bfloat16", "float16"]
     device: Device
     device_map: Name | Mapping[str, int | str] | None
@@ -218,6 +220,8 @@ class Train(Fitting, Assembling, _Run):
     split: Literal["store"] | tuple[Positive, Positive, Positive]
     train_on: list[str]
     test_on: list[str]
+    sizes: list[Count]
+    layer_sets: list[Literal["each"] | Natural | list[Natural]]
     learning_curve: bool
     resamples: Resamples
     checksums: bool
@@ -230,6 +234,7 @@ class _Answering(_Reading):
     limit: Count | None
     prober: Name | None
     allow_overlap: bool
+    allow_other: bool
     max_retrievals: Natural
     answer_tokens: Natural
     draft: Natural
@@ -249,6 +254,7 @@ class Compare(_Answering):
     """``probers-compare``."""
 
     out: Name
+    split: Literal["test", "all"]
     validation: Count | None
     triggers: list[Name]
     methods: Mapping[str, Mapping[str, Any]]
@@ -256,7 +262,9 @@ class Compare(_Answering):
     match: Name | None
     wrong: Name
     sweep: Natural
+    probers: list[Name]
     token_prober: Name | None
+    entity_prober: Name | None
     classifier: Name | None
     examples: Natural
     resamples: Resamples

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -12,7 +12,7 @@ from probers.commands.parts import build
 from probers.commands.runs import newest_classifier, newest_prober
 from probers.types import UserError
 
-from ..build import named_part, with_bank
+from ..build import for_other, named_part, with_bank
 from ..loop import RAG
 from ..queries.base import QueryFormulator
 from ..triggers.base import Trigger, as_trigger, filter_of
@@ -23,6 +23,8 @@ from .outcomes import Outcomes
 TRAINED = {
     "token_prober": "make a prober of single tokens with 'probers-datagen --source wiki pool=tokens' and "
     "'probers-train head=radio'",
+    "entity_prober": "make a prober of entities before they are written with 'probers-datagen --source wiki "
+    "pool=predicting' and 'probers-train layer=all'",
     "classifier": "make a classifier of questions with 'probers-datagen --source cot' and 'probers-train "
     "head=adaptive'",
 }
@@ -53,7 +55,8 @@ class Method:
 
         They are where the trigger has a threshold to compare them with, and no calibration of its own.
         """
-        return self.trigger.options.get("threshold") is not None and self.trigger.probability is None
+        compared = self.tunable or self.trigger.options.get("threshold") is not None
+        return compared and self.trigger.probability is None
 
     @property
     def filter(self) -> str | None:
@@ -91,7 +94,9 @@ class MethodRun(Outcomes):
         return self.method.name
 
 
-def build_methods(cfg: DictConfig, bank: Callable[[], Any]) -> list[Method]:
+def build_methods(
+    cfg: DictConfig, bank: Callable[[], Any], probers: Mapping[str, Callable[[], Any]] | None = None
+) -> list[Method]:
     """The methods named by ``cfg.triggers``, in this order.
 
     Args:
@@ -99,6 +104,7 @@ def build_methods(cfg: DictConfig, bank: Callable[[], Any]) -> list[Method]:
             with these: with one of them all alike, and with several each becomes as many. Those that
             ask nothing, or the question before anything is generated and nothing later, stay.
         bank: gives the prober; asked only if a method needs it.
+        probers: in its place several by name; every method that needs one becomes as many.
 
     Raises:
         UserError: an unknown method, trigger, query or option; lists the choices.
@@ -111,7 +117,15 @@ def build_methods(cfg: DictConfig, bank: Callable[[], Any]) -> list[Method]:
             raise UserError(f"unknown method {name!r} in triggers: choose from {', '.join(cfg.methods)}")
         if names.count(name) > 1:
             raise UserError(f"triggers names {name} twice: once is enough")
-    methods = [_build(name, cfg.methods[name], bank) for name in names]
+    banks = probers or {"": bank}
+    methods = [
+        method for name in names for method in _build(name, cfg.methods[name], banks, other=cfg.allow_other)
+    ]
+    built = [method.name for method in methods]
+    if probers and built == names:
+        raise UserError(f"probers are given, and none of triggers=[{','.join(names)}] reads one: add probing")
+    if twice := [name for name in built if built.count(name) > 1]:
+        raise UserError(f"two methods would be called {twice[0]}: rename one, or the folder of its prober")
     if cfg.queries is None:
         return methods
     queries = {str(name): build(named_part("query", str(name), {})) for name in cfg.queries}
@@ -128,21 +142,36 @@ def build_methods(cfg: DictConfig, bank: Callable[[], Any]) -> list[Method]:
     return found
 
 
-def _build(name: str, node: DictConfig, bank: Callable[[], Any]) -> Method:
+def _build(
+    name: str, node: DictConfig, banks: Mapping[str, Callable[[], Any]], *, other: bool
+) -> list[Method]:
+    """A method, or one with each of the probers if it reads one and they have names (``""`` is none)."""
     entry = OmegaConf.to_container(node, resolve=True)
     if not isinstance(entry, Mapping) or not {"trigger", "query"} <= set(entry) <= set(_KEYS):
         raise UserError(f"methods.{name} must have trigger and query, and may have {', '.join(_KEYS[2:])}")
     options = entry.get("trigger_options") or {}
     asked = named_part("trigger", entry["trigger"], options)
-    trigger = as_trigger(build(asked, **with_bank(asked, bank)))
-    has_threshold = trigger.options.get("threshold") is not None
-    return Method(
-        name,
-        trigger,
-        build(named_part("query", entry["query"], entry.get("query_options") or {})),
-        tunable=(has_threshold or bool(entry.get("tune"))) and not {"threshold", "theta"} & set(options),
-        matched=isinstance(trigger, Random) and "rate" not in options,
-    )
+    query = build(named_part("query", entry["query"], entry.get("query_options") or {}))
+    named = for_other(asked.get("bank")) if other else {}
+    given = {prober: with_bank(asked, bank) for prober, bank in banks.items()}
+    found = []
+    for prober, parts in given.items() if any(given.values()) else [("", {})]:
+        try:
+            trigger = as_trigger(build(asked, **(parts | named)))
+        except UserError as error:
+            if not prober:
+                raise
+            raise UserError(f"probers, {prober}: {error}") from error
+        tunable = trigger.options.get("threshold") is not None or bool(entry.get("tune"))
+        method = Method(
+            f"{name}_{prober}" if prober else name,
+            trigger,
+            query,
+            tunable=tunable and not {"threshold", "theta"} & set(options),
+            matched=isinstance(trigger, Random) and "rate" not in options,
+        )
+        found.append(method)
+    return found
 
 
 def complete(cfg: DictConfig) -> list[str]:
@@ -153,13 +182,19 @@ def complete(cfg: DictConfig) -> list[str]:
     """
     names = [str(n) for n in cfg.triggers]
     if cfg.token_prober is None and "radio" in names:
-        cfg.token_prober = _token_prober(cfg)
+        cfg.token_prober = _prober_of(cfg, "tokens")
+    if cfg.entity_prober is None and {"before_entity", "entity_signal"} & set(names):
+        cfg.entity_prober = _prober_of(cfg, "entities")
     if cfg.classifier is None and "adaptive" in names:
         found = newest_classifier(model=cfg.model.name)
         cfg.classifier = None if found is None else str(found)
     keys = {name: cfg.methods[name].get("if_given") for name in names if name in cfg.methods}
     missing = {name: str(key) for name, key in keys.items() if key and cfg[key] is None}
-    notes = [f"{name} is left out: {TRAINED[key]}, or pass {key}=PATH." for name, key in missing.items()]
+    notes = []
+    for key in dict.fromkeys(missing.values()):
+        lacking = [name for name in missing if missing[name] == key]
+        are = f"{' and '.join(lacking)} {'is' if len(lacking) == 1 else 'are'} left out"
+        notes.append(f"{are}: {TRAINED[key]}, or pass {key}=PATH.")
     if missing and len(missing) == len(names):
         raise UserError(" ".join(notes).rstrip("."))
     cfg.triggers = [name for name in names if name not in missing]
@@ -178,11 +213,12 @@ def parts_of(cfg: DictConfig) -> list[str]:
     return [part for part in named if isinstance(part, str)]
 
 
-def _token_prober(cfg: DictConfig) -> str | None:
-    """The prober of single tokens: ``cfg.prober`` if it is one, else the newest of this model."""
+def _prober_of(cfg: DictConfig, kind: Literal["tokens", "entities"]) -> str | None:
+    """The prober of tokens or of entities: ``cfg.prober`` if it is one, else the newest of this model."""
     from probers.bank.bank import ProbeBank
 
-    if cfg.prober is not None and ProbeBank.from_pretrained(str(cfg.prober)).spec.pool == "tokens":
+    pool = "tokens" if kind == "tokens" else "predicting"
+    if cfg.prober is not None and ProbeBank.from_pretrained(str(cfg.prober)).spec.pool == pool:
         return str(cfg.prober)
-    found = newest_prober("tokens", model=cfg.model.name)
+    found = newest_prober(kind, model=cfg.model.name)
     return None if found is None else str(found)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from .curves import record_all, rerun_all
 from .findings import Findings, write
 from .generation_cache import GenerationCache
 from .methods import Method, MethodRun, build_methods, complete, parts_of
+from .probers import check_one_model, named
 from .shared_generations import SharedRAG, joined
 from .thresholds import Tuned, tune_once
 
@@ -35,22 +36,29 @@ def run(cfg: DictConfig) -> Path:
     """
     from probers.bank.bank import ProbeBank
 
+    banks: dict[str, ProbeBank] = {}
     right = right_by(cfg.wrong)
     if right is None:
         raise UserError(f"wrong={cfg.wrong} is no figure to judge answers by: choose {RULES}")
     asked = build(cfg.questions)
     notes = complete(cfg)
-    banks: dict[str, ProbeBank] = {}
+    probers = named(cfg.probers)
+    if probers and cfg.prober is not None:
+        raise UserError(f"prober={cfg.prober} and probers are given: name every prober in probers")
 
     @cache
-    def bank() -> ProbeBank:
-        path = find_prober(cfg)
-        return banks.setdefault(path, ProbeBank.from_pretrained(path))
+    def bank(path: str | None = None) -> ProbeBank:
+        path = path or find_prober(cfg)
+        banks[path] = ProbeBank.from_pretrained(path, allow_other=cfg.allow_other)
+        return banks[path]
 
-    methods = build_methods(cfg, bank)
+    methods = build_methods(cfg, bank, {name: partial(bank, path) for name, path in probers.items()})
+    check_one_model(banks)
     read = list(dict.fromkeys([*banks, *parts_of(cfg)]))
     contamination = Contamination.of(read, allowed=cfg.allow_overlap)
     deal_splits = bool(contamination.silent) or any(method.tunable for method in methods)
+    if cfg.split == "all":
+        _refuse_thresholds(methods)
     found, split, others = _open(cfg, asked, contamination, deal_splits)
     questions = found.questions
     for line in found.lines():
@@ -59,10 +67,9 @@ def run(cfg: DictConfig) -> Path:
     if found.record["dealt"]:
         dealt = found.record["splits"]
         told = ", ".join(f"{dealt[name]} {name}" for name in SPLITS if name in dealt)
-        notes.append(
-            f"The questions name no splits and were dealt ({told}), for thresholds are chosen on {others} "
-            f"questions: asked are {split} questions."
-        )
+        asks = "all are asked" if split == "all" else f"asked are {split} questions"
+        why = "" if split == "all" else f", for thresholds are chosen on {others} questions"
+        notes.append(f"The questions name no splits and were dealt ({told}){why}: {asks}.")
         print(notes[-1])
     for method in methods:
         method.trigger.check_questions(questions)
@@ -78,7 +85,7 @@ def run(cfg: DictConfig) -> Path:
         flush=True,
     )
     rag = SharedRAG(
-        load_model(cfg),
+        load_model(cfg, folder),
         build(cfg.retriever, corpus),
         Never(),
         **loop_options(cfg),
@@ -86,7 +93,9 @@ def run(cfg: DictConfig) -> Path:
     )
     for method in methods:  # a trigger that refuses the model does so before anything runs
         method.loop(rag)
-    if split != "test":
+    if split == "all":
+        notes.append("These are the questions of all splits.")
+    elif split != "test":
         notes.append(f"There are no test questions: these are of the {split} split.")
 
     def others_asked() -> list[Question]:
@@ -104,8 +113,7 @@ def run(cfg: DictConfig) -> Path:
     replay = folder.path / "replay"
     trajectories = record_all(rag, runs.values(), replay)
     reruns = rerun_all(rag, runs.values(), reference, trajectories, replay, points=cfg.sweep)
-    figures = next((dict(b.metrics) for b in banks.values()), {})
-    findings = Findings(runs, reference, trajectories, reruns, corpus, figures, notes)
+    findings = Findings(runs, reference, trajectories, reruns, corpus, banks, notes)
     rag.cache.remove()
     write(folder, cfg, findings, tuned=bool(tuned))
     return folder.path
@@ -118,8 +126,13 @@ def _open(
 
     Many question sets keep their test answers to themselves: their validation questions are asked
     then, and the thresholds come from their training questions. A set that names no splits is all
-    test questions, but for ``deal_splits``.
+    test questions, but for ``deal_splits``. With ``split=all`` all are asked, and each has a split.
     """
+    if cfg.split == "all":
+        found = open_questions(
+            asked, limit=cfg.limit, deal_splits=True, unfit=contamination.not_asked, **_reading(cfg)
+        )
+        return found, "all", "validation"
     problems = []
     for split, others in (("test", "validation"), ("validation", "train")):
         try:
@@ -135,6 +148,16 @@ def _open(
         except EmptySplitError as problem:
             problems.append(problem)
     raise problems[0]
+
+
+def _refuse_thresholds(methods: Sequence[Method]) -> None:
+    """Refuse methods whose thresholds would be chosen on questions that are asked (UserError)."""
+    chosen = [method.name for method in methods if method.tunable or method.calibrated]
+    if chosen:
+        raise UserError(
+            f"split=all also asks the questions on which a threshold of {', '.join(chosen)} would be chosen: "
+            f"leave {'it' if len(chosen) == 1 else 'them'} out of triggers, or give split=test"
+        )
 
 
 def _reading(cfg: DictConfig) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from probers.text import is_stop_word
+from ..text import is_stop_word
 
 EntityType = Literal["name", "date", "year", "number", "work", "organisation", "place"]
 
