@@ -208,7 +208,7 @@ def run(cfg: DictConfig) -> Path:
 
     lm = load_model(cfg, folder)
     layers = layers_to_read(cfg.layers, lm.num_layers, site=cfg.site, pool=cfg.pool)
-    needs = Needs(layers, cfg.site, cfg.pool, attention=True)
+    needs = Needs(layers, cfg.site, cfg.pool)
     check_needs(needs, lm.model)
     builder = make(lm, needs, folder.path)
     spec = FeatureSpec(

@@ -107,6 +107,7 @@ class FakeLM:
             needs=needs,
             states=self._states(text, needs, len(parts)) if needs.layers and parts else None,
             attention=self._attention(len(before), len(parts)) if needs.attention else None,
+            top=np.exp(-entropies) * np.float32([[1], [0.5]]) if needs.top else None,
         )
 
     def _states(self, text: str, needs: Needs, n: int) -> np.ndarray:

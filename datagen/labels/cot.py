@@ -22,7 +22,7 @@ from probers.seeding import draw_key
 from probers.store.store import FeatureStore
 from probers.types import Generation, Needs, Question, Retriever, UserError
 
-from .base import NO_ROOM, TOO_LONG, Examples, LabelBuilder, recorded
+from .base import NO_ROOM, TOO_LONG, Examples, LabelBuilder, recorded, recorded_needs
 
 Acc = Literal["tokens", "substring"]
 
@@ -119,7 +119,7 @@ class CotBuilder(LabelBuilder):
         ]
         examples = Examples()
         generations = self.lm.generate(
-            [*closed, *opened], max_new_tokens=self.max_new_tokens, needs=self.needs,
+            [*closed, *opened], max_new_tokens=self.max_new_tokens, needs=recorded_needs(self.needs),
             stop=self.prompt.stop, prefix=self.prompt.prefix, names=[q.id for q in units] * 2,
         )  # fmt: skip
         for index, generation in enumerate(generations):

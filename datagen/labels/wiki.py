@@ -26,7 +26,7 @@ from probers.store.store import FeatureStore
 from probers.text import split_sentences
 from probers.types import Generation, Needs, UserError
 
-from .base import TOO_LONG, Examples, LabelBuilder, recorded
+from .base import TOO_LONG, Examples, LabelBuilder, recorded, recorded_needs
 
 #: Whole words after an entity beyond which nothing was seen to make it longer ("Duke of the ..").
 _TAIL = 3
@@ -67,7 +67,7 @@ def stop_rule(recognise: Recognise, *, cheap: bool) -> Callable[[str], bool]:
 
 def span_needs(needs: Needs) -> Needs:
     """What a generation must record for the same needs to be had of any span of it."""
-    return replace(needs, pool=token_pool(needs.pool), attention=True)
+    return recorded_needs(replace(needs, pool=token_pool(needs.pool)))
 
 
 def span_rows(
@@ -81,14 +81,18 @@ def span_rows(
         needs: the pooling wanted.
 
     Yields:
-        The token's index in the span (-1 when pooled), the columns that describe it with
-        ``n_tokens`` of the whole span, and states (layers, d) or (1, 2 d) for "mind".
+        The token's index in the span (-1 when pooled), the columns that describe it with ``n_tokens``
+        and what was known before it of the whole span, and states (layers, d) or (1, 2 d) for "mind".
     """
     assert generation.states is not None
     states = generation.states[tokens]
     if needs.pool == "tokens":
         for index, token in enumerate(tokens):
-            yield index, recorded(generation, [token]) | {"n_tokens": len(tokens)}, states[index]
+            yield (
+                index,
+                recorded(generation, [token], first=tokens[0]) | {"n_tokens": len(tokens)},
+                states[index],
+            )
         return
     yield -1, recorded(generation, tokens), pool_tokens(states, needs.pool)
 
