@@ -113,9 +113,9 @@ def _write(
     figures = summarise(trained, evaluator, {**trained.training, "seeds": cfg.seeds})
     source = str(made.get("source", ""))
     card = write_card(trained.bank, figures, data=paths, source=source, out=out)
-    papers = {"metrics": figures, "card": card, "seen": examples.seen()}
     recogniser = made.get("recogniser") if source == "wiki" else None
-    replace(trained.bank, recogniser=recogniser, **papers).save_pretrained(out)
+    bank = replace(trained.bank, metrics=figures, card=card, seen=examples.seen(), recogniser=recogniser)
+    bank.save_pretrained(out)
     write_plots(out / "plots", figures, trained, evaluator)
     return figures
 
