@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from probers.datagen.filling import fill
 from probers.datagen.labels.wiki import WikiBuilder
-from probers.datagen.run import fill
 from report import publish
 from timing import by_turns, ratios, spread, verdict
 

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
-import time
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig
-from tqdm import tqdm
 
 from probers.commands.parts import (
     build,
@@ -205,6 +201,7 @@ def run(cfg: DictConfig) -> Path:
     from probers.store.store import FeatureStore
 
     from .audit import audit, draw, draw_undecided, sample_html
+    from .filling import fill
 
     lm = load_model(cfg, folder)
     layers = layers_to_read(cfg.layers, lm.num_layers, site=cfg.site, pool=cfg.pool)
@@ -253,53 +250,6 @@ def _quotas(cfg: DictConfig) -> Quotas:
     else:
         from .labels.wiki import WikiBuilder as kind
     return Quotas(plain_value(cfg.balance_to) or {}, by=kind.balance_by, parts=kind.parts)
-
-
-def fill(
-    store: FeatureStore, builder: LabelBuilder, *, shard_size: int, quotas: Quotas | None = None
-) -> None:
-    """Do the work that no shard covers yet, ``shard_size`` pieces at a time; one of them is held at once.
-
-    Nothing more is made for a split whose quota is full, which is asked between two shards. A bar shows
-    what this run makes: items read, units done, labels per second and their balance.
-    """
-    import numpy as np
-
-    from .labels.base import Quotas, span_of
-
-    quotas = quotas or Quotas({}, by=builder.balance_by, parts=builder.parts)
-    done = store.units
-    counted = 0
-    empty = np.zeros((0, len(store.spec.layers), store.spec.width), dtype=np.float32)
-    units_left = itertools.takewhile(lambda _: not quotas.all_full, builder.units())
-    waiting = (unit for unit in units_left if unit.id not in done and not quotas.full(unit.split))
-    begun = time.monotonic()
-    n_units, labels = 0, Counter[int]()
-    with tqdm(total=builder.total, unit=f" {builder.item_name}s", dynamic_ncols=True) as bar:
-        while True:
-            # The shards before the next one alone: what is made again ends as it was made at first.
-            while quotas and counted < store.next_shard:
-                quotas.count(store.shard_rows(counted))
-                counted += 1
-            if not (units := list(itertools.islice(waiting, shard_size))):
-                return
-            examples = builder.build(units)
-            store.write_shard(
-                store.next_shard,
-                examples.rows,
-                np.stack(examples.states) if examples.states else empty,
-                units=[unit.id for unit in units],
-                left_out=examples.left_out,
-            )
-            n_units += len(units)
-            labels.update({span_of(row): row["correct"] for row in examples.rows}.values())
-            total = labels.total()
-            rate = total / max(1e-9, time.monotonic() - begun)
-            share = f"{labels[0] / total:.2f} {builder.wrong_name}" if total else "no label"
-            bar.set_postfix_str(
-                f"{n_units} {builder.unit_name}s, {total} labels, {rate:.1f} labels/s, {share}"
-            )
-            bar.update(builder.items - bar.n)
 
 
 def _conclude(

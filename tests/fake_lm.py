@@ -31,7 +31,12 @@ class FakeLM:
         entropy: of each word.
         state: the pooled state, (4,), of a text, for every layer.
         context: tokens that a prompt and what is written after it may have together.
+
+    Attributes:
+        batch: texts that :meth:`generate_each` makes at once.
     """
+
+    batch = 1_000_000
 
     spec, width = SPEC, SPEC.width
 
@@ -67,6 +72,14 @@ class FakeLM:
         self.batches.append(len(prompts))
         limits = [max_new_tokens] * len(prompts) if isinstance(max_new_tokens, int) else max_new_tokens
         return [self._one(p, n, needs, stop) for p, n in zip(prompts, limits, strict=True)]
+
+    def generate_each(self, prompts, *, known=(), names=None, **options):
+        """In batches of ``batch`` texts in order, of which those that are known are left out."""
+        for start in range(0, len(prompts), self.batch):
+            new = [i for i in range(start, min(start + self.batch, len(prompts))) if i not in known]
+            named = names and [names[i] for i in new]
+            made = self.generate([prompts[i] for i in new], names=named, **options) if new else []
+            yield dict(zip(new, made, strict=True))
 
     def fits(self, prompts, more):
         return [len(tokens(p)) + n <= self.context for p, n in zip(prompts, more, strict=True)]

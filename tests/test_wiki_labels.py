@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 import torch
 from fake_lm import SPEC, FakeLM
+from probers.datagen.filling import fill
 from probers.datagen.labels.base import balance
 from probers.datagen.labels.wiki import WikiBuilder
-from probers.datagen.run import fill
 
 from probers import CausalLM, FeatureStore
 from probers.commands import main as cli
@@ -112,7 +112,7 @@ def test_prompts_reach_the_model_as_the_template_makes_them(tmp_path):
     path.write_text(json.dumps({"title": "T", "sentences": ARTICLE[:2]}))
     made = builder(path, lm)
     made.prompt = PromptTemplate("radio", article="About {title}:")
-    made.build(list(made.units()))
+    list(made.build(list(made.units()), {}))
     assert lm.prompts == ["About T: It lies in", "About T: It lies in Spain today. It is near"]
 
 
@@ -443,8 +443,8 @@ class Forgetful:
 
     spec, width = SPEC, SPEC.width
 
-    def generate(self, prompts, **options):
-        return written(ANSWERS).generate(prompts, **options)
+    def generate_each(self, prompts, **options):
+        return written(ANSWERS).generate_each(prompts, **options)
 
 
 def test_memory_does_not_grow_with_the_number_of_articles(tmp_path):
@@ -465,9 +465,9 @@ def test_a_hundred_thousand_articles_are_streamed(tmp_path):
     sizes = []
 
     class Watched(Forgetful):
-        def generate(self, prompts, **options):
+        def generate_each(self, prompts, **options):
             sizes.append(resident())
-            return super().generate(prompts, **options)
+            return super().generate_each(prompts, **options)
 
     path = articles_file(tmp_path / "a.jsonl.gz", 100_000, sentences=ARTICLE * 7)
     made = builder(path, Watched(), within=2)

@@ -23,11 +23,16 @@ from ..audit.drawn import stored_columns
 
 @dataclass(slots=True)
 class Examples:
-    """Rows for the store with their states, one (layers, d) array per row, and what gave none."""
+    """Rows for the store with their states, one (layers, d) array per row, and what gave none.
+
+    Attributes:
+        tokens: how many the model wrote for them.
+    """
 
     rows: list[dict[str, Any]] = field(default_factory=list)
     states: list[np.ndarray] = field(default_factory=list)
     left_out: list[dict[str, Any]] = field(default_factory=list)
+    tokens: int = 0
 
     def add(self, row: dict[str, Any], states: np.ndarray) -> None:
         self.rows.append(row)
@@ -36,6 +41,25 @@ class Examples:
     def leave_out(self, id: str, reason: str, **evidence: str) -> None:
         """Note a piece of work that gave no row; reasons are counted by their words up to a colon."""
         self.left_out.append({"id": id, "reason": reason, **evidence})
+
+    def extend(self, more: Examples) -> None:
+        """Add others behind these."""
+        self.rows += more.rows
+        self.states += more.states
+        self.left_out += more.left_out
+        self.tokens += more.tokens
+
+    def labels(self) -> dict[str, int | None]:
+        """The label of each span, None for what was left out, by id."""
+        return {span_of(row): row["correct"] for row in self.rows} | {o["id"]: None for o in self.left_out}
+
+    def sort(self, names: Sequence[str]) -> None:
+        """Put them in the order in which ``names`` has the ids of their spans."""
+        place = {name: i for i, name in enumerate(names)}
+        order = sorted(range(len(self.rows)), key=lambda i: place[span_of(self.rows[i])])
+        self.rows = [self.rows[i] for i in order]
+        self.states = [self.states[i] for i in order]
+        self.left_out.sort(key=lambda found: place[found["id"]])
 
 
 #: Why a prompt that the model was told to skip gave no row.
@@ -94,8 +118,18 @@ class LabelBuilder(ABC):
         """
 
     @abstractmethod
-    def build(self, units: Sequence[Any]) -> Examples:
-        """Generate for some units and label the result."""
+    def names(self, units: Sequence[Any]) -> list[str]:
+        """Ids of all spans that may come of some units, in the order of the store."""
+
+    @abstractmethod
+    def build(self, units: Sequence[Any], known: Mapping[str, int | None]) -> Iterator[Examples]:
+        """Generate for some units and label the result, batch by batch as the model makes them.
+
+        Args:
+            units: whole, so that batches are cut from all of them.
+            known: the labels (:meth:`Examples.labels`) of what is not to be made again; the rest
+                comes out the same, whatever is known.
+        """
 
     @abstractmethod
     def summarise(self, store: FeatureStore) -> tuple[dict[str, Any], list[str]]:

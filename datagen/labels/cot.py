@@ -7,7 +7,7 @@ states are those of the rationale and answer tokens; the prompt is left out.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
@@ -50,6 +50,8 @@ def parse_label(rule: str, acc: Acc = "tokens", matcher: EntityMatcher | None = 
 
 #: Columns with the scores of an answer, whatever rule labels it.
 _SCORES = ("em", "acc", "f1")
+#: Without and with passages.
+_CONDITIONS = ("closed_book", "with_passages")
 #: Right without and with passages: the cells of Probing-RAG's figure 3.
 _CELLS = {"both": (1, 1), "only_with": (0, 1), "only_without": (1, 0), "neither": (0, 0)}
 
@@ -108,7 +110,10 @@ class CotBuilder(LabelBuilder):
             self._read += 1
             yield question
 
-    def build(self, units: Sequence[Question]) -> Examples:
+    def names(self, units: Sequence[Question]) -> list[str]:
+        return [f"{question.id}/{condition}" for condition in _CONDITIONS for question in units]
+
+    def build(self, units: Sequence[Question], known: Mapping[str, int | None]) -> Iterator[Examples]:
         closed = [self.prompt.question(q.question) for q in units]
         found = self.retriever.search([q.question for q in units], self.k)
         asked = [(q.question, [p.text for p in ps], "") for q, ps in zip(units, found, strict=True)]
@@ -117,27 +122,29 @@ class CotBuilder(LabelBuilder):
             self.prompt.question(text, passages[:count])
             for (text, passages, _), count in zip(asked, shown, strict=True)
         ]
-        examples = Examples()
-        generations = self.lm.generate(
+        names = self.names(units)
+        batches = self.lm.generate_each(
             [*closed, *opened], max_new_tokens=self.max_new_tokens, needs=recorded_needs(self.needs),
             stop=self.prompt.stop, prefix=self.prompt.prefix, names=[q.id for q in units] * 2,
+            known={index for index, name in enumerate(names) if name in known},
         )  # fmt: skip
-        for index, generation in enumerate(generations):
-            place = index % len(units)
-            question = units[place]
-            condition = "closed_book" if index < len(units) else "with_passages"
-            passages = shown[place] if index >= len(units) else 0
-            if index >= len(units) and found[place] and not passages:
-                examples.leave_out(f"{question.id}/{condition}", NO_ROOM)
-                continue
-            if not generation.token_ids:  # there is no state
-                skipped = generation.stop == "skipped"
-                examples.leave_out(f"{question.id}/{condition}", TOO_LONG if skipped else "empty answer")
-                continue
-            assert generation.states is not None  # the needs name layers
-            row = self._row(question, condition, generation)
-            examples.add(row | {"passages": passages}, generation.states)
-        return examples
+        for made in batches:
+            examples = Examples()
+            for index, generation in made.items():
+                examples.tokens += len(generation.token_ids)
+                opens, place = divmod(index, len(units))
+                passages = shown[place] if opens else 0
+                if opens and found[place] and not passages:
+                    examples.leave_out(names[index], NO_ROOM)
+                    continue
+                if not generation.token_ids:  # there is no state
+                    skipped = generation.stop == "skipped"
+                    examples.leave_out(names[index], TOO_LONG if skipped else "empty answer")
+                    continue
+                assert generation.states is not None  # the needs name layers
+                row = self._row(units[place], _CONDITIONS[opens], generation)
+                examples.add(row | {"passages": passages}, generation.states)
+            yield examples
 
     def _row(self, question: Question, condition: str, generation: Generation) -> dict[str, Any]:
         answer = final_answer(generation.text, self.prompt.answer_cue, question.dataset)

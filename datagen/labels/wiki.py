@@ -8,9 +8,8 @@ the entity, from the pass that wrote it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -97,8 +96,9 @@ def span_rows(
     yield -1, recorded(generation, tokens), pool_tokens(states, needs.pool)
 
 
-#: Bytes of per-token states that may be held at once.
-_HELD = 512 << 20
+def _untouched(cut: Cut) -> str:
+    """Id of the span that the article itself has after the cut."""
+    return f"{cut.id}/untouched"
 
 
 @dataclass
@@ -142,37 +142,41 @@ class WikiBuilder(LabelBuilder):
     def units(self) -> Iterator[Cut]:
         return iter(self.plan)
 
-    def build(self, units: Sequence[Cut]) -> Examples:
-        examples = Examples()
-        needs = span_needs(self.needs)
-        layers = 2 if self.needs.of_mind else len(self.needs.layers)
-        at_once = max(1, _HELD // (4 * self.max_new_tokens * layers * self.lm.width))
-        waiting = iter(units)
-        while part := list(islice(waiting, at_once)):
-            generations = self.lm.generate(
-                [self.prompt.continuation(cut.article.title, cut.before) for cut in part],
-                max_new_tokens=self.max_new_tokens,
-                needs=needs,
-                stop=[stop_rule(self.recognise, cheap=self.recognise.name == "rules")],
-                names=[cut.id for cut in part],
-            )
-            hallucinated = [
-                cut for cut, made in zip(part, generations, strict=True) if self._label(cut, made, examples)
-            ]
-            if self.negatives == "untouched":
-                self._read_articles(hallucinated, needs, examples)
-        return examples
+    def names(self, units: Sequence[Cut]) -> list[str]:
+        return [*(cut.id for cut in units), *map(_untouched, units)]
 
-    def _label(self, cut: Cut, generation: Generation, examples: Examples) -> bool:
-        """Add the example, or why there is none; whether it is a hallucination."""
+    def build(self, units: Sequence[Cut], known: Mapping[str, int | None]) -> Iterator[Examples]:
+        needs = span_needs(self.needs)
+        labels = dict(known)
+        batches = self.lm.generate_each(
+            [self.prompt.continuation(cut.article.title, cut.before) for cut in units],
+            max_new_tokens=self.max_new_tokens,
+            needs=needs,
+            stop=[stop_rule(self.recognise, cheap=self.recognise.name == "rules")],
+            names=[cut.id for cut in units],
+            known={place for place, cut in enumerate(units) if cut.id in known},
+        )
+        for made in batches:
+            examples = Examples(tokens=sum(len(generation.token_ids) for generation in made.values()))
+            for place, generation in made.items():
+                self._label(units[place], generation, examples)
+            labels |= examples.labels()
+            yield examples
+        hallucinated = [cut for cut in units if labels[cut.id] == 0]
+        # They are read, and thus known, all or none.
+        if self.negatives == "untouched" and not any(_untouched(cut) in known for cut in hallucinated):
+            yield self._read_articles(hallucinated, needs)
+
+    def _label(self, cut: Cut, generation: Generation, examples: Examples) -> None:
+        """Add the example, or why there is none."""
         if generation.stop == "skipped":
             examples.leave_out(cut.id, TOO_LONG, gold=cut.entity.text)
-            return False
+            return
         written = head_entity(generation.text, self.recognise)
         if written is None:
             text = generation.text[:100]
             examples.leave_out(cut.id, "no entity at the head", gold=cut.entity.text, written=text)
-            return False
+            return
         match = self.matcher.match(cut.entity.text, written.text)
         why = ""
         if match.verdict == "undecided":
@@ -184,12 +188,12 @@ class WikiBuilder(LabelBuilder):
                 cut.id, why, gold=cut.entity.text, written=written.text, type=cut.entity.type,
                 stage=match.stage, evidence=match.evidence,
             )  # fmt: skip
-            return False
+            return
         self._add(cut, generation, written, match, "generated", examples)
-        return match.verdict == "different"
 
-    def _read_articles(self, cuts: Sequence[Cut], needs: Needs, examples: Examples) -> None:
-        """Add the entities of the articles themselves, as the model reads them."""
+    def _read_articles(self, cuts: Sequence[Cut], needs: Needs) -> Examples:
+        """The entities of the articles themselves, as the model reads them."""
+        examples = Examples()
         kept, prompts, texts = [], [], []
         for cut in cuts:
             prompt = self.prompt.continuation(cut.article.title, cut.before)
@@ -197,7 +201,7 @@ class WikiBuilder(LabelBuilder):
                 (encoded,) = encode_prompts(self.lm.tokenizer, [prompt], [cut.id])
                 tokens = encode_continuation(self.lm.tokenizer, encoded, cut.between + cut.entity.text)
             except UserError as error:
-                examples.leave_out(f"{cut.id}/untouched", f"unreadable: {error}", gold=cut.entity.text)
+                examples.leave_out(_untouched(cut), f"unreadable: {error}", gold=cut.entity.text)
                 continue
             kept.append(cut)
             prompts.append(prompt)
@@ -205,12 +209,13 @@ class WikiBuilder(LabelBuilder):
         read = self.lm.score(prompts, texts, needs=needs, names=[cut.id for cut in kept]) if kept else []
         for cut, generation in zip(kept, read, strict=True):
             if generation.stop == "skipped":  # the entity is longer than what was asked of the model
-                examples.leave_out(f"{cut.id}/untouched", TOO_LONG, gold=cut.entity.text)
+                examples.leave_out(_untouched(cut), TOO_LONG, gold=cut.entity.text)
                 continue
             start = len(cut.between)
             entity = Entity(start, start + len(cut.entity.text), cut.entity.text, cut.entity.type)
             match = Match("equivalent", "untouched", "the article's own entity")
             self._add(cut, generation, entity, match, "untouched", examples)
+        return examples
 
     def _add(
         self, cut: Cut, generation: Generation, entity: Entity, match: Match, how: str, examples: Examples
@@ -218,7 +223,7 @@ class WikiBuilder(LabelBuilder):
         tokens = tokens_of(generation.offsets, entity.start, entity.end)
         assert tokens  # the span lies in the decoded text
         facts = cut.article.truth.get("facts", {})
-        id = cut.id if how == "generated" else f"{cut.id}/{how}"
+        id = cut.id if how == "generated" else _untouched(cut)
         row = {
             "group": cut.article.id,
             "split": cut.article.split,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 import torch
@@ -40,36 +40,43 @@ class Batches:
     def run(
         self, lengths: Sequence[int], work: Callable[[list[int]], list[T]], *, progress: str | None = None
     ) -> list[T]:
-        """``work`` for all indices of ``lengths``, in their order.
+        """``work`` for all indices of ``lengths``, in their order; see :meth:`each`."""
+        return collected(self.each(lengths, work), len(lengths), progress)
+
+    def each(
+        self, lengths: Sequence[int], work: Callable[[list[int]], list[T]], *, known: Container[int] = ()
+    ) -> Iterator[dict[int, T]]:
+        """``work`` for the indices of ``lengths``, batch by batch.
 
         Batches hold texts of like length (:func:`cut`), and the longest come first: if memory
-        runs out, it does so at once.
+        runs out, it does so at once. What is ``known`` is left out of the batches that were made
+        with it, so that the others are the same.
 
         Raises:
             RunError: memory ran out for a single text, or for a batch of a size that was given.
         """
         waiting = sorted(range(len(lengths)), key=lambda i: -lengths[i])
-        results: dict[int, T] = {}
         plan: list[int] = []
-        with tqdm(total=len(lengths), desc=progress, unit="text", disable=progress is None) as bar:
-            while waiting:
-                plan = plan or cut([lengths[i] for i in waiting], self.size)
-                chosen, size = waiting[: plan.pop(0)], self.size
-                try:
-                    results.update(zip(chosen, work(chosen), strict=True))
-                except (RuntimeError, MemoryError) as error:
-                    if not _out_of_memory(error):
-                        raise
-                    self._shrink(len(chosen))
-                else:
-                    waiting = waiting[len(chosen) :]
-                    if len(chosen) == size:
-                        self._grow()
-                finally:
-                    bar.update(len(results) - bar.n)
-                if self.size != size:
-                    plan = []
-        return [results[i] for i in range(len(lengths))]
+        while waiting:
+            plan = plan or cut([lengths[i] for i in waiting], self.size)
+            chosen, size = waiting[: plan.pop(0)], self.size
+            new = [i for i in chosen if i not in known]
+            made: dict[int, T] = {}
+            try:
+                if new:
+                    made = dict(zip(new, work(new), strict=True))
+            except (RuntimeError, MemoryError) as error:
+                if not _out_of_memory(error):
+                    raise
+                self._shrink(len(chosen))
+            else:
+                waiting = waiting[len(chosen) :]
+                if len(chosen) == size:
+                    self._grow()
+            if self.size != size:
+                plan = []
+            if made:
+                yield made
 
     def _grow(self) -> None:
         if self._auto and 2 * self.size <= self._most and memory_share(self._device) < _ROOMY:
@@ -88,6 +95,16 @@ class Batches:
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
         print(f"out of memory: going on with batch_size={self.size}", file=sys.stderr)
+
+
+def collected(batches: Iterable[Mapping[int, T]], count: int, progress: str | None) -> list[T]:
+    """What the batches hold of ``count`` texts, in order, with a bar called ``progress`` or none."""
+    results: dict[int, T] = {}
+    with tqdm(total=count, desc=progress, unit="text", disable=progress is None) as bar:
+        for made in batches:
+            results.update(made)
+            bar.update(len(made))
+    return [results[i] for i in range(count)]
 
 
 def cut(lengths: Sequence[int], size: int) -> list[int]:

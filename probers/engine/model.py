@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,7 @@ from ..capture.blocks import check_supported, decoder_layers
 from ..capture.hidden_states import check_needs
 from ..store.spec import ModelSpec
 from ..types import AttentionRows, Generation, Needs, UserError
-from .batch_size import Batches
+from .batch_size import Batches, collected
 from .decode import Decoding, Request, Sampling, generate_batch
 from .forward import Decoder
 from .gguf import CACHE, dequantised, locate
@@ -184,6 +184,32 @@ class CausalLM:
                 context or lacks ``prefix``, a layer or site the model lacks.
             RunError: NaN or infinite states or logits, out of memory for a single prompt.
         """
+        made = self.generate_each(
+            prompts, max_new_tokens=max_new_tokens, needs=needs, stop=stop, sampling=sampling,
+            prefix=prefix, names=names, cache=cache, draft=draft,
+        )  # fmt: skip
+        return collected(made, len(prompts), progress)
+
+    def generate_each(
+        self,
+        prompts: Sequence[str],
+        *,
+        max_new_tokens: int | Sequence[int],
+        needs: Needs = NOTHING,
+        stop: Sequence[Stop] = (),
+        sampling: Sampling | None = None,
+        prefix: str = "",
+        names: Sequence[str] | None = None,
+        cache: PrefixCache | None = None,
+        draft: int = 0,
+        known: Container[int] = (),
+    ) -> Iterator[dict[int, Generation]]:
+        """As :meth:`generate`, batch by batch as they are made: places in ``prompts`` and what was written.
+
+        Args:
+            known: places of prompts that are not wanted again. Batches are cut as if they
+                were, so that the others are written as they would be beside them.
+        """
         check_needs(needs, self.model)
         limits = [max_new_tokens] * len(prompts) if isinstance(max_new_tokens, int) else list(max_new_tokens)
         if len(limits) != len(prompts):
@@ -207,7 +233,7 @@ class CausalLM:
         # A prompt that another one begins with belongs beside it, in whose pass it is computed.
         leaf = longest([p.ids for p in fitting]) if shared is None else range(len(fitting))
         lengths = [len(fitting[i].ids) for i in leaf]
-        return self._run(encoded, fitting, lengths, needs, work, progress)
+        yield from self._each(encoded, fitting, lengths, needs, work, known)
 
     def score(
         self,
@@ -244,7 +270,7 @@ class CausalLM:
             return score_batch(self._decoder, self.tokenizer, batch, tokens, needs=needs, prefix=shared)
 
         lengths = [len(p.ids) + n for p, n in zip(fitting, more, strict=True)]
-        return self._run(encoded, fitting, lengths, needs, work, progress)
+        return collected(self._each(encoded, fitting, lengths, needs, work), len(prompts), progress)
 
     def attention_alone(
         self, generations: Sequence[Generation], *, progress: str | None = None
@@ -326,26 +352,28 @@ class CausalLM:
             )
         return found
 
-    def _run(
+    def _each(
         self,
         encoded: Sequence[Prompt],
         fitting: Sequence[Prompt],
         lengths: Sequence[int],
         needs: Needs,
         work: Callable[[list[int]], list[Generation]],
-        progress: str | None,
-    ) -> list[Generation]:
-        """``work`` for the prompts that fit, batched by ``lengths``; the others' generations are empty."""
+        known: Container[int] = (),
+    ) -> Iterator[dict[int, Generation]]:
+        """``work`` for the prompts that fit, batched by ``lengths``; first the others, which are empty."""
         kept = [i for i, prompt in enumerate(fitting) if prompt.ids]
-        sizes = [lengths[i] for i in kept]
-        made = self._batches.run(sizes, lambda chosen: work([kept[i] for i in chosen]), progress=progress)
-        results = dict(zip(kept, made, strict=True))
         nothing = np.zeros((2, 0), dtype=np.float32)
-        return [
-            results[i] if i in results
-            else prompt.continued(self.tokenizer, (), nothing, stop="skipped", needs=needs)
-            for i, prompt in enumerate(encoded)
-        ]  # fmt: skip
+        skipped = {
+            i: encoded[i].continued(self.tokenizer, (), nothing, stop="skipped", needs=needs)
+            for i, prompt in enumerate(fitting)
+            if not prompt.ids and i not in known
+        }
+        if skipped:
+            yield skipped
+        sizes, old = [lengths[i] for i in kept], {n for n, i in enumerate(kept) if i in known}
+        for made in self._batches.each(sizes, lambda chosen: work([kept[i] for i in chosen]), known=old):
+            yield {kept[i]: generation for i, generation in made.items()}
 
 
 def _longest_known(
