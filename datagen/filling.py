@@ -125,8 +125,8 @@ class _Progress:
     def __init__(self, builder: LabelBuilder, bar: tqdm[Any], clock: Clock) -> None:
         self._builder, self._bar, self._clock = builder, bar, clock
         self._begun = clock()
-        self._units, self._tokens, self._labels = 0, 0, Counter[int]()
-        self._before = self._made = self._of = 0
+        self._tokens, self._labels = 0, Counter[int]()
+        self._before = self._earlier = self._units = self._made = 0
 
     def begin(self, before: int, units: int, known: int) -> None:
         """A shard begins.
@@ -136,8 +136,8 @@ class _Progress:
             units: pieces of work in it.
             known: spans of it that an earlier run made.
         """
-        self._before, self._units = before, self._units + units
-        self._made, self._of = known, units * self._builder.parts
+        self._earlier += self._units
+        self._before, self._units, self._made = before, units, known
         if not self._tokens:  # this run has made nothing yet
             self._bar.initial = self._bar.n = self._bar.last_print_n = self._reached
             self._bar.refresh()
@@ -152,22 +152,27 @@ class _Progress:
         self._labels.update(label for label in labels.values() if label is not None)
         seconds, total = max(1e-9, self._clock() - self._begun), self._labels.total()
         share = f"{self._labels[0] / total:.2f} {self._builder.wrong_name}" if total else "no label"
+        units = f"{self._earlier + self._of(self._units)} {self._builder.unit_name}s"
         self._bar.set_postfix_str(
-            f"{self._units} {self._builder.unit_name}s, {total} labels, {total / seconds:.1f} labels/s, "
+            f"{units}, {total} labels, {total / seconds:.1f} labels/s, "
             f"{self._tokens / seconds:.0f} tokens/s, {share}"
         )
         self._bar.update(self._reached - self._bar.n)
 
     def end(self) -> None:
         """The shard is written."""
-        self._made = self._of
+        self._made = self._units * self._builder.parts
         self._bar.update(self._reached - self._bar.n)
 
     @property
     def _reached(self) -> int:
         """Items made; those of a shard count as made one after the other."""
-        made = min(self._made, self._of)
-        return self._before + (self._builder.items - self._before) * made // self._of
+        return self._before + self._of(self._builder.items - self._before)
+
+    def _of(self, count: int) -> int:
+        """The part of ``count`` that is made of this shard."""
+        whole = self._units * self._builder.parts
+        return count * min(self._made, whole) // whole
 
 
 def first_example(row: Mapping[str, Any], wrong: str) -> list[str]:
@@ -197,7 +202,7 @@ def fill(
     """Do the work that no shard covers yet, ``shard_size`` pieces at a time; one of them is held at once.
 
     Nothing more is made for a split whose quota is full, which is asked between two shards. A bar shows
-    what this run makes, batch by batch: items read, units begun, labels and tokens per second, and how
+    what this run makes, batch by batch: items, units, labels and tokens per second, and how
     many labels are wrong; the first example is printed.
 
     Args:

@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 
 _CHUNK = 64  # questions answered together and then written: what a kill can lose
 _NOTHING = Needs()
+#: Told after each round how many questions ended with it.
+Ended = Callable[[int], object]
 _OnAndEnded = tuple[list[OpenQuestion], list[OpenQuestion]]
 
 
@@ -50,8 +52,8 @@ class _Rounds:
     on from there (:class:`probers.engine.kv_cache.PrefixCache`).
     """
 
-    def __init__(self, rag: RAG, listener: Listener | None) -> None:
-        self._rag, self._listener = rag, listener
+    def __init__(self, rag: RAG, listener: Listener | None, ended: Ended | None) -> None:
+        self._rag, self._listener, self._ended = rag, listener, ended
         self._cache = PrefixCache()
 
     def answer(self, questions: Sequence[Question]) -> list[OpenQuestion]:
@@ -61,7 +63,10 @@ class _Rounds:
             self._begin(everyone)
         active = everyone
         while active:
+            before = len(active)
             active = self._round(active)
+            if self._ended is not None:
+                self._ended(before - len(active))
         return everyone
 
     def _begin(self, everyone: Sequence[OpenQuestion]) -> None:
@@ -325,8 +330,19 @@ class RAG:
         """As :meth:`probers.engine.model.CausalLM.generate`; whatever is written comes from here."""
         return self.lm.generate(prompts, max_new_tokens=max_new_tokens, **options)
 
-    def answer(self, questions: Sequence[Question], listener: Listener | None = None) -> list[Answer]:
+    def answer(
+        self,
+        questions: Sequence[Question],
+        listener: Listener | None = None,
+        *,
+        ended: Ended | None = None,
+    ) -> list[Answer]:
         """Answer questions together, in order; each as it would be alone.
+
+        Args:
+            questions: with gold answers where the trigger needs them.
+            listener: told of every text and round.
+            ended: told after each round how many questions ended with it.
 
         Raises:
             UserError: the trigger needs gold answers and a question has none.
@@ -334,7 +350,7 @@ class RAG:
         """
         self.trigger.check_questions(questions)
         started = time.perf_counter()
-        everyone = _Rounds(self, listener).answer(questions)
+        everyone = _Rounds(self, listener, ended).answer(questions)
         seconds = (time.perf_counter() - started) / max(1, len(everyone))
         return [each.answer(self.prompt.answer_cue, seconds, self.filter) for each in everyone]
 
@@ -360,12 +376,11 @@ class RAG:
                 if not chunk:
                     continue
                 between = any(answers[chunk[0] :])
-                more = self.answer([questions[i] for i in chunk])
+                more = self.answer([questions[i] for i in chunk], ended=bar.update)
                 for i, answer in zip(chunk, more, strict=True):
                     answers[i] = answer
                 if between:
                     file.rewrite(answers)
                 else:
                     file.append(more)
-                bar.update(len(more))
         return [answer for answer in answers if answer is not None]

@@ -77,9 +77,10 @@ class FakeLM:
         """In batches of ``batch`` texts in order, of which those that are known are left out."""
         for start in range(0, len(prompts), self.batch):
             new = [i for i in range(start, min(start + self.batch, len(prompts))) if i not in known]
-            named = names and [names[i] for i in new]
-            made = self.generate([prompts[i] for i in new], names=named, **options) if new else []
-            yield dict(zip(new, made, strict=True))
+            if new:
+                named = names and [names[i] for i in new]
+                made = self.generate([prompts[i] for i in new], names=named, **options)
+                yield dict(zip(new, made, strict=True))
 
     def fits(self, prompts, more):
         return [len(tokens(p)) + n <= self.context for p, n in zip(prompts, more, strict=True)]

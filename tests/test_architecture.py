@@ -30,8 +30,8 @@ SHARED = {
     "configs",
 }
 TOP = {"datagen", "train", "rag"}
-#: Whose arguments are options that users give by name, as in a YAML file: parts, and the model's two doors.
-NAMED_OPTIONS = {"__init__", "from_pretrained", "generate"}
+#: Whose arguments are options that users give by name, as in a YAML file: parts, and the model's doors.
+NAMED_OPTIONS = {"__init__", "from_pretrained", "generate", "generate_each"}
 
 
 def modules() -> dict[str, Path]:

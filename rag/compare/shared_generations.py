@@ -11,7 +11,7 @@ from probers.capture.pooling import PER_TOKEN
 from probers.engine.stopping import SentenceEnd, Stop
 from probers.types import Generation, Needs, Question
 
-from ..loop import RAG
+from ..loop import RAG, Ended
 from ..traces import Answer, Listener
 from .generation_cache import GenerationCache
 
@@ -69,10 +69,16 @@ class SharedRAG(RAG):
         self._saved += sum(found[key][1] for i, key in enumerate(keys) if first.get(key) != i)
         return [narrowed(found[key][0], needs) for key in keys]
 
-    def answer(self, questions: Sequence[Question], listener: Listener | None = None) -> list[Answer]:
+    def answer(
+        self,
+        questions: Sequence[Question],
+        listener: Listener | None = None,
+        *,
+        ended: Ended | None = None,
+    ) -> list[Answer]:
         """As :meth:`RAG.answer`."""
         before = self._saved
-        answers = super().answer(questions, listener)
+        answers = super().answer(questions, listener, ended=ended)
         for answer in answers:
             answer.counters.seconds += (self._saved - before) / len(answers)
         self.cache.save()  # before the answers are written: there is never one without what it came of

@@ -158,9 +158,9 @@ def record(
     """
     recorder = _Recorder(triggers)
     loop = replace(rag, trigger=recorder)
-    starts = range(0, len(questions), _CHUNK)
-    for start in tqdm(starts, desc=progress, unit=f"{_CHUNK} questions", disable=progress is None):
-        loop.answer(questions[start : start + _CHUNK])
+    with tqdm(total=len(questions), desc=progress, unit="question", disable=progress is None) as bar:
+        for start in range(0, len(questions), _CHUNK):
+            loop.answer(questions[start : start + _CHUNK], ended=bar.update)
     steps = [recorder.seen.get(q.id) or [Step("", "", dict.fromkeys(triggers, 0.0))] for q in questions]
     return RetrievalTrajectory(questions, steps)
 

@@ -1,0 +1,249 @@
+"""A store's bytes do not depend on when parts of a shard were written; the bar moves with every batch."""
+
+import hashlib
+import itertools
+import json
+from typing import ClassVar
+
+import numpy as np
+import pytest
+from fake_lm import SPEC, FakeLM, FakeRetriever, passage
+from probers.datagen import filling
+from probers.datagen.filling import PART, fill
+from probers.datagen.labels.cot import CotBuilder
+from probers.datagen.labels.wiki import WikiBuilder
+
+from probers import FeatureStore
+from probers.commands import main as cli
+from probers.data.articles import open_articles
+from probers.data.articles.cuts import CutPlan
+from probers.data.questions import Excluded, QuestionSet
+from probers.engine.batch_size import Batches
+from probers.entities import Recogniser
+from probers.equivalence import EntityMatcher
+from probers.prompts import PromptTemplate
+from probers.store.spec import FeatureSpec
+from probers.types import Needs, Question
+
+RULES = Recogniser("rules", fine=True, quiet=True)
+TEXTS = (" Spain, a country.", " Lisbon, a city.", " Anna.", " a long time ago it was so.")
+ARTICLE = "It lies in Spain today. It is near Madrid today. It was led by Anna Berg then."
+NEVER, ALWAYS = 0.0, 2 * PART
+
+
+def contents(folder):
+    files = sorted(p for p in folder.rglob("*") if p.is_file())
+    return {str(p.relative_to(folder)): hashlib.sha256(p.read_bytes()).hexdigest() for p in files}
+
+
+class Killed(Exception):
+    """Stands for a kill: nothing is tidied up."""
+
+
+class Scripted(FakeLM):
+    """Writes one of a few texts, drawn by the prompt, with states that tell the batch; dies at some batch."""
+
+    batch = 3
+
+    def __init__(self, dies_at=None):
+        super().__init__(lambda prompt: TEXTS[hash_of(prompt) % len(TEXTS)])
+        self.dies_at = dies_at
+
+    def generate(self, prompts, **options):
+        if len(self.batches) == self.dies_at:
+            raise Killed
+        return super().generate(prompts, **options)
+
+    def _states(self, text, needs, n):
+        return super()._states(text, needs, n) + np.float32(0.5)
+
+
+def hash_of(text):
+    return hashlib.sha256(text.encode()).digest()[0]
+
+
+def wiki(tmp_path, lm, pool="mean"):
+    file = tmp_path / "articles.jsonl"
+    articles = (
+        {"title": f"T{i}", "sentences": f"{ARTICLE} It has {i} gates.".split(". ")} for i in range(11)
+    )
+    file.write_text("\n".join(map(json.dumps, articles)))
+    plan = CutPlan(open_articles(str(file)), RULES, per_article=2, within=None, seed=0)
+    needs = Needs((2,), pool=pool, attention=True)
+    prompt = PromptTemplate("radio", article="About {title}:")
+    return WikiBuilder(lm, plan, needs, EntityMatcher(wordnet=""), RULES, prompt)
+
+
+def tokens(tmp_path, lm):
+    return wiki(tmp_path, lm, "tokens")
+
+
+def cot(tmp_path, lm):
+    asked = [Question(f"q{i}", f"Where is {i} ?", ("Spain",), split="train", group=str(i)) for i in range(11)]
+    return CotBuilder(
+        lm, QuestionSet(asked, Excluded(), {}), FakeRetriever(lambda query: [passage(f"All about {query}")]),
+        PromptTemplate("plain"), Needs((2,), attention=True), label="acc", acc="substring",
+    )  # fmt: skip
+
+
+def filled(tmp_path, name, make, lm, step, *, size=7):
+    """A store filled with a clock that goes on by ``step`` whenever it is asked."""
+    store = FeatureStore.create(tmp_path / name, FeatureSpec(SPEC, (2,), 4), config={})
+    clock = itertools.count(0, step) if step else itertools.repeat(0.0)
+    fill(store, make(tmp_path, lm), shard_size=size, clock=lambda: next(clock))
+    store.finish({})
+    return store
+
+
+MAKERS = pytest.mark.parametrize("make", [wiki, tokens, cot])
+
+
+@MAKERS
+def test_the_bytes_do_not_depend_on_the_time(tmp_path, make, monkeypatch):
+    parts = []
+    write = FeatureStore.write_shard
+
+    def watched(self, index, *given, **named):
+        parts.append(self.path.name)
+        write(self, index, *given, **named)
+
+    monkeypatch.setattr(FeatureStore, "write_shard", watched)
+    filled(tmp_path, "whole", make, Scripted(), NEVER)
+    assert set(parts) == {"whole"}
+    filled(tmp_path, "parted", make, Scripted(), ALWAYS)
+    assert parts.count("unfinished") > 2 * parts.count("parted") > 2  # one for each batch
+    assert contents(tmp_path / "whole") == contents(tmp_path / "parted")
+
+
+@MAKERS
+@pytest.mark.parametrize("step", [NEVER, ALWAYS])
+def test_a_run_killed_between_two_batches_ends_in_the_same_bytes(tmp_path, make, step):
+    whole = filled(tmp_path, "whole", make, Scripted(), NEVER)
+    asked = []
+    for dies_at in (1, 2, 1, None):
+        lm = Scripted(dies_at)
+        try:
+            filled(tmp_path, "killed", make, lm, step)
+        except Killed:
+            assert dies_at is not None
+        asked += lm.prompts
+    assert contents(tmp_path / "killed") == contents(whole.path)
+    again = len(asked) - len(set(asked))
+    assert again == 0 if step == ALWAYS else again > 0  # what was kept is not made twice
+
+
+def test_parts_of_another_shard_or_that_are_damaged_are_not_used(tmp_path):
+    whole = contents(filled(tmp_path, "whole", wiki, Scripted(), NEVER).path)
+
+    def killed(name):
+        with pytest.raises(Killed):
+            filled(tmp_path, name, wiki, Scripted(2), ALWAYS)
+        return tmp_path / name / "unfinished"
+
+    files = {"manifest.json", "shards/00000.json", "shards/00000.parquet", "shards/00001.safetensors"}
+    for number, file in enumerate(sorted(files)):
+        found = killed(f"damaged{number}") / file
+        found.write_bytes(found.read_bytes()[:-9])
+        filled(tmp_path, f"damaged{number}", wiki, Scripted(), NEVER)
+        assert contents(tmp_path / f"damaged{number}") == whole, file
+    (killed("half") / "manifest.json").unlink()  # it was being removed
+    lm = Scripted()
+    filled(tmp_path, "half", wiki, lm, NEVER)
+    assert contents(tmp_path / "half") == whole and len(lm.prompts) == 22
+    killed("other")
+    (tmp_path / "articles.jsonl").unlink()
+    store = filled(tmp_path, "other", wiki, Scripted(), NEVER, size=5)  # other work in the shard
+    assert sorted(store.table()["id"]) == sorted(FeatureStore.open(tmp_path / "whole").table()["id"])
+    assert not (store.path / "unfinished").exists()
+
+
+@pytest.mark.parametrize("arguments", [["source=cot"], ["--source", "wiki", "negatives=untouched"]])
+def test_of_the_real_model_too(tmp_path, monkeypatch, arguments):
+    """Interrupted after every part and every shard, in batches whose numbers depend on who is in them."""
+    arguments = [*arguments, "limit=9", "shard_size=10", "batch_size=4", "layers=[6,12]"]
+    cli.run("datagen", [*arguments, f"out={tmp_path}/whole"])
+    monkeypatch.setattr(filling, "PART", 0.0)
+    write, runs = FeatureStore.write_shard, 0
+    for _ in range(60):
+        written = []
+
+        def once(self, *given, written=written, **named):
+            if written:
+                raise Killed
+            write(self, *given, **named)
+            written.append(1)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(FeatureStore, "write_shard", once)
+            try:
+                cli.run("datagen", [*arguments, f"out={tmp_path}/killed"])
+            except Killed:
+                runs += 1
+                continue
+        break
+    assert runs > 4
+    names = ("shards", "manifest.json")
+    whole, killed = (contents(tmp_path / name) for name in ("whole", "killed"))
+    chosen = [{k: v for k, v in found.items() if k.startswith(names)} for found in (whole, killed)]
+    assert chosen[0] == chosen[1] and set(whole) == set(killed)
+
+
+class Bar(filling.tqdm):
+    """A bar that remembers how it moved."""
+
+    made: ClassVar[list["Bar"]] = []
+
+    def __init__(self, *args, **options):
+        self.moves, self.told, self.wrote = [], [], []
+        super().__init__(*args, **options | {"disable": False})
+        Bar.made.append(self)
+
+    def update(self, n=1):
+        self.moves.append(n)
+        return super().update(n)
+
+    def set_postfix_str(self, s="", refresh=True):
+        self.told.append(s)
+        super().set_postfix_str(s, refresh)
+
+
+@pytest.mark.parametrize("make", [wiki, cot])
+def test_the_bar_moves_with_every_batch_and_ends_at_its_total(tmp_path, make, monkeypatch):
+    monkeypatch.setattr(Bar, "made", [])
+    monkeypatch.setattr(filling, "tqdm", Bar)
+    with pytest.raises(Killed):
+        filled(tmp_path, "s", make, Scripted(3 if make is cot else 2), ALWAYS)
+    store = filled(tmp_path, "s", make, Scripted(), ALWAYS)
+    first, second = Bar.made
+    assert first.total == second.total == 11
+    assert first.initial == 0 < sum(first.moves) == second.initial
+    assert second.initial + sum(second.moves) == second.n == 11
+    assert all(n >= 0 for n in [*first.moves, *second.moves]) and len(second.told) > 2
+    assert "tokens/s" in second.told[-1] and f"{len(store)} labels" not in second.told[-1]  # of this run
+
+
+def test_the_first_example_is_shown_once_and_steers_no_terminal(tmp_path, capsys):
+    lm = FakeLM(lambda prompt: " Spain\x1b[2J\u202e, a\ncountry.")
+    lm.batch = 3
+    filled(tmp_path, "s", cot, lm, NEVER)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == [
+        "the first example:",
+        "  prompt: Where is 0 ?",
+        "  model:  Spain [2J , a country.",
+        "  label:  right (Spain [2J , a country.; expected: Spain)",
+    ]
+
+
+def test_known_work_leaves_the_other_batches_as_they_are():
+    lengths = [5, 9, 7, 3, 8, 6, 4]
+
+    def batches(known):
+        made = Batches(2, "cpu").each(lengths, lambda chosen: [(i, *chosen) for i in chosen], known=known)
+        return [list(batch) for batch in made]
+
+    whole = batches(())
+    assert [len(batch) for batch in whole] == [2, 2, 2, 1] and whole[0] == [1, 4]
+    assert batches({1, 4}) == whole[1:]
+    assert batches({2, 5}) == [whole[0], *whole[2:]]
+    assert batches(range(7)) == []
