@@ -16,7 +16,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice, takewhile
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
@@ -50,14 +49,14 @@ class Unfinished:
         from .labels.base import Examples
 
         self._store, self._names, self._clock = store, names, clock
-        self._path = store.path / _FOLDER
+        self._path = store.path / _FOLDER / "parts"
         self._config = {"shard_of": store.config, "names": list(names)}
         self._parts: FeatureStore | None = None
         self._all, self._new = Examples(), Examples()
         if (self._path / MANIFEST).exists():
             self._resume()
         else:  # the rest of one that was being removed
-            _remove(self._path)
+            _remove(self._store)
         self._begun = clock()
 
     def _resume(self) -> None:
@@ -65,7 +64,7 @@ class Unfinished:
         try:
             self._parts = self._create()
         except UserError:
-            _remove(self._path)
+            _remove(self._store)
             return
         for index in written_shards(self._path):
             rows, states, _, left_out = self._parts.read_shard(index)
@@ -91,7 +90,8 @@ class Unfinished:
     def _write_part(self) -> None:
         from .labels.base import Examples
 
-        self._parts = self._parts or self._create()
+        if self._parts is None:
+            self._parts = self._create()
         _write(self._parts, self._new, [])
         self._new, self._begun = Examples(), self._clock()
 
@@ -99,12 +99,14 @@ class Unfinished:
         """Write the shard, which covers the units of these ids."""
         self._all.sort(self._names)
         _write(self._store, self._all, units)
-        _remove(self._path)
+        _remove(self._store)
 
 
-def _remove(parts: Path) -> None:
-    if parts.exists():
-        shutil.rmtree(parts)
+def _remove(store: FeatureStore) -> None:
+    """Remove the parts in the folder of a store, with what is remembered of their checksums beside them."""
+    folder = store.path / _FOLDER
+    if folder.exists():
+        shutil.rmtree(folder)
 
 
 def _write(store: FeatureStore, examples: Examples, units: Sequence[str]) -> None:
@@ -224,7 +226,7 @@ def fill(
             shard.finish([unit.id for unit in units])
             progress.end()
         bar.update(builder.items - bar.n)
-    _remove(store.path / _FOLDER)  # what a kill right after the last shard left
+    _remove(store)  # what a kill right after the last shard left
 
 
 def _shards(

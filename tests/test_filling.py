@@ -111,7 +111,7 @@ def test_the_bytes_do_not_depend_on_the_time(tmp_path, make, monkeypatch):
     filled(tmp_path, "whole", make, Scripted(), NEVER)
     assert set(parts) == {"whole"}
     filled(tmp_path, "parted", make, Scripted(), ALWAYS)
-    assert parts.count("unfinished") > 2 * parts.count("parted") > 2  # one for each batch
+    assert parts.count("parts") > 2 * parts.count("parted") > 2  # one for each batch
     assert contents(tmp_path / "whole") == contents(tmp_path / "parted")
 
 
@@ -138,7 +138,7 @@ def test_parts_of_another_shard_or_that_are_damaged_are_not_used(tmp_path):
     def killed(name):
         with pytest.raises(Killed):
             filled(tmp_path, name, wiki, Scripted(2), ALWAYS)
-        return tmp_path / name / "unfinished"
+        return tmp_path / name / "unfinished/parts"
 
     files = {"manifest.json", "shards/00000.json", "shards/00000.parquet", "shards/00001.safetensors"}
     for number, file in enumerate(sorted(files)):
