@@ -81,8 +81,8 @@ class Method:
 
     def judged_by(self, matcher: EntityMatcher | None) -> Method:
         """The same method; a trigger that judges answers by their meaning does so by this matcher."""
-        options = self.trigger.options
-        return self.with_options(matcher=matcher) if options.get("matcher", matcher) is None else self
+        asks = self.trigger.options.get("matcher", self) is None
+        return self.with_options(matcher=matcher) if asks and matcher is not None else self
 
     def loop(self, rag: RAG) -> RAG:
         """The loop with its trigger and query."""
