@@ -253,6 +253,7 @@ class Compare(_Answering):
     triggers: list[Name]
     methods: Mapping[str, Mapping[str, Any]]
     queries: list[Name | Mapping[str, Any]] | None
+    vary: Mapping[str, Mapping[str, list[Any]]]
     match: Name | None
     wrong: Name
     sweep: Natural

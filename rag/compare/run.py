@@ -21,7 +21,7 @@ from ..contamination import Contamination
 from ..triggers.never import Never
 from .curves import record_all, rerun_all
 from .findings import Findings, write
-from .methods import Method, MethodRun, build_methods, complete, parts_of
+from .methods import Method, MethodRun, build_methods, complete, parts_of, vary, with_retrievers
 from .shared_generations import GenerationCache, SharedRAG, joined
 from .thresholds import Tuned, tune_once
 
@@ -39,6 +39,7 @@ def run(cfg: DictConfig) -> Path:
         raise UserError(f"wrong={cfg.wrong} is no figure to judge answers by: choose {RULES}")
     asked = build(cfg.questions)
     notes = complete(cfg)
+    vary(cfg)
     banks: dict[str, ProbeBank] = {}
 
     @cache
@@ -83,6 +84,7 @@ def run(cfg: DictConfig) -> Path:
         **loop_options(cfg),
         cache=GenerationCache(megabytes=cfg.memory),
     )
+    methods = with_retrievers(methods, corpus)
     for method in methods:  # a trigger that refuses the model does so before anything runs
         method.loop(rag)
     if split != "test":
