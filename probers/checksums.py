@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from .files import canonical_json, digest, read_json, regular, write_text
+from .files import canonical_json, digest, read_json, read_text, regular, write_text
 from .types import RunError, first_line
 
 _BLOCK = 1 << 20  # bytes
@@ -80,6 +80,27 @@ def unsealed(path: Path, *, older: bool = True) -> dict[str, Any]:
         ValueError: says how it is damaged.
     """
     return unseal(read_json(path), older=older)
+
+
+def sealed_lines(values: Iterable[Mapping[str, Any]]) -> str:
+    """JSON lines, each with its own checksum."""
+    return "".join(f"{json.dumps(seal(v), ensure_ascii=False, allow_nan=False)}\n" for v in values)
+
+
+def unsealed_lines(path: Path) -> list[dict[str, Any]]:
+    """What was given to :func:`sealed_lines`.
+
+    Raises:
+        OSError: it is not there, or cannot be read.
+        ValueError: says which line is damaged, and how.
+    """
+    found = []
+    for number, line in enumerate(read_text(path).removesuffix("\n").split("\n"), 1):
+        try:
+            found.append(unseal(json.loads(line), older=False))
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"is damaged in line {number} ({first_line(error)})") from error
+    return found
 
 
 def made_once(path: Path, make: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:

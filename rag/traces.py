@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from probers.checksums import seal, unseal
+from probers.checksums import sealed_lines, unseal
 from probers.evaluation.answers import final_answer
 from probers.files import regular, write_bytes, writing
 from probers.prompts import PromptTemplate
@@ -348,5 +348,4 @@ def _answers(answer: Answer, question: Question) -> bool:
 
 
 def _lines(answers: Iterable[Answer]) -> bytes:
-    dumped = (json.dumps(seal(answer.trace), ensure_ascii=False, allow_nan=False) for answer in answers)
-    return "".join(f"{line}\n" for line in dumped).encode()
+    return sealed_lines(answer.trace for answer in answers).encode()

@@ -9,7 +9,8 @@ import pytest
 import torch
 from fake_lm import SPEC
 from probers.rag.triggers import Adaptive, State
-from probers.train.question_classifier import Labelled, measure, strategies_of, write_card
+from probers.train.question_classifier import measure, write_card
+from probers.train.strategies import Labelled, label, of_store
 from safetensors.numpy import load_file, save_file
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
@@ -174,7 +175,7 @@ def test_labels_are_the_cheapest_strategy_that_answers_right(tmp_path):
     ]  # fmt: skip
     store.write_shard(0, rows, np.zeros((len(rows), 1, 4), dtype=np.float32))
     store.finish({})
-    found = strategies_of(FeatureStore.open(tmp_path))
+    found = label(of_store(FeatureStore.open(tmp_path)), {})[0]
     assert found == {
         "train": Labelled(
             ["both?", "closed only?", "with only?", "neither?"],
@@ -302,7 +303,7 @@ def test_the_command_trains_measures_and_writes_what_the_trigger_takes(tmp_path,
         "seen.json",
     ]  # fmt: skip
     figures = json.loads((out / "metrics.json").read_text())
-    test = strategies_of(store)["test"]
+    test = label(of_store(store), {})[0]["test"]
     assert figures["splits"]["test"]["n"] == len(test.questions) == 30
     assert figures["splits"]["train"]["groups"] == 30
     trained = figures["detectors"]["classifier"]
@@ -325,12 +326,18 @@ def test_the_command_trains_measures_and_writes_what_the_trigger_takes(tmp_path,
     assert "complete" in capsys.readouterr().out
 
 
+def both(chances):
+    return {"classifier": chances, "shuffled labels": chances}
+
+
 def test_the_card_names_no_folder_of_this_machine_and_markup_in_a_name_stays_text(tmp_path):
     test = Labelled(["a", "b"], ["no", "multi"], ["g", "h"])
     chances = np.array([[0.6, 0.3, 0.1], [0.5, 0.1, 0.4]])
-    figures = measure(test, chances, chances, "no", resamples=100, seed=0) | {"splits": {}}
+    figures = measure(test, both(chances), "no", resamples=100, seed=0) | {
+        "splits": {}, "base": None, "labels": {"tried": ["no", "single"], "rule": "em", "unanswered": {}},
+    }  # fmt: skip
     model = f"{tmp_path}/models/Small\n---\n<b>`x`|[y](z)"
-    card = write_card(figures, model=model, data=tmp_path / "cot", out=tmp_path / "a;b")
+    card = write_card(figures, model=model, data=[tmp_path / "cot"], out=tmp_path / "a;b")
     assert str(tmp_path) not in card and "`cot`" in card and "trigger.classifier=CLASSIFIER\n" in card
     assert "# How often to retrieve for a question, for Small --- \\<b\\>\\`x\\`\\|[y\\](z)\n" in card
     assert "by `Small --- <b>'x'|[y](z)`:" in card and card.count("\n---\n") == 1
@@ -348,7 +355,7 @@ def test_where_the_words_say_nothing_the_command_says_so(tmp_path, capsys):
 def test_figures_are_counted_by_hand():
     test = Labelled(["a", "b", "c", "d"], ["no", "no", "single", "multi"], ["g", "g", "h", "i"])
     chances = np.array([[0.6, 0.3, 0.1], [0.3, 0.6, 0.1], [0.2, 0.7, 0.1], [0.5, 0.1, 0.4]])
-    found = measure(test, chances, chances, "no", resamples=100, seed=0)
+    found = measure(test, both(chances), "no", resamples=100, seed=0)
     assert found["confusion"] == [[1, 1, 0], [0, 1, 0], [1, 0, 0]]
     assert found["detectors"]["classifier"]["accuracy"] == found["detectors"]["majority"]["accuracy"] == 0.5
     # Scores -0.3, 0.3 where "no" is right; 0.5, -0.1 where it is not: 3 of 4 pairs in order.
@@ -366,7 +373,7 @@ def test_intervals_are_of_groups_not_of_questions():
     pairs = Labelled(["?"] * 20, ["no", "multi"] * 10, [str(i // 2) for i in range(20)])
     alone = pairs._replace(groups=[str(i) for i in range(20)])
     bounds = [
-        measure(part, chances, chances, "no", resamples=200, seed=0)["detectors"]["classifier"]["accuracy_ci"]
+        measure(part, both(chances), "no", resamples=200, seed=0)["detectors"]["classifier"]["accuracy_ci"]
         for part in (pairs, alone)
     ]
     assert bounds[0] == [0.5, 0.5]
@@ -378,7 +385,7 @@ def test_intervals_are_of_groups_not_of_questions():
     [
         (["epochs=3"], "epochs=3 means nothing there"),
         (["split=[0.6,0.2,0.2]"], "split=.* means nothing there"),
-        (["data=[a,b]"], "head=adaptive reads one store"),
+        (["data=[a,b]"], "a is no feature store"),
         (["resamples=3"], "resamples=3 must be a whole number of 100 or more"),
         ([], "there is none under runs/: 'probers-datagen --source cot' makes one"),
         (["data=nowhere"], "nowhere"),

@@ -1,85 +1,127 @@
-"""``probers-train head=adaptive``: a classifier of questions, trained on which strategy answered right.
-
-As a store of ``probers-datagen --source cot`` says (Adaptive-RAG, Jeong et al. 2024): "no" where
-the closed-book answer is right, else "single" where the answer with passages is, else "multi".
-"""
+"""``probers-train head=adaptive``: a classifier of questions, trained on which strategy answered right."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from omegaconf import DictConfig
 
-from probers.bank.question_classifier import STRATEGIES
+from probers.bank.question_classifier import STRATEGIES, AdaptiveClassifier
 from probers.commands.config import compose
-from probers.commands.parts import build, record_of
+from probers.commands.parts import build, inputs, record_of
 from probers.commands.runs import RunFolder, newest_store
-from probers.data.overlap import Seen
 from probers.evaluation.bootstrap import Bootstrap
 from probers.evaluation.metrics import auroc
 from probers.files import canonical_json, write_text
+from probers.options import Count, Positive
 from probers.pages import public_model, public_path, render
-from probers.store.files import fingerprint
-from probers.store.store import FeatureStore
-from probers.types import SPLITS, UserError
+from probers.types import UserError
 
 from .controls import SHUFFLED
 from .evaluate import as_figures
+from .strategies import Answers, Bias, Labelled, joined, label, read, seen
 from .tables import bounded, number
 
-#: ``_target_`` of the head by which ``probers-train`` knows that it is meant.
-TARGET = "probers.bank.question_classifier.AdaptiveClassifier.fit"
+#: The heads that are classifiers of questions: of words, and a T5 that writes letters.
+TARGETS = ("probers.train.question_classifier.Words", "probers.train.letter_classifier.Letters")
 _USED = ("data", "out", "suffix", "head", "resamples", "seed", "overwrite", "wait", "checksums")
 
 #: What the figures are of.
-CLASSIFIER, MAJORITY = "classifier", "majority"
+CLASSIFIER, MAJORITY, WORDS = "classifier", "majority", "words alone"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Words:
+    """How the classifier of words is fitted.
+
+    Attributes:
+        bias: as of :func:`.strategies.label`.
+        c: inverse strength of the L2 penalty.
+        min_count: words and pairs of words of fewer questions are left out.
+    """
+
+    bias: Bias
+    c: Positive = 1.0
+    min_count: Count = 2
+
+    def fit(self, labelled: Mapping[str, Labelled], *, seed: int, device: str) -> AdaptiveClassifier:
+        """Fit it to the training questions.
+
+        Raises:
+            UserError: they cannot be learned from.
+        """
+        train = labelled["train"]
+        return AdaptiveClassifier.fit(train.questions, train.strategies, c=self.c, min_count=self.min_count)
 
 
 def run(cfg: DictConfig) -> Path:
-    """Train the classifier on a store's questions, measure it on its test questions; returns its folder.
+    """Train the classifier on what was tried, measure it on test questions; returns its folder.
 
     Raises:
         UserError: before anything is written, for whatever is wrong with the request.
     """
     _refuse_unused(cfg)
-    path = _store(cfg.data)
-    print(f"reading {path}", flush=True)
-    store = FeatureStore.open(path, checksums=cfg.checksums)
-    labelled = strategies_of(store)
+    settings = build(cfg.head)
+    paths = _data(cfg.data)
+    print(f"reading {', '.join(map(str, paths))}", flush=True)
+    parts = [read(path, checksums=cfg.checksums) for path in paths]
+    answers = joined(parts)
+    labelled, record = label(answers, settings.bias)
     for split in ("train", "test"):
         if split not in labelled:
-            raise UserError(f"the store {path} has no {split} question answered without and with passages")
+            told = ", ".join(map(str, paths))
+            raise UserError(f"{told} has no {split} question that every strategy was tried on")
     train, test = labelled["train"], labelled["test"]
-    classifier = build(cfg.head, train.questions, train.strategies)
-    name = ",".join([f"{path.name}-adaptive", *filter(None, [cfg.suffix])])
+    words = settings if isinstance(settings, Words) else Words(bias=settings.bias)
+    by_words = words.fit(labelled, seed=cfg.seed, device=cfg.device)  # says what cannot be learned from
+    kind = "adaptive" if words is settings else "adaptive_t5"
+    name = ",".join([f"{'+'.join(path.name for path in paths)}-{kind}", *filter(None, [cfg.suffix])])
     out = Path(cfg.out or Path("runs/train", name))
-    config = {key: record_of(cfg)[key] for key in _USED}
-    config |= {"data": str(path), "inputs": {"store": fingerprint(path)}}
-    folder = RunFolder(out, "train", config)
+    folder = RunFolder(out, "train", _identity(cfg, parts))
     if not folder.begin(what="classifier"):
         return out
-    drawn = np.random.default_rng(cfg.seed).permutation(train.strategies).tolist()
-    shuffled = build(cfg.head, train.questions, drawn)
+    if words is settings:
+        classifier = by_words
+        drawn = np.random.default_rng(cfg.seed).permutation(train.strategies).tolist()
+        shuffled = words.fit({"train": train._replace(strategies=drawn)}, seed=cfg.seed, device=cfg.device)
+        control = {SHUFFLED: shuffled.probabilities(test.questions)}
+    else:
+        classifier = settings.fit(labelled, seed=cfg.seed, device=cfg.device)
+        control = {WORDS: by_words.probabilities(test.questions)}
+    chances = {CLASSIFIER: classifier.probabilities(test.questions), **control}
     majority = Counter(train.strategies).most_common(1)[0][0]
-    figures = measure(
-        test, classifier.probabilities(test.questions), shuffled.probabilities(test.questions), majority,
-        resamples=cfg.resamples, seed=cfg.seed,
-    )  # fmt: skip
+    figures = measure(test, chances, majority, resamples=cfg.resamples, seed=cfg.seed)
     figures["splits"] = {name: _split(part) for name, part in sorted(labelled.items())}
-    _seen(store).save(out)
+    figures["labels"] = record
+    figures["base"] = None if words is settings else public_model(settings.model)
+    seen(answers.rows).save(out)
     classifier.save(out)
     write_text(out / "metrics.json", canonical_json(figures))
-    write_text(out / "README.md", write_card(figures, model=store.spec.model.id, data=path, out=out))
-    folder.finish({"model": store.spec.model.id, "accuracy": figures["detectors"][CLASSIFIER]["accuracy"]})
+    write_text(out / "README.md", write_card(figures, model=answers.model, data=paths, out=out))
+    accuracy = figures["detectors"][CLASSIFIER]["accuracy"]
+    folder.finish({"model": answers.model, "accuracy": accuracy})
     print(table(figures))
-    print(f"wrote a classifier of questions with {len(classifier.terms)} terms to {out}")
+    size = f"{len(classifier.terms)} terms" if words is settings else f"a fine-tuned {figures['base']}"
+    print(f"wrote a classifier of questions with {size} to {out}")
     print(f'next: probers-rag question="..." trigger=adaptive query=last_sentence trigger.classifier={out}')
     return out
+
+
+def _identity(cfg: DictConfig, parts: list[Answers]) -> dict[str, Any]:
+    """The configuration with the inputs named by content."""
+    config = {key: record_of(cfg)[key] for key in _USED}
+    stores: Any = [part.fingerprint for part in parts]
+    paths: Any = [str(part.path) for part in parts]
+    if len(parts) == 1:
+        stores, paths = stores[0], paths[0]
+    base = {"model": inputs(cfg.head.model)} if "model" in cfg.head else {}
+    return config | {"data": paths, "inputs": {"store": stores, **base}}
 
 
 def _refuse_unused(cfg: DictConfig) -> None:
@@ -87,78 +129,26 @@ def _refuse_unused(cfg: DictConfig) -> None:
     for key in map(str, defaults):
         if key not in (*_USED, "device", "logger", "save_every") and cfg[key] != defaults[key]:
             raise UserError(
-                f"head=adaptive is fitted in one go to the words of the store's own training questions, and "
-                f"{key}={cfg[key]} means nothing there: leave it out"
+                f"a classifier of questions takes its options as head.NAME, and {key}={cfg[key]} means nothing "
+                "there: leave it out"
             )
 
 
-def _store(given: Any) -> Path:
-    """The store to read: the one given, or the newest complete one with answered questions."""
+def _data(given: Any) -> list[Path]:
+    """What to read: the runs and stores given, or the newest complete store with answered questions."""
     if given is not None:
-        if not isinstance(given, str):
-            raise UserError(
-                f"data={list(given)}: head=adaptive reads one store; FeatureStore.merge joins several"
-            )
-        return Path(given)
+        paths = [Path(str(path)) for path in ([given] if isinstance(given, str) else given)]
+        if not paths:
+            raise UserError("data=[] names no run or store: give a folder, or several")
+        return paths
     found = newest_store("cot")
     if found is None:
         raise UserError(
             "head=adaptive needs a store of answered questions and there is none under runs/: "
-            "'probers-datagen --source cot' makes one, or pass data=FOLDER"
+            "'probers-datagen --source cot' makes one, or pass data=FOLDER, also of 'probers-compare "
+            "method=adaptive_data'"
         )
-    return found
-
-
-class Labelled(NamedTuple):
-    """Questions (n) with the cheapest strategy that answers each right, and the groups they are of."""
-
-    questions: list[str]
-    strategies: list[str]
-    groups: list[str]
-
-
-def strategies_of(store: FeatureStore) -> dict[str, Labelled]:
-    """Questions and the cheapest strategy that answers each right, by split.
-
-    Args:
-        store: of ``probers-datagen --source cot``, with both conditions.
-
-    Returns:
-        The questions of each split; those without both conditions are left out.
-
-    Raises:
-        UserError: no question has both conditions.
-    """
-    right: dict[tuple[str, str], dict[str, Any]] = {}
-    columns = ["id", "group", "split", "question", "condition", "correct"]
-    for table in store.tables(columns) if store.spec.position == "generated" else ():
-        for id, group, split, question, condition, correct in table.itertuples(index=False):
-            entry = right.setdefault((id.rpartition("/")[0], split), {"text": question, "group": group})
-            entry[condition] = bool(correct)
-    found: dict[str, Labelled] = {}
-    for (_, split), entry in right.items():
-        if not {"closed_book", "with_passages"} <= set(entry):
-            continue
-        strategy = "no" if entry["closed_book"] else "single" if entry["with_passages"] else "multi"
-        labelled = found.setdefault(split, Labelled([], [], []))
-        for column, value in zip(labelled, (entry["text"], strategy, entry["group"]), strict=True):
-            column.append(str(value))
-    if not found:
-        raise UserError(
-            f"the store {store.path} has no question that was answered both without and with passages: "
-            "make one with 'probers-datagen --source cot'"
-        )
-    return found
-
-
-def _seen(store: FeatureStore) -> Seen:
-    """The groups and questions of each split."""
-    found: dict[str, list[tuple[str, str, str]]] = {split: [] for split in SPLITS}
-    for table in store.tables():
-        columns = [table.get(name, [""] * len(table)) for name in ("dataset", "group", "question")]
-        for split, *text in zip(table["split"], *columns, strict=True):
-            found[split].append(tuple(text))
-    return Seen.of(found)
+    return [found]
 
 
 def _split(part: Labelled) -> dict[str, Any]:
@@ -169,31 +159,29 @@ def _split(part: Labelled) -> dict[str, Any]:
 
 
 def measure(
-    test: Labelled, chances: np.ndarray, shuffled: np.ndarray, majority: str, *, resamples: int, seed: int
+    test: Labelled, chances: Mapping[str, np.ndarray], majority: str, *, resamples: int, seed: int
 ) -> dict[str, Any]:
     """The figures of ``metrics.json`` on test questions.
 
     Args:
         test: the questions with their strategies.
-        chances: (n, 3) probabilities of the classifier.
-        shuffled: (n, 3) those of one trained on shuffled labels.
+        chances: (n, 3) probabilities of the classifier, and of those it is controlled with.
         majority: the most frequent strategy of the training questions.
         resamples: of the bootstrap over groups.
         seed: of its draws.
     """
     gold = np.array([STRATEGIES.index(s) for s in test.strategies])
-    predicted = chances.argmax(axis=1)
+    said = {name: each.argmax(axis=1) for name, each in chances.items()}
+    predicted = said[CLASSIFIER]
     bootstrap = Bootstrap(test.groups, resamples=resamples, seed=seed)
-    right = {
-        CLASSIFIER: predicted == gold,
-        MAJORITY: gold == STRATEGIES.index(majority),
-        SHUFFLED: shuffled.argmax(axis=1) == gold,
-    }
+    right = {CLASSIFIER: predicted == gold, MAJORITY: gold == STRATEGIES.index(majority)}
+    right |= {name: each == gold for name, each in said.items() if name != CLASSIFIER}
     wrong = (gold > 0).astype(int)
-    scores = {CLASSIFIER: _score(chances), SHUFFLED: _score(shuffled)} if 0 < wrong.sum() < len(wrong) else {}
+    tells = 0 < wrong.sum() < len(wrong)
+    scores = {name: _score(each) for name, each in chances.items()} if tells else {}
     aurocs = {name: bootstrap.interval(each, partial(auroc, wrong)) for name, each in scores.items()}
     pairs = {}
-    for name in (MAJORITY, SHUFFLED):
+    for name in [name for name in right if name != CLASSIFIER]:
         found = bootstrap.difference(right[CLASSIFIER], right[name])
         pair = {"diff": found.value, "ci95": [found.low, found.high]}
         pairs[f"{CLASSIFIER} vs {name}"] = {"accuracy": pair}
@@ -236,6 +224,7 @@ def table(figures: Mapping[str, Any]) -> str:
         "from the question alone",
         f"  {'':20}{'accuracy':22}AUROC, no or some retrieval",
     ]
+    lines.insert(1, f"labels: {_told(figures['labels'])}")
     for name, entry in figures["detectors"].items():
         shown = f"{name} ({figures['majority']})" if name == MAJORITY else name
         lines.append(f"  {shown:20}{bounded(entry, 'accuracy'):22}{bounded(entry, 'auroc')}".rstrip())
@@ -250,12 +239,21 @@ def table(figures: Mapping[str, Any]) -> str:
     return "\n".join([*lines, *(f"note: {note}" for note in _notes(figures))])
 
 
-def write_card(figures: Mapping[str, Any], *, model: str, data: Path, out: Path) -> str:
+def _told(labels: Mapping[str, Any]) -> str:
+    """Where the labels come from."""
+    none = ", ".join(f"{e['n']} of {name or 'no data set'} ({e['label']})" for name, e in labels["unanswered"].items())
+    if "multi" in labels["tried"]:
+        return f"all three strategies were tried (right by {labels['rule']}); none answers {none or 'no question'}"
+    return f"several retrievals were not tried; multi are questions that neither strategy answers: {none or 'none'}"
+
+
+def write_card(figures: Mapping[str, Any], *, model: str, data: Sequence[Path], out: Path) -> str:
     """The text of ``README.md``."""
     return render(
         "probers.train/question_classifier.md.j2",
-        figures=figures, model=public_model(model), data=public_path(data, "STORE"),
+        figures=figures, model=public_model(model), data=[public_path(path, "DATA") for path in data],
         out=public_path(out, "CLASSIFIER"), notes=_notes(figures), bounded=bounded,
+        tried="multi" in figures["labels"]["tried"],
     )  # fmt: skip
 
 

@@ -29,10 +29,10 @@ def run(cfg: DictConfig) -> Path:
     Raises:
         UserError: before anything is trained, for whatever is wrong with the request.
     """
-    from .question_classifier import TARGET
+    from .question_classifier import TARGETS
     from .question_classifier import run as run_classifier
 
-    if cfg.head.get("_target_") == TARGET:
+    if cfg.head.get("_target_") in TARGETS:
         return run_classifier(cfg)
     from probers.heads import factory
     from probers.store.store import FeatureStore

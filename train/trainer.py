@@ -184,7 +184,7 @@ def train(
         total=schedule.steps, initial=[0, *schedule.ends][done], unit="step", mininterval=0.3,
         desc=what or f"{len(set(filter(None, names)))} layers", disable=not schedule.steps,
     )  # fmt: skip
-    with bar, _quiet(), _memory_kept() if large else _one_thread():
+    with bar, quiet(), _memory_kept() if large else _one_thread():
         trainer = Trainer(
             **how.hardware(), max_epochs=len(schedule.ends) - done, num_sanity_val_steps=0,
             logger=_logger(how.logger, out, what), callbacks=[*callbacks, _Progress(bar, names)],
@@ -289,7 +289,7 @@ def _memory_kept() -> Iterator[None]:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Silence the trainer's remarks on hardware, workers and logging intervals."""
     loggers = [logging.getLogger(name) for name in ("lightning.pytorch", "lightning.fabric")]
     levels = [logger.level for logger in loggers]

@@ -1,32 +1,39 @@
 """Classifiers of questions: answer without passages, with one retrieval, or step by step.
 
 Adaptive-RAG (Jeong et al. 2024) decides from the question's text alone. Ours are trained by
-``probers-train head=adaptive``; any sequence classifier of transformers may stand in.
+``probers-train head=adaptive`` (words) or ``head=adaptive_t5`` (a T5 that writes A, B or C, as the
+paper's); any such model of transformers, and any sequence classifier, may stand in.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 
-from ..checksums import sealed, sha256, unsealed
+from ..checksums import check, sealed, sha256, take, unsealed
 from ..evaluation.baselines import logistic_regression
-from ..files import digest, regular, write_bytes, write_text
+from ..files import digest, regular, write_bytes, write_text, writing
 from ..options import check_record
 from ..types import UserError, first_line
 
 if TYPE_CHECKING:
     from sklearn.feature_extraction.text import TfidfVectorizer
+    from torch import Tensor
 
 #: From the cheapest to the dearest; columns of probabilities have this order.
 STRATEGIES = ("no", "single", "multi")
-_PAPER = ("A", "B", "C")  # the labels of Adaptive-RAG's classifier, in the same order
+LETTERS = ("A", "B", "C")  # the labels of Adaptive-RAG's classifier, in the same order
+#: Beside a fine-tuned model's files: their sizes and checksums.
+MODEL_FILE = "adaptive.json"
 _CONFIG, _WEIGHTS = "config.json", "adaptive.safetensors"
 _FORMAT, _SCHEMA = "probers-adaptive", 1
+_MODEL_FORMAT = "probers-adaptive-model"
 
 
 @dataclass(frozen=True)
@@ -199,20 +206,9 @@ class ModelClassifier:
     """
 
     def __init__(self, name: str) -> None:
-        from transformers import AutoModelForSequenceClassification, AutoTokenizer
-
-        try:
-            # The model first: of a folder without one the tokenizer's reason says nothing.
-            self._model = AutoModelForSequenceClassification.from_pretrained(
-                name, trust_remote_code=False, use_safetensors=True
-            ).eval()
-            self._tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
-        except Exception as error:  # a foreign folder can make the libraries raise anything
-            reason = first_line(error).rstrip(".")
-            raise UserError(
-                f"trigger.classifier={name} is no folder of 'probers-train head=adaptive', and no "
-                f"sequence-classification model either ({reason})"
-            ) from error
+        self._model, self._tokenizer = _pretrained(
+            "AutoModelForSequenceClassification", "sequence-classification", "trigger.classifier", name
+        )
         self._columns = _columns(self._model.config.id2label, name)
 
     def probabilities(self, questions: Sequence[str]) -> np.ndarray:
@@ -228,10 +224,111 @@ class ModelClassifier:
         return np.stack(rows) if rows else np.empty((0, len(STRATEGIES)))
 
 
+class LetterClassifier:
+    """A sequence-to-sequence model of transformers (T5) that writes A, B or C, as the paper's classifier.
+
+    A strategy's probability is the softmax over the logits of the three letters at the first place
+    that is written, as in the released code.
+
+    Args:
+        name: path or hub id. Code that comes with it is not run, and no pickled weights are read.
+        max_tokens: a longer question is cut; the released code's number.
+        option: where the user named it, for messages.
+
+    Raises:
+        UserError: there is no such model, it cannot be loaded so, its tokenizer does not tell the
+            letters apart, or a folder of ours was altered.
+    """
+
+    def __init__(self, name: str, *, max_tokens: int = 384, option: str = "trigger.classifier") -> None:
+        _check_files(Path(name))
+        self.model, self.tokenizer = _pretrained(
+            "AutoModelForSeq2SeqLM", "sequence-to-sequence", option, name
+        )
+        start = getattr(self.model.config, "decoder_start_token_id", None)
+        self._start = self.model.generation_config.decoder_start_token_id if start is None else start
+        #: First token of each letter.
+        self.letters = [
+            next(iter(self.tokenizer(letter, add_special_tokens=False).input_ids), None) for letter in LETTERS
+        ]
+        if self._start is None or None in self.letters or len(set(self.letters)) < len(LETTERS):
+            lacks = "no token to begin with" if self._start is None else "no token each for A, B and C"
+            raise UserError(f"{option}={name} cannot classify questions: it has {lacks}; take a T5")
+        self._max_tokens = max_tokens
+
+    def inputs(self, questions: Sequence[str]) -> dict[str, Any]:
+        """Token ids and attention mask of questions (n, longest), on the model's device."""
+        stripped = [question.strip() for question in questions]
+        found = self.tokenizer(
+            stripped, return_tensors="pt", padding=len(stripped) > 1, truncation=True,
+            max_length=self._max_tokens,
+        )  # fmt: skip
+        return {name: found[name].to(self.model.device) for name in ("input_ids", "attention_mask")}
+
+    def logits(self, questions: Sequence[str]) -> Tensor:
+        """(n, 3) of the letters at the first place that is written; as one batch."""
+        inputs = self.inputs(questions)
+        start = inputs["input_ids"].new_full((len(questions), 1), self._start)
+        return self.model(**inputs, decoder_input_ids=start).logits[:, 0, self.letters]
+
+    def probabilities(self, questions: Sequence[str]) -> np.ndarray:
+        """(n, 3) in the order of :data:`STRATEGIES`."""
+        import torch
+
+        with torch.inference_mode():  # one at a time: padding would move the last digits
+            rows = [self.logits([q])[0].double().softmax(dim=-1).cpu().numpy() for q in questions]
+        return np.stack(rows) if rows else np.empty((0, len(STRATEGIES)))
+
+    def save(self, folder: str | Path) -> None:
+        """Write the model's and tokenizer's files as transformers does, and ``adaptive.json`` last."""
+        folder = Path(folder)
+        with writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            with TemporaryDirectory(prefix=".model-", dir=folder) as whole:
+                self.model.save_pretrained(whole)
+                self.tokenizer.save_pretrained(whole)
+                written = sorted(file.name for file in Path(whole).iterdir())
+                for name in written:
+                    os.replace(Path(whole) / name, folder / name)
+        write_text(folder / MODEL_FILE, sealed({"format": _MODEL_FORMAT, "files": take(folder, written)}))
+
+
+def _pretrained(kind: str, what: str, option: str, name: str) -> tuple[Any, Any]:
+    """Model and tokenizer in a folder, or of a hub id; ``option`` is where the user named it."""
+    import transformers
+
+    try:
+        # The model first: of a folder without one the tokenizer's reason says nothing.
+        model = (
+            getattr(transformers, kind)
+            .from_pretrained(name, trust_remote_code=False, use_safetensors=True)
+            .eval()
+        )
+        return model, transformers.AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+    except Exception as error:  # a foreign folder can make the libraries raise anything
+        reason = first_line(error).rstrip(".")
+        raise UserError(
+            f"{option}={name} is no folder of 'probers-train head=adaptive', and no {what} model either "
+            f"({reason})"
+        ) from error
+
+
+def _check_files(folder: Path) -> None:
+    """Refuse a fine-tuned model whose files are not as they were written (UserError)."""
+    try:
+        wrong = check(folder, unsealed(folder / MODEL_FILE)["files"])
+    except (FileNotFoundError, NotADirectoryError):
+        return  # another's
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        wrong = MODEL_FILE, first_line(error)
+    if wrong is not None:
+        raise UserError(f"the classifier {folder} is damaged ({' '.join(wrong)}): train it again")
+
+
 def _columns(labels: dict[int, str], name: str) -> list[int]:
     """Where a model's logits have the strategies, in their order."""
     place = {str(label).lower(): int(column) for column, label in labels.items()}
-    for names in (STRATEGIES, _PAPER):
+    for names in (STRATEGIES, LETTERS):
         wanted = [each.lower() for each in names]
         if set(wanted) == set(place) and sorted(place.values()) == list(range(len(names))):
             return [place[each] for each in wanted]
@@ -247,7 +344,23 @@ def load_classifier(name: str) -> Classifier:
     Raises:
         UserError: neither is there.
     """
-    return AdaptiveClassifier.load(name) if (Path(name) / _WEIGHTS).exists() else ModelClassifier(name)
+    if (Path(name) / _WEIGHTS).exists():
+        return AdaptiveClassifier.load(name)
+    return LetterClassifier(name) if _writes_letters(name) else ModelClassifier(name)
+
+
+def _writes_letters(name: str) -> bool:
+    """Whether a model of transformers writes text of its own after reading another."""
+    from transformers import AutoConfig
+
+    if (Path(name) / MODEL_FILE).exists():
+        return True
+    try:
+        config = AutoConfig.from_pretrained(name, trust_remote_code=False)
+    except Exception:  # what is wrong with it is said when it is loaded
+        return False
+    classifies = any(kind.endswith("ForSequenceClassification") for kind in config.architectures or ())
+    return bool(config.is_encoder_decoder) and not classifies
 
 
 def _vectorizer(**options: Any) -> TfidfVectorizer:

@@ -344,7 +344,7 @@ def newest_classifier(*, model: str, root: Path = Path("runs")) -> Path | None:
     """The newest complete classifier of questions, trained on answers of a model."""
 
     def fits(folder: Path, _: Mapping[str, Any]) -> bool:
-        return _config(folder).get("format") == "probers-adaptive"
+        return _config(folder).get("format") == "probers-adaptive" or (folder / "adaptive.json").exists()
 
     return newest_run("train", fits, model=model, root=root)
 

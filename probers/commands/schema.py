@@ -249,6 +249,7 @@ class Compare(_Answering):
     """``probers-compare``."""
 
     out: Name
+    split: Literal["test", "all"]
     validation: Count | None
     triggers: list[Name]
     methods: Mapping[str, Mapping[str, Any]]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from omegaconf import DictConfig
 
+from probers.checksums import sealed_lines
 from probers.commands.parts import build
 from probers.commands.runs import RunFolder
 from probers.evaluation.metrics import auroc, exact_match
@@ -68,6 +69,7 @@ def write(folder: RunFolder, cfg: DictConfig, found: Findings, *, tuned: bool) -
     )
     out = folder.path
     write_text(out / "results.json", canonical_json(results))
+    write_text(out / "outcomes.jsonl", sealed_lines(outcomes(found.runs, cfg.wrong)))
     write_text(out / "report_data.json", canonical_json(data))
     write_report(results, data, out / "report.html")
     folder.finish({"n": results["n"], "methods": list(results["methods"])})
@@ -98,6 +100,21 @@ def _results(config: Mapping[str, Any], found: Findings, comparison: Comparison)
         "queries": {name: name_of(run.method.query) for name, run in runs.items()},
         "options": {name: run.method.trigger.record for name, run in runs.items()},
     }
+
+
+def outcomes(runs: Mapping[str, Outcomes], rule: str) -> Iterator[dict[str, Any]]:
+    """The lines of outcomes.jsonl: each question with the methods that answered it right by the rule.
+
+    Without gold answers ``right`` is empty.
+    """
+    first = next(iter(runs.values()))
+    verdicts = {name: dict(zip(run.scored, run.right(rule), strict=True)) for name, run in runs.items()}
+    for i, q in enumerate(first.questions):
+        yield {
+            "id": q.id, "dataset": q.dataset, "group": q.group or q.id, "split": q.split,
+            "question": q.question,
+            "right": {name: bool(found[i]) for name, found in verdicts.items() if i in found},
+        }  # fmt: skip
 
 
 def _page(

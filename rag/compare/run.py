@@ -51,6 +51,8 @@ def run(cfg: DictConfig) -> Path:
     read = list(dict.fromkeys([*banks, *parts_of(cfg)]))
     contamination = Contamination.of(read, allowed=cfg.allow_overlap)
     deal_splits = bool(contamination.silent) or any(method.tunable for method in methods)
+    if cfg.split == "all":
+        _refuse_thresholds(methods)
     found, split, others = _open(cfg, asked, contamination, deal_splits)
     questions = found.questions
     for line in found.lines():
@@ -59,10 +61,9 @@ def run(cfg: DictConfig) -> Path:
     if found.record["dealt"]:
         dealt = found.record["splits"]
         told = ", ".join(f"{dealt[name]} {name}" for name in SPLITS if name in dealt)
-        notes.append(
-            f"The questions name no splits and were dealt ({told}), for thresholds are chosen on {others} "
-            f"questions: asked are {split} questions."
-        )
+        asks = "all are asked" if split == "all" else f"asked are {split} questions"
+        why = "" if split == "all" else f", for thresholds are chosen on {others} questions"
+        notes.append(f"The questions name no splits and were dealt ({told}){why}: {asks}.")
         print(notes[-1])
     for method in methods:
         method.trigger.check_questions(questions)
@@ -87,7 +88,9 @@ def run(cfg: DictConfig) -> Path:
     methods = with_retrievers(methods, corpus)
     for method in methods:  # a trigger that refuses the model does so before anything runs
         method.loop(rag)
-    if split != "test":
+    if split == "all":
+        notes.append("These are the questions of all splits.")
+    elif split != "test":
         notes.append(f"There are no test questions: these are of the {split} split.")
 
     def others_asked() -> list[Question]:
@@ -118,8 +121,13 @@ def _open(
 
     Many question sets keep their test answers to themselves: their validation questions are asked
     then, and the thresholds come from their training questions. A set that names no splits is all
-    test questions, but for ``deal_splits``.
+    test questions, but for ``deal_splits``. With ``split=all`` all are asked, and each has a split.
     """
+    if cfg.split == "all":
+        found = open_questions(
+            asked, limit=cfg.limit, deal_splits=True, unfit=contamination.not_asked, **_reading(cfg)
+        )
+        return found, "all", "validation"
     problems = []
     for split, others in (("test", "validation"), ("validation", "train")):
         try:
@@ -135,6 +143,16 @@ def _open(
         except EmptySplitError as problem:
             problems.append(problem)
     raise problems[0]
+
+
+def _refuse_thresholds(methods: Sequence[Method]) -> None:
+    """Refuse methods whose thresholds would be chosen on questions that are asked (UserError)."""
+    chosen = [method.name for method in methods if method.tunable or method.calibrated]
+    if chosen:
+        raise UserError(
+            f"split=all also asks the questions on which a threshold of {', '.join(chosen)} would be chosen: "
+            f"leave {'it' if len(chosen) == 1 else 'them'} out of triggers, or give split=test"
+        )
 
 
 def _reading(cfg: DictConfig) -> dict[str, Any]:

@@ -1,0 +1,225 @@
+"""Which strategy answers a question right: the labels of a classifier of questions, from what was tried.
+
+As in Adaptive-RAG (Jeong et al. 2024) a label is the cheapest strategy whose answer is right. A run of
+``probers-compare split=all`` tried all three; a store of ``probers-datagen --source cot`` has only those
+without and with passages, and every question that neither answers counts as "multi".
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple
+
+from pydantic import Field
+
+from probers.bank.question_classifier import STRATEGIES
+from probers.checksums import sha256, unsealed_lines
+from probers.commands.runs import read_state
+from probers.data.overlap import Seen
+from probers.store.files import fingerprint
+from probers.store.store import FeatureStore
+from probers.types import SPLITS, UserError, first_line
+
+#: Label of the questions of a data set that no strategy answers right; "leave_out" gives them none.
+Bias = Annotated[
+    Mapping[str, Literal["single", "multi", "leave_out"]],
+    Field(description="single, multi or leave_out for each data set, as {nq: single}"),
+]
+#: The trigger that is a strategy of each kind in a comparison.
+TRIGGERS = {"no": "never", "single": "always", "multi": "fixed_sentence"}
+_CONDITIONS = {"closed_book": "no", "with_passages": "single"}
+_OUTCOMES = "outcomes.jsonl"
+
+
+class Tried(NamedTuple):
+    """A question, and of every strategy that was tried whether its answer is right."""
+
+    id: str
+    dataset: str
+    group: str
+    split: str
+    question: str
+    right: Mapping[str, bool]
+
+
+@dataclass(frozen=True)
+class Answers:
+    """Questions that one model answered with several strategies.
+
+    Attributes:
+        path: the run or store.
+        model: name of the model that answered.
+        rule: by which figure an answer is right.
+        strategies: those that were tried.
+        rows: of every question, also of those for which a strategy was not tried.
+        fingerprint: of the content.
+    """
+
+    path: Path
+    model: str
+    rule: str
+    strategies: tuple[str, ...]
+    rows: Sequence[Tried]
+    fingerprint: str
+
+
+class Labelled(NamedTuple):
+    """Questions (n) with the cheapest strategy that answers each right, and the groups they are of."""
+
+    questions: list[str]
+    strategies: list[str]
+    groups: list[str]
+
+
+def read(path: Path, *, checksums: bool = True) -> Answers:
+    """What was tried in a comparison's folder, or in a feature store of answers.
+
+    Raises:
+        UserError: neither is there, it is not finished, damaged, or tried too little.
+    """
+    state = read_state(path)
+    if state is None or state["command"] != "compare":
+        return of_store(FeatureStore.open(path, checksums=checksums))
+    if not state["complete"]:
+        raise UserError(f"data={path} is not finished: run its command again, and it goes on")
+    asked = state["identity"]
+    methods = {s: _method(asked, trigger) for s, trigger in TRIGGERS.items()}
+    if missing := [TRIGGERS[s] for s, name in methods.items() if name is None]:
+        raise UserError(
+            f"data={path} compared no method of trigger {' or '.join(missing)}: head=adaptive learns from "
+            "'probers-compare method=adaptive_data', which tries all three strategies"
+        )
+    file = path / _OUTCOMES
+    try:
+        rows = [
+            Tried(
+                *(str(line[key]) for key in ("id", "dataset", "group", "split", "question")),
+                {s: line["right"][name] for s, name in methods.items() if name in line["right"]},
+            )
+            for line in unsealed_lines(file)
+        ]
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise UserError(
+            f"{file} is missing or damaged ({first_line(error)}): compare again with overwrite=true"
+        ) from error
+    return Answers(path, asked["model"]["name"], asked["wrong"], STRATEGIES, rows, sha256(file)[:16])
+
+
+def _method(asked: Mapping[str, Any], trigger: str) -> str | None:
+    """The first of a comparison's methods that has this trigger."""
+    return next((name for name in asked["triggers"] if asked["methods"][name]["trigger"] == trigger), None)
+
+
+def of_store(store: FeatureStore) -> Answers:
+    """What a store of ``probers-datagen --source cot`` says of the answers without and with passages."""
+    found: dict[tuple[str, str], Tried] = {}
+    for table in store.tables():
+        if store.spec.position != "generated":
+            break
+        columns = [
+            table.get(name, [""] * len(table)) for name in ("id", "dataset", "group", "split", "question")
+        ]
+        for id, *about, condition, correct in zip(
+            *columns, table["condition"], table["correct"], strict=True
+        ):
+            id, about = id.rpartition("/")[0], list(map(str, about))
+            row = found.setdefault((id, about[2]), Tried(id, *about, {}))  # type: ignore[arg-type]
+            if condition in _CONDITIONS:
+                row.right[_CONDITIONS[condition]] = bool(correct)  # type: ignore[index]
+    rule = str(store.config.get("label", ""))
+    tried = tuple(_CONDITIONS.values())
+    return Answers(store.path, store.spec.model.id, rule, tried, list(found.values()), fingerprint(store.path))
+
+
+def joined(parts: Sequence[Answers]) -> Answers:
+    """Several of them as one.
+
+    Raises:
+        UserError: of other models, rules or strategies, or with a question in two, or on two sides.
+    """
+    first, sides, where = parts[0], dict[tuple[str, str], str](), dict[tuple[str, str], Path]()
+    for part in parts:
+        for name in ("model", "rule", "strategies"):
+            mine, theirs = getattr(first, name), getattr(part, name)
+            if mine != theirs:
+                raise UserError(
+                    f"data={first.path} and data={part.path} cannot be joined: {name} is {_told(mine)} in one "
+                    f"and {_told(theirs)} in the other"
+                )
+        for row in part.rows:
+            if where.setdefault((row.dataset, row.id), part.path) != part.path:
+                raise UserError(
+                    f"question {row.id!r} is in data={where[row.dataset, row.id]} and data={part.path}: give "
+                    "every question once"
+                )
+            if sides.setdefault((row.dataset, row.group), row.split) != row.split:
+                raise UserError(
+                    f"the group {row.group!r} has questions of the {sides[row.dataset, row.group]} and of the "
+                    f"{row.split} split (data={part.path}): deal them with one seed"
+                )
+    rows = [row for part in parts for row in part.rows]
+    return Answers(first.path, first.model, first.rule, first.strategies, rows, first.fingerprint)
+
+
+def _told(value: str | tuple[str, ...]) -> str:
+    return value if isinstance(value, str) else ", ".join(value)
+
+
+def label(answers: Answers, bias: Bias) -> tuple[dict[str, Labelled], dict[str, Any]]:
+    """Questions and their labels by split, and a record of where the labels come from.
+
+    Args:
+        answers: of one model; questions for which a strategy was not tried get no label.
+        bias: label of the questions that no strategy answers, by data set; where "multi" was not
+            tried, it is theirs.
+
+    Raises:
+        UserError: no question is left, or ``bias`` says nothing of a data set that needs it.
+    """
+    found: dict[str, Labelled] = {}
+    unanswered: Counter[str] = Counter()
+    tried_all = "multi" in answers.strategies
+    for row in answers.rows:
+        if set(row.right) < set(answers.strategies):
+            continue
+        strategy = next((s for s in STRATEGIES if row.right.get(s)), None)
+        if strategy is None:
+            strategy = _of_unanswered(row.dataset, bias) if tried_all else "multi"
+            unanswered[row.dataset] += 1
+        if strategy != "leave_out":
+            labelled = found.setdefault(row.split, Labelled([], [], []))
+            for column, value in zip(labelled, (row.question, strategy, row.group), strict=True):
+                column.append(value)
+    if not found:
+        raise UserError(
+            f"{answers.path} has no question that was answered both without and with passages: make some with "
+            "'probers-compare method=adaptive_data' or 'probers-datagen --source cot'"
+        )
+    record = {
+        "tried": list(answers.strategies), "rule": answers.rule,
+        "unanswered": {
+            name: {"n": n, "label": bias[name] if tried_all else "multi"}
+            for name, n in sorted(unanswered.items())
+        },
+    }  # fmt: skip
+    return found, record
+
+
+def _of_unanswered(dataset: str, bias: Bias) -> str:
+    if dataset not in bias:
+        raise UserError(
+            f"no strategy answers some questions of the data set {dataset!r}, and head.bias does not say what "
+            f"they are: pass +head.bias.{dataset or 'NAME'}=single, multi or leave_out"
+        )
+    return bias[dataset]
+
+
+def seen(rows: Iterable[Tried]) -> Seen:
+    """The groups and questions of each split."""
+    found: dict[str, list[tuple[str, str, str]]] = {split: [] for split in SPLITS}
+    for row in rows:
+        found[row.split].append((row.dataset, row.group, row.question))
+    return Seen.of(found)
