@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -93,12 +94,45 @@ def test_some_data_sets_are_trained_on_and_others_tested(tmp_path: Path) -> None
 
 def test_parts_of_the_training_groups_are_nested_and_leave_the_rest(tmp_path: Path) -> None:
     examples = load_examples([make_store(tmp_path / "s", 400)])
-    quarter, half = (examples.training_share(share, 0) for share in (0.25, 0.5))
+    quarter, half = (examples.training_part(texts, 0) for texts in (50, 100))
     assert groups(quarter, "train") < groups(half, "train") < groups(examples, "train")
     assert [len(groups(e, "train")) for e in (quarter, half, examples)] == [25, 50, 100]
     for split in ("validation", "test"):
         np.testing.assert_array_equal(quarter.rows[split], examples.rows[split])
-    assert groups(examples.training_share(0.25, 1), "train") != groups(quarter, "train")
+    assert groups(examples.training_part(50, 1), "train") != groups(quarter, "train")
+    every = examples.training_part(200, 0)
+    np.testing.assert_array_equal(every.rows["train"], examples.rows["train"])
+
+
+def test_a_part_of_the_training_texts_has_whole_groups_and_is_as_balanced_as_the_whole(tmp_path: Path) -> None:
+    """Every group whole, no text too many, and of every kind of group its share, to one group."""
+
+    def unlike(row: dict) -> dict:
+        """Training groups of two texts and, where two are joined, of four; of two data sets."""
+        group = int(row["group"][1:])
+        joined = group - 1 if group % 12 == 1 else group
+        return row | {"group": f"g{joined}", "dataset": ("nq", "iirc")[group // 4 % 5 == 0]}
+
+    examples = load_examples([make_store(tmp_path / "s", 1200, edit=unlike)])
+    whole = kinds_of(examples)
+    assert len(whole) > 4
+    texts = len(examples.rows["train"])
+    for size in (7, 40, 150, 421):
+        part = examples.training_part(size, 3)
+        kept = part.rows["train"]
+        assert size - 4 < len(kept) <= size  # the largest group has four
+        assert set(kept) < set(examples.rows["train"])
+        assert len(kept) == np.isin(examples.column("group", "train"), list(groups(part, "train"))).sum()
+        found = kinds_of(part)
+        for kind, count in whole.items():
+            assert abs(found[kind] - count * len(kept) / texts) <= 1.5, kind
+
+
+def kinds_of(examples: Examples) -> Counter[tuple]:
+    """How many training groups there are of a data set and of so many right and wrong texts."""
+    table = examples.table.iloc[examples.rows["train"]]
+    parts = [part for _, part in table.groupby("group")]
+    return Counter((p["dataset"].iloc[0], sum(p["correct"]), sum(1 - p["correct"])) for p in parts)
 
 
 def test_stores_of_several_sites_must_be_of_the_same_texts(tmp_path: Path) -> None:

@@ -1,10 +1,9 @@
-"""From trained heads to a calibrated prober, everything it is measured against, and its learning curve."""
+"""From trained heads to a calibrated prober, and everything it is measured against."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -19,10 +18,9 @@ from probers.types import RunError
 from probers.uncertainty import SIGNALS
 
 from .calibrate import CALIBRATIONS, fit_calibration, fit_ensemble, fit_entropy_model
-from .controls import EMBEDDING, ENSEMBLE, SHUFFLED, WITH_ENTROPY, Detector, control_detectors
+from .controls import EMBEDDING, SHUFFLED, WITH_ENTROPY, Detector, control_detectors
 from .data import CHUNK, Column, Dataset, Examples, Padded
-from .fit import Fitted, Task, fit, targets_of
-from .module import FitSettings
+from .fit import Fitted, Task, targets_of
 
 
 @dataclass(frozen=True)
@@ -145,6 +143,7 @@ class Trained:
         person: margins of the positive control (higher is "not a person"), or None.
         best: column with the highest validation AUROC; its site is the prober's.
         calibrations: kind -> the prober's score to P(wrong).
+        training: optimiser ``steps`` it took, and ``heads`` side by side.
         curve: probers of fewer training groups, the smallest first.
         notes: what was left out and why.
     """
@@ -159,6 +158,7 @@ class Trained:
     person: np.ndarray | None
     best: Column
     calibrations: Mapping[str, Calibration]
+    training: Mapping[str, int] = field(default_factory=dict)
     curve: Sequence[CurvePoint] = ()
     notes: Sequence[str] = ()
 
@@ -168,8 +168,17 @@ class Trained:
         return self.ensembles[self.bank.combine]
 
 
-def assemble(fitted: Fitted, dataset: Dataset, settings: AssemblySettings) -> Trained:
-    """Round the weights, calibrate on validation, and score every text with everything."""
+def assemble(
+    fitted: Fitted, dataset: Dataset, settings: AssemblySettings, *, controls: bool = True
+) -> Trained:
+    """Round the weights, calibrate on validation, and score every text with everything.
+
+    Args:
+        fitted: heads of one site or several.
+        dataset: what they were trained on.
+        settings: how.
+        controls: also make those that are no heads.
+    """
     tasks, examples = fitted.tasks, dataset.examples
     margins = score_everything(half_precision(fitted.head), tasks, dataset, settings.aggregate)
     probes = {task: i for i, task in enumerate(tasks) if task.is_probe}
@@ -200,7 +209,7 @@ def assemble(fitted: Fitted, dataset: Dataset, settings: AssemblySettings) -> Tr
     notes: list[str] = []
     if settings.with_entropy and lacking:
         notes.append(f"prober with entropy left out: the store has no column {lacking[0]}")
-    controls, left_out = control_detectors(examples)
+    made, left_out = control_detectors(examples) if controls else ([], [])
     on_validation = {"accuracy": fitted.accuracy, "loss": fitted.loss, "auroc": fitted.auroc}
     seeds = {c: np.stack([margins.of_head(i) for t, i in probes.items() if t.column == c]) for c in own}
     person = next((i for i, t in enumerate(tasks) if t.target == "person"), None)
@@ -211,10 +220,11 @@ def assemble(fitted: Fitted, dataset: Dataset, settings: AssemblySettings) -> Tr
         validation={c: {k: float(v[i]) for k, v in on_validation.items()} for c, i in own.items()},
         ensembles=ensembles,
         with_entropy=None if entropy_model is None else _with_entropy(entropy_model, score, examples),
-        controls=[*controls, *_head_controls(tasks, margins, examples)],
+        controls=[*made, *_head_controls(tasks, margins, examples)],
         person=None if person is None else margins.of_head(person),
         best=best,
         calibrations=calibrations,
+        training={"steps": fitted.steps, "heads": len(tasks)},
         notes=notes + left_out,
     )
 
@@ -261,48 +271,3 @@ def _with_entropy(model: EntropyModel, score: np.ndarray, examples: Examples) ->
     scores = model(score, {name: examples.table[name].to_numpy() for name in SIGNALS})
     about = "logistic model of the score and all entropy signals, fitted on validation"
     return Detector(WITH_ENTROPY, scores, about, sigmoid, model.threshold)
-
-
-#: Points of the learning curve: so many texts, and these shares of the groups.
-_TEXTS, _SHARES = 1000, (0.25, 0.5)
-
-
-def learning_curve(
-    make_head: Callable[[Sequence[str], int], ProbeHead], trained: Trained, dataset: Dataset,
-    settings: FitSettings, assembly: AssemblySettings, out: Path,
-) -> Trained:  # fmt: skip
-    """The prober with its learning curve (Probing-RAG, table 3), and notes on what is missing there.
-
-    The curve's points are probers of nested parts of the training groups, the smallest first, and
-    the prober itself. Only what is trained on differs: the layers are the prober's, validation and
-    test are the same, and so is the number of passes, so that fewer texts are fewer steps.
-    """
-    tasks = [Task(k, seed=settings.seed, site=trained.best.site) for k in trained.bank.layers]
-    whole = dataset.examples
-    texts = len(whole.rows["train"])
-    points, notes = [], list(trained.notes)
-    for share in sorted({*_SHARES, _TEXTS / texts} if texts > _TEXTS else _SHARES):
-        examples = whole.training_share(share, settings.seed)
-        part = replace(dataset, examples=examples)
-        rows = examples.rows["train"]
-        if len(set(examples.wrong[rows])) < 2:
-            notes.append(
-                f"{len(rows)} training texts are not on the learning curve: all of them have the same label"
-            )
-            continue
-        fitted = fit(
-            make_head, tasks, part, replace(settings, logger="none"), out=out, what=f"{len(rows)}-texts"
-        )
-        margins = score_everything(half_precision(fitted.head), tasks, part, assembly.aggregate)
-        _, score = _combined(assembly.combine, margins, range(len(tasks)), examples, assembly)
-        points.append(
-            CurvePoint(
-                share, len(rows), len(examples.groups("train")),
-                _alone("best layer", margins, int(np.argmax(fitted.auroc)), examples),
-                Detector(ENSEMBLE, score, f"{assembly.combine} of {len(tasks)} layers"),
-            )
-        )  # fmt: skip
-    points.append(
-        CurvePoint(1.0, texts, len(whole.groups("train")), trained.layers[trained.best], trained.saved)
-    )
-    return replace(trained, curve=points, notes=notes)

@@ -69,12 +69,29 @@ class Examples:
         """The groups of a split, each once, in the order of the store."""
         return np.asarray(pd.unique(self.table["group"].iloc[self.rows[split]]))
 
-    def training_share(self, share: float, seed: int) -> Examples:
-        """The same examples with part of the training groups, drawn by ``seed``; shares are nested."""
-        groups = sorted(self.groups("train"), key=lambda g: draw_key("share", seed, str(g)))
-        kept = set(groups[: max(1, round(share * len(groups)))])
-        chosen = self.rows["train"][[g in kept for g in self.column("group", "train")]]
-        return replace(self, rows={**self.rows, "train": chosen})
+    def training_part(self, texts: int, seed: int) -> Examples:
+        """The same examples with at most so many training texts, and one group at least.
+
+        Whole groups are drawn by ``seed``, and parts are nested. Groups of one data set that have as
+        many right and as many wrong texts are spread evenly over the order of the draw, so that every
+        part is as balanced as the whole.
+        """
+        of = self.column("group", "train").astype(str)
+        dataset = self.column("dataset", "train") if "dataset" in self.table else ""
+        table = pd.DataFrame({"group": of, "dataset": dataset, "correct": self.column("correct", "train")})
+        groups = table.groupby("group").agg(
+            dataset=("dataset", "first"), right=("correct", "sum"), texts=("correct", "size")
+        )
+        places = {}
+        for kind, alike in groups.groupby(list(groups)):
+            # Where its first group comes is drawn too: else the rare kinds would all come at once.
+            start = draw_key("kind", seed, str(tuple(map(str, kind)))) / 2**64
+            names = sorted(map(str, alike.index), key=lambda name: draw_key("share", seed, name))
+            places |= {name: (start + i) / len(names) for i, name in enumerate(names)}
+        order = sorted(places, key=lambda name: (places[name], name))
+        fitting = np.searchsorted(np.cumsum(groups["texts"][order]), texts, side="right")
+        kept = set(order[: max(1, int(fitting))])
+        return replace(self, rows={**self.rows, "train": self.rows["train"][[g in kept for g in of]]})
 
     def seen(self) -> Seen:
         """The groups and questions of each split."""

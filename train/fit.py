@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -67,6 +67,14 @@ class Fitted:
     auroc: np.ndarray
     steps: int
     seconds: float
+
+    def select(self, heads: Sequence[int]) -> Fitted:
+        """Some of the heads, by position."""
+        index = list(heads)
+        return replace(
+            self, tasks=tuple(self.tasks[i] for i in index), head=self.head.select(index),
+            accuracy=self.accuracy[index], loss=self.loss[index], auroc=self.auroc[index],
+        )  # fmt: skip
 
 
 def targets_of(tasks: Sequence[Task], examples: Examples) -> Tensor:

@@ -18,6 +18,8 @@ from probers.types import UserError
 if TYPE_CHECKING:
     from probers.bank.bank import ProbeBank
 
+    from .assemble import Trained
+    from .data import Examples
     from .fit import Task
 
 Settings = TypeVar("Settings")
@@ -43,19 +45,20 @@ def run(cfg: DictConfig) -> Path:
     print(f"reading {', '.join(map(str, paths))}", flush=True)
     stores = by_site([FeatureStore.open(path, checksums=cfg.checksums) for path in paths])
 
-    from .assemble import AssemblySettings, assemble, learning_curve
-    from .card import write_card
+    from .assemble import AssemblySettings, assemble
     from .data import Dataset, SplitRequest
-    from .evaluate import Evaluator, summarise
-    from .figures import write_plots
     from .fit import fit, plan_tasks
     from .module import FitSettings
-    from .tables import table
+    from .sweeps import SweepRequest, of_layers, of_sizes
+    from .tables import compare_runs, table
 
     settings, assembly = _read(FitSettings, cfg), _read(AssemblySettings, cfg)
     request = _read(SplitRequest, cfg)
     dataset = Dataset.load(stores, plain_value(cfg.layer), request)
     tasks, notes = plan_tasks(dataset, settings)
+    sweep = _read(SweepRequest, cfg)
+    sets = sweep.sets(sorted({task.layer for task in tasks if task.is_probe}))
+    sweep.parts(dataset.examples)
     make_head = factory(maker(cfg.head))
     make_head(["tried before anything is written"], stores[0].spec.width)
     out = Path(cfg.out or _default_out(paths, cfg))
@@ -68,16 +71,14 @@ def run(cfg: DictConfig) -> Path:
     fitted = fit(make_head, tasks, dataset, settings, out=out)
     trained = assemble(fitted, dataset, assembly)
     trained = replace(trained, notes=[*notes, *trained.notes])
-    if cfg.learning_curve:
-        trained = learning_curve(make_head, trained, dataset, settings, assembly, out)
+    trained, sized = of_sizes(make_head, trained, dataset, sweep, settings, assembly, out)
 
-    evaluator = Evaluator(dataset.examples, assembly.rule(), resamples=cfg.resamples, seed=cfg.seed)
-    training = {"steps": fitted.steps, "heads": len(tasks), "seeds": cfg.seeds}
-    figures = summarise(trained, evaluator, training)
     source = str(stores[0].config.get("source", ""))
-    card = write_card(trained.bank, figures, data=paths, source=source, out=out)
-    replace(trained.bank, metrics=figures, card=card, seen=dataset.examples.seen()).save_pretrained(out)
-    write_plots(out / "plots", figures, trained, evaluator)
+    figures = _write(trained, dataset.examples, cfg, paths, source, out)
+    further: dict[Path, str] = {}
+    for each in (*sized, *of_layers(sets, fitted, trained, dataset, assembly)):
+        _write(each.trained, each.examples, cfg, paths, source, out / each.folder)
+        further[out / each.folder] = each.about
     summary = {"best_layer": figures["best_layer"], "auroc": figures["ensemble"]["auroc"]}
     folder.finish({"model": stores[0].spec.model.id, **summary})
     # Also one that a killed run was writing.
@@ -87,8 +88,28 @@ def run(cfg: DictConfig) -> Path:
     print(table(figures))
     size = f"{len(trained.bank.layers)} layer{'s' * (len(trained.bank.layers) > 1)}"
     print(f"wrote a prober of {size} to {out} (trained in {fitted.seconds:.0f} s)")
-    print(f"next: {_next(trained.bank, out)}")
+    if further:
+        print(compare_runs([[about] for about in further.values()], list(further)))
+    print(f"next: {_next(trained.bank, out, sorted({folder.parent for folder in further}))}")
     return out
+
+
+def _write(
+    trained: Trained, examples: Examples, cfg: DictConfig, paths: Sequence[Path], source: str, out: Path
+) -> dict[str, Any]:
+    """Evaluate a prober and write its folder; returns its figures."""
+    from .assemble import AssemblySettings
+    from .card import write_card
+    from .evaluate import Evaluator, summarise
+    from .figures import write_plots
+
+    rule = _read(AssemblySettings, cfg).rule()
+    evaluator = Evaluator(examples, rule, resamples=cfg.resamples, seed=cfg.seed)
+    figures = summarise(trained, evaluator, {**trained.training, "seeds": cfg.seeds})
+    card = write_card(trained.bank, figures, data=paths, source=source, out=out)
+    replace(trained.bank, metrics=figures, card=card, seen=examples.seen()).save_pretrained(out)
+    write_plots(out / "plots", figures, trained, evaluator)
+    return figures
 
 
 def _read(kind: type[Settings], cfg: DictConfig) -> Settings:
@@ -96,11 +117,14 @@ def _read(kind: type[Settings], cfg: DictConfig) -> Settings:
     return kind(**{field.name: plain_value(cfg[field.name]) for field in fields(kind)})  # type: ignore[arg-type]
 
 
-def _next(bank: ProbeBank, out: Path) -> str:
-    """What to do with the prober."""
+def _next(bank: ProbeBank, out: Path, further: Sequence[Path]) -> str:
+    """What to do with the prober, and with the further ones in some folders."""
     from .card import rag_command
 
     command = rag_command(bank, out)
+    if command is not None and further and bank.spec.pool != "tokens":
+        listed = ",".join(map(str, [out, *further]))
+        return f"probers-compare triggers=[never,probing] probers=[{listed}]"
     if command is not None:
         return command
     load = f"ProbeBank.from_pretrained({str(out)!r})"

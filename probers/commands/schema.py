@@ -218,6 +218,8 @@ class Train(Fitting, Assembling, _Run):
     split: Literal["store"] | tuple[Positive, Positive, Positive]
     train_on: list[str]
     test_on: list[str]
+    sizes: list[Count]
+    layer_sets: list[Literal["each"] | Natural | list[Natural]]
     learning_curve: bool
     resamples: Resamples
     checksums: bool

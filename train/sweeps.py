@@ -1,0 +1,152 @@
+"""Further probers of one training: of fewer texts, and of some of its layers; and its learning curve.
+
+Each is the prober that a training of its own would have given: the heads of fewer texts are trained
+on them alone, and those of some layers are the training's, which depend on nothing beside them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from probers.heads import ProbeHead
+from probers.types import UserError
+
+from .assemble import AssemblySettings, CurvePoint, Trained, assemble
+from .data import Dataset, Examples
+from .fit import Fitted, Task, fit
+from .module import FitSettings
+
+#: Points of the learning curve where no sizes are asked for: so many texts, and these shares of them.
+_TEXTS, _SHARES = 1000, (0.25, 0.5)
+
+
+@dataclass(frozen=True, slots=True)
+class SweepRequest:
+    """Which further probers to make; the fields are keys of ``configs/train.yaml``.
+
+    Attributes:
+        sizes: numbers of training texts, for a prober of each.
+        layer_sets: layers, for a prober of each set; "each" is every layer alone.
+        learning_curve: train on parts also where no sizes are given.
+        seed: of drawing parts.
+    """
+
+    sizes: Sequence[int] = ()
+    layer_sets: Sequence[int | Sequence[int] | Literal["each"]] = ()
+    learning_curve: bool = True
+    seed: int = 0
+
+    def parts(self, whole: Examples) -> dict[int, Examples]:
+        """Number of texts -> the examples with so many training texts at most, the smallest first.
+
+        Raises:
+            UserError: a size larger than the training texts, or one whose texts have the same label.
+        """
+        texts = len(whole.rows["train"])
+        if self.sizes and max(self.sizes) > texts:
+            raise UserError(
+                f"sizes names {max(self.sizes)}, and there are {texts} training texts: give {texts} at most"
+            )
+        wanted = set(self.sizes)
+        if not wanted and self.learning_curve:
+            wanted = {n for n in (_TEXTS, *(round(share * texts) for share in _SHARES)) if 0 < n < texts}
+        found = {size: whole.training_part(size, self.seed) for size in sorted(wanted)}
+        for size in self.sizes:
+            if _of_one_label(found[size]):
+                raise UserError(f"sizes={size}: the training texts drawn all have the same label; give more")
+        return found
+
+    def sets(self, layers: Sequence[int]) -> list[tuple[int, ...]]:
+        """The sets of layers, each once.
+
+        Raises:
+            UserError: one of a layer that is not trained, or of none.
+        """
+        found: list[tuple[int, ...]] = []
+        for given in self.layer_sets:
+            if given == "each":
+                found += [(layer,) for layer in layers]
+                continue
+            wanted = [given] if isinstance(given, int) else list(map(int, given))
+            if odd := sorted(set(wanted) - set(layers)):
+                known = ", ".join(map(str, layers))
+                raise UserError(f"layer_sets names layer {odd[0]}, and the layers trained are {known}")
+            if not wanted:
+                raise UserError("layer_sets holds [], a set without layers: name one at least")
+            found.append(tuple(sorted(set(wanted))))
+        return list(dict.fromkeys(found))
+
+
+class SweptProber(NamedTuple):
+    """A further prober, with what it is compared with and what it was trained on.
+
+    Attributes:
+        folder: its place below that of the training, as ``sizes/1000`` or ``layers/2-4``.
+        about: what it is, in a few words.
+    """
+
+    folder: str
+    about: str
+    trained: Trained
+    examples: Examples
+
+
+def of_sizes(
+    make_head: Callable[[Sequence[str], int], ProbeHead], trained: Trained, dataset: Dataset,
+    request: SweepRequest, settings: FitSettings, assembly: AssemblySettings, out: Path,
+) -> tuple[Trained, list[SweptProber]]:  # fmt: skip
+    """The prober with its learning curve (Probing-RAG, table 3), and those of the sizes asked for.
+
+    Only what is trained on differs: the layers are the prober's, validation and test are the same,
+    and so is the number of passes, so that fewer texts are fewer steps. The prober of all texts is
+    the training's own.
+    """
+    parts, whole, notes = request.parts(dataset.examples), dataset.examples, list(trained.notes)
+    tasks = [Task(k, seed=settings.seed, site=trained.best.site) for k in trained.bank.layers]
+    texts = len(whole.rows["train"])
+    curve: list[CurvePoint] = []
+    kept: list[SweptProber] = []
+    for size, examples in parts.items():
+        of = len(examples.rows["train"])
+        if _of_one_label(examples):
+            notes.append(f"{of} training texts are not on the learning curve: all of them have the same label")
+            continue
+        found = trained
+        if of < texts:
+            part = replace(dataset, examples=examples)
+            quiet = replace(settings, logger="none")
+            fitted = fit(make_head, tasks, part, quiet, out=out, what=f"{size}-texts")
+            found = assemble(fitted, part, assembly, controls=bool(request.sizes))
+            curve.append(_point(found, examples, of / texts))
+        kept.append(SweptProber(f"sizes/{size}", f"{of} texts", found, examples))
+    if parts:
+        curve.append(_point(trained, whole, 1.0))
+    return replace(trained, curve=curve, notes=notes), kept if request.sizes else []
+
+
+def of_layers(
+    sets: Sequence[Sequence[int]], fitted: Fitted, trained: Trained, dataset: Dataset,
+    assembly: AssemblySettings,
+) -> Iterator[SweptProber]:  # fmt: skip
+    """A prober of each set of layers, from heads that are trained; its controls are the training's."""
+    for layers in sets:
+        heads = [i for i, task in enumerate(fitted.tasks) if task.is_probe and task.layer in layers]
+        found = assemble(fitted.select(heads), dataset, assembly, controls=False)
+        found = replace(found, controls=trained.controls, person=trained.person, notes=trained.notes)
+        names = list(map(str, layers))
+        about = f"layer{'s' * (len(names) > 1)} {', '.join(names)}"
+        yield SweptProber(f"layers/{'-'.join(names)}", about, found, dataset.examples)
+
+
+def _point(trained: Trained, examples: Examples, share: float) -> CurvePoint:
+    return CurvePoint(
+        share, len(examples.rows["train"]), len(examples.groups("train")),
+        trained.layers[trained.best], trained.saved,
+    )  # fmt: skip
+
+
+def _of_one_label(examples: Examples) -> bool:
+    return len(set(examples.wrong[examples.rows["train"]])) < 2
