@@ -260,7 +260,9 @@ def test_a_command_takes_the_presets_and_methods_made_for_it(command):
 def test_the_help_names_presets_and_methods_and_not_what_is_in_them():
     text = cli.help_text("compare")
     assert "experiment=NAME, one of: dragin_llama2_13b_2wiki, " in text and "radio_train" not in text
-    listed = "dragin_table, dragin_theta, dragin_what, dragin_when, dragin_where, probing_table, probing_theta, "
+    listed = (
+        "dragin_table, dragin_theta, dragin_what, dragin_when, dragin_where, probing_table, probing_theta, "
+    )
     assert f"{listed}radio_table, radio_what, radio_when" in text
     assert "generate length" not in text and "  experiment=" not in text
     assert "experiment" not in cli.help_text("demo")

@@ -104,7 +104,9 @@ def test_parts_of_the_training_groups_are_nested_and_leave_the_rest(tmp_path: Pa
     np.testing.assert_array_equal(every.rows["train"], examples.rows["train"])
 
 
-def test_a_part_of_the_training_texts_has_whole_groups_and_is_as_balanced_as_the_whole(tmp_path: Path) -> None:
+def test_a_part_of_the_training_texts_has_whole_groups_and_is_as_balanced_as_the_whole(
+    tmp_path: Path,
+) -> None:
     """Every group whole, no text too many, and of every kind of group its share, to one group."""
 
     def unlike(row: dict) -> dict:

@@ -133,8 +133,7 @@ def in_the_testbed(command: list[str], parts: dict[str, str]) -> tuple[str, list
         if value(kept, "method") == "adaptive_data":
             more[more.index("limit=4")] = "limit=40"
         if value(kept, "method") == "dragin_where":
-            given = f"{{model: {parts['encoder']}, brackets: false, index: flat}}"
-            more.append(f"methods.dragin_sgpt.retriever_options={given}")
+            more.append(f"methods.dragin_sgpt.retriever_options.model={parts['encoder']}")
         if value(kept, "head") == "adaptive_t5":
             more += [f"head.model={parts['t5']}", "head.epochs=1"]
         sizes = [i for i, word in enumerate(kept) if word.startswith("sizes=")]

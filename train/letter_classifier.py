@@ -128,7 +128,9 @@ class _Letters(LightningModule):
         self._right.clear()
         if accuracy > self._best:
             self._best = accuracy
-            self._kept = {name: value.detach().cpu().clone() for name, value in self.model.state_dict().items()}
+            self._kept = {
+                name: value.detach().cpu().clone() for name, value in self.model.state_dict().items()
+            }
         self.bar.set_postfix_str(f"best on validation {self._best:.3f}")
 
     def configure_optimizers(self) -> Any:

@@ -241,7 +241,9 @@ def table(figures: Mapping[str, Any]) -> str:
 
 def _told(labels: Mapping[str, Any]) -> str:
     """Where the labels come from."""
-    none = ", ".join(f"{e['n']} of {name or 'no data set'} ({e['label']})" for name, e in labels["unanswered"].items())
+    none = ", ".join(
+        f"{e['n']} of {name or 'no data set'} ({e['label']})" for name, e in labels["unanswered"].items()
+    )
     if "multi" in labels["tried"]:
         return f"all three strategies were tried (right by {labels['rule']}); none answers {none or 'no question'}"
     return f"several retrievals were not tried; multi are questions that neither strategy answers: {none or 'none'}"

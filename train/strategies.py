@@ -131,7 +131,9 @@ def of_store(store: FeatureStore) -> Answers:
                 row.right[_CONDITIONS[condition]] = bool(correct)  # type: ignore[index]
     rule = str(store.config.get("label", ""))
     tried = tuple(_CONDITIONS.values())
-    return Answers(store.path, store.spec.model.id, rule, tried, list(found.values()), fingerprint(store.path))
+    return Answers(
+        store.path, store.spec.model.id, rule, tried, list(found.values()), fingerprint(store.path)
+    )
 
 
 def joined(parts: Sequence[Answers]) -> Answers:

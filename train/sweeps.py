@@ -112,7 +112,9 @@ def of_sizes(
     for size, examples in parts.items():
         of = len(examples.rows["train"])
         if _of_one_label(examples):
-            notes.append(f"{of} training texts are not on the learning curve: all of them have the same label")
+            notes.append(
+                f"{of} training texts are not on the learning curve: all of them have the same label"
+            )
             continue
         found = trained
         if of < texts:

@@ -190,33 +190,30 @@ def vary(cfg: DictConfig) -> None:
     Raises:
         UserError: a method that is not there, an option without values, or two of the same name.
     """
-    names: list[str] = []
-    for name in cfg.vary:
+    given = OmegaConf.to_container(cfg.vary, resolve=True) if cfg.vary is not None else {}
+    asked = [str(name) for name in cfg.triggers]
+    assert isinstance(given, dict)
+    for name, options in given.items():
         if name not in cfg.methods:
-            raise UserError(
-                f"unknown method {name!r} in vary: choose from {', '.join(map(str, cfg.triggers))}"
-            )
-        if name not in cfg.triggers and not cfg.methods[name].get("if_given"):
+            raise UserError(f"unknown method {name!r} in vary: choose from {', '.join(asked)}")
+        if name not in asked and not cfg.methods[name].get("if_given"):
             raise UserError(f"vary names {name}, which is not compared: add it to triggers, or leave it out")
-    for name in map(str, cfg.triggers):
-        options = OmegaConf.to_container(cfg.vary[name], resolve=True) if name in cfg.vary else {}
-        assert isinstance(options, dict)
-        for option, values in options.items():
-            if not values:
-                raise UserError(f"vary.{name}.{option}=[] has no value: name at least one")
-        if not options:
-            names.append(name)
-            continue
+        if empty := next((option for option, values in options.items() if not values), None):
+            raise UserError(f"vary.{name}.{empty}=[] has no value: name at least one")
+    names: list[str] = []
+    for name in asked:
+        options = given.get(name) or {}
         for values in product(*options.values()):
-            chosen = dict(zip(map(str, options), values, strict=True))
-            told = ",".join(f"{option}={_told(value)}" for option, value in chosen.items())
+            chosen = dict(zip(options, values, strict=True))
             own: dict[str, dict[str, Any]] = {"trigger_options": {}, "query_options": {}}
             for option, value in chosen.items():
                 part = "query_options" if option.startswith("query.") else "trigger_options"
                 own[part][option.removeprefix("query.")] = value
-            names.append(f"{name}_{told}")
-            with open_dict(cfg.methods):
-                cfg.methods[names[-1]] = OmegaConf.merge(cfg.methods[name], own)
+            told = ",".join(f"{option}={_told(value)}" for option, value in chosen.items())
+            names.append(f"{name}_{told}" if told else name)
+            if told:
+                with open_dict(cfg.methods):
+                    cfg.methods[names[-1]] = OmegaConf.merge(cfg.methods[name], own)
     cfg.triggers = names
 
 
