@@ -84,8 +84,6 @@ class Terminal:
             self._searched = True
             self._line(self._paint("cyan", f"query: {done.query}"))
             self._line(self._paint("green" if passages else "yellow", _fetched(passages, left_out)))
-            if done.accepted == done.text and done.text:
-                self._line("the prompt stays the same, and so does the answer")
         anew = done.query is not None and (done.decision is None or done.decision.position is None)
         self._partial = bool(done.accepted.strip()) or (self._partial and not anew)
 

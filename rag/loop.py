@@ -127,8 +127,8 @@ class _Rounds:
 
         on, ended = [], []
         for each in judged:
-            if each.query is not None and (reads or not self._stays_the_same(each)):
-                each.truncate(reading=reads)
+            if each.query is not None:
+                each.truncate(reading=reads, again=self._stays_the_same(each))
                 on.append(each)
             elif each.cut:
                 each.extend()
@@ -138,8 +138,9 @@ class _Rounds:
         return on, ended
 
     def _stays_the_same(self, each: OpenQuestion) -> bool:
-        """Whether the next prompt is the one that was just answered: the model would write the same."""
-        return each.prompt(self._rag.prompt, each.before_hit.text) == each.written.prompt
+        """Whether the next prompt is the one just answered, to the end: the model would write the same."""
+        whole = self._rag.trigger.takes == "nothing" and not each.cut
+        return whole and each.prompt(self._rag.prompt, each.before_hit.text) == each.written.prompt
 
     def _write(self, active: Sequence[OpenQuestion]) -> None:
         """The continuation of every open question, as far as its trigger and its token limit go."""
@@ -147,6 +148,9 @@ class _Rounds:
         # By what can end a text early.
         alike: dict[tuple[bool, int | None], list[tuple[OpenQuestion, LookAhead]]] = {}
         for each in active:
+            if each.again is not None:
+                each.write(each.again, cut=False)
+                continue
             may_fire = not each.reading and each.counters.retrievals < most and not trigger.judges_answer
             ahead = (trigger.look_ahead(each.question) if may_fire else None) or LookAhead()
             alike.setdefault((each.reading, ahead.sentences), []).append((each, ahead))
@@ -260,9 +264,9 @@ _LEAST = {"k": 1, "max_new_tokens": 1, "max_retrievals": 0, "answer_tokens": 0, 
 class RAG:
     """Answers questions with retrieval on demand.
 
-    A question is answered when the trigger does not fire, when a limit is reached,
-    or when a retrieval brings what the prompt shows already, since the model would
-    write the same again.
+    A question is answered when the trigger does not fire or a limit is reached. Where
+    a retrieval brings what the prompt shows already, the model, which is greedy, would
+    write the same: the text is then taken again, and judged and counted like any other.
 
     Attributes:
         lm: the model.

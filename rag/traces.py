@@ -32,7 +32,8 @@ class Counters:
         kept_tokens: those of them that stand in the final text.
         sentences: sentences generated, also those that were discarded.
         forced: whether the words that announce the answer had to be put in.
-        seconds: wall time, shared evenly by the questions answered together.
+        seconds: wall time, shared evenly by the questions answered together; a text that is taken again
+            (:attr:`OpenQuestion.again`) is a generation and takes none.
     """
 
     retrievals: int = 0
@@ -145,6 +146,7 @@ class OpenQuestion:
         before_hit: the answer if the trigger fires: what is before the hit, or nothing where the
             whole answer is discarded.
         verdict: the trigger's from before anything was written.
+        again: what the next round writes, where its prompt is the one just answered; None where it is not.
         reading: what the next round writes comes from fetched passages and is taken unjudged.
         end: where in this round's text it is cut; None keeps all.
         query: what was asked in this round; None when nothing was retrieved.
@@ -162,6 +164,7 @@ class OpenQuestion:
     decision: Decision | None = None
     before_hit: Accepted = field(default_factory=Accepted)
     verdict: Decision | None = None
+    again: Generation | None = None
     reading: bool = False
     end: int | None = None
     query: str | None = None
@@ -191,7 +194,7 @@ class OpenQuestion:
 
     def write(self, generation: Generation, *, cut: bool) -> None:
         """Begin a round with what the model wrote."""
-        self.written, self.cut, self.query = generation, cut, None
+        self.written, self.cut, self.query, self.again = generation, cut, None, None
         self.ending, self.ending_tokens = "", 0
         self.decision, self.before_hit, self.end = None, Accepted(), None
         self.counters.add(generation)
@@ -235,7 +238,6 @@ class OpenQuestion:
         """End the round: the text stays as it is and the question is answered."""
         self._go_on(self.stays, Accepted(self.text + self.ending, self.tokens + self.ending_tokens))
         if self.ending:
-            self.query = None
             self._record(self.ending, self.ending)
 
     def extend(self) -> None:
@@ -243,9 +245,14 @@ class OpenQuestion:
         stays = self.stays.rstrip()
         self._go_on(stays, Accepted(self.accepted.text + stays, self.tokens))
 
-    def truncate(self, *, reading: bool = False) -> None:
-        """End the round: the text before the hit stays, and the question goes on from there."""
-        self.reading = reading
+    def truncate(self, *, reading: bool = False, again: bool = False) -> None:
+        """End the round: the text before the hit stays, and the question goes on from there.
+
+        Args:
+            reading: what follows is taken unjudged.
+            again: what follows is what was written in this round.
+        """
+        self.reading, self.again = reading, self.written if again else None
         self._go_on(self.before_hit.text[len(self.accepted.text) :], self.before_hit)
 
     def answer(self, answer_cue: str, seconds: float, filter: str | None) -> Answer:

@@ -144,6 +144,25 @@ def test_a_run_folder_is_claimed_once(tmp_path):
         RunFolder(tmp_path / "a", "train", {"seed": 0}).claim()
 
 
+def test_the_lock_of_a_process_that_died_at_the_very_end_goes(tmp_path):
+    from filelock import FileLock
+
+    from probers.commands.runs import RunFolder, taking_back
+
+    run = RunFolder(tmp_path / "run", "rag", {"k": 3})
+    with taking_back():
+        assert run.begin()
+        run.finish()
+    left = [tmp_path / "run" / name for name in (".lock", ".writer.json")]
+    for path in left:
+        path.touch()
+    with FileLock(left[0]):  # of one that lives, which keeps it
+        assert not run.begin()
+        assert all(path.exists() for path in left)
+    assert not run.begin()
+    assert not any(path.exists() for path in left)
+
+
 def test_a_foreign_folder_is_left_alone(tmp_path):
     from probers.commands.runs import RunFolder
 

@@ -14,6 +14,7 @@ from probers.rag.loop import RAG
 from probers.rag.queries import AnswerQuery, QuestionQuery
 from probers.rag.traces import Answer, TraceFile
 from probers.rag.triggers import Always, Entropy, Never, Oracle, Random, Trigger
+from probers.rag.triggers.base import LookAhead
 
 from probers.prompts import TESTBED_PROMPT
 from probers.types import Decision, Needs, Question, RunError, UserError
@@ -113,9 +114,8 @@ def test_oracle_judges_the_answer_that_would_be_given_also_when_it_is_forced():
 
 def test_random_grants_its_rate_whatever_the_batch():
     many = [Question(f"r{i}", f"Where is town {i}?") for i in range(400)]
-    number = itertools.count()
-    for rate, allowed in ((0.0, {0}), (0.3, {0, 1}), (1.0, {1}), (1.6, {1, 2})):
-        rag, _, _ = make(Random(rate), finds=lambda q: [passage(f"fact {next(number)}")])
+    for rate, allowed in ((0.0, {0}), (0.3, {0, 1}), (1.0, {1}), (1.6, {1, 2}), (2.5, {2, 3})):
+        rag, _, _ = make(Random(rate))
         counts = [a.retrievals for a in rag.answer(many)]
         assert set(counts) == allowed
         assert sum(counts) / 400 == pytest.approx(rate, abs=0.08)
@@ -152,14 +152,99 @@ def test_the_limit_of_retrievals_is_exact_and_the_last_answer_stands():
     assert make(Always(), max_retrievals=0)[0](QUESTIONS[1]).retrievals == 0
 
 
-def test_a_retrieval_that_changes_nothing_ends_the_question_without_writing_it_again():
-    rag, _lm, _ = make(Scripted([fires()]), max_retrievals=9)
+def test_a_retrieval_that_changes_nothing_is_counted_and_the_same_is_judged_again():
+    rag, lm, retriever = make(Scripted([fires()]), max_retrievals=9)
     answer = rag(QUESTIONS[1])
-    # Closed book, then with passages; the second search brings the same passages.
-    assert (answer.retrievals, answer.counters.generations) == (2, 2)
-    assert answer.answer == "Land1"
-    assert answer.rounds[-1].query == "Where is town 1?"
-    assert answer.rounds[-1].accepted == answer.rounds[-1].text
+    # Closed book, then with passages; every other search brings the same passages.
+    assert (answer.retrievals, answer.counters.generations, answer.counters.alarms) == (9, 10, 10)
+    assert len(lm.prompts) == 2
+    assert retriever.queries == ["Where is town 1?"] * 9
+    assert [r.query for r in answer.rounds] == ["Where is town 1?"] * 9 + [None]
+    closed, read = (rag.lm.generate([p], max_new_tokens=64, stop=["\n"])[0] for p in lm.prompts[:2])
+    assert [r.text for r in answer.rounds] == [closed.text] + 9 * [read.text]
+    assert [r.accepted for r in answer.rounds] == [""] * 9 + [read.text]
+    assert [r.tokens for r in answer.rounds] == [closed.offsets] + 9 * [read.offsets]
+    assert answer.counters.tokens == len(closed.token_ids) + 9 * len(read.token_ids)
+    assert answer.counters.sentences == 10 * 2
+    assert (answer.counters.kept_tokens, answer.answer) == (len(read.token_ids), "Land1")
+    # Also where nothing is found, and the first prompt stays.
+    rag, lm, _ = make(Scripted([fires()]), finds=lambda q: [])
+    answer = rag(QUESTIONS[1])
+    assert (answer.retrievals, answer.counters.empty_retrievals, answer.counters.generations) == (3, 3, 4)
+    assert (len(lm.prompts), answer.answer) == (1, "Nowhere")
+
+
+def test_a_trigger_may_decide_otherwise_on_what_it_judges_again():
+    rag, lm, _ = make(Scripted([fires(), fires(), fires(), SILENT]), max_retrievals=9)
+    answer = rag(QUESTIONS[1])
+    assert (answer.retrievals, answer.counters.generations, len(lm.prompts)) == (3, 4, 2)
+    assert [r.decision.fire for r in answer.rounds] == [True, True, True, False]
+    # A question that goes on so leaves the others as they are.
+    together = rag.answer(QUESTIONS)
+    assert without_seconds(together[1]) == without_seconds(answer)
+
+
+def test_what_a_rule_judges_of_the_answer_is_asked_for_again():
+    def writes(prompt):
+        return " Nowhere." if prompt.endswith("is") else " Town 1 is far away."
+
+    rag, _, _ = make(Oracle(again=True), writes=writes, finds=lambda q: [])
+    answer = rag(QUESTIONS[1])
+    assert (answer.retrievals, answer.counters.generations) == (3, 8)
+    assert answer.text == "Town 1 is far away. So the answer is Nowhere."
+
+
+def capitals(prompt):
+    """Three sentences, of which a prompt gets those that are not there."""
+    return " ONE IS SO. TWO IS SO. SO THE ANSWER IS THREE."[len(prompt.rpartition("Answer:")[2]) :]
+
+
+def test_a_hit_at_the_beginning_with_the_same_passages_is_judged_as_fresh():
+    seen = []
+
+    class Looking(Scripted):
+        def __call__(self, generation, state):
+            seen.append((generation.text, state.fresh, state.retrievals))
+            return super().__call__(generation, state)
+
+    rag, lm, _ = make(Looking([fires(position=1, tokens=(0,)), SILENT]), finds=lambda q: [])
+    answer = rag(QUESTIONS[1])
+    assert seen == [(answer.rounds[0].text, False, 0), (answer.rounds[0].text, True, 1)]
+    assert (answer.retrievals, answer.counters.generations, len(lm.prompts)) == (1, 2, 1)
+    # What is behind what is taken as it is can fire yet: the second sentence here.
+    rag, lm, _ = make(
+        Entropy(0.5, "max", "sentence"), writes=capitals, finds=lambda q: [], max_retrievals=9,
+        entropy=lambda word: 1.0 if word == "SO." else 0.1,
+    )  # fmt: skip
+    answer = rag(QUESTIONS[1])
+    assert [r.accepted for r in answer.rounds] == [
+        "", " ONE IS SO.", " TWO IS SO. SO THE ANSWER IS THREE.",
+    ]  # fmt: skip
+    assert (answer.retrievals, answer.counters.generations, len(lm.prompts)) == (2, 3, 2)
+
+
+def test_only_what_would_be_written_alike_is_taken_again():
+    """Not a text that was ended early, with no look ahead left; not where one sentence is to be read."""
+
+    class Early(Scripted, Trigger):
+        def look_ahead(self, question):
+            return LookAhead(tokens=1)
+
+    rag, lm, _ = make(Early([fires()]), finds=lambda q: [], max_retrievals=1)
+    answer = rag(QUESTIONS[1])
+    assert len(lm.prompts) == 2 and lm.prompts[0] == lm.prompts[1]
+    assert len(answer.rounds[0].tokens) < len(answer.rounds[1].tokens)
+    assert answer.text == "Town 1 is in Nowhere. So the answer is Nowhere."
+    at = fires(position=0, tokens=(0,))
+    rag, lm, _ = make(Reader([at, SILENT]), writes=capitals, finds=lambda q: [])
+    answer = rag(QUESTIONS[1])
+    assert lm.prompts[0] == lm.prompts[1]
+    assert [r.accepted for r in answer.rounds] == ["", " ONE IS SO.", " TWO IS SO. SO THE ANSWER IS THREE."]
+    # A text that its limit ended would end there again.
+    rag, lm, _ = make(Scripted([fires()]), finds=lambda q: [], max_new_tokens=4, answer_tokens=0)
+    answer = rag(QUESTIONS[1])
+    assert (answer.text, answer.retrievals, len(lm.prompts)) == ("Town 1 is in", 3, 1)
+    assert (answer.counters.tokens, answer.counters.kept_tokens) == (16, 4)
 
 
 def test_a_hit_in_the_middle_keeps_the_text_before_it_and_goes_on_from_there():
@@ -576,7 +661,7 @@ def test_the_terminal_is_not_steered_by_text():
         assert "\x1b[2J" not in shown
         assert "\x07" not in shown
         assert ("\x1b[31m" in shown) == isinstance(screen, Screen)
-        assert "the prompt stays the same, and so does the answer" in shown
+        assert "[4]" in shown  # three searches, and each time the same
 
 
 def test_parts_can_be_exchanged_on_a_loop():

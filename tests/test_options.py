@@ -234,6 +234,8 @@ def test_what_comes_from_the_environment_is_used_and_not_written(tmp_path, monke
     assert len(written) >= 2
     assert not any("hidden-place" in text for text in written)
     assert any("${oc.env:PLACE}" in text for text in written)
+    unset = OmegaConf.create({"seed": "${oc.env:NOPE,3}"})
+    assert record_of(unset) == {"seed": "${oc.env:NOPE,3}"}
 
 
 @rarely

@@ -143,8 +143,8 @@ def plain(cfg: DictConfig) -> dict[str, Any]:
 def record_of(cfg: DictConfig) -> dict[str, Any]:
     """As :func:`plain`, for a file: what is taken from the environment stays ``${oc.env:NAME}``, unread."""
 
-    def unread(*names: str) -> str:
-        return f"${{oc.env:{','.join(names)}}}"
+    def unread(*names: Any) -> str:  # a default may be a number
+        return f"${{oc.env:{','.join(map(str, names))}}}"
 
     OmegaConf.register_new_resolver("oc.env", unread, replace=True)
     try:

@@ -154,6 +154,7 @@ class RunFolder:
                 files that no run of this toolkit wrote, or another process writes to it.
         """
         if self.complete and not self._replaces:
+            self._tidy()
             return True  # nothing is written, also where nothing may be
         new = not os.path.lexists(self.path)
         self._check()
@@ -240,6 +241,17 @@ class RunFolder:
         who = {"command": self.command, "process": os.getpid(), "host": socket.gethostname()}
         write_text(path / _WRITER, canonical_json(who | {"since": since}))
 
+    def _tidy(self) -> None:
+        """Remove the lock that a process left which was killed once its run was complete."""
+        path = self.path.resolve()
+        if path in _HELD or not os.path.lexists(path / _LOCK):
+            return
+        with suppress(OSError, Timeout):
+            lock = FileLock(path / _LOCK)
+            lock.acquire(timeout=0)
+            _HELD[path] = lock
+            _release(path)
+
     def _set_aside(self) -> Path:
         """Move the run that is here to ``<out>.old-1``, or the next number that is free."""
         path = Path(os.path.abspath(self.path))  # "." has no name
@@ -262,9 +274,13 @@ class RunFolder:
         }  # fmt: skip
         if replaced is not None:
             state["replaced"] = replaced.name
-        # First: it tells the folder from one that is not a run's.
-        write_text(self.path / _RUN_FILE, canonical_json(state))
-        write_text(self.path / _CONFIG_FILE, OmegaConf.to_yaml(OmegaConf.create(dict(self.config))))
+        files = [
+            # First at the beginning, for it tells the folder from one that is not a run's; last at the end.
+            (_RUN_FILE, canonical_json(state)),
+            (_CONFIG_FILE, OmegaConf.to_yaml(OmegaConf.create(dict(self.config)))),
+        ]
+        for name, text in reversed(files) if complete else files:
+            write_text(self.path / name, text)
 
     def _difference(self, state: Mapping[str, Any]) -> str:
         if state["command"] != self.command:

@@ -21,8 +21,9 @@ from ..contamination import Contamination
 from ..triggers.never import Never
 from .curves import record_all, rerun_all
 from .findings import Findings, write
+from .generation_cache import GenerationCache
 from .methods import Method, MethodRun, build_methods, complete, parts_of, vary, with_retrievers
-from .shared_generations import GenerationCache, SharedRAG, joined
+from .shared_generations import SharedRAG, joined
 from .thresholds import Tuned, tune_once
 
 
@@ -83,7 +84,7 @@ def run(cfg: DictConfig) -> Path:
         build(cfg.retriever, corpus),
         Never(),
         **loop_options(cfg),
-        cache=GenerationCache(megabytes=cfg.memory),
+        cache=GenerationCache(megabytes=cfg.memory, folder=folder.path / "generations"),
     )
     methods = with_retrievers(methods, corpus)
     for method in methods:  # a trigger that refuses the model does so before anything runs
@@ -110,6 +111,7 @@ def run(cfg: DictConfig) -> Path:
     reruns = rerun_all(rag, runs.values(), reference, trajectories, replay, points=cfg.sweep)
     figures = next((dict(b.metrics) for b in banks.values()), {})
     findings = Findings(runs, reference, trajectories, reruns, corpus, figures, notes)
+    rag.cache.remove()
     write(folder, cfg, findings, tuned=bool(tuned))
     return folder.path
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -14,36 +13,9 @@ from probers.types import Generation, Needs, Question
 
 from ..loop import RAG
 from ..traces import Answer, Listener
+from .generation_cache import GenerationCache
 
 _NOTHING = Needs()
-_Key = tuple[str, int, tuple[str | SentenceEnd, ...]]
-_Timed = tuple[Generation, float]
-
-
-class GenerationCache:
-    """Generations of one model, by all that greedy generation depends on: prompt, token limit, what ends it.
-
-    Kept is what comes first until memory is full, and nothing is thrown out for it: the methods
-    of a comparison go through the questions in one order, and the oldest are due again next.
-
-    Args:
-        megabytes: of generations to keep at most.
-    """
-
-    def __init__(self, *, megabytes: float = 1024) -> None:
-        self._room = megabytes * 1e6
-        self._kept: dict[_Key, list[_Timed]] = {}
-
-    def find(self, key: _Key, needs: Needs) -> _Timed | None:
-        """A generation for which as much was recorded as is needed, and the seconds that it took; or None."""
-        return next((kept for kept in self._kept.get(key, ()) if _covers(kept[0].needs, needs)), None)
-
-    def keep(self, key: _Key, generation: Generation, seconds: float) -> None:
-        """Keep a generation, if there is room."""
-        size = _bytes(generation)
-        if size <= self._room:
-            self._room -= size
-            self._kept.setdefault(key, []).append((generation, seconds))
 
 
 @dataclass
@@ -103,6 +75,7 @@ class SharedRAG(RAG):
         answers = super().answer(questions, listener)
         for answer in answers:
             answer.counters.seconds += (self._saved - before) / len(answers)
+        self.cache.save()  # before the answers are written: there is never one without what it came of
         return answers
 
 
@@ -119,28 +92,9 @@ def narrowed(generation: Generation, needs: Needs) -> Generation:
     return replace(generation, needs=needs, states=states, attention=attention)
 
 
-def _covers(has: Needs, needs: Needs) -> bool:
-    """Whether all that is needed was recorded."""
-    try:
-        return has.union(needs) == has
-    except ValueError:
-        return False
-
-
 def joined(needs: Needs, also: Needs) -> Needs:
     """Both where one pass can record both, else what is needed."""
     try:
         return needs.union(also)
     except ValueError:
         return needs
-
-
-def _bytes(generation: Generation) -> int:
-    """Memory that a generation takes, about."""
-    arrays = [generation.logprobs, generation.entropies, generation.states]
-    if generation.attention is not None:
-        arrays += [generation.attention.rows, generation.attention.column_max]
-    tokens = len(generation.prompt_ids) + len(generation.token_ids)
-    texts = sys.getsizeof(generation.prompt) + sys.getsizeof(generation.text)
-    # A tuple of two numbers and its place for the offsets, a number and its place for the id.
-    return texts + 150 * tokens + sum(a.nbytes for a in arrays if a is not None)

@@ -53,14 +53,11 @@ class RetrievalTrajectory:
 
     Attributes:
         questions: those with gold answers.
-        steps: of each question, one or more; fewer than there could be where a
-            retrieval brought nothing new, after which the model would write the same.
-        searches: retrievals each question took in the end.
+        steps: of each question, one more than it took retrievals.
     """
 
     questions: Sequence[Question]
     steps: Sequence[Sequence[Step]]
-    searches: Sequence[int]
 
     def granted(self, retrievals: int | np.ndarray) -> dict[str, np.ndarray]:
         """What comes of so many retrievals at most, for all questions or (n,) for each.
@@ -68,10 +65,9 @@ class RetrievalTrajectory:
         Returns:
             ``retrievals`` made and each of :data:`FIGURES`, (n,) each.
         """
-        made = np.minimum(retrievals, np.array(self.searches, dtype=int))
-        reached = np.minimum(retrievals, np.array([len(steps) - 1 for steps in self.steps], dtype=int))
+        made = np.minimum(retrievals, np.array([len(steps) - 1 for steps in self.steps], dtype=int))
         rows = np.arange(len(self.steps))
-        return {"retrievals": made.astype(float)} | {n: t[rows, reached] for n, t in self._tables.items()}
+        return {"retrievals": made.astype(float)} | {n: t[rows, made] for n, t in self._tables.items()}
 
     def at_random(self, budget: float) -> dict[str, np.ndarray]:
         """What random retrieval is expected to give at a mean number of retrievals per question.
@@ -96,11 +92,8 @@ class RetrievalTrajectory:
 
     def replay(self, trigger: str, threshold: float) -> dict[str, np.ndarray]:
         """What a trigger gives at a threshold, as if it had run; as :meth:`granted`."""
-        # Behind a question's last step, where nothing new was found, it goes on to the limit.
         fires = np.pad(self.scores(trigger) > threshold, ((0, 0), (0, 1)))
-        stops = fires.argmin(axis=1)
-        last = np.array([len(steps) for steps in self.steps])
-        return self.granted(np.where(stops < last, stops, self._most))
+        return self.granted(fires.argmin(axis=1))  # the first step where it does not
 
     def sweep(self, trigger: str) -> dict[str, list[float]]:
         """Mean retrievals and figures of a trigger from the lowest threshold to the highest, thinned."""
@@ -123,7 +116,7 @@ class RetrievalTrajectory:
 
     def scores(self, trigger: str) -> np.ndarray:
         """(n, steps at most), -inf where there is no further answer."""
-        table = np.full((len(self.steps), max(map(len, self.steps), default=0)), -np.inf)
+        table = np.full((len(self.steps), self._most + 1), -np.inf)
         for row, steps in zip(table, self.steps, strict=True):
             row[: len(steps)] = [step.scores[trigger] for step in steps]
         return table
@@ -131,12 +124,12 @@ class RetrievalTrajectory:
     @property
     def _most(self) -> int:
         """Retrievals of the question that took most."""
-        return max(self.searches, default=0)
+        return max(map(len, self.steps), default=1) - 1
 
     @cached_property
     def _tables(self) -> Mapping[str, np.ndarray]:
         """Each figure, (n, steps at most); 0 where there is no further answer."""
-        tables = {name: np.zeros((len(self.steps), max(map(len, self.steps), default=0))) for name in FIGURES}
+        tables = {name: np.zeros((len(self.steps), self._most + 1)) for name in FIGURES}
         for i, (question, steps) in enumerate(zip(self.questions, self.steps, strict=True)):
             for j, step in enumerate(steps):
                 tables["em"][i, j] = exact_match(step.answer, question.answers)
@@ -165,12 +158,11 @@ def record(
     """
     recorder = _Recorder(triggers)
     loop = replace(rag, trigger=recorder)
-    searches: list[int] = []
     starts = range(0, len(questions), _CHUNK)
     for start in tqdm(starts, desc=progress, unit=f"{_CHUNK} questions", disable=progress is None):
-        searches += [a.retrievals for a in loop.answer(questions[start : start + _CHUNK])]
+        loop.answer(questions[start : start + _CHUNK])
     steps = [recorder.seen.get(q.id) or [Step("", "", dict.fromkeys(triggers, 0.0))] for q in questions]
-    return RetrievalTrajectory(questions, steps, searches)
+    return RetrievalTrajectory(questions, steps)
 
 
 def record_once(
@@ -180,13 +172,11 @@ def record_once(
 
     def recorded() -> dict[str, list[dict[str, Any]]]:
         found = record(rag, triggers, questions, progress=progress)
-        entries = zip(found.questions, found.searches, found.steps, strict=True)
-        kept = [{"id": q.id, "searches": n, "steps": list(map(asdict, steps))} for q, n, steps in entries]
-        return {"questions": kept}
+        entries = zip(found.questions, found.steps, strict=True)
+        return {"questions": [{"id": q.id, "steps": list(map(asdict, steps))} for q, steps in entries]}
 
     stored = made_once(file, recorded)["questions"]
-    steps = [[Step(**step) for step in entry["steps"]] for entry in stored]
-    return RetrievalTrajectory(questions, steps, [entry["searches"] for entry in stored])
+    return RetrievalTrajectory(questions, [[Step(**step) for step in entry["steps"]] for entry in stored])
 
 
 @dataclass

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
-import math
 import os
 import re
 import shutil
@@ -285,7 +284,6 @@ def _lines(path: Path, records: Sequence[Any]) -> None:
 _TIMES = re.compile(r"seconds|_per_second|s_per_question|s/question")
 _NAMES = {"inputs", "fingerprint", "identity", "config", "replaced", "asked", "sha256"}
 #: Files of a comparison with the scores of single texts.
-_SCORES = re.compile(r"(traces|replay)/|report_data\.json$")
 #: Files that hold timings in running text, or are drawn from files that are compared themselves.
 _NOT_COMPARED = re.compile(
     r"report\.html|README\.md|\.lock|\.writer\.json|\.?config\.yaml.*|.*\.png|sample\.html"
@@ -302,31 +300,9 @@ def results(folder: Path) -> dict[str, str]:
 
 
 def differing(folder: Path, undisturbed: Path) -> list[str]:
-    """Result files that are not those of an undisturbed run, but for the last digits of its scores.
-
-    A comparison that goes on may round sums in another order (docs/formats.md).
-    """
+    """Result files that are not those of an undisturbed run."""
     found, expected = results(folder), results(undisturbed)
-    odd = sorted(name for name in {*found, *expected} if found.get(name) != expected.get(name))
-    return [
-        name
-        for name in odd
-        if name not in found
-        or name not in expected
-        or not _SCORES.match(name)
-        or not _close(_values(folder / name), _values(undisturbed / name))
-    ]
-
-
-def _close(one: Any, other: Any) -> bool:
-    """Whether values are the same, fractions to a ten-thousandth of their size."""
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(_close(one[key], other[key]) for key in one)
-    if isinstance(one, list) and isinstance(other, list):
-        return len(one) == len(other) and all(map(_close, one, other))
-    if isinstance(one, float) and isinstance(other, float):
-        return math.isclose(one, other, rel_tol=1e-4)
-    return type(one) is type(other) and bool(one == other)
+    return sorted(name for name in {*found, *expected} if found.get(name) != expected.get(name))
 
 
 def _plain(path: Path) -> bytes:

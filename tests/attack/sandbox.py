@@ -92,6 +92,10 @@ def warm() -> None:
         "datagen.testbed.run",
     ):
         importlib.import_module(f"probers.{name}")
+    from probers.commands.config import request
+
+    for command in ("datagen", "train", "rag", "compare", "testbed"):
+        request(command, [])  # parsers fill their tables as they go
     left = len(os.listdir("/proc/self/task"))
     if left > 1:
         print(f"note: {left} threads before the first fork", file=sys.stderr)
