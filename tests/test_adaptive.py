@@ -9,17 +9,33 @@ import pytest
 import torch
 from fake_lm import SPEC
 from probers.rag.triggers import Adaptive, State
+from probers.train.letter_classifier import Letters
 from probers.train.question_classifier import measure, write_card
-from probers.train.strategies import Labelled, label, of_store
+from probers.train.strategies import Labelled, joined, label, of_store, read, seen
 from safetensors.numpy import load_file, save_file
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
 from tiny import byte_level
-from transformers import LlamaConfig, LlamaForSequenceClassification
+from tokenizers import Tokenizer, models
+from transformers import (
+    AutoTokenizer,
+    LlamaConfig,
+    LlamaForSequenceClassification,
+    PreTrainedTokenizerFast,
+    T5Config,
+    T5ForConditionalGeneration,
+)
 
-from probers.bank.question_classifier import STRATEGIES, AdaptiveClassifier, load_classifier
+from probers.bank.question_classifier import (
+    STRATEGIES,
+    AdaptiveClassifier,
+    LetterClassifier,
+    load_classifier,
+)
+from probers.checksums import sealed_lines
 from probers.commands import main as cli
-from probers.commands.runs import RunFolder
+from probers.commands.runs import RunFolder, newest_classifier
+from probers.data.overlap import Seen
 from probers.prompts import TESTBED_PROMPT
 from probers.store.spec import FeatureSpec
 from probers.store.store import FeatureStore
@@ -410,3 +426,248 @@ def test_a_sweep_of_classifiers_ends_without_the_table_of_probers(tmp_path, monk
     assert ended.value.code == 0
     assert capsys.readouterr().out.count("wrote a classifier of questions") == 2
     assert len(list((tmp_path / "runs" / "train").iterdir())) == 2
+
+
+# --- labels by trying ---------------------------------------------------------------------------------------
+
+#: Right by never, always and fixed_sentence; the cheapest that is right; None is nobody.
+VERDICTS = {
+    (1, 1, 1): "no", (1, 0, 0): "no", (0, 1, 1): "single", (0, 1, 0): "single", (0, 0, 1): "multi",
+    (0, 0, 0): None,
+}  # fmt: skip
+
+
+def compared(path, rows, *, triggers=("wo", "sr", "fs"), complete=True, model="testbed", wrong="em"):
+    """A comparison's folder with these (id, dataset, group, split, question, right by each method)."""
+    methods = {
+        "wo": {"trigger": "never", "query": "question"}, "sr": {"trigger": "always", "query": "question"},
+        "fs": {"trigger": "fixed_sentence", "query": "last_sentence"},
+    }  # fmt: skip
+    asked = {"triggers": list(triggers), "methods": methods, "wrong": wrong, "model": {"name": model}}
+    keys = ("id", "dataset", "group", "split", "question")
+    lines = [
+        dict(zip(keys, row[:5], strict=True)) | {"right": dict(zip(triggers, map(bool, row[5]), strict=True))}
+        for row in rows
+    ]
+    path.mkdir(parents=True)
+    (path / "outcomes.jsonl").write_text(sealed_lines(lines))
+    RunFolder(path, "compare", asked)._write(complete=complete, summary={})
+    return path
+
+
+def cases(dataset, split="train"):
+    return [
+        (f"{dataset}{i}", dataset, f"{dataset}{i}", split, f"{dataset} {i}?", right)
+        for i, right in enumerate(VERDICTS)
+    ]
+
+
+def test_labels_by_trying_are_the_cheapest_and_then_the_bias_of_the_data_set(tmp_path):
+    asked = compared(tmp_path / "c", [*cases("nq"), *cases("hotpotqa"), *cases("mine")])
+    unknown = json.loads(sealed_lines([{
+        "id": "open", "dataset": "nq", "group": "open", "split": "train", "question": "?", "right": {},
+    }]))  # fmt: skip
+    with (asked / "outcomes.jsonl").open("a") as file:
+        file.write(json.dumps(unknown) + "\n")
+    answers = read(asked)
+    assert (answers.model, answers.rule, answers.strategies) == ("testbed", "em", STRATEGIES)
+    with pytest.raises(
+        UserError, match=r"data set 'mine', and head.bias does not .* \+head.bias.mine=single"
+    ):
+        label(answers, {"nq": "single", "hotpotqa": "multi"})
+    found, record = label(answers, {"nq": "single", "hotpotqa": "multi", "mine": "leave_out"})
+    told = dict(zip(found["train"].questions, found["train"].strategies, strict=True))
+    for dataset, bias in (("nq", "single"), ("hotpotqa", "multi"), ("mine", None)):
+        for i, cheapest in enumerate(VERDICTS.values()):
+            assert told.get(f"{dataset} {i}?") == (cheapest or bias)
+    assert len(told) == 17  # without the one that is left out, and the one without a gold answer
+    assert record["tried"] == ["no", "single", "multi"] and record["unanswered"] == {
+        "hotpotqa": {"n": 1, "label": "multi"}, "mine": {"n": 1, "label": "leave_out"},
+        "nq": {"n": 1, "label": "single"},
+    }  # fmt: skip
+    sides = seen(answers.rows)
+    assert sides.split_of(Question("new", "MINE 5", dataset="mine")) == "train"  # also one left out
+    assert sides.split_of(Question("nq0", "other words", dataset="nq")) == "train"
+    assert sides.split_of(Question("nq9", "other words", dataset="nq")) == ""
+
+
+def test_a_store_says_nothing_of_several_retrievals_and_its_labels_say_so(tmp_path):
+    _, record = label(of_store(cot_store(tmp_path)), {"testbed": "single"})
+    assert record["tried"] == ["no", "single"]
+    assert record["unanswered"] == {"": {"n": 40, "label": "multi"}}
+
+
+def test_several_runs_are_one_where_they_fit(tmp_path):
+    one, other = read(compared(tmp_path / "a", cases("nq"))), read(compared(tmp_path / "b", cases("iirc")))
+    assert [row.id for row in joined([one, other]).rows] == [row.id for row in (*one.rows, *other.rows)]
+    again = read(compared(tmp_path / "c", cases("nq")))
+    moved = read(compared(tmp_path / "d", [(f"x{r[0]}", *r[1:3], "test", *r[4:]) for r in cases("nq")]))
+    for wrong, message in (
+        (again, "question 'nq0' is in data=.*a and data=.*c: give every question once"),
+        (moved, "group 'nq0' has questions of the train and of the test split"),
+        (read(compared(tmp_path / "e", cases("iirc"), model="gpt2")), "model is testbed in one and gpt2 in"),
+        (
+            read(compared(tmp_path / "f", cases("iirc"), wrong="acc")),
+            "rule is em in one and acc in the other",
+        ),
+        (of_store(cot_store(tmp_path / "g")), "cannot be joined"),
+    ):
+        with pytest.raises(UserError, match=message):
+            joined([one, wrong])
+
+
+def test_a_comparison_that_cannot_be_learned_from_is_told(tmp_path):
+    for name, options, message in (
+        ("unfinished", {"complete": False}, "is not finished: run its command again"),
+        ("few", {"triggers": ("wo", "sr")}, "no method of trigger fixed_sentence: .*split=all"),
+    ):
+        rows = [(*row[:5], row[5][: len(options.get("triggers", "123"))]) for row in cases("nq")]
+        with pytest.raises(UserError, match=message):
+            read(compared(tmp_path / name, rows, **options))
+    file = compared(tmp_path / "damaged", cases("nq")) / "outcomes.jsonl"
+    file.write_text(file.read_text().replace('"wo": true', '"wo": false', 1))
+    with pytest.raises(UserError, match="damaged in line 1 .was altered.*overwrite=true"):
+        read(tmp_path / "damaged")
+    file.unlink()
+    with pytest.raises(UserError, match="outcomes.jsonl is missing or damaged"):
+        read(tmp_path / "damaged")
+
+
+# --- models that write a letter -----------------------------------------------------------------------------
+
+
+def letters(folder, *, vocab=400, tokenizer=None):
+    """A tiny random T5."""
+    tokenizer = tokenizer or byte_level(every_byte=True, size=vocab)
+    torch.manual_seed(0)
+    T5ForConditionalGeneration(
+        T5Config(
+            vocab_size=len(tokenizer), d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4,
+            pad_token_id=tokenizer.pad_token_id, eos_token_id=tokenizer.eos_token_id,
+            decoder_start_token_id=tokenizer.pad_token_id, dropout_rate=0.0,
+        )
+    ).save_pretrained(folder)  # fmt: skip
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+def test_a_t5_says_the_letters_as_transformers_generates_them(tmp_path):
+    made = load_classifier(letters(tmp_path))
+    assert isinstance(made, LetterClassifier)
+    model = T5ForConditionalGeneration.from_pretrained(tmp_path).eval()
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    asked = [*FRESH, f"  {FRESH[0]} "]
+    for question, found in zip(asked, made.probabilities(asked), strict=True):
+        inputs = tokenizer(question.strip(), return_tensors="pt")
+        scores = model.generate(
+            **{k: inputs[k] for k in ("input_ids", "attention_mask")}, max_length=30, do_sample=False,
+            return_dict_in_generate=True, output_scores=True,
+        ).scores[0][0]  # fmt: skip
+        expected = torch.stack([scores[tokenizer(letter).input_ids[0]] for letter in "ABC"]).softmax(0)
+        np.testing.assert_allclose(found, expected, atol=1e-6)
+    assert made.probabilities([]).shape == (0, 3)
+    with torch.inference_mode():  # padding changes nothing but the last digits
+        np.testing.assert_allclose(made.logits(asked)[0], made.logits(asked[:1])[0], atol=1e-5)
+    short = LetterClassifier(str(tmp_path), max_tokens=4)
+    assert short.inputs(FRESH)["input_ids"].shape[1] == 4
+
+
+def test_a_model_without_three_letters_or_safe_weights_is_refused(tmp_path):
+    small = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(models.WordLevel({"<u>": 0, "A": 1, "<e>": 2}, unk_token="<u>")),
+        unk_token="<u>", eos_token="<e>", pad_token="<e>",
+    )  # fmt: skip
+    with pytest.raises(UserError, match="cannot classify questions: it has no token each for A, B and C"):
+        load_classifier(letters(tmp_path / "same", tokenizer=small))
+    folder = Path(letters(tmp_path / "pickled"))
+    weights = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    torch.save({k: torch.from_numpy(v) for k, v in weights.items()}, folder / "pytorch_model.bin")
+    with pytest.raises(UserError, match="no sequence-to-sequence model either"):
+        load_classifier(str(folder))
+
+
+def labelled():
+    train = Labelled(QUESTIONS, LABELS, QUESTIONS)
+    fresh = [f"{text} {i}?" for i in range(50, 56) for text in KINDS.values()]
+    return {"train": train, "validation": Labelled(fresh, [*KINDS] * 6, fresh)}
+
+
+def test_a_fine_tuned_t5_learns_comes_back_and_is_the_same_for_the_same_seed(tmp_path):
+    base = letters(tmp_path / "base")
+    how = Letters(bias={}, model=base, epochs=12, batch_size=10, lr=5e-3)
+    before = load_classifier(base).probabilities(FRESH)
+    trained = how.fit(labelled(), seed=0, device="cpu")
+    found = trained.probabilities(FRESH)
+    assert found.argmax(axis=1).tolist() == [0, 1, 2] and not np.allclose(found, before)
+    trained.save(tmp_path / "made")
+    assert not [p for p in (tmp_path / "made").iterdir() if p.is_dir() or p.suffix in (".bin", ".pt")]
+    back = load_classifier(str(tmp_path / "made"))
+    np.testing.assert_array_equal(back.probabilities(FRESH), found)
+    np.testing.assert_array_equal(how.fit(labelled(), seed=0, device="cpu").probabilities(FRESH), found)
+    weights = tmp_path / "made" / "model.safetensors"
+    blob = bytearray(weights.read_bytes())
+    blob[-20] ^= 1
+    weights.write_bytes(blob)
+    with pytest.raises(UserError, match=r"is damaged \(model.safetensors was altered\): train it again"):
+        load_classifier(str(tmp_path / "made"))
+
+
+def test_the_best_epoch_on_validation_is_kept(tmp_path):
+    """Labels of validation that the model unlearns: the epoch before that stays."""
+    how = Letters(bias={}, model=letters(tmp_path), epochs=6, batch_size=10, lr=5e-3)
+    parts = labelled()
+    start = load_classifier(how.model)
+    wrong = parts["validation"].questions
+    unlearned = [STRATEGIES[i] for i in (start.probabilities(wrong).argmax(axis=1))]
+    last = how.fit({"train": parts["train"]}, seed=0, device="cpu")
+    chosen = how.fit(
+        parts | {"validation": Labelled(wrong, unlearned, wrong)}, seed=0, device="cpu"
+    )  # fmt: skip
+
+    def right(classifier):
+        return np.mean(
+            [STRATEGIES[i] for i in classifier.probabilities(wrong).argmax(axis=1)] == np.array(unlearned)
+        )
+
+    assert right(chosen) >= right(last)
+    assert not np.array_equal(chosen.probabilities(FRESH), last.probabilities(FRESH))
+
+
+def test_the_command_fine_tunes_a_t5_on_what_was_tried(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    right = {"no": (1, 1, 1), "single": (0, 1, 0), "multi": (0, 0, 1)}
+    splits = ("train", "train", "validation", "test")
+    rows = [
+        (f"q{i}", "testbed", f"g{i // 2}", splits[i // 2 % 4], f"{KINDS[kind]} {i}?", right[kind])
+        for i, kind in enumerate(["no", "single", "multi"] * 40)
+    ]
+    compared(tmp_path / "tried", rows)
+    letters(tmp_path / "base")
+    options = ["head.model=base", "head.epochs=8", "head.batch_size=10", "head.lr=0.005", "resamples=100"]
+    out = cli.run("train", ["head=adaptive_t5", "data=tried", *options])
+    shown = capsys.readouterr().out
+    assert str(out) == "runs/train/tried-adaptive_t5"
+    figures = json.loads((out / "metrics.json").read_text())
+    assert figures["labels"] == {"tried": list(STRATEGIES), "rule": "em", "unanswered": {}}
+    assert set(figures["detectors"]) == {"classifier", "majority", "words alone"}
+    assert figures["detectors"]["classifier"]["accuracy"] > 0.9
+    assert "all three strategies were tried (right by em)" in shown and "a fine-tuned base" in shown
+    card = (out / "README.md").read_text()
+    assert "`base`, fine-tuned to write A, B or C" in card and "was not tried" not in card
+    assert Seen.read(out).split_of(Question("new", rows[0][4])) == "train"
+    assert [d.fire for d in Adaptive(str(out)).decide_before(states([Question(q, q) for q in FRESH]))] == [
+        False,
+        True,
+        True,
+    ]
+    assert newest_classifier(model="testbed") == out
+    for wrong, message in (
+        (["epochs=3"], "options as head.NAME, and epochs=3 means nothing there"),
+        (["head.lr=0"], "head.lr=0 must be a number above 0"),
+        (["head.model=nowhere"], "head.model=nowhere is no folder"),
+        (["head.bias.nq=twice"], "head.bias=.* must be single, multi or leave_out for each data set"),
+    ):
+        with pytest.raises(UserError, match=message):
+            cli.run("train", ["head=adaptive_t5", "data=tried", *options, "out=other", *wrong])
+    assert not (tmp_path / "other").exists()

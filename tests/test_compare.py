@@ -17,6 +17,7 @@ from probers.rag.triggers import Rind
 
 from probers.bank.bank import ProbeBank
 from probers.bank.thresholds import ThresholdRule
+from probers.checksums import unsealed_lines
 from probers.commands import main as cli
 from probers.commands.presets import choices
 from probers.data.overlap import Seen
@@ -779,3 +780,23 @@ def test_the_exemplars_file_is_an_input_of_the_run(place):
     with pytest.raises(UserError, match=r"prompt\.exemplars_file=none\.txt is not a file"):
         place.compare("triggers=[never]", "prompt.exemplars_file=none.txt", out="third")
     assert len(place.models) == made and not (place.path / "third").exists()
+
+
+def test_split_all_asks_every_split_and_says_who_answered_each_question(place, capsys):
+    results = place.compare("triggers=[never,always,fixed_sentence]", "split=all", "limit=null")
+    assert results["n"] == len(TEST) + len(VALIDATION)
+    assert "These are the questions of all splits." in place.data()["notes"]
+    lines = unsealed_lines(place.path / "out" / "outcomes.jsonl")
+    assert [set(line) for line in lines] == [{"id", "dataset", "group", "split", "question", "right"}] * 70
+    for line in lines:
+        town = int(line["id"][1:])
+        assert line["split"] == ("test" if town in TEST else "validation") and line["group"] == line["id"]
+        assert line["right"] == {"never": knows(town), "always": True, "fixed_sentence": True}
+    assert results["methods"]["never"]["em"] == np.mean([line["right"]["never"] for line in lines])
+
+
+def test_split_all_refuses_thresholds_that_would_be_chosen_on_what_is_asked(place):
+    with pytest.raises(UserError, match="split=all .* a threshold of entropy would be chosen: leave it out"):
+        place.compare("triggers=[never,entropy]", "split=all")
+    with pytest.raises(UserError, match="split=train must be test or all"):
+        place.compare("triggers=[never]", "split=train")

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 
-from probers.bank.question_classifier import LETTERS, STRATEGIES, LetterClassifier
+from probers.bank.question_classifier import STRATEGIES, LetterClassifier
 from probers.options import Count, Name, NotNegative, Positive
 from probers.types import RunError
 
@@ -63,13 +63,15 @@ class Letters:
         with torch.random.fork_rng(), quiet():
             torch.manual_seed(seed)
             order = torch.Generator().manual_seed(seed)
-            data = DataLoader(
-                _rows(train), self.batch_size, shuffle=True, generator=order,
+            rows: Any = _rows(train)
+            data: DataLoader[Any] = DataLoader(
+                rows, self.batch_size, shuffle=True, generator=order,
                 collate_fn=lambda rows: _batch(classifier, rows),
             )  # fmt: skip
-            held_out = None
+            held_out: DataLoader[Any] | None = None
             if validation is not None:
-                held_out = DataLoader(_rows(validation), self.batch_size, collate_fn=list)
+                others: Any = _rows(validation)
+                held_out = DataLoader(others, self.batch_size, collate_fn=list)
             steps = self.epochs * len(data)
             module = _Letters(classifier, self, steps)
             trainer = Trainer(

@@ -25,7 +25,7 @@ from probers.types import UserError
 
 from .controls import SHUFFLED
 from .evaluate import as_figures
-from .strategies import Answers, Bias, Labelled, joined, label, read, seen
+from .strategies import HOW, Answers, Bias, Labelled, joined, label, read, seen
 from .tables import bounded, number
 
 #: The heads that are classifiers of questions: of words, and a T5 that writes letters.
@@ -129,8 +129,8 @@ def _refuse_unused(cfg: DictConfig) -> None:
     for key in map(str, defaults):
         if key not in (*_USED, "device", "logger", "save_every") and cfg[key] != defaults[key]:
             raise UserError(
-                f"a classifier of questions takes its options as head.NAME, and {key}={cfg[key]} means nothing "
-                "there: leave it out"
+                f"a classifier of questions takes its options as head.NAME, and {key}={cfg[key]} means "
+                "nothing there: leave it out"
             )
 
 
@@ -145,8 +145,7 @@ def _data(given: Any) -> list[Path]:
     if found is None:
         raise UserError(
             "head=adaptive needs a store of answered questions and there is none under runs/: "
-            "'probers-datagen --source cot' makes one, or pass data=FOLDER, also of 'probers-compare "
-            "method=adaptive_data'"
+            f"'probers-datagen --source cot' makes one, or pass data=FOLDER, also of '{HOW}'"
         )
     return [found]
 
@@ -241,12 +240,13 @@ def table(figures: Mapping[str, Any]) -> str:
 
 def _told(labels: Mapping[str, Any]) -> str:
     """Where the labels come from."""
-    none = ", ".join(
+    counted = [
         f"{e['n']} of {name or 'no data set'} ({e['label']})" for name, e in labels["unanswered"].items()
-    )
+    ]
+    none = ", ".join(counted) or "no question"
     if "multi" in labels["tried"]:
-        return f"all three strategies were tried (right by {labels['rule']}); none answers {none or 'no question'}"
-    return f"several retrievals were not tried; multi are questions that neither strategy answers: {none or 'none'}"
+        return f"all three strategies were tried (right by {labels['rule']}); none answers {none}"
+    return f"several retrievals were not tried; neither strategy answers {none}"
 
 
 def write_card(figures: Mapping[str, Any], *, model: str, data: Sequence[Path], out: Path) -> str:

@@ -30,6 +30,8 @@ Bias = Annotated[
 ]
 #: The trigger that is a strategy of each kind in a comparison.
 TRIGGERS = {"no": "never", "single": "always", "multi": "fixed_sentence"}
+#: The command that tries them.
+HOW = "probers-compare triggers=[never,always,fixed_sentence] split=all"
 _CONDITIONS = {"closed_book": "no", "with_passages": "single"}
 _OUTCOMES = "outcomes.jsonl"
 
@@ -89,18 +91,19 @@ def read(path: Path, *, checksums: bool = True) -> Answers:
     methods = {s: _method(asked, trigger) for s, trigger in TRIGGERS.items()}
     if missing := [TRIGGERS[s] for s, name in methods.items() if name is None]:
         raise UserError(
-            f"data={path} compared no method of trigger {' or '.join(missing)}: head=adaptive learns from "
-            "'probers-compare method=adaptive_data', which tries all three strategies"
+            f"data={path} compared no method of trigger {' or '.join(missing)}: head=adaptive learns "
+            f"from all three strategies, '{HOW}'"
         )
     file = path / _OUTCOMES
     try:
         rows = [
             Tried(
-                *(str(line[key]) for key in ("id", "dataset", "group", "split", "question")),
-                {s: line["right"][name] for s, name in methods.items() if name in line["right"]},
+                str(line["id"]), str(line["dataset"]), str(line["group"]), str(line["split"]),
+                str(line["question"]),
+                {s: bool(line["right"][name]) for s, name in methods.items() if name in line["right"]},
             )
             for line in unsealed_lines(file)
-        ]
+        ]  # fmt: skip
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise UserError(
             f"{file} is missing or damaged ({first_line(error)}): compare again with overwrite=true"
@@ -116,19 +119,18 @@ def _method(asked: Mapping[str, Any], trigger: str) -> str | None:
 def of_store(store: FeatureStore) -> Answers:
     """What a store of ``probers-datagen --source cot`` says of the answers without and with passages."""
     found: dict[tuple[str, str], Tried] = {}
-    for table in store.tables():
-        if store.spec.position != "generated":
-            break
-        columns = [
-            table.get(name, [""] * len(table)) for name in ("id", "dataset", "group", "split", "question")
-        ]
-        for id, *about, condition, correct in zip(
+    right: dict[tuple[str, str], dict[str, bool]] = {}
+    for table in store.tables() if store.spec.position == "generated" else ():
+        absent = [""] * len(table)
+        columns = [table.get(name, absent) for name in ("id", "dataset", "group", "split", "question")]
+        for id, dataset, group, split, question, condition, correct in zip(
             *columns, table["condition"], table["correct"], strict=True
         ):
-            id, about = id.rpartition("/")[0], list(map(str, about))
-            row = found.setdefault((id, about[2]), Tried(id, *about, {}))  # type: ignore[arg-type]
+            key = id.rpartition("/")[0], split
+            verdicts = right.setdefault(key, {})
+            found.setdefault(key, Tried(key[0], str(dataset), str(group), split, str(question), verdicts))
             if condition in _CONDITIONS:
-                row.right[_CONDITIONS[condition]] = bool(correct)  # type: ignore[index]
+                verdicts[_CONDITIONS[condition]] = bool(correct)
     rule = str(store.config.get("label", ""))
     tried = tuple(_CONDITIONS.values())
     return Answers(
@@ -148,8 +150,8 @@ def joined(parts: Sequence[Answers]) -> Answers:
             mine, theirs = getattr(first, name), getattr(part, name)
             if mine != theirs:
                 raise UserError(
-                    f"data={first.path} and data={part.path} cannot be joined: {name} is {_told(mine)} in one "
-                    f"and {_told(theirs)} in the other"
+                    f"data={first.path} and data={part.path} cannot be joined: {name} is {_told(mine)} "
+                    f"in one and {_told(theirs)} in the other"
                 )
         for row in part.rows:
             if where.setdefault((row.dataset, row.id), part.path) != part.path:
@@ -159,8 +161,8 @@ def joined(parts: Sequence[Answers]) -> Answers:
                 )
             if sides.setdefault((row.dataset, row.group), row.split) != row.split:
                 raise UserError(
-                    f"the group {row.group!r} has questions of the {sides[row.dataset, row.group]} and of the "
-                    f"{row.split} split (data={part.path}): deal them with one seed"
+                    f"the group {row.group!r} has questions of the {sides[row.dataset, row.group]} and of "
+                    f"the {row.split} split (data={part.path}): deal them with one seed"
                 )
     rows = [row for part in parts for row in part.rows]
     return Answers(first.path, first.model, first.rule, first.strategies, rows, first.fingerprint)
@@ -197,8 +199,8 @@ def label(answers: Answers, bias: Bias) -> tuple[dict[str, Labelled], dict[str, 
                 column.append(value)
     if not found:
         raise UserError(
-            f"{answers.path} has no question that was answered both without and with passages: make some with "
-            "'probers-compare method=adaptive_data' or 'probers-datagen --source cot'"
+            f"{answers.path} has no question that was answered both without and with passages: make some "
+            f"with '{HOW}' or 'probers-datagen --source cot'"
         )
     record = {
         "tried": list(answers.strategies), "rule": answers.rule,
@@ -213,8 +215,8 @@ def label(answers: Answers, bias: Bias) -> tuple[dict[str, Labelled], dict[str, 
 def _of_unanswered(dataset: str, bias: Bias) -> str:
     if dataset not in bias:
         raise UserError(
-            f"no strategy answers some questions of the data set {dataset!r}, and head.bias does not say what "
-            f"they are: pass +head.bias.{dataset or 'NAME'}=single, multi or leave_out"
+            f"no strategy answers some questions of the data set {dataset!r}, and head.bias does not say "
+            f"what they are: pass +head.bias.{dataset or 'NAME'}=single, multi or leave_out"
         )
     return bias[dataset]
 

@@ -27,9 +27,9 @@ class Adaptive(Trigger):
 
     Attributes:
         classifier: folder of a trained
-            :class:`~probers.bank.question_classifier.AdaptiveClassifier`, path or hub id of a
-            sequence-classification model of transformers whose labels are no, single and multi
-            (or the paper's A, B and C), or an object with ``probabilities``.
+            :class:`~probers.bank.question_classifier.AdaptiveClassifier`, path or hub id of a model
+            of transformers that writes A, B or C (the paper's T5) or whose labels are no, single
+            and multi (or A, B and C), or an object with ``probabilities``.
     """
 
     classifier: str | Classifier | None
