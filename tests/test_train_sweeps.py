@@ -139,7 +139,8 @@ def test_spans_of_tokens_and_heads_that_only_look_have_sizes_and_sets_too(tmp_pa
     ("option", "message"),
     [
         ("sizes=[60,601]", "sizes names 601, and there are 600 training texts: give 600 at most"),
-        ("sizes=[1]", "sizes=1: the training texts drawn all have the same label; give more"),
+        ("sizes=[1]", "sizes=1: the group drawn first has 2 texts; give 2 at least"),
+        ("sizes=[2]", "sizes=2: the training texts drawn all have the same label; give more"),
         ("layer_sets=[[2,4]]", "layer_sets names layer 4, and the layers trained are 1, 2, 3"),
         ("layer_sets=[0]", "layer_sets names layer 0, and the layers trained are 1, 2, 3"),
         ("layer_sets=[[]]", r"layer_sets holds \[\], a set without layers"),

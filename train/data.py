@@ -82,7 +82,7 @@ class Examples:
         groups = table.groupby("group").agg(
             dataset=("dataset", "first"), right=("correct", "sum"), texts=("correct", "size")
         )
-        places = {}
+        places: dict[str, float] = {}
         for kind, alike in groups.groupby(list(groups)):
             # Where its first group comes is drawn too: else the rare kinds would all come at once.
             start = draw_key("kind", seed, str(tuple(map(str, kind)))) / 2**64

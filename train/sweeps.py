@@ -43,7 +43,8 @@ class SweepRequest:
         """Number of texts -> the examples with so many training texts at most, the smallest first.
 
         Raises:
-            UserError: a size larger than the training texts, or one whose texts have the same label.
+            UserError: a size larger than the training texts, one smaller than a group, or one whose
+                texts have the same label.
         """
         texts = len(whole.rows["train"])
         if self.sizes and max(self.sizes) > texts:
@@ -55,6 +56,8 @@ class SweepRequest:
             wanted = {n for n in (_TEXTS, *(round(share * texts) for share in _SHARES)) if 0 < n < texts}
         found = {size: whole.training_part(size, self.seed) for size in sorted(wanted)}
         for size in self.sizes:
+            if (of := len(found[size].rows["train"])) > size:
+                raise UserError(f"sizes={size}: the group drawn first has {of} texts; give {of} at least")
             if _of_one_label(found[size]):
                 raise UserError(f"sizes={size}: the training texts drawn all have the same label; give more")
         return found
@@ -112,9 +115,7 @@ def of_sizes(
     for size, examples in parts.items():
         of = len(examples.rows["train"])
         if _of_one_label(examples):
-            notes.append(
-                f"{of} training texts are not on the learning curve: all of them have the same label"
-            )
+            notes.append(f"{of} training texts are not on the learning curve: all have the same label")
             continue
         found = trained
         if of < texts:

@@ -260,6 +260,7 @@ class Compare(_Answering):
     match: Name | None
     wrong: Name
     sweep: Natural
+    probers: list[Name]
     token_prober: Name | None
     classifier: Name | None
     examples: Natural

@@ -7,7 +7,7 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from omegaconf import DictConfig
@@ -21,10 +21,14 @@ from probers.types import Passage, Round
 
 from ..report import LEVEL, write_report
 from ..triggers.base import name_of
+from . import probers
 from .curves import QueryTrajectory, at_random, replays
 from .methods import MethodRun
 from .outcomes import Comparison, Outcomes, table_lines
 from .trajectories import thinned
+
+if TYPE_CHECKING:
+    from probers.bank.bank import ProbeBank
 
 
 @dataclass(frozen=True)
@@ -37,7 +41,7 @@ class Findings:
         recorded: answers that thresholds and random retrieval are read from.
         reruns: curves of methods that were run at other settings as well.
         corpus: where the passages come from.
-        bank: figures of the prober, {} when no method uses one.
+        banks: the probers of the methods, by folder or hub id.
         notes: what a reader has to know about how it was run.
     """
 
@@ -46,7 +50,7 @@ class Findings:
     recorded: Sequence[QueryTrajectory]
     reruns: Mapping[str, Any]
     corpus: Sequence[Passage]
-    bank: Mapping[str, Any]
+    banks: Mapping[str, ProbeBank]
     notes: Sequence[str]
 
 
@@ -98,6 +102,7 @@ def _results(config: Mapping[str, Any], found: Findings, comparison: Comparison)
         "pairs": comparison.pairs(runs),
         "random_at_budget": at_random(found.recorded, runs, comparison),
         "queries": {name: name_of(run.method.query) for name, run in runs.items()},
+        "probers": probers.figures(runs.values(), found.banks),
         "options": {name: run.method.trigger.record for name, run in runs.items()},
     }
 
@@ -147,7 +152,7 @@ def _page(
             for name, entry in results["methods"].items()
             if entry["em"] is not None
         },
-        **layer_figures(found.bank),
+        **next((layer_figures(bank.metrics) for bank in found.banks.values()), {}),
     }
     if wrong is not None and 0 < wrong.sum() < len(wrong):
         scores = {name: run.scores[run.scored] for name, run in runs.items() if run.scores is not None}
@@ -187,6 +192,8 @@ def _notes(cfg: DictConfig, found: Findings, wrong: np.ndarray | None) -> list[s
             f"Every closed-book answer is {which}, so that there is nothing for a trigger to tell apart: its "
             "AUPRC and ECE here say nothing of it."
         )
+    if len(found.banks) > 1:
+        notes.append(f"Figures of layers and controls are those of {next(iter(found.banks))}.")
     if cfg.wrong != "em":
         notes.append(f"Answers are wrong by {cfg.wrong} here: for thresholds, AUROC and consistency.")
     pairs = len(found.runs) * (len(found.runs) - 1) // 2

@@ -101,7 +101,9 @@ class MethodRun(Outcomes):
         return self.method.name
 
 
-def build_methods(cfg: DictConfig, bank: Callable[[], Any]) -> list[Method]:
+def build_methods(
+    cfg: DictConfig, bank: Callable[[], Any], probers: Mapping[str, Callable[[], Any]] | None = None
+) -> list[Method]:
     """The methods named by ``cfg.triggers``, in this order.
 
     Args:
@@ -109,6 +111,7 @@ def build_methods(cfg: DictConfig, bank: Callable[[], Any]) -> list[Method]:
             with these: with one of them all alike, and with several each becomes as many. Those that
             ask nothing, or the question before anything is generated and nothing later, stay.
         bank: gives the prober; asked only if a method needs it.
+        probers: in its place several by name; every method that needs one becomes as many.
 
     Raises:
         UserError: an unknown method, trigger, query or option; lists the choices.
@@ -121,7 +124,13 @@ def build_methods(cfg: DictConfig, bank: Callable[[], Any]) -> list[Method]:
             raise UserError(f"unknown method {name!r} in triggers: choose from {', '.join(cfg.methods)}")
         if names.count(name) > 1:
             raise UserError(f"triggers names {name} twice: once is enough")
-    methods = [_build(name, cfg.methods[name], bank) for name in names]
+    banks = probers or {"": bank}
+    methods = [method for name in names for method in _build(name, cfg.methods[name], banks)]
+    built = [method.name for method in methods]
+    if probers and built == names:
+        raise UserError(f"probers are given, and none of triggers=[{','.join(names)}] reads one: add probing")
+    if twice := [name for name in built if built.count(name) > 1]:
+        raise UserError(f"two methods would be called {twice[0]}: rename one, or the folder of its prober")
     if cfg.queries is None:
         return methods
     queries = {str(name): build(named_part("query", str(name), {})) for name in cfg.queries}
@@ -138,7 +147,8 @@ def build_methods(cfg: DictConfig, bank: Callable[[], Any]) -> list[Method]:
     return found
 
 
-def _build(name: str, node: DictConfig, bank: Callable[[], Any]) -> Method:
+def _build(name: str, node: DictConfig, banks: Mapping[str, Callable[[], Any]]) -> list[Method]:
+    """A method, or one with each of the probers if it reads one and they have names (``""`` is none)."""
     entry = OmegaConf.to_container(node, resolve=True)
     if not isinstance(entry, Mapping) or not {"trigger", "query"} <= set(entry) <= set(_KEYS):
         raise UserError(f"methods.{name} must have trigger and query, and may have {', '.join(_KEYS[2:])}")
@@ -149,16 +159,27 @@ def _build(name: str, node: DictConfig, bank: Callable[[], Any]) -> Method:
         raise UserError(f"methods.{name} has retriever_options and no retriever: name the one they are for")
     options = entry.get("trigger_options") or {}
     asked = named_part("trigger", entry["trigger"], options)
-    trigger = as_trigger(build(asked, **with_bank(asked, bank)))
-    has_threshold = trigger.options.get("threshold") is not None
-    return Method(
-        name,
-        trigger,
-        build(named_part("query", entry["query"], entry.get("query_options") or {})),
-        tunable=(has_threshold or bool(entry.get("tune"))) and not {"threshold", "theta"} & set(options),
-        matched=isinstance(trigger, Random) and "rate" not in options,
-        searches=searches,
-    )
+    query = build(named_part("query", entry["query"], entry.get("query_options") or {}))
+    given = {prober: with_bank(asked, bank) for prober, bank in banks.items()}
+    found = []
+    for prober, parts in given.items() if any(given.values()) else [("", {})]:
+        try:
+            trigger = as_trigger(build(asked, **parts))
+        except UserError as error:
+            if not prober:
+                raise
+            raise UserError(f"probers, {prober}: {error}") from error
+        tunable = trigger.options.get("threshold") is not None or bool(entry.get("tune"))
+        method = Method(
+            f"{name}_{prober}" if prober else name,
+            trigger,
+            query,
+            tunable=tunable and not {"threshold", "theta"} & set(options),
+            matched=isinstance(trigger, Random) and "rate" not in options,
+            searches=searches,
+        )
+        found.append(method)
+    return found
 
 
 def with_retrievers(methods: Sequence[Method], corpus: Sequence[Passage]) -> list[Method]:

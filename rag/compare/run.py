@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from .curves import record_all, rerun_all
 from .findings import Findings, write
 from .generation_cache import GenerationCache
 from .methods import Method, MethodRun, build_methods, complete, parts_of, vary, with_retrievers
+from .probers import check_one_model, named
 from .shared_generations import SharedRAG, joined
 from .thresholds import Tuned, tune_once
 
@@ -35,20 +36,25 @@ def run(cfg: DictConfig) -> Path:
     """
     from probers.bank.bank import ProbeBank
 
+    banks: dict[str, ProbeBank] = {}
     right = right_by(cfg.wrong)
     if right is None:
         raise UserError(f"wrong={cfg.wrong} is no figure to judge answers by: choose {RULES}")
     asked = build(cfg.questions)
     notes = complete(cfg)
     vary(cfg)
-    banks: dict[str, ProbeBank] = {}
+    probers = named(cfg.probers)
+    if probers and cfg.prober is not None:
+        raise UserError(f"prober={cfg.prober} and probers are given: name every prober in probers")
 
     @cache
-    def bank() -> ProbeBank:
-        path = find_prober(cfg)
-        return banks.setdefault(path, ProbeBank.from_pretrained(path))
+    def bank(path: str | None = None) -> ProbeBank:
+        path = path or find_prober(cfg)
+        banks[path] = ProbeBank.from_pretrained(path)
+        return banks[path]
 
-    methods = build_methods(cfg, bank)
+    methods = build_methods(cfg, bank, {name: partial(bank, path) for name, path in probers.items()})
+    check_one_model(banks)
     read = list(dict.fromkeys([*banks, *parts_of(cfg)]))
     contamination = Contamination.of(read, allowed=cfg.allow_overlap)
     deal_splits = bool(contamination.silent) or any(method.tunable for method in methods)
@@ -109,8 +115,7 @@ def run(cfg: DictConfig) -> Path:
     replay = folder.path / "replay"
     trajectories = record_all(rag, runs.values(), replay)
     reruns = rerun_all(rag, runs.values(), reference, trajectories, replay, points=cfg.sweep)
-    figures = next((dict(b.metrics) for b in banks.values()), {})
-    findings = Findings(runs, reference, trajectories, reruns, corpus, figures, notes)
+    findings = Findings(runs, reference, trajectories, reruns, corpus, banks, notes)
     rag.cache.remove()
     write(folder, cfg, findings, tuned=bool(tuned))
     return folder.path

@@ -1,0 +1,196 @@
+"""Several probers in one comparison: each comes out as in one of its own, and the guard knows all."""
+
+import json
+import re
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from fake_lm import SPEC
+from probers.rag.compare.probers import named
+from test_compare import TEST, VALIDATION, place  # noqa: F401
+
+from probers.bank.bank import ProbeBank
+from probers.commands import main as cli
+from probers.data.overlap import Seen
+from probers.heads import HEADS, WRONG
+from probers.prompts import TESTBED_PROMPT
+from probers.store.spec import FeatureSpec
+from probers.types import UserError
+
+RUN = "triggers=[never,random,probing]"
+
+
+def make_prober(
+    folder, layers=(1, 2), *, weight=1.0, threshold=0.0, seen=None, texts=80, model=SPEC, **changes
+):
+    """A prober that finds what the scripted model does not know; with a negative weight, what it knows."""
+    head = HEADS["linear"]([f"layer{k}" for k in layers], 4)
+    with torch.no_grad():
+        head.linear.weight.zero_()
+        head.linear.bias.zero_()
+        head.linear.weight[:, 0, WRONG] = weight
+    spec = replace(FeatureSpec(model, layers, 4, prompt=TESTBED_PROMPT.fingerprint), **changes)
+    measured = {"accuracy": 0.75, "accuracy_ci": [0.7, 0.8], "auroc": 0.5 + texts / 1000, "auroc_ci": None}
+    metrics = {"ensemble": measured, "splits": {"train": {"n": texts, "groups": texts // 2}}, "layers": []}
+    aggregate = "max" if changes.get("pool") == "tokens" else None
+    ProbeBank(
+        spec, head, threshold, metrics=metrics, aggregate=aggregate, seen=seen or Seen({})
+    ).save_pretrained(folder)
+
+
+@pytest.fixture
+def probers(place):  # noqa: F811
+    """Three: one that sees through the model, one of a single layer that is wrong, one that never fires."""
+    make_prober(place.path / "swept/sizes/100")
+    make_prober(place.path / "swept/sizes/20", (2,), weight=-1.0, texts=20)
+    make_prober(place.path / "swept/layers/1", (1,), weight=0.5)
+    shutil.rmtree(place.path / "prober")
+    return place
+
+
+def compared(place, *given, out):  # noqa: F811
+    base = ["questions=questions.jsonl", "corpus=corpus.jsonl", f"out={out}", "limit=null", "sweep=0"]
+    cli.run("compare", [*base, RUN, *given])
+    return json.loads((place.path / out / "results.json").read_text())
+
+
+def trace(place, out, method):  # noqa: F811
+    """What a method wrote, found and decided; without its seconds."""
+    lines = [json.loads(x) for x in (place.path / out / f"traces/{method}.jsonl").read_text().splitlines()]
+    for line in lines:
+        line.pop("sha256")
+        line["counters"].pop("seconds")
+    return lines
+
+
+@pytest.mark.parametrize("queries", ["null", "[question,last_sentence]"])
+def test_each_prober_comes_out_as_in_a_comparison_of_its_own(probers, queries):
+    given = f"queries={queries}"
+    together = compared(probers, given, "probers=[swept/sizes/20,swept/sizes/100,swept/layers/1]", out="all")
+    for name, folder in (("20", "sizes/20"), ("100", "sizes/100"), ("1", "layers/1")):
+        alone = compared(probers, given, f"prober=swept/{folder}", out=f"alone-{name}")
+        for method in [m for m in alone["methods"] if m.startswith("probing")]:
+            same = method.replace("probing", f"probing_{name}")
+            assert trace(probers, "all", same) == trace(probers, f"alone-{name}", method)
+            mine, its = together["methods"][same], alone["methods"][method]
+            assert mine | {"seconds": 0, "ci95": 0} == its | {"seconds": 0, "ci95": 0}
+            assert together["options"][same] == alone["options"][method]
+    never = {name: trace(probers, name, "never") for name in ("all", "alone-20", "alone-1")}
+    assert never["all"] == never["alone-20"] == never["alone-1"]
+
+
+def test_the_table_has_what_each_was_trained_on_and_what_came_of_it(probers):
+    results = compared(probers, "probers=[swept/sizes,swept/layers]", out="all")
+    assert set(results["methods"]) == {"never", "random", "probing_20", "probing_100", "probing_1"}
+    table = results["probers"]
+    assert {name: (row["texts"], row["layers"], row["prober"]) for name, row in table.items()} == {
+        "probing_20": (20, [2], "swept/sizes/20"),
+        "probing_100": (80, [1, 2], "swept/sizes/100"),
+        "probing_1": (80, [1], "swept/layers/1"),
+    }
+    assert table["probing_20"]["auroc"] == pytest.approx(0.52)
+    assert table["probing_20"]["accuracy_ci"] == [0.7, 0.8]
+    page = (probers.path / "all/report.html").read_text()
+    part = re.search(r'<section aria-labelledby="probers">(.*?)</section>', page, re.DOTALL)[1]
+    rows = [re.sub(r"<[^>]*>|\s+", " ", row).split() for row in part.split("<tr>")[2:]]
+    assert [row[0] for row in rows] == ["probing_20", "probing_100", "probing_1"]
+    assert rows[0][1:4] == ["20", "2", "0.750"] and rows[1][1:5] == ["80", "1,", "2", "0.750"]
+    assert all(f"{results['methods'][row[0]]['em']:.3f}" in row for row in rows)
+    assert any("are those of swept/sizes/20" in note for note in probers.data("all")["notes"])
+    alone = compared(probers, "prober=swept/sizes/20", out="one")
+    assert list(alone["probers"]) == ["probing"]
+    assert 'aria-labelledby="probers"' not in (probers.path / "one/report.html").read_text()
+
+
+def test_what_any_of_them_was_trained_on_is_not_asked(probers, capsys):
+    """Their union: neither what the first has seen nor what the second has."""
+    for folder, trained, tuned in (("sizes/100", TEST[:3], VALIDATION[:2]), ("sizes/20", TEST[2:7], [])):
+        texts = {"train": [*trained, *tuned]}
+        seen = {s: [("", "", f"Where is town {i}?") for i in towns] for s, towns in texts.items()}
+        Seen.of(seen).save(probers.path / "swept" / folder)
+    results = compared(probers, "probers=[swept/sizes]", out="both")
+    assert results["n"] == 33
+    asked = {line["id"] for line in trace(probers, "both", "never")}
+    assert asked == {f"q{i}" for i in TEST[7:]}
+    assert f"chosen on {len(VALIDATION) - 2} validation questions" in capsys.readouterr().out
+    assert compared(probers, "prober=swept/sizes/100", out="one")["n"] == 37
+    (probers.path / "swept/sizes/20/seen.json").unlink()
+    with pytest.raises(UserError, match=r"sizes/20 does not say which questions it was trained on"):
+        compared(probers, "probers=[swept/sizes]", out="silent")
+
+
+def test_what_they_share_is_generated_once(probers):
+    """Three probers of different layers take no more calls of the model than the one that writes most."""
+    compared(probers, "probers=[swept/sizes,swept/layers]", out="all")
+    calls = sum(probers.models[-1].batches)
+    compared(probers, "probers=[swept/sizes/20,swept/sizes/100]", out="two")
+    assert calls == sum(probers.models[-1].batches)
+
+
+def test_names_are_the_folders_and_longer_where_two_are_called_the_same(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for folder in (
+        "a/sizes/3000",
+        "a/sizes/1000",
+        "a/sizes/200",
+        "b/sizes/200",
+        "a/layers/2-4",
+        "a/layers/2",
+    ):
+        Path(folder).mkdir(parents=True)
+        (Path(folder) / "config.json").touch()
+    assert list(named(["a/sizes", "a/layers"])) == ["200", "1000", "3000", "2", "2-4"]
+    assert named(["a/sizes/200", "b/sizes/200", "a/layers/2"]) == {
+        "a-sizes-200": "a/sizes/200", "b-sizes-200": "b/sizes/200", "a-layers-2": "a/layers/2",
+    }  # fmt: skip
+    assert named([]) == {} and named(["me/prober"]) == {"prober": "me/prober"}
+    for twice in (["a/sizes", "a/sizes/200"], ["a/layers/2", "./a/layers/../layers/2"]):
+        with pytest.raises(UserError, match=r"probers names a/\w+/\d+ and again .*: once is enough"):
+            named(twice)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["probers=[swept/sizes,swept/sizes/20]"], r"names swept/sizes/20 and again swept/sizes/20"),
+        (["probers=[swept/sizes]", "prober=swept/sizes/20"], r"prober=swept/sizes/20 and probers are given"),
+        (["probers=[nothing]"], r"nothing is no prober \(no config\.json\)"),
+        (["probers=[swept/sizes]", "triggers=[never,entropy]"], r"none of triggers=\[never,entropy\] reads"),
+        (["probers=[swept/sizes/20,other]"], r"sizes/20 reads the model .*fake.* and other reads .*big"),
+        (["probers=[swept/sizes/20,tokens]"], r"probers, tokens: trigger=probing scores whole answers"),
+    ],
+)  # fmt: skip
+def test_probers_that_cannot_be_compared_are_told_before_a_model_runs(probers, given, message):
+    make_prober(probers.path / "other", model=replace(SPEC, id="big", revision="r2"))
+    make_prober(probers.path / "tokens", pool="tokens")
+    with pytest.raises(UserError, match=message):
+        compared(probers, *given, out="out")
+    assert not probers.models and not (probers.path / "out").exists()
+
+
+@pytest.mark.slow
+def test_sizes_and_layers_the_whole_way_on_the_testbed(tmp_path, monkeypatch):
+    """Labels, one training, one comparison: the tables of training sizes and of layers."""
+    monkeypatch.chdir(tmp_path)
+    cli.run("datagen", ["source=cot", "limit=240", "out=cot"])
+    sweep = ["sizes=[60,120]", "layer_sets=[4,12,[4,8,12]]", "learning_curve=false", "resamples=100"]
+    cli.run("train", ["data=cot", "layer=[4,8,12]", "out=prober", *sweep])
+    common = ["triggers=[never,probing]", "limit=24", "validation=60", "sweep=0", "resamples=100"]
+    cli.run("compare", [*common, "probers=[prober,prober/sizes,prober/layers]", "out=all"])
+    results = json.loads(Path("all/results.json").read_text())
+    names = ["prober", "60", "120", "4", "4-8-12", "12"]
+    assert sorted(results["probers"]) == sorted(f"probing_{name}" for name in names)
+    assert results["methods"]["probing_prober"]["em"] == results["methods"]["probing_4-8-12"]["em"]
+    cli.run("compare", [*common, "prober=prober/sizes/60", "out=alone"])
+    both = [
+        [json.loads(line) for line in Path(file).read_text().splitlines()]
+        for file in ("all/traces/probing_60.jsonl", "alone/traces/probing.jsonl")
+    ]
+    for mine, its in zip(*both, strict=True):
+        assert mine["text"] == its["text"]
+        assert mine["counters"]["retrievals"] == its["counters"]["retrievals"]
+        fired = [[r["decision"] and r["decision"]["fire"] for r in x["rounds"]] for x in (mine, its)]
+        assert fired[0] == fired[1]
