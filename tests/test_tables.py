@@ -130,7 +130,7 @@ def in_the_testbed(command: list[str], parts: dict[str, str]) -> tuple[str, list
                 more += ["articles=testbed", "limit=60"]
             else:
                 more += ["limit={train: 60, validation: 30, test: 30}", "balance_to=null"]
-        if value(kept, "method") == "adaptive_data":
+        if value(kept, "split") == "all":
             more[more.index("limit=4")] = "limit=40"
         if value(kept, "method") == "dragin_where":
             more.append(f"methods.dragin_sgpt.retriever_options.model={parts['encoder']}")
