@@ -117,7 +117,9 @@ def in_the_testbed(command: list[str], parts: dict[str, str]) -> tuple[str, list
     found = []
     for job in several:
         kept = [word for word in job if word.split("=")[0].split(".")[0] not in VOID]
-        more = [*SMALL[name]]
+        # All sets are the testbed there, and no text may be given twice.
+        kept = [re.sub(r"^data=\[([^,\]]+).*", r"data=[\1]", word) for word in kept]
+        more = [*SMALL[name]] if value(kept, "head") != "adaptive_t5" else ["resamples=100"]
         if name != "train":
             kept = [word for word in kept if word.split("=")[0] not in ("model", "model.name", "articles")]
             more += ["model=testbed", "questions=testbed", "corpus=testbed"]
@@ -157,7 +159,7 @@ def parts(place) -> dict[str, str]:
     from transformers import BertConfig, BertModel, T5Config, T5ForConditionalGeneration
 
     torch.manual_seed(0)
-    tokenizer = byte_level()
+    tokenizer = byte_level(every_byte=True, size=400)
     bert = BertConfig(
         vocab_size=len(tokenizer),
         hidden_size=8,
@@ -189,11 +191,11 @@ def run(number: int, parts: dict[str, str], done: dict[int, list[Path]]) -> list
     """Run a command of the document after those that make what it reads; once."""
     if number in done:
         return done[number]
+    name, several = in_the_testbed(COMMANDS[number], parts)
     for earlier in range(number):
         path = folder(COMMANDS[earlier])
-        if any(path in word and not word.startswith("out=") for word in COMMANDS[number]):
+        if any(path in word and not word.startswith("out=") for job in several for word in job):
             run(earlier, parts, done)
-    name, several = in_the_testbed(COMMANDS[number], parts)
     if name == "compare":  # all jobs are one in the testbed
         several = several[:1]
     done[number] = [Path(cli.run(name, job)) for job in several]

@@ -10,7 +10,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from probers.commands.parts import build
+from probers.commands.parts import build, plain
 from probers.commands.runs import newest_classifier, newest_prober
 from probers.types import Passage, Retriever, UserError
 
@@ -211,9 +211,8 @@ def vary(cfg: DictConfig) -> None:
     Raises:
         UserError: a method that is not there, an option without values, or two of the same name.
     """
-    given = OmegaConf.to_container(cfg.vary, resolve=True) if cfg.vary is not None else {}
     asked = [str(name) for name in cfg.triggers]
-    assert isinstance(given, dict)
+    given: dict[str, dict[str, list[Any]]] = plain(cfg.vary) if cfg.vary is not None else {}
     for name, options in given.items():
         if name not in cfg.methods:
             raise UserError(f"unknown method {name!r} in vary: choose from {', '.join(asked)}")
