@@ -21,16 +21,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from probers.datagen.articles import open_articles
-from probers.datagen.entities import Recogniser
-from probers.datagen.equivalence import EntityMatcher
-from probers.datagen.labels.cuts import Cut, CutPlan
 from probers.datagen.labels.wiki import WikiBuilder
 from probers.datagen.run import fill
 from report import publish
 from timing import by_turns, ratios, spread, verdict
 
 from probers import CausalLM, FeatureStore
+from probers.data.articles import open_articles
+from probers.data.articles.cuts import Cut, CutPlan
+from probers.entities import Recogniser
+from probers.equivalence import EntityMatcher
 from probers.prompts import TESTBED_PROMPT
 from probers.store.spec import FeatureSpec
 from probers.types import Needs

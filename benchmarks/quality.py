@@ -16,16 +16,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from probers.datagen.articles import open_articles
-from probers.datagen.articles.detokenise import detokenise_sentences
-from probers.datagen.entities import find_entities
-from probers.datagen.equivalence import STAGES, EntityMatcher
-from probers.datagen.equivalence.vectors import train_vectors
-from probers.datagen.labels.cuts import natural
 from report import publish
 
 from probers import FeatureStore
 from probers.commands import main as cli
+from probers.data.articles import open_articles
+from probers.data.articles.cuts import natural
+from probers.data.articles.detokenise import detokenise_sentences
+from probers.entities import find_entities
+from probers.equivalence import STAGES, EntityMatcher
+from probers.equivalence.vectors import train_vectors
 
 TESTS = Path(__file__).parents[1] / "tests" / "data"
 

@@ -15,6 +15,7 @@ from tqdm import tqdm
 
 from probers.commands.parts import (
     build,
+    load_matcher,
     load_model,
     load_passages,
     plain,
@@ -31,10 +32,10 @@ from probers.store.spec import parse_layers
 from probers.types import Needs, RunError, UserError
 
 if TYPE_CHECKING:
+    from probers.data.articles import ArticleSource
     from probers.engine.model import CausalLM
     from probers.store.store import FeatureStore
 
-    from .articles import ArticleSource
     from .labels.base import LabelBuilder, Quotas
 
 
@@ -82,7 +83,10 @@ def _cot(cfg: DictConfig) -> Make:
     """Check the request and read its files, up to the first piece of work."""
     from .labels.cot import CotBuilder, parse_label
 
-    parse_label(cfg.label, cfg.acc)
+    matcher = load_matcher(cfg) if cfg.label == "match" else None
+    parse_label(cfg.label, cfg.acc, matcher)
+    if matcher is not None:
+        print(matcher.told())
     limit = plain_value(cfg.limit)
     asked = open_questions(build(cfg.questions), limit=limit, seed=cfg.seed, on_bad_line=cfg.on_bad_line)
     for line in asked.lines():
@@ -99,6 +103,7 @@ def _cot(cfg: DictConfig) -> Make:
             needs=needs,
             label=cfg.label,
             acc=cfg.acc,
+            matcher=matcher,
             k=cfg.k,
             max_new_tokens=cfg.max_new_tokens,
             shuffle=cfg.seed if cfg.balance_to else None,
@@ -109,11 +114,12 @@ def _cot(cfg: DictConfig) -> Make:
 
 def _wiki(cfg: DictConfig) -> Make:
     """As :func:`_cot`; the first cut is made."""
-    from .articles import open_articles
-    from .entities import Recogniser
-    from .equivalence import EntityMatcher
-    from .equivalence.vectors import FEW, TooFewError, train_vectors, trained
-    from .labels.cuts import CutPlan, natural
+    from probers.data.articles import open_articles
+    from probers.data.articles.cuts import CutPlan, natural
+    from probers.entities import Recogniser
+    from probers.equivalence import EntityMatcher
+    from probers.equivalence.vectors import FEW, TooFewError, train_vectors, trained
+
     from .labels.wiki import WikiBuilder
 
     if isinstance(plain_value(cfg.limit), Mapping):
@@ -185,8 +191,8 @@ def run(cfg: DictConfig) -> Path:
     named = (cfg.articles, cfg.corpus, cfg.matcher.aliases, cfg.matcher.vectors)
     files = (*build(cfg.questions).files, *prompt_files(cfg), *filter(None, named))
     config = record_of(cfg) | {"inputs": fingerprints(*files)}
-    if cfg.source == "wiki" and cfg.matcher.wordnet == "auto":
-        from .equivalence import wordnet_available
+    if (cfg.source == "wiki" or cfg.label == "match") and cfg.matcher.wordnet == "auto":
+        from probers.equivalence import wordnet_available
 
         # Labels made with and without it are not to be mixed in one store.
         config["wordnet_found"] = wordnet_available()
@@ -200,9 +206,9 @@ def run(cfg: DictConfig) -> Path:
 
     from .audit import audit, draw, draw_undecided, sample_html
 
-    lm = load_model(cfg)
+    lm = load_model(cfg, folder)
     layers = layers_to_read(cfg.layers, lm.num_layers, site=cfg.site, pool=cfg.pool)
-    needs = Needs(layers, cfg.site, cfg.pool, attention=True)
+    needs = Needs(layers, cfg.site, cfg.pool)
     check_needs(needs, lm.model)
     builder = make(lm, needs, folder.path)
     spec = FeatureSpec(

@@ -34,7 +34,7 @@ class PromptTemplate:
         passage: one passage, with ``{i}`` (from 1) and ``{text}``.
         task: what to do with the passages, after them.
         question_form: the question with ``{question}``, up to where the model goes on.
-        answer_cue: words that announce the final answer.
+        answer_cue: words that announce the final answer; "" where it is the entity that is written first.
         stop: strings that end an answer.
         article: instruction before an article, with ``{title}``; "" continues it as it stands.
         chat: put it all through the chat template of the model's tokenizer: questions and

@@ -104,6 +104,7 @@ class Needs:
             that it can be had of a part of the text.
         attention: attention rows and column maxima of one layer.
         attention_layer: which, 1-based; None is the last.
+        top: the two highest probabilities of every token's distribution.
 
     Log-probabilities and entropies cost nothing beside the logits and are always there.
     """
@@ -113,6 +114,7 @@ class Needs:
     pool: Pool = "mean"
     attention: bool = False
     attention_layer: int | None = None
+    top: bool = False
 
     @property
     def of_mind(self) -> bool:
@@ -137,6 +139,7 @@ class Needs:
             pool=states.pool,
             attention=self.attention or other.attention,
             attention_layer=(self if self.attention else other).attention_layer,
+            top=self.top or other.top,
         )
 
 
@@ -174,6 +177,8 @@ class Generation:
         prompt_offsets: [start, end) of each prompt token in ``prompt``.
         stop: why it ended: "eos", "stop" (a stop string, sentence end or callable), "length",
             or "skipped" for a prompt that was too long and left out; it has no tokens.
+        top: (2, n) float32, the highest and the second highest probability of the distribution that
+            produced each token; None where they were not asked for.
     """
 
     prompt: str
@@ -188,6 +193,7 @@ class Generation:
     needs: Needs = Needs()
     states: np.ndarray | None = None
     attention: AttentionRows | None = None
+    top: np.ndarray | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,8 @@ from .types import AttentionRows, Generation, RunError, UserError
 
 #: Keys of :func:`signals`, in the order in which probers take them as inputs.
 SIGNALS = ("mean_entropy", "max_entropy", "min_prob", "mean_logprob")
+#: Keys of :func:`signals_before`.
+BEFORE = ("entropy_before", "logprob_before", "max_prob_before", "margin_before")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +96,30 @@ def signals(generation: Generation) -> dict[str, float]:
         if not math.isfinite(value):
             raise RunError(f"{name} is {value} for the text {generation.text[:60]!r}")
     return values
+
+
+def signals_before(generation: Generation, token: int = 0) -> dict[str, float]:
+    """How sure the model was where it was about to write a token; keys are :data:`BEFORE`.
+
+    All are of one distribution, that of the position which predicts the token, and known before
+    the token is kept. ``entropy_before`` in nats; ``max_prob_before`` the highest probability;
+    ``margin_before`` that minus the second highest (a difference of probabilities, not of their
+    logarithms; Scheffer et al. 2001); ``logprob_before`` the log-probability in nats of the token
+    itself, which of a greedily written one is the logarithm of the highest. Of a text that the
+    model only read it is another, and no earlier known than the token.
+
+    Args:
+        generation: recorded with ``Needs(top=True)``.
+        token: which of its tokens.
+
+    Raises:
+        UserError: the probabilities were not recorded.
+    """
+    if generation.top is None:
+        raise UserError("what is known before a token needs probabilities; generate with Needs(top=True)")
+    highest, second = generation.top[:, token].astype(np.float64)
+    values = (generation.entropies[token], generation.logprobs[token], highest, highest - second)
+    return dict(zip(BEFORE, map(float, values), strict=True))
 
 
 Variant = Literal["paper", "released"]

@@ -19,6 +19,10 @@ from .triggers.base import Trigger
 _TRAINED: dict[ProberKind | Literal["questions"], tuple[str, str, str, str, str]] = {
     "answers": ("probing", "prober of whole answers", "--source cot", "layer=all", "prober=PATH"),
     "tokens": ("radio", "prober of single tokens", "--source wiki pool=tokens", "head=radio", "prober=PATH"),
+    "entities": (
+        "before_entity", "prober of entities before they are written", "--source wiki pool=predicting",
+        "layer=all", "prober=PATH",
+    ),
     "questions": (
         "adaptive", "classifier of questions", "--source cot", "head=adaptive",
         "its folder, or a sequence classifier of transformers, as trigger.classifier",
@@ -78,6 +82,13 @@ def with_bank(
         if make is not None and key in node and node[key] is None:
             found[key] = make()
     return found
+
+
+def for_other(bank: Any) -> dict[str, Any]:
+    """The argument that gives a trigger its prober by path as one that reads other weights as well."""
+    from probers.bank.bank import ProbeBank
+
+    return {"bank": ProbeBank.from_pretrained(bank, allow_other=True)} if isinstance(bank, str) else {}
 
 
 def loop_options(cfg: DictConfig) -> dict[str, Any]:

@@ -10,14 +10,22 @@ from typing import Any, Literal, TextIO
 
 from omegaconf import DictConfig
 
-from probers.commands.parts import build, inputs, load_model, load_passages, prompt_files, record_of
+from probers.commands.parts import (
+    build,
+    inputs,
+    load_matcher,
+    load_model,
+    load_passages,
+    prompt_files,
+    record_of,
+)
 from probers.commands.runs import RunFolder
 from probers.data.questions import QuestionSource, open_questions
 from probers.evaluation.metrics import exact_match
 from probers.files import canonical_json, write_text
 from probers.types import Decision, Passage, Question, Round, UserError
 
-from .build import find_classifier, find_prober, loop_options, prober_kind, with_bank
+from .build import find_classifier, find_prober, for_other, loop_options, prober_kind, with_bank
 from .compare.outcomes import Comparison, Outcomes, table_lines
 from .contamination import Contamination
 from .loop import RAG
@@ -213,9 +221,12 @@ def run(cfg: DictConfig) -> Path | None:
     given = with_bank(
         cfg.trigger, lambda: find_prober(cfg, prober_kind(cfg.trigger)), lambda: find_classifier(cfg)
     )
+    if cfg.trigger.get("wrong") == "match" and "matcher" in cfg.trigger:
+        given["matcher"] = load_matcher(cfg)
     chosen = [given.get(key, cfg.trigger.get(key)) for key in ("bank", "classifier")]
     trained = [str(part) for part in chosen if part is not None]
-    trigger = as_trigger(build(cfg.trigger, **given))
+    other = for_other(chosen[0]) if cfg.allow_other else {}
+    trigger = as_trigger(build(cfg.trigger, **(given | other)))
     name = trigger.name
     if cfg.prober is not None and "bank" not in given:
         print(f"note: prober={cfg.prober} is not used: trigger={name} takes none, or was given another")
@@ -232,7 +243,7 @@ def run(cfg: DictConfig) -> Path | None:
         return folder.path
     what = "the question typed" if one else asked.spec
     print(f"{what}, corpus: {cfg.corpus}, {counted(len(corpus), 'passage')}")
-    lm, retriever, query = load_model(cfg), build(cfg.retriever, corpus), build(cfg.query)
+    lm, retriever, query = load_model(cfg, folder), build(cfg.retriever, corpus), build(cfg.query)
     rag = RAG(lm, retriever, trigger, query, **loop_options(cfg))
     answers = [_show(rag, questions[0])] if one else []
     if folder is None:
@@ -243,7 +254,7 @@ def run(cfg: DictConfig) -> Path | None:
         TraceFile(traces).append(answers)
     else:
         answers = rag.run(questions, traces, progress=name)
-    _write(folder, rag, asked, questions, answers)
+    _write(cfg, folder, rag, asked, questions, answers)
     return folder.path
 
 
@@ -289,6 +300,7 @@ def _show(rag: RAG, question: Question) -> Answer:
 
 
 def _write(
+    cfg: DictConfig,
     folder: RunFolder,
     rag: RAG,
     asked: QuestionSource,
@@ -296,12 +308,14 @@ def _write(
     answers: Sequence[Answer],
 ) -> None:
     """``results.json`` with one method, and what was written where."""
-    entry = Comparison(questions, None).figures(Outcomes(questions, answers))
+    matcher = load_matcher(cfg) if asked.mentions else None
+    entry = Comparison(questions, None, matcher=matcher).figures(Outcomes(questions, answers))
     config, name = dict(folder.config), rag.trigger.name
     results = {
         "schema": 1,
         "config": config,
         "filter": rag.filter,
+        **({} if matcher is None else {"match_stages": list(matcher.active)}),
         "n": len(questions),
         "methods": {name: entry},
         "pairs": {},

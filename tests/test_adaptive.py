@@ -9,9 +9,9 @@ import pytest
 import torch
 from fake_lm import SPEC
 from probers.rag.triggers import Adaptive, State
-from probers.train.letter_classifier import Letters
-from probers.train.question_classifier import measure, write_card
-from probers.train.strategies import Labelled, joined, label, of_store, read, seen
+from probers.train.adaptive.letter_classifier import Letters
+from probers.train.adaptive.question_classifier import measure, write_card
+from probers.train.adaptive.strategies import Labelled, joined, label, of_store, read, seen
 from safetensors.numpy import load_file, save_file
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression

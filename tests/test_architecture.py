@@ -10,8 +10,8 @@ import pytest
 ROOT = Path(__file__).parents[1]
 #: From the ground up; a room imports what stands before it, and itself.
 ROOMS = [
-    "shared", "evaluation", "data", "store", "capture", "engine", "heads", "bank", "commands",
-    "datagen", "train", "rag",
+    "shared", "entities", "equivalence", "evaluation", "data", "store", "capture", "engine", "heads", "bank",
+    "commands", "datagen", "train", "rag",
 ]  # fmt: skip
 #: Modules that stand in no folder, and the two rooms that only hold what is shared.
 SHARED = {

@@ -171,6 +171,24 @@ def test_another_model_is_refused_and_both_are_named() -> None:
         bank.check_model(ModelSpec("gemma", "def", 6, 8, "float32"))
 
 
+def test_another_quantization_is_taken_where_that_is_allowed_and_said(tmp_path: Path, capsys: Any) -> None:
+    make_bank().save_pretrained(tmp_path)
+    other = ModelSpec("testbed", "abc+4bit", 6, 8, "float32")
+    with pytest.raises(UserError, match=r"testbed@abc \(.* testbed@abc\+4bit .* allow_other=true takes"):
+        ProbeBank.from_pretrained(tmp_path).check_model(other)
+    bank = ProbeBank.from_pretrained(tmp_path, allow_other=True)
+    for _ in range(2):
+        bank.check_model(other)
+    assert capsys.readouterr().err.count("warning: the prober came from the model testbed@abc (") == 1
+    bank.check_model(SPEC.model)
+    assert capsys.readouterr().err == ""
+    with pytest.raises(UserError, match="the prober came from") as caught:
+        bank.check_model(ModelSpec("testbed", "abc", 6, 16, "float32"))  # another shape never is
+    assert "allow_other" not in str(caught.value)
+    bank.save_pretrained(tmp_path / "again")
+    assert not ProbeBank.from_pretrained(tmp_path / "again").allow_other
+
+
 def test_missing_and_damaged_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"no prober \(no config.json\)"):
         ProbeBank.from_pretrained(tmp_path)

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -72,7 +73,7 @@ def place(tmp_path, monkeypatch):
     ProbeBank(spec, head, 0.0, metrics=metrics, seen=Seen({})).save_pretrained(tmp_path / "prober")
     made = []
 
-    def load(cfg):
+    def load(cfg, folder):
         made.append(model())
         return made[-1]
 
@@ -94,6 +95,16 @@ class Place:
 
     def data(self, out="out"):
         return json.loads((self.path / out / "report_data.json").read_text())
+
+
+def test_a_prober_of_another_quantization_is_compared_where_that_is_allowed(place):
+    bank = ProbeBank.from_pretrained(place.path / "prober")
+    spec = replace(bank.spec, model=replace(bank.spec.model, revision="r2"))
+    replace(bank, spec=spec).save_pretrained(place.path / "prober")
+    given = ("triggers=[never,probing]", "sweep=0", "limit=4")
+    with pytest.raises(UserError, match=r"fake@r2 .* now is fake@r1 .* allow_other=true"):
+        place.compare(*given)
+    assert place.compare(*given, "allow_other=true")["n"] == 4
 
 
 def test_every_method_gets_the_figures_it_must_have(place, capsys):
@@ -519,7 +530,7 @@ def test_what_is_wrong_with_a_request_is_said_before_a_model_runs(place):
 def test_a_triggers_own_name_is_a_method_with_its_default_variant(place):
     names = [
         "never", "always", "random", "oracle", "fixed_length", "fixed_sentence", "flare", "entropy", "rind",
-        "radio", "probing", "llm_judge", "adaptive",
+        "radio", "probing", "llm_judge", "adaptive", "before_entity", "entity_signal",
     ]  # fmt: skip
     assert sorted(names) == choices("trigger")
     with pytest.raises(UserError, match="unknown method 'rinds' in triggers: choose from ") as error:

@@ -114,7 +114,7 @@ def test_a_quote_that_is_never_closed_is_an_error_with_its_line(load, tmp_path):
         ('{"id": 1, "text": "x", "title": 3}', "title must be a string"),
         ('["x"]', "expected a JSON object"),
         ('{"id": 0, "text": "x"}', "the id '0' is already on line 1"),
-        ('{"id": 1, "sentences": ["x"]}', "passage_words=100"),
+        ('{"id": 1, "sentences": "x"}', "sentences must be a list of strings"),
     ],
 )
 def test_a_bad_line_of_a_jsonl_is_named_or_skipped(load, tmp_path, capsys, line, reason):

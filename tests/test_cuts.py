@@ -3,11 +3,11 @@
 import json
 
 import pytest
-from probers.datagen.articles import open_articles
-from probers.datagen.entities import find_entities
-from probers.datagen.labels.cuts import CutPlan, cut_article
-from probers.datagen.labels.wiki import Settled, head_entity, one_sentence, stop_rule
+from probers.datagen.labels.wiki import Settled, one_sentence, stop_rule
 
+from probers.data.articles import open_articles
+from probers.data.articles.cuts import CutPlan, cut_article
+from probers.entities import find_entities, head_entity
 from probers.testbed.assets import load_articles
 from probers.types import Article, UserError
 

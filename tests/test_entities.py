@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from probers.datagen.articles.detokenise import detokenise_sentences
-from probers.datagen.entities import Recogniser, find_entities
-from probers.datagen.equivalence import EntityMatcher, parse_date, parse_number
 
+from probers.data.articles.detokenise import detokenise_sentences
+from probers.entities import Recogniser, find_entities
+from probers.equivalence import EntityMatcher, parse_date, parse_number
 from probers.types import UserError
 
 
@@ -326,7 +326,7 @@ def pipeline(monkeypatch):
         ("MONEY", "$5"),
     ]
     blank.add_pipe("entity_ruler").add_patterns([{"label": k, "pattern": p} for k, p in patterns])
-    monkeypatch.setattr("probers.datagen.entities.recogniser._load", {"en_core_web_sm": blank}.__getitem__)
+    monkeypatch.setattr("probers.entities.recogniser._load", {"en_core_web_sm": blank}.__getitem__)
     return "en_core_web_sm"
 
 

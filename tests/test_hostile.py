@@ -202,13 +202,13 @@ def _corpus(folder: Path) -> Any:
 
 
 def _articles(folder: Path) -> Any:
-    from probers.datagen.articles import open_articles
+    from probers.data.articles import open_articles
 
     return list(open_articles(str(folder / "articles.jsonl")))
 
 
 def _aliases(folder: Path) -> Any:
-    from probers.datagen.equivalence.names import load_aliases
+    from probers.equivalence.names import load_aliases
 
     load_aliases.cache_clear()
     return load_aliases(str(folder / "aliases.jsonl")).same("Bombay", "Mumbai")

@@ -84,6 +84,13 @@ def test_tokens_and_scores_are_those_of_transformers(family):
         distribution = torch.distributions.Categorical(logits=logits)
         np.testing.assert_allclose(generation.entropies, distribution.entropy(), **CLOSE)
         np.testing.assert_allclose(generation.logprobs, distribution.log_prob(new[:n]), **CLOSE)
+        assert generation.top is None  # nobody asked
+        # The two highest probabilities, written and read.
+        (again,) = lm.generate([generation.prompt], max_new_tokens=12, needs=Needs(top=True))
+        highest = logits.softmax(-1).sort(dim=-1, descending=True).values[:, :2].T
+        np.testing.assert_allclose(again.top, highest, **CLOSE)
+        np.testing.assert_allclose(rescored(lm, [again])[0].top, highest, **CLOSE)
+        np.testing.assert_allclose(np.exp(again.logprobs), again.top[0], rtol=1e-6)  # it is greedy
 
 
 def with_eos(family: str, token: int) -> CausalLM:

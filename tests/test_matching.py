@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from probers.datagen.equivalence import STAGES, EntityMatcher, parse_number, read_time, wordnet_available
-from probers.datagen.equivalence import wordnet as wordnet_module
-from probers.datagen.equivalence.vectors import cosine, train_vectors
 
+from probers.equivalence import STAGES, EntityMatcher, parse_number, read_time, wordnet_available
+from probers.equivalence import wordnet as wordnet_module
+from probers.equivalence.vectors import cosine, train_vectors
 from probers.text import load_vectors
 from probers.types import Article, UserError
 
@@ -69,7 +69,7 @@ def test_the_order_of_the_two_mentions_does_not_matter():
 
 def test_the_evidence_does_not_hang_on_the_order_of_a_set():
     code = (
-        "from probers.datagen.equivalence import EntityMatcher as E\n"
+        "from probers.equivalence import EntityMatcher as E\n"
         "m = E(stages=('string',)).match\n"
         'print(m(\'1960s\', "1960\'s"), m("Night \'s Dream", "Night\'s Dream"))'
     )
@@ -308,7 +308,7 @@ def test_pickled_and_broken_vector_files_are_refused(tmp_path):
 
 
 def test_the_stages_that_can_decide_are_told(monkeypatch, tmp_path):
-    monkeypatch.setattr("probers.datagen.equivalence.matcher.find_wordnet", lambda: None)
+    monkeypatch.setattr("probers.equivalence.matcher.find_wordnet", lambda: None)
     plain = "entities are compared by date, number, string, alias, acronym, name"
     how = "wordnet (python -m nltk.downloader wordnet)"
     assert EntityMatcher().told() == f"{plain}; without {how} and vectors"
@@ -336,7 +336,7 @@ def test_wordnet_is_read_from_the_archive_that_nltk_downloads(tmp_path, monkeypa
 
 
 def test_without_wordnet_the_stage_is_absent_and_says_so_once(monkeypatch, capsys):
-    monkeypatch.setattr("probers.datagen.equivalence.matcher.find_wordnet", lambda: None)
+    monkeypatch.setattr("probers.equivalence.matcher.find_wordnet", lambda: None)
     wordnet_module.say_absent.cache_clear()
     matcher = EntityMatcher()
     assert matcher.active == tuple(s for s in STAGES if s not in ("wordnet", "vectors"))

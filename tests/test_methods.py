@@ -15,6 +15,8 @@ from probers.rag.retrievers import BM25
 from probers.rag.triggers import (
     Adaptive,
     Always,
+    BeforeEntity,
+    EntitySignal,
     Entropy,
     FixedLength,
     FixedSentence,
@@ -91,8 +93,9 @@ def heads(pool="mean"):
         head.linear.weight.zero_()
         head.linear.bias.zero_()
         head.linear.weight[:, 0, WRONG] = 1.0
-    prompt = "" if pool == "tokens" else TESTBED_PROMPT.fingerprint
-    spec = FeatureSpec(SPEC, (1, 2), 4, pool=pool, prompt=prompt)
+    prompt = TESTBED_PROMPT.fingerprint if pool == "mean" else ""
+    position = "entity" if pool == "predicting" else "generated"
+    spec = FeatureSpec(SPEC, (1, 2), 4, pool=pool, position=position, prompt=prompt)
     return ProbeBank(spec, head, 0.0, aggregate="max" if pool == "tokens" else None)
 
 
@@ -118,6 +121,8 @@ EVERY = {
     "rind_paper": lambda: Rind(0.01, "paper"),
     "rind_released": lambda: Rind(0.8),
     "radio": lambda: Radio(heads("tokens"), above_mean=False),
+    "before_entity": lambda: BeforeEntity(heads("predicting"), threshold=0.7),
+    "entity_signal": EntitySignal,
     "probing": lambda: Probing(heads()),
     "llm_judge": LlmJudge,
     "adaptive": lambda: Adaptive(Strategies()),
@@ -148,12 +153,17 @@ def test_no_trigger_depends_on_the_batch_and_a_killed_run_goes_on(name, tmp_path
                 assert done["decision"]["fire"] == (done["decision"]["score"] > done["decision"]["threshold"])
 
 
-@pytest.mark.parametrize("name", ["flare", "flare_mean", "entropy_sentence", "rind_released", "radio"])
+@pytest.mark.parametrize(
+    "name",
+    ["flare", "flare_mean", "entropy_sentence", "rind_released", "radio", "before_entity", "entity_signal"],
+)
 def test_an_unsure_sentence_is_written_anew_and_what_is_before_it_stays(name):
     answer = told(EVERY[name]())[0](QUESTIONS[1])
     kept = " Town 1 is quite old."
     if name == "radio":  # all tokens of a text have one state here, so that it fires at the first
         kept = ""
+    if name in ("before_entity", "entity_signal"):
+        kept += " It lies in"
     assert answer.rounds[0].accepted == kept
     assert answer.answer == "Land1"
     assert "Atlantis" not in answer.text

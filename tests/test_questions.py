@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
-from probers.datagen.articles import open_articles
-from probers.datagen.equivalence.names import load_aliases
 
 from probers.data import load_questions
+from probers.data.articles import open_articles
 from probers.data.corpus import load_corpus
 from probers.data.questions import (
     DATASETS,
@@ -26,6 +25,7 @@ from probers.data.questions import (
     source_class,
 )
 from probers.data.splits import Splits
+from probers.equivalence.names import load_aliases
 from probers.evaluation.answers import normalize_answer
 from probers.text import load_vectors
 from probers.types import Question, RunError, UserError
@@ -570,7 +570,7 @@ def test_unknown_names_list_the_choices():
 
 
 def test_every_published_set_is_reachable_by_name():
-    asked = "testbed hotpotqa 2wikimultihopqa nq triviaqa musique strategyqa iirc file"
+    asked = "testbed hotpotqa 2wikimultihopqa nq triviaqa musique strategyqa iirc completion file"
     assert set(DATASETS) == set(asked.split())
     for name in DATASETS:
         made = source_class(name)

@@ -3,6 +3,8 @@
 import json
 import os
 import shutil
+import uuid
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -130,7 +132,7 @@ def test_tokens_that_fired_are_shown_as_their_words(rag, capsys):
 
 
 def test_passages_without_room_and_searches_without_result_are_told(rag, capsys, monkeypatch):
-    def small(cfg):
+    def small(cfg, folder):
         made = model()
         made.context = 75
         return made
@@ -207,7 +209,7 @@ def test_an_out_folder_of_a_different_run_is_refused(rag):
         (["question=  "], "question is empty"),
         (
             ["trigger=sometimes"],
-            "unknown trigger 'sometimes': choose one of adaptive, always, entropy, fixed_length",
+            "unknown trigger 'sometimes': choose one of adaptive, always, before_entity, entity_signal",
         ),
         (["question=x?", "trigger=probing"], "probers-datagen"),
         (["question=x?", "trigger=probing", "prober=nowhere"], "nowhere"),
@@ -224,6 +226,15 @@ def test_an_out_folder_of_a_different_run_is_refused(rag):
             ["question=x?", "trigger=radio", "prober=prober"],
             "radio scores single tokens, .* prober reads mean states.*pass its folder as prober=",
         ),
+        (
+            ["question=x?", "trigger=before_entity"],
+            "--source wiki pool=predicting' and 'probers-train layer=all'",
+        ),
+        (
+            ["question=x?", "trigger=before_entity", "prober=prober"],
+            "state before an entity, and the prober prober reads mean states of generated tokens: train one",
+        ),
+        (["question=x?", "trigger=entity_signal", "trigger.signal=hope"], "trigger.signal=hope"),
         (["trigger=never", "corpus=missing.jsonl"], "missing.jsonl"),
         (["trigger=never", "trigger.rate=1"], "rate"),
     ],
@@ -260,6 +271,24 @@ def test_questions_without_splits_are_all_asked_unless_the_trigger_was_trained(r
     assert asked("trigger=probing", "prober=prober", "allow_overlap=true", "out=f") == (5, True)
 
 
+@pytest.mark.parametrize("way", ["prober=prober", "trigger.bank=prober"])
+def test_a_prober_of_another_quantization_is_refused_or_warned_of(rag, capsys, way):
+    other = of_other_weights(rag.path / "prober")
+    given = ["trigger=probing", way, "limit=2", "out=o"]
+    with pytest.raises(UserError, match=rf"fake@{other} .* now is fake@r1 .* allow_other=true"):
+        rag(*given)
+    assert len((rag(*given, "allow_other=true") / "traces.jsonl").read_text().splitlines()) == 2
+    assert f"warning: the prober came from the model fake@{other}" in capsys.readouterr().err
+
+
+def of_other_weights(prober):
+    """Let a prober be of other weights, which no other test has; says of which."""
+    bank, revision = ProbeBank.from_pretrained(prober), uuid.uuid4().hex[:12]
+    spec = replace(bank.spec, model=replace(bank.spec.model, revision=revision))
+    replace(bank, spec=spec).save_pretrained(prober)
+    return revision
+
+
 def test_questions_without_answers_are_refused_for_the_oracle_before_a_model_is_loaded(rag):
     (rag.path / "open.jsonl").write_text('{"id": "a", "question": "Where is town 3?"}\n')
     with pytest.raises(UserError, match="^trigger=oracle needs gold answers and 1 of 1 questions have none"):
@@ -277,6 +306,7 @@ def test_every_part_in_the_configuration_can_be_made(rag, monkeypatch):
 
 def _make_every_part():
     token_bank("tokens")
+    token_bank("entities", pool="predicting")
     classifier().save("adaptive")
     for group, given in (
         ("trigger", {"bank": "prober", "classifier": "adaptive"}),
@@ -288,8 +318,10 @@ def _make_every_part():
             target = get_class(node["_target_"])
             names = set(node) - {"_target_"}
             corpus = [[_passage()]] if group == "retriever" else []
-            if name == "radio":
-                given = {**given, "bank": "tokens"}
+            if name in ("radio", "before_entity"):
+                given = {**given, "bank": "tokens" if name == "radio" else "entities"}
+            elif "bank" in given:
+                given = {**given, "bank": "prober"}
             made = build(node, *corpus, **{k: v for k, v in given.items() if k in names})
             assert type(made) is target
             fields = getattr(target, "__dataclass_fields__", None)
@@ -303,11 +335,12 @@ def _make_every_part():
                     assert fields[key].default == node[key], (name, key)
 
 
-def token_bank(folder, layers=(1, 2)):
-    """A prober of single tokens."""
-    spec = FeatureSpec(SPEC, layers, 4, pool="tokens", position="entity")
+def token_bank(folder, layers=(1, 2), pool="tokens"):
+    """A prober of single tokens, or of the states before entities."""
+    spec = FeatureSpec(SPEC, layers, 4, pool=pool, position="entity")
+    how = "max" if pool == "tokens" else None
     bank = ProbeBank(
-        spec, HEADS["linear"]([f"layer{k}" for k in layers], 4), 0.0, aggregate="max", seen=Seen({})
+        spec, HEADS["linear"]([f"layer{k}" for k in layers], 4), 0.0, aggregate=how, seen=Seen({})
     )
     bank.save_pretrained(folder)
 
@@ -353,23 +386,30 @@ def test_the_newest_of_the_kind_that_is_wanted_is_taken(rag, capsys):
     for name in ("answers", "answers of another"):
         shutil.copytree(rag.path / "prober", runs / name)
     token_bank(runs / "tokens")
+    token_bank(runs / "entities", pool="predicting")
     classifier().save(runs / "adaptive")
     Seen({}).save(runs / "adaptive")
     classifier().save(runs / "adaptive of another")
     mine, other = {"model": "testbed"}, {"model": "x"}
     finished(runs / "answers", mine)
     finished(runs / "tokens", mine)
+    finished(runs / "entities", mine)
     finished(runs / "adaptive", mine)
     finished(runs / "answers of another", other)
     finished(runs / "adaptive of another", other)
     cfg = compose("rag", [])
     assert find_prober(cfg) == find_prober(cfg, "answers") == "runs/train/answers"
     assert find_prober(cfg, "tokens") == "runs/train/tokens"
+    assert find_prober(cfg, "entities") == "runs/train/entities"
     assert find_classifier(cfg) == "runs/train/adaptive"
     capsys.readouterr()
     for trigger, found in (
         ("probing", "prober: runs/train/answers (the newest of whole answers for model=testbed)"),
         ("radio", "prober: runs/train/tokens (the newest of single tokens for model=testbed)"),
+        (
+            "before_entity",
+            "prober: runs/train/entities (the newest of entities before they are written for model=testbed)",
+        ),
         ("adaptive", "classifier: runs/train/adaptive (the newest for model=testbed)"),
     ):
         rag("question=Where is town 3?", f"trigger={trigger}")
@@ -430,7 +470,7 @@ def test_repeated_ids_are_refused_or_left_out_and_repeated_questions_are_answere
 
 
 def test_a_model_whose_attention_cannot_be_read_is_refused_before_anything_is_written(rag, monkeypatch):
-    def blind(cfg):
+    def blind(cfg, folder):
         made = model()
 
         def refuse(generations, *, progress=None):

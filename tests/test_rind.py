@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -14,7 +15,7 @@ from tiny import PROMPTS, tiny_lm
 import probers.text
 from probers.text import content_filter, is_content, is_stop_word, split_sentences, stop_words
 from probers.types import AttentionRows, Generation, Needs, RunError, UserError
-from probers.uncertainty import SIGNALS, Part, rind_scores, signals, words
+from probers.uncertainty import BEFORE, SIGNALS, Part, rind_scores, signals, signals_before, words
 
 
 @pytest.fixture(autouse=True)
@@ -237,6 +238,19 @@ def test_signals_by_hand():
     assert values["max_entropy"] == 3.0
     assert values["min_prob"] == pytest.approx(0.125)
     assert values["mean_logprob"] == pytest.approx(math.log(0.25))  # half-way from 1/2 to 1/8
+
+
+def test_signals_before_a_token_by_hand():
+    generation = replace(
+        made(["a", "b"], [1.0, 3.0], logprobs=[math.log(0.5), math.log(0.125)]),
+        top=np.array([[0.5, 0.25], [0.4, 0.1]], dtype=np.float32),
+    )
+    first, second = signals_before(generation), signals_before(generation, 1)
+    assert tuple(first) == BEFORE
+    assert list(first.values()) == pytest.approx([1.0, math.log(0.5), 0.5, 0.1])
+    assert list(second.values()) == pytest.approx([3.0, math.log(0.125), 0.25, 0.15])
+    with pytest.raises(UserError, match=r"Needs\(top=True\)"):
+        signals_before(replace(generation, top=None))
 
 
 def test_signals_that_are_missing_or_broken_are_errors():

@@ -16,10 +16,10 @@ from urllib.parse import parse_qs, urlsplit
 
 import hostile
 import pytest
-from probers.datagen.articles import open_articles, wikipedia_transport
-from probers.datagen.articles.base import prose, sentences_of
-from probers.datagen.articles.wikipedia_client import GIVE_UP
 
+from probers.data.articles import open_articles, wikipedia_transport
+from probers.data.articles.base import prose, sentences_of
+from probers.data.articles.wikipedia_client import GIVE_UP
 from probers.data.splits import limited
 from probers.testbed.assets import load_articles
 from probers.types import RunError, UserError

@@ -350,7 +350,7 @@ def test_nan_scores_are_errors_for_any_trigger():
 
 
 def test_unknown_names_and_options_list_the_choices():
-    with pytest.raises(UserError, match="adaptive, always, entropy, .*, radio, random, rind"):
+    with pytest.raises(UserError, match="adaptive, always, before_entity, .*, radio, random, rind"):
         named_part("trigger", "sometimes", {})
     with pytest.raises(UserError, match="its options are threshold, reduction, scope"):
         named_part("trigger", "entropy", {"treshold": 1})

@@ -12,18 +12,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from fake_lm import SPEC, FakeLM
-from probers.datagen.articles import open_articles
-from probers.datagen.entities import Recogniser
-from probers.datagen.equivalence import EntityMatcher
-from probers.datagen.equivalence.vectors import train_vectors, trained
 from probers.datagen.labels.base import balance
-from probers.datagen.labels.cuts import CutPlan
 from probers.datagen.labels.wiki import WikiBuilder
 from probers.datagen.run import fill
 
 from probers import CausalLM, FeatureStore
 from probers.commands import main as cli
+from probers.data.articles import open_articles
+from probers.data.articles.cuts import CutPlan
+from probers.entities import Recogniser
+from probers.equivalence import EntityMatcher
+from probers.equivalence.vectors import train_vectors, trained
 from probers.prompts import PromptTemplate
 from probers.store.spec import FeatureSpec
 from probers.testbed.assets import load_articles
@@ -147,6 +148,17 @@ def test_states_are_those_of_the_entitys_tokens(tmp_path, pool):
         else:
             expected = (own[-1] if pool == "last" else own.mean(axis=0))[None]
         np.testing.assert_allclose(ours, expected, rtol=0.02, atol=0.02)
+        # What was known before its first token, from the model's own logits there.
+        before = [*made.prompt_ids, *made.token_ids[: tokens[0]]]
+        logits = lm.model(torch.tensor([before])).logits[0, -1].double()
+        p = logits.softmax(-1).sort(descending=True).values.detach().numpy()
+        entropy = torch.distributions.Categorical(logits=logits).entropy().item()
+        values = {
+            "entropy_before": entropy, "max_prob_before": p[0], "margin_before": p[0] - p[1],
+            "logprob_before": np.log(p[0]),
+        }  # fmt: skip
+        for name, value in values.items():  # of all tokens of a span the span's
+            np.testing.assert_allclose(part[name], value, rtol=1e-3, atol=1e-3, err_msg=name)
 
 
 def test_labels_follow_knowledge_and_the_worlds_truth(testbed):

@@ -202,3 +202,53 @@ def without_specials(model: Any, tokenizer: Any) -> None:
     model.get_output_embeddings().register_forward_hook(
         lambda module, given, logits: logits.index_fill(-1, specials, -1e4)
     )
+
+
+def save_gguf(file: Path, *, kind: str = "F32", name: str = "llama", seed: int = 0) -> Path:
+    """The tiny Llama and its tokenizer as a GGUF file, laid out as llama.cpp's converter does it.
+
+    Args:
+        kind: number format of the matrices whose rows it divides, such as Q8_0.
+        name: what the file calls the architecture.
+    """
+    import gguf
+
+    lm = CausalLM.from_pretrained(str(tiny_path("llama", seed)), device="cpu", dtype="float32")
+    config, weights = lm.model.config, lm.model.state_dict()
+    writer = gguf.GGUFWriter(file, name)
+    writer.add_name("tiny")
+    writer.add_context_length(CONTEXT)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_dimension_count(config.head_dim)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    writer.add_vocab_size(config.vocab_size)
+    bpe = json.loads(lm.tokenizer.backend_tokenizer.to_str())
+    ids = lm.tokenizer.get_vocab()
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list(sorted(ids, key=lambda token: ids[token]))
+    writer.add_token_types([3 if i in lm.tokenizer.all_special_ids else 1 for i in range(len(ids))])
+    writer.add_token_merges([" ".join(pair) for pair in bpe["model"]["merges"]])
+    for role in ("bos", "eos", "pad"):
+        getattr(writer, f"add_{role}_token_id")(getattr(lm.tokenizer, f"{role}_token_id"))
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
+    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
+    wanted = gguf.GGMLQuantizationType[kind]
+    for key, tensor in weights.items():
+        array = tensor.float().numpy()
+        if (part := key.split(".")[-2]) in heads:  # rotary halves lie in turns there
+            rows = array.reshape(heads[part], 2, -1, array.shape[-1])
+            array = rows.swapaxes(1, 2).reshape(array.shape)
+        block = gguf.GGML_QUANT_SIZES[wanted][0]
+        used = wanted if array.ndim == 2 and array.shape[1] % block == 0 else gguf.GGMLQuantizationType.F32
+        stored = names.get_name(key, try_suffixes=(".weight",))
+        writer.add_tensor(stored, gguf.quantize(array, used), raw_dtype=used)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return file

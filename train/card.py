@@ -12,7 +12,8 @@ from probers.heads import head_name
 from probers.pages import hub_id, public_model, public_path, render
 
 from .controls import ENSEMBLE, WITH_ENTROPY
-from .tables import ENSEMBLES, best_name, bounded, bounds, layer_name, number, warnings
+from .moments import MOMENTS
+from .tables import ENSEMBLES, best_name, bounded, bounds, layer_name, moment_columns, number, warnings
 
 Json = Mapping[str, Any]
 
@@ -39,22 +40,24 @@ def write_card(bank: ProbeBank, figures: Json, *, data: Sequence[Path], source: 
     shown = public_path(out, "PROBER")
     stores = ",".join(public_path(path, "STORE") for path in data)
     stores = stores if len(data) == 1 else f"[{stores}]"
-    shared = (best_name, bounded, bounds, layer_name, number, warnings)
+    shared = (best_name, bounded, bounds, layer_name, moment_columns, number, warnings)
     return render(
         "probers.train/card.md.j2",
         bank=bank, figures=figures, data=stores, source=source, out=shown,
         model=replace(spec.model, id=public_model(spec.model.id)), base_model=hub_id(spec.model.id),
         head=head_name(bank.head), over=over, command=rag_command(bank, shown), scored=_scored(figures),
         calibrated=_calibrated(bank, figures),
-        by_value=_by_value, beaten_by=beaten_by, ENSEMBLE=ENSEMBLE, ENSEMBLES=ENSEMBLES,
+        by_value=_by_value, beaten_by=beaten_by, MOMENTS=MOMENTS, ENSEMBLE=ENSEMBLE, ENSEMBLES=ENSEMBLES,
         **{function.__name__: function for function in shared},
     )  # fmt: skip
 
 
 def rag_command(bank: ProbeBank, out: str | Path) -> str | None:
     """The command that answers questions with the prober as its trigger; None where no trigger takes it."""
-    if bank.spec.pool == "predicting" or bank.head.tokens:
+    if bank.head.tokens:
         return None
+    if bank.spec.pool == "predicting":
+        return f'probers-rag question="..." trigger=before_entity query=cioqf prober={out}'
     if bank.spec.pool == "tokens":
         return f'probers-rag question="..." trigger=radio query=cioqf prober={out}'
     if bank.spec.position == "generated":

@@ -17,6 +17,7 @@ from probers.evaluation.bootstrap import Bootstrap, Interval
 
 from .controls import ENSEMBLE, SHUFFLED, WITH_ENTROPY, Detector
 from .data import Examples
+from .moments import moment_figures
 
 if TYPE_CHECKING:
     from .assemble import Trained
@@ -211,7 +212,8 @@ def summarise(trained: Trained, evaluator: Evaluator, training: Mapping[str, Any
     ``layers`` is a list of ``{"site", "layer", "validation": {..}, "auroc", "auroc_ci", ..,
     "seeds"}``; every entry of ``ensembles`` and ``controls``, ``ensemble`` (the saved one),
     ``with_entropy``, and every detector within ``conditions`` and ``datasets`` has the same
-    figures. ``pairs`` are paired differences in AUROC; ``calibration`` is of the saved score.
+    figures. ``pairs`` are paired differences in AUROC; ``moments`` are those of
+    :func:`.moments.moment_figures`; ``calibration`` is of the saved score.
 
     Args:
         trained: the prober and everything it is compared with.
@@ -255,6 +257,7 @@ def summarise(trained: Trained, evaluator: Evaluator, training: Mapping[str, Any
         "positive_control": _positive_control(trained, evaluator),
         "conditions": evaluator.by("condition", [*ours, *true], overall),
         "datasets": evaluator.by("dataset", [*ours, *true], overall),
+        "moments": moment_figures(trained, evaluator.examples, evaluator.bootstrap),
         "calibration": _calibration(trained, evaluator),
         "learning_curve": [
             {"share": point.share, "n": point.n, "groups": point.groups}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -31,8 +31,8 @@ def run(cfg: DictConfig) -> Path:
     Raises:
         UserError: before anything is trained, for whatever is wrong with the request.
     """
-    from .question_classifier import TARGETS
-    from .question_classifier import run as run_classifier
+    from .adaptive.question_classifier import TARGETS
+    from .adaptive.question_classifier import run as run_classifier
 
     if cfg.head.get("_target_") in TARGETS:
         return run_classifier(cfg)
@@ -73,11 +73,11 @@ def run(cfg: DictConfig) -> Path:
     trained = replace(trained, notes=[*notes, *trained.notes])
     trained, sized = of_sizes(make_head, trained, dataset, sweep, settings, assembly, out)
 
-    source = str(stores[0].config.get("source", ""))
-    figures = _write(trained, dataset.examples, cfg, paths, source, out)
+    made = stores[0].config
+    figures = _write(trained, dataset.examples, cfg, paths, made, out)
     further: dict[Path, str] = {}
     for each in (*sized, *of_layers(sets, fitted, trained, dataset, assembly)):
-        _write(each.trained, each.examples, cfg, paths, source, out / each.folder)
+        _write(each.trained, each.examples, cfg, paths, made, out / each.folder)
         further[out / each.folder] = each.about
     summary = {"best_layer": figures["best_layer"], "auroc": figures["ensemble"]["auroc"]}
     folder.finish({"model": stores[0].spec.model.id, **summary})
@@ -95,9 +95,14 @@ def run(cfg: DictConfig) -> Path:
 
 
 def _write(
-    trained: Trained, examples: Examples, cfg: DictConfig, paths: Sequence[Path], source: str, out: Path
+    trained: Trained,
+    examples: Examples,
+    cfg: DictConfig,
+    paths: Sequence[Path],
+    made: Mapping[str, Any],
+    out: Path,
 ) -> dict[str, Any]:
-    """Evaluate a prober and write its folder; returns its figures."""
+    """Evaluate a prober and write its folder; returns its figures. ``made`` is the stores' configuration."""
     from .assemble import AssemblySettings
     from .card import write_card
     from .evaluate import Evaluator, summarise
@@ -106,8 +111,11 @@ def _write(
     rule = _read(AssemblySettings, cfg).rule()
     evaluator = Evaluator(examples, rule, resamples=cfg.resamples, seed=cfg.seed)
     figures = summarise(trained, evaluator, {**trained.training, "seeds": cfg.seeds})
+    source = str(made.get("source", ""))
     card = write_card(trained.bank, figures, data=paths, source=source, out=out)
-    replace(trained.bank, metrics=figures, card=card, seen=examples.seen()).save_pretrained(out)
+    recogniser = made.get("recogniser") if source == "wiki" else None
+    bank = replace(trained.bank, metrics=figures, card=card, seen=examples.seen(), recogniser=recogniser)
+    bank.save_pretrained(out)
     write_plots(out / "plots", figures, trained, evaluator)
     return figures
 
@@ -128,10 +136,9 @@ def _next(bank: ProbeBank, out: Path, further: Sequence[Path]) -> str:
     if command is not None:
         return command
     load = f"ProbeBank.from_pretrained({str(out)!r})"
-    if bank.spec.pool == "predicting" or bank.head.tokens:
-        what = "score" if bank.spec.pool == "predicting" else "score_spans"
+    if bank.head.tokens:
         needs = f'Needs({bank.layers}, site="{bank.spec.site}", pool="{bank.spec.pool}")'
-        return f"{load}.{what} takes the states of a CausalLM asked for {needs}"
+        return f"{load}.score_spans takes the states of a CausalLM asked for {needs}"
     return f"{load}.watch(model) scores what a model writes"
 
 

@@ -12,6 +12,7 @@ from probers.files import read_json
 from probers.types import RunError
 
 from .controls import ENSEMBLE, SHUFFLED, WITH_ENTROPY
+from .moments import MOMENTS
 
 _NAME, _WIDTH = 26, 100  # columns of the names, and of the terminal
 #: Title and key of the columns after AUROC and its interval.
@@ -106,6 +107,7 @@ def table(figures: Mapping[str, Any]) -> str:
             f"positive control, is the answer a person: AUROC {number(positive['auroc'])}, "
             f"accuracy {number(positive['accuracy'])}"
         )
+    parts += _moments(figures["moments"])
     parts.append(_calibration(figures["calibration"]))
     points = [f"{p['groups']}: {number(p['ensemble']['auroc'])}" for p in figures["learning_curve"]]
     if points:
@@ -118,7 +120,7 @@ def table(figures: Mapping[str, Any]) -> str:
         )
     if not single:
         parts.append("* the best layer on validation, and the score that is saved")
-    for note in [*warnings(figures), *figures["notes"]]:
+    for note in [*warnings(figures), *figures["notes"], *figures["moments"]["notes"]]:
         parts.append(fill(note, 98, initial_indent="note: ", subsequent_indent="  "))
     return "\n".join(parts)
 
@@ -150,6 +152,52 @@ def _by(what: str, values: Mapping[str, Any], shown: Mapping[str, str]) -> list[
             + "".join(f"{cell:21}" for cell in cells).rstrip()
         )
     return lines
+
+
+def _against(found: Mapping[str, Any], name: str, key: str) -> str:
+    """Where a detector lies against the prober's score by the paired difference: "-" below, "+" above."""
+    for pair, below in ((f"{found['head']} vs {name}", "-"), (f"{name} vs {found['head']}", "+")):
+        low, high = found["pairs"].get(pair, {}).get(key, {}).get("ci95") or (0, 0)
+        if low > 0 or high < 0:
+            return below if low > 0 else "+-".replace(below, "")
+    return ""
+
+
+def moment_columns(figures: Mapping[str, Any]) -> dict[str, str]:
+    """The keys of a moment's figures, and what they are called."""
+    titles = {"length": "within length", "type": "within type", "length and type": "within both"}
+    return {"all": "AUROC", **{name: titles[name] for name in figures["strata"]}}
+
+
+def _moments(figures: Mapping[str, Any]) -> list[str]:
+    """AUROC of what is known before and after a text, over all test texts and within strata."""
+    divisions = moment_columns(figures)
+    lines = []
+    for moment in MOMENTS:
+        found = figures[moment]
+        if not found["detectors"]:
+            continue
+        title = f"{moment} the {figures['position']}"
+        lines.append((f"{title:23}" + "".join(f"{t:19}" for t in divisions.values())).rstrip())
+        for name, entry in found["detectors"].items():
+            cells = (
+                f"{number(entry[k]['auroc'])} {bounds(entry[k]['ci95'])}{_against(found, name, k)}"
+                for k in divisions
+            )
+            lines.append((f"  {cut(name, 20):21}" + "".join(f"{cell:19}" for cell in cells)).rstrip())
+    if any(figures[moment]["head"] for moment in MOMENTS):
+        lines.append("- below, + above the prober's score there (paired interval)")
+    for name, division in figures["strata"].items():
+        strata = division["strata"]
+        shown = ", ".join(f"{k or '(none)'}: {v['wrong']}/{v['n']}" for k, v in strata.items())
+        shown = shown if len(strata) <= _LISTED else f"{len(strata)} strata"
+        line = f"within {name}: {division['compared']} texts in strata of both classes (wrong/all: {shown})"
+        lines.append(fill(line, 98, subsequent_indent="  "))
+    return lines
+
+
+#: Strata that are listed one by one.
+_LISTED = 12
 
 
 def _calibration(entry: Mapping[str, Any]) -> str:

@@ -179,12 +179,12 @@ def train(
             return
     done = 0 if saved is None else saved.stretches
     callbacks: list[Callback] = [] if saved is None else [saved]
-    large = sum(p.numel() for p in head.parameters()) >= _LARGE
+    large = sum(p.numel() for p in head.parameters()) >= LARGE
     bar = tqdm(
         total=schedule.steps, initial=[0, *schedule.ends][done], unit="step", mininterval=0.3,
         desc=what or f"{len(set(filter(None, names)))} layers", disable=not schedule.steps,
     )  # fmt: skip
-    with bar, quiet(), _memory_kept() if large else _one_thread():
+    with bar, quiet(), _memory_kept() if large else one_thread():
         trainer = Trainer(
             **how.hardware(), max_epochs=len(schedule.ends) - done, num_sanity_val_steps=0,
             logger=_logger(how.logger, out, what), callbacks=[*callbacks, _Progress(bar, names)],
@@ -242,11 +242,11 @@ def _logger(name: str, out: Path | None, what: str) -> Any:
 
 
 #: Parameters of all heads together, from which on their matrices are large.
-_LARGE = 10_000_000
+LARGE = 10_000_000
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
+def one_thread() -> Iterator[None]:
     """One CPU thread while the matrices are small.
 
     A step of twelve narrow layers takes about 20 ms on one thread and 10 on two idle cores,

@@ -15,8 +15,8 @@ from probers.engine.model import CausalLM
 from probers.prompts import PromptTemplate
 from probers.seeding import draw_key
 from probers.store.store import FeatureStore
-from probers.types import SPLITS, Generation, UserError
-from probers.uncertainty import rind_scores, signals
+from probers.types import SPLITS, Generation, Needs, UserError
+from probers.uncertainty import rind_scores, signals, signals_before
 
 from ..audit.drawn import stored_columns
 
@@ -102,29 +102,41 @@ class LabelBuilder(ABC):
         """Figures for the manifest and lines to print, from all rows and what was left out."""
 
 
-def recorded(generation: Generation, tokens: Sequence[int] | None = None) -> dict[str, Any]:
+def recorded_needs(needs: Needs) -> Needs:
+    """What a generation must record for :func:`recorded` to describe it."""
+    return replace(needs, attention=True, top=True)
+
+
+def recorded(
+    generation: Generation, tokens: Sequence[int] | None = None, *, first: int | None = None
+) -> dict[str, Any]:
     """The columns that describe a generation itself: its text, length and token signals.
 
     Args:
+        generation: recorded with :func:`recorded_needs`.
         tokens: positions of a contiguous span that the signals are taken over; all by default.
+        first: the token before which it is said what was known by then; that of the span by default.
     """
+    if first is None:
+        first = tokens[0] if tokens else 0
     scores = rind_scores(generation, variant="paper").scores
     span = generation
     if tokens is not None:
-        first, last = tokens[0], tokens[-1] + 1
-        scores = scores[first:last]
+        part = slice(tokens[0], tokens[-1] + 1)
+        scores = scores[part]
         span = replace(
             generation,
-            token_ids=generation.token_ids[first:last],
-            offsets=generation.offsets[first:last],
-            logprobs=generation.logprobs[first:last],
-            entropies=generation.entropies[first:last],
+            token_ids=generation.token_ids[part],
+            offsets=generation.offsets[part],
+            logprobs=generation.logprobs[part],
+            entropies=generation.entropies[part],
         )
     return {
         "text": generation.text,
         "n_tokens": len(span.token_ids),
         **signals(span),
         "rind_max": float(max(scores)),
+        **signals_before(generation, first),
     }
 
 

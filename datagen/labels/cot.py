@@ -15,33 +15,37 @@ import numpy as np
 
 from probers.data.questions import QuestionSet
 from probers.engine.model import CausalLM
+from probers.equivalence import EntityMatcher
 from probers.evaluation.answers import Rule, accuracy_contains, exact_match, f1_score, final_answer, right_by
 from probers.prompts import PromptTemplate, passages_that_fit
 from probers.seeding import draw_key
 from probers.store.store import FeatureStore
 from probers.types import Generation, Needs, Question, Retriever, UserError
 
-from .base import NO_ROOM, TOO_LONG, Examples, LabelBuilder, recorded
+from .base import NO_ROOM, TOO_LONG, Examples, LabelBuilder, recorded, recorded_needs
 
 Acc = Literal["tokens", "substring"]
 
 
-def parse_label(rule: str, acc: Acc = "tokens") -> Rule:
+def parse_label(rule: str, acc: Acc = "tokens", matcher: EntityMatcher | None = None) -> Rule:
     """The label rule: ``(text, answer, gold answers) -> right or wrong``.
 
     Args:
-        rule: "em", "acc" (a gold answer stands in the text) or "f1>=x".
+        rule: "em", "acc" (a gold answer stands in the text), "match" (the answer means the same) or "f1>=x".
         acc: what "stands in" means, see :func:`probers.evaluation.answers.accuracy_contains`.
+        matcher: of "match"; None is one with its defaults.
 
     Raises:
         UserError: any other rule.
     """
     if acc not in get_args(Acc):
         raise UserError(f"acc={acc} is unknown: choose {' or '.join(get_args(Acc))}")
-    right = right_by("acc_substring" if (rule, acc) == ("acc", "substring") else rule)
+    right = right_by("acc_substring" if (rule, acc) == ("acc", "substring") else rule, matcher)
     if right is not None and rule != "acc_substring":
         return right
-    raise UserError(f"label={rule} is no label rule: choose em, acc or f1>=0.8 (any bound from 0 to 1)")
+    raise UserError(
+        f"label={rule} is no label rule: choose em, acc, match or f1>=0.8 (any bound from 0 to 1)"
+    )
 
 
 #: Columns with the scores of an answer, whatever rule labels it.
@@ -57,6 +61,7 @@ class CotBuilder(LabelBuilder):
     Attributes:
         asked: the questions; each needs at least one gold answer.
         k: passages retrieved with the question in the second condition.
+        matcher: of label="match"; None is one with its defaults.
         shuffle: ask the questions in an order drawn by this seed, which is the same whatever
             order they come in; None asks them as they come.
     """
@@ -68,6 +73,7 @@ class CotBuilder(LabelBuilder):
     needs: Needs
     label: str = "em"
     acc: Acc = "tokens"
+    matcher: EntityMatcher | None = None
     k: int = 3
     max_new_tokens: int = 48
     shuffle: int | None = None
@@ -81,7 +87,7 @@ class CotBuilder(LabelBuilder):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._right = parse_label(self.label, self.acc)
+        self._right = parse_label(self.label, self.acc, self.matcher)
         for question in self.asked.questions:
             if not any(a.strip() for a in question.answers):
                 raise UserError(f"question {question.id} has no gold answer, so it cannot be labelled")
@@ -113,7 +119,7 @@ class CotBuilder(LabelBuilder):
         ]
         examples = Examples()
         generations = self.lm.generate(
-            [*closed, *opened], max_new_tokens=self.max_new_tokens, needs=self.needs,
+            [*closed, *opened], max_new_tokens=self.max_new_tokens, needs=recorded_needs(self.needs),
             stop=self.prompt.stop, prefix=self.prompt.prefix, names=[q.id for q in units] * 2,
         )  # fmt: skip
         for index, generation in enumerate(generations):

@@ -16,33 +16,20 @@ from typing import Any
 import numpy as np
 
 from probers.capture.pooling import pool_tokens, token_pool
+from probers.data.articles.cuts import Cut, CutPlan
 from probers.engine.model import CausalLM
 from probers.engine.tokens import encode_continuation, encode_prompts
+from probers.entities import Entity, Recognise, Recogniser, head_entity, tokens_of
+from probers.equivalence import EntityMatcher, Match
 from probers.prompts import PromptTemplate
 from probers.store.store import FeatureStore
 from probers.text import split_sentences
 from probers.types import Generation, Needs, UserError
 
-from ..entities import Entity, Recogniser
-from ..equivalence import EntityMatcher, Match
-from .base import TOO_LONG, Examples, LabelBuilder, recorded
-from .cuts import Cut, CutPlan, Recognise
+from .base import TOO_LONG, Examples, LabelBuilder, recorded, recorded_needs
 
-#: Characters between the cut and the written entity that still count as "at its head": "the ".
-_HEAD = 5
 #: Whole words after an entity beyond which nothing was seen to make it longer ("Duke of the ..").
 _TAIL = 3
-
-
-def head_entity(text: str, recognise: Recognise) -> Entity | None:
-    """The entity at the head of a continuation, or None."""
-    # The continuation begins mid-sentence: a lower-case word before it keeps the
-    # first word from being taken for the beginning of a sentence.
-    lead = "x" if text[:1].isspace() else "x "
-    for entity in recognise(lead + text):
-        start, end = entity.start - len(lead), entity.end - len(lead)
-        return Entity(start, end, entity.text, entity.type) if 0 <= start <= _HEAD else None
-    return None
 
 
 def one_sentence(text: str) -> bool:
@@ -80,12 +67,7 @@ def stop_rule(recognise: Recognise, *, cheap: bool) -> Callable[[str], bool]:
 
 def span_needs(needs: Needs) -> Needs:
     """What a generation must record for the same needs to be had of any span of it."""
-    return replace(needs, pool=token_pool(needs.pool), attention=True)
-
-
-def span_tokens(generation: Generation, start: int, end: int) -> list[int]:
-    """Positions of the tokens that share a character with [start, end) of the text."""
-    return [i for i, (a, b) in enumerate(generation.offsets) if a < end and b > start]
+    return recorded_needs(replace(needs, pool=token_pool(needs.pool)))
 
 
 def span_rows(
@@ -99,14 +81,18 @@ def span_rows(
         needs: the pooling wanted.
 
     Yields:
-        The token's index in the span (-1 when pooled), the columns that describe it with
-        ``n_tokens`` of the whole span, and states (layers, d) or (1, 2 d) for "mind".
+        The token's index in the span (-1 when pooled), the columns that describe it with ``n_tokens``
+        and what was known before it of the whole span, and states (layers, d) or (1, 2 d) for "mind".
     """
     assert generation.states is not None
     states = generation.states[tokens]
     if needs.pool == "tokens":
         for index, token in enumerate(tokens):
-            yield index, recorded(generation, [token]) | {"n_tokens": len(tokens)}, states[index]
+            yield (
+                index,
+                recorded(generation, [token], first=tokens[0]) | {"n_tokens": len(tokens)},
+                states[index],
+            )
         return
     yield -1, recorded(generation, tokens), pool_tokens(states, needs.pool)
 
@@ -229,7 +215,7 @@ class WikiBuilder(LabelBuilder):
     def _add(
         self, cut: Cut, generation: Generation, entity: Entity, match: Match, how: str, examples: Examples
     ) -> None:
-        tokens = span_tokens(generation, entity.start, entity.end)
+        tokens = tokens_of(generation.offsets, entity.start, entity.end)
         assert tokens  # the span lies in the decoded text
         facts = cut.article.truth.get("facts", {})
         id = cut.id if how == "generated" else f"{cut.id}/{how}"

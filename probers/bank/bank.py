@@ -7,8 +7,10 @@ theta = -threshold). Heads of single tokens score each token, and a span by its 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -57,10 +59,14 @@ class ProbeBank(ModelHubMixin):
             of pooled states, and for heads that pool a span's tokens themselves. Threshold and
             calibration hold for spans.
         entropy_model: the heads' score together with entropies; None when not fitted.
+        recogniser: what found the entities whose labels it learned, as ``recogniser`` of probers-datagen;
+            None for other labels, and where that is not known.
         metrics: figures of the training run, as in ``metrics.json``.
         card: the model card, as in ``README.md``.
         pictures: the PNG files that the card shows, by name.
         seen: the questions it was trained, validated and tested on; None where that is not known.
+        allow_other: also read other weights of the same shape, such as another quantization of the
+            model, with a warning; not saved.
 
     Raises:
         ValueError: heads, layers and ensemble that do not fit each other.
@@ -74,10 +80,12 @@ class ProbeBank(ModelHubMixin):
     ensemble: Ensemble = Ensemble()  # noqa: RUF009 (frozen)
     aggregate: Aggregate | None = None
     entropy_model: EntropyModel | None = None
+    recogniser: str | None = None
     metrics: Mapping[str, Any] = field(default_factory=dict)
     card: str = ""
     pictures: Mapping[str, bytes] = field(default_factory=dict)
     seen: Seen | None = None
+    allow_other: bool = False
 
     # Where this is empty the mixin collects constructor arguments and sets it on the instance,
     # which a frozen one forbids. It is never written: :mod:`.io` writes config.json.
@@ -121,8 +129,24 @@ class ProbeBank(ModelHubMixin):
         return self.spec.needs
 
     def check_model(self, model: ModelSpec) -> None:
-        """Refuse a model this prober was not trained on; names both (UserError)."""
-        self.spec.check_model(model, what="the prober")
+        """Refuse a model this prober was not trained on; names both (UserError).
+
+        One of the same shape is only warned of with :attr:`allow_other`.
+        """
+        trained = self.spec.model
+        if trained.same_as(model) or (trained.layers, trained.width) != (model.layers, model.width):
+            self.spec.check_model(model, what="the prober")
+        elif not self.allow_other:
+            raise UserError(
+                f"the prober came from the model {trained}, but the model now is {model}: use that model, or "
+                "make features and prober again with this one; where it is the same model in another "
+                "quantization, allow_other=true takes the prober all the same"
+            )
+        else:
+            _warn(
+                f"warning: the prober came from the model {trained}, but the model now is {model} "
+                "(allow_other=true): threshold and calibration are of the former"
+            )
 
     def logits(self, states: np.ndarray | torch.Tensor, mask: Any = None) -> np.ndarray:
         """Float32 logits (n, layers, 2), [wrong, correct].
@@ -228,14 +252,16 @@ class ProbeBank(ModelHubMixin):
             print(scores.sequence, scores.probability, scores.tokens)
 
         Hooks are on the model inside the block only. What is read, and what cannot be, is
-        said in :mod:`probers.bank.watch`.
+        said in :mod:`probers.bank.watch`. With heads of ``pool=predicting`` there is a score before
+        every token, and ``scores.entities`` says at which of them an entity began
+        (:mod:`probers.bank.entity_watch`: what is known when).
 
         Args:
             model: the transformers model this prober was trained on.
             per: after each token the score of the "sequence" so far, pooled as in training,
                 or of the "token" alone, to see where it rises.
             tokenizer: gives its end-of-sequence and padding ids beside those of
-                ``model.generation_config``.
+                ``model.generation_config``, and the text that entities are found in.
 
         Raises:
             UserError: another model; names both.
@@ -250,13 +276,15 @@ class ProbeBank(ModelHubMixin):
         """For ``model.generate(..., stopping_criteria=[...])``: ends a row where the score is too high.
 
         ``generate`` asks after sampling a token and before forwarding it, so that the decision
-        rests on the tokens before that one; the sampled token is part of what is returned.
+        rests on the tokens before that one; the sampled token is part of what is returned. Heads of
+        ``pool=predicting`` end a row once an entity has begun whose score was too high before it:
+        ``stop.entities`` says where to cut, so that nothing of it is kept.
         Hooks are on the model until the object is closed (``.close()``) or collected.
 
         Args:
             model: the transformers model this prober was trained on.
             tokenizer: gives its end-of-sequence and padding ids beside those of
-                ``model.generation_config``; may be None.
+                ``model.generation_config``; may be None but where entities are found in its text.
             threshold: ends a row when its score exceeds it; None is :attr:`threshold`.
             min_tokens: tokens to read before the first decision. Heads that were trained on
                 whole answers know little of what the first few tokens of one look like.
@@ -278,6 +306,7 @@ class ProbeBank(ModelHubMixin):
             "spec": self.spec.to_dict(), "ensemble": self.ensemble.to_dict(), "aggregate": self.aggregate,
             "threshold": self.threshold, "calibration": self.calibration.to_dict(),
             "entropy_model": self.entropy_model.to_dict() if self.entropy_model else None,
+            "recogniser": self.recogniser,
         }  # fmt: skip
         papers = {"metrics": self.metrics, "card": self.card, "pictures": self.pictures, "seen": self.seen}
         save(save_directory, self.head, config, papers)
@@ -293,6 +322,7 @@ class ProbeBank(ModelHubMixin):
         local_files_only: bool = False,
         revision: str | None = None,
         head_class: type[nn.Module] | None = None,
+        allow_other: bool = False,
     ) -> ProbeBank:
         """A prober from a folder, or from the Hugging Face Hub when no such folder exists.
 
@@ -307,6 +337,7 @@ class ProbeBank(ModelHubMixin):
             local_files_only: take what the cache holds and ask nobody.
             revision: commit, tag or branch on the Hub.
             head_class: the class of the heads, where it is not one of this package's.
+            allow_other: also read other weights of the same shape, as :attr:`allow_other`.
 
         Raises:
             UserError: no prober there, or a damaged one.
@@ -332,8 +363,16 @@ class ProbeBank(ModelHubMixin):
             ensemble=ensemble,
             aggregate=config["aggregate"],
             entropy_model=entropy_model,
+            recogniser=config["recogniser"],
+            allow_other=allow_other,
             **papers,
         )
+
+
+@cache
+def _warn(message: str) -> None:
+    """Say it on standard error, once."""
+    print(message, file=sys.stderr)
 
 
 def _margins(logits: np.ndarray) -> np.ndarray:

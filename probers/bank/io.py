@@ -53,6 +53,7 @@ class _Config:
 
     Attributes:
         weights: SHA-256 of the file of weights; None in what earlier versions wrote.
+        recogniser: of entities; absent from what earlier versions wrote.
     """
 
     spec: dict[str, Any]
@@ -63,6 +64,7 @@ class _Config:
     threshold: float
     calibration: dict[str, Any]
     entropy_model: dict[str, Any] | None
+    recogniser: Name | None
 
 
 def save(folder: Path, head: ProbeHead, config: Mapping[str, Any], papers: Mapping[str, Any]) -> None:
@@ -110,7 +112,7 @@ def read(folder: Path, name: str) -> tuple[dict[str, Any], dict[str, Any]]:
         )
     try:
         about = {key: value for key, value in unseal(config).items() if key not in ("format", "schema")}
-        about.setdefault("weights", None)
+        about = {"weights": None, "recogniser": None, **about}
         check_record(_Config, about)
         check_record(_Head, about["head"], "head.")
     except (UserError, ValueError) as error:

@@ -15,7 +15,9 @@ import torch
 from torch import Tensor
 from transformers import StoppingCriteria
 
+from ..entities import Recogniser, WrittenEntity
 from ..types import UserError
+from .entity_watch import FirstEntities, read_entities
 from .watch import GenerationWatcher, Per, Prober, WatchedBatch
 
 if TYPE_CHECKING:
@@ -52,7 +54,10 @@ class Scores(AbstractContextManager["Scores"]):
 
         With ``per="sequence"`` it is the score of all tokens up to this one, pooled as the
         prober's training features were, or made of their scores as the prober's ``aggregate``
-        says; with ``per="token"`` that of its own states.
+        says; with ``per="token"`` that of its own states. Heads of ``pool=predicting`` score the state
+        before a token: (n + 1,) then, the first before anything is written and the last before the
+        token to come. Each says how likely an entity that begins there is wrong
+        (``bank.probability`` of it), and nothing where none does: :attr:`entities`.
 
         Raises:
             UserError: nothing was generated, or in a way that cannot be followed.
@@ -81,6 +86,24 @@ class Scores(AbstractContextManager["Scores"]):
         """(batch,) P(wrong) of :attr:`sequence`, calibrated for whole texts, not for single tokens."""
         return self._watcher.bank.probability(self.sequence)
 
+    @property
+    def entities(self) -> list[list[WrittenEntity]]:
+        """Of each row the entities of what was read, each with the score of the state before it.
+
+        They are found by the recogniser that the prober's labels were made with, in the text so far: its
+        last word, and what a further word would change, show when more was read. Entities that
+        begin a sentence are left out, as they are of the labels.
+
+        Raises:
+            UserError: as :attr:`tokens`; heads that do not read the state before an entity; no tokenizer.
+        """
+        batch, tokenizer = self._batch(), _tokenizer(self._watcher)
+        recognise = Recogniser(self._watcher.bank.recogniser or "rules", quiet=True)
+        return [
+            read_entities(tokenizer, batch.prompt[row].tolist(), batch.written(row), scores, recognise)
+            for row, scores in enumerate(batch.scores())
+        ]
+
     @torch.no_grad()
     def finish(self, sequences: Any) -> None:
         """Read each row's last token as well, by forwarding it; to be called inside the block.
@@ -102,16 +125,17 @@ class Scores(AbstractContextManager["Scores"]):
         batch.scores()
         ids: Tensor = getattr(sequences, "sequences", sequences)
         read = len(batch.tokens)
-        same = ids.dim() == 2 and len(ids) == batch.rows and 0 <= ids.shape[1] - batch.prompt - read <= 1
+        columns = batch.prompt.shape[1]
+        same = ids.dim() == 2 and len(ids) == batch.rows and 0 <= ids.shape[1] - columns - read <= 1
         if same and read:
             seen = torch.stack(batch.tokens, dim=1).to(ids.device)
-            same = torch.equal(ids[:, batch.prompt : batch.prompt + read], seen)
+            same = torch.equal(ids[:, columns : columns + read], seen)
         if not same:
             raise UserError(
                 "these sequences are not what the model has just generated: pass what generate returned, "
                 f"unchanged ({read} generated tokens were read in each of {batch.rows} rows)"
             )
-        last = ids[:, batch.prompt + read :]
+        last = ids[:, columns + read :]
         if last.shape[1] and bool(batch.counted(last[:, 0]).any()):
             batch.forward(self._watcher.model, last, self._watcher.cache)
             self._watcher.cache = None
@@ -127,6 +151,10 @@ class StopOnScore(StoppingCriteria):
 
     The hooks are on the model from the beginning, and go when the object is collected or
     :meth:`close` is called. In between it may serve any number of ``generate`` calls.
+
+    With heads of ``pool=predicting`` a row ends as soon as an entity has begun whose score was above
+    the threshold: the score was there before the entity, but that one begins shows with its first word.
+    What is to be kept ends before it, see :attr:`entities`.
     """
 
     def __init__(
@@ -144,7 +172,13 @@ class StopOnScore(StoppingCriteria):
         self.threshold = float(bank.threshold if threshold is None else threshold)
         if math.isnan(self.threshold):
             raise UserError(f"threshold={threshold} is no number")
-        self._watcher = GenerationWatcher(bank, model, tokenizer).__enter__()
+        self._watcher = GenerationWatcher(bank, model, tokenizer)
+        self._recognise: Recogniser | None = None
+        if bank.spec.pool == "predicting":
+            _tokenizer(self._watcher)
+            self._recognise = Recogniser(bank.recogniser or "rules", quiet=True)
+        self._first: FirstEntities | None = None
+        self._watcher.__enter__()
         # The hooks know the watcher only, so that this object is collected as soon as it is unused.
         self._finalizer = weakref.finalize(self, self._watcher.close)
         self._finalizer.atexit = False
@@ -154,6 +188,16 @@ class StopOnScore(StoppingCriteria):
         """(batch,) bool, the rows that were ended in the newest call of ``generate``."""
         batch = self._watcher.batch
         return np.zeros(0, dtype=bool) if batch is None else batch.stopped.numpy().copy()
+
+    @property
+    def entities(self) -> list[WrittenEntity | None]:
+        """Of each row of the newest call the entity that ended it, None where none did; with heads of
+        ``pool=predicting``.
+
+        Keep ``sequences[row, : prompt + entity.tokens[0]]`` of what ``generate`` returned, or the text up to
+        ``entity.entity.start`` where a token holds the end of one word and the beginning of the entity.
+        """
+        return [] if self._first is None else list(self._first.found)
 
     def close(self) -> None:
         """Take the hooks off the model; the criterion is of no use any more."""
@@ -176,7 +220,27 @@ class StopOnScore(StoppingCriteria):
         if batch.problem is not None:
             raise batch.problem
         batch.ask(input_ids)
-        batch.scores()
-        if len(batch.tokens) >= self.min_tokens:
+        scores = batch.scores()
+        enough = len(batch.tokens) >= self.min_tokens
+        if self._recognise is not None:
+            if not batch.tokens or self._first is None:
+                prompts = batch.prompt.tolist()
+                self._first = FirstEntities(self._watcher.tokenizer, prompts, batch.eos, self._recognise)
+            last = input_ids[:, -1]
+            fired = self._first.push(last, batch.counted(last), scores, self.threshold, ask=enough)
+            batch.stopped |= torch.tensor(fired)
+        elif enough:
             batch.stop_above(self.threshold)
         return batch.stopped.to(input_ids.device)  # type: ignore[return-value]
+
+
+def _tokenizer(watcher: GenerationWatcher) -> Any:
+    """The tokenizer to find entities by (UserError: none, or heads that read no state before an entity)."""
+    if watcher.bank.spec.pool != "predicting":
+        raise UserError(
+            f"this prober reads {watcher.bank.spec.pool} states and says nothing of entities before they are "
+            "written: train one on a store of 'probers-datagen --source wiki pool=predicting'"
+        )
+    if watcher.tokenizer is None:
+        raise UserError("entities are found in the text: pass the model's tokenizer, tokenizer=..")
+    return watcher.tokenizer

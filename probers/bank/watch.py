@@ -16,6 +16,8 @@ generation; what cannot be followed is kept as the batch's problem, for whoever 
   told from decoding by ``Scores``, only by the stopping criterion: a prompt prefilled
   in two chunks of which the second has one token, which then counts as generated.
 - Heads of single tokens score each token, and the text so far as the span of its tokens.
+- Heads of ``pool=predicting`` score the state before each token, the prompt's last before the
+  first; :mod:`.entity_watch` says at which of them an entity begins.
   Heads that pool a span's tokens themselves need all of its states, which are not kept
   here: they are refused.
 """
@@ -74,6 +76,8 @@ class Prober(Protocol):
     def threshold(self) -> float: ...
     @property
     def aggregate(self) -> Aggregate | None: ...
+    @property
+    def recogniser(self) -> str | None: ...
     def score(self, states: Tensor, /) -> np.ndarray: ...
     def probability(self, score: np.ndarray, /) -> np.ndarray: ...
     def check_model(self, model: ModelSpec, /) -> None: ...
@@ -85,11 +89,6 @@ def _check(bank: Prober, model: Any) -> None:
     Depth and width are always compared, and the weights where the model knows the hub id
     or folder it came from. What was changed after loading cannot be noticed.
     """
-    if bank.spec.pool == "predicting":
-        raise UserError(
-            "this prober reads the state before a span and cannot follow a text token by token: record "
-            'states with Needs(pool="predicting") and give bank.score those before the spans'
-        )
     if bank.head.tokens:
         raise UserError(
             "this prober's heads pool all tokens of a span and cannot follow a text token by token: record "
@@ -112,8 +111,11 @@ class WatchedBatch:
 
     Attributes:
         rows: how many.
-        prompt: columns of the prompt in what ``generate`` returns; 0 where it was embeddings.
+        prompt: ids (rows, columns) of the prompt in what ``generate`` returns; no columns where it was
+            embeddings.
         tokens: (rows,) ids of each pass after the first.
+        predicting: the heads read the state before a token, of the prompt's last one too.
+        eos: ids that end a row.
         stopped: (rows,) where nothing counts any more because a caller said so.
         problem: why it could not be followed or scored.
 
@@ -124,16 +126,19 @@ class WatchedBatch:
     """
 
     def __init__(
-        self, bank: Prober, per: Per, special: tuple[Tensor, Tensor], rows: int, length: int, prompt: int
+        self, bank: Prober, per: Per, special: tuple[Tensor, Tensor], rows: int, length: int, prompt: Tensor
     ) -> None:
         self.rows, self.prompt = rows, prompt
+        self.predicting = bank.spec.pool == "predicting"
         self.tokens: list[Tensor] = []
         self.stopped = torch.zeros(rows, dtype=torch.bool)
         self.problem: UserError | RunError | None = None
         self._bank, self._per, self._length = bank, per, length
-        self._eos, self._special = special[0], torch.cat(special)
+        self.eos, self._special = special[0], torch.cat(special)
         self._ended = torch.zeros(rows, dtype=torch.bool)
         self._live = torch.zeros(rows, dtype=torch.bool)  # whether the last token counts
+        self._lives: list[Tensor] = []  # the same of every token
+        self._added = 0
         self._count = torch.zeros(rows)
         self._pool = StreamingPool(bank.spec.pool, rows)
         self._waiting: list[tuple[Tensor, Tensor, Tensor]] = []  # vectors, live and finite of a token
@@ -142,6 +147,11 @@ class WatchedBatch:
         self._positions: Tensor | None = None
         self._keys: weakref.ref[Tensor] | None = None
         self._asked = 0
+
+    @property
+    def begun(self) -> bool:
+        """Whether any states were read."""
+        return self._added > 0
 
     def refuse(self, why: str) -> None:
         """Read no more of it, since it cannot be followed."""
@@ -163,22 +173,27 @@ class WatchedBatch:
         over = self._ended.to(tokens.device) | self.stopped.to(tokens.device)
         return ~(torch.isin(tokens, self._special.to(tokens.device)) | over)
 
-    def add(self, tokens: Tensor, states: Tensor) -> None:
+    def add(self, tokens: Tensor | None, states: Tensor) -> None:
         """Take one forwarded token of each row.
 
         Args:
-            tokens: (rows,).
+            tokens: (rows,); None for the prompt's last.
             states: (rows, layers read, d), as :class:`StateTap` stacks them.
         """
-        self._live = live = self.counted(tokens).to(states.device)
-        self._ended = self._ended.to(tokens.device) | torch.isin(tokens, self._eos.to(tokens.device))
+        if tokens is None:
+            live = torch.ones(self.rows, dtype=torch.bool, device=states.device)
+        else:
+            self._live = live = self.counted(tokens).to(states.device)
+            self._ended = self._ended.to(tokens.device) | torch.isin(tokens, self.eos.to(tokens.device))
+            self._lives.append(live)
+            self.tokens.append(tokens)
         self._count = self._count.to(states.device) + live
         vectors = token_vectors(states, self._bank.spec.pool)
         if self._per == "sequence":
             self._pool.add(vectors, slice(None), live)
             vectors = self._pool.value(slice(None), self._count.clamp_min(1)[:, None, None])
         self._waiting.append((vectors, live, states.isfinite().all(dim=-1) | ~live[:, None]))
-        self.tokens.append(tokens)
+        self._added += 1
         if len(self._waiting) == _BLOCK:
             self._score_waiting()
 
@@ -187,10 +202,13 @@ class WatchedBatch:
         if not self._waiting or self.problem is not None:
             return
         vectors, live, finite = (torch.stack(parts) for parts in zip(*self._waiting, strict=True))
-        first = len(self.tokens) - len(self._waiting)
+        first = self._added - len(self._waiting) - self.predicting
         self._waiting.clear()
         for token, row, layer in (~finite).nonzero().tolist():
-            where = f"generated token {first + token} of row {row}"
+            place = first + token
+            where = (
+                f"generated token {place}" if place >= 0 else "the prompt's last token"
+            ) + f" of row {row}"
             self.problem = broken_state(self._bank.spec.needs, layer, where)
             return
         try:
@@ -206,7 +224,7 @@ class WatchedBatch:
             before.append(score)
 
     def scores(self) -> list[list[float]]:
-        """Of each row the score after each of its tokens that count.
+        """Of each row the score after each of its tokens that count; of its prompt when ``predicting``.
 
         Raises:
             UserError, RunError: the batch's problem.
@@ -223,7 +241,7 @@ class WatchedBatch:
             UserError: it is something else.
         """
         read = len(self.tokens)
-        same = read == self._asked and tuple(ids.shape) == (self.rows, self.prompt + read + 1)
+        same = read == self._asked and tuple(ids.shape) == (self.rows, self.prompt.shape[1] + read + 1)
         if not same or (read and not torch.equal(ids[:, -2], self.tokens[-1].to(ids.device))):
             raise UserError(f"{_UNREADABLE}; and use a stopping criterion with the model it was made for")
         self._asked += 1
@@ -232,6 +250,11 @@ class WatchedBatch:
         """Stop the rows whose last token counts and has taken the score above ``threshold``."""
         for row in self._live.nonzero()[:, 0].tolist():
             self.stopped[row] = self._scores[row][-1] > threshold
+
+    def written(self, row: int) -> list[int]:
+        """Ids of a row's tokens that count."""
+        pairs = zip(self.tokens, self._lives, strict=True)
+        return [int(tokens[row]) for tokens, live in pairs if live[row]]
 
     def forward(self, model: Any, last: Tensor, cache: Any) -> None:
         """One more pass over ``last`` (rows, 1), as ``generate`` would make it, on a copy of ``cache``."""
@@ -262,6 +285,7 @@ class GenerationWatcher(ExitStack):
     While it is entered, hooks are on the model and hold on to it; keys and values go with them.
 
     Attributes:
+        bank, model, tokenizer: as given.
         batch: the newest; None before the first pass.
         cache: keys and values of its last pass, where they are to be kept.
 
@@ -277,7 +301,7 @@ class GenerationWatcher(ExitStack):
     ) -> None:
         super().__init__()
         _check(bank, model)
-        self.bank, self.model = bank, model
+        self.bank, self.model, self.tokenizer = bank, model, tokenizer
         self.batch: WatchedBatch | None = None
         self.cache: Any = None
         self._per, self._keep_cache = per, keep_cache
@@ -310,12 +334,14 @@ class GenerationWatcher(ExitStack):
         rows, length = inputs.shape[:2]
         past = 0 if cache is None else int(cache.get_seq_length())
         if past == 0 or self.batch is None:
-            prompt = 0 if ids is None else length
+            prompt = inputs.new_zeros((rows, 0), dtype=torch.long) if ids is None else ids.detach()
             self.batch = WatchedBatch(self.bank, self._per, self._special, rows, length, prompt)
             if past:
                 self.batch.refuse(_UNREADABLE)
             elif getattr(cache, "layers", None) and getattr(cache, "is_compileable", False):
                 self.batch.refuse(_STATIC)
+            elif self.batch.predicting:
+                self._tap.read(lambda states: states[:, -1].detach())
         elif self.batch.problem is None:
             if ids is not None and self.batch.expects(rows, length, past, cache):
                 self._tap.read(lambda states: states[:, -1].detach())
@@ -333,7 +359,8 @@ class GenerationWatcher(ExitStack):
         batch.passed(cache, given)
         self.cache = cache if self._keep_cache else None
         if states is not None:
-            batch.add(given["input_ids"][:, 0], states)
+            begins = batch.predicting and not batch.begun
+            batch.add(None if begins else given["input_ids"][:, 0], states)
 
 
 def _first_keys(cache: Any) -> Tensor | None:

@@ -219,7 +219,7 @@ def _depth(text: str) -> int:
 def _groups(command: str) -> set[str]:
     """The keys of a command whose value is the name of a file."""
     listed = re.findall(r"^  - (?:override /|/)?(\w+)(?:@\w+)?: ", text_of("", command), re.MULTILINE)
-    return {*listed, "method"} - {"model"}
+    return {*listed, "method"} - {"model", "matcher"}
 
 
 def _names(command: str, group: str) -> list[str]:

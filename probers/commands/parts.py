@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,18 +16,33 @@ from .config import literal
 
 if TYPE_CHECKING:
     from ..engine.model import CausalLM
+    from ..equivalence import EntityMatcher
+    from .runs import RunFolder
 
 _ENDS = 1 << 20  # bytes
 
 
-def load_model(cfg: DictConfig) -> CausalLM:
-    """The model of ``cfg.model``."""
+#: What a run keeps of the model's number format, where the processor was to say.
+_DTYPE = "model.dtype"
+
+
+def load_model(cfg: DictConfig, folder: RunFolder | None = None) -> CausalLM:
+    """The model of ``cfg.model``.
+
+    Args:
+        folder: the run, which keeps the number format that it began with.
+    """
     from ..engine.model import CausalLM
 
-    return CausalLM.from_pretrained(
+    begun = None if folder is None else folder.chosen.get(_DTYPE)
+    if begun is not None:
+        print(f"{_DTYPE}={begun}, in which this run began", file=sys.stderr)
+    lm = CausalLM.from_pretrained(
         cfg.model.name,
         revision=cfg.model.revision,
-        dtype=cfg.model.dtype,
+        gguf=cfg.model.gguf,
+        cache=cfg.model.cache,
+        dtype=begun or cfg.model.dtype,
         device=cfg.model.device,
         device_map=plain_value(cfg.model.device_map),
         quantization=plain_value(cfg.model.quantization),
@@ -36,6 +52,9 @@ def load_model(cfg: DictConfig) -> CausalLM:
         on_too_long=cfg.model.on_too_long,
         batch_size=cfg.batch_size,
     )
+    if folder is not None and cfg.model.dtype == "auto" and begun is None:
+        folder.choose(_DTYPE, lm.spec.dtype)
+    return lm
 
 
 def load_passages(cfg: DictConfig) -> Sequence[Passage]:
@@ -45,6 +64,23 @@ def load_passages(cfg: DictConfig) -> Sequence[Passage]:
     return load_corpus(
         cfg.corpus, on_bad_line=cfg.on_bad_line, passage_words=cfg.passage_words, cache=cfg.corpus_cache
     )
+
+
+def load_matcher(cfg: DictConfig) -> EntityMatcher:
+    """The matcher of answers by ``cfg.matcher``; with vectors where a file of them is named.
+
+    Raises:
+        UserError: an option that it refuses, or vectors of the run's own articles.
+    """
+    from ..equivalence import EntityMatcher
+
+    options = plain(cfg.matcher)
+    if options["vectors"] == "own":
+        raise UserError(
+            "matcher.vectors=own trains them on the articles of --source wiki: to judge answers give a file, "
+            "or auto for none"
+        )
+    return EntityMatcher(**options | ({"vectors": ""} if options["vectors"] == "auto" else {}))
 
 
 def plain_value(value: Any) -> Any:

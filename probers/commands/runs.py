@@ -1,9 +1,9 @@
 """Run folders: what a command wrote, from which configuration, and whether it finished.
 
 A run folder holds ``config.yaml`` (the resolved configuration) and ``run.json``
-(command, configuration fingerprint, complete or not). The fingerprint leaves out
-keys that do not change what is computed, so that a run can be resumed with another
-batch size or logger.
+(command, configuration fingerprint, complete or not, and what was chosen as it began
+where the configuration leaves that open). The fingerprint leaves out keys that do not
+change what is computed, so that a run can be resumed with another batch size or logger.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ from ..types import UserError, first_line
 _OF_SERVERS = ("url", "shards", "timeout", "retries", "verify", "ca_file", "rebuild")
 #: Keys (dotted) that say how a run is carried out, not what it computes.
 NOT_IDENTITY = (
-    "out", "batch_size", "logger", "model.device", "overwrite", "wait", "checksums", "save_every", "suffix",
-    "memory", "corpus_cache", "retriever.cache", "retriever.device", "retriever.batch_size",
+    "out", "batch_size", "logger", "model.device", "model.cache", "overwrite", "wait", "checksums",
+    "save_every", "suffix", "memory", "corpus_cache", "retriever.cache", "retriever.device",
+    "retriever.batch_size",
     *(f"retriever.{option}" for option in _OF_SERVERS),
 )  # fmt: skip
 
@@ -184,6 +185,19 @@ class RunFolder:
         return True
 
     @property
+    def chosen(self) -> dict[str, str]:
+        """What :meth:`choose` was told in this run, by key."""
+        return dict((read_state(self.path) or {}).get("chosen", {}))
+
+    def choose(self, key: str, value: str) -> None:
+        """Keep for the whole run what the machine decided where the configuration leaves it open."""
+        state = read_state(self.path)
+        assert state is not None, "claimed before"
+        write_text(
+            self.path / _RUN_FILE, canonical_json(state | {"chosen": state.get("chosen", {}) | {key: value}})
+        )
+
+    @property
     def complete(self) -> bool:
         """Whether the same run has already finished here."""
         state = read_state(self.path)
@@ -274,6 +288,8 @@ class RunFolder:
         }  # fmt: skip
         if replaced is not None:
             state["replaced"] = replaced.name
+        if chosen := self.chosen:
+            state["chosen"] = chosen
         files = [
             # First at the beginning, for it tells the folder from one that is not a run's; last at the end.
             (_RUN_FILE, canonical_json(state)),
@@ -322,6 +338,9 @@ def read_state(path: Path) -> dict[str, Any] | None:
         raise UserError(f"{file} is damaged (it {first_line(error)}): remove it") from error
     if not isinstance(state, dict) or "fingerprint" not in state:
         return None
+    chosen = state.get("chosen", {})
+    if not isinstance(chosen, dict) or not all(isinstance(value, str) for value in chosen.values()):
+        raise UserError(f"{file} is damaged ('chosen' holds no names): remove it")
     odd = next((key for key, kind in _STATE.items() if not isinstance(state.get(key), kind)), None)
     if odd is not None:
         raise UserError(f"{file} is damaged ({odd!r} is missing or no {_STATE[odd].__name__}): remove it")
@@ -337,12 +356,12 @@ def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-#: What a prober scores: whole generated answers, or single tokens.
-ProberKind = Literal["answers", "tokens"]
+#: What a prober scores: whole generated answers, single tokens, or entities before they are written.
+ProberKind = Literal["answers", "tokens", "entities"]
 
 
 def newest_prober(kind: ProberKind, *, model: str, root: Path = Path("runs")) -> Path | None:
-    """The newest complete prober of a model that scores answers or tokens."""
+    """The newest complete prober of a model that scores answers, tokens or entities."""
 
     def fits(folder: Path, _: Mapping[str, Any]) -> bool:
         config = _config(folder)
@@ -351,6 +370,8 @@ def newest_prober(kind: ProberKind, *, model: str, root: Path = Path("runs")) ->
             return False
         if kind == "tokens":  # heads that pool a text's tokens themselves have nothing to join
             return spec.get("pool") == "tokens" and config.get("aggregate") is not None
+        if kind == "entities":
+            return spec.get("position") == "entity" and spec.get("pool") == "predicting"
         return spec.get("position") == "generated" and spec.get("pool") not in ("tokens", "predicting")
 
     return newest_run("train", fits, model=model, root=root)

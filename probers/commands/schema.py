@@ -69,6 +69,8 @@ class Model:
 
     name: Name
     revision: Name | None
+    gguf: Name | None
+    cache: Name
     dtype: Literal["auto", "float32", "bfloat16", "float16"]
     device: Device
     device_map: Name | Mapping[str, int | str] | None
@@ -135,6 +137,7 @@ class _Reading(_Run):
     batch_size: BatchSize
     k: Count
     max_new_tokens: Count
+    matcher: Matcher
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,7 +162,6 @@ class Datagen(_Reading):
     shard_size: Count
     min_sentences: Count
     max_chars: Count
-    matcher: Matcher
     wikipedia: Wikipedia
 
 
@@ -232,6 +234,7 @@ class _Answering(_Reading):
     limit: Count | None
     prober: Name | None
     allow_overlap: bool
+    allow_other: bool
     max_retrievals: Natural
     answer_tokens: Natural
     draft: Natural
@@ -262,6 +265,7 @@ class Compare(_Answering):
     sweep: Natural
     probers: list[Name]
     token_prober: Name | None
+    entity_prober: Name | None
     classifier: Name | None
     examples: Natural
     resamples: Resamples

@@ -14,6 +14,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -88,6 +89,8 @@ def build_once(
             os.replace(partial, folder)
         return summary
     finally:
+        with suppress(OSError):
+            partial.rmdir()  # which only goes where nothing is in it
         lock.release()
 
 

@@ -96,7 +96,7 @@ CACHE = Path("runs/cache/corpus")
 #: Files up to this many bytes are read into memory.
 IN_MEMORY = 4 << 20
 
-_SCHEMA = 1
+_SCHEMA = 2
 # Of benchmarks/retrieval.py on one core. Per byte of text: seconds, bytes of the store. Bytes of memory:
 # at first, and per byte of text. How much larger texts are than their .gz.
 _SECONDS, _DISK, _MEMORY, _UNPACKED = 2.5e-8, 1.0, (6e7, 0.06), 3.2

@@ -11,11 +11,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..seeding import draw_key
 from ..types import Passage, UserError
+from .articles.detokenise import detokenise_sentences
 from .records import BadLine, check_object, open_text, what_is_wrong
 
 #: Longer texts (in characters) are taken as they are, with a remark: rarely what was meant.
 LONG = 1_000_000
+
+#: Words of a passage of whole sentences.
+WORDS = 100
 
 _FIELD = 1 << 26  # characters of one TSV field; more is a quote that is never closed
 _WORD = re.compile(r"\S+")
@@ -30,6 +35,7 @@ class BadLines:
         listed: the first of them, with file, number and reason.
         count: how many there were.
         long: passages beyond :data:`LONG`, which are kept.
+        repeated: articles without an id whose title was there before; they are left out.
     """
 
     path: Path
@@ -37,6 +43,7 @@ class BadLines:
     listed: list[str] = field(default_factory=list)
     count: int = 0
     long: int = 0
+    repeated: int = 0
 
     def add(self, line: int, reason: str) -> None:
         """Note a line.
@@ -55,6 +62,9 @@ class BadLines:
         """Say on stderr what was left out and what is unusual."""
         if self.count:
             print(f"skipped {self.count} malformed lines:", *self.listed, sep="\n  ", file=sys.stderr)
+        if self.repeated:
+            told = "left out, since an article of that title and without an id was there before"
+            print(f"{self.path}: {self.repeated} {told}", file=sys.stderr)
         if self.long:
             print(
                 f"{self.path}: {self.long} texts of over {LONG:,} characters stay one passage each; "
@@ -79,14 +89,16 @@ def read_passages(
 
     ``.tsv`` is DPR's psgs_w100 layout: tab-separated with the header ``id text title`` in any order,
     fields quoted as Python's csv module writes them, so that a field may hold line breaks. Everything
-    else is JSONL with ``id``, ``text`` and optionally ``title``. ``.gz`` is unpacked.
+    else is JSONL with ``id``, ``text`` and optionally ``title``, or articles: ``sentences`` in the place of
+    ``text``, and the title in that of an absent id. Articles are put into natural text and, without
+    ``words``, cut between sentences into passages of :data:`WORDS` words at most. Of articles without ids
+    that share a title the first is taken, as :mod:`.articles` does. ``.gz`` is unpacked.
 
     Args:
         path: the file.
         bad: where lines without a passage go.
         words: cut every text into disjoint pieces of this many words (the last may be shorter), as DPR
-            cuts Wikipedia into pieces of 100; they are called ``<id>#<number>``. Records may then be
-            articles: ``sentences`` in the place of ``text``, the title in the place of an absent id.
+            cuts Wikipedia into pieces of 100; they are called ``<id>#<number>``.
         progress: called with the bytes of the file read so far, now and then.
 
     Raises:
@@ -96,10 +108,14 @@ def read_passages(
         raise UserError(f"passage_words={words} leaves nothing: give 1 or more, or null for whole texts")
     tsv = path.name.removesuffix(".gz").endswith(".tsv")
     with open_text(path, "" if tsv else None) as file:
+        titles: set[int] = set()
         for count, (line, record) in enumerate((_tsv if tsv else _jsonl)(file.lines, bad)):
             if count % 1000 == 0:
                 progress(file.position())
             try:
+                if _is_known(record, titles):
+                    bad.repeated += 1
+                    continue
                 found = list(_pieces(record, words))
             except (ValueError, KeyError) as error:
                 bad.add(line, what_is_wrong(error))
@@ -160,19 +176,47 @@ def _pieces(record: Any, words: int | None) -> Iterator[Passage]:
     if not isinstance(title, str | None):
         raise ValueError(f"title must be a string, found {title!r:.100}")
     title = title or ""
-    if words is None:
-        if "text" not in record and "sentences" in record:
-            raise ValueError("this is an article; passage_words=100 cuts articles into passages of 100 words")
+    if words is None and "sentences" not in record:
         yield Passage(_id(record["id"]), title, _text(record["text"]))
         return
     name = _id(record["id"]) if "id" in record else title
     if not name:
         raise KeyError("id")
-    text = _text(" ".join(_strings(record["sentences"])) if "sentences" in record else record["text"])
+    sentences = detokenise_sentences(_strings(record["sentences"])) if "sentences" in record else []
+    text = _text(" ".join(sentences) if "sentences" in record else record["text"])
+    if words is None:
+        for number, piece in enumerate(_grouped(sentences)):
+            yield Passage(f"{name}#{number}", title, piece)
+        return
     spans = [match.span() for match in _WORD.finditer(text)]
     for number, start in enumerate(range(0, len(spans), words)):
         end = min(start + words, len(spans)) - 1
         yield Passage(f"{name}#{number}", title, text[spans[start][0] : spans[end][1]])
+
+
+def _grouped(sentences: Iterable[str]) -> Iterator[str]:
+    """Whole sentences together, up to :data:`WORDS` words; a longer sentence is alone."""
+    held: list[str] = []
+    size = 0
+    for sentence in filter(str.strip, sentences):
+        length = len(sentence.split())
+        if held and size + length > WORDS:
+            yield " ".join(held)
+            held, size = [], 0
+        held.append(sentence)
+        size += length
+    if held:
+        yield " ".join(held)
+
+
+def _is_known(record: Any, titles: set[int]) -> bool:
+    """Whether a record is an article without an id whose title's hash is among ``titles``; adds it."""
+    if not isinstance(record, dict) or "sentences" not in record or "id" in record:
+        return False
+    key = draw_key("id", 0, str(record.get("title")))
+    known = key in titles
+    titles.add(key)
+    return known
 
 
 def _id(value: Any) -> str:

@@ -61,8 +61,12 @@ class Seen:
         return next((split for split in SPLITS if marks & self.splits.get(split, frozenset())), "")
 
 
+#: Completions are asked about the articles that the labels of ``--source wiki`` come from.
+_SAME_GROUPS = {"completion": "wiki"}
+
+
 def _marks(dataset: str, group: str, question: str) -> Iterable[str]:
     if group:
-        yield digest(f"group\n{dataset}\n{group}")
+        yield digest(f"group\n{_SAME_GROUPS.get(dataset, dataset)}\n{group}")
     if text := normalize_answer(question):
         yield digest(f"question\n{text}")

@@ -286,7 +286,7 @@ def generate_batch(
     limit = max(request.limit for request in requests)
     width = max(len(request.prompt.ids) for request in requests)
     random = [np.random.default_rng(r.stream) for r in requests if r.stream is not None]
-    scores = torch.zeros(2, len(rows), limit, device=decoder.device)  # log-probabilities and entropies
+    scores = torch.zeros(4 if how.needs.top else 2, len(rows), limit, device=decoder.device)
     with CaptureSession(decoder.model, how.needs, len(rows), width, limit) as capture:
         batch = Batch(decoder, requests, use_cache=how.use_cache)
         capture.take(-1, batch.rows)
@@ -300,7 +300,7 @@ def generate_batch(
                 tokens = batch.logits.argmax(dim=-1)  # (b, q)
             else:
                 tokens = how.sampling.draw(batch.logits[:, -1], [random[i] for i in batch.active])[:, None]
-            found = torch.stack(token_scores(batch.logits, tokens))
+            found = token_scores(batch.logits, tokens, top=how.needs.top)
             right, looked_at, slots = 0, 1, []
             for slot, (number, its) in enumerate(zip(batch.active, tokens.tolist(), strict=True)):
                 row = rows[number]

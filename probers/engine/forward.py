@@ -61,18 +61,20 @@ class Decoder:
         return ids, mask, positions.clamp_min(0)
 
 
-def token_scores(logits: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-    """Log-probability of ``tokens`` and entropy of their distribution, nats, float32.
+def token_scores(logits: Tensor, tokens: Tensor, *, top: bool = False) -> Tensor:
+    """(2, ...) log-probability of ``tokens`` and entropy of their distribution, nats, float32.
 
     Args:
         logits: (..., vocabulary) raw logits; -inf excludes a token.
         tokens: (...).
+        top: also the distribution's two highest probabilities, (4, ...) together.
     """
     logprobs = logits.float().log_softmax(dim=-1)
     chosen = logprobs.gather(-1, tokens[..., None])[..., 0]
+    highest = logprobs.topk(2, dim=-1).values.exp().unbind(dim=-1) if top else ()
     # One product instead of a logarithm per token of the vocabulary; 0 * -inf would be NaN.
     entropies = -torch.linalg.vecdot(logprobs.exp(), logprobs.clamp_min_(torch.finfo(torch.float32).min))
-    return chosen, entropies
+    return torch.stack([chosen, entropies, *highest])
 
 
 def broken_logits(where: str) -> RunError:

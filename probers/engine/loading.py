@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 
+from ..checksums import sampled
 from ..types import UserError, first_line
-
-#: Bytes read at each of the places a weight file is sampled at, and how many places.
-_SAMPLE, _PLACES = 4096, 64
+from .gguf import origin
+from .precision import pick_dtype
 
 
 def pick_device(device: str) -> torch.device:
@@ -28,17 +28,6 @@ def pick_device(device: str) -> torch.device:
         raise UserError(f"device={device} is not a device: use auto, cpu, cuda or cuda:<n>") from error
     if chosen.type == "cuda" and (chosen.index or 0) >= torch.cuda.device_count():
         raise UserError(f"device={device} is not there: torch sees {torch.cuda.device_count()} CUDA devices")
-    return chosen
-
-
-def pick_dtype(dtype: str, device: torch.device) -> str | torch.dtype:
-    """The number format named; "auto" is the checkpoint's own, but float32 on a CPU."""
-    if dtype == "auto":
-        # Half precision is slower than single on most CPUs, and less exact.
-        return torch.float32 if device.type == "cpu" else "auto"
-    chosen = getattr(torch, dtype, None)
-    if not isinstance(chosen, torch.dtype) or not chosen.is_floating_point:
-        raise UserError(f"dtype={dtype} is not a number format: use auto, float32, bfloat16 or float16")
     return chosen
 
 
@@ -65,12 +54,11 @@ def load(
         UserError: there is no such device or number format, transformers finds or builds no causal
             language model there, its weights are pickled, or a package that it needs is missing.
     """
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
     if source.startswith(("/", "./", "../", "~")) and not Path(source).is_dir():
         raise UserError(f"model={source} is no folder on this machine: give a model's folder, or a hub id")
     device = pick_device(placement.device)
-    dtype = pick_dtype(placement.dtype, device)
     placed: dict[str, Any] = {}
     if placement.quantization is not None:
         placed["quantization_config"] = _quantization(placement.quantization)
@@ -79,6 +67,11 @@ def load(
         given = placement.device_map
         placed["device_map"] = {"": device} if given is None else given
     try:
+        # Quantized weights have their own number formats, and nothing is measured of these.
+        named = (
+            "float32" if placed and placement.dtype == "auto" and device.type == "cpu" else placement.dtype
+        )
+        dtype = pick_dtype(named, device, lambda: AutoConfig.from_pretrained(source, **options))
         tokenizer = AutoTokenizer.from_pretrained(source, **options)
         model: Any = AutoModelForCausalLM.from_pretrained(
             source, dtype=dtype, attn_implementation=attn, **options, **placed,
@@ -121,8 +114,10 @@ def fingerprint(source: str, model: Any) -> str:
     Of each weight file the hash takes the size, the header and samples throughout, so
     that another training run of the same shape has another fingerprint and a large
     model need not be read twice. Weights that are quantized are others: how is added.
-    "" when neither is there.
+    Those of a GGUF file have that file's. "" when neither is there.
     """
+    if (made_of := origin(source, model.config)) is not None:
+        return made_of
     quantized = getattr(model.config, "quantization_config", None)
     if quantized is None:
         return _weights(source, model)
@@ -135,17 +130,7 @@ def _weights(source: str, model: Any) -> str:
     folder = Path(source)
     if not folder.is_dir():
         return str(getattr(model.config, "_commit_hash", None) or "")
-    digest = hashlib.sha256()
-    config = folder / "config.json"
-    if config.is_file():
-        digest.update(json.dumps(json.loads(config.read_text("utf-8")), sort_keys=True).encode())
-    for path in sorted(
-        [*folder.glob("*.safetensors"), *folder.glob("*.bin"), *folder.glob("tokenizer.json")]
-    ):
-        size = path.stat().st_size
-        digest.update(f"{path.name}:{size}".encode())
-        with path.open("rb") as file:
-            for place in range(_PLACES):
-                file.seek(max(0, size - _SAMPLE) * place // (_PLACES - 1))
-                digest.update(file.read(_SAMPLE))
-    return digest.hexdigest()[:12]
+    file = folder / "config.json"
+    config = json.dumps(json.loads(file.read_text("utf-8")), sort_keys=True) if file.is_file() else ""
+    files = [*folder.glob("*.safetensors"), *folder.glob("*.bin"), *folder.glob("tokenizer.json")]
+    return sampled(sorted(files), about=config.encode())

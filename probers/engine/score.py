@@ -67,7 +67,7 @@ def score_batch(
     _refuse_broken(prompts, needs, scored, pool.finite)
     generations = []
     for row, (prompt, length) in enumerate(zip(prompts, lengths, strict=True)):
-        found = torch.stack(token_scores(logits[row, -length - 1 : -1], ids[row, -length:]))
+        found = token_scores(logits[row, -length - 1 : -1], ids[row, -length:], top=needs.top)
         broken = (~found.isfinite().all(dim=0)).nonzero()
         if len(broken):
             raise broken_logits(f"token {int(broken[0])} of the continuation of {prompt.name}")

@@ -186,12 +186,14 @@ class Prompt:
         """The generation of tokens ``ids`` (n,) after this prompt.
 
         Args:
-            scores: (2, n) their log-probabilities and entropies.
+            scores: (2, n) their log-probabilities and entropies, or (4, n) with the two highest
+                probabilities of their distributions.
         """
         text, offsets = token_offsets(tokenizer, ids, self.ids)
         return Generation(
             self.text, self.ids, self.offsets, tuple(ids), text, offsets,
             scores[0].copy(), scores[1].copy(), stop, needs, states, attention,
+            scores[2:].copy() if len(scores) > 2 else None,
         )  # fmt: skip
 
 

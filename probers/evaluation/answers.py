@@ -13,7 +13,11 @@ import re
 import string
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Literal, NamedTuple
+
+from ..entities import find_entities, head_entity
+from ..equivalence import EntityMatcher
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -25,7 +29,7 @@ _YES_OR_NO = frozenset({"strategyqa"})
 #: Whether an answer is right: ``(whole text, final answer, gold answers) -> bool``.
 Rule = Callable[[str, str, Sequence[str]], bool]
 #: What :func:`right_by` knows, in words.
-RULES = "em, acc, acc_substring or f1>=0.8 (any bound from 0 to 1)"
+RULES = "em, acc, acc_substring, match or f1>=0.8 (any bound from 0 to 1)"
 
 
 class F1(NamedTuple):
@@ -105,15 +109,27 @@ def right_by_em(text: str, answer: str, gold: Sequence[str]) -> bool:
     return exact_match(answer, gold) == 1.0
 
 
-def right_by(rule: str) -> Rule | None:
+def same_meaning(prediction: str, answers: Sequence[str], matcher: EntityMatcher) -> float:
+    """1.0 when the prediction is a mention of the same as one of the answers; what is undecided is not."""
+    if not prediction.strip():
+        return 0.0
+    found = (matcher.match(answer, prediction).verdict for answer in answers if answer.strip())
+    return float("equivalent" in found)
+
+
+def right_by(rule: str, matcher: EntityMatcher | None = None) -> Rule | None:
     """The rule of this name, None where there is none.
 
     Args:
         rule: "em"; "acc" or "acc_substring", a gold answer stands in the text at token boundaries or
-            anywhere; "f1>=x" with x from 0 to 1.
+            anywhere; "match", the final answer and a gold one mean the same; "f1>=x" with x from 0 to 1.
+        matcher: of "match"; None is one with its defaults.
     """
     if rule == "em":
         return right_by_em
+    if rule == "match":
+        means = matcher or EntityMatcher()
+        return lambda text, answer, gold: same_meaning(answer, gold, means) == 1.0
     if rule == "acc":
         return lambda text, answer, gold: accuracy_contains(text, gold) == 1.0
     if rule == "acc_substring":
@@ -128,13 +144,20 @@ def right_by(rule: str) -> Rule | None:
 def final_answer(text: str, cue: str, dataset: str = "") -> str:
     """The final answer to a question of a set: :func:`extract_answer`, and for StrategyQA yes or no.
 
+    Where no words announce the answer (``cue`` is ""), it is the entity at the head of the text.
     As DRAGIN's released code reads StrategyQA (Su et al., ACL 2024), an answer that begins with "yes"
     is yes, and any other is no. One that was not given stays "".
     """
-    answer = extract_answer(text, cue)
+    answer = extract_answer(text, cue) if cue else _at_head(text)
     if dataset not in _YES_OR_NO or not answer:
         return answer
     return "yes" if answer.lower().startswith("yes") else "no"
+
+
+def _at_head(text: str) -> str:
+    """The entity at the head of a text, by the rules that find the one of a label; "" without one."""
+    found = head_entity(text, partial(find_entities, fine=True))
+    return found.text if found is not None else ""
 
 
 def extract_answer(text: str, cue: str) -> str:

@@ -178,6 +178,7 @@ COLUMNS: dict[str, type] = {
     "question_type": str, "answer_kind": str, "knowledge": str,
     "n_tokens": int, "mean_entropy": float, "max_entropy": float, "min_prob": float,
     "mean_logprob": float, "rind_max": float,
+    "entropy_before": float, "logprob_before": float, "max_prob_before": float, "margin_before": float,
 }  # fmt: skip
 _REQUIRED = ("id", "group", "split", "correct")
 

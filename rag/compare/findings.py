@@ -15,6 +15,7 @@ from omegaconf import DictConfig
 from probers.checksums import sealed_lines
 from probers.commands.parts import build
 from probers.commands.runs import RunFolder
+from probers.equivalence import EntityMatcher
 from probers.evaluation.metrics import auroc, exact_match
 from probers.files import canonical_json, write_text
 from probers.types import Passage, Round
@@ -43,6 +44,7 @@ class Findings:
         corpus: where the passages come from.
         banks: the probers of the methods, by folder or hub id.
         notes: what a reader has to know about how it was run.
+        matcher: judged by whether answers mean the same as gold ones; None where that was not asked.
     """
 
     runs: Mapping[str, MethodRun]
@@ -52,6 +54,7 @@ class Findings:
     corpus: Sequence[Passage]
     banks: Mapping[str, ProbeBank]
     notes: Sequence[str]
+    matcher: EntityMatcher | None = None
 
 
 def write(folder: RunFolder, cfg: DictConfig, found: Findings, *, tuned: bool) -> None:
@@ -64,8 +67,9 @@ def write(folder: RunFolder, cfg: DictConfig, found: Findings, *, tuned: bool) -
         tuned: thresholds were chosen on questions of another split.
     """
     comparison = Comparison(
-        found.reference.questions, found.reference, wrong=cfg.wrong, resamples=cfg.resamples, seed=cfg.seed
-    )
+        found.reference.questions, found.reference, wrong=cfg.wrong, matcher=found.matcher,
+        resamples=cfg.resamples, seed=cfg.seed,
+    )  # fmt: skip
     results = _results(folder.config, found, comparison)
     data = _page(cfg, results, found, comparison.wrong)
     data["threshold_rule"] = (
@@ -97,6 +101,7 @@ def _results(config: Mapping[str, Any], found: Findings, comparison: Comparison)
         "filter": next((run.method.filter for run in runs.values() if run.method.filter), None),
         "n": len(found.reference.questions),
         "wrong": comparison.rule,
+        **({} if found.matcher is None else {"match_stages": list(found.matcher.active)}),
         "bootstrap": comparison.unit,
         "methods": {name: comparison.figures(run) for name, run in runs.items()},
         "pairs": comparison.pairs(runs),

@@ -6,15 +6,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from probers.commands.parts import build, plain
 from probers.commands.runs import newest_classifier, newest_prober
+from probers.equivalence import EntityMatcher
 from probers.types import Passage, Retriever, UserError
 
-from ..build import named_part, with_bank
+from ..build import for_other, named_part, with_bank
 from ..loop import RAG
 from ..queries.base import QueryFormulator
 from ..triggers.base import Trigger, as_trigger, filter_of
@@ -25,6 +26,8 @@ from .outcomes import Outcomes
 TRAINED = {
     "token_prober": "make a prober of single tokens with 'probers-datagen --source wiki pool=tokens' and "
     "'probers-train head=radio'",
+    "entity_prober": "make a prober of entities before they are written with 'probers-datagen --source wiki "
+    "pool=predicting' and 'probers-train layer=all'",
     "classifier": "make a classifier of questions with 'probers-datagen --source cot' and 'probers-train "
     "head=adaptive'",
 }
@@ -62,7 +65,8 @@ class Method:
 
         They are where the trigger has a threshold to compare them with, and no calibration of its own.
         """
-        return self.trigger.options.get("threshold") is not None and self.trigger.probability is None
+        compared = self.tunable or self.trigger.options.get("threshold") is not None
+        return compared and self.trigger.probability is None
 
     @property
     def filter(self) -> str | None:
@@ -83,6 +87,11 @@ class Method:
     def with_options(self, **options: Any) -> Method:
         """The same method with some options of its trigger changed."""
         return replace(self, trigger=replace(self.trigger, **options))  # type: ignore[type-var]
+
+    def judged_by(self, matcher: EntityMatcher | None) -> Method:
+        """The same method; a trigger that judges answers by their meaning does so by this matcher."""
+        asks = self.trigger.options.get("matcher", self) is None
+        return self.with_options(matcher=matcher) if asks and matcher is not None else self
 
     def loop(self, rag: RAG) -> RAG:
         """The loop with its trigger, query and, where it has its own, retriever."""
@@ -125,7 +134,9 @@ def build_methods(
         if names.count(name) > 1:
             raise UserError(f"triggers names {name} twice: once is enough")
     banks = probers or {"": bank}
-    methods = [method for name in names for method in _build(name, cfg.methods[name], banks)]
+    methods = [
+        method for name in names for method in _build(name, cfg.methods[name], banks, other=cfg.allow_other)
+    ]
     built = [method.name for method in methods]
     if probers and built == names:
         raise UserError(f"probers are given, and none of triggers=[{','.join(names)}] reads one: add probing")
@@ -147,7 +158,9 @@ def build_methods(
     return found
 
 
-def _build(name: str, node: DictConfig, banks: Mapping[str, Callable[[], Any]]) -> list[Method]:
+def _build(
+    name: str, node: DictConfig, banks: Mapping[str, Callable[[], Any]], *, other: bool
+) -> list[Method]:
     """A method, or one with each of the probers if it reads one and they have names (``""`` is none)."""
     entry = OmegaConf.to_container(node, resolve=True)
     if not isinstance(entry, Mapping) or not {"trigger", "query"} <= set(entry) <= set(_KEYS):
@@ -160,11 +173,12 @@ def _build(name: str, node: DictConfig, banks: Mapping[str, Callable[[], Any]]) 
     options = entry.get("trigger_options") or {}
     asked = named_part("trigger", entry["trigger"], options)
     query = build(named_part("query", entry["query"], entry.get("query_options") or {}))
+    named = for_other(asked.get("bank")) if other else {}
     given = {prober: with_bank(asked, bank) for prober, bank in banks.items()}
     found = []
     for prober, parts in given.items() if any(given.values()) else [("", {})]:
         try:
-            trigger = as_trigger(build(asked, **parts))
+            trigger = as_trigger(build(asked, **(parts | named)))
         except UserError as error:
             if not prober:
                 raise
@@ -253,12 +267,18 @@ def complete(cfg: DictConfig) -> list[str]:
     names = [str(n) for n in cfg.triggers]
     keys = {name: cfg.methods[name].get("if_given") for name in names if name in cfg.methods}
     if cfg.token_prober is None and "token_prober" in keys.values():
-        cfg.token_prober = _token_prober(cfg)
+        cfg.token_prober = _prober_of(cfg, "tokens")
+    if cfg.entity_prober is None and "entity_prober" in keys.values():
+        cfg.entity_prober = _prober_of(cfg, "entities")
     if cfg.classifier is None and "classifier" in keys.values():
         found = newest_classifier(model=cfg.model.name)
         cfg.classifier = None if found is None else str(found)
     missing = {name: str(key) for name, key in keys.items() if key and cfg[key] is None}
-    notes = [f"{name} is left out: {TRAINED[key]}, or pass {key}=PATH." for name, key in missing.items()]
+    notes = []
+    for key in dict.fromkeys(missing.values()):
+        lacking = [name for name in missing if missing[name] == key]
+        are = f"{' and '.join(lacking)} {'is' if len(lacking) == 1 else 'are'} left out"
+        notes.append(f"{are}: {TRAINED[key]}, or pass {key}=PATH.")
     if missing and len(missing) == len(names):
         raise UserError(" ".join(notes).rstrip("."))
     cfg.triggers = [name for name in names if name not in missing]
@@ -277,11 +297,12 @@ def parts_of(cfg: DictConfig) -> list[str]:
     return [part for part in named if isinstance(part, str)]
 
 
-def _token_prober(cfg: DictConfig) -> str | None:
-    """The prober of single tokens: ``cfg.prober`` if it is one, else the newest of this model."""
+def _prober_of(cfg: DictConfig, kind: Literal["tokens", "entities"]) -> str | None:
+    """The prober of tokens or of entities: ``cfg.prober`` if it is one, else the newest of this model."""
     from probers.bank.bank import ProbeBank
 
-    if cfg.prober is not None and ProbeBank.from_pretrained(str(cfg.prober)).spec.pool == "tokens":
+    pool = "tokens" if kind == "tokens" else "predicting"
+    if cfg.prober is not None and ProbeBank.from_pretrained(str(cfg.prober)).spec.pool == pool:
         return str(cfg.prober)
-    found = newest_prober("tokens", model=cfg.model.name)
+    found = newest_prober(kind, model=cfg.model.name)
     return None if found is None else str(found)

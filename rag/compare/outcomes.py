@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from probers.equivalence import EntityMatcher
 from probers.evaluation.answers import (
     RULES,
     accuracy_contains,
@@ -29,6 +30,8 @@ from ..traces import Answer
 #: as DRAGIN's released code counts them. ``acc`` asks for whole words, ``acc_substring`` for characters,
 #: as the released code of Probing-RAG does.
 OUTCOMES = ("em", "f1", "precision", "recall", "precision_max", "recall_max", "acc", "acc_substring")
+#: Whether the answer means the same as a gold one, where a matcher judges that.
+MATCH = "match"
 #: Those of which two methods' difference is taken.
 _COMPARED = ("em", "f1", "acc", "acc_substring")
 #: Counters averaged over all questions. ``alarms`` are RaDIO's Hc, ``kept_tokens`` those of the final text.
@@ -73,13 +76,15 @@ class Outcomes:
         columns = np.array(rows, dtype=float).reshape(-1, len(OUTCOMES)).T
         return dict(zip(OUTCOMES, columns, strict=True))
 
-    def right(self, rule: str) -> np.ndarray:
+    def right(self, rule: str, matcher: EntityMatcher | None = None) -> np.ndarray:
         """Whether the answers to the questions with gold answers are right by a rule, 0 or 1.
+
+        Arguments as of :func:`probers.evaluation.answers.right_by`.
 
         Raises:
             UserError: no such rule.
         """
-        if (right := right_by(rule)) is None:
+        if (right := right_by(rule, matcher)) is None:
             raise UserError(f"wrong={rule} is no figure to judge answers by: choose {RULES}")
         pairs = [(self.answers[i], self.questions[i].answers) for i in self.scored]
         return np.array([right(answer.text, answer.answer, gold) for answer, gold in pairs], dtype=float)
@@ -119,6 +124,7 @@ class Comparison:
             None leaves out what depends on it.
         wrong: by which figure an answer counts as wrong, for triggers and consistency
             (:func:`probers.evaluation.answers.right_by`).
+        matcher: judges the figure ``match``, whether answer and gold mean the same; None leaves it out.
         resamples: of the bootstrap, by groups of questions.
         seed: of the bootstrap.
     """
@@ -129,12 +135,13 @@ class Comparison:
         reference: Outcomes | None,
         *,
         wrong: str = "em",
+        matcher: EntityMatcher | None = None,
         resamples: int = 1000,
         seed: int = 0,
     ) -> None:
         groups = [q.group or q.id for q in questions]
         answered = [g for g, q in zip(groups, questions, strict=True) if q.answers]
-        self.rule = wrong
+        self.rule, self._matcher = wrong, matcher
         self.unit = {
             "unit": "question" if len(set(groups)) == len(groups) else "group",
             "units": len(set(groups)),
@@ -142,7 +149,7 @@ class Comparison:
         }
         self._all = Bootstrap(np.array(groups), resamples=resamples, seed=seed)
         self._scored = Bootstrap(np.array(answered), resamples=resamples, seed=seed) if answered else None
-        self.right = None if reference is None or not answered else reference.right(wrong)
+        self.right = None if reference is None or not answered else reference.right(wrong, matcher)
 
     @property
     def wrong(self) -> np.ndarray | None:
@@ -153,14 +160,16 @@ class Comparison:
         """One method's entry in results.json; what does not apply is null."""
         found = {name: self._all.interval(run.cost(name)) for name in COSTS}
         if self._scored is not None:
-            found |= {name: self._scored.interval(run.table[name]) for name in OUTCOMES}
+            found |= {name: self._scored.interval(values) for name, values in self._table(run).items()}
             if self.right is not None:
-                right = run.right(self.rule)
+                right = run.right(self.rule, self._matcher)
                 found["consistency"] = self._scored.interval(right, partial(_share_of, self.right))
                 found["agreement"] = self._scored.interval((right == self.right).astype(float))
                 found |= self._trigger(run, self._scored)
         retrievals = run.cost("retrievals")
-        entry: dict[str, Any] = {name: _value(found.get(name)) for name in (*OUTCOMES, *COSTS, *_AGAINST)}
+        meaning = () if self._matcher is None else (MATCH,)
+        named = (*OUTCOMES, *meaning, *COSTS, *_AGAINST)
+        entry: dict[str, Any] = {name: _value(found.get(name)) for name in named}
         entry["retrieval_share"] = {
             "none": float((retrievals == 0).mean()),
             "single": float((retrievals == 1).mean()),
@@ -169,6 +178,11 @@ class Comparison:
         entry["trigger"] = {name: _value(found.get(f"trigger.{name}")) for name in _TRIGGER}
         entry["ci95"] = {name: i.limits for name, i in found.items() if i.limits is not None}
         return entry
+
+    def _table(self, run: Outcomes) -> dict[str, np.ndarray]:
+        """The figures of a run's answers, with ``match`` where that is judged."""
+        judged = {} if self._matcher is None else {MATCH: run.right(MATCH, self._matcher)}
+        return {**run.table, **judged}
 
     def _trigger(self, run: Outcomes, bootstrap: Bootstrap) -> dict[str, Interval]:
         """How well the scores tell wrong closed-book answers from right ones."""
@@ -205,7 +219,8 @@ class Comparison:
         """The figures that methods are compared in, with their resamples."""
         found = {"retrievals": self._all.sample(run.cost("retrievals"))}
         if self._scored is not None:
-            found |= {name: self._scored.sample(run.table[name]) for name in _COMPARED}
+            table = self._table(run)
+            found |= {name: self._scored.sample(table[name]) for name in (*_COMPARED, MATCH) if name in table}
             if self.wrong is not None and run.scores is not None:
                 scores = run.scores[run.scored]
                 found["trigger.auroc"] = self._scored.sample(scores, partial(auroc, self.wrong))
@@ -261,7 +276,8 @@ def table_lines(
     """
     beside = {"acc_substring": "acc", "kept_tokens": "tokens"}  # shown where they are not the same
     columns = [
-        ("EM", "em", 3), ("F1", "f1", 3), ("ACC", "acc", 3), ("ACC chars", "acc_substring", 3),
+        ("EM", "em", 3), ("F1", "f1", 3), ("match", MATCH, 3), ("ACC", "acc", 3),
+        ("ACC chars", "acc_substring", 3),
         ("retrievals", "retrievals", 2), ("generations", "generations", 2), ("tokens", "tokens", 1),
         ("kept", "kept_tokens", 1), ("s/question", "seconds", 3), ("consistency", "consistency", 3),
         ("agreement", "agreement", 3), ("AUROC", "trigger.auroc", 3),
@@ -269,6 +285,7 @@ def table_lines(
     columns = [
         column
         for column in columns
+        if column[1] != MATCH or any(MATCH in e for e in methods.values())
         if column[1] not in beside or any(e[column[1]] != e[beside[column[1]]] for e in methods.values())
     ]
     width = max([len(name) for name in methods] + [6])
@@ -279,7 +296,7 @@ def table_lines(
         ci = entry["ci95"].get("em")
         cells = [f"{f'{ci[0]:.3f}-{ci[1]:.3f}' if ci else '-':>13}"]
         for title, key, digits in columns:
-            value = entry["trigger"]["auroc"] if key == "trigger.auroc" else entry[key]
+            value = entry["trigger"]["auroc"] if key == "trigger.auroc" else entry.get(key)
             cells.append(f"{'-' if value is None else f'{value:.{digits}f}':>{max(6, len(title))}}")
         if at_random:
             cells.append(f"{_compared(at_random.get(name)):>23}")

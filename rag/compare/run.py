@@ -10,7 +10,15 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from probers.commands.parts import build, inputs, load_model, load_passages, prompt_files, record_of
+from probers.commands.parts import (
+    build,
+    inputs,
+    load_matcher,
+    load_model,
+    load_passages,
+    prompt_files,
+    record_of,
+)
 from probers.commands.runs import RunFolder
 from probers.data.questions import EmptySplitError, QuestionSet, QuestionSource, open_questions
 from probers.evaluation.answers import RULES, Rule, right_by
@@ -37,11 +45,12 @@ def run(cfg: DictConfig) -> Path:
     from probers.bank.bank import ProbeBank
 
     banks: dict[str, ProbeBank] = {}
-    right = right_by(cfg.wrong)
+    asked = build(cfg.questions)
+    matcher = load_matcher(cfg) if asked.mentions or cfg.wrong == "match" else None
+    right = right_by(cfg.wrong, matcher)
     if right is None:
         raise UserError(f"wrong={cfg.wrong} is no figure to judge answers by: choose {RULES}")
-    asked = build(cfg.questions)
-    notes = complete(cfg)
+    notes = complete(cfg) + ([] if matcher is None else [f"Of match: {matcher.told()}."])
     vary(cfg)
     probers = named(cfg.probers)
     if probers and cfg.prober is not None:
@@ -50,10 +59,11 @@ def run(cfg: DictConfig) -> Path:
     @cache
     def bank(path: str | None = None) -> ProbeBank:
         path = path or find_prober(cfg)
-        banks[path] = ProbeBank.from_pretrained(path)
+        banks[path] = ProbeBank.from_pretrained(path, allow_other=cfg.allow_other)
         return banks[path]
 
-    methods = build_methods(cfg, bank, {name: partial(bank, path) for name, path in probers.items()})
+    built = build_methods(cfg, bank, {name: partial(bank, path) for name, path in probers.items()})
+    methods = [method.judged_by(matcher) for method in built]
     check_one_model(banks)
     read = list(dict.fromkeys([*banks, *parts_of(cfg)]))
     contamination = Contamination.of(read, allowed=cfg.allow_overlap)
@@ -86,7 +96,7 @@ def run(cfg: DictConfig) -> Path:
         flush=True,
     )
     rag = SharedRAG(
-        load_model(cfg),
+        load_model(cfg, folder),
         build(cfg.retriever, corpus),
         Never(),
         **loop_options(cfg),
@@ -115,7 +125,7 @@ def run(cfg: DictConfig) -> Path:
     replay = folder.path / "replay"
     trajectories = record_all(rag, runs.values(), replay)
     reruns = rerun_all(rag, runs.values(), reference, trajectories, replay, points=cfg.sweep)
-    findings = Findings(runs, reference, trajectories, reruns, corpus, banks, notes)
+    findings = Findings(runs, reference, trajectories, reruns, corpus, banks, notes, matcher)
     rag.cache.remove()
     write(folder, cfg, findings, tuned=bool(tuned))
     return folder.path

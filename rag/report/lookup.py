@@ -25,6 +25,7 @@ LEVEL = 0.05
 _RULES = {
     "em": "exact match",
     "acc": "ACC (a gold answer's words stand in the text)",
+    "match": "match (the answer means the same as a gold answer)",
     "acc_substring": "ACC of characters (a gold answer stands anywhere in the text)",
 }
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from .adaptive import Adaptive
 from .always import Always
 from .base import LookAhead, State, Trigger
+from .before_entity import BeforeEntity, EntitySignal
 from .entropy import Entropy
 from .fixed_length import FixedLength
 from .fixed_sentence import FixedSentence
@@ -21,6 +22,6 @@ from .random import Random
 from .rind import Rind
 
 __all__ = [
-    "Adaptive", "Always", "Entropy", "FixedLength", "FixedSentence", "Flare", "LlmJudge", "LookAhead",
-    "Never", "Oracle", "Probing", "Radio", "Random", "Rind", "State", "Trigger",
+    "Adaptive", "Always", "BeforeEntity", "EntitySignal", "Entropy", "FixedLength", "FixedSentence", "Flare",
+    "LlmJudge", "LookAhead", "Never", "Oracle", "Probing", "Radio", "Random", "Rind", "State", "Trigger",
 ]  # fmt: skip

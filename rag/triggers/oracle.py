@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from probers.equivalence import EntityMatcher
 from probers.evaluation.answers import RULES, right_by
 from probers.types import Decision, Generation, RunError, UserError
 
@@ -21,6 +22,7 @@ class Oracle(Trigger):
         again: also when the answer after a retrieval is wrong, up to the limit of the
             loop; otherwise at most once, for the closed-book answer.
         wrong: by which figure an answer is (:func:`probers.evaluation.answers.right_by`).
+        matcher: of wrong=match; None is one with its defaults.
 
     Raises:
         UserError: no such figure.
@@ -28,6 +30,7 @@ class Oracle(Trigger):
 
     again: bool = False
     wrong: str = "em"
+    matcher: EntityMatcher | None = None
 
     judges_answer = True
 
@@ -39,7 +42,7 @@ class Oracle(Trigger):
         if state.answer is None or not state.question.answers:
             raise RunError("trigger=oracle was asked without an answer to judge, or without gold answers")
         judged = self.again or state.retrievals == 0
-        right = right_by(self.wrong)
+        right = right_by(self.wrong, self.matcher)
         assert right is not None
         wrong = judged and not right(state.completed(generation), state.answer, state.question.answers)
         return verdict(float(wrong), 0.5)

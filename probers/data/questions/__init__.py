@@ -39,6 +39,7 @@ DATASETS = {
     "musique": "musique:MuSiQue",
     "strategyqa": "strategyqa:StrategyQA",
     "iirc": "iirc:IIRC",
+    "completion": "completion:Completion",
     "file": "jsonl:JSONL",
 }
 
@@ -135,6 +136,7 @@ def open_questions(
     else:
         _check_options(type(source), source.name, options)
         opened = replace(source, **options)
+    opened = opened.seeded(seed)
     reading = _Reading(opened, on_bad_line)
     draw = draw_whole if opened.whole else draw_stream
     drawn = draw(reading, limit=limit, split=split, seed=seed, deal_splits=deal_splits, unfit=unfit)

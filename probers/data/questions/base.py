@@ -59,6 +59,8 @@ class QuestionSource:
     extra_files: ClassVar[tuple[str, ...]] = ()
     #: Small enough to be held whole: splits have exact shares, and a repeated id is a mistake.
     whole: ClassVar[bool] = False
+    #: Its answers are mentions of entities, which are also judged by whether they mean the same.
+    mentions: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         remote = {f.name for f in fields(QuestionSource)} - {"path"}
@@ -90,6 +92,10 @@ class QuestionSource:
     def files(self) -> tuple[str, ...]:
         """The files it reads."""
         return tuple(str(v) for n in ("path", *self.extra_files) if (v := getattr(self, n)) is not None)
+
+    def seeded(self, seed: int) -> QuestionSource:
+        """The source as a run of this seed reads it: itself where nothing is drawn while it is read."""
+        return self
 
     def rows(self) -> Iterator[Row]:
         """Its records, in order.

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from probers.text import load_vectors
-from probers.types import UserError
-
+from ..text import load_vectors
+from ..types import UserError
 from .dates import compare_times, read_time
 from .names import acronym_of, common_aliases, load_aliases, normalise, same_string
 from .numbers import Relation, compare_numbers, read_number

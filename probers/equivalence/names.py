@@ -9,9 +9,8 @@ from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
 
-from probers.files import check_file
-from probers.types import UserError
-
+from ..files import check_file
+from ..types import UserError
 from .numbers import CARDINALS, ORDINALS, roman
 
 #: Common given names: a middle name may be missing only after one of these, or after an initial.

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from probers.data.records import BadLine
-from probers.data.splits import limited
-from probers.testbed.assets import load_articles
-from probers.types import UserError
-
+from ...testbed.assets import load_articles
+from ...types import UserError
+from ..records import BadLine
+from ..splits import limited
 from .base import ArticleSource, Problems, Progress, Rules
 
 __all__ = ["ArticleSource", "Problems", "Progress", "open_articles"]

@@ -10,8 +10,7 @@ from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from probers.text import is_stop_word, split_sentences
-
+from ..text import is_stop_word, split_sentences
 from .base import Cover, Span
 
 #: Lower-case particles of personal and foreign names.

@@ -13,7 +13,7 @@ from typing import Any
 
 import httpx
 
-from probers.deadline import Deadline
+from ...deadline import Deadline
 
 #: Statuses, and MediaWiki's error codes, after which the same request may succeed.
 AGAIN = frozenset({408, 429, 500, 502, 503, 504})

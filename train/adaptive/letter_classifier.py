@@ -8,6 +8,7 @@ as the paper says; the code trains anew for each of several numbers of epochs an
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,9 +22,9 @@ from probers.bank.question_classifier import STRATEGIES, LetterClassifier
 from probers.options import Count, Name, NotNegative, Positive
 from probers.types import RunError
 
-from .module import FitSettings
+from ..module import FitSettings
+from ..trainer import LARGE, one_thread, quiet
 from .strategies import Bias, Labelled
-from .trainer import quiet
 
 _IGNORED = -100  # what the loss of transformers leaves out
 
@@ -60,7 +61,8 @@ class Letters:
         hardware = FitSettings(device=device).hardware()
         classifier = LetterClassifier(self.model, max_tokens=self.max_tokens, option="head.model")
         train, validation = labelled["train"], labelled.get("validation")
-        with torch.random.fork_rng(), quiet():
+        small = sum(p.numel() for p in classifier.model.parameters()) < LARGE
+        with torch.random.fork_rng(), quiet(), one_thread() if small else nullcontext():
             torch.manual_seed(seed)
             order = torch.Generator().manual_seed(seed)
             rows: Any = _rows(train)

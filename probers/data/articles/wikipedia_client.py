@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import probers
-from probers.checksums import seal, unsealed
-from probers.files import digest, write_bytes
-from probers.types import UserError, first_line
 
+from ...checksums import seal, unsealed
+from ...files import digest, write_bytes
+from ...types import UserError, first_line
 from .wikipedia_transport import FetchError, PoliteTransport
 
 if TYPE_CHECKING:

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from probers.data.records import LeftOut
-from probers.text import split_sentences
-from probers.types import Article, RunError, UserError
+from ...text import split_sentences
+from ...types import Article, RunError, UserError
+from ..records import LeftOut
 
 _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x84\x86-\x9f\ufeff\ufffe\uffff\ud800-\udfff]+")
 _BREAK = re.compile("\r\n?|[\x85\u2028\u2029]")

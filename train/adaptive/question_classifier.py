@@ -23,13 +23,16 @@ from probers.options import Count, Positive
 from probers.pages import public_model, public_path, render
 from probers.types import UserError
 
-from .controls import SHUFFLED
-from .evaluate import as_figures
+from ..controls import SHUFFLED
+from ..evaluate import as_figures
+from ..tables import bounded, number
 from .strategies import HOW, Answers, Bias, Labelled, joined, label, read, seen
-from .tables import bounded, number
 
 #: The heads that are classifiers of questions: of words, and a T5 that writes letters.
-TARGETS = ("probers.train.question_classifier.Words", "probers.train.letter_classifier.Letters")
+TARGETS = (
+    "probers.train.adaptive.question_classifier.Words",
+    "probers.train.adaptive.letter_classifier.Letters",
+)
 _USED = ("data", "out", "suffix", "head", "resamples", "seed", "overwrite", "wait", "checksums")
 
 #: What the figures are of.
@@ -252,7 +255,7 @@ def _told(labels: Mapping[str, Any]) -> str:
 def write_card(figures: Mapping[str, Any], *, model: str, data: Sequence[Path], out: Path) -> str:
     """The text of ``README.md``."""
     return render(
-        "probers.train/question_classifier.md.j2",
+        "probers.train.adaptive/question_classifier.md.j2",
         figures=figures, model=public_model(model), data=[public_path(path, "DATA") for path in data],
         out=public_path(out, "CLASSIFIER"), notes=_notes(figures), bounded=bounded,
         tried="multi" in figures["labels"]["tried"],

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from probers.text import is_stop_word
+from ..text import is_stop_word
 
 EntityType = Literal["name", "date", "year", "number", "work", "organisation", "place"]
 
@@ -23,6 +23,10 @@ class Entity:
     end: int
     text: str
     type: EntityType
+
+
+#: Finds the entities of a text, from left to right.
+Recognise = Callable[[str], list[Entity]]
 
 
 class Cover:

@@ -10,10 +10,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from probers.data.splits import Splits
-from probers.files import check_file
-from probers.types import Article, RunError, UserError
-
+from ...files import check_file
+from ...types import Article, RunError, UserError
+from ..splits import Splits
 from .base import ArticleSource, Problems, Progress, Rules, UnusableError, clean, prose
 from .wikipedia_client import Client, WikipediaOptions
 from .wikipedia_transport import FetchError

@@ -10,11 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from probers.checksums import sealed, take, unsealed
-from probers.files import write_text
-from probers.text import split_sentences
-from probers.types import Article, UserError, first_line
-
+from ..checksums import sealed, take, unsealed
+from ..files import write_text
+from ..text import split_sentences
+from ..types import Article, UserError, first_line
 from .names import normalise
 
 

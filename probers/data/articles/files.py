@@ -15,12 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from probers.data.records import BadLine, check_object, open_stream, read_lines, what_is_wrong
-from probers.data.splits import Splits
-from probers.options import shown
-from probers.seeding import draw_key
-from probers.types import Article, UserError, first_line
-
+from ...options import shown
+from ...seeding import draw_key
+from ...types import Article, UserError, first_line
+from ..records import BadLine, check_object, open_stream, read_lines, what_is_wrong
+from ..splits import Splits
 from .base import ArticleSource, Problems, Progress, Rules, UnusableError, clean, prose
 
 #: With a limit, articles of the Hub are drawn out of a window of this many rows that moves over the stream.

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from ..entities import MONTHS
+from ...entities import MONTHS
 
 _BRACKET = re.compile(r"(?<=[\w)])([(\[]) (?=\S)|^([(\[]) (?=\S)")
 _QUOTED = re.compile(r"(?<=[\w)])\(\" (?=\S)")

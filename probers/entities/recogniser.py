@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-from probers.types import UserError
-
+from ..types import UserError
 from .base import Cover, Entity, EntityType, Span, find_works, kind_of, kind_of_quoted
 from .names import find_names
 from .values import find_dates, find_numbers

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from ..entities import MONTHS
+from probers.entities import MONTHS
+
 from .numbers import CARDINALS, DECADES, LONGEST_VALUE, ORDINALS, Relation, read_cardinal
 
 _MONTH = {name.lower(): index for index, name in enumerate(MONTHS, 1)}

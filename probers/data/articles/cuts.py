@@ -8,16 +8,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import chain
 
-from probers.text import split_sentences
-from probers.types import Article, UserError
-
-from ..articles import ArticleSource
-from ..articles.detokenise import detokenise_sentences
-from ..entities import Entity
-from ..equivalence import normalise
-
-#: Finds the entities of a text, from left to right.
-Recognise = Callable[[str], list[Entity]]
+from ...entities import Entity, Recognise
+from ...equivalence import normalise
+from ...text import split_sentences
+from ...types import Article, UserError
+from .base import ArticleSource
+from .detokenise import detokenise_sentences
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +44,20 @@ class Cut:
 
 
 def cut_article(
-    article: Article, recognise: Recognise, *, per_article: int, within: int | None, seed: int
+    article: Article,
+    recognise: Recognise,
+    *,
+    per_article: int,
+    within: int | None,
+    seed: int,
+    wanted: Callable[[str, Entity], bool] = lambda text, entity: True,
 ) -> list[Cut]:
     """The seeded choice of at most ``per_article`` entities to cut before, from left to right.
 
     Args:
         article: in natural text.
         within: only in this many sentences from the beginning; None takes all.
+        wanted: of an entity in the article's text, whether it may be chosen.
     """
     text = " ".join(article.sentences)
     sentences = split_sentences(text)[:within]
@@ -66,7 +69,10 @@ def cut_article(
     usable = [
         e
         for e in recognise(text)
-        if e.start not in starts and f" {normalise(e.text)} " not in title and text[: e.start].strip()
+        if e.start not in starts
+        and f" {normalise(e.text)} " not in title
+        and text[: e.start].strip()
+        and wanted(text, e)
     ]
     rng = random.Random(f"cuts:{seed}:{article.id}")
     chosen = sorted(rng.sample(usable, min(per_article, len(usable))), key=lambda e: e.start)

@@ -1,0 +1,155 @@
+"""Completions: real articles cut right before an entity, which is the answer.
+
+A question is the text before the entity as it stands, and the model goes on with it. What it writes
+at the head is right where it means the same as the article's entity. Articles are read, cut and
+dealt to splits as ``probers-datagen --source wiki`` does it; an article that it does not use, or
+that has nothing to ask for, gives no question.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+from ...entities import Entity, EntityType, Recogniser
+from ...equivalence import normalise
+from ...options import Count, Natural, Seed
+from ...types import Question, UserError
+from ..articles import open_articles
+from ..articles.cuts import Cut, cut_article, natural
+from ..records import Row
+from .base import QuestionSource
+
+#: Where a text could as well go on with something else: in a list, or within two words of a sentence's start.
+_OPEN = re.compile(r"""(?:[,;:/&]|\b(?:and|or|nor))\s*["“]?\s*$|[.!?]["”)]*\s+\S+(?:\s+\S+)?$""")
+#: Characters before an entity in which that is looked for.
+_NEAR = 60
+#: Questions of the articles read last that are kept, since a comparison reads them for each split.
+_MOST = 100_000
+_LAST: dict[Any, list[Question]] = {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Completion(QuestionSource):
+    """Beginnings of articles up to an entity that they have not named before.
+
+    Attributes:
+        articles: what ``probers-datagen articles=..`` reads, but for a live Wikipedia.
+        max_articles: so many articles, drawn by seed; None takes all.
+        per_article: entities cut before per article at most, drawn by seed.
+        kinds: types of entities; None takes all.
+        words: of the text before the entity, the last so many are the question.
+        min_words: with fewer before it in the article, an entity is not asked for.
+        seed: draws articles and entities, and deals articles to splits; None is the run's.
+    """
+
+    articles: str | None = None
+    max_articles: Count | None = None
+    per_article: Count = 1
+    kinds: tuple[EntityType, ...] | None = None
+    words: Count = 60
+    min_words: Natural = 8
+    seed: Seed | None = None
+
+    name: ClassVar[str] = "completion"
+    mentions: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.kinds is not None:
+            object.__setattr__(self, "kinds", tuple(self.kinds))
+        if self.path is not None or self.hub is not None:
+            raise UserError(
+                "questions=completion is made from articles: give them as questions.articles=FILE"
+            )
+        if self.articles == "wikipedia":
+            raise UserError(
+                "questions.articles=wikipedia is another set tomorrow: give a file or hf:<dataset id>"
+            )
+
+    @property
+    def spec(self) -> str:
+        return f"questions=completion questions.articles={self.articles}"
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        return () if self._stamp is None else (str(self.articles),)
+
+    def seeded(self, seed: int) -> Completion:
+        return self if self.seed is not None else replace(self, seed=seed)
+
+    def rows(self) -> Iterator[Row]:
+        if self.articles is None:
+            raise UserError("questions=completion needs articles: give questions.articles=FILE")
+        key = (self, self._stamp)
+        if key in _LAST:
+            yield from (Row(question.id, question) for question in _LAST[key])
+            return
+        made: list[Question] = []
+        for row in self._rows(self.articles):
+            if isinstance(row.record, Question) and len(made) <= _MOST:
+                made.append(row.record)
+            yield row
+        _LAST.clear()
+        if len(made) <= _MOST:
+            _LAST[key] = made
+
+    def _rows(self, articles: str) -> Iterator[Row]:
+        seed, recognise = self.seed or 0, Recogniser("rules", fine=True, quiet=True)
+        source = open_articles(articles, limit=self.max_articles, seed=seed, on_bad_line="skip")
+        for where, reason in source.problems:
+            if reason.startswith("malformed"):
+                yield Row(where, None, reason.partition(": ")[2])
+        for article in source:
+            cuts = cut_article(
+                natural(article), recognise, per_article=self.per_article, within=None, seed=seed,
+                wanted=self._wanted,
+            )  # fmt: skip
+            yield from (Row(cut.id, self._asked(cut)) for cut in cuts)
+
+    def question(self, record: Any) -> Question:
+        assert isinstance(record, Question)
+        return record
+
+    def layout_of(self, record: Any) -> str:
+        return self.name
+
+    @property
+    def _stamp(self) -> tuple[int, int] | None:
+        """Which state of the file it is; None without a file."""
+        path = Path(self.articles or "")
+        if not path.is_file():
+            return None
+        stat = path.stat()
+        return stat.st_size, stat.st_mtime_ns
+
+    def _wanted(self, text: str, entity: Entity) -> bool:
+        """Whether an entity is asked for: a settled one of its kind that the question does not name."""
+        if self.kinds is not None and entity.type not in self.kinds:
+            return False
+        before = text[: entity.start]
+        if (
+            _OPEN.search(before.rstrip()[-_NEAR:])
+            or len(before.split(maxsplit=self.min_words)) < self.min_words
+        ):
+            return False
+        return f" {normalise(entity.text)} " not in f" {normalise(self._shown(before))} "
+
+    def _shown(self, before: str) -> str:
+        """The last words of the text before an entity, with the spaces between them."""
+        words = before.rsplit(maxsplit=self.words)
+        return before[len(words[0]) :].strip() if len(words) > self.words else before.strip()
+
+    def _asked(self, cut: Cut) -> Question:
+        return Question(
+            id=cut.id,
+            question=self._shown(cut.before),
+            answers=(cut.entity.text,),
+            dataset=self.name,
+            group=cut.article.id,
+            split=cut.article.split,
+            truth={"type": cut.entity.type},
+        )

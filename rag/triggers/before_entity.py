@@ -1,0 +1,181 @@
+"""Retrieve before an entity that is about to be made up, by what is known before its first token."""
+
+from __future__ import annotations
+
+import re
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from probers.bank.calibration import Platt, Temperature, sigmoid
+from probers.entities import Recogniser, with_scores, written_entities
+from probers.entities.written import HEAD
+from probers.types import Decision, Generation, Needs, UserError
+
+from .base import State, Trigger, load_bank, one_of, states_for, verdict
+
+if TYPE_CHECKING:
+    from probers.bank.bank import ProbeBank
+    from probers.prompts import PromptTemplate
+    from probers.store.spec import ModelSpec
+
+
+class _AtEntities(Trigger):
+    """Fires before the first entity of a draft whose score is above the threshold.
+
+    The draft is written, a recogniser finds its entities, and each has the score of the position that
+    predicted its first token, so that nothing of the entity itself is in it. The text before the first
+    that is above the threshold is kept and goes on from there with the passages that were fetched. An
+    entity that it begins with is taken as it is, as otherwise the same place could fire for ever.
+    Once no retrieval is left, the draft is accepted as always.
+
+    A text's score is its highest entity's, 0 where it has none to judge. Judged are the entities that
+    labels are made of: none that begins a sentence (``openings``), and none that the question names
+    (``asked``), as articles are not cut before their own title.
+    """
+
+    openings: bool
+    asked: bool
+    _threshold: float
+    _recognise: Recogniser
+
+    @abstractmethod
+    def scores(self, generations: Sequence[Generation]) -> list[np.ndarray]:
+        """(n,) of each generation, of the position before each of its n tokens; 0 or more."""
+
+    def decide(self, generations: Sequence[Generation], states: Sequence[State]) -> list[Decision]:
+        """The decision on every generation; the heads run once for all of their tokens."""
+        each = zip(self.scores(generations), generations, states, strict=True)
+        return [self._decide(*one) for one in each]
+
+    def _decide(self, scores: np.ndarray, generation: Generation, state: State) -> Decision:
+        """The decision by the scores (n,) of the positions before the tokens."""
+        entities = written_entities(
+            generation.text, self._recognise,
+            prompt=generation.prompt, accepted=state.partial, openings=self.openings,
+        )  # fmt: skip
+        if not self.asked:
+            entities = [e for e in entities if not _names(state.question.question, e.text)]
+        if state.fresh and entities and entities[0].start <= HEAD:
+            entities = entities[1:]
+        found = with_scores(entities, generation.offsets, scores)
+        shown, threshold = tuple(map(float, scores)), self._threshold
+        # max() would pass over a NaN.
+        top = float(np.max([each.score for each in found], initial=0.0))
+        for each in found:
+            if each.score > threshold:
+                place = {"position": each.entity.start, "tokens": each.tokens}
+                return verdict(top, threshold, token_scores=shown, **place)
+        return verdict(top, threshold, token_scores=shown)
+
+
+@dataclass
+class BeforeEntity(_AtEntities):
+    """Fires where trained heads expect a wrong entity, before it is written (``pool=predicting``).
+
+    Attributes:
+        bank: heads of the state before an entity, or the path of a prober folder.
+        threshold: of P(wrong), which is by the bank's calibration where that rises with every score, else the
+            sigmoid of the score; None takes the one that the bank chose on its validation articles.
+        recogniser: "rules" or "spacy:PIPELINE"; None takes the one that the bank's labels were made with.
+        openings: judge entities that begin a sentence as well, of which the heads have seen none.
+        asked: judge entities that the question names as well.
+    """
+
+    bank: ProbeBank | str | None
+    threshold: float | None = None
+    recogniser: str | None = None
+    openings: bool = False
+    asked: bool = False
+    _bank: ProbeBank = field(init=False, repr=False)
+    _threshold: float = field(init=False, repr=False)
+    _recognise: Recogniser = field(init=False, repr=False)
+
+    prober = "entities"
+
+    def __post_init__(self) -> None:
+        give = "pass its folder as prober= (probers-compare: entity_prober=)"
+        if self.bank is None:
+            raise UserError(
+                "trigger=before_entity needs a prober of entities before they are written: make one with "
+                f"'probers-datagen --source wiki pool=predicting' and 'probers-train layer=all', and {give}"
+            )
+        bank = load_bank(self.bank)
+        if (bank.spec.pool, bank.spec.position) != ("predicting", "entity"):
+            named = f" {self.bank}" if isinstance(self.bank, str) else ""
+            raise UserError(
+                f"trigger=before_entity scores the state before an entity, and the prober{named} reads "
+                f"{bank.spec.pool} states of {bank.spec.position} tokens: train one on a store of "
+                f"'probers-datagen --source wiki pool=predicting', and {give}"
+            )
+        self._bank = bank
+        self._recognise = Recogniser(self.recogniser or bank.recogniser or "rules", quiet=True)
+        own = float(self._chances(np.array([bank.threshold]))[0])
+        self._threshold = own if self.threshold is None else self.threshold
+
+    @property
+    def needs(self) -> Needs:
+        return self._bank.needs
+
+    def check(self, model: ModelSpec, prompt: PromptTemplate) -> None:
+        """Refuse another model than the bank's features were read from; it serves any prompt."""
+        self._bank.check_model(model)
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """Its options, with the threshold in force."""
+        return super().record | {"threshold": self._threshold}
+
+    def scores(self, generations: Sequence[Generation]) -> list[np.ndarray]:
+        """P(wrong) of an entity that would begin with each token."""
+        found = [states_for(self._bank, g, self) for g in generations if g.token_ids]
+        chances = self._chances(self._bank.score(np.concatenate(found))) if found else np.zeros(0)
+        return np.split(chances, np.cumsum([len(g.token_ids) for g in generations])[:-1])
+
+    def _chances(self, score: np.ndarray) -> np.ndarray:
+        """P(wrong) of scores (n,), in their order: else the bank's threshold would not mean the same."""
+        how = self._bank.calibration
+        rises = isinstance(how, Temperature) or (isinstance(how, Platt) and how.slope > 0)
+        return how(score) if rises else sigmoid(score)
+
+
+@dataclass
+class EntitySignal(_AtEntities):
+    """The same without heads: fires where the model itself hesitated to begin an entity.
+
+    Attributes:
+        signal: of the position that predicts the entity's first token: the "entropy" of its distribution,
+            nats, or the "probability" of that token, as 1 - p.
+        threshold: of the signal.
+        recogniser: "rules" or "spacy:PIPELINE".
+        openings: judge entities that begin a sentence as well.
+        asked: judge entities that the question names as well.
+    """
+
+    signal: Literal["entropy", "probability"] = "entropy"
+    threshold: float = 0.5
+    recogniser: str = "rules"
+    openings: bool = False
+    asked: bool = False
+    _threshold: float = field(init=False, repr=False)
+    _recognise: Recogniser = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        one_of("trigger.signal", self.signal, "entropy", "probability")
+        self._recognise = Recogniser(self.recogniser, quiet=True)
+        self._threshold = self.threshold
+
+    def scores(self, generations: Sequence[Generation]) -> list[np.ndarray]:
+        """The signal of each token's own distribution, which is that of the position before it."""
+        if self.signal == "entropy":
+            return [g.entropies for g in generations]
+        return [-np.expm1(g.logprobs.astype(np.float64)) for g in generations]
+
+
+def _names(question: str, mention: str) -> bool:
+    """Whether a question has the words of a mention, in a row."""
+    asked, named = (" ".join(re.findall(r"\w+", text.lower())) for text in (question, mention))
+    return f" {named} " in f" {asked} "

@@ -1,0 +1,339 @@
+"""Asked before the entity: as by plain means, nothing of what fired kept, and alike while a text grows."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from fake_lm import SPEC, FakeLM, FakeRetriever, passage
+from hypothesis import given
+from hypothesis import strategies as st
+from probers.rag.loop import RAG
+from probers.rag.queries import CIOQF, QFS
+from probers.rag.triggers import BeforeEntity, EntitySignal, State
+from test_watch import PROMPTS, batch, plain
+from tiny import tiny_lm
+
+from probers.bank.bank import ProbeBank
+from probers.bank.calibration import Isotonic, Platt, Temperature, sigmoid
+from probers.bank.entity_watch import GrowingText
+from probers.engine.tokens import decode, token_offsets
+from probers.entities import Recogniser, find_entities, tokens_of, with_scores, written_entities
+from probers.heads import CORRECT, WRONG, LinearHead
+from probers.prompts import TESTBED_PROMPT
+from probers.store.spec import FeatureSpec
+from probers.types import Needs, Question, RunError, UserError
+
+CLOSE = {"rtol": 0, "atol": 1e-4}
+QUESTION = Question("q", "Who founded the mill?")
+DRAFT = " The mill was founded by Mira Tolven in 1912. Jomholm has 40 mills."
+TEXTS = [DRAFT, " Arl is in Jomholm, near Kelby.", " no name at all", "Mira Tolven in 1912"]
+
+
+def state(**fields) -> State:
+    return State(QUESTION, fields.pop("lm", None), TESTBED_PROMPT, (10, 31), **fields)
+
+
+def drafted(text=DRAFT, prompt="Question: Who founded the mill?\nAnswer:", entropies=None):
+    (made,) = FakeLM(lambda p: text).generate([prompt], max_new_tokens=99)
+    return made if entropies is None else replace(made, entropies=np.array(entropies, dtype=np.float32))
+
+
+def tiny_bank(**fields) -> ProbeBank:
+    spec = tiny_lm().spec
+    head = LinearHead(["7/1", "7/2"], spec.width)
+    features = FeatureSpec(spec, (1, 2), spec.width, pool="predicting", position="entity", dtype="float32")
+    return ProbeBank(features, head, **{"threshold": 0.1, "calibration": Temperature(1.3), **fields})
+
+
+def by_hand(bank: ProbeBank, model, tokenizer, prompt: str, ids) -> np.ndarray:
+    """(n,) the bank's score of the state before each token, by transformers alone."""
+    before = tokenizer(prompt, return_tensors="pt")["input_ids"]
+    with torch.inference_mode():
+        out = model(torch.cat([before, torch.tensor([list(ids)])], dim=1), output_hidden_states=True)
+    weight, bias = (p.detach().float() for p in (bank.head.linear.weight, bank.head.linear.bias))
+    score = 0.0
+    for i, layer in enumerate(bank.layers):
+        states = out.hidden_states[layer][0, before.shape[1] - 1 : -1].float()
+        logits = states @ weight[i] + bias[i]
+        score = score + (logits[:, WRONG] - logits[:, CORRECT]).numpy()
+    return score
+
+
+def test_the_trigger_is_what_transformers_the_recogniser_and_the_head_say() -> None:
+    """Also for an entity that is the first thing written, by the state of the prompt's last token."""
+    (model, tokenizer), lm, bank = plain(), tiny_lm(), tiny_bank()
+    prompts = [*PROMPTS[:3], "The mill was founded by "]
+    made = lm.score(prompts, TEXTS, needs=bank.needs)
+    for prompt, generation in zip(prompts, made, strict=True):
+        scores = by_hand(bank, model, tokenizer, prompt, generation.token_ids)
+        chances = 1 / (1 + np.exp(-scores / 1.3))
+        # A word of the sentence that the prompt left open.
+        shift = 0 if prompt.endswith("Answer:") else 2 if prompt.endswith(" ") else 1
+        text = "x "[:shift] + generation.text
+        begins = {i for i in range(len(text)) if text[:i].endswith(". ") or (i == 1 and not shift)}
+        starts = [e.start - shift for e in find_entities(text) if e.start not in begins]
+        places = [next(i for i, (_, b) in enumerate(generation.offsets) if b > start) for start in starts]
+        for threshold in (0.0, float(np.median(chances)), float("inf")):
+            decision = BeforeEntity(bank, threshold=threshold, asked=True)(generation, state())
+            np.testing.assert_allclose(decision.token_scores, chances, **CLOSE)
+            top = max((chances[i] for i in places), default=0.0)
+            assert decision.score == pytest.approx(top, abs=1e-4)
+            first = next((k for k, i in enumerate(places) if chances[i] > threshold), None)
+            assert decision.fire == (first is not None)
+            if first is not None:
+                assert decision.position == starts[first]
+                assert decision.tokens[0] == places[first]
+    assert places[0] == 0 and [g.text for g in made] == TEXTS
+
+
+def test_scores_while_transformers_generates_are_the_triggers() -> None:
+    (model, tokenizer), lm, bank = plain(), tiny_lm(), tiny_bank()
+    with bank.watch(model, tokenizer=tokenizer) as scores:
+        sequences = model.generate(**batch(tokenizer), max_new_tokens=40, do_sample=False)
+        before = scores.tokens
+        scores.finish(sequences)
+    ids = sequences[:, -40:].tolist()
+    assert [len(row) for row in before] == [40] * 5 and [len(row) for row in scores.tokens] == [41] * 5
+    made = lm.score(PROMPTS, ids, needs=bank.needs)
+    found = 0
+    for row, generation in enumerate(made):
+        expected = by_hand(bank, model, tokenizer, PROMPTS[row], ids[row])
+        np.testing.assert_allclose(before[row], expected, **CLOSE)
+        assert before[row].tolist() == scores.tokens[row][:40].tolist()
+        decision = BeforeEntity(bank, threshold=0.0, asked=True)(generation, state())
+        np.testing.assert_allclose(bank.probability(before[row]), decision.token_scores, **CLOSE)
+        entities = scores.entities[row]
+        assert decision.fire == bool(entities)
+        if entities:
+            assert (entities[0].entity.start, entities[0].tokens) == (decision.position, decision.tokens)
+            chances = bank.probability(np.array([each.score for each in entities]))
+            assert decision.score == pytest.approx(float(chances.max()), abs=1e-4)
+        found += len(entities)
+    assert found
+
+
+def test_a_row_ends_once_an_entity_with_too_high_a_score_has_begun() -> None:
+    """Against every beginning of the free text read anew; nothing of the entity stands before the cut."""
+    (model, tokenizer), bank = plain(), tiny_bank()
+    given, options = batch(tokenizer), {"max_new_tokens": 40, "do_sample": False}
+    length = given["input_ids"].shape[1]
+    with bank.watch(model, tokenizer=tokenizer) as scores:
+        free = model.generate(**given, **options)[:, length:]
+    highest = [max((e.score for e in row), default=-9.0) for row in scores.entities]
+    threshold = float(np.mean(np.sort(highest)[1:3]))  # some rows reach it, some never do
+    stop = bank.stopping_criteria(model, tokenizer, threshold)
+    for _ in range(2):  # the second call starts afresh
+        stopped = model.generate(**given, **options, stopping_criteria=[stop])[:, length:]
+        for row in range(5):
+            prompt = given["input_ids"][row].tolist()
+            ended = None
+            for n in range(2, 41):
+                text, offsets = token_offsets(tokenizer, free[row, :n].tolist(), prompt)
+                whole = text[: max((i + 1 for i, c in enumerate(text) if c in ' \n,;:!?)]”"\t'), default=0)]
+                begun = written_entities(whole, find_entities, prompt=decode(tokenizer, prompt))
+                above = [e for e in with_scores(begun, offsets, scores.tokens[row]) if e.score > threshold]
+                if above:
+                    ended = n, above[0]
+                    break
+            assert stop.fired[row] == (ended is not None)
+            entity = stop.entities[row]
+            if ended is None:
+                assert entity is None and torch.equal(stopped[row], free[row, : stopped.shape[1]])
+                continue
+            n, expected = ended
+            assert entity is not None and (entity.entity, entity.tokens) == (expected.entity, expected.tokens)
+            assert torch.equal(stopped[row, :n], free[row, :n])
+            assert (stopped[row, n:] == tokenizer.pad_token_id).all()
+            kept = decode(tokenizer, free[row, : entity.tokens[0]].tolist())
+            assert entity.entity.text not in kept[max(0, entity.entity.start - 1) :]
+    assert stop.fired.any() and not stop.fired.all()
+    never = bank.stopping_criteria(model, tokenizer, float("inf"))
+    assert torch.equal(model.generate(**given, **options, stopping_criteria=[never])[:, length:], free)
+
+
+def test_an_entity_at_the_end_is_whole_when_the_text_is_over() -> None:
+    _, tokenizer = plain()
+    ids = tokenizer(" She was born in Jomholm", add_special_tokens=False)["input_ids"]
+    text = GrowingText(tokenizer, [], Recogniser(quiet=True))
+    for token in ids:
+        text.push(token)
+    scores = [1.0] * len(ids)
+    assert text.first_above(0.5, scores, over=False) is None  # "Jomholm" may go on
+    found = text.first_above(0.5, scores, over=True)
+    assert found is not None and found.entity.text == "Jomholm"
+    assert tokens_of(token_offsets(tokenizer, ids)[1], found.entity.start, found.entity.end) == [
+        *found.tokens
+    ]
+
+
+def test_what_cannot_be_asked_is_said() -> None:
+    (model, tokenizer), bank = plain(), tiny_bank()
+    with pytest.raises(UserError, match="pass the model's tokenizer"):
+        bank.stopping_criteria(model, None)
+    with bank.watch(model) as scores:
+        model.generate(**batch(tokenizer), max_new_tokens=3, do_sample=False)
+    assert [len(row) for row in scores.tokens] == [3] * 5
+    with pytest.raises(UserError, match="pass the model's tokenizer"):
+        _ = scores.entities
+    spec = replace(bank.spec, pool="mean", position="generated")
+    with ProbeBank(spec, bank.head).watch(model, tokenizer=tokenizer) as scores:
+        model.generate(**batch(tokenizer), max_new_tokens=3, do_sample=False)
+    with pytest.raises(UserError, match="reads mean states and says nothing of entities"):
+        _ = scores.entities
+    with pytest.raises(UserError, match="probers-datagen --source wiki pool=predicting"):
+        BeforeEntity(None)
+    with pytest.raises(UserError, match="reads mean states of generated tokens"):
+        BeforeEntity(ProbeBank(spec, bank.head))
+    with pytest.raises(UserError, match=r"fake@r1.*7|7.*fake@r1|came from the model"):
+        BeforeEntity(bank).check(SPEC, TESTBED_PROMPT)
+    with pytest.raises(RunError, match="hidden states"):
+        BeforeEntity(bank)(drafted(), state())
+    with pytest.raises(UserError, match="margin"):
+        EntitySignal("margin")  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="recogniser=guess is unknown"):
+        EntitySignal(recogniser="guess")
+    broken = decoder_state(model)
+    with broken, bank.watch(model) as scores:
+        model.generate(**batch(tokenizer), max_new_tokens=3, do_sample=False)
+    with pytest.raises(RunError, match="the prompt's last token of row 0"):
+        _ = scores.tokens
+
+
+def decoder_state(model):
+    """A model whose states are NaN."""
+    from contextlib import contextmanager
+
+    from probers.capture.hidden_states import decoder_layers
+
+    @contextmanager
+    def hooked():
+        handle = decoder_layers(model)[0].register_forward_hook(
+            lambda module, given, out: (
+                (out[0] * torch.nan, *out[1:]) if isinstance(out, tuple) else out * torch.nan
+            )
+        )
+        yield
+        handle.remove()
+
+    return hooked()
+
+
+def test_the_signals_are_those_of_the_same_position() -> None:
+    # The words of DRAFT: The mill was founded by | Mira Tolven in | 1912. Jomholm has | 40 mills.
+    made = drafted(entropies=[9, 0, 0, 0, 0, 0.4, 3, 0, 1.5, 9, 0, 2.5, 0])
+    decision = EntitySignal(threshold=1)(made, state())
+    assert (decision.threshold, decision.score) == (1, 2.5)
+    assert (decision.position, decision.tokens) == (DRAFT.index("1912"), (8,))
+    assert EntitySignal(threshold=0.3)(made, state()).tokens == (5, 6)
+    assert EntitySignal(threshold=2)(made, state()).position == DRAFT.index("40")
+    assert not EntitySignal(threshold=2.5)(made, state()).fire
+    assert EntitySignal(threshold=2.5, openings=True)(made, state()).position == DRAFT.index("Jomholm")
+    likely = EntitySignal("probability", threshold=0.5)(made, state())  # the script's log-probs are -0.1
+    assert (likely.fire, likely.score) == (False, pytest.approx(1 - np.exp(-0.1)))
+    # What the question names is not made up.
+    named = replace(QUESTION, question="Did Mira Tolven found it?")
+    assert EntitySignal(threshold=0.3)(made, replace(state(), question=named)).tokens == (8,)
+    assert EntitySignal(threshold=0.3, asked=True)(made, replace(state(), question=named)).tokens == (5, 6)
+
+
+def test_an_entity_at_the_very_beginning() -> None:
+    made = drafted(" Mira Tolven in 1912.", entropies=[2, 2, 0, 0.5])
+    assert EntitySignal()(made, state()).score == 0.5  # it begins a sentence
+    assert EntitySignal(openings=True)(made, state()).position == 1
+    open_ = drafted(" Mira Tolven in 1912.", "The mill was founded by", [2, 2, 0, 0.5])
+    assert EntitySignal()(open_, state()).tokens == (0, 1)
+    # Behind accepted text as well, but for passages that were fetched for this very place.
+    behind = state(partial=" The mill was founded by")
+    assert EntitySignal()(made, behind).tokens == (0, 1)
+    fresh = EntitySignal()(made, replace(behind, fresh=True))
+    assert (fresh.fire, fresh.score) == (False, 0.5)
+    # Only what begins at the place is taken.
+    later = drafted(" a man named Ida Morrow.", entropies=[0, 0, 0, 2, 2])
+    assert EntitySignal()(later, replace(behind, fresh=True)).tokens == (3, 4)
+
+
+def test_a_text_without_entities_never_fires() -> None:
+    for text in (" nothing is said of anyone.", ""):
+        decision = EntitySignal(threshold=0)(drafted(text), state())
+        assert (decision.fire, decision.score) == (False, 0.0)
+
+
+WORDS = [
+    "Mira",
+    "Tolven",
+    "in",
+    "1912",
+    "the",
+    "mill.",
+    "Jomholm,",
+    "was",
+    "40",
+    "It",
+    "founded",
+    '"The',
+    'Mill"',
+]
+
+
+@given(st.lists(st.sampled_from(WORDS), max_size=14), st.data())
+def test_nothing_of_the_first_entity_above_the_threshold_is_kept(words, data) -> None:
+    text = "".join(f" {word}" for word in words)
+    values = data.draw(st.lists(st.floats(0, 4), min_size=len(words), max_size=len(words)))
+    threshold = data.draw(st.floats(0, 4))
+    made = drafted(text, entropies=values)
+    decision = EntitySignal(threshold=threshold, asked=True)(made, state())
+    judged = written_entities(text, find_entities, prompt=made.prompt)
+    first = [tokens_of(made.offsets, e.start, e.end)[0] for e in judged]
+    above = [e for e, i in zip(judged, first, strict=True) if float(made.entropies[i]) > threshold]
+    assert decision.fire == bool(above) == (decision.score > decision.threshold)
+    if above:
+        kept = text[: decision.position]
+        assert kept == text[: above[0].start]
+        assert all(e.end <= len(kept) or e.start >= len(kept) for e in judged)
+    assert not EntitySignal(threshold=float("inf"), asked=True)(made, state()).fire
+
+
+@pytest.mark.parametrize("query", [CIOQF(top_n=30), QFS("paper", 30), QFS("released", 30)], ids=str)
+def test_queries_look_back_from_the_entity_and_do_not_ask_with_it(query) -> None:
+    def write(prompt):
+        reading = "true" in prompt
+        text = f" The mill was founded by {'Ida Morrow' if reading else 'Mira Tolven'}. So the answer is it."
+        partial = prompt.rpartition("Answer:")[2]
+        return text[len(partial) :] if text.startswith(partial) else ""
+
+    lm = FakeLM(write, entropy=lambda word: 2.0 if word == "Mira" else 0.1)
+    lm.tokenizer = SimpleNamespace()
+    table = torch.nn.Embedding(999, 4)
+    lm.model, lm.device = SimpleNamespace(get_input_embeddings=lambda: table), "cpu"
+    retriever = FakeRetriever(lambda q: [passage("true: Ida Morrow founded it")])
+    answer = RAG(lm, retriever, EntitySignal(), query, max_new_tokens=40)(QUESTION)
+    assert answer.rounds[0].accepted == " The mill was founded by"
+    (asked,) = retriever.queries
+    assert "Mira" not in asked and "Tolven" not in asked and "founded" in asked
+    assert answer.text == "The mill was founded by Ida Morrow. So the answer is it."
+
+
+@pytest.mark.parametrize(
+    "how", [Temperature(2.0), Platt(0.5, 1.0), Platt(-0.5, 1.0), Isotonic((0.0, 1.0), (0.4, 0.4))]
+)
+def test_the_probers_own_threshold_decides_as_it_does_of_scores(how) -> None:
+    bank = tiny_bank(calibration=how)
+    trigger = BeforeEntity(bank)
+    scores = np.linspace(-3, 3, 31) + 0.05
+    chances = trigger._chances(scores)
+    own = trigger.record["threshold"]
+    assert ((chances > own) == (scores > bank.threshold)).all()
+    rises = not isinstance(how, Isotonic) and getattr(how, "slope", 1) > 0
+    np.testing.assert_allclose(chances, how(scores) if rises else sigmoid(scores))
+    assert replace(trigger, threshold=0.9).record["threshold"] == 0.9
+
+
+def test_the_recogniser_is_the_one_of_the_labels(tmp_path) -> None:
+    bank = replace(tiny_bank(), recogniser="spacy:en_no_such")
+    bank.save_pretrained(tmp_path / "p")
+    with pytest.raises(UserError, match="recogniser=spacy:en_no_such: no spaCy pipeline of that name"):
+        BeforeEntity(str(tmp_path / "p"))
+    assert BeforeEntity(str(tmp_path / "p"), recogniser="rules").needs == Needs((1, 2), pool="predicting")
+    assert tiny_bank().recogniser is None

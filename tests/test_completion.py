@@ -1,0 +1,204 @@
+"""Completions: articles cut before an entity as questions, their passages as corpus, answers by meaning."""
+
+import json
+from functools import partial
+
+import pytest
+
+import probers.commands.config as config
+from probers.commands import main as cli
+from probers.data import load_corpus
+from probers.data.articles import open_articles
+from probers.data.corpus_formats import WORDS
+from probers.data.overlap import Seen
+from probers.data.questions import open_questions
+from probers.entities import find_entities
+from probers.equivalence import EntityMatcher, normalise
+from probers.evaluation.answers import final_answer, right_by, same_meaning
+from probers.types import SPLITS, UserError
+
+TOWNS = ("Arvik", "Belmar", "Corvan", "Dunholt", "Elstow", "Farnby", "Gorlan", "Hexley", "Istran", "Jorvel")
+PLAIN = ("date", "number", "string", "alias", "acronym", "name")
+
+
+@pytest.fixture
+def articles(tmp_path):
+    """Ten articles, some in pre-tokenised text; each names a founder, a year and a river."""
+    file = tmp_path / "articles.jsonl"
+    lines = [
+        {
+            "title": town,
+            "sentences": [
+                f"{town} is a small market town that lies in the hills not far from the river Osk{n} .",
+                f"It was founded by a merchant called Anna Veld{n} , who came there with him in {1500 + n} .",
+                "In winter it is cold there .",
+            ],
+        }
+        for n, town in enumerate(TOWNS)
+    ]
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return file
+
+
+def asked(file, **options):
+    return open_questions("completion", articles=str(file), **options).questions
+
+
+def test_a_question_is_the_text_before_an_entity_and_the_entity_its_answer(articles):
+    texts = {a.title: a for a in open_articles(str(articles))}
+    passages = {p.title: p.text for p in load_corpus(articles)}
+    questions = asked(articles, per_article=9)
+    assert {q.group for q in questions} == set(TOWNS)
+    for q in questions:
+        assert q.dataset == "completion" and q.split == texts[q.group].split
+        # The passage of the same article holds the question and, right behind it, the answer.
+        assert passages[q.group].split(q.question)[1].lstrip(' ("').startswith(q.answers[0])
+        assert f" {normalise(q.answers[0])} " not in f" {normalise(q.question)} "
+        assert len(q.question.split()) >= 8
+        assert not q.question.endswith((",", " and", " or", "In"))
+    assert {q.truth["type"] for q in asked(articles, per_article=9, kinds=["year"])} == {"year"}
+    short = asked(articles, per_article=9, words=8, min_words=12)
+    assert short and all(len(q.question.split()) == 8 for q in short)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_articles_are_dealt_as_the_labels_of_wiki_deal_them(articles, seed):
+    sides = {a.id: a.split for a in open_articles(str(articles), seed=seed)}
+    questions = asked(articles, seed=seed)
+    assert {q.group: q.split for q in questions} == {q.group: sides[q.group] for q in questions}
+    assert set(sides.values()) == set(SPLITS)
+    again = asked(articles, seed=seed)
+    assert again == questions
+    fewer = asked(articles, seed=seed, max_articles=5)
+    assert len(fewer) == 5 and all(q in questions for q in fewer)
+
+
+def test_what_cannot_be_asked_is_told(articles, tmp_path):
+    with pytest.raises(UserError, match="questions.articles=FILE"):
+        open_questions("completion")
+    with pytest.raises(UserError, match="is not a file"):
+        open_questions("completion", articles=str(tmp_path / "none.jsonl"))
+    with pytest.raises(UserError, match="another set tomorrow"):
+        open_questions("completion", articles="wikipedia")
+    with articles.open("a") as file:
+        file.write("{broken\n")
+    with pytest.raises(UserError, match=r"line 11: .*on_bad_line=skip"):
+        asked(articles)
+    assert len(open_questions("completion", articles=str(articles), on_bad_line="skip").questions) == 10
+
+
+def test_articles_as_a_corpus_are_whole_sentences_in_natural_text(tmp_path):
+    sentences = [f"Sentence {n} has these words , and " + "more " * 27 + "." for n in range(9)]
+    lines = [{"title": "A", "sentences": sentences}, {"title": "A", "sentences": ["Another one ."]}]
+    lines.append({"id": "b", "title": "A", "sentences": ["word " * (2 * WORDS)]})
+    file = tmp_path / "a.jsonl"
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    for in_memory in (0, 1 << 20):
+        found = list(load_corpus(file, cache=tmp_path / "cache", in_memory=in_memory))
+        assert [p.id for p in found] == ["A#0", "A#1", "A#2", "b#0"]  # the second A has no id
+        assert all(len(p.text.split()) <= WORDS for p in found[:-1])
+        assert " ".join(p.text for p in found[:-1]).count("these words, and") == 9
+
+
+def test_without_a_cue_the_answer_is_the_entity_at_the_head():
+    assert final_answer(" Paris, the capital of France", "") == "Paris"
+    assert final_answer(" the river Rhine", "") == ""
+    assert final_answer(" 18 July 1995 in Rome", "") == "18 July 1995"
+    assert final_answer(" Paris. So the answer is Rome.", "So the answer is") == "Rome"
+    assert final_answer("Paris", "So the answer is") == ""
+
+
+PAIRS = [
+    ("18 July 1995", "July 18, 1995"), ("18 July 1995", "19 July 1995"), ("three", "3"), ("three", "4"),
+    ("United States", "USA"), ("Albert Einstein", "Einstein"), ("Einstein", "Newton"),
+    ("1995", "18 July 1995"),
+]  # fmt: skip
+
+
+def test_match_is_the_verdict_of_the_matcher():
+    matcher = EntityMatcher(stages=PLAIN)
+    right = right_by("match", matcher)
+    for gold, written in PAIRS:
+        by_hand = matcher.match(gold, written).verdict == "equivalent"
+        assert right("", written, (gold,)) == by_hand
+        assert right("", written, ("Zzyzx", gold)) == by_hand
+        assert same_meaning(written, (gold,), matcher) == by_hand
+    assert right("", "July 18, 1995", ("18 July 1995",)) and not right("", "1995", ("18 July 1995",))
+    assert right_by("match", EntityMatcher(stages=PLAIN, partial="equivalent"))("", "1995", ("18 July 1995",))
+    assert not right("Paris", "", ("Paris",)) and not right("", "Paris", ())
+
+
+def test_a_prober_of_an_article_knows_its_completions_and_no_others(articles):
+    questions = asked(articles)
+    ours, *others = questions
+    seen = Seen.of({"train": [("wiki", ours.group, "another cut of it")], "validation": [], "test": []})
+    assert seen.split_of(ours) == "train"
+    assert not any(seen.split_of(q) for q in others)
+    # An article's title is no group of another set.
+    stranger = Seen.of({"train": [("nq", ours.group, "")], "validation": [], "test": []})
+    assert stranger.split_of(ours) == ""
+
+
+def overrides(out, **more):
+    given = {
+        "out": out, "questions": "completion", "questions.articles": "testbed", "prompt": "completion",
+        "max_new_tokens": 12, "k": 1, "limit": 12,
+    } | more  # fmt: skip
+    return [f"{key}={value}" for key, value in given.items()]
+
+
+def test_the_prompt_is_the_bare_text_below_the_passages():
+    cfg = config.request("rag", ["questions=completion", "questions.articles=testbed", "prompt=completion"])
+    from probers.commands.parts import build
+
+    prompt = build(cfg.prompt)
+    assert prompt.question("It lies in") == "It lies in"
+    assert prompt.question("It lies in", ["A passage."], partial=" the") == "A passage.\n\nIt lies in the"
+    shown = prompt.question("It lies in", ["A passage."])
+    start, end = prompt.question_span(shown, "It lies in")
+    assert shown[start:end] == "It lies in"
+
+
+def test_commands_answer_completions_and_judge_them(tmp_path):
+    out = tmp_path / "cmp"
+    cli.run("compare", [
+        *overrides(out, triggers="[never,always,entropy,oracle]", wrong="match", resamples=100),
+        "matcher.wordnet=''",
+    ])  # fmt: skip
+    results = json.loads((out / "results.json").read_text())
+    assert results["match_stages"] == ["date", "number", "string", "alias", "acronym", "name"]
+    by_hand = EntityMatcher(stages=PLAIN)
+    gold = {q.id: q.answers for q in open_questions("completion", articles="testbed").questions}
+    for name, entry in results["methods"].items():
+        traces = [json.loads(line) for line in (out / f"traces/{name}.jsonl").read_text().splitlines()]
+        right = [same_meaning(t["answer"], gold[t["id"]], by_hand) for t in traces]
+        assert entry["match"] == pytest.approx(sum(right) / len(right))
+        assert entry["match"] >= entry["em"]
+        heads = [final_answer(t["text"], "") for t in traces]
+        assert [t["answer"] for t in traces] == heads and not any(t["counters"]["forced"] for t in traces)
+    assert results["methods"]["oracle"]["match"] >= results["methods"]["never"]["match"]
+    assert "Match" in (out / "report.html").read_text()
+
+
+def test_other_sets_have_no_such_figure(tmp_path):
+    cli.run("rag", [f"out={tmp_path}/r", "limit=2", "trigger=never"])
+    (entry,) = json.loads((tmp_path / "r/results.json").read_text())["methods"].values()
+    assert "match" not in entry
+
+
+def test_a_prober_trained_on_completions_is_asked_about_other_articles_only(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    cli.run("datagen", ["--source", "cot", *overrides("store", limit=60, label="match", layers="[8,12]")])
+    cli.run("train", ["data=store", "layer=all", "out=prober", "resamples=100"])
+    cli.run("rag", [*overrides("r", limit="null", split="null"), "prober=prober", "trigger=probing"])
+    known = {json.loads(line)["id"] for line in (tmp_path / "r/traces.jsonl").read_text().splitlines()}
+    seen = Seen.read(tmp_path / "prober")
+    everything = open_questions("completion", articles="testbed").questions
+    assert known == {q.id for q in everything if seen.split_of(q) not in ("train", "validation")}
+    assert any(seen.split_of(q) == "train" for q in everything)
+
+
+def test_the_recogniser_of_answers_is_that_of_the_labels():
+    recognise = partial(find_entities, fine=True)
+    for text in (" Paris in May", " 3 July 1990", ' "Dune" by Frank Herbert', " seven books"):
+        assert final_answer(text, "") == recognise("x" + text)[0].text

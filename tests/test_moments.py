@@ -1,0 +1,132 @@
+"""What is known before a text and after it: which detectors stand where, and what they are compared with."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+from probers.train.data import Examples
+from probers.train.evaluate import Evaluator, summarise
+from probers.train.moments import COMBINED, WITH_SIGNALS, moment_figures
+from probers.train.tables import table
+from test_train_figures import evaluator_of, make_examples, make_trained
+
+from probers.evaluation import metrics as m
+from probers.evaluation.stratified import pooled_auroc
+
+AFTER = {"mean entropy", "max entropy", "min probability", "perplexity", "sequence log-prob", "RIND maximum"}
+OF_BEFORE = {"entropy before", "probability before", "margin before"}
+
+
+def with_signals(examples: Examples, *, read: bool = False) -> Examples:
+    """Examples of entities of 1 to 8 tokens, the longer the likelier wrong, and signals from before them.
+
+    Args:
+        examples: without them.
+        read: texts need not begin with the likeliest token.
+    """
+    rng = np.random.default_rng(5)
+    n, wrong = len(examples.table), examples.wrong
+    highest = 1 / (1 + np.exp(-rng.normal(1.0 - 0.6 * wrong, 1.0)))
+    first = highest * np.where(rng.random(n) < 0.5, 0.5, 1.0) if read else highest
+    return replace(examples, table=examples.table.assign(
+        n_tokens=rng.integers(1, 6, n) + 3 * wrong * (rng.random(n) < 0.5),
+        entropy_before=-np.log(highest) * (1 + rng.random(n)), max_prob_before=highest,
+        logprob_before=np.log(first), margin_before=highest * rng.random(n),
+    ))  # fmt: skip
+
+
+def figures_of(examples: Examples, pool: str, position: str = "entity") -> tuple[Any, Evaluator, dict]:
+    trained = make_trained(examples, position=position, curve=False)
+    trained.bank.spec = replace(trained.bank.spec, pool=pool)
+    evaluator = evaluator_of(examples)
+    return trained, evaluator, moment_figures(trained, examples, evaluator.bootstrap)
+
+
+@pytest.fixture(scope="module")
+def examples() -> Examples:
+    return with_signals(make_examples())
+
+
+def names(figures: dict, kind: str) -> set[str]:
+    return {name for name, entry in figures["detectors"].items() if entry["kind"] == kind}
+
+
+def test_a_head_stands_beside_the_signals_of_its_moment(examples: Examples) -> None:
+    _, _, early = figures_of(examples, "predicting")
+    assert early["before"]["head"] == early["after"]["head"] == "all layers"  # still known afterwards
+    assert names(early["before"], "signal") == {*OF_BEFORE, COMBINED}
+    assert names(early["after"], "signal") == {*AFTER, "length", COMBINED}
+    assert names(early["before"], "joined") == names(early["after"], "joined") == {WITH_SIGNALS}
+    _, _, late = figures_of(examples, "mean")
+    # A head that reads written tokens is not known before them, and nothing is joined with it.
+    assert late["before"]["head"] is None and names(late["before"], "signal") == {*OF_BEFORE, COMBINED}
+    assert not names(late["before"], "head") and not names(late["before"], "joined")
+    assert not late["before"]["pairs"] and late["after"]["head"] == "all layers"
+    assert any("pool=predicting" in note for note in late["notes"])
+
+
+def test_figures_and_differences_are_those_of_the_scores(examples: Examples) -> None:
+    trained, evaluator, figures = figures_of(examples, "predicting")
+    rows, wrong = evaluator.test, evaluator.wrong
+    lengths = np.minimum(examples.column("n_tokens", "test"), 5)
+    head, entropy = trained.saved.scores[rows], examples.column("entropy_before", "test")
+    measures = {"all": partial(m.auroc, wrong), "length": lambda s, w: pooled_auroc(wrong, s, lengths, w)}
+    for key, measure in measures.items():
+        for name, scores in (("all layers", head), ("entropy before", entropy)):
+            found = figures["before"]["detectors"][name][key]
+            interval = evaluator.bootstrap.interval(scores, measure)
+            assert found["auroc"] == pytest.approx(interval.value)
+            assert found["ci95"] == pytest.approx(interval.limits, abs=1e-6)
+        found = figures["before"]["pairs"]["all layers vs entropy before"][key]
+        expected = evaluator.bootstrap.difference(head, entropy, measure)
+        assert found["diff"] == pytest.approx(expected.value)
+        assert found["ci95"] == pytest.approx(expected.limits, abs=1e-6)
+    joined = figures["before"]["detectors"][WITH_SIGNALS]["all"]["auroc"]
+    assert joined > figures["before"]["detectors"]["all layers"]["all"]["auroc"]
+    assert figures["before"]["pairs"][f"{WITH_SIGNALS} vs all layers"]["all"]["ci95"][0] > 0
+
+
+def test_length_is_worth_nothing_within_length(examples: Examples) -> None:
+    _, _, figures = figures_of(examples, "predicting")
+    assert set(figures["strata"]) == {"length", "type", "length and type"}
+    strata = figures["strata"]["length"]["strata"]
+    assert list(strata) == ["1", "2", "3", "4", "5+"]
+    assert sum(entry["n"] for entry in strata.values()) == len(examples.rows["test"])
+    length = figures["after"]["detectors"]["length"]
+    assert length["all"]["auroc"] > 0.6
+    assert abs(length["length"]["auroc"] - 0.5) < abs(length["all"]["auroc"] - 0.5)
+
+
+def test_the_first_tokens_probability_of_a_text_that_was_read_is_known_after_it() -> None:
+    _, _, figures = figures_of(with_signals(make_examples(), read=True), "mean")
+    assert names(figures["before"], "signal") == {*OF_BEFORE, COMBINED}
+    assert names(figures["after"], "signal") == {*AFTER, "length", "first log-prob", COMBINED}
+
+
+def test_a_store_without_signals_from_before_is_read_as_it_was() -> None:
+    trained = make_trained(make_examples(), curve=False)
+    figures = summarise(trained, evaluator_of(make_examples()), {})
+    assert not figures["moments"]["before"]["detectors"]
+    assert names(figures["moments"]["after"], "signal") == {*AFTER, "length", COMBINED}
+    text = table(figures)
+    assert "the store has no column entropy_before" in text
+    assert "before the answer" not in text and "after the answer" in text
+
+
+@pytest.mark.parametrize("pool", ["predicting", "mean"])
+def test_the_terminal_shows_both(examples: Examples, pool: str) -> None:
+    trained, evaluator, _ = figures_of(examples, pool)
+    text = table(summarise(trained, evaluator, {}))
+    assert max(map(len, text.splitlines())) <= 100
+    before, after = text.index("\nbefore the entity"), text.index("\nafter the entity")
+    shown = text[before:after]
+    if pool == "predicting":  # what is joined is above the score alone
+        (line,) = (x for x in shown.splitlines() if x.startswith(f"  {WITH_SIGNALS}"))
+        assert "]+" in line and "]-" not in line
+    assert "entropy before" in shown and ("all layers" in shown) == (pool == "predicting")
+    assert "sequence log-prob" in text[after:] and "all layers" in text[after:]
+    assert "within length: " in text and "1: " in text
