@@ -274,6 +274,77 @@ def test_queries_take_the_place_of_the_methods_own(place):
         place.compare("queries=[]", out="third")
 
 
+def test_a_method_is_compared_at_several_values_of_an_option(place):
+    asked = "vary={entropy: {threshold: [-1, 0.2, 3]}, probing: {query.question_first: [true]}}"
+    results = place.compare("triggers=[never,entropy,probing]", asked)
+    names = ["entropy_threshold=-1", "entropy_threshold=0.2", "entropy_threshold=3"]
+    assert sorted(results["methods"]) == [*names, "never", "probing_query.question_first=True"]
+    retrieved = [results["methods"][name]["retrievals"] for name in names]
+    assert retrieved[0] > retrieved[1] == 0.6 > retrieved[2] == 0
+    assert [results["options"][name]["threshold"] for name in names] == [-1, 0.2, 3]
+    assert results["config"]["methods"][names[0]]["trigger_options"] == {"threshold": -1}
+    # One setting alone gives the same, and its own name stays where nothing is varied.
+    alone = place.compare(
+        "triggers=[never,entropy]", "+methods.entropy.trigger_options={threshold: 0.2}", out="alone"
+    )
+    for figure in ("em", "retrievals", "generations", "tokens"):
+        assert alone["methods"]["entropy"][figure] == results["methods"][names[1]][figure]
+    two = place.compare(
+        "triggers=[never,flare_mean]", "vary={flare_mean: {threshold: [0.1, 0.2], variant: [paper, dragin]}}",
+        out="two",
+    )  # fmt: skip
+    assert sorted(two["methods"])[:-1] == [
+        f"flare_mean_threshold={t},variant={v}" for t in (0.1, 0.2) for v in ("dragin", "paper")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ("vary={riddle: {threshold: [1]}}", "unknown method 'riddle' in vary: choose from never, entropy"),
+        ("vary={probing: {theta: [1]}}", "vary names probing, which is not compared: add it to triggers"),
+        ("vary={entropy: {threshold: []}}", "vary.entropy.threshold=.. has no value"),
+        ("vary={entropy: {threshold: [1, 1]}}", "entropy_threshold=1 twice"),
+        ("vary={entropy: {luck: [1]}}", "trigger entropy has no option 'luck'"),
+        ("vary={entropy: {query.luck: [1]}}", "query answer has no option 'luck'"),
+        ("vary={entropy: 3}", "vary=.* must be a mapping"),
+    ],
+)
+def test_what_cannot_be_varied_is_said(place, asked, message):
+    with pytest.raises(UserError, match=message):
+        place.compare("triggers=[never,entropy]", asked)
+    assert not place.models
+
+
+def test_a_method_may_have_a_retriever_of_its_own(place):
+    """One that finds the passages of other towns: what is retrieved helps no longer."""
+    other = "{_target_: test_compare.Elsewhere}"
+    mine = f"+methods.elsewhere={{trigger: probing, query: question, tune: true, retriever: {other}}}"
+    results = place.compare("triggers=[never,probing,elsewhere]", mine, "queries=[question]")
+    methods = results["methods"]
+    assert methods["probing"]["em"] == 1.0 and methods["elsewhere"]["em"] == methods["never"]["em"] == 0.4
+    assert methods["elsewhere"]["trigger"] == methods["probing"]["trigger"]  # it looks at the same answers
+    # Random retrieval at its budget is that of its own retriever.
+    assert results["random_at_budget"]["elsewhere"]["em"]["value"] == 0.4
+    assert results["random_at_budget"]["probing"]["em"]["value"] == pytest.approx(0.4 + 0.6 * 0.6)
+    with pytest.raises(UserError, match="methods.mine has retriever_options and no retriever"):
+        given = "+methods.mine={trigger: always, query: question, retriever_options: {k1: 2}}"
+        place.compare("triggers=[never,mine]", given, out="other")
+    with pytest.raises(UserError, match="unknown retriever 'library': choose one of bm25, dense"):
+        given = "+methods.mine={trigger: always, query: question, retriever: library}"
+        place.compare("triggers=[never,mine]", given, out="other")
+
+
+class Elsewhere:
+    """Finds a passage that is of no use to any question."""
+
+    def __init__(self, corpus):
+        self.passages = [corpus[-1]]
+
+    def search(self, queries, k):
+        return [self.passages[:k] for _ in queries]
+
+
 def test_without_test_questions_the_validation_questions_are_asked(place):
     text = (place.path / "questions.jsonl").read_text()
     (place.path / "questions.jsonl").write_text(

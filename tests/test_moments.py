@@ -124,6 +124,9 @@ def test_the_terminal_shows_both(examples: Examples, pool: str) -> None:
     assert max(map(len, text.splitlines())) <= 100
     before, after = text.index("\nbefore the entity"), text.index("\nafter the entity")
     shown = text[before:after]
+    if pool == "predicting":  # what is joined is above the score alone
+        (line,) = (x for x in shown.splitlines() if x.startswith(f"  {WITH_SIGNALS}"))
+        assert "]+" in line and "]-" not in line
     assert "entropy before" in shown and ("all layers" in shown) == (pool == "predicting")
     assert "sequence log-prob" in text[after:] and "all layers" in text[after:]
     assert "within length: " in text and "1: " in text

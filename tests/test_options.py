@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from probers.commands.config import compose, normalise, request
+from probers.commands.main import combinations
 from probers.commands.parts import build, record_of
 from probers.commands.presets import choices, methods, presets, text_of
 from probers.commands.runs import RunFolder, taking_back
@@ -180,6 +181,25 @@ def test_every_part_passes():
 def test_what_is_allowed_is_told_of_every_key_and_of_every_part():
     for key, hint in _all_hints():
         assert allowed(hint), key
+
+
+@pytest.mark.parametrize(
+    "command, argument, told",
+    [
+        ("train", "train_on.x=3", "a list is given whole"),
+        ("datagen", "questions.hub=''", r"questions.hub='' must be a name"),
+        ("datagen", "balance_to=glob(*)", "gives several values"),
+    ],
+)
+def test_what_fits_no_place_is_one_sentence(command, argument, told):
+    with pytest.raises(UserError, match=told):
+        request(command, ["questions=musique", argument] if "hub" in argument else [argument])
+
+
+def test_a_pattern_is_no_list_of_values():
+    with pytest.raises(UserError, match=r"balance_to=glob\(\*\) names no values"):
+        combinations(["balance_to=glob(*)"])
+    assert combinations(["seed=0,1"]) == [["seed=0"], ["seed=1"]]
 
 
 @rarely

@@ -451,6 +451,26 @@ def test_cioqf_by_hand():
     assert CIOQF(top_n=5)(ASKED, made, hit, shown) == "Mara Telka born Mara born"
 
 
+def test_cioqf_without_a_term_is_the_sum_of_the_other_three():
+    made, where = with_vectors()
+    hit = replace(DECISION, position=0, tokens=(4,))
+    terms = {
+        "attention": [a / 0.4 for a in ATTENTION],
+        "tf_idf": [float(f == TWICE) for f in TFIDF],
+        "cosine": [(c + 0.6) / 1.4 for c in COSINE],
+        "position": [i / 9 for i in range(1, 10)],
+    }
+    asked = {None: CIOQF(top_n=4)(ASKED, made, hit, where)}
+    for left_out in terms:
+        scores = [sum(values) for values in zip(*(terms[t] for t in terms if t != left_out), strict=True)]
+        query = CIOQF(top_n=4, without=left_out)
+        asked[left_out] = query(ASKED, made, hit, where)
+        assert asked[left_out] == best_words(scores, 4), left_out
+    assert len(set(asked.values())) == 3  # four words and places are few to differ in
+    with pytest.raises(UserError, match="query.without"):
+        CIOQF(without="luck")
+
+
 def test_cioqf_sums_the_attention_of_a_words_tokens_and_averages_their_vectors():
     """Telka as " Tel" and "ka", with its attention and its vector shared out: nothing changes."""
     made, where = with_vectors()

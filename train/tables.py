@@ -154,10 +154,13 @@ def _by(what: str, values: Mapping[str, Any], shown: Mapping[str, str]) -> list[
     return lines
 
 
-def against(entry: Mapping[str, Any] | None) -> str:
-    """Where a detector lies by its paired difference, our score minus its: "-" below ours, "+" above."""
-    ci = entry and entry["ci95"]
-    return "" if not ci or ci[0] <= 0 <= ci[1] else "-" if ci[0] > 0 else "+"
+def _against(found: Mapping[str, Any], name: str, key: str) -> str:
+    """Where a detector lies against the prober's score by the paired difference: "-" below, "+" above."""
+    for pair, below in ((f"{found['head']} vs {name}", "-"), (f"{name} vs {found['head']}", "+")):
+        low, high = found["pairs"].get(pair, {}).get(key, {}).get("ci95") or (0, 0)
+        if low > 0 or high < 0:
+            return below if low > 0 else "+-".replace(below, "")
+    return ""
 
 
 def moment_columns(figures: Mapping[str, Any]) -> dict[str, str]:
@@ -171,15 +174,14 @@ def _moments(figures: Mapping[str, Any]) -> list[str]:
     divisions = moment_columns(figures)
     lines = []
     for moment in MOMENTS:
-        found, head = figures[moment], figures[moment]["head"]
+        found = figures[moment]
         if not found["detectors"]:
             continue
         title = f"{moment} the {figures['position']}"
         lines.append((f"{title:23}" + "".join(f"{t:19}" for t in divisions.values())).rstrip())
         for name, entry in found["detectors"].items():
-            pair = found["pairs"].get(f"{head} vs {name}", {})
             cells = (
-                f"{number(entry[k]['auroc'])} {bounds(entry[k]['ci95'])}{against(pair.get(k))}"
+                f"{number(entry[k]['auroc'])} {bounds(entry[k]['ci95'])}{_against(found, name, k)}"
                 for k in divisions
             )
             lines.append((f"  {cut(name, 20):21}" + "".join(f"{cell:19}" for cell in cells)).rstrip())

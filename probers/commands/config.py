@@ -154,6 +154,11 @@ def compose(command: str, overrides: Sequence[str]) -> DictConfig:
             return config
     except (HydraException, OmegaConfBaseException) as error:
         raise UserError(_explain(command, overrides, error)) from error
+    except ValueError as error:  # of a key within a list
+        raise UserError(
+            f"cannot read {shown(' '.join(overrides))}: a list is given whole, as in key=[a,b], and has no "
+            "options with names"
+        ) from error
 
 
 def _depart(config: DictConfig, group: str, plain: DictConfig) -> None:

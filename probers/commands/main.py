@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from ..files import digest
+from ..options import shown
 from ..types import STEERING, RunError, UserError
 from .config import compose, help_text, normalise, quote, request
 from .presets import notes
@@ -47,7 +48,12 @@ def combinations(overrides: Sequence[str]) -> list[list[str]]:
     for override in parsed:
         key = override.get_key_element()
         if override.is_sweep_override():
-            axes.append([f"{key}={value}" for value in override.sweep_string_iterator()])
+            try:
+                axes.append([f"{key}={value}" for value in override.sweep_string_iterator()])
+            except HydraException as error:  # glob() has nothing to choose among
+                raise UserError(
+                    f"{shown(str(override.input_line))} names no values: write them out, as in {key}=a,b"
+                ) from error
         else:
             axes.append([str(override.input_line)])
     return [list(job) for job in dict.fromkeys(itertools.product(*axes))]

@@ -259,6 +259,7 @@ class Compare(_Answering):
     triggers: list[Name]
     methods: Mapping[str, Mapping[str, Any]]
     queries: list[Name | Mapping[str, Any]] | None
+    vary: Mapping[str, Mapping[str, list[Any]]] | None
     match: Name | None
     wrong: Name
     sweep: Natural

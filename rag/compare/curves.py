@@ -17,6 +17,8 @@ from typing import Any, Literal
 
 import numpy as np
 
+from probers.types import Retriever
+
 from ..loop import RAG
 from ..queries.last_tokens import LastTokensQuery
 from ..triggers.base import name_of
@@ -30,14 +32,16 @@ class QueryTrajectory:
     """What was recorded with one query.
 
     Attributes:
-        name: of the query; numbered where two differ in their options only.
+        name: of the query; numbered where two differ in their options or retriever only.
         methods: names of the methods that ask with it.
         trajectory: of the questions with gold answers.
+        retriever: the methods' own; None for that of all.
     """
 
     name: str
     methods: tuple[str, ...]
     trajectory: RetrievalTrajectory
+    retriever: Retriever | None = None
 
 
 def record_all(rag: RAG, runs: Iterable[MethodRun], out: Path) -> list[QueryTrajectory]:
@@ -54,21 +58,31 @@ def record_all(rag: RAG, runs: Iterable[MethodRun], out: Path) -> list[QueryTraj
     if not rag.max_retrievals or not fired or not len(fired[0].scored):
         return []
     answered = [q for q in fired[0].questions if q.answers]
-    queries = [run.method.query for run in fired]
-    queries = [query for i, query in enumerate(queries) if query not in queries[:i]]
+    asked_alike: list[list[MethodRun]] = []
+    for run in fired:
+        alike = (group for group in asked_alike if _same_search(group[0].method, run.method))
+        group = next(alike, None)
+        if group is None:
+            asked_alike.append(group := [])
+        group.append(run)
     found = []
-    for i, query in enumerate(queries):
-        asking = [run for run in fired if run.method.query == query]
+    for i, asking in enumerate(asked_alike):
+        query, retriever = asking[0].method.query, asking[0].method.retriever
         whole = {run.name: run.method.trigger for run in asking if judges_whole_answers(run)}
         # One pass records what all of these need; the rare one that needs another pass has no curve.
         asked = next(iter(together(whole, query.needs)), {})
-        alike = sum(type(each) is type(query) for each in queries[:i])
-        name = name_of(query) + (f"_{alike + 1}" if alike else "")
+        others = sum(type(group[0].method.query) is type(query) for group in asked_alike[:i])
+        name = name_of(query) + (f"_{others + 1}" if others else "")
         trajectory = record_once(
-            out / f"{name}.json", replace(rag, query=query), asked, answered, progress=f"replay {name}"
+            out / f"{name}.json", asking[0].method.loop(rag), asked, answered, progress=f"replay {name}"
         )
-        found.append(QueryTrajectory(name, tuple(run.name for run in asking), trajectory))
+        found.append(QueryTrajectory(name, tuple(run.name for run in asking), trajectory, retriever))
     return found
+
+
+def _same_search(one: Method, other: Method) -> bool:
+    """Whether two methods ask for the same in the same place."""
+    return one.query == other.query and one.retriever is other.retriever
 
 
 def judges_whole_answers(run: MethodRun) -> bool:
@@ -95,9 +109,9 @@ def at_random(
         expected = entry.trajectory.at_random(run.mean_retrievals)
         return {"query": entry.name} | comparison.against_random(run, expected)
 
-    common = next((entry for entry in recorded if entry.trajectory.triggers), None)
     found: dict[str, dict[str, Any]] = {}
     for entry in recorded:
+        common = next((e for e in recorded if e.trajectory.triggers and e.retriever is entry.retriever), None)
         for name in entry.methods:
             found[name] = against(entry, runs[name])
             if common is not None and not entry.trajectory.triggers:

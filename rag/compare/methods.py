@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
+from pathlib import Path
 from typing import Any, Literal
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 
-from probers.commands.parts import build
+from probers.commands.parts import build, plain
 from probers.commands.runs import newest_classifier, newest_prober
 from probers.equivalence import EntityMatcher
-from probers.types import UserError
+from probers.types import Passage, Retriever, UserError
 
 from ..build import for_other, named_part, with_bank
 from ..loop import RAG
@@ -29,7 +31,10 @@ TRAINED = {
     "classifier": "make a classifier of questions with 'probers-datagen --source cot' and 'probers-train "
     "head=adaptive'",
 }
-_KEYS = ("trigger", "query", "trigger_options", "query_options", "if_given", "tune")
+_KEYS = (
+    "trigger", "query", "trigger_options", "query_options", "retriever", "retriever_options", "if_given",
+    "tune",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -42,6 +47,8 @@ class Method:
             has one, or brings one and ``tune`` says otherwise, and none was given (also not in
             a paper's form, theta).
         matched: its budget is to be matched to another method's.
+        searches: its own retriever's configuration; None where it asks the one of all.
+        retriever: made of that by :func:`with_retrievers`.
     """
 
     name: str
@@ -49,6 +56,8 @@ class Method:
     query: QueryFormulator
     tunable: bool = False
     matched: bool = False
+    searches: DictConfig | None = None
+    retriever: Retriever | None = None
 
     @property
     def calibrated(self) -> bool:
@@ -81,12 +90,13 @@ class Method:
 
     def judged_by(self, matcher: EntityMatcher | None) -> Method:
         """The same method; a trigger that judges answers by their meaning does so by this matcher."""
-        options = self.trigger.options
-        return self.with_options(matcher=matcher) if options.get("matcher", matcher) is None else self
+        asks = self.trigger.options.get("matcher", self) is None
+        return self.with_options(matcher=matcher) if asks and matcher is not None else self
 
     def loop(self, rag: RAG) -> RAG:
-        """The loop with its trigger and query."""
-        return replace(rag, trigger=self.trigger, query=self.query)
+        """The loop with its trigger, query and, where it has its own, retriever."""
+        retriever = rag.retriever if self.retriever is None else self.retriever
+        return replace(rag, trigger=self.trigger, query=self.query, retriever=retriever)
 
 
 @dataclass(frozen=True)
@@ -155,6 +165,11 @@ def _build(
     entry = OmegaConf.to_container(node, resolve=True)
     if not isinstance(entry, Mapping) or not {"trigger", "query"} <= set(entry) <= set(_KEYS):
         raise UserError(f"methods.{name} must have trigger and query, and may have {', '.join(_KEYS[2:])}")
+    searches = entry.get("retriever")
+    if searches is not None:
+        searches = named_part("retriever", searches, entry.get("retriever_options") or {})
+    elif entry.get("retriever_options"):
+        raise UserError(f"methods.{name} has retriever_options and no retriever: name the one they are for")
     options = entry.get("trigger_options") or {}
     asked = named_part("trigger", entry["trigger"], options)
     query = build(named_part("query", entry["query"], entry.get("query_options") or {}))
@@ -175,9 +190,72 @@ def _build(
             query,
             tunable=tunable and not {"threshold", "theta"} & set(options),
             matched=isinstance(trigger, Random) and "rate" not in options,
+            searches=searches,
         )
         found.append(method)
     return found
+
+
+def with_retrievers(methods: Sequence[Method], corpus: Sequence[Passage]) -> list[Method]:
+    """The methods with their own retrievers made, those of the same configuration once.
+
+    Raises:
+        UserError: one that cannot be made.
+    """
+    made: list[tuple[DictConfig, Retriever]] = []
+    found = []
+    for method in methods:
+        if method.searches is not None:
+            known = next((retriever for node, retriever in made if node == method.searches), None)
+            if known is None:
+                known = build(method.searches, corpus)
+                made.append((method.searches, known))
+            method = replace(method, retriever=known)
+        found.append(method)
+    return found
+
+
+def vary(cfg: DictConfig) -> None:
+    """Put in place of every method that ``cfg.vary`` names one for each of the values it gives.
+
+    ``vary={dragin: {threshold: [0.6, 0.9]}}`` makes the methods ``dragin_threshold=0.6`` and
+    ``dragin_threshold=0.9``; ``query.top_n`` is an option of the query. Of several options every
+    combination is one.
+
+    Raises:
+        UserError: a method that is not there, an option without values, or two of the same name.
+    """
+    asked = [str(name) for name in cfg.triggers]
+    given: dict[str, dict[str, list[Any]]] = plain(cfg.vary) if cfg.vary is not None else {}
+    for name, options in given.items():
+        if name not in cfg.methods:
+            raise UserError(f"unknown method {name!r} in vary: choose from {', '.join(asked)}")
+        if name not in asked and not cfg.methods[name].get("if_given"):
+            raise UserError(f"vary names {name}, which is not compared: add it to triggers, or leave it out")
+        if empty := next((option for option, values in options.items() if not values), None):
+            raise UserError(f"vary.{name}.{empty}=[] has no value: name at least one")
+    names: list[str] = []
+    for name in asked:
+        options = given.get(name) or {}
+        for values in product(*options.values()):
+            chosen = dict(zip(options, values, strict=True))
+            own: dict[str, dict[str, Any]] = {"trigger_options": {}, "query_options": {}}
+            for option, value in chosen.items():
+                part = "query_options" if option.startswith("query.") else "trigger_options"
+                own[part][option.removeprefix("query.")] = value
+            told = ",".join(f"{option}={_told(value)}" for option, value in chosen.items())
+            names.append(f"{name}_{told}" if told else name)
+            if told:
+                with open_dict(cfg.methods):
+                    cfg.methods[names[-1]] = OmegaConf.merge(cfg.methods[name], own)
+    cfg.triggers = names
+
+
+def _told(value: Any) -> str:
+    """A value in the name of a method and its files: of a path the last part, of a list its parts."""
+    if isinstance(value, list):
+        return "+".join(map(_told, value))
+    return Path(value).name if isinstance(value, str) else str(value)
 
 
 def complete(cfg: DictConfig) -> list[str]:
@@ -187,14 +265,14 @@ def complete(cfg: DictConfig) -> list[str]:
         UserError: no method is left.
     """
     names = [str(n) for n in cfg.triggers]
-    if cfg.token_prober is None and "radio" in names:
+    keys = {name: cfg.methods[name].get("if_given") for name in names if name in cfg.methods}
+    if cfg.token_prober is None and "token_prober" in keys.values():
         cfg.token_prober = _prober_of(cfg, "tokens")
-    if cfg.entity_prober is None and {"before_entity", "entity_signal"} & set(names):
+    if cfg.entity_prober is None and "entity_prober" in keys.values():
         cfg.entity_prober = _prober_of(cfg, "entities")
-    if cfg.classifier is None and "adaptive" in names:
+    if cfg.classifier is None and "classifier" in keys.values():
         found = newest_classifier(model=cfg.model.name)
         cfg.classifier = None if found is None else str(found)
-    keys = {name: cfg.methods[name].get("if_given") for name in names if name in cfg.methods}
     missing = {name: str(key) for name, key in keys.items() if key and cfg[key] is None}
     notes = []
     for key in dict.fromkeys(missing.values()):

@@ -30,7 +30,7 @@ from ..triggers.never import Never
 from .curves import record_all, rerun_all
 from .findings import Findings, write
 from .generation_cache import GenerationCache
-from .methods import Method, MethodRun, build_methods, complete, parts_of
+from .methods import Method, MethodRun, build_methods, complete, parts_of, vary, with_retrievers
 from .probers import check_one_model, named
 from .shared_generations import SharedRAG, joined
 from .thresholds import Tuned, tune_once
@@ -51,6 +51,7 @@ def run(cfg: DictConfig) -> Path:
     if right is None:
         raise UserError(f"wrong={cfg.wrong} is no figure to judge answers by: choose {RULES}")
     notes = complete(cfg) + ([] if matcher is None else [f"Of match: {matcher.told()}."])
+    vary(cfg)
     probers = named(cfg.probers)
     if probers and cfg.prober is not None:
         raise UserError(f"prober={cfg.prober} and probers are given: name every prober in probers")
@@ -101,6 +102,7 @@ def run(cfg: DictConfig) -> Path:
         **loop_options(cfg),
         cache=GenerationCache(megabytes=cfg.memory, folder=folder.path / "generations"),
     )
+    methods = with_retrievers(methods, corpus)
     for method in methods:  # a trigger that refuses the model does so before anything runs
         method.loop(rag)
     if split == "all":

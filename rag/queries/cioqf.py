@@ -40,15 +40,19 @@ class CIOQF(AttentionQuery):
         top_n: words to keep.
         vectors: file in the word2vec format; None takes the model's input embeddings,
             averaged over a word's tokens.
+        without: the term of the sum that is left out, for an ablation.
     """
 
     norm: Literal["minmax", "zscore"] = "minmax"
     top_n: int = 25
     vectors: str | None = None
+    without: Literal["attention", "tf_idf", "cosine", "position"] | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         one_of("query.norm", self.norm, "minmax", "zscore")
+        if self.without is not None:
+            one_of("query.without", self.without, "attention", "tf_idf", "cosine", "position")
         if self.vectors is not None:
             load_vectors(self.vectors)  # what is wrong with the file is said before a model runs
 
@@ -77,13 +81,15 @@ class CIOQF(AttentionQuery):
             *(written[a:b] for a, b in split_sentences(written)),
             *(p.text for p in state.passages),
         ]
-        scores = (
-            _scaled(np.array([row[list(w.columns)].sum(dtype=np.float64) for w in words]), self.norm)
-            + _scaled(tf_idf([w.text for w in words], documents), self.norm)
-            + _scaled(self._cosines(words, [w for w in found if w.asked], generation, state), self.norm)
-            + np.arange(1, len(words) + 1) / len(words)
-        )
-        return words, scores
+        attention = np.array([row[list(w.columns)].sum(dtype=np.float64) for w in words])
+        cosines = self._cosines(words, [w for w in found if w.asked], generation, state)
+        terms = {
+            "attention": _scaled(attention, self.norm),
+            "tf_idf": _scaled(tf_idf([w.text for w in words], documents), self.norm),
+            "cosine": _scaled(cosines, self.norm),
+            "position": np.arange(1, len(words) + 1) / len(words),
+        }
+        return words, np.sum([values for name, values in terms.items() if name != self.without], axis=0)
 
     def _cosines(
         self, words: list[ContextWord], asked: list[ContextWord], generation: Generation, state: State

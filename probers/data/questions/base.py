@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
+from ...options import Name
 from ...types import Question, UserError
 from ..records import Row, file_rows, hub_rows
 from .values import Record
@@ -44,7 +45,7 @@ class QuestionSource:
     """
 
     path: str | None = None
-    hub: str | None = None
+    hub: Name | None = None
     config: str | None = None
     hub_split: str = "validation"
     revision: str | None = None

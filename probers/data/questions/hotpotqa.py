@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from ...options import shown
+from ...options import Name, shown
 from ...types import Passage, Question
 from .base import Layout, QuestionSource, layout
 from .values import Record, accepted, identifier, optional, text
@@ -21,7 +21,7 @@ class HotpotQA(QuestionSource):
     The two settings are written alike; fullwiki is told by gold paragraphs that are not there.
     """
 
-    hub: str | None = "hotpotqa/hotpot_qa"
+    hub: Name | None = "hotpotqa/hotpot_qa"
     config: str | None = "distractor"
 
     name: ClassVar[str] = "hotpotqa"

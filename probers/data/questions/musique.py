@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from ...options import Name
 from ...types import Question
 from .base import Layout, QuestionSource, layout
 from .values import Record, UnusableError, accepted, identifier, optional, passage, records, strings, text
@@ -25,7 +26,7 @@ class MuSiQue(QuestionSource):
             suffix, and both are one group.
     """
 
-    hub: str | None = "dgslibisey/MuSiQue"
+    hub: Name | None = "dgslibisey/MuSiQue"
     unanswerable: Literal["exclude", "noanswer"] = "exclude"
 
     name: ClassVar[str] = "musique"

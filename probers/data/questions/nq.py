@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from ...options import Name
 from ...types import Passage, Question, UserError
 from .base import Layout, QuestionSource, layout
 from .values import Record, accepted, hashed, optional, passage, records, strings, text
@@ -78,7 +79,7 @@ class NaturalQuestions(DPRSource):
     Neither gives ids: they are made from the question's text, so that both files agree.
     """
 
-    hub: str | None = "google-research-datasets/nq_open"
+    hub: Name | None = "google-research-datasets/nq_open"
 
     name: ClassVar[str] = "nq"
     layouts: ClassVar[tuple[Layout, ...]] = (

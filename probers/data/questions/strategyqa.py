@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
+from ...options import Name
 from ...types import Passage, Question, UserError
 from .base import Layout, QuestionSource, layout
 from .values import Record, UnusableError, identifier, optional, passage, strings, text
@@ -28,7 +29,7 @@ class StrategyQA(QuestionSource):
             as evidence are then the gold passages. Without it there are none.
     """
 
-    hub: str | None = "ChilleD/StrategyQA"
+    hub: Name | None = "ChilleD/StrategyQA"
     hub_split: str = "test"
     paragraphs: str | None = None
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from ...options import shown
+from ...options import Name, shown
 from ...types import Question
 from .base import Layout, layout
 from .nq import DPR, DPRSource
@@ -24,7 +24,7 @@ class TriviaQA(DPRSource):
     the official evaluation accepts. Its documents, which nobody has marked as gold, are not read.
     """
 
-    hub: str | None = "mandarjoshi/trivia_qa"
+    hub: Name | None = "mandarjoshi/trivia_qa"
     config: str | None = "rc.nocontext"
 
     name: ClassVar[str] = "triviaqa"

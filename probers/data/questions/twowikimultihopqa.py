@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import ClassVar
 
+from ...options import Name
 from ...types import Question, UserError
 from ..records import check_object, read_lines, what_is_wrong
 from .base import Layout, QuestionSource, layout
@@ -27,7 +28,7 @@ class TwoWikiMultihopQA(QuestionSource):
             entity, its demonyms too, are then accepted as the official evaluation does.
     """
 
-    hub: str | None = "framolfese/2WikiMultihopQA"
+    hub: Name | None = "framolfese/2WikiMultihopQA"
     aliases: str | None = None
 
     name: ClassVar[str] = "2wikimultihopqa"

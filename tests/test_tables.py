@@ -1,0 +1,222 @@
+"""The commands of docs/tables.md: each is accepted, and runs with the testbed in the papers' place.
+
+What is run is read from the document, so that it cannot say what does not work. A command that reads what
+another one makes is run after it, whichever of them is asked for.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from probers.commands import main as cli
+from probers.commands.config import compose, normalise, request
+from probers.commands.main import combinations
+from probers.commands.presets import choices, methods, text_of
+
+TEXT = (Path(__file__).parents[1] / "docs" / "tables.md").read_text()
+
+
+def typed() -> list[list[str]]:
+    """Every command of the document, by word."""
+    found = re.findall(r"^    (probers-(?:.*\\\n)*.*)", TEXT, re.MULTILINE)
+    return [shlex.split(command.replace("\\\n", " ")) for command in found]
+
+
+COMMANDS = typed()
+
+
+def value(command: list[str], key: str) -> str | None:
+    """What a command gives for a key."""
+    return next((word.partition("=")[2] for word in command if word.startswith(f"{key}=")), None)
+
+
+def folder(command: list[str]) -> str:
+    """Where a command writes, up to what differs from job to job."""
+    return str(value(command, "out")).partition("/${")[0]
+
+
+def jobs(command: list[str]) -> tuple[str, list[list[str]]]:
+    """The name of a command and the overrides of each of its jobs."""
+    name, *arguments = command
+    name = name.removeprefix("probers-")
+    overrides = normalise(name, [word for word in arguments if word != "-m"])
+    return name, combinations(overrides) if "-m" in arguments else [overrides]
+
+
+def label(command: list[str]) -> str:
+    return f"{command[0].removeprefix('probers-')} {folder(command).removeprefix('runs/')}"
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=label)
+def test_a_command_is_accepted(command):
+    name, several = jobs(command)
+    folders = [request(name, job).out for job in several]
+    assert len(set(folders)) == len(folders) and all(each.startswith("runs/") for each in folders)
+
+
+def test_no_two_commands_write_to_one_folder_and_what_is_read_was_made_before():
+    made: list[str] = []
+    for command in COMMANDS:
+        for word in command:
+            if not word.startswith("out="):
+                for path in re.findall(r"runs/[\w/]+", word):
+                    assert any(path == m or path.startswith(f"{m}/") for m in made), (path, made)
+        assert folder(command) not in made
+        made.append(folder(command))
+
+
+def test_every_table_of_the_issue_has_its_section():
+    papers = dict(re.findall(r"^## (.*)\n((?:(?!## ).*\n)*)", TEXT, re.MULTILINE))
+    numbers = {
+        name: {n for line in re.findall(r"^### (.*)", text, re.MULTILINE) for n in listed(line)}
+        for name, text in papers.items()
+    }
+    assert numbers["DRAGIN"] == {f"table {n}" for n in range(2, 8)}
+    assert numbers["RaDIO"] == {f"table {n}" for n in range(1, 4)}
+    tables = {f"table {n}" for n in (1, 2, 3, 4, 8, 9)}
+    assert numbers["Probing-RAG"] == tables | {f"figure {n}" for n in (4, 5, 6)}
+    assert {"MIND", "Adaptive-RAG"} <= set(papers)
+
+
+def listed(heading: str) -> Iterator[str]:
+    """``table 2``, .. of a heading that names some: "Table 3: ..", "Tables 1 to 3", "figures 4 and 6"."""
+    for kind, text in re.findall(r"(table|figure)s? ((?:\d+(?:, | and | to )?)+)", heading.lower()):
+        found = list(map(int, re.findall(r"\d+", text)))
+        yield from (f"{kind} {n}" for n in (range(found[0], found[1] + 1) if " to " in text else found))
+
+
+def test_every_method_of_a_comparison_stands_in_the_document():
+    asked = {value(command, "method") for command in COMMANDS}
+    assert {m for m in choices("method") if "Command: probers-compare" in text_of("method", m)} <= asked
+    assert {m for m in methods("datagen")} <= asked
+
+
+# Runs.
+
+#: Layers of the testbed in the place of a published model's.
+LAYERS = {"probing_rag_gemma_2b": "[4,8,12]", "radio_llama2_7b": "[12]"}
+#: What is left out: it belongs to what is put in another's place.
+VOID = ("questions", "wikipedia", "retriever", "balance_to", "limit", "head.model")
+SMALL = {
+    "datagen": ["batch_size=8", "max_new_tokens=24"],
+    "train": ["resamples=100", "epochs=2", "learning_curve=false"],
+    "compare": ["limit=4", "validation=24", "resamples=100", "examples=1", "max_new_tokens=24"],
+}
+
+
+def in_the_testbed(command: list[str], parts: dict[str, str]) -> tuple[str, list[list[str]]]:
+    """The command's jobs with the testbed for model, questions, corpus and articles, and little to do."""
+    name, several = jobs(command)
+    found = []
+    for job in several:
+        kept = [word for word in job if word.split("=")[0].split(".")[0] not in VOID]
+        # All sets are the testbed there, and no text may be given twice.
+        kept = [re.sub(r"^data=\[([^,\]]+).*", r"data=[\1]", word) for word in kept]
+        more = [*SMALL[name]] if value(kept, "head") != "adaptive_t5" else ["resamples=100"]
+        if name != "train":
+            kept = [word for word in kept if word.split("=")[0] not in ("model", "model.name", "articles")]
+            more += ["model=testbed", "questions=testbed", "corpus=testbed"]
+            if value(kept, "prompt") is None:
+                more.append("prompt=testbed")
+        if name == "datagen":
+            preset = value(kept, "experiment")
+            more += [f"layers={LAYERS[preset]}"] if preset in LAYERS else []
+            if value(kept, "source") == "wiki" or "radio" in str(preset):
+                more += ["articles=testbed", "limit=60"]
+            else:
+                more += ["limit={train: 60, validation: 30, test: 30}", "balance_to=null"]
+        if value(kept, "split") == "all":
+            more[more.index("limit=4")] = "limit=40"
+        if value(kept, "method") == "dragin_where":
+            more.append(f"methods.dragin_sgpt.retriever_options.model={parts['encoder']}")
+        if value(kept, "head") == "adaptive_t5":
+            more += [f"head.model={parts['t5']}", "head.epochs=1"]
+        sizes = [i for i, word in enumerate(kept) if word.startswith("sizes=")]
+        for i in sizes:
+            kept[i] = "sizes=[20,30,60]"
+        kept = [re.sub(r"/\$\{questions\.hub\}$", "/${questions._target_}", word) for word in kept]
+        found.append([*kept, *normalise(name, more)])
+    return name, found
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("tables")
+
+
+@pytest.fixture(scope="module")
+def parts(place) -> dict[str, str]:
+    """A tiny encoder for texts and a tiny T5, as folders."""
+    from sentence_transformers import SentenceTransformer, models
+    from tiny import byte_level
+    from transformers import BertConfig, BertModel, T5Config, T5ForConditionalGeneration
+
+    torch.manual_seed(0)
+    tokenizer = byte_level(every_byte=True, size=400)
+    bert = BertConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=16,
+    )
+    BertModel(bert).save_pretrained(place / "bert")
+    tokenizer.save_pretrained(place / "bert")
+    words = models.Transformer(str(place / "bert"), max_seq_length=64)
+    SentenceTransformer(modules=[words, models.Pooling(8)], device="cpu").save(str(place / "encoder"))
+    ids = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id}
+    t5 = T5Config(
+        vocab_size=len(tokenizer), d_model=16, d_kv=8, d_ff=32, num_layers=1, num_heads=2,
+        decoder_start_token_id=ids["pad_token_id"], **ids,
+    )  # fmt: skip
+    T5ForConditionalGeneration(t5).save_pretrained(place / "t5")
+    tokenizer.save_pretrained(place / "t5")
+    return {name: str(place / name) for name in ("encoder", "t5")}
+
+
+@pytest.fixture(scope="module")
+def done() -> dict[int, list[Path]]:
+    """Folders by number of the command that was run."""
+    return {}
+
+
+def run(number: int, parts: dict[str, str], done: dict[int, list[Path]]) -> list[Path]:
+    """Run a command of the document after those that make what it reads; once."""
+    if number in done:
+        return done[number]
+    name, several = in_the_testbed(COMMANDS[number], parts)
+    for earlier in range(number):
+        path = folder(COMMANDS[earlier])
+        if any(path in word and not word.startswith("out=") for job in several for word in job):
+            run(earlier, parts, done)
+    if name == "compare":  # all jobs are one in the testbed
+        several = several[:1]
+    done[number] = [Path(cli.run(name, job)) for job in several]
+    return done[number]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(len(COMMANDS)), ids=[label(c) for c in COMMANDS])
+def test_a_command_runs_with_the_testbed(number, place, parts, done, monkeypatch, capsys):
+    monkeypatch.chdir(place)
+    for out in run(number, parts, done):
+        state = json.loads((out / "run.json").read_text())
+        assert state["complete"]
+        if state["command"] != "compare":
+            continue
+        results = json.loads((out / "results.json").read_text())
+        preset = compose("compare", jobs(COMMANDS[number])[1][0])
+        asked = {name for name in preset.triggers if name in results["methods"]}
+        varied = [name for name in results["methods"] if name not in preset.triggers]
+        # What is not there under its own name is there once for each value, prober or set.
+        missing = [name for name in preset.triggers if name not in asked]
+        assert all(any(v.startswith(f"{name}_") for v in varied) for name in missing), (missing, varied)
+        assert results["n"] >= 4
+    capsys.readouterr()
