@@ -571,6 +571,16 @@ def test_a_run_that_goes_on_has_the_batches_of_one_that_was_not_interrupted(tmp_
     assert again != whole and again[:1] + again[3:] == whole[:1] + whole[3:]
 
 
+def test_the_bar_of_a_run_moves_with_the_rounds(tmp_path):
+    rag = make(Entropy(0.05))[0]
+    moves = []
+    answers = rag.answer(QUESTIONS, ended=moves.append)
+    rounds = max(len(answer.rounds) for answer in answers)
+    assert len(moves) == rounds > 1 and sum(moves) == len(QUESTIONS)
+    ended = [sum(len(answer.rounds) == number + 1 for answer in answers) for number in range(rounds)]
+    assert moves == ended
+
+
 def test_the_terminal_shows_text_place_query_titles_and_counters():
     out = io.StringIO()
     hit = write("Where is town 1?").index("Nowhere")
