@@ -406,3 +406,29 @@ def test_drawn_damage_is_one_sentence_or_fine(damaged, rng):
     if rng.random() < 0.3:
         values[rng.randrange(len(values))] = wrong_value(rng)
     told(top, reader, values)
+
+
+def _aliases(file):
+    from probers.equivalence.names import load_aliases
+
+    return load_aliases(str(file))
+
+
+def _of_2wiki(file):
+    from probers.data.questions.twowikimultihopqa import TwoWikiMultihopQA
+
+    return TwoWikiMultihopQA(path=str(file), aliases=str(file))._names
+
+
+def _of_strategyqa(file):
+    from probers.data.questions.strategyqa import StrategyQA
+
+    return StrategyQA(path=str(file), paragraphs=str(file))._texts
+
+
+@pytest.mark.parametrize("read", [_aliases, _of_2wiki, _of_strategyqa])
+def test_brackets_without_end_in_a_table_beside_questions_are_one_sentence(tmp_path, read):
+    file = tmp_path / "table.jsonl"
+    file.write_text("[" * 100_000 + "]" * 100_000)
+    with pytest.raises(UserError, match=r"table\.jsonl"):
+        read(file)

@@ -275,7 +275,7 @@ def load_aliases(path: str) -> AliasTable:
             continue
         try:
             group = json.loads(line)
-        except json.JSONDecodeError:
+        except (ValueError, RecursionError):  # also of more digits or brackets than Python reads
             group = None
         listed = isinstance(group, list) and len(group) > 1
         if not listed or not all(isinstance(name, str) and words(name) for name in group):

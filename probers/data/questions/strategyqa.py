@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 from ...options import Name
 from ...types import Passage, Question, UserError
+from ..records import what_is_wrong
 from .base import Layout, QuestionSource, layout
 from .values import Record, UnusableError, identifier, optional, passage, strings, text
 
@@ -74,8 +75,8 @@ class StrategyQA(QuestionSource):
         given = f"questions.paragraphs={self.paragraphs}"
         try:
             texts = json.loads(Path(self.paragraphs).read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise UserError(f"{given} is no JSON in UTF-8: {error}") from error
+        except (ValueError, RecursionError) as error:
+            raise UserError(f"{given} is no JSON in UTF-8: {what_is_wrong(error)}") from error
         if not isinstance(texts, dict) or not all(isinstance(t, dict) for t in texts.values()):
             raise UserError(f"{given} must be an object of paragraphs, by id")
         return texts

@@ -72,7 +72,7 @@ class TwoWikiMultihopQA(QuestionSource):
                 entry = json.loads(line)
                 check_object(entry)
                 names[identifier(entry, "Q_id")] = strings(entry, "aliases") + strings(entry, "demonyms")
-            except (ValueError, KeyError) as error:
+            except (ValueError, KeyError, RecursionError) as error:
                 reason = what_is_wrong(error)
                 raise UserError(f"questions.aliases={path} line {number}: {reason}") from error
         return names
