@@ -223,7 +223,7 @@ def test_the_bar_moves_with_every_batch_and_ends_at_its_total(tmp_path, make, mo
 
 
 def test_the_first_example_is_shown_once_and_steers_no_terminal(tmp_path, capsys):
-    lm = FakeLM(lambda prompt: " Spain\x1b[2J\u202e, a\ncountry.")
+    lm = FakeLM(lambda prompt: " Spain\x1b[2J\u202e, a\tcountry.")
     lm.batch = 3
     filled(tmp_path, "s", cot, lm, NEVER)
     lines = capsys.readouterr().out.splitlines()
