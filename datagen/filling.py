@@ -184,7 +184,8 @@ def first_example(row: Mapping[str, Any], wrong: str) -> list[str]:
         "the first example:",
         f"  prompt: {'.. ' if len(prompt) > _SHOWN else ''}{prompt[-_SHOWN:]}",
         f"  model:  {text[:_SHOWN]}{' ..' if len(text) > _SHOWN else ''}",
-        f"  label:  {'right' if row['correct'] else wrong} ({answer[:_SHOWN]}; expected: {gold[:_SHOWN]})",
+        f"  label:  {'right' if row['correct'] else wrong} "
+        f"({answer[:_SHOWN] or 'no final answer'}; expected: {gold[:_SHOWN]})",
     ]
 
 

@@ -231,7 +231,7 @@ def test_the_first_example_is_shown_once_and_steers_no_terminal(tmp_path, capsys
         "the first example:",
         "  prompt: Where is 0 ?",
         "  model:  Spain [2J , a country.",
-        "  label:  right (Spain [2J , a country.; expected: Spain)",
+        "  label:  right (no final answer; expected: Spain)",
     ]
 
 
