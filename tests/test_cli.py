@@ -303,3 +303,26 @@ def test_what_steers_a_terminal_reaches_neither_stream(capsys, monkeypatch):
     moved = io.StringIO()
     cli._Printable(moved).write("\n\n\x1b[A\x1b[Ax\x1b[A\r")
     assert moved.getvalue() == "\n\n\x1b[A\x1b[Ax[A"
+
+
+class Dying:
+    """An object that Ctrl-C reaches while it is taken apart."""
+
+    def __del__(self):
+        raise KeyboardInterrupt
+
+
+def test_an_interrupt_in_a_destructor_is_heard(monkeypatch, capsys):
+    def work(command, arguments):
+        Dying()
+        time.sleep(5)
+        return 0
+
+    monkeypatch.setattr(cli, "_main", work)
+    before = sys.unraisablehook
+    with pytest.raises(SystemExit) as ended:
+        cli.main("train", [])
+    assert ended.value.code == 130 and sys.unraisablehook is before
+    assert capsys.readouterr().err == (
+        "probers-train: interrupted; what was finished is kept, the same command goes on from there\n"
+    )

@@ -268,7 +268,7 @@ def test_a_finished_run_is_not_repeated(cot, capsys):
         ("source=web", "source=web must be cot or wiki"),
         ("layers=[13]", r"the model has 12 layers"),
         ("layers=some", "layers=some must be all, stride, a whole number"),
-        ("label=f2", "choose em, acc or f1"),
+        ("label=f2", "choose em, acc, match or f1>=0.8"),
         ("questions=nowhere.jsonl", "questions=nowhere.jsonl is not a file"),
         ("pool=max", "pool=max must be mean, last, mind, tokens or predicting"),
         ("pool=tokens", "pool=tokens is not there for source=cot"),

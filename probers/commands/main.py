@@ -8,13 +8,14 @@ interrupted). Nothing heavy is imported before the request is known to be right.
 
 from __future__ import annotations
 
+import _thread
 import importlib
 import io
 import itertools
 import re
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import redirect_stderr, redirect_stdout
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -98,7 +99,7 @@ def main(command: str, argv: Sequence[str] | None = None) -> None:
     """Run a command with ``argv`` (default: the process's) and exit with its code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        with redirect_stdout(_Printable(sys.stdout)), redirect_stderr(_Printable(sys.stderr)):
+        with redirect_stdout(_Printable(sys.stdout)), redirect_stderr(_Printable(sys.stderr)), _heard():
             code = _main(command, arguments)
     except KeyboardInterrupt:
         told = "interrupted; what was finished is kept, the same command goes on from there"
@@ -110,6 +111,24 @@ def main(command: str, argv: Sequence[str] | None = None) -> None:
         message, code = _told(error)
         _fail(f"probers-{command}: {message}", code)
     sys.exit(code)
+
+
+@contextmanager
+def _heard() -> Iterator[None]:
+    """Have Ctrl-C come again where it came within a destructor, in which Python prints and drops it."""
+    before = sys.unraisablehook
+
+    def again(told: sys.UnraisableHookArgs) -> None:
+        if issubclass(told.exc_type, KeyboardInterrupt):
+            _thread.interrupt_main()
+        else:
+            before(told)
+
+    sys.unraisablehook = again
+    try:
+        yield
+    finally:
+        sys.unraisablehook = before
 
 
 #: The console scripts.
