@@ -14,6 +14,7 @@ import io
 import itertools
 import re
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from functools import partial
@@ -113,6 +114,9 @@ def main(command: str, argv: Sequence[str] | None = None) -> None:
     sys.exit(code)
 
 
+_SOON = 0.01  # seconds
+
+
 @contextmanager
 def _heard() -> Iterator[None]:
     """Have Ctrl-C come again where it came within a destructor, in which Python prints and drops it."""
@@ -120,7 +124,9 @@ def _heard() -> Iterator[None]:
 
     def again(told: sys.UnraisableHookArgs) -> None:
         if issubclass(told.exc_type, KeyboardInterrupt):
-            _thread.interrupt_main()
+            threading.Timer(
+                _SOON, _thread.interrupt_main
+            ).start()  # at once, it would be dropped here as well
         else:
             before(told)
 
