@@ -277,7 +277,9 @@ def test_questions_take_the_options_of_their_set(capsys):
     typed = ["questions=2wikimultihopqa", "questions.path=dev.json", "questions.aliases=ids.json"]
     node = cli.compose("datagen", cli.normalise("datagen", typed)).questions
     assert (node.path, node.aliases) == ("dev.json", "ids.json")
-    with pytest.raises(UserError, match="unknown questions 'hotpot': choose one of 2wikimultihopqa, file"):
+    with pytest.raises(
+        UserError, match="unknown questions 'hotpot': choose one of 2wikimultihopqa, completion"
+    ):
         cli.compose("rag", cli.normalise("rag", ["questions=hotpot"]))
     with pytest.raises(UserError, match=r"unknown key 'questions.aliases'"):
         cli.compose("rag", cli.normalise("rag", ["questions=nq", "questions.aliases=x"]))
@@ -312,8 +314,10 @@ class Dying:
         raise KeyboardInterrupt
 
 
-def test_an_interrupt_in_a_destructor_is_heard(monkeypatch, capsys):
+@pytest.mark.parametrize("bar", ["", "\r 50%", " 50%\n"])
+def test_an_interrupt_in_a_destructor_is_heard(monkeypatch, capsys, bar):
     def work(command, arguments):
+        sys.stderr.write(bar)
         Dying()
         time.sleep(5)
         return 0
@@ -323,6 +327,8 @@ def test_an_interrupt_in_a_destructor_is_heard(monkeypatch, capsys):
     with pytest.raises(SystemExit) as ended:
         cli.main("train", [])
     assert ended.value.code == 130 and sys.unraisablehook is before
+    ended = "\n" if bar.endswith("%") else ""
     assert capsys.readouterr().err == (
-        "probers-train: interrupted; what was finished is kept, the same command goes on from there\n"
+        f"{bar}{ended}probers-train: interrupted; what was finished is kept, the same command goes on from "
+        "there\n"
     )

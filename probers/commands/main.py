@@ -99,9 +99,13 @@ _TABLES = {"train": "probers.train.tables:compare_runs"}
 def main(command: str, argv: Sequence[str] | None = None) -> None:
     """Run a command with ``argv`` (default: the process's) and exit with its code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    out, err = _Printable(sys.stdout), _Printable(sys.stderr)
     try:
-        with redirect_stdout(_Printable(sys.stdout)), redirect_stderr(_Printable(sys.stderr)), _heard():
-            code = _main(command, arguments)
+        with redirect_stdout(out), redirect_stderr(err), _heard():
+            try:
+                code = _main(command, arguments)
+            finally:
+                err.end_line()
     except KeyboardInterrupt:
         told = "interrupted; what was finished is kept, the same command goes on from there"
         code = _fail(f"probers-{command}: {told}", 130)
@@ -124,9 +128,8 @@ def _heard() -> Iterator[None]:
 
     def again(told: sys.UnraisableHookArgs) -> None:
         if issubclass(told.exc_type, KeyboardInterrupt):
-            threading.Timer(
-                _SOON, _thread.interrupt_main
-            ).start()  # at once, it would be dropped here as well
+            # At once, it would be dropped here as well.
+            threading.Timer(_SOON, _thread.interrupt_main).start()
         else:
             before(told)
 
@@ -152,6 +155,12 @@ class _Printable(io.TextIOBase):
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
+        self._begun = False
+
+    def end_line(self) -> None:
+        """End the line that a progress bar left standing, so that what follows stands on its own."""
+        if self._begun:
+            self.write("\n")
 
     @property
     def encoding(self) -> str:  # type: ignore[override]
@@ -163,6 +172,7 @@ class _Printable(io.TextIOBase):
     def write(self, text: str) -> int:
         moves = _BAR.match(text)[0]  # type: ignore[index]
         self._stream.write(moves + _STEERING.sub("", text[len(moves) :]))
+        self._begun = not text.endswith("\n") if text else self._begun
         return len(text)
 
     def flush(self) -> None:
