@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import inspect
 import json
-import math
 import types
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import InitVar, fields, is_dataclass
@@ -117,12 +116,12 @@ def check_value(key: str, value: Any, annotation: Any) -> None:
         raise UserError(f"{key}={shown(value)} must be {allowed(annotation)}") from None
 
 
-def _too_large(value: Any) -> float | None:
-    """A finite number in a value that is larger than any option's."""
+def _too_large(value: Any) -> int | None:
+    """A whole number in a value that is larger than any option's."""
     if isinstance(value, (list, dict)):
         inner = value.values() if isinstance(value, dict) else value
         return next((n for each in inner if (n := _too_large(each)) is not None), None)
-    return value if type(value) in (int, float) and _MOST <= abs(value) < math.inf else None
+    return value if type(value) is int and abs(value) >= _MOST else None
 
 
 def shown(value: Any) -> str:

@@ -361,7 +361,7 @@ def test_every_key_of_the_commands_is_explained():
         text = cli.help_text(command)
         for key in compose(command, []):
             lines = [x for x in text.splitlines() if x.strip().startswith(f"{key}:")]
-            groups = ("model", "prompt", "trigger", "query", "retriever", "methods", "questions")
+            groups = ("model", "prompt", "trigger", "query", "retriever", "matcher", "methods", "questions")
             assert key in groups or any("#" in line for line in lines), key
 
 

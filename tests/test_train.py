@@ -205,7 +205,10 @@ def test_requests_that_are_wrong_write_nothing(
         ([data, "split=[0.5,0.5]"], "split=.* must be store or a list"),
         ([data, "train_on=[squad]"], "train_on names 'squad'"),
         ([f"data=[{store.path},{store.path}]"], f"the id q0 is in data={store.path} and again in data="),
-        ([data, "head=mlp"], "unknown head 'mlp': choose one of adaptive, attention_pool, linear"),
+        (
+            [data, "head=mlp"],
+            "unknown head 'mlp': choose one of adaptive, adaptive_t5, attention_pool, linear",
+        ),
     ]:
         with pytest.raises(UserError, match=message):
             cli.run("train", arguments)
