@@ -324,12 +324,13 @@ def test_what_is_kept_on_the_disk_makes_a_resumed_run_the_same_to_the_last_bit(t
 def entries():
     rng = np.random.default_rng(0)
     for n, (pool, shape) in enumerate([("mean", (2, 4)), ("tokens", (3, 2, 4)), (None, None)]):
-        needs = Needs() if pool is None else Needs((1, 3), pool=pool, attention=n == 1)
+        needs = Needs(top=True) if pool is None else Needs((1, 3), pool=pool, attention=n == 1)
         rows = AttentionRows(rng.random((4, 5), np.float32), rng.random(3, np.float32))
         generation = Generation(
             f"caf\u00e9 {n}", (5, 6), ((0, 2), (2, 6)), (7, 8, 9), "a\nb c", ((0, 1), (1, 3), (3, 5)),
             rng.random(3, np.float32), rng.random(3, np.float32), "stop", needs,
             None if shape is None else rng.random(shape, np.float32), rows if n == 1 else None,
+            rng.random((2, 3), np.float32) if n == 2 else None,
         )  # fmt: skip
         yield (generation.prompt, 10 + n, ("\n", SentenceEnd(2))), generation, 0.1 + n
 

@@ -77,7 +77,7 @@ def write(folder: RunFolder, cfg: DictConfig, found: Findings, *, tuned: bool) -
     )
     out = folder.path
     write_text(out / "results.json", canonical_json(results))
-    write_text(out / "outcomes.jsonl", sealed_lines(outcomes(found.runs, cfg.wrong)))
+    write_text(out / "outcomes.jsonl", sealed_lines(outcomes(found.runs, cfg.wrong, found.matcher)))
     write_text(out / "report_data.json", canonical_json(data))
     write_report(results, data, out / "report.html")
     folder.finish({"n": results["n"], "methods": list(results["methods"])})
@@ -112,13 +112,17 @@ def _results(config: Mapping[str, Any], found: Findings, comparison: Comparison)
     }
 
 
-def outcomes(runs: Mapping[str, Outcomes], rule: str) -> Iterator[dict[str, Any]]:
-    """The lines of outcomes.jsonl: each question with the methods that answered it right by the rule.
+def outcomes(
+    runs: Mapping[str, Outcomes], rule: str, matcher: EntityMatcher | None = None
+) -> Iterator[dict[str, Any]]:
+    """The lines of outcomes.jsonl: each question with the methods that answered it right.
 
-    Without gold answers ``right`` is empty.
+    By :meth:`Outcomes.right`. Without gold answers ``right`` is empty.
     """
     first = next(iter(runs.values()))
-    verdicts = {name: dict(zip(run.scored, run.right(rule), strict=True)) for name, run in runs.items()}
+    verdicts = {
+        name: dict(zip(run.scored, run.right(rule, matcher), strict=True)) for name, run in runs.items()
+    }
     for i, q in enumerate(first.questions):
         yield {
             "id": q.id, "dataset": q.dataset, "group": q.group or q.id, "split": q.split,

@@ -20,7 +20,7 @@ from probers.types import AttentionRows, Generation, Needs
 #: Prompt, token limit, what ends the text: all that greedy generation depends on.
 Key = tuple[str, int, tuple[str | SentenceEnd, ...]]
 Timed = tuple[Generation, float]
-_ARRAYS = ("logprobs", "entropies", "states", "rows", "column_max")
+_ARRAYS, _READ = ("logprobs", "entropies", "states", "top"), ("rows", "column_max")
 _TOLD = "told"  # in a file, everything but the arrays, as JSON in UTF-8
 
 
@@ -78,7 +78,8 @@ class GenerationCache:
 
     def _take(self, folder: Path) -> None:
         """What an earlier run wrote, in its order, as far as it is whole."""
-        for path in sorted(folder.glob("[0-9]*.safetensors")):
+        paths = sorted(folder.glob("[0-9]*.safetensors"))
+        for path in paths:
             try:
                 regular(path)
                 blob = path.read_bytes()
@@ -95,7 +96,7 @@ class GenerationCache:
             for key, timed in entries:
                 self.keep(key, *timed)
             self._files += 1
-        for path in sorted(folder.glob("[0-9]*.safetensors"))[self._files :]:
+        for path in paths[self._files :]:
             path.unlink()
         self._unsaved = []
 
@@ -104,9 +105,8 @@ def _packed(entries: list[tuple[Key, Timed]]) -> bytes:
     told: list[dict[str, Any]] = []
     arrays: dict[str, np.ndarray] = {}
     for i, ((_, limit, ends), (generation, seconds)) in enumerate(entries):
-        read = generation.attention
-        found = {name: getattr(generation, name) for name in _ARRAYS[:3]}
-        found |= {name: None if read is None else getattr(read, name) for name in _ARRAYS[3:]}
+        found = {name: getattr(generation, name) for name in _ARRAYS}
+        found |= {name: getattr(generation.attention, name, None) for name in _READ}
         arrays |= {f"{i}.{n}": np.ascontiguousarray(a) for n, a in found.items() if a is not None}
         plain = {
             name: getattr(generation, name)
@@ -129,7 +129,7 @@ def _unpacked(blob: bytes) -> list[tuple[Key, Timed]]:
 
 def _entry(told: dict[str, Any], place: int, arrays: dict[str, np.ndarray]) -> tuple[Key, Timed]:
     found = {name: arrays.get(f"{place}.{name}") for name in _ARRAYS}
-    rows, column_max = found.pop("rows"), found.pop("column_max")
+    rows, column_max = (arrays.get(f"{place}.{name}") for name in _READ)
     plain = told["generation"]
     needs = Needs(**plain["needs"] | {"layers": tuple(plain["needs"]["layers"])})
     generation = Generation(
@@ -154,9 +154,8 @@ def _covers(has: Needs, needs: Needs) -> bool:
 
 def _bytes(generation: Generation) -> int:
     """Memory that a generation takes, about."""
-    arrays = [generation.logprobs, generation.entropies, generation.states]
-    if generation.attention is not None:
-        arrays += [generation.attention.rows, generation.attention.column_max]
+    arrays = [getattr(generation, name) for name in _ARRAYS]
+    arrays += [getattr(generation.attention, name, None) for name in _READ]
     tokens = len(generation.prompt_ids) + len(generation.token_ids)
     texts = sys.getsizeof(generation.prompt) + sys.getsizeof(generation.text)
     # A tuple of two numbers and its place for the offsets, a number and its place for the id.

@@ -95,7 +95,8 @@ def narrowed(generation: Generation, needs: Needs) -> Generation:
         axis = 1 if needs.pool in PER_TOKEN else 0
         states = states.take([place[layer] for layer in needs.layers], axis=axis)
     attention = generation.attention if needs.attention else None
-    return replace(generation, needs=needs, states=states, attention=attention)
+    top = generation.top if needs.top else None
+    return replace(generation, needs=needs, states=states, attention=attention, top=top)
 
 
 def joined(needs: Needs, also: Needs) -> Needs:
