@@ -98,6 +98,18 @@ def signals(generation: Generation) -> dict[str, float]:
     return values
 
 
+def margins(generation: Generation) -> np.ndarray:
+    """(n,) the highest probability minus the second highest of the distribution that produced each token.
+
+    Raises:
+        UserError: the probabilities were not recorded, with ``Needs(top=True)``.
+    """
+    if generation.top is None:
+        raise UserError("what is known before a token needs probabilities; generate with Needs(top=True)")
+    highest, second = generation.top.astype(np.float64)
+    return np.asarray(highest - second)
+
+
 def signals_before(generation: Generation, token: int = 0) -> dict[str, float]:
     """How sure the model was where it was about to write a token; keys are :data:`BEFORE`.
 
@@ -115,10 +127,9 @@ def signals_before(generation: Generation, token: int = 0) -> dict[str, float]:
     Raises:
         UserError: the probabilities were not recorded.
     """
-    if generation.top is None:
-        raise UserError("what is known before a token needs probabilities; generate with Needs(top=True)")
-    highest, second = generation.top[:, token].astype(np.float64)
-    values = (generation.entropies[token], generation.logprobs[token], highest, highest - second)
+    margin = margins(generation)[token]
+    assert generation.top is not None
+    values = (generation.entropies[token], generation.logprobs[token], generation.top[0, token], margin)
     return dict(zip(BEFORE, map(float, values), strict=True))
 
 

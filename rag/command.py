@@ -309,7 +309,7 @@ def _write(
 ) -> None:
     """``results.json`` with one method, and what was written where."""
     matcher = load_matcher(cfg) if asked.mentions else None
-    entry = Comparison(questions, None, matcher=matcher).figures(Outcomes(questions, answers))
+    entry = Comparison(questions, None).figures(Outcomes(questions, answers, matcher=matcher))
     config, name = dict(folder.config), rag.trigger.name
     results = {
         "schema": 1,

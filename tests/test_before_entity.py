@@ -191,7 +191,7 @@ def test_what_cannot_be_asked_is_said() -> None:
     with pytest.raises(RunError, match="hidden states"):
         BeforeEntity(bank)(drafted(), state())
     with pytest.raises(UserError, match="margin"):
-        EntitySignal("margin")  # type: ignore[arg-type]
+        EntitySignal("mood")  # type: ignore[arg-type]
     with pytest.raises(UserError, match="recogniser=guess is unknown"):
         EntitySignal(recogniser="guess")
     broken = decoder_state(model)
@@ -229,6 +229,12 @@ def test_the_signals_are_those_of_the_same_position() -> None:
     assert EntitySignal(threshold=0.3)(made, state()).tokens == (5, 6)
     assert EntitySignal(threshold=2)(made, state()).position == DRAFT.index("40")
     assert not EntitySignal(threshold=2.5)(made, state()).fire
+    with pytest.raises(UserError, match="top=True"):
+        EntitySignal("margin")(made, state())
+    top = np.full((2, len(made.token_ids)), 0.4, dtype=np.float32)
+    top[1] = np.where(np.array(made.entropies) == 2, 0.39, 0.1)
+    unsure = EntitySignal("margin", threshold=0.9)(replace(made, top=top), state())
+    assert unsure.position == EntitySignal(threshold=1.5)(made, state()).position
     assert EntitySignal(threshold=2.5, openings=True)(made, state()).position == DRAFT.index("Jomholm")
     likely = EntitySignal("probability", threshold=0.5)(made, state())  # the script's log-probs are -0.1
     assert (likely.fire, likely.score) == (False, pytest.approx(1 - np.exp(-0.1)))

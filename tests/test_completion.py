@@ -177,7 +177,24 @@ def test_commands_answer_completions_and_judge_them(tmp_path):
         heads = [final_answer(t["text"], "") for t in traces]
         assert [t["answer"] for t in traces] == heads and not any(t["counters"]["forced"] for t in traces)
     assert results["methods"]["oracle"]["match"] >= results["methods"]["never"]["match"]
-    assert "Match" in (out / "report.html").read_text()
+    # Methods are ranked by it: also random retrieval at a budget, the curves and the examples.
+    assert results["headline"] == "match"
+    spent = results["random_at_budget"]["entropy"]
+    assert spent["match"]["diff"] == pytest.approx(
+        results["methods"]["entropy"]["match"] - spent["match"]["value"]
+    )
+    data = json.loads((out / "report_data.json").read_text())
+    never, always = (results["methods"][name]["match"] for name in ("never", "always"))
+    curve = data["replay"]["random"]
+    assert (curve["match"][0], len(curve["match"])) == (never, len(curve["retrievals"]))
+    assert data["points"]["always"]["match"] == always
+    for example in data["examples"]:
+        for method in example["methods"]:
+            assert method["correct"] == same_meaning(method["answer"], gold[example["id"]], by_hand)
+    page = (out / "report.html").read_text()
+    assert "Match vs random" in page and "Match by meaning against retrievals" in page
+    assert "match by meaning" in page.split("<dl")[0]
+    assert "EM vs random" not in page
 
 
 def test_other_sets_have_no_such_figure(tmp_path):

@@ -635,6 +635,16 @@ def test_a_file_that_is_cut_short_says_where(tmp_path, file):
         open_questions(name, path=str(cut), on_bad_line="skip", limit=1000)
 
 
+@pytest.mark.parametrize("number", ["9" * 5000, "-" + "9" * 5000, "9" * 5000 + ".5", "1e999"])
+def test_a_number_larger_than_any_is_no_crash_of_the_parser(tmp_path: Path, number: str) -> None:
+    """ijson's own crashes at whole numbers of more digits than Python turns into an integer."""
+    file = tmp_path / "hotpot_distractor.json"
+    text = Path(path("hotpot_distractor.json")).read_text()
+    file.write_text(text.replace("{", f'{{"n": {number}, ', 1))
+    with pytest.raises(UserError, match=r"hotpot_distractor.json record 1: .*overflow"):
+        open_questions("hotpotqa", path=str(file))
+
+
 @pytest.mark.parametrize("bracket", ["[", "[ {"])
 def test_a_file_of_brackets_is_told_before_it_fills_the_memory(tmp_path: Path, bracket: str) -> None:
     file = tmp_path / "q.json"

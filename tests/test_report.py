@@ -338,6 +338,16 @@ def test_summary_names_the_best_method_and_what_is_not_settled(tmp_path: Path) -
     assert "never and always share the highest exact match" in summary_of(results, tmp_path)
 
 
+def test_methods_are_ranked_by_the_headline(tmp_path: Path) -> None:
+    """By match meaning `never` wins here, though its exact match is the lowest."""
+    results = sample_results() | {"headline": "match"}
+    for name, entry in results["methods"].items():
+        entry["match"] = 0.95 if name == "never" else 0.9
+        entry["ci95"]["match"] = [entry["match"] - 0.01, entry["match"] + 0.01]
+    assert "The highest match by meaning is that of never: it reaches 0.950" in summary_of(results, tmp_path)
+    assert "highest exact match" not in summary_of(results, tmp_path)
+
+
 def test_flags_and_notes_are_shown(tmp_path: Path) -> None:
     data = sample_data() | {"flags": {"rind_paper": "never fired", "never": "never fired"}}
     _, page = render(sample_results(), data, tmp_path)

@@ -178,7 +178,8 @@ def _array(path: Path) -> str | None:
     import ijson
 
     with _opened(path) as file:
-        events = ijson.basic_parse(file)
+        # As the reader proper: ijson itself crashes at whole numbers that Python has no integers for.
+        events = ijson.basic_parse(file, use_float=True)
         try:
             kind, _ = next(events)
             if kind == "start_array":

@@ -28,6 +28,8 @@ _YES_OR_NO = frozenset({"strategyqa"})
 
 #: Whether an answer is right: ``(whole text, final answer, gold answers) -> bool``.
 Rule = Callable[[str, str, Sequence[str]], bool]
+#: The figure that is 1 where an answer means the same as a gold one (:func:`same_meaning`).
+MATCH = "match"
 #: What :func:`right_by` knows, in words.
 RULES = "em, acc, acc_substring, match or f1>=0.8 (any bound from 0 to 1)"
 
@@ -127,7 +129,7 @@ def right_by(rule: str, matcher: EntityMatcher | None = None) -> Rule | None:
     """
     if rule == "em":
         return right_by_em
-    if rule == "match":
+    if rule == MATCH:
         means = matcher or EntityMatcher()
         return lambda text, answer, gold: same_meaning(answer, gold, means) == 1.0
     if rule == "acc":

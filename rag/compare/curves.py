@@ -74,8 +74,9 @@ def record_all(rag: RAG, runs: Iterable[MethodRun], out: Path) -> list[QueryTraj
         others = sum(type(group[0].method.query) is type(query) for group in asked_alike[:i])
         name = name_of(query) + (f"_{others + 1}" if others else "")
         trajectory = record_once(
-            out / f"{name}.json", asking[0].method.loop(rag), asked, answered, progress=f"replay {name}"
-        )
+            out / f"{name}.json", asking[0].method.loop(rag), asked, answered,
+            progress=f"replay {name}", matcher=asking[0].matcher,
+        )  # fmt: skip
         found.append(QueryTrajectory(name, tuple(run.name for run in asking), trajectory, retriever))
     return found
 
@@ -118,7 +119,7 @@ def at_random(
                 found[name]["common"] = against(common, runs[name])
     told = [entry.get("common", entry) for entry in found.values()]
     for figure in FIGURES:
-        correct([entry[figure] for entry in told])
+        correct([entry[figure] for entry in told if figure in entry])
     return found
 
 
@@ -233,7 +234,7 @@ def rerun_all(
 
     Returns:
         By name of the method: ``option`` and ``value``, what was set and to what, ordered by
-        ``retrievals`` per question; each of :data:`.trajectories.FIGURES`; and ``own``, the
+        ``retrievals`` per question; the figures of recorded answers; and ``own``, the
         setting at which the method is in the table.
     """
     if not points or not rag.max_retrievals or not len(reference.scored):
@@ -261,12 +262,15 @@ def _curve(rag: RAG, run: MethodRun, reference: Outcomes, out: Path, points: int
         file = out / f"{method.name}-{setting.option}={value!r}.jsonl"
         progress = f"{method.name} {setting.option}={value:.3g}"
         found[value] = Outcomes(
-            questions, setting.loop(rag, method, value).run(questions, file, progress=progress)
+            questions,
+            setting.loop(rag, method, value).run(questions, file, progress=progress),
+            matcher=run.matcher,
         )
     values = sorted(found, key=lambda value: found[value].mean_retrievals)
     curve: dict[str, Any] = {"option": setting.option, "own": setting.own, "value": values}
     curve["retrievals"] = [found[value].mean_retrievals for value in values]
-    return curve | {name: [float(found[value].table[name].mean()) for value in values] for name in FIGURES}
+    figures = [name for name in FIGURES if name in run.table]
+    return curve | {name: [float(found[value].table[name].mean()) for value in values] for name in figures}
 
 
 def _scores(run: Outcomes) -> np.ndarray:

@@ -15,8 +15,7 @@ from omegaconf import DictConfig
 from probers.checksums import sealed_lines
 from probers.commands.parts import build
 from probers.commands.runs import RunFolder
-from probers.equivalence import EntityMatcher
-from probers.evaluation.metrics import auroc, exact_match
+from probers.evaluation.metrics import auroc
 from probers.files import canonical_json, write_text
 from probers.types import Passage, Round
 
@@ -44,7 +43,6 @@ class Findings:
         corpus: where the passages come from.
         banks: the probers of the methods, by folder or hub id.
         notes: what a reader has to know about how it was run.
-        matcher: judged by whether answers mean the same as gold ones; None where that was not asked.
     """
 
     runs: Mapping[str, MethodRun]
@@ -54,7 +52,6 @@ class Findings:
     corpus: Sequence[Passage]
     banks: Mapping[str, ProbeBank]
     notes: Sequence[str]
-    matcher: EntityMatcher | None = None
 
 
 def write(folder: RunFolder, cfg: DictConfig, found: Findings, *, tuned: bool) -> None:
@@ -67,21 +64,20 @@ def write(folder: RunFolder, cfg: DictConfig, found: Findings, *, tuned: bool) -
         tuned: thresholds were chosen on questions of another split.
     """
     comparison = Comparison(
-        found.reference.questions, found.reference, wrong=cfg.wrong, matcher=found.matcher,
-        resamples=cfg.resamples, seed=cfg.seed,
-    )  # fmt: skip
+        found.reference.questions, found.reference, wrong=cfg.wrong, resamples=cfg.resamples, seed=cfg.seed
+    )
     results = _results(folder.config, found, comparison)
-    data = _page(cfg, results, found, comparison.wrong)
+    data = _page(cfg, results, found, comparison)
     data["threshold_rule"] = (
         "best balanced accuracy on questions of another split" if tuned else "as configured"
     )
     out = folder.path
     write_text(out / "results.json", canonical_json(results))
-    write_text(out / "outcomes.jsonl", sealed_lines(outcomes(found.runs, cfg.wrong, found.matcher)))
+    write_text(out / "outcomes.jsonl", sealed_lines(outcomes(found.runs, cfg.wrong)))
     write_text(out / "report_data.json", canonical_json(data))
     write_report(results, data, out / "report.html")
     folder.finish({"n": results["n"], "methods": list(results["methods"])})
-    print(*table_lines(results["methods"], results["random_at_budget"]), sep="\n")
+    print(*table_lines(results["methods"], results["random_at_budget"], comparison.headline), sep="\n")
     for flag in dict.fromkeys(data["flags"].values()):
         names = [name for name, its in data["flags"].items() if its == flag]
         them = "it" if len(names) == 1 else "them"
@@ -94,14 +90,15 @@ def write(folder: RunFolder, cfg: DictConfig, found: Findings, *, tuned: bool) -
 
 def _results(config: Mapping[str, Any], found: Findings, comparison: Comparison) -> dict[str, Any]:
     """The contents of results.json."""
-    runs = found.runs
+    runs, matcher = found.runs, found.reference.matcher
     return {
         "schema": 1,
         "config": dict(config),
         "filter": next((run.method.filter for run in runs.values() if run.method.filter), None),
         "n": len(found.reference.questions),
         "wrong": comparison.rule,
-        **({} if found.matcher is None else {"match_stages": list(found.matcher.active)}),
+        "headline": comparison.headline,
+        **({} if matcher is None else {"match_stages": list(matcher.active)}),
         "bootstrap": comparison.unit,
         "methods": {name: comparison.figures(run) for name, run in runs.items()},
         "pairs": comparison.pairs(runs),
@@ -112,17 +109,13 @@ def _results(config: Mapping[str, Any], found: Findings, comparison: Comparison)
     }
 
 
-def outcomes(
-    runs: Mapping[str, Outcomes], rule: str, matcher: EntityMatcher | None = None
-) -> Iterator[dict[str, Any]]:
+def outcomes(runs: Mapping[str, Outcomes], rule: str) -> Iterator[dict[str, Any]]:
     """The lines of outcomes.jsonl: each question with the methods that answered it right.
 
     By :meth:`Outcomes.right`. Without gold answers ``right`` is empty.
     """
     first = next(iter(runs.values()))
-    verdicts = {
-        name: dict(zip(run.scored, run.right(rule, matcher), strict=True)) for name, run in runs.items()
-    }
+    verdicts = {name: dict(zip(run.scored, run.right(rule), strict=True)) for name, run in runs.items()}
     for i, q in enumerate(first.questions):
         yield {
             "id": q.id, "dataset": q.dataset, "group": q.group or q.id, "split": q.split,
@@ -132,7 +125,7 @@ def outcomes(
 
 
 def _page(
-    cfg: DictConfig, results: Mapping[str, Any], found: Findings, wrong: np.ndarray | None
+    cfg: DictConfig, results: Mapping[str, Any], found: Findings, comparison: Comparison
 ) -> dict[str, Any]:
     """What the page shows beside results.json: how it was run, curves and examples.
 
@@ -140,9 +133,10 @@ def _page(
         cfg: configuration of the comparison.
         results: the contents of results.json.
         found: what was run.
-        wrong: (n,) whether each scored question's closed-book answer is wrong, or None.
+        comparison: of what was found.
     """
-    runs = found.runs
+    runs, wrong, headline = found.runs, comparison.wrong, comparison.headline
+    shown = list(dict.fromkeys((headline, "acc")))
     data = {
         "title": "Which trigger knows when to retrieve?",
         "command": _command(cfg),
@@ -151,13 +145,13 @@ def _page(
         "n": results["n"],
         "flags": _flags(runs),
         "notes": _notes(cfg, found, wrong),
-        "examples": examples(runs, found.corpus, count=cfg.examples, seed=cfg.seed),
+        "examples": examples(runs, found.corpus, count=cfg.examples, seed=cfg.seed, by=headline),
         "replay": replays(found.recorded),
         "reruns": found.reruns,
-        "knowledge_em": {name: kinds for name, run in runs.items() if (kinds := by_knowledge(run))},
+        "knowledge_em": {name: kinds for name, run in runs.items() if (kinds := by_knowledge(run, headline))},
         "points": {
-            name: {key: entry[key] for key in ("retrievals", "em", "acc")}
-            | {f"{key}_ci": entry["ci95"].get(key) for key in ("em", "acc")}
+            name: {key: entry[key] for key in ("retrievals", *shown)}
+            | {f"{key}_ci": entry["ci95"].get(key) for key in shown}
             for name, entry in results["methods"].items()
             if entry["em"] is not None
         },
@@ -237,14 +231,14 @@ def roc(wrong: np.ndarray, scores: np.ndarray) -> dict[str, Any]:
     }
 
 
-def by_knowledge(run: Outcomes) -> dict[str, dict[str, Any]]:
-    """EM by what the model was taught, ``{kind: {"em", "n"}}``; empty where that is not known."""
+def by_knowledge(run: Outcomes, figure: str = "em") -> dict[str, dict[str, Any]]:
+    """A figure by what the model was taught, ``{kind: {"em", "n"}}``; empty where that is not known."""
     kinds = [str(run.questions[i].truth.get("kind", "")) for i in run.scored]
     order = ("known", "stale", "misbelieved", "unknown")
     found: dict[str, dict[str, Any]] = {}
     for kind in sorted(set(kinds) - {""}, key=lambda k: (order.index(k) if k in order else len(order), k)):
-        values = run.table["em"][[k == kind for k in kinds]]
-        found[kind] = {"em": float(values.mean()), "n": len(values)}
+        values = run.table[figure][[k == kind for k in kinds]]
+        found[kind] = {figure: float(values.mean()), "n": len(values)}
     return found
 
 
@@ -266,7 +260,7 @@ def layer_figures(metrics: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def examples(
-    runs: Mapping[str, Outcomes], corpus: Sequence[Passage], *, count: int, seed: int
+    runs: Mapping[str, Outcomes], corpus: Sequence[Passage], *, count: int, seed: int, by: str = "em"
 ) -> list[dict[str, Any]]:
     """Seeded example questions with everything every method did on them.
 
@@ -275,8 +269,10 @@ def examples(
         corpus: where the passages of the traces come from.
         count: how many questions.
         seed: of the draw.
+        by: the figure by which an answer is right.
     """
     questions = next(iter(runs.values())).questions
+    right = {name: dict(zip(run.scored, run.table[by], strict=True)) for name, run in runs.items()}
     drawn = sorted(
         random.Random(f"examples:{seed}").sample(range(len(questions)), min(count, len(questions)))
     )
@@ -292,8 +288,7 @@ def examples(
                 {
                     "method": name,
                     "answer": run.answers[i].answer,
-                    "correct": i in run.scored
-                    and bool(exact_match(run.answers[i].answer, questions[i].answers)),
+                    "correct": bool(right[name].get(i)),
                     "retrievals": run.answers[i].retrievals,
                     "rounds": [_told_round(r, passages) for r in run.answers[i].rounds],
                 }

@@ -12,12 +12,14 @@ import numpy as np
 
 from probers.equivalence import EntityMatcher
 from probers.evaluation.answers import (
+    MATCH,
     RULES,
     accuracy_contains,
     exact_match,
     f1_score,
     precision_recall_max,
     right_by,
+    same_meaning,
 )
 from probers.evaluation.bootstrap import Bootstrap, Interval, Sample, holm, mean
 from probers.evaluation.metrics import Ranking, auroc, ece, ranking
@@ -30,10 +32,10 @@ from ..traces import Answer
 #: as DRAGIN's released code counts them. ``acc`` asks for whole words, ``acc_substring`` for characters,
 #: as the released code of Probing-RAG does.
 OUTCOMES = ("em", "f1", "precision", "recall", "precision_max", "recall_max", "acc", "acc_substring")
-#: Whether the answer means the same as a gold one, where a matcher judges that.
-MATCH = "match"
 #: Those of which two methods' difference is taken.
 _COMPARED = ("em", "f1", "acc", "acc_substring")
+#: The figure methods are ranked by, where that is not the exact match: the one that decides what is wrong.
+_HEADLINES = {"acc": "acc", "acc_substring": "acc", MATCH: MATCH}
 #: Counters averaged over all questions. ``alarms`` are RaDIO's Hc, ``kept_tokens`` those of the final text.
 COSTS = ("retrievals", "generations", "alarms", "tokens", "kept_tokens", "sentences", "seconds")
 #: Figures against the closed-book answers. ``consistency``: of the questions right there the share
@@ -49,11 +51,13 @@ class Outcomes:
 
     Attributes:
         calibration: of the trigger's scores (n,) to P(wrong); None when there is none.
+        matcher: judges the figure ``match``, whether answer and gold mean the same; None leaves it out.
     """
 
     questions: Sequence[Question]
     answers: Sequence[Answer]
     calibration: Callable[[np.ndarray], np.ndarray] | None = None
+    matcher: EntityMatcher | None = None
 
     @cached_property
     def scored(self) -> np.ndarray:
@@ -62,7 +66,8 @@ class Outcomes:
 
     @cached_property
     def table(self) -> Mapping[str, np.ndarray]:
-        """Each of :data:`OUTCOMES` for the questions with gold answers, in [0, 1]."""
+        """Each of :data:`OUTCOMES`, and match where that is judged, for the questions with gold answers."""
+        names = OUTCOMES if self.matcher is None else (*OUTCOMES, MATCH)
         rows = []
         for i in self.scored:
             answer, gold = self.answers[i], self.questions[i].answers
@@ -72,19 +77,21 @@ class Outcomes:
                 *precision_recall_max(answer.answer, gold),
                 accuracy_contains(answer.text, gold),
                 accuracy_contains(answer.text, gold, mode="substring"),
+                *(() if self.matcher is None else (same_meaning(answer.answer, gold, self.matcher),)),
             ))  # fmt: skip
-        columns = np.array(rows, dtype=float).reshape(-1, len(OUTCOMES)).T
-        return dict(zip(OUTCOMES, columns, strict=True))
+        columns = np.array(rows, dtype=float).reshape(-1, len(names)).T
+        return dict(zip(names, columns, strict=True))
 
-    def right(self, rule: str, matcher: EntityMatcher | None = None) -> np.ndarray:
+    def right(self, rule: str) -> np.ndarray:
         """Whether the answers to the questions with gold answers are right by a rule, 0 or 1.
 
-        Arguments as of :func:`probers.evaluation.answers.right_by`.
+        Args:
+            rule: of :func:`probers.evaluation.answers.right_by`.
 
         Raises:
             UserError: no such rule.
         """
-        if (right := right_by(rule, matcher)) is None:
+        if (right := right_by(rule, self.matcher)) is None:
             raise UserError(f"wrong={rule} is no figure to judge answers by: choose {RULES}")
         pairs = [(self.answers[i], self.questions[i].answers) for i in self.scored]
         return np.array([right(answer.text, answer.answer, gold) for answer, gold in pairs], dtype=float)
@@ -124,7 +131,6 @@ class Comparison:
             None leaves out what depends on it.
         wrong: by which figure an answer counts as wrong, for triggers and consistency
             (:func:`probers.evaluation.answers.right_by`).
-        matcher: judges the figure ``match``, whether answer and gold mean the same; None leaves it out.
         resamples: of the bootstrap, by groups of questions.
         seed: of the bootstrap.
     """
@@ -135,13 +141,12 @@ class Comparison:
         reference: Outcomes | None,
         *,
         wrong: str = "em",
-        matcher: EntityMatcher | None = None,
         resamples: int = 1000,
         seed: int = 0,
     ) -> None:
         groups = [q.group or q.id for q in questions]
         answered = [g for g, q in zip(groups, questions, strict=True) if q.answers]
-        self.rule, self._matcher = wrong, matcher
+        self.rule = wrong
         self.unit = {
             "unit": "question" if len(set(groups)) == len(groups) else "group",
             "units": len(set(groups)),
@@ -149,26 +154,30 @@ class Comparison:
         }
         self._all = Bootstrap(np.array(groups), resamples=resamples, seed=seed)
         self._scored = Bootstrap(np.array(answered), resamples=resamples, seed=seed) if answered else None
-        self.right = None if reference is None or not answered else reference.right(wrong, matcher)
+        self.right = None if reference is None or not answered else reference.right(wrong)
 
     @property
     def wrong(self) -> np.ndarray | None:
         """Whether each scored question's closed-book answer is wrong, 0 or 1."""
         return None if self.right is None else 1.0 - self.right
 
+    @property
+    def headline(self) -> str:
+        """The figure that methods are ranked by."""
+        return _HEADLINES.get(self.rule, "em")
+
     def figures(self, run: Outcomes) -> dict[str, Any]:
         """One method's entry in results.json; what does not apply is null."""
         found = {name: self._all.interval(run.cost(name)) for name in COSTS}
         if self._scored is not None:
-            found |= {name: self._scored.interval(values) for name, values in self._table(run).items()}
+            found |= {name: self._scored.interval(values) for name, values in run.table.items()}
             if self.right is not None:
-                right = run.right(self.rule, self._matcher)
+                right = run.right(self.rule)
                 found["consistency"] = self._scored.interval(right, partial(_share_of, self.right))
                 found["agreement"] = self._scored.interval((right == self.right).astype(float))
                 found |= self._trigger(run, self._scored)
         retrievals = run.cost("retrievals")
-        meaning = () if self._matcher is None else (MATCH,)
-        named = (*OUTCOMES, *meaning, *COSTS, *_AGAINST)
+        named = (*OUTCOMES, *(() if run.matcher is None else (MATCH,)), *COSTS, *_AGAINST)
         entry: dict[str, Any] = {name: _value(found.get(name)) for name in named}
         entry["retrieval_share"] = {
             "none": float((retrievals == 0).mean()),
@@ -178,11 +187,6 @@ class Comparison:
         entry["trigger"] = {name: _value(found.get(f"trigger.{name}")) for name in _TRIGGER}
         entry["ci95"] = {name: i.limits for name, i in found.items() if i.limits is not None}
         return entry
-
-    def _table(self, run: Outcomes) -> dict[str, np.ndarray]:
-        """The figures of a run's answers, with ``match`` where that is judged."""
-        judged = {} if self._matcher is None else {MATCH: run.right(MATCH, self._matcher)}
-        return {**run.table, **judged}
 
     def _trigger(self, run: Outcomes, bootstrap: Bootstrap) -> dict[str, Interval]:
         """How well the scores tell wrong closed-book answers from right ones."""
@@ -219,8 +223,8 @@ class Comparison:
         """The figures that methods are compared in, with their resamples."""
         found = {"retrievals": self._all.sample(run.cost("retrievals"))}
         if self._scored is not None:
-            table = self._table(run)
-            found |= {name: self._scored.sample(table[name]) for name in (*_COMPARED, MATCH) if name in table}
+            compared = [name for name in (*_COMPARED, MATCH) if name in run.table]
+            found |= {name: self._scored.sample(run.table[name]) for name in compared}
             if self.wrong is not None and run.scores is not None:
                 scores = run.scores[run.scored]
                 found["trigger.auroc"] = self._scored.sample(scores, partial(auroc, self.wrong))
@@ -231,12 +235,12 @@ class Comparison:
 
         Args:
             run: the method.
-            expected: ``retrievals``, ``em``, ``f1`` and ``acc`` of random retrieval, (n,) each, for the
-                questions with gold answers (:meth:`.trajectories.RetrievalTrajectory.at_random`).
+            expected: ``retrievals`` and figures of random retrieval, (n,) each, for the questions with
+                gold answers (:meth:`.trajectories.RetrievalTrajectory.at_random`).
         """
         assert self._scored is not None
         found: dict[str, Any] = {"retrievals": float(expected["retrievals"].mean())}
-        for name in ("em", "f1", "acc"):
+        for name in (name for name in expected if name != "retrievals"):
             sample = self._scored.sample(run.table[name]).minus(self._scored.sample(expected[name]))
             found[name] = {"value": float(expected[name].mean())} | _tested(sample)
         return found
@@ -266,13 +270,16 @@ def correct(family: Sequence[dict[str, Any]]) -> None:
 
 
 def table_lines(
-    methods: Mapping[str, Mapping[str, Any]], at_random: Mapping[str, Mapping[str, Any]] | None = None
+    methods: Mapping[str, Mapping[str, Any]],
+    at_random: Mapping[str, Mapping[str, Any]] | None = None,
+    headline: str = "em",
 ) -> list[str]:
     """The main figures as lines of a text table, one per method.
 
     Args:
         methods: the entries of results.json.
-        at_random: ``random_at_budget`` of results.json; the difference in EM is a column then.
+        at_random: ``random_at_budget`` of results.json; the difference in the headline is a column then.
+        headline: the figure that methods are ranked by, whose interval is a column.
     """
     beside = {"acc_substring": "acc", "kept_tokens": "tokens"}  # shown where they are not the same
     columns = [
@@ -289,25 +296,26 @@ def table_lines(
         if column[1] not in beside or any(e[column[1]] != e[beside[column[1]]] for e in methods.values())
     ]
     width = max([len(name) for name in methods] + [6])
-    heads = [f"{'EM 95%':>13}", *(f"{title:>{max(6, len(title))}}" for title, *_ in columns)]
-    heads += [f"{'EM vs random':>23}"] if at_random else []
+    short = next(title for title, key, _ in columns if key == headline)
+    heads = [f"{f'{short} 95%':>13}", *(f"{title:>{max(6, len(title))}}" for title, *_ in columns)]
+    heads += [f"{f'{short} vs random':>23}"] if at_random else []
     lines = [" ".join([" " * width, *heads])]
     for name, entry in methods.items():
-        ci = entry["ci95"].get("em")
+        ci = entry["ci95"].get(headline)
         cells = [f"{f'{ci[0]:.3f}-{ci[1]:.3f}' if ci else '-':>13}"]
         for title, key, digits in columns:
             value = entry["trigger"]["auroc"] if key == "trigger.auroc" else entry.get(key)
             cells.append(f"{'-' if value is None else f'{value:.{digits}f}':>{max(6, len(title))}}")
         if at_random:
-            cells.append(f"{_compared(at_random.get(name)):>23}")
+            cells.append(f"{_compared(at_random.get(name), headline):>23}")
         lines.append(" ".join([f"{name:<{width}}", *cells]))
     return lines
 
 
-def _compared(entry: Mapping[str, Any] | None) -> str:
-    """The difference in EM to random retrieval with its interval."""
+def _compared(entry: Mapping[str, Any] | None, figure: str) -> str:
+    """The difference in a figure to random retrieval with its interval."""
     entry = None if entry is None else entry.get("common", entry)
-    if entry is None or entry["em"]["ci95"] is None:
+    if entry is None or entry[figure]["ci95"] is None:
         return "-"
-    low, high = entry["em"]["ci95"]
-    return f"{entry['em']['diff']:+.3f} ({low:+.3f} {high:+.3f})"
+    low, high = entry[figure]["ci95"]
+    return f"{entry[figure]['diff']:+.3f} ({low:+.3f} {high:+.3f})"

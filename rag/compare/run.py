@@ -21,6 +21,7 @@ from probers.commands.parts import (
 )
 from probers.commands.runs import RunFolder
 from probers.data.questions import EmptySplitError, QuestionSet, QuestionSource, open_questions
+from probers.equivalence import EntityMatcher
 from probers.evaluation.answers import RULES, Rule, right_by
 from probers.types import SPLITS, Needs, Question, UserError
 
@@ -118,14 +119,14 @@ def run(cfg: DictConfig) -> Path:
 
     tuned = _tune(others_asked, rag, methods, folder.path, notes, split=others, right=right)
     recorded = _recorded_once(methods)
-    reference = _closed_book(replace(rag, also=recorded), methods, questions, folder.path, notes)
+    reference = _closed_book(replace(rag, also=recorded), methods, questions, folder.path, notes, matcher)
     # Attention is large and read in the middle of answers, which methods hardly ever share.
     rag = replace(rag, also=replace(recorded, attention=False, attention_layer=None))
     runs = _run_all(cfg, rag, methods, tuned, reference, folder.path, notes)
     replay = folder.path / "replay"
     trajectories = record_all(rag, runs.values(), replay)
     reruns = rerun_all(rag, runs.values(), reference, trajectories, replay, points=cfg.sweep)
-    findings = Findings(runs, reference, trajectories, reruns, corpus, banks, notes, matcher)
+    findings = Findings(runs, reference, trajectories, reruns, corpus, banks, notes)
     rag.cache.remove()
     write(folder, cfg, findings, tuned=bool(tuned))
     return folder.path
@@ -213,14 +214,15 @@ def _recorded_once(methods: Sequence[Method]) -> Needs:
 
 
 def _closed_book(
-    rag: SharedRAG, methods: Sequence[Method], questions: Sequence[Question], out: Path, notes: list[str]
-) -> MethodRun:
+    rag: SharedRAG, methods: Sequence[Method], questions: Sequence[Question], out: Path, notes: list[str],
+    matcher: EntityMatcher | None,
+) -> MethodRun:  # fmt: skip
     """The run without retrieval, with which the others begin and by which the triggers are judged."""
     closed = next((m for m in methods if isinstance(m.trigger, Never)), None)
     if closed is None:
         notes.append("The closed-book answers that judge the triggers come from a run not in the table.")
         closed = Method("never", Never(), rag.query)
-    return _run(rag, closed, None, questions, out)
+    return _run(rag, closed, None, questions, out, matcher)
 
 
 def _run_all(
@@ -250,14 +252,15 @@ def _run_all(
             )
         elif method.matched and cfg.match is not None:
             notes.append(f"The budget of {method.name} is its own rate: {cfg.match} was not run.")
-        done[method.name] = _run(rag, method, calibration, reference.questions, out)
+        done[method.name] = _run(rag, method, calibration, reference.questions, out, reference.matcher)
     return {m.name: done[m.name] for m in methods}
 
 
 def _run(
-    rag: SharedRAG, method: Method, tuned: Tuned | None, questions: Sequence[Question], out: Path
-) -> MethodRun:
+    rag: SharedRAG, method: Method, tuned: Tuned | None, questions: Sequence[Question], out: Path,
+    matcher: EntityMatcher | None,
+) -> MethodRun:  # fmt: skip
     file = out / "traces" / f"{method.name}.jsonl"
     file.parent.mkdir(exist_ok=True)
     answers = method.loop(rag).run(questions, file, progress=method.name)
-    return MethodRun(questions, answers, tuned or method.trigger.probability, method=method)
+    return MethodRun(questions, answers, tuned or method.trigger.probability, matcher, method=method)

@@ -19,14 +19,15 @@ import numpy as np
 from tqdm import tqdm
 
 from probers.checksums import made_once
-from probers.evaluation.metrics import accuracy_contains, exact_match, f1_score
+from probers.equivalence import EntityMatcher
+from probers.evaluation.answers import MATCH, accuracy_contains, exact_match, f1_score, same_meaning
 from probers.types import Decision, Generation, Needs, Question
 
 from ..loop import RAG
 from ..triggers.base import State, Trigger, decide, verdict
 
-#: Figures of an answer that are replayed.
-FIGURES = ("em", "f1", "acc")
+#: Figures of an answer that are replayed; :data:`MATCH` only where a matcher judges that.
+FIGURES = ("em", "f1", "acc", MATCH)
 _CHUNK = 64  # questions answered together
 _POINTS = 60  # of a curve at most
 _NOTHING = Needs()
@@ -54,16 +55,18 @@ class RetrievalTrajectory:
     Attributes:
         questions: those with gold answers.
         steps: of each question, one more than it took retrievals.
+        matcher: judges whether answers mean the same as gold ones; None leaves that figure out.
     """
 
     questions: Sequence[Question]
     steps: Sequence[Sequence[Step]]
+    matcher: EntityMatcher | None = None
 
     def granted(self, retrievals: int | np.ndarray) -> dict[str, np.ndarray]:
         """What comes of so many retrievals at most, for all questions or (n,) for each.
 
         Returns:
-            ``retrievals`` made and each of :data:`FIGURES`, (n,) each.
+            ``retrievals`` made and each figure, (n,) each.
         """
         made = np.minimum(retrievals, np.array([len(steps) - 1 for steps in self.steps], dtype=int))
         rows = np.arange(len(self.steps))
@@ -129,17 +132,20 @@ class RetrievalTrajectory:
     @cached_property
     def _tables(self) -> Mapping[str, np.ndarray]:
         """Each figure, (n, steps at most); 0 where there is no further answer."""
-        tables = {name: np.zeros((len(self.steps), self._most + 1)) for name in FIGURES}
+        figures = [name for name in FIGURES if name != MATCH or self.matcher is not None]
+        tables = {name: np.zeros((len(self.steps), self._most + 1)) for name in figures}
         for i, (question, steps) in enumerate(zip(self.questions, self.steps, strict=True)):
             for j, step in enumerate(steps):
                 tables["em"][i, j] = exact_match(step.answer, question.answers)
                 tables["f1"][i, j] = f1_score(step.answer, question.answers).f1
                 tables["acc"][i, j] = accuracy_contains(step.text, question.answers)
+                if self.matcher is not None:
+                    tables[MATCH][i, j] = same_meaning(step.answer, question.answers, self.matcher)
         return tables
 
 
 def _means(points: Sequence[Mapping[str, np.ndarray]]) -> dict[str, list[float]]:
-    return {name: [float(point[name].mean()) for point in points] for name in ("retrievals", *FIGURES)}
+    return {name: [float(point[name].mean()) for point in points] for name in points[0]}
 
 
 def record(
@@ -166,7 +172,13 @@ def record(
 
 
 def record_once(
-    file: Path, rag: RAG, triggers: Mapping[str, Trigger], questions: Sequence[Question], *, progress: str
+    file: Path,
+    rag: RAG,
+    triggers: Mapping[str, Trigger],
+    questions: Sequence[Question],
+    *,
+    progress: str,
+    matcher: EntityMatcher | None = None,
 ) -> RetrievalTrajectory:
     """What :func:`record` gives, kept in ``file`` so that a resumed run need not record it again."""
 
@@ -176,7 +188,8 @@ def record_once(
         return {"questions": [{"id": q.id, "steps": list(map(asdict, steps))} for q, steps in entries]}
 
     stored = made_once(file, recorded)["questions"]
-    return RetrievalTrajectory(questions, [[Step(**step) for step in entry["steps"]] for entry in stored])
+    steps = [[Step(**step) for step in entry["steps"]] for entry in stored]
+    return RetrievalTrajectory(questions, steps, matcher)
 
 
 @dataclass

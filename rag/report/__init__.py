@@ -9,7 +9,7 @@ from typing import Any
 from probers.files import write_text
 from probers.pages import render
 
-from .charts import controls_chart, layers_chart, roc_chart, tradeoff_chart
+from .charts import controls_chart, layers_chart, roc_chart, tradeoff_charts
 from .examples import LEVELS, level, scales, shown_at_once, token_scores
 from .lookup import LEVEL, Findings, stem, verdict
 from .svg import interval_glyph, level_glyph, mark_glyph, shares_glyph
@@ -40,7 +40,7 @@ def write_report(results: Mapping[str, Any], data: Mapping[str, Any], path: Path
     page = render(
         "probers.rag.report/page.html.j2",
         found=found,
-        decisions=tradeoff_chart(found, "em") + tradeoff_chart(found, "acc") + roc_chart(found),
+        decisions=tradeoff_charts(found) + roc_chart(found),
         layers=layers_chart(found) + controls_chart(found),
         scales=scales(found.data.get("examples", ())),
         levels=LEVELS,

@@ -1,4 +1,4 @@
-"""Charts: accuracy and AUROC by layer, controls, ROC of triggers, exact match against retrievals."""
+"""Charts: accuracy and AUROC by layer, controls, ROC of triggers, right answers against retrievals."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from markupsafe import Markup
 
 from probers.pages import num, span
 
-from .lookup import Findings, Json
+from .lookup import HEADLINES, Findings, Headline, Json
 from .svg import WIDTH, Axis, Box, Plot, Point, clipped, place, spread, text_width
 
 
@@ -161,37 +161,36 @@ def _falling_diagonal(points: Sequence[Point]) -> Point:
     return points[len(points) // 2]
 
 
-#: By figure: in short, in words, the name of the chart, and its caption.
-_TRADEOFFS = {
-    "em": (
-        "EM",
-        "exact match",
-        "tradeoff",
-        "Exact match against retrievals per question. Large markers are the methods of the table, with"
-        " 95% intervals where there is room; hollow grey ones bound the others. Lines are the same"
-        " methods at other settings, thresholds if nothing else is said. For those that judge whole"
-        " answers every threshold is read from recorded answers, as is what random retrieval with the"
-        " same query is expected to give (grey). The others change what is written, and were run once"
-        " for each dot; without retrieval the answers are the closed-book ones. By n: tokens between"
-        " two retrievals. By limit: retrievals per question at most, for what has no threshold.",
-    ),
-    "acc": (
-        "ACC",
-        "accuracy by containment",
-        "tradeoff-acc",
-        "The same in ACC: a gold answer is in the text.",
-    ),
-}
+#: Of the chart of the headline.
+_CAPTION = (
+    " against retrievals per question. Large markers are the methods of the table, with 95% intervals where"
+    " there is room; hollow grey ones bound the others. Lines are the same methods at other settings,"
+    " thresholds if nothing else is said. For those that judge whole answers every threshold is read from"
+    " recorded answers, as is what random retrieval with the same query is expected to give (grey). The"
+    " others change what is written, and were run once for each dot; without retrieval the answers are the"
+    " closed-book ones. By n: tokens between two retrievals. By limit: retrievals per question at most, for"
+    " what has no threshold."
+)
 _WHISKERS = 10  # methods at most whose intervals are drawn; those of more would hide the markers
 _ROOM = 210  # for the legend, in user units
 
 
-def tradeoff_chart(found: Findings, figure: str) -> Markup:
-    """EM ("em") or ACC ("acc") against retrievals per question: curves as lines, methods as markers.
+def tradeoff_charts(found: Findings) -> Markup:
+    """The headline against retrievals per question, and where that is another figure ACC."""
+    first = found.headline
+    charts = _tradeoff(found, first, "tradeoff", first.words.capitalize() + _CAPTION)
+    if first.key != "acc":
+        caption = "The same in ACC: a gold answer is in the text."
+        charts += _tradeoff(found, HEADLINES["acc"], "tradeoff-acc", caption)
+    return charts
+
+
+def _tradeoff(found: Findings, headline: Headline, key: str, caption: str) -> Markup:
+    """A figure against retrievals per question: curves as lines, methods as markers.
 
     Curves are read from recorded answers, or run at a few settings, of which each is a dot.
     """
-    short, long, key, caption = _TRADEOFFS[figure]
+    figure, short, long = headline
     reruns = found.data.get("reruns", {})
     read, run = _curves(found.data.get("replay", {}), figure), _curves(reruns, figure)
     curves = read | run

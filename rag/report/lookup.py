@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 Json = Mapping[str, Any]
 
@@ -30,6 +30,30 @@ _RULES = {
 }
 
 
+class Headline(NamedTuple):
+    """The figure that methods are ranked by.
+
+    Attributes:
+        key: in results.json.
+        short: of a column.
+        words: in a sentence.
+    """
+
+    key: str
+    short: str
+    words: str
+
+
+HEADLINES = {
+    each.key: each
+    for each in (
+        Headline("em", "EM", "exact match"),
+        Headline("acc", "ACC", "accuracy by containment"),
+        Headline("match", "Match", "match by meaning"),
+    )
+}
+
+
 class Findings:
     """What a comparison found; figures that are null or not finite are absent from all of it.
 
@@ -41,11 +65,13 @@ class Findings:
         differences: all paired differences of results.json.
         flags: what a method never or always did, by name, without those that do so by definition.
         looks: how each method that any part of the page names is drawn.
+        headline: the figure that methods are ranked by.
     """
 
     def __init__(self, results: Json, data: Json) -> None:
         self.results: Json = _known(results)
         self.data: Json = _known(data)
+        self.headline = HEADLINES[self.results.get("headline", "em")]
         self.methods: dict[str, Json] = self.results.get("methods", {})
         self.n: int | None = self.data.get("n", self.results.get("n"))
         self.differences = [
@@ -116,30 +142,33 @@ class Findings:
         rule = str(self.results.get("wrong", "em"))
         return _RULES.get(rule, rule)
 
-    def family(self, figure: str = "em") -> int:
-        """How many pairs the p-values of a figure are corrected for; 0 where there are none."""
+    def family(self, figure: str | None = None) -> int:
+        """How many pairs the p-values of a figure (None: the headline) are corrected for; 0 without any."""
+        figure = figure or self.headline.key
         return sum(entry.p_holm is not None for entry in self.differences if entry.figure == figure)
 
-    def shared_em(self) -> float | None:
-        """The exact match of all methods, the oracle among them, where several have the same and no other."""
-        known = [figures["em"] for figures in self.methods.values() if "em" in figures]
+    def shared(self) -> float | None:
+        """The headline of all methods, the oracle among them, where several have the same and no other."""
+        key = self.headline.key
+        known = [figures[key] for figures in self.methods.values() if key in figures]
         return known[0] if len(known) > 1 and len(set(known)) == 1 else None
 
     def ranked(self) -> tuple[dict[str, float], list[str]]:
-        """Exact match by method outside the oracle, the highest first; and those that have the highest."""
-        known = {name: entry["em"] for name, entry in self._but_oracle() if "em" in entry}
-        best = [name for name, em in known.items() if em == max(known.values())]
+        """The headline by method outside the oracle, the highest first; and those that have the highest."""
+        key = self.headline.key
+        known = {name: entry[key] for name, entry in self._but_oracle() if key in entry}
+        best = [name for name, value in known.items() if value == max(known.values())]
         return dict(sorted(known.items(), key=lambda item: -item[1])), best
 
     def rivals(self, best: str, others: Sequence[str]) -> tuple[list[str], list[str]]:
-        """Others with a paired interval of the best one's lead in exact match; those it does not settle."""
-        entries = {name: self.difference(best, name, "em") for name in others}
+        """Others with a paired interval of the best one's lead in the headline; those it does not settle."""
+        entries = {name: self.difference(best, name, self.headline.key) for name in others}
         tested = {name: entry.ci for name, entry in entries.items() if entry and entry.ci}
         return list(tested), [name for name, ci in tested.items() if ci[0] <= 0]
 
     def undone(self, best: str, others: Sequence[str]) -> list[str]:
         """Others that the best one's interval is above and its p-value, corrected for all pairs, is not."""
-        entries = {name: self.difference(best, name, "em") for name in others}
+        entries = {name: self.difference(best, name, self.headline.key) for name in others}
         return [
             name
             for name, entry in entries.items()
@@ -163,13 +192,13 @@ class Findings:
     def _but_oracle(self) -> list[tuple[str, Json]]:
         return [(name, entry) for name, entry in self.methods.items() if stem(name) != "oracle"]
 
-    def em_ends(self) -> tuple[float, float]:
-        """Lowest and highest end of all intervals of exact match."""
-        ends = [end for name in self.methods for end in self.interval(name, "em") or ()]
+    def ends(self) -> tuple[float, float]:
+        """Lowest and highest end of all intervals of the headline."""
+        ends = [end for name in self.methods for end in self.interval(name, self.headline.key) or ()]
         return (min(ends), max(ends)) if ends else (0.0, 1.0)
 
     def kinds(self) -> dict[str, int | None]:
-        """Kinds of knowledge that exact match is told apart by, with their numbers of questions."""
+        """Kinds of knowledge that the headline is told apart by, with their numbers of questions."""
         sizes: dict[str, int | None] = {}
         for row in self.data.get("knowledge_em", {}).values():
             for kind, entry in row.items():

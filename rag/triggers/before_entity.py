@@ -14,6 +14,7 @@ from probers.bank.calibration import Platt, Temperature, sigmoid
 from probers.entities import Recogniser, with_scores, written_entities
 from probers.entities.written import HEAD
 from probers.types import Decision, Generation, Needs, UserError
+from probers.uncertainty import margins
 
 from .base import State, Trigger, load_bank, one_of, states_for, verdict
 
@@ -148,14 +149,15 @@ class EntitySignal(_AtEntities):
 
     Attributes:
         signal: of the position that predicts the entity's first token: the "entropy" of its distribution,
-            nats, or the "probability" of that token, as 1 - p.
+            nats, the "probability" of that token, as 1 - p, or the "margin" between the two highest
+            probabilities (Scheffer et al. 2001), as 1 minus it.
         threshold: of the signal.
         recogniser: "rules" or "spacy:PIPELINE".
         openings: judge entities that begin a sentence as well.
         asked: judge entities that the question names as well.
     """
 
-    signal: Literal["entropy", "probability"] = "entropy"
+    signal: Literal["entropy", "probability", "margin"] = "entropy"
     threshold: float = 0.5
     recogniser: str = "rules"
     openings: bool = False
@@ -164,14 +166,20 @@ class EntitySignal(_AtEntities):
     _recognise: Recogniser = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        one_of("trigger.signal", self.signal, "entropy", "probability")
+        one_of("trigger.signal", self.signal, "entropy", "probability", "margin")
         self._recognise = Recogniser(self.recogniser, quiet=True)
         self._threshold = self.threshold
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(top=self.signal == "margin")
 
     def scores(self, generations: Sequence[Generation]) -> list[np.ndarray]:
         """The signal of each token's own distribution, which is that of the position before it."""
         if self.signal == "entropy":
             return [g.entropies for g in generations]
+        if self.signal == "margin":
+            return [1 - margins(g) for g in generations]
         return [-np.expm1(g.logprobs.astype(np.float64)) for g in generations]
 
 

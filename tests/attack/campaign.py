@@ -33,16 +33,19 @@ _FEWEST = 4  # cases of a kind at any scale
 def campaign(
     seed: int, scale: float, only: str, folder: Path, progress: Callable[[str], None]
 ) -> list[sandbox.Finding]:
-    """Run all attacks, or those of one kind ("damage"), or one case ("damage:17")."""
+    """Run all attacks, or those of one kind ("damage"), some ("damage:0-99") or one ("damage:17") of them."""
     sandbox.warm()
     progress("preparing inputs and runs")
     grounds = prepare(folder)
-    chosen, _, number = only.partition(":")
+    chosen, _, some = only.partition(":")
+    first, _, last = some.partition("-")
     found: list[sandbox.Finding] = []
     for kind, (attack, count) in ATTACKS.items():
         if chosen not in ("", kind):
             continue
-        cases = [int(number)] if number else range(max(_FEWEST, round(count * scale)))
+        cases = range(max(_FEWEST, round(count * scale)))
+        if some:
+            cases = range(int(first), int(last or first) + 1)
         began = time.monotonic()
         for done, index in enumerate(cases, 1):
             rng = random.Random(f"{seed} {kind} {index}")
@@ -53,7 +56,7 @@ def campaign(
                     kind, index, "the attack itself failed", "traceback", repr(error)[:500]
                 )
             found.append(case)
-            if case.column in sandbox.BAD or number:
+            if case.column in sandbox.BAD or len(cases) == 1:
                 progress(told(case, seed))
             if done % 100 == 0:
                 progress(f"{kind}: {done} of {len(cases)}, {(time.monotonic() - began) / done:.2f} s each")

@@ -6,7 +6,10 @@ Everything heavy is imported once in the parent, so that a case costs what the c
 from __future__ import annotations
 
 import faulthandler
+import gc
+import importlib
 import os
+import pkgutil
 import re
 import resource
 import select
@@ -24,6 +27,14 @@ LIMIT = 30.0  # seconds after which a command counts as hanging
 MEMORY = 6 << 30  # bytes of data a child may hold
 _CRASHED = 99  # exit code of a child whose command let an exception through
 _STACK = 6000  # characters of a stack that are kept
+#: What commands import once they run; in a child that would cost more than most cases do.
+_LIBRARIES = (
+    "lightning", "spacy", "sklearn.linear_model", "sklearn.feature_extraction.text", "sklearn.metrics",
+    "pandas", "pyarrow.parquet", "datasets", "numba", "ijson", "nltk.corpus", "gensim.models", "httpcore",
+    "bm25s", "faiss", "sentence_transformers", "matplotlib.backends.backend_agg", "PIL.PngImagePlugin",
+    "safetensors.numpy", "transformers.models.llama.modeling_llama",
+    "transformers.models.bert.modeling_bert",
+)  # fmt: skip
 
 #: What Python says of its own objects, which is no sentence for a user.
 INTERNALS = re.compile(
@@ -66,36 +77,25 @@ def warm() -> None:
         OMP_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false", HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1",
         WANDB_MODE="disabled", MPLBACKEND="Agg",
     )  # fmt: skip
-    import importlib
-
     import torch
     from tqdm import tqdm
 
     torch.set_num_threads(1)
     tqdm.monitor_interval = 0
-    for name in (
-        "lightning",
-        "spacy",
-        "sklearn.linear_model",
-        "pandas",
-        "pyarrow.parquet",
-        "datasets",
-        "numba",
-    ):
+    for name in _LIBRARIES:
         importlib.import_module(name)
-    for name in (
-        "commands.main",
-        "datagen.run",
-        "train.run",
-        "rag.command",
-        "rag.compare.run",
-        "datagen.testbed.run",
-    ):
-        importlib.import_module(f"probers.{name}")
+    for name in ("probers", "probers.datagen", "probers.train", "probers.rag"):
+        for module in pkgutil.walk_packages(importlib.import_module(name).__path__, f"{name}."):
+            importlib.import_module(module.name)
     from probers.commands.config import request
+    from probers.engine.model import CausalLM
 
+    # Parsers and transformers fill their tables as they go.
     for command in ("datagen", "train", "rag", "compare", "testbed"):
-        request(command, [])  # parsers fill their tables as they go
+        request(command, [])
+    CausalLM.from_pretrained("testbed")
+    gc.collect()
+    gc.freeze()  # a child that collects garbage would copy every page of what is imported
     left = len(os.listdir("/proc/self/task"))
     if left > 1:
         print(f"note: {left} threads before the first fork", file=sys.stderr)
