@@ -10,10 +10,13 @@ import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import InitVar, asdict, dataclass, field, replace
 from pathlib import Path
+from string import Formatter
 from typing import Any
 
 from .types import UserError
 
+#: What the forms may name in braces.
+_FORMS = {"passage": ("i", "text"), "question_form": ("question",), "article": ("title",)}
 #: Stands for a text while a chat template is put around it; no text of anybody's holds it.
 _PLACE = "\ue000"
 
@@ -42,7 +45,8 @@ class PromptTemplate:
             its answer. The template must then be bound with :meth:`bind`.
 
     Raises:
-        UserError: ``exemplars_file`` is not a file, or no text.
+        UserError: ``exemplars_file`` is not a file, or no text; braces in a form that hold anything but
+            the names it may have.
     """
 
     name: str
@@ -62,6 +66,8 @@ class PromptTemplate:
         object.__setattr__(self, "stop", tuple(self.stop))
         if exemplars_file is not None:
             object.__setattr__(self, "exemplars", _text_of(exemplars_file))
+        for name, fields in _FORMS.items():
+            _check_form(name, getattr(self, name), fields)
 
     def bind(self, tokenizer: Any) -> PromptTemplate:
         """The template for one model; itself unless ``chat``.
@@ -130,6 +136,20 @@ class PromptTemplate:
     def _framed(self, message: str, answer: str) -> str:
         before, between = self._frame
         return before + message + between + answer
+
+
+def _check_form(name: str, form: str, fields: Sequence[str]) -> None:
+    """Refuse a form whose braces hold anything but the names of ``fields`` (UserError)."""
+    try:
+        parts = [part for part in Formatter().parse(form) if part[1] is not None]
+    except ValueError:
+        parts = [("", None, "", "")]
+    if any(field not in fields or spec or conversion for _, field, spec, conversion in parts):
+        names = " and ".join(f"{{{field}}}" for field in fields)
+        raise UserError(
+            f"prompt.{name}={form!r} cannot be filled in: braces may hold {names} alone; write {{{{ and }}}} "
+            "for braces that are text"
+        )
 
 
 def _text_of(exemplars_file: str) -> str:

@@ -7,6 +7,7 @@ from pkgutil import resolve_name
 from typing import Any, Literal
 
 import pytest
+import yaml
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
@@ -221,12 +222,15 @@ def test_free_text_is_not_read(text, monkeypatch):
     assert request("rag", normalise("rag", [f"question={text}"])).question == text
 
 
-@pytest.mark.parametrize("text", ["query: ${oc.env:HOME}", "${seed}", "a ${", "${"])
-def test_references_in_other_texts_are_not_read(text, monkeypatch):
+@pytest.mark.parametrize("text", ["query: ${oc.env:HOME}", "${seed}", "a ${", "${", "${}"])
+def test_references_in_other_texts_are_not_read(text, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", "/secret")
     typed = ["retriever=dense", f"retriever.query_prefix={text}", "prompt=testbed", f"prompt.task={text}"]
     config = request("rag", normalise("rag", typed))
     assert config.retriever.query_prefix == config.prompt.task == build(config.prompt).task == text
+    with taking_back():
+        RunFolder(tmp_path / "out", "rag", record_of(config)).claim()
+        assert yaml.safe_load((tmp_path / "out/config.yaml").read_text())["prompt"]["task"] == text
 
 
 @pytest.mark.parametrize("argument", ["question=???", "out=???", "triggers=[never,???]", "model.name=???"])

@@ -159,6 +159,17 @@ def test_exemplars_may_come_from_a_file_as_it_stands(tmp_path):
             build(cli.compose("rag", [f"prompt.exemplars_file={given}"]).prompt)
 
 
+@pytest.mark.parametrize(
+    "form", ["{0}", "{}", "{text}", "{question", "}", "{question!r}", "{question.upper}"]
+)
+def test_a_form_that_cannot_be_filled_in_is_refused_before_anything_runs(form):
+    with pytest.raises(UserError, match=r"question_form=.* braces may hold \{question\} alone"):
+        build(cli.compose("rag", [f"prompt.question_form='{form}'"]).prompt)
+    with pytest.raises(UserError, match=r"passage=.* braces may hold \{i\} and \{text\} alone"):
+        dataclasses.replace(template("testbed"), passage="{title}")
+    assert dataclasses.replace(template("testbed"), question_form="{{x}} {question}").question("Q") == "{x} Q"
+
+
 @pytest.mark.parametrize("name", ["testbed", "mind", "radio", "dragin", "probing_rag", *DRAGIN])
 def test_every_form_begins_with_its_prefix_and_shows_where_the_question_is(name):
     prompt = template(name)

@@ -280,7 +280,7 @@ class RunFolder:
         return old
 
     def _write(self, *, complete: bool, summary: dict[str, Any], replaced: Path | None = None) -> None:
-        from omegaconf import OmegaConf
+        import yaml
 
         state = {
             "command": self.command, "fingerprint": self.fingerprint, "complete": complete,
@@ -293,7 +293,8 @@ class RunFolder:
         files = [
             # First at the beginning, for it tells the folder from one that is not a run's; last at the end.
             (_RUN_FILE, canonical_json(state)),
-            (_CONFIG_FILE, OmegaConf.to_yaml(OmegaConf.create(dict(self.config)))),
+            # Not by OmegaConf, which reads references in texts.
+            (_CONFIG_FILE, yaml.safe_dump(dict(self.config), sort_keys=False, allow_unicode=True)),
         ]
         for name, text in reversed(files) if complete else files:
             write_text(self.path / name, text)
