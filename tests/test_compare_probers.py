@@ -160,12 +160,12 @@ def test_names_are_the_folders_and_longer_where_two_are_called_the_same(tmp_path
         (["probers=[nothing]"], r"nothing is no prober \(no config\.json\)"),
         (["probers=[swept/sizes]", "triggers=[never,entropy]"], r"none of triggers=\[never,entropy\] reads"),
         (["probers=[swept/sizes/20,other]"], r"sizes/20 reads the model .*fake.* and other reads .*big"),
-        (["probers=[swept/sizes/20,tokens]"], r"probers, tokens: trigger=probing scores whole answers"),
+        (["probers=[swept/sizes/20,before]"], r"probers, before: trigger=probing scores what was written"),
     ],
 )  # fmt: skip
 def test_probers_that_cannot_be_compared_are_told_before_a_model_runs(probers, given, message):
     make_prober(probers.path / "other", model=replace(SPEC, id="big", revision="r2"))
-    make_prober(probers.path / "tokens", pool="tokens")
+    make_prober(probers.path / "before", pool="predicting")
     with pytest.raises(UserError, match=message):
         compared(probers, *given, out="out")
     assert not probers.models and not (probers.path / "out").exists()

@@ -218,13 +218,11 @@ def probed(value, needs=BOTH):
     return generation(" a b", needs=needs, state=lambda text: [value, 0, 0, 0])
 
 
-@pytest.mark.parametrize(
-    ("fields", "aggregate"), [({"position": "entity"}, None), ({"pool": "tokens"}, "max")]
-)
-def test_probing_refuses_heads_that_do_not_read_whole_answers(fields, aggregate):
+@pytest.mark.parametrize("fields", [{"position": "entity"}, {"pool": "predicting", "position": "entity"}])
+def test_probing_refuses_heads_that_do_not_read_what_was_written(fields):
     made = bank()
-    other = replace(made, spec=replace(made.spec, **fields), aggregate=aggregate)
-    with pytest.raises(UserError, match="scores whole answers, and the prober reads .* --source cot"):
+    other = replace(made, spec=replace(made.spec, **fields))
+    with pytest.raises(UserError, match="scores what was written, and the prober reads .* --source cot"):
         Probing(other)
     Probing(made)
 
@@ -485,6 +483,24 @@ def told(*chances, text=TWO, layers=(2,)):
     states = np.zeros((len(made.token_ids), len(layers), 4), dtype=np.float32)
     states[:, :, 0] = logits[:, None]
     return replace(made, states=states, needs=Needs(layers=layers, pool="tokens"))
+
+
+def test_probing_by_tokens_scores_the_worst_entity_or_all_of_a_text_without():
+    """Also behind a prompt of another form than the prober was trained with."""
+    made = told(*([0.9] * 4), 0.2, 0.3, 0.9, 0.6, text=" so he was born in Vienna in 1756")
+    scores = [np.log(p / (1 - p)) for p in (0.2, 0.3, 0.6)]
+    trigger = Probing(replace(token_bank(), threshold=0.0))
+    assert trigger.needs == Needs(layers=(2,), pool="tokens")
+    spans = [made.text[a:b] for a, b in made.offsets]
+    assert [spans[5].strip(), spans[7].strip()] == ["Vienna", "1756"]
+    decision = trigger(made, state())
+    assert (decision.fire, decision.position) == (True, None)
+    assert decision.score == pytest.approx(scores[2], abs=1e-3)  # 1756, and not the 0.9 around it
+    plain_text = told(0.1, 0.7, 0.2, text=" nobody knows it")
+    assert trigger(plain_text, state()).score == pytest.approx(np.log(7 / 3), abs=1e-3)
+    trigger.check(SPEC, replace(TESTBED_PROMPT, context="Other:"))
+    with pytest.raises(UserError, match="trained without signals"):
+        Probing(token_bank(), with_entropy=True)
 
 
 def test_radio_fires_at_the_first_token_above_the_mean_and_a_half():

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from probers.bank.ensemble import Ensemble
+from probers.entities import Recogniser, tokens_of, written_entities
 from probers.types import Decision, Generation, Needs, UserError
 from probers.uncertainty import signals
 
@@ -38,6 +39,9 @@ class Probing(Trigger):
             None is as the bank was fitted. Another than the bank's has its own
             scale: the threshold is then 0 unless one is given.
         with_entropy: score by the bank's logistic model over heads and entropies.
+
+    A prober of the tokens of entities (``pool=tokens``) scores an answer by the worst of the entities
+    that its recogniser finds in it, each by all of its tokens; an answer without one by all it has.
     """
 
     bank: ProbeBank | str | None
@@ -48,6 +52,7 @@ class Probing(Trigger):
     _bank: ProbeBank = field(init=False, repr=False)
     _threshold: float = field(init=False, repr=False)
     _recombined: bool = field(init=False, repr=False)
+    _recognise: Recogniser | None = field(init=False, repr=False)
 
     prober = "answers"
 
@@ -59,13 +64,13 @@ class Probing(Trigger):
         if theta is not None and self.threshold is not None:
             raise UserError(f"give trigger.theta={theta} or trigger.threshold={self.threshold}, not both")
         bank = load_bank(self.bank)
-        if bank.spec.position != "generated" or bank.spec.pool in ("tokens", "predicting"):
+        of_tokens = bank.spec.pool == "tokens"
+        if bank.spec.pool == "predicting" or (bank.spec.position != "generated" and not of_tokens):
             named = f" {self.bank}" if isinstance(self.bank, str) else ""
-            read = "states of single" if bank.spec.pool == "tokens" else f"{bank.spec.pool} states of"
             raise UserError(
-                f"trigger=probing scores whole answers, and the prober{named} reads {read} "
-                f"{bank.spec.position} tokens: train one on a store of 'probers-datagen --source cot', and "
-                "pass its folder as prober="
+                f"trigger=probing scores what was written, and the prober{named} reads {bank.spec.pool} "
+                f"states of {bank.spec.position} tokens: train one on a store of 'probers-datagen --source "
+                "cot' (or of --source wiki with pool=tokens), and pass its folder as prober="
             )
         recombined = False
         if self.combine is not None and self.combine != bank.combine:
@@ -85,6 +90,7 @@ class Probing(Trigger):
             chosen = 0.0
         given = self.threshold if theta is None else -theta
         self._bank, self._recombined = bank, recombined
+        self._recognise = Recogniser(bank.recogniser or "rules", quiet=True) if of_tokens else None
         self._threshold = chosen if given is None else float(given)
 
     @property
@@ -92,10 +98,10 @@ class Probing(Trigger):
         return self._bank.needs
 
     def check(self, model: ModelSpec, prompt: PromptTemplate) -> None:
-        """Refuse another model, or another prompt, than the bank's features were read with."""
+        """Refuse another model than the bank's features were read from, and another prompt for answers."""
         self._bank.check_model(model)
         trained = self._bank.spec.prompt
-        if trained and trained != prompt.fingerprint:
+        if self._recognise is None and trained and trained != prompt.fingerprint:
             raise UserError(
                 f"the prober was trained on answers to the prompt {trained}, but the prompt now is "
                 f"{prompt.fingerprint} ({prompt.name}): use the same prompt for both"
@@ -117,11 +123,42 @@ class Probing(Trigger):
         written = [i for i, g in enumerate(generations) if g.token_ids]
         if not written:
             return decisions
+        if self._recognise is not None:
+            for i in written:
+                decisions[i] = self._worst(generations[i], states[i])
+            return decisions
         vectors = np.stack([states_for(self._bank, generations[i], self) for i in written])
-        given = None
-        if self.with_entropy:
-            each = [signals(generations[i]) for i in written]
-            given = {name: np.array([s[name] for s in each]) for name in each[0]}
+        given = self._signals([generations[i] for i in written])
         for index, score in zip(written, self._bank.score(vectors, given), strict=True):
             decisions[index] = verdict(float(score), self._threshold)
         return decisions
+
+    def _signals(self, texts: Sequence[Generation]) -> dict[str, np.ndarray] | None:
+        """The entropy signals (n,) of some texts where they are part of the score."""
+        if not self.with_entropy:
+            return None
+        each = [signals(text) for text in texts]
+        return {name: np.array([s[name] for s in each]) for name in each[0]}
+
+    def _worst(self, generation: Generation, state: State) -> Decision:
+        """The decision by the entities of an answer."""
+        assert self._recognise is not None
+        found = written_entities(
+            generation.text, self._recognise,
+            prompt=generation.prompt, accepted=state.partial, openings=True,
+        )  # fmt: skip
+        tokens = [tokens_of(generation.offsets, entity.start, entity.end) for entity in found]
+        spans = [(own[0], own[-1] + 1) for own in tokens if own] or [(0, len(generation.token_ids))]
+        given = self._signals([_part(generation, *span) for span in spans])
+        scores = self._bank.score_spans(states_for(self._bank, generation, self), np.array(spans), given)
+        return verdict(float(np.max(scores)), self._threshold)
+
+
+def _part(generation: Generation, start: int, end: int) -> Generation:
+    """The tokens [start, end) of a generation, as far as its signals need them."""
+    return replace(
+        generation,
+        token_ids=generation.token_ids[start:end],
+        entropies=generation.entropies[start:end],
+        logprobs=generation.logprobs[start:end],
+    )
