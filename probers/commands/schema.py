@@ -285,9 +285,10 @@ class Demo(_Run):
 
     out: Name
     model: DemoModel
-    cot: Count
-    wiki: Count
-    compare: Count
+    articles: Name
+    cot: Count | None
+    wiki: Count | None
+    compare: Count | None
     full: bool
     batch_size: BatchSize
 
