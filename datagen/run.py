@@ -17,6 +17,7 @@ from probers.commands.parts import (
     plain,
     plain_value,
     prompt_files,
+    question_source,
     record_of,
 )  # fmt: skip
 from probers.commands.parts import inputs as fingerprints
@@ -84,7 +85,7 @@ def _cot(cfg: DictConfig) -> Make:
     if matcher is not None:
         print(matcher.told())
     limit = plain_value(cfg.limit)
-    asked = open_questions(build(cfg.questions), limit=limit, seed=cfg.seed, on_bad_line=cfg.on_bad_line)
+    asked = open_questions(question_source(cfg), limit=limit, seed=cfg.seed, on_bad_line=cfg.on_bad_line)
     for line in asked.lines():
         print(line)
     corpus = load_passages(cfg)

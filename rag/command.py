@@ -17,6 +17,7 @@ from probers.commands.parts import (
     load_model,
     load_passages,
     prompt_files,
+    question_source,
     record_of,
 )
 from probers.commands.runs import RunFolder
@@ -216,7 +217,7 @@ def run(cfg: DictConfig) -> Path | None:
     if cfg.question is not None and not str(cfg.question).strip():
         raise UserError("question is empty: write a question in words")
     one = cfg.question is not None
-    asked = build(cfg.questions)
+    asked = question_source(cfg)
     corpus = load_passages(cfg)
     given = with_bank(
         cfg.trigger, lambda: find_prober(cfg, prober_kind(cfg.trigger)), lambda: find_classifier(cfg)

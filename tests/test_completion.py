@@ -197,6 +197,17 @@ def test_commands_answer_completions_and_judge_them(tmp_path):
     assert "EM vs random" not in page
 
 
+def test_another_prompt_than_they_are_made_for_is_said(tmp_path, capsys):
+    asked = ["questions=completion", "questions.articles=testbed", "limit=1", "trigger=never"]
+    cli.run("rag", [*asked, f"out={tmp_path}/a"])
+    assert (
+        "questions=completion are made for prompt=completion, and the prompt is testbed"
+        in capsys.readouterr().out
+    )
+    cli.run("rag", [*asked, f"out={tmp_path}/b", "prompt=completion"])
+    assert "are made for" not in capsys.readouterr().out
+
+
 def test_other_sets_have_no_such_figure(tmp_path):
     cli.run("rag", [f"out={tmp_path}/r", "limit=2", "trigger=never"])
     (entry,) = json.loads((tmp_path / "r/results.json").read_text())["methods"].values()

@@ -15,6 +15,7 @@ from ..types import Passage, UserError, first_line
 from .config import literal
 
 if TYPE_CHECKING:
+    from ..data.questions import QuestionSource
     from ..engine.model import CausalLM
     from ..equivalence import EntityMatcher
     from .runs import RunFolder
@@ -81,6 +82,17 @@ def load_matcher(cfg: DictConfig) -> EntityMatcher:
             "or auto for none"
         )
     return EntityMatcher(**options | ({"vectors": ""} if options["vectors"] == "auto" else {}))
+
+
+def question_source(cfg: DictConfig) -> QuestionSource:
+    """The questions asked for; says so where they were made for another prompt."""
+    asked: QuestionSource = build(cfg.questions)
+    if asked.prompt is not None and cfg.prompt.name != asked.prompt:
+        print(
+            f"note: questions={asked.name} are made for prompt={asked.prompt}, and the prompt is "
+            f"{cfg.prompt.name}, which asks for something else"
+        )
+    return asked
 
 
 def plain_value(value: Any) -> Any:

@@ -17,6 +17,7 @@ from probers.commands.parts import (
     load_model,
     load_passages,
     prompt_files,
+    question_source,
     record_of,
 )
 from probers.commands.runs import RunFolder
@@ -46,7 +47,7 @@ def run(cfg: DictConfig) -> Path:
     from probers.bank.bank import ProbeBank
 
     banks: dict[str, ProbeBank] = {}
-    asked = build(cfg.questions)
+    asked = question_source(cfg)
     matcher = load_matcher(cfg) if asked.mentions or cfg.wrong == "match" else None
     right = right_by(cfg.wrong, matcher)
     if right is None:

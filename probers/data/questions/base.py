@@ -62,6 +62,8 @@ class QuestionSource:
     whole: ClassVar[bool] = False
     #: Its answers are mentions of entities, which are also judged by whether they mean the same.
     mentions: ClassVar[bool] = False
+    #: The prompt that they make sense with; None where any will do.
+    prompt: ClassVar[str | None] = None
 
     def __post_init__(self) -> None:
         remote = {f.name for f in fields(QuestionSource)} - {"path"}

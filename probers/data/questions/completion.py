@@ -56,6 +56,7 @@ class Completion(QuestionSource):
 
     name: ClassVar[str] = "completion"
     mentions: ClassVar[bool] = True
+    prompt: ClassVar[str | None] = "completion"
 
     def __post_init__(self) -> None:
         super().__post_init__()
