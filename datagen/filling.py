@@ -69,11 +69,12 @@ class Unfinished:
         for index in written_shards(self._path):
             rows, states, _, left_out = self._parts.read_shard(index)
             self._all.rows += rows
-            self._all.states += list(states)
+            self._all.states += list(zip(*states, strict=True))
             self._all.left_out += left_out
 
     def _create(self) -> FeatureStore:
-        return FeatureStore.create(self._path, self._store.spec, config=self._config)
+        first, *more = self._store.features
+        return FeatureStore.create(self._path, first, more=more, config=self._config)
 
     @property
     def labels(self) -> dict[str, int | None]:
@@ -112,9 +113,13 @@ def _remove(store: FeatureStore) -> None:
 def _write(store: FeatureStore, examples: Examples, units: Sequence[str]) -> None:
     import numpy as np
 
-    empty = np.zeros((0, len(store.spec.layers), store.spec.width), dtype=np.float32)
-    states = np.stack(examples.states) if examples.states else empty
-    store.write_shard(store.next_shard, examples.rows, states, units=units, left_out=examples.left_out)
+    states = [
+        np.stack([of_row[number] for of_row in examples.states])
+        if examples.rows
+        else np.zeros((0, len(spec.layers), spec.width), dtype=np.float32)
+        for number, spec in enumerate(store.features)
+    ]
+    store.write_shard(store.next_shard, examples.rows, *states, units=units, left_out=examples.left_out)
 
 
 class _Progress:

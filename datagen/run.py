@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +27,7 @@ from probers.data.questions import open_questions
 from probers.files import write_text
 from probers.options import shown
 from probers.store.spec import parse_layers
-from probers.types import Needs, RunError, UserError
+from probers.types import Feature, Needs, RunError, UserError
 
 if TYPE_CHECKING:
     from probers.data.articles import ArticleSource
@@ -46,6 +47,48 @@ POOLS = {
 }
 #: The values of ``matcher.vectors`` that train them on the run's articles: always, or where it is worth it.
 OWN, AUTO = "own", "auto"
+
+
+def features_to_read(cfg: DictConfig, depth: int) -> list[Feature]:
+    """A feature for each pool and site asked for; MIND's vector, which has no site, once.
+
+    Raises:
+        UserError: as :func:`layers_to_read`.
+    """
+    pools, sites = _listed(cfg.pool), _listed(cfg.site)
+    found = []
+    for pool, site in product(pools, sites):
+        layers = cfg.layers
+        if pool == "mind" and len(pools) * len(sites) > 1:
+            if site != "resid_post" and "resid_post" in sites:
+                continue
+            layers = "all"  # those asked for are of the others
+        read = layers_to_read(plain_value(layers), depth, site=site, pool=pool)
+        found.append(Feature(read, site, pool))
+    return found
+
+
+def _listed(value: Any) -> list[Any]:
+    """One name, or a list of names."""
+    plainly = plain_value(value)
+    return [plainly] if isinstance(plainly, str) else plainly
+
+
+def _check_pools(cfg: DictConfig) -> None:
+    """Refuse pools that a source lacks, and what cannot be in one store."""
+    pools = _listed(cfg.pool)
+    for pool in pools:
+        if pool not in POOLS[cfg.source]:
+            there = ", ".join(POOLS[cfg.source])
+            raise UserError(f"pool={pool} is not there for source={cfg.source}: choose {there}")
+    for key, names in (("pool", pools), ("site", _listed(cfg.site))):
+        if len(set(names)) < len(names):
+            raise UserError(f"{key}=[{','.join(names)}] names one twice: give each once")
+    if "tokens" in pools and len(pools) > 1:
+        raise UserError(
+            f"pool=[{','.join(pools)}]: tokens makes a row of each token, the others one of each span, and "
+            "a store has rows of one kind: make two stores"
+        )
 
 
 def layers_to_read(
@@ -180,9 +223,7 @@ def run(cfg: DictConfig) -> Path:
     Raises:
         UserError: before any model runs, for whatever is wrong with the request.
     """
-    if cfg.pool not in POOLS[cfg.source]:
-        pools = ", ".join(POOLS[cfg.source])
-        raise UserError(f"pool={cfg.pool} is not there for source={cfg.source}: choose {pools}")
+    _check_pools(cfg)
     quotas = _quotas(cfg)
     make = {"cot": _cot, "wiki": _wiki}[cfg.source](cfg)
     named = (cfg.articles, cfg.corpus, cfg.matcher.aliases, cfg.matcher.vectors)
@@ -205,20 +246,23 @@ def run(cfg: DictConfig) -> Path:
     from .filling import fill
 
     lm = load_model(cfg, folder)
-    layers = layers_to_read(cfg.layers, lm.num_layers, site=cfg.site, pool=cfg.pool)
-    needs = Needs(layers, cfg.site, cfg.pool)
+    features = features_to_read(cfg, lm.num_layers)
+    needs = Needs(features[0].layers, features[0].site, features[0].pool, more=tuple(features[1:]))
     check_needs(needs, lm.model)
     builder = make(lm, needs, folder.path)
-    spec = FeatureSpec(
-        lm.spec,
-        layers,
-        lm.width * (2 if needs.of_mind else 1),
-        site=cfg.site,
-        pool=cfg.pool,
-        position=builder.position,
-        prompt=builder.prompt.fingerprint,
+    first, *more = (
+        FeatureSpec(
+            lm.spec,
+            feature.layers,
+            lm.width * (2 if feature.of_mind else 1),
+            site=feature.site,
+            pool=feature.pool,
+            position=builder.position,
+            prompt=builder.prompt.fingerprint,
+        )
+        for feature in features
     )
-    store = FeatureStore.create(folder.path, spec, config=identity(config))
+    store = FeatureStore.create(folder.path, first, more=more, config=identity(config))
     print(f"{cfg.source} -> {folder.path} (model={cfg.model.name}, prompt={cfg.prompt.name})", flush=True)
     fill(store, builder, shard_size=cfg.shard_size, quotas=quotas)
     figures, lines = _conclude(store, builder, cfg, quotas)
@@ -232,12 +276,17 @@ def run(cfg: DictConfig) -> Path:
     for line in [*lines, *found.lines]:
         print(line)
     print(f"cases to look at: {page}")
-    print(f"wrote {len(store)} examples x {len(layers)} layers to {folder.path}")
+    if more:
+        listed = ", ".join(f"pool={s.pool} site={s.site} ({len(s.layers)} layers)" for s in store.features)
+        print(f"wrote {len(store)} examples to {folder.path}, each as {listed}")
+    else:
+        print(f"wrote {len(store)} examples x {len(first.layers)} layers to {folder.path}")
     if found.figures["wrong"] in (0, 1):
         print("all labels are the same, and a head needs both: try a higher limit or another model")
     else:
-        head = " head=radio" if cfg.pool == "tokens" else ""
-        print(f"next: probers-train layer=all{head} data={folder.path}")
+        head = " head=radio" if first.pool == "tokens" else ""
+        pool = f" pool={first.pool}" if len({s.pool for s in store.features}) > 1 else ""
+        print(f"next: probers-train layer=all{head}{pool} data={folder.path}")
     return folder.path
 
 

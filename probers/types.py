@@ -7,14 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
 if TYPE_CHECKING:
     import numpy as np
 
-Pool = Literal["mean", "last", "tokens", "predicting", "mind", "mind_tokens"]
+Pool = Literal["mean", "last", "tokens", "predicting", "positions", "mind", "mind_tokens"]
 Site = Literal["resid_post", "resid_mid", "attn_out", "mlp_out"]
 StopReason = Literal["eos", "stop", "length", "skipped"]
+
+SITES: tuple[str, ...] = get_args(Site)
+POOLS: tuple[str, ...] = get_args(Pool)
 
 #: The sides of a split, in the order in which shares of them are given.
 SPLITS = ("train", "validation", "test")
@@ -85,41 +88,59 @@ class Article:
 
 
 @dataclass(frozen=True, slots=True)
-class Needs:
-    """What a generation has to record; nothing else is captured.
+class Feature:
+    """Hidden states of some layers at one place in the block, pooled over the generated tokens.
 
     Attributes:
-        layers: layers whose states are wanted, 1-based (0 is the embedding
-            output, k the residual stream after the k-th block, before any final norm).
+        layers: 1-based (0 is the embedding output, k the residual stream after the k-th block,
+            before any final norm); none reads nothing.
         site: where in the block. "resid_post" is the stream after it, "resid_mid" the one
             between attention and MLP; "attn_out" and "mlp_out" are what those two add to
             the stream. Only "resid_post" has a layer 0.
-        pool: over the generated tokens "mean" or "last"; "tokens" keeps every one, and
+        pool: over the generated tokens "mean" or "last"; "tokens" keeps every one,
             "predicting" for each the state before it, which predicted it (the first token's is the
-            prompt's last); "mind"
+            prompt's last), and "positions" both, which are the prompt's last and every token; "mind"
             is the vector of Su et al. 2024 (MIND), of width 2 d: the last token averaged
             over layers 1 to L, then the mean over tokens of the last layer after the final
             norm. It belongs to no single layer: ``layers`` must be (L,). "mind_tokens" keeps what
             that vector is made of for every token (:func:`probers.capture.pooling.pool_tokens`), so
             that it can be had of a part of the text.
-        attention: attention rows and column maxima of one layer.
-        attention_layer: which, 1-based; None is the last.
-        top: the two highest probabilities of every token's distribution.
-
-    Log-probabilities and entropies cost nothing beside the logits and are always there.
     """
 
     layers: tuple[int, ...] = ()
     site: Site = "resid_post"
     pool: Pool = "mean"
-    attention: bool = False
-    attention_layer: int | None = None
-    top: bool = False
 
     @property
     def of_mind(self) -> bool:
         """Whether MIND's vector is asked for, pooled or in parts."""
         return self.pool in ("mind", "mind_tokens")
+
+
+@dataclass(frozen=True, slots=True)
+class Needs(Feature):
+    """What a generation has to record; nothing else is captured.
+
+    Its layers, site and pool are those of the first feature, or of none.
+
+    Attributes:
+        attention: attention rows and column maxima of one layer.
+        attention_layer: which, 1-based; None is the last.
+        top: the two highest probabilities of every token's distribution.
+        more: further features, read in the same pass.
+
+    Log-probabilities and entropies cost nothing beside the logits and are always there.
+    """
+
+    attention: bool = False
+    attention_layer: int | None = None
+    top: bool = False
+    more: tuple[Feature, ...] = ()
+
+    @property
+    def features(self) -> tuple[Feature, ...]:
+        """All features, the first of which is that of the fields, with or without layers."""
+        return (Feature(self.layers, self.site, self.pool), *self.more)
 
     def union(self, other: Needs) -> Needs:
         """Both needs at once; raises ValueError when sites, poolings or attention layers differ."""
@@ -133,6 +154,9 @@ class Needs:
                 f"{other.attention_layer or 'last'} in one pass"
             )
         states = self if self.layers else other
+        more: dict[tuple[Site, Pool], set[int]] = {}
+        for feature in (*self.more, *other.more):
+            more.setdefault((feature.site, feature.pool), set()).update(feature.layers)
         return Needs(
             layers=tuple(sorted({*self.layers, *other.layers})),
             site=states.site,
@@ -140,6 +164,7 @@ class Needs:
             attention=self.attention or other.attention,
             attention_layer=(self if self.attention else other).attention_layer,
             top=self.top or other.top,
+            more=tuple(Feature(tuple(sorted(layers)), *place) for place, layers in more.items()),
         )
 
 
@@ -171,14 +196,15 @@ class Generation:
         offsets: [start, end) of each token in ``text``, characters.
         logprobs: (n,) float32, nats, from raw logits.
         entropies: (n,) float32, nats, of the distribution that produced each token.
-        states: (layers, d) for pooled needs, (n, layers, d) for pools "tokens" and "predicting", (1, 2 d) for
-            "mind", (n, 1, 2 d) for "mind_tokens", layers in the order of ``needs.layers``; None
-            when no layer was asked for.
+        states: (layers, d) for pooled needs, (n, layers, d) for pools "tokens" and "predicting",
+            (n + 1, layers, d) for "positions", (1, 2 d) for "mind", (n, 1, 2 d) for "mind_tokens", layers
+            in the order of ``needs.layers``; None when no layer was asked for.
         prompt_offsets: [start, end) of each prompt token in ``prompt``.
         stop: why it ended: "eos", "stop" (a stop string, sentence end or callable), "length",
             or "skipped" for a prompt that was too long and left out; it has no tokens.
         top: (2, n) float32, the highest and the second highest probability of the distribution that
             produced each token; None where they were not asked for.
+        more: as ``states``, of each feature of ``needs.more``.
     """
 
     prompt: str
@@ -194,6 +220,7 @@ class Generation:
     states: np.ndarray | None = None
     attention: AttentionRows | None = None
     top: np.ndarray | None = None
+    more: tuple[np.ndarray | None, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -120,13 +120,15 @@ class FakeLM:
             stop=reason,
             needs=needs,
             states=self._states(text, needs, len(parts)) if needs.layers and parts else None,
+            more=tuple(self._states(text, f, len(parts)) if parts else None for f in needs.more),
             attention=self._attention(len(before), len(parts)) if needs.attention else None,
             top=np.exp(-entropies) * np.float32([[1], [0.5]]) if needs.top else None,
         )
 
     def _states(self, text: str, needs: Needs, n: int) -> np.ndarray:
         pooled = np.tile(self.state(text), (len(needs.layers), 1))
-        return np.tile(pooled, (n, 1, 1)) if needs.pool in ("tokens", "predicting") else pooled
+        count = {"tokens": n, "predicting": n, "positions": n + 1}.get(needs.pool)
+        return pooled if count is None else np.tile(pooled, (count, 1, 1))
 
     def _attention(self, p: int, n: int) -> AttentionRows:
         """Every position attends evenly to all up to itself."""

@@ -3,6 +3,7 @@
 import hashlib
 import itertools
 import json
+from dataclasses import replace
 from typing import ClassVar
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from fake_lm import SPEC, FakeLM, FakeRetriever, passage
 from probers.datagen import filling
 from probers.datagen.filling import PART, fill
+from probers.datagen.labels.base import balance
 from probers.datagen.labels.cot import CotBuilder
 from probers.datagen.labels.wiki import WikiBuilder
 
@@ -23,7 +25,7 @@ from probers.entities import Recogniser
 from probers.equivalence import EntityMatcher
 from probers.prompts import PromptTemplate
 from probers.store.spec import FeatureSpec
-from probers.types import Needs, Question
+from probers.types import Feature, Needs, Question
 
 RULES = Recogniser("rules", fine=True, quiet=True)
 TEXTS = (" Spain, a country.", " Lisbon, a city.", " Anna.", " a long time ago it was so.")
@@ -55,21 +57,27 @@ class Scripted(FakeLM):
         return super().generate(prompts, **options)
 
     def _states(self, text, needs, n):
-        return super()._states(text, needs, n) + np.float32(0.5)
+        shape = (n + 1, len(needs.layers), 4)  # the position before the first token, and each token
+        found = np.arange(np.prod(shape), dtype=np.float32).reshape(shape) + np.float32(0.5)
+        of_pool = {"positions": found, "predicting": found[:-1], "tokens": found[1:]}
+        return of_pool.get(needs.pool, found[-1])
 
 
 def hash_of(text):
     return hashlib.sha256(text.encode()).digest()[0]
 
 
-def wiki(tmp_path, lm, pool="mean"):
+SITE = Feature((1, 2), "mlp_out", "mean")
+
+
+def wiki(tmp_path, lm, pool="mean", more=()):
     file = tmp_path / "articles.jsonl"
     articles = (
         {"title": f"T{i}", "sentences": f"{ARTICLE} It has {i} gates.".split(". ")} for i in range(11)
     )
     file.write_text("\n".join(map(json.dumps, articles)))
     plan = CutPlan(open_articles(str(file)), RULES, per_article=2, within=None, seed=0)
-    needs = Needs((2,), pool=pool, attention=True)
+    needs = Needs((2,), pool=pool, attention=True, more=more)
     prompt = PromptTemplate("radio", article="About {title}:")
     return WikiBuilder(lm, plan, needs, EntityMatcher(wordnet=""), RULES, prompt)
 
@@ -78,24 +86,36 @@ def tokens(tmp_path, lm):
     return wiki(tmp_path, lm, "tokens")
 
 
-def cot(tmp_path, lm):
+def several(tmp_path, lm):
+    return wiki(tmp_path, lm, "predicting", (Feature((2,), pool="mean"), SITE))
+
+
+def cot(tmp_path, lm, more=()):
     asked = [Question(f"q{i}", f"Where is {i} ?", ("Spain",), split="train", group=str(i)) for i in range(11)]
     return CotBuilder(
         lm, QuestionSet(asked, Excluded(), {}), FakeRetriever(lambda query: [passage(f"All about {query}")]),
-        PromptTemplate("plain"), Needs((2,), attention=True), label="acc", acc="substring",
+        PromptTemplate("plain"), Needs((2,), attention=True, more=more), label="acc", acc="substring",
     )  # fmt: skip
 
 
-def filled(tmp_path, name, make, lm, step, *, size=7):
+def cot_several(tmp_path, lm):
+    return cot(tmp_path, lm, (SITE, Feature((2,), pool="last")))
+
+
+def filled(tmp_path, name, make, lm, step, *, size=7, balanced=False):
     """A store filled with a clock that goes on by ``step`` whenever it is asked."""
-    store = FeatureStore.create(tmp_path / name, FeatureSpec(SPEC, (2,), 4), config={})
+    builder = make(tmp_path, lm)
+    first, *more = (FeatureSpec(SPEC, f.layers, 4, site=f.site, pool=f.pool) for f in builder.needs.features)
+    store = FeatureStore.create(tmp_path / name, first, more=more, config={})
     clock = itertools.count(0, step) if step else itertools.repeat(0.0)
-    fill(store, make(tmp_path, lm), shard_size=size, clock=lambda: next(clock))
+    fill(store, builder, shard_size=size, clock=lambda: next(clock))
+    if balanced:
+        balance(store, by=("split",), seed=0)
     store.finish({})
     return store
 
 
-MAKERS = pytest.mark.parametrize("make", [wiki, tokens, cot])
+MAKERS = pytest.mark.parametrize("make", [wiki, tokens, several, cot, cot_several])
 
 
 @MAKERS
@@ -157,7 +177,13 @@ def test_parts_of_another_shard_or_that_are_damaged_are_not_used(tmp_path):
     assert not (store.path / "unfinished").exists()
 
 
-@pytest.mark.parametrize("arguments", [["source=cot"], ["--source", "wiki", "negatives=untouched"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["source=cot"], ["--source", "wiki", "negatives=untouched"],
+        ["--source", "wiki", "negatives=untouched", "pool=[predicting,mean]", "site=[resid_post,mlp_out]"],
+    ],
+)  # fmt: skip
 def test_of_the_real_model_too(tmp_path, monkeypatch, arguments):
     """Interrupted after every part and every shard, in batches whose numbers depend on who is in them."""
     arguments = [*arguments, "limit=9", "shard_size=10", "batch_size=4", "layers=[6,12]"]
@@ -205,6 +231,31 @@ class Bar(filling.tqdm):
     def set_postfix_str(self, s="", refresh=True):
         self.told.append(s)
         super().set_postfix_str(s, refresh)
+
+
+@pytest.mark.parametrize("make", [several, cot_several])
+def test_of_several_features_each_is_what_it_is_alone(tmp_path, make):
+    whole = filled(tmp_path, "whole", make, Scripted(), ALWAYS)
+    for spec in whole.features:
+
+        def one(path, lm, spec=spec):
+            builder = make(path, lm)
+            return replace(builder, needs=Needs(spec.layers, spec.site, spec.pool, attention=True))
+
+        alone = filled(tmp_path, f"{spec.pool}-{spec.site}", one, Scripted(), NEVER)
+        read = whole.feature(pool=spec.pool, site=spec.site)
+        assert read.spec == alone.spec and read.table().equals(alone.table())
+        np.testing.assert_array_equal(read.states(spec.layers), alone.states(spec.layers))
+
+
+@pytest.mark.parametrize("make", [several, cot_several])
+def test_balance_drops_the_rows_of_every_feature(tmp_path, make):
+    store, after = (filled(tmp_path, f"b{b}", make, Scripted(), NEVER, balanced=b) for b in (False, True))
+    kept = store.table()["id"].isin(after.table()["id"]).to_numpy()
+    assert 0 < kept.sum() == len(after) < len(store)
+    for spec in store.features:
+        one, other = (s.feature(pool=spec.pool, site=spec.site).states(spec.layers) for s in (store, after))
+        np.testing.assert_array_equal(other, one[kept])
 
 
 @pytest.mark.parametrize("make", [wiki, cot])

@@ -1,6 +1,7 @@
 """Options: every value passes or is one sentence that names its key; presets pass; free text is not read."""
 
 import math
+import operator
 from dataclasses import fields, is_dataclass
 from functools import cache
 from pkgutil import resolve_name
@@ -114,8 +115,8 @@ def test_an_annotation_takes_what_it_says_and_nothing_else(annotation, good, bad
 @given(PLAIN)
 def test_numbers_have_no_other_form_than_a_number(value):
     number = (type(value) is int and abs(value) < LARGE) or (type(value) is float and math.isfinite(value))
-    for annotation, low in ((Positive, 0.0), (NotNegative, -1e-9)):
-        assert (refusal("key", value, annotation) is None) == (number and value > low)
+    for annotation, holds in ((Positive, operator.gt), (NotNegative, operator.ge)):
+        assert (refusal("key", value, annotation) is None) == (number and holds(value, 0))
     assert (refusal("key", value, Natural) is None) == (type(value) is int and 0 <= value < LARGE)
 
 

@@ -26,7 +26,7 @@ from probers.rag.triggers.oracle import Oracle
 from probers.rag.triggers.random import Random
 
 from probers.engine.stopping import SentenceEnd
-from probers.types import AttentionRows, Generation, Needs, Question
+from probers.types import AttentionRows, Feature, Generation, Needs, Question
 
 QUESTIONS = [Question(f"q{i}", f"Where is town {i}?", (f"Land{i}",)) for i in range(60)]
 
@@ -257,6 +257,12 @@ def test_states_are_taken_by_layer():
     assert narrowed(whole, Needs(layers=(2, 5))).states.tolist() == [[2.0], [5.0]]
     tokens = replace(whole, needs=Needs(layers=(1, 5), pool="tokens"), states=np.arange(6.0).reshape(3, 2, 1))
     assert narrowed(tokens, Needs(layers=(5,), pool="tokens")).states[:, 0, 0].tolist() == [1.0, 3.0, 5.0]
+    more = Needs((2,), more=(Feature((1, 5), pool="tokens"), Feature((3,), "mlp_out")))
+    several = replace(whole, needs=more, states=np.ones((1, 1)), more=(tokens.states, np.full((1, 1), 3.0)))
+    assert narrowed(several, Needs((3,), "mlp_out")).states.tolist() == [[3.0]]
+    found = narrowed(several, Needs(top=True, more=(Feature((5,), pool="tokens"), Feature((2,)))))
+    assert found.states is None and found.more[0][:, 0, 0].tolist() == [1.0, 3.0, 5.0]
+    assert found.more[1].tolist() == [[1.0]] and found.needs.top
 
 
 def test_memory_is_bounded_and_the_first_are_kept():
@@ -325,12 +331,15 @@ def entries():
     rng = np.random.default_rng(0)
     for n, (pool, shape) in enumerate([("mean", (2, 4)), ("tokens", (3, 2, 4)), (None, None)]):
         needs = Needs(top=True) if pool is None else Needs((1, 3), pool=pool, attention=n == 1)
+        more = (rng.random((1, 4), np.float32), None) if n == 1 else ()
+        if more:
+            needs = replace(needs, more=(Feature((2,), "mlp_out", "last"), Feature(())))
         rows = AttentionRows(rng.random((4, 5), np.float32), rng.random(3, np.float32))
         generation = Generation(
             f"caf\u00e9 {n}", (5, 6), ((0, 2), (2, 6)), (7, 8, 9), "a\nb c", ((0, 1), (1, 3), (3, 5)),
             rng.random(3, np.float32), rng.random(3, np.float32), "stop", needs,
             None if shape is None else rng.random(shape, np.float32), rows if n == 1 else None,
-            rng.random((2, 3), np.float32) if n == 2 else None,
+            rng.random((2, 3), np.float32) if n == 2 else None, more,
         )  # fmt: skip
         yield (generation.prompt, 10 + n, ("\n", SentenceEnd(2))), generation, 0.1 + n
 

@@ -844,7 +844,7 @@ def test_a_shard_is_written_anew_whole_or_not_at_all(tmp_path: Path, monkeypatch
     store = FeatureStore.create(tmp_path, SPEC, config={})
     rows = make_rows(3)
     store.write_shard(0, rows, make_states(3, 0), units=["u"], left_out=[{"id": "x", "reason": "no"}])
-    found, states, units, left_out = store.read_shard(0)
+    found, (states,), units, left_out = store.read_shard(0)
     assert [r["id"] for r in found] == [r["id"] for r in rows] and states.shape[0] == 3
     assert (units, left_out) == (["u"], [{"id": "x", "reason": "no"}])
     before = {p.name: p.read_bytes() for p in tmp_path.glob("shards/*")}
@@ -861,3 +861,140 @@ def test_a_shard_is_written_anew_whole_or_not_at_all(tmp_path: Path, monkeypatch
     assert store.next_shard == 0 and store.units == set()
     store.write_shard(0, [], states[:0], units=units)  # nothing left of it: no file but its own
     assert [p.name for p in tmp_path.glob("shards/*")] == ["00000.json"]
+
+
+MLP = replace(SPEC, site="mlp_out", layers=(2, 5))
+MIND = replace(SPEC, pool="mind", layers=(6,), width=16)
+FEATURES = (SPEC, MLP, MIND)
+
+
+def make_all(n: int, seed: int) -> list[np.ndarray]:
+    """States of every feature; the first are those of :func:`make_states`."""
+    rng = np.random.default_rng(seed + 1000)
+    sizes = [(n, len(spec.layers), spec.width) for spec in FEATURES[1:]]
+    return [make_states(n, seed), *(rng.standard_normal(size).astype(np.float32) for size in sizes)]
+
+
+def build_all(path: Path, start: int = 0, *, sizes: tuple[int, ...] = (5, 0, 3)) -> FeatureStore:
+    store = FeatureStore.create(path, SPEC, more=FEATURES[1:], config={"seed": 0}, shards=len(sizes))
+    for index in store.missing:
+        rows = make_rows(sizes[index], start + 100 * index)
+        store.write_shard(index, rows, *make_all(sizes[index], index), units=[f"u{index}"])
+    store.finish({"model": "testbed"})
+    return FeatureStore.open(path)
+
+
+def test_several_features_of_the_same_rows(tmp_path: Path) -> None:
+    """Each is read as if it were alone; the first has the very files that it has alone."""
+    store = build_all(tmp_path / "s")
+    expected = [
+        np.concatenate(both).astype(np.float16) for both in zip(make_all(5, 0), make_all(3, 2), strict=True)
+    ]
+    alone = build(tmp_path / "alone")
+    assert store.features == FEATURES and store.spec == SPEC and alone.features == (SPEC,)
+    for name in ("parquet", "safetensors"):
+        file = f"shards/00002.{name}"
+        assert (store.path / file).read_bytes() == (alone.path / file).read_bytes()
+    assert {p.name for p in store.path.glob("shards/00002*")} == {
+        "00002.parquet", "00002.safetensors", "00002.mean.mlp_out.safetensors",
+        "00002.mind.resid_post.safetensors", "00002.json",
+    }  # fmt: skip
+    for spec, states in zip(FEATURES, expected, strict=True):
+        read = store.feature(pool=spec.pool, site=spec.site)
+        assert read.spec == spec and len(read) == 8 and read.feature(pool="mean").spec == SPEC
+        np.testing.assert_array_equal(read.states(spec.layers), states)
+        np.testing.assert_array_equal(read.layer(spec.layers[-1]), states[:, -1])
+        np.testing.assert_array_equal(read.reader(spec.layers)[[7, 1, 1]], states[[7, 1, 1]])
+        column = read.to_datasets(layers=spec.layers[:1]).with_format("numpy")[f"layer.{spec.layers[0]}"]
+        np.testing.assert_array_equal(column, states[:, 0])
+        pd.testing.assert_frame_equal(read.table(), alone.table())
+    manifest = json.loads((store.path / "manifest.json").read_text())
+    assert [FeatureSpec.from_dict(each) for each in manifest["more"]] == [MLP, MIND]
+    assert "more" not in json.loads((alone.path / "manifest.json").read_text())
+    assert store.feature(site="mlp_out").spec == MLP and store.feature().spec == SPEC
+    with pytest.raises(
+        UserError, match="pool=last is not in .*: it holds pool=mean site=resid_post, pool=mean"
+    ):
+        store.feature(pool="last")
+    with pytest.raises(UserError, match="layer=0 is not in the features"):
+        store.feature(site="mlp_out").layer(0)
+
+
+def test_features_that_cannot_be_of_one_store(tmp_path: Path) -> None:
+    for more, message in (
+        (SPEC, "one feature for each pool and site"),
+        (replace(SPEC, pool="tokens"), "either tokens or texts"),
+        (replace(MLP, prompt="p2"), "same prompt"),
+        (replace(MLP, dtype="float32"), "same dtype"),
+        (replace(MLP, model=replace(MODEL, revision="z")), "same model"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            FeatureStore.create(tmp_path / "s", SPEC, more=[more], config={})
+    store = FeatureStore.create(tmp_path / "s", SPEC, more=[MLP], config={})
+    for states in ([make_states(2, 0)], make_all(2, 0), [*make_all(2, 0)[1::-1]]):
+        with pytest.raises(ValueError, match="expected"):
+            store.write_shard(0, make_rows(2), *states)
+    with pytest.raises(
+        UserError, match=r"further features \(\['mean of mlp_out, layers \[2, 5\]'\] there, \[\] now"
+    ):
+        FeatureStore.create(tmp_path / "s", SPEC, config={})
+    states = make_all(2, 0)[:2]
+    states[1][1, 1, 0] = np.inf
+    with pytest.raises(RunError, match="q1 at layer 5 are not finite"):
+        store.write_shard(0, make_rows(2), *states)
+    assert store.next_shard == 0 and not list((tmp_path / "s/shards").iterdir())
+
+
+@pytest.mark.parametrize("name", ["00002.mean.mlp_out.safetensors", "00002.mind.resid_post.safetensors"])
+@pytest.mark.parametrize("damage", ["altered", "cut", "gone"])
+def test_every_features_files_are_watched(
+    tmp_path: Path, name: str, damage: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = tree(build_all(tmp_path / "s").path)
+    file = tmp_path / "s/shards" / name
+    blob = file.read_bytes()
+    if damage == "gone":
+        file.unlink()
+    else:
+        file.write_bytes(blob[:-5] if damage == "cut" else blob[:-9] + bytes([blob[-9] ^ 1]) + blob[-8:])
+    with pytest.raises(UserError, match=f"damaged: shards/{name} "):
+        FeatureStore.open(tmp_path / "s")
+    # The command that made it makes the shard again.
+    store = FeatureStore.create(tmp_path / "s", SPEC, more=FEATURES[1:], config={"seed": 0}, shards=3)
+    assert store.missing == [2] and name in capsys.readouterr().out
+    assert tree(build_all(tmp_path / "s").path) == whole
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda m: m.update(more=m["more"][:1]), "listed as a file or has rows"),
+        (lambda m: m.update(more=3), "more is '?3"),
+        (lambda m: m.update(more=[{"pool": "../x", "site": "mlp_out"}]), "more is"),
+        (lambda m: m["more"][0].update(width=8000), "too small for 5 rows"),
+        (lambda m: m["more"][0].update(prompt="p2"), "same prompt"),
+        (lambda m: m["more"][0].pop("layers"), "has the fields"),
+    ],
+)
+def test_a_manifest_whose_features_do_not_fit(
+    tmp_path: Path, change: Callable[[dict[str, Any]], object], reason: str
+) -> None:
+    file = build_all(tmp_path / "s").path / "manifest.json"
+    manifest = json.loads(file.read_text())
+    change(manifest)
+    file.write_text(json.dumps(manifest))
+    with pytest.raises(UserError, match=rf"manifest.json is damaged \(.*{reason}"):
+        FeatureStore.open(tmp_path / "s")
+
+
+def test_stores_of_several_features_are_merged(tmp_path: Path) -> None:
+    a, b = build_all(tmp_path / "a"), build_all(tmp_path / "b", 1000, sizes=(2,))
+    merged = FeatureStore.merge([a, b], tmp_path / "m")
+    assert merged.features == FEATURES and len(merged) == 10
+    merged.verify()
+    for spec in FEATURES:
+        read, *parts = (s.feature(pool=spec.pool, site=spec.site) for s in (merged, a, b))
+        together = np.concatenate([part.states(spec.layers) for part in parts])
+        np.testing.assert_array_equal(read.states(spec.layers), together)
+    with pytest.raises(UserError, match="a has 3 features of each row and .*one 1: only stores of the same"):
+        FeatureStore.merge([a, build_part(tmp_path / "one", 2000)], tmp_path / "n")

@@ -39,11 +39,12 @@ def run(cfg: DictConfig) -> Path:
     from probers.heads import factory
     from probers.store.store import FeatureStore
 
-    from .stores import by_site
+    from .stores import by_site, chosen
 
     paths = _data(cfg.data)
     print(f"reading {', '.join(map(str, paths))}", flush=True)
-    stores = by_site([FeatureStore.open(path, checksums=cfg.checksums) for path in paths])
+    opened = [FeatureStore.open(path, checksums=cfg.checksums) for path in paths]
+    stores = by_site(chosen(opened, cfg.pool, _sites(cfg)))
 
     from .assemble import AssemblySettings, assemble
     from .data import Dataset, SplitRequest
@@ -158,11 +159,17 @@ def _data(given: Any) -> list[Path]:
     return paths
 
 
+def _sites(cfg: DictConfig) -> list[str] | None:
+    """The sites asked for; None where that is left open."""
+    given = plain_value(cfg.site)
+    return [given] if isinstance(given, str) else given
+
+
 def _default_out(paths: Sequence[Path], cfg: DictConfig) -> Path:
     layer = plain_value(cfg.layer)
     listed = [layer] if isinstance(layer, int) else layer
     what = layer if isinstance(layer, str) else "layer" + "-".join(map(str, listed))
-    name = "+".join(path.name for path in paths)
+    name = "-".join(["+".join(path.name for path in paths), *filter(None, [cfg.pool]), *(_sites(cfg) or ())])
     # Beside the folder of a single run, not in it: either can be there first, or be removed.
     return Path("runs/train", ",".join([f"{name}-{what}", *filter(None, [cfg.suffix])]))
 

@@ -66,6 +66,40 @@ class JoinedStores:
         return StateReader.joined([store.reader(layers) for store in self.stores])
 
 
+def chosen(
+    stores: Sequence[FeatureStore], pool: str | None, sites: Sequence[str] | None
+) -> list[FeatureStore]:
+    """Stores as they are trained on: each once for every site, read as its feature of one pool.
+
+    What was not asked for is told where a store has several.
+
+    Args:
+        stores: finished ones.
+        pool: which; None is that of the first store's first feature.
+        sites: which; None are all that a store has for the pool.
+
+    Raises:
+        UserError: a pool or site that is not there.
+    """
+    first = stores[0]
+    taken = pool or first.spec.pool
+    others = [name for name in dict.fromkeys(spec.pool for spec in first.features) if name != taken]
+    if pool is None and others:
+        print(f"pool={taken} is trained on, the first that {first.path} has; others: {', '.join(others)}")
+    found = []
+    for store in stores:
+        there = [spec.site for spec in store.features if spec.pool == taken]
+        if not there and pool is None:
+            found.append(store)  # by_site says in what it differs
+            continue
+        wanted = [site for site in there if sites is None or site in sites]
+        found += [store.feature(pool=taken, site=site) for site in wanted or sites or [None]]
+    for site in sites or ():
+        if all(site != store.spec.site for store in found):
+            first.feature(pool=taken, site=site)
+    return found
+
+
 #: What is trained on: one store of a site, or several read as one.
 Stored: TypeAlias = FeatureStore | JoinedStores
 

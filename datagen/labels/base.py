@@ -23,18 +23,19 @@ from ..audit.drawn import stored_columns
 
 @dataclass(slots=True)
 class Examples:
-    """Rows for the store with their states, one (layers, d) array per row, and what gave none.
+    """Rows for the store with their states, a (layers, width) array of each feature, and what gave none.
 
     Attributes:
+        states: of each row, those of each feature.
         tokens: how many the model wrote for them.
     """
 
     rows: list[dict[str, Any]] = field(default_factory=list)
-    states: list[np.ndarray] = field(default_factory=list)
+    states: list[Sequence[np.ndarray]] = field(default_factory=list)
     left_out: list[dict[str, Any]] = field(default_factory=list)
     tokens: int = 0
 
-    def add(self, row: dict[str, Any], states: np.ndarray) -> None:
+    def add(self, row: dict[str, Any], states: Sequence[np.ndarray]) -> None:
         self.rows.append(row)
         self.states.append(states)
 
@@ -139,6 +140,13 @@ class LabelBuilder(ABC):
 def recorded_needs(needs: Needs) -> Needs:
     """What a generation must record for :func:`recorded` to describe it."""
     return replace(needs, attention=True, top=True)
+
+
+def states_of(generation: Generation) -> list[np.ndarray]:
+    """What was recorded of each feature, all of which have layers, of a generation with tokens."""
+    found = [states for states in (generation.states, *generation.more) if states is not None]
+    assert len(found) == len(generation.needs.features)
+    return found
 
 
 def recorded(
@@ -317,4 +325,5 @@ def _thin(store: FeatureStore, index: int, by: Sequence[str], reason: Callable[[
     if gone:
         keep = [number for number, row in enumerate(rows) if span_of(row) not in gone]
         kept = [rows[i] for i in keep]
-        store.write_shard(index, kept, states[keep], units=units, left_out=[*left_out, *gone.values()])
+        thinned = [each[keep] for each in states]
+        store.write_shard(index, kept, *thinned, units=units, left_out=[*left_out, *gone.values()])

@@ -22,7 +22,7 @@ from probers.seeding import draw_key
 from probers.store.store import FeatureStore
 from probers.types import Generation, Needs, Question, Retriever, UserError
 
-from .base import NO_ROOM, TOO_LONG, Examples, LabelBuilder, recorded, recorded_needs
+from .base import NO_ROOM, TOO_LONG, Examples, LabelBuilder, recorded, recorded_needs, states_of
 
 Acc = Literal["tokens", "substring"]
 
@@ -141,9 +141,8 @@ class CotBuilder(LabelBuilder):
                     skipped = generation.stop == "skipped"
                     examples.leave_out(names[index], TOO_LONG if skipped else "empty answer")
                     continue
-                assert generation.states is not None  # the needs name layers
                 row = self._row(units[place], _CONDITIONS[opens], generation)
-                examples.add(row | {"passages": passages}, generation.states)
+                examples.add(row | {"passages": passages}, states_of(generation))
             yield examples
 
     def _row(self, question: Question, condition: str, generation: Generation) -> dict[str, Any]:

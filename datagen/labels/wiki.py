@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from probers.capture.pooling import pool_tokens, token_pool
+from probers.capture.pooling import pool_tokens, span_of, token_pool
 from probers.data.articles.cuts import Cut, CutPlan
 from probers.engine.model import CausalLM
 from probers.engine.tokens import encode_continuation, encode_prompts
@@ -23,9 +23,9 @@ from probers.equivalence import EntityMatcher, Match
 from probers.prompts import PromptTemplate
 from probers.store.store import FeatureStore
 from probers.text import split_sentences
-from probers.types import Generation, Needs, UserError
+from probers.types import Feature, Generation, Needs, Pool, UserError
 
-from .base import TOO_LONG, Examples, LabelBuilder, recorded, recorded_needs
+from .base import TOO_LONG, Examples, LabelBuilder, recorded, recorded_needs, states_of
 
 #: Whole words after an entity beyond which nothing was seen to make it longer ("Duke of the ..").
 _TAIL = 3
@@ -65,35 +65,49 @@ def stop_rule(recognise: Recognise, *, cheap: bool) -> Callable[[str], bool]:
 
 
 def span_needs(needs: Needs) -> Needs:
-    """What a generation must record for the same needs to be had of any span of it."""
-    return recorded_needs(replace(needs, pool=token_pool(needs.pool)))
+    """What a generation must record for the features of the same needs to be had of any span of it."""
+    first, *more = dict.fromkeys(_kept(needs).values())
+    return recorded_needs(replace(needs, pool=first.pool, more=tuple(more)))
+
+
+def _kept(needs: Needs) -> dict[Feature, Feature]:
+    """For each feature what is recorded: what is read at the same places is recorded once for all of them."""
+
+    def places(feature: Feature) -> tuple[Any, ...]:
+        return feature.layers, feature.site, feature.of_mind
+
+    alike: dict[tuple[Any, ...], list[Pool]] = {}
+    for feature in needs.features:
+        alike.setdefault(places(feature), []).append(feature.pool)
+    return {f: replace(f, pool=token_pool(*alike[places(f)])) for f in needs.features}
 
 
 def span_rows(
     generation: Generation, tokens: list[int], needs: Needs
-) -> Iterator[tuple[int, dict[str, Any], np.ndarray]]:
+) -> Iterator[tuple[int, dict[str, Any], list[np.ndarray]]]:
     """One row for the span, or with pool "tokens" one for each of its tokens.
 
     Args:
         generation: recorded with :func:`span_needs`.
         tokens: the span's, contiguous.
-        needs: the pooling wanted.
+        needs: the features wanted, of pool "tokens" all or none.
 
     Yields:
         The token's index in the span (-1 when pooled), the columns that describe it with ``n_tokens``
-        and what was known before it of the whole span, and states (layers, d) or (1, 2 d) for "mind".
+        and what was known before it of the whole span, and of each feature states (layers, d), or
+        (1, 2 d) for "mind".
     """
-    assert generation.states is not None
-    states = generation.states[tokens]
-    if needs.pool == "tokens":
-        for index, token in enumerate(tokens):
-            yield (
-                index,
-                recorded(generation, [token], first=tokens[0]) | {"n_tokens": len(tokens)},
-                states[index],
-            )
+    found = dict(zip(generation.needs.features, states_of(generation), strict=True))
+    spans = [
+        (feature.pool, span_of(found[kept], tokens, kept.pool, feature.pool))
+        for feature, kept in _kept(needs).items()
+    ]
+    if needs.pool != "tokens":
+        yield -1, recorded(generation, tokens), [pool_tokens(span, pool) for pool, span in spans]
         return
-    yield -1, recorded(generation, tokens), pool_tokens(states, needs.pool)
+    for index, token in enumerate(tokens):
+        columns = recorded(generation, [token], first=tokens[0]) | {"n_tokens": len(tokens)}
+        yield index, columns, [span[index] for _, span in spans]
 
 
 def _untouched(cut: Cut) -> str:
@@ -107,7 +121,7 @@ class WikiBuilder(LabelBuilder):
 
     Attributes:
         plan: the cuts.
-        needs: layers to read; the pooling is applied to the entity's tokens.
+        needs: the features to read; the pooling is applied to the entity's tokens.
         recognise: finds the entity at the head of a continuation.
         prompt: how an article is put to the model.
         negatives: what faithful examples are made of. "generated": entities the model wrote

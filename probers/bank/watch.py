@@ -37,7 +37,7 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from ..capture.blocks import decoder_layers
 from ..capture.hidden_states import StateTap, broken_state, check_needs
-from ..capture.pooling import StreamingPool, as_stored, token_vectors
+from ..capture.pooling import StreamingPool, all_finite, as_stored, token_vectors
 from ..engine.forward import Decoder
 from ..engine.loading import fingerprint
 from ..heads import ProbeHead
@@ -192,7 +192,7 @@ class WatchedBatch:
         if self._per == "sequence":
             self._pool.add(vectors, slice(None), live)
             vectors = self._pool.value(slice(None), self._count.clamp_min(1)[:, None, None])
-        self._waiting.append((vectors, live, states.isfinite().all(dim=-1) | ~live[:, None]))
+        self._waiting.append((vectors, live, all_finite(states) | ~live[:, None]))
         self._added += 1
         if len(self._waiting) == _BLOCK:
             self._score_waiting()

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from ..lazy import lazily
 
 if TYPE_CHECKING:
-    from .hidden_states import POOLS, SITES, StateTap, check_needs
+    from ..types import POOLS, SITES
+    from .hidden_states import StateTap, check_needs
 
 __all__ = ["POOLS", "SITES", "StateTap", "check_needs"]
 

@@ -6,85 +6,98 @@ and it reads only while it is armed, so that prompt states are dropped where the
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from ..types import Needs, Pool, RunError, Site, UserError
+from ..types import POOLS, SITES, Feature, Needs, RunError, UserError
 from .blocks import block_parts, decoder_layers, decoder_of, first_tensor, given_tensor
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-SITES: tuple[str, ...] = get_args(Site)
-POOLS: tuple[str, ...] = get_args(Pool)
-
 
 def check_needs(needs: Needs, model: nn.Module) -> None:
     """Refuse what cannot be read from ``model`` (UserError)."""
     layers = len(decoder_layers(model))
-    asked = [*needs.layers, *([needs.attention_layer] if needs.attention_layer is not None else [])]
+    _check_layers([] if needs.attention_layer is None else [needs.attention_layer], layers)
+    if needs.attention_layer == 0:
+        raise UserError("attention_layer=0 is the embedding output, which attends to nothing: use 1 or more")
+    for feature in needs.features:
+        _check_feature(feature, model, layers)
+
+
+def _check_layers(asked: Sequence[int], layers: int) -> None:
     for layer in asked:
         if not 0 <= layer <= layers:
             raise UserError(
                 f"layer {layer} does not exist: the model has {layers} layers "
                 f"(1 to {layers}; 0 is the embedding output)"
             )
-    if needs.attention_layer == 0:
-        raise UserError("attention_layer=0 is the embedding output, which attends to nothing: use 1 or more")
-    if needs.site not in SITES:
-        raise UserError(f"site={needs.site} is unknown; choose one of {', '.join(SITES)}")
-    if needs.pool not in POOLS:
-        raise UserError(f"pool={needs.pool} is unknown; choose one of {', '.join(POOLS)}")
-    if not needs.layers:
+
+
+def _check_feature(feature: Feature, model: nn.Module, layers: int) -> None:
+    _check_layers(feature.layers, layers)
+    site, pool = feature.site, feature.pool
+    if site not in SITES:
+        raise UserError(f"site={site} is unknown; choose one of {', '.join(SITES)}")
+    if pool not in POOLS:
+        raise UserError(f"pool={pool} is unknown; choose one of {', '.join(POOLS)}")
+    if not feature.layers:
         return
-    if needs.of_mind and (needs.layers != (layers,) or needs.site != "resid_post"):
+    if feature.of_mind and (feature.layers != (layers,) or site != "resid_post"):
         raise UserError(
-            f"pool={needs.pool} reads all layers at site=resid_post and belongs to the last one: ask for "
-            f"layers=({layers},), not {needs.layers} at {needs.site}"
+            f"pool={pool} reads all layers at site=resid_post and belongs to the last one: ask for "
+            f"layers=({layers},), not {feature.layers} at {site}"
         )
-    if needs.site == "resid_post":
+    if site == "resid_post":
         return
-    if 0 in needs.layers:
-        raise UserError(f"site={needs.site} has no layer 0: the embedding output belongs to no block")
+    if 0 in feature.layers:
+        raise UserError(f"site={site} has no layer 0: the embedding output belongs to no block")
     parts = block_parts(model)
-    if needs.site == "resid_mid" and any(parts[k - 1].middle is None for k in needs.layers):
+    if site == "resid_mid" and any(parts[k - 1].middle is None for k in feature.layers):
         raise UserError(
             f"site=resid_mid does not exist in {type(model).__name__}: attention and MLP run side by side; "
             "use attn_out, mlp_out or resid_post"
         )
 
 
-def broken_state(needs: Needs, index: int, where: str) -> RunError:
-    """That the state of the ``index``-th of the layers a :class:`StateTap` stacks is not finite."""
-    layer = f"layer {needs.layers[index]}"
-    if needs.of_mind:
-        layer = f"layer {index + 1}" if index < needs.layers[0] else "the final norm"
+def broken_state(feature: Feature, index: int, where: str) -> RunError:
+    """That the state of the ``index``-th of the layers a :class:`StateTap` reads is not finite."""
+    layers = StateTap.layers_of(feature)
+    layer = f"layer {layers[index]}"
+    if feature.of_mind and index == len(layers) - 1:
+        layer = "the final norm"
     return RunError(f"the state of {layer} is NaN or infinite at {where}; try dtype=float32 or bfloat16")
 
 
 class StateTap(ExitStack):
     """Reads one site at chosen layers, reduced inside the hook.
 
-    For MIND's pools the layers are 1 to L, and after them the output of the final norm.
-
     Args:
-        needs: layers and site; checked with :func:`check_needs` before.
+        feature: layers and site; checked with :func:`check_needs` before.
     """
 
-    def __init__(self, model: nn.Module, needs: Needs) -> None:
+    def __init__(self, model: nn.Module, feature: Feature) -> None:
         super().__init__()
         self._model = model
-        self._needs = needs
-        self._read: dict[int, Tensor] = {}
+        self._site = feature.site
+        self._layers = self.layers_of(feature)
+        self._read: Tensor | None = None
+        self._of_layer: tuple[Tensor, ...] = ()  # views of it
+        self._lacking: set[int] = set()  # layers that the pass has not come to
         self._reduce: Callable[[Tensor], Tensor] | None = None
         self._shape: torch.Size | None = None
-        self._layers = needs.layers
-        if needs.layers and needs.of_mind:
-            self._layers = tuple(range(1, needs.layers[0] + 2))  # the final norm counts as one more
+
+    @staticmethod
+    def layers_of(feature: Feature) -> tuple[int, ...]:
+        """The layers read for a feature: its own, for MIND's pools 1 to L and as one more the final norm."""
+        if feature.layers and feature.of_mind:
+            return tuple(range(1, feature.layers[0] + 2))
+        return feature.layers
 
     def __enter__(self) -> Self:
         blocks = decoder_layers(self._model) if self._layers else nn.ModuleList()
@@ -95,7 +108,7 @@ class StateTap(ExitStack):
             else:
                 handle = module.register_forward_hook(self._on_output(layer))
             self.callback(handle.remove)
-            if self._needs.site != "resid_post":
+            if self._site != "resid_post":
                 shape = blocks[layer - 1].register_forward_pre_hook(self._note_shape, with_kwargs=True)
                 self.callback(shape.remove)
         return self
@@ -104,57 +117,81 @@ class StateTap(ExitStack):
         """Read every pass until :meth:`take`, the last of which counts.
 
         Args:
-            reduce: makes what is kept of a layer's states (batch, length, d); None reads nothing.
+            reduce: makes what is kept, (batch, .., width), of a layer's states (batch, length, d);
+                None reads nothing.
         """
-        self._read.clear()
+        self._read, self._of_layer = None, ()
         self._reduce = reduce
 
     def take(self) -> Tensor | None:
-        """What was read, layers stacked in the order asked for on axis 1; None where nothing was."""
+        """What was read, (batch, .., layers, width) float32 in the order asked for; None where nothing was.
+
+        Raises:
+            RunError: a layer that the pass did not come to.
+        """
         self._reduce = None
-        if not self._read:
-            return None
-        device = self._read[self._layers[0]].device
-        stacked = torch.stack([self._read[layer].to(device) for layer in self._layers], dim=1)
-        self._read.clear()
-        return stacked
+        read, self._read, self._of_layer = self._read, None, ()
+        if read is not None and self._lacking:
+            raise RunError(
+                f"layer {min(self._lacking)} of {type(self._model).__name__} was not run, so that its state "
+                "cannot be read"
+            )
+        return read
 
     def _place(self, layer: int, blocks: nn.ModuleList) -> tuple[nn.Module, bool]:
         """The module whose output, or input when True, is the site at ``layer``."""
-        if self._needs.site == "resid_post":
+        if self._site == "resid_post":
             if layer > len(blocks):
                 return decoder_of(self._model), False
             return (blocks[0], True) if layer == 0 else (blocks[layer - 1], False)
         parts = block_parts(self._model)[layer - 1]
-        if self._needs.site == "resid_mid":
+        if self._site == "resid_mid":
             assert parts.middle is not None  # check_needs
             return parts.middle, True
-        return (parts.attention if self._needs.site == "attn_out" else parts.mlp), False
+        return (parts.attention if self._site == "attn_out" else parts.mlp), False
 
     def _note_shape(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         states = given_tensor(args, kwargs)
         self._shape = None if states is None else states.shape
 
     def _on_input(self, layer: int) -> Callable[[nn.Module, Any, Any], None]:
+        places = self._places(layer)
+
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            self._take(layer, given_tensor(args, kwargs))
+            if self._reduce is not None:
+                self._take(layer, places, given_tensor(args, kwargs))
 
         return hook
 
     def _on_output(self, layer: int) -> Callable[[nn.Module, Any, Any], None]:
+        places = self._places(layer)
+
         def hook(module: nn.Module, inputs: Any, output: Any) -> None:
-            self._take(layer, output if isinstance(output, Tensor) else first_tensor(_values(output)))
+            if self._reduce is not None:
+                tensor = output if isinstance(output, Tensor) else first_tensor(_values(output))
+                self._take(layer, places, tensor)
 
         return hook
 
-    def _take(self, layer: int, states: Tensor | None) -> None:
-        if self._reduce is None or states is None:
+    def _places(self, layer: int) -> list[int]:
+        return [place for place, each in enumerate(self._layers) if each == layer]
+
+    def _take(self, layer: int, places: list[int], states: Tensor | None) -> None:
+        if states is None or self._reduce is None:
             return
         if states.dim() == 2 and self._shape is not None:  # OPT's MLP sees all tokens in one row
             states = states.view(self._shape)
+        kept = self._reduce(states)
+        if self._read is None or self._of_layer[0].shape != kept.shape:
+            *before, width = kept.shape
+            self._read = kept.new_empty(*before, len(self._layers), width, dtype=torch.float32)
+            self._of_layer = self._read.unbind(-2)
+            self._lacking = set(self._layers)
         # Copied: a view would keep the prompt's states alive, and some families go on to
-        # add to these tensors in place.
-        self._read[layer] = self._reduce(states).clone()
+        # add to these tensors in place. All layers into one tensor: what follows is one operation.
+        for place in places:
+            self._of_layer[place].copy_(kept)
+        self._lacking.discard(layer)
 
 
 def _values(output: Any) -> Any:

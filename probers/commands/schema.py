@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from omegaconf import OmegaConf
 from pydantic import Field
@@ -49,8 +49,13 @@ Loss = Literal["ce", "double_softmax"]
 Balance = Literal["none", "weights", "sampling"]
 #: Fewer give no 95% interval.
 Resamples = Annotated[int, Field(ge=100)]
+_Each = TypeVar("_Each")
 Verdict = Literal["equivalent", "different", "undecided"]
 Split = Literal["train", "validation", "test"]
+#: Pools of stores, and sites.
+ReadPool = Literal["mean", "last", "mind", "tokens", "predicting"]
+ReadSite = Literal["resid_post", "resid_mid", "attn_out", "mlp_out"]
+Several = Annotated[list[_Each], Field(min_length=1)]
 #: A number for each split named; null is all there are.
 PerSplit = Annotated[
     Mapping[Split, Count | None],
@@ -149,8 +154,8 @@ class Datagen(_Reading):
     limit: Count | PerSplit | None
     articles: Name
     layers: Literal["all", "stride"] | Natural | list[Natural]
-    site: Literal["resid_post", "resid_mid", "attn_out", "mlp_out"]
-    pool: Literal["mean", "last", "mind", "tokens", "predicting"]
+    site: ReadSite | Several[ReadSite]
+    pool: ReadPool | Several[ReadPool]
     label: Name
     acc: Literal["tokens", "substring"]
     per_article: Count
@@ -218,6 +223,8 @@ class Train(Fitting, Assembling, _Run):
     out: Name | None
     suffix: Name | None
     split: Literal["store"] | tuple[Positive, Positive, Positive]
+    pool: ReadPool | None
+    site: ReadSite | Several[ReadSite] | None
     train_on: list[str]
     test_on: list[str]
     sizes: list[Count]

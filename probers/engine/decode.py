@@ -359,8 +359,9 @@ def _refuse_broken(rows: Sequence[Row], needs: Needs, capture: CaptureSession, s
     """RunError for the first kept token whose state or logits are not finite."""
     broken = capture.broken()
     if broken is not None:
-        row, token, layer = broken
-        raise broken_state(needs, layer, f"generated token {token} of {rows[row].prompt.name}")
+        number, row, token, layer = broken
+        where = f"generated token {token} of {rows[row].prompt.name}"
+        raise broken_state(needs.features[number], layer, where)
     for row, token in (~scores.isfinite().all(dim=0)).nonzero().tolist():
         if token < max(rows[row].kept, 1):
             raise broken_logits(f"generated token {token} of {rows[row].prompt.name}")

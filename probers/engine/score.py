@@ -18,7 +18,7 @@ from torch import Tensor
 from ..capture.attention import AttentionTap
 from ..capture.hidden_states import StateTap, broken_state
 from ..capture.pooling import WholePool
-from ..types import AttentionRows, Generation, Needs
+from ..types import AttentionRows, Feature, Generation, Needs
 from .forward import Decoder, broken_logits, token_scores
 from .kv_cache import CachedPrefix, fill, new_cache
 from .tokens import Prompt
@@ -53,18 +53,21 @@ def score_batch(
         columns, positions = ids[:, start:], positions[:, start:]
     count = torch.tensor(lengths, device=decoder.device)
     scored = torch.arange(longest, 0, -1, device=decoder.device) <= count[:, None]  # (batch, longest)
-    pool = WholePool(needs.pool, scored)
+    features = [
+        (StateTap(decoder.model, feature), WholePool(feature.pool, scored)) for feature in needs.features
+    ]
     with ExitStack() as taps:
-        states = taps.enter_context(StateTap(decoder.model, needs))
-        states.read(pool.layer)
+        for tap, pool in features:
+            taps.enter_context(tap).read(pool.layer)
         attention = None
         if needs.attention:
             attention = taps.enter_context(AttentionTap(decoder.model, needs.attention_layer))
             attention.read(longest + 1)
         logits = decoder(columns, mask, positions, keep=longest + 1, cache=cache)
-        layers = states.take()
+        layers = [tap.take() for tap, _ in features]
         attended = attention.take() if attention is not None else None
-    _refuse_broken(prompts, needs, scored, pool.finite)
+    for feature, (_, pool) in zip(needs.features, features, strict=True):
+        _refuse_broken(prompts, feature, pool)
     generations = []
     for row, (prompt, length) in enumerate(zip(prompts, lengths, strict=True)):
         found = token_scores(logits[row, -length - 1 : -1], ids[row, -length:], top=needs.top)
@@ -72,10 +75,12 @@ def score_batch(
         if len(broken):
             raise broken_logits(f"token {int(broken[0])} of the continuation of {prompt.name}")
         rows = None if attended is None else _rows(attended.weights(row)[0], len(prompt.ids), length)
+        read = zip(features, layers, strict=True)
         generations.append(
             prompt.continued(
                 tokenizer, continuations[row], found.cpu().numpy(), stop="length", needs=needs,
-                states=None if layers is None else pool.value(layers, row), attention=rows,
+                states=[None if kept is None else pool.value(kept, row) for (_, pool), kept in read],
+                attention=rows,
             )
         )  # fmt: skip
     return generations
@@ -108,11 +113,10 @@ def _rows(weights: Tensor, prompt: int, length: int) -> AttentionRows:
     return AttentionRows(rows, np.array(best.cpu()))
 
 
-def _refuse_broken(prompts: Sequence[Prompt], needs: Needs, scored: Tensor, finite: Sequence[Tensor]) -> None:
-    """RunError for the first state that is not finite; blocks run in ascending order."""
-    ascending = replace(needs, layers=tuple(sorted(set(needs.layers))))
-    for index, good in enumerate(finite):
-        for row, column in (~good).nonzero().tolist():
-            token = column - scored.shape[1] + int(scored[row].sum())
-            where = f"token {token} of the continuation of {prompts[row].name}"
-            raise broken_state(ascending, index, where)
+def _refuse_broken(prompts: Sequence[Prompt], feature: Feature, pool: WholePool) -> None:
+    """RunError for the first state that is not finite."""
+    if (broken := pool.broken()) is not None:
+        row, token, place = broken
+        # Blocks run in ascending order.
+        ascending = replace(feature, layers=tuple(sorted(set(feature.layers))))
+        raise broken_state(ascending, place, f"token {token} of the continuation of {prompts[row].name}")

@@ -180,20 +180,22 @@ class Prompt:
         *,
         stop: StopReason,
         needs: Needs,
-        states: np.ndarray | None = None,
+        states: Sequence[np.ndarray | None] | None = None,
         attention: AttentionRows | None = None,
     ) -> Generation:
         """The generation of tokens ``ids`` (n,) after this prompt.
 
         Args:
+            states: of each feature; None where there are none.
             scores: (2, n) their log-probabilities and entropies, or (4, n) with the two highest
                 probabilities of their distributions.
         """
         text, offsets = token_offsets(tokenizer, ids, self.ids)
+        first, *more = states or [None] * len(needs.features)
         return Generation(
             self.text, self.ids, self.offsets, tuple(ids), text, offsets,
-            scores[0].copy(), scores[1].copy(), stop, needs, states, attention,
-            scores[2:].copy() if len(scores) > 2 else None,
+            scores[0].copy(), scores[1].copy(), stop, needs, first, attention,
+            scores[2:].copy() if len(scores) > 2 else None, tuple(more),
         )  # fmt: skip
 
 

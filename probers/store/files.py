@@ -16,7 +16,7 @@ from ..checksums import unsealed
 from ..files import digest, read_json
 from ..options import shown
 from ..seeding import draw_key
-from ..types import SPLITS, RunError, UserError, first_line
+from ..types import POOLS, SITES, SPLITS, RunError, UserError, first_line
 from .spec import FeatureSpec
 
 if TYPE_CHECKING:
@@ -56,22 +56,56 @@ def read_manifest(path: Path) -> dict[str, Any]:
     return manifest
 
 
-def read_spec(path: Path, manifest: Mapping[str, Any]) -> FeatureSpec:
-    """What the vectors of the store in ``path`` are, as its manifest says.
+def read_specs(path: Path, manifest: Mapping[str, Any]) -> tuple[FeatureSpec, ...]:
+    """What the vectors of the store in ``path`` are, as its manifest says; one for each feature.
 
     Raises:
         UserError: fields that are none of it, or states that the listed files are too small for.
     """
     try:
-        spec = FeatureSpec.from_dict(manifest["spec"])
-        row = len(spec.layers) * spec.width * np.dtype(spec.dtype).itemsize
-        for index, rows in enumerate(manifest["rows"] or ()):
-            name = shard_file(index, "safetensors")
-            if rows and manifest["files"][name]["bytes"] <= rows * row:
-                raise ValueError(f"{name} is too small for {rows} rows of {row} bytes")
+        specs = tuple(FeatureSpec.from_dict(each) for each in [manifest["spec"], *manifest.get("more", ())])
+        check_features(specs)
+        for spec, suffix in zip(specs, state_suffixes(specs), strict=True):
+            row = len(spec.layers) * spec.width * np.dtype(spec.dtype).itemsize
+            for index, rows in enumerate(manifest["rows"] or ()):
+                name = shard_file(index, suffix)
+                if rows and manifest["files"][name]["bytes"] <= rows * row:
+                    raise ValueError(f"{name} is too small for {rows} rows of {row} bytes")
     except (UserError, ValueError) as error:
         raise UserError(f"{path / MANIFEST} is damaged ({error}): make the store again") from error
-    return spec
+    except KeyError as error:
+        raise UserError(
+            f"{path / MANIFEST} is damaged (it lists no {error}): make the store again"
+        ) from error
+    return specs
+
+
+def check_features(specs: Sequence[FeatureSpec]) -> None:
+    """Refuse features that cannot be of the same rows.
+
+    Raises:
+        ValueError: two of one pool and site, or of other models, positions, prompts or number formats;
+            pool "tokens", which has a row for each token, beside others.
+    """
+    first = specs[0]
+    for name in ("model", "position", "prompt", "dtype"):
+        if any(getattr(spec, name) != getattr(first, name) for spec in specs):
+            raise ValueError(f"the features of one store have the same {name}")
+    places = [(spec.pool, spec.site) for spec in specs]
+    if len(set(places)) < len(places):
+        raise ValueError(f"a store has one feature for each pool and site, not {places}")
+    if len({spec.pool == "tokens" for spec in specs}) > 1:
+        raise ValueError("the rows of a store are either tokens or texts")
+
+
+def state_suffixes(specs: Sequence[FeatureSpec]) -> list[str]:
+    """Of each feature of a store how the names of its shards' states end."""
+    return _ends([(spec.pool, spec.site) for spec in specs[1:]])
+
+
+def _ends(more: Sequence[tuple[str, str]]) -> list[str]:
+    """As :func:`state_suffixes`, from the pool and site of each feature but the first."""
+    return ["safetensors", *(f"{pool}.{site}.safetensors" for pool, site in more)]
 
 
 def fingerprint(path: Path) -> str:
@@ -95,13 +129,19 @@ def check_same(path: Path, there: Mapping[str, Any], here: Mapping[str, Any]) ->
     Raises:
         UserError: names what differs, and both values.
     """
-    for part, name in (("spec", "features"), ("config", "configuration"), ("shards", "number of shards")):
-        old, new = there[part], here[part]
+    parts = {"spec": "features", "more": "further features", "config": "configuration"}
+    for part, name in (parts | {"shards": "number of shards"}).items():
+        old, new = there.get(part, []), here.get(part, [])
         if old == new:
             continue
         if isinstance(old, dict) and isinstance(new, dict):
             key = next(k for k in sorted({*old, *new}) if old.get(k) != new.get(k))
             old, new, name = old.get(key), new.get(key), f"{name}, {key}"
+        if part == "more":
+            old, new = (
+                [f"{each['pool']} of {each['site']}, layers {each['layers']}" for each in found]
+                for found in (old, new)
+            )
         raise UserError(
             f"{path} holds a feature store of another {name} ({old} there, {new} now): "
             "choose another out or remove the folder"
@@ -115,6 +155,10 @@ def _problem(manifest: Mapping[str, Any]) -> str | None:
             return f"it lacks {name}"
         if not isinstance(manifest[name], kind):
             return f"{name} is {shown(manifest[name])!r}"
+    more = manifest.get("more", [])
+    named = isinstance(more, list) and all(isinstance(each, dict) for each in more)
+    if not named or not all(each.get("pool") in POOLS and each.get("site") in SITES for each in more):
+        return f"more is {shown(more)!r}"
     shards = manifest["shards"]
     if shards is not None and not 0 < shards <= MOST_SHARDS:
         return f"shards is {shards}"
@@ -123,7 +167,8 @@ def _problem(manifest: Mapping[str, Any]) -> str | None:
     rows = manifest["rows"]
     if rows is None or len(rows) != manifest["shards"] or not all(type(n) is int and n >= 0 for n in rows):
         return f"it has not one number of rows for each of its {manifest['shards']} shards"
-    wanted = {shard_file(i, s) for i, n in enumerate(rows) if n for s in ("parquet", "safetensors")}
+    ends = ["parquet", *_ends([(each["pool"], each["site"]) for each in more])]
+    wanted = {shard_file(i, end) for i, n in enumerate(rows) if n for end in ends}
     files = manifest["files"]
     if set(files) != wanted:
         return f"{min(set(files) ^ wanted)} is listed as a file or has rows, but not both"
@@ -138,8 +183,8 @@ def _is_listed(file: Any) -> bool:
     return isinstance(file, dict) and {k: type(file[k]) for k in file} == {"bytes": int, "sha256": str}
 
 
-def read_sidecar(store: Path, index: int) -> dict[str, Any]:
-    """What was written about one shard.
+def read_sidecar(store: Path, index: int, specs: Sequence[FeatureSpec]) -> dict[str, Any]:
+    """What was written about one shard of a store of some features.
 
     Raises:
         RunError: the file is damaged.
@@ -153,7 +198,7 @@ def read_sidecar(store: Path, index: int) -> dict[str, Any]:
         raise RunError(
             f"{path} is damaged (it {error}): the command that made the store makes the shard again"
         ) from error
-    own = {f"{index:05d}.{suffix}" for suffix in ("parquet", "safetensors") if about["rows"] > 0}
+    own = {f"{index:05d}.{end}" for end in ("parquet", *state_suffixes(specs)) if about["rows"] > 0}
     of_units = all(isinstance(unit, str) for unit in about["units"])
     if set(about["files"]) != own or not all(map(_is_listed, about["files"].values())) or not of_units:
         raise RunError(

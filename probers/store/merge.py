@@ -10,7 +10,7 @@ from typing import Any
 
 from ..files import canonical_json, digest, write_bytes, writing
 from ..types import UserError
-from .files import MANIFEST, read_manifest, read_rows, read_sidecar, read_spec, shard_file
+from .files import MANIFEST, read_manifest, read_rows, read_sidecar, read_specs, shard_file, state_suffixes
 
 _THEN = "the stores to be merged are as they were, and the same merge starts anew once that is mended"
 _KEYS = ("id", "group", "split")
@@ -22,7 +22,7 @@ class _Part:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.manifest = read_manifest(path)
-        self.spec = read_spec(path, self.manifest)
+        self.specs = read_specs(path, self.manifest)
         self.shards = {i: n for i, n in enumerate(self.manifest["rows"]) if n}  # rows of those that have any
 
     def source(self, config: dict[str, Any]) -> dict[str, Any]:
@@ -68,11 +68,12 @@ def _build(parts: Sequence[_Part], folder: Path) -> None:
     for part in parts:
         for index, count in part.shards.items():
             here = {}
-            for suffix in ("parquet", "safetensors"):
+            for suffix in ("parquet", *state_suffixes(part.specs)):
                 old, new = shard_file(index, suffix), shard_file(len(rows), suffix)
                 _link_or_copy(part.path / old, folder / new)
                 files[new] = here[Path(new).name] = part.manifest["files"][old]
-            _write(folder / shard_file(len(rows), "json"), read_sidecar(part.path, index) | {"files": here})
+            about = read_sidecar(part.path, index, part.specs)
+            _write(folder / shard_file(len(rows), "json"), about | {"files": here})
             rows.append(count)
     configs = [part.manifest["config"] for part in parts]
     common = {k: v for k, v in configs[0].items() if all(k in c and c[k] == v for c in configs)}
@@ -99,20 +100,26 @@ def _write(path: Path, content: Any) -> None:
 
 def _check_features(first: _Part, other: _Part) -> None:
     """Refuse vectors of another model or read in another way, and other layers or number formats."""
-    ours, others = first.spec.model, other.spec.model
+    ours, others = first.specs[0].model, other.specs[0].model
     if not ours.same_as(others):
         raise UserError(
             f"{first.path} was made by {ours} and {other.path} by {others}: "
             "only stores of the same model can be merged"
         )
-    first.spec.check(other.spec, what=f"the features of {first.path}", against=f"those of {other.path}")
-    for name in ("layers", "dtype"):
-        mine, theirs = getattr(first.spec, name), getattr(other.spec, name)
-        if mine != theirs:
-            raise UserError(
-                f"{first.path} has {name}={mine!r}, {other.path} {name}={theirs!r}: "
-                f"only stores of the same {name} can be merged"
-            )
+    if len(first.specs) != len(other.specs):
+        raise UserError(
+            f"{first.path} has {len(first.specs)} features of each row and {other.path} {len(other.specs)}: "
+            "only stores of the same pools and sites can be merged"
+        )
+    for one, another in zip(first.specs, other.specs, strict=True):
+        one.check(another, what=f"the features of {first.path}", against=f"those of {other.path}")
+        for name in ("layers", "dtype"):
+            mine, theirs = getattr(one, name), getattr(another, name)
+            if mine != theirs:
+                raise UserError(
+                    f"{first.path} has {name}={mine!r}, {other.path} {name}={theirs!r}: "
+                    f"only stores of the same {name} can be merged"
+                )
 
 
 def _check_rows(parts: Sequence[_Part]) -> None:

@@ -5,7 +5,9 @@ Layout of a store folder::
     manifest.json            FeatureSpec, configuration, counts, checksums, complete or not
     shards/00000.parquet     one row per example (labels, texts, signals)
     shards/00000.safetensors one tensor "layer.<k>" (rows, d) per layer
-    shards/00000.json        sizes and checksums of the two, the pieces of work the shard
+    shards/00000.<pool>.<site>.safetensors
+                             the same of each further feature of the rows, where there are several
+    shards/00000.json        sizes and checksums of these, the pieces of work the shard
                              covers and what of them was left out; written last, so its
                              presence says that the shard is whole
 
@@ -18,7 +20,7 @@ each, and :meth:`FeatureStore.merge` joins them.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +34,7 @@ from .files import (
     MANIFEST,
     SCHEMA,
     all_rows,
+    check_features,
     check_rows,
     check_same,
     damaged,
@@ -40,8 +43,9 @@ from .files import (
     read_manifest,
     read_rows,
     read_sidecar,
-    read_spec,
+    read_specs,
     shard_file,
+    state_suffixes,
     written_shards,
 )
 from .merge import merge
@@ -57,38 +61,52 @@ if TYPE_CHECKING:
 class FeatureStore:
     """A folder of labelled hidden states; make one with :meth:`create` or :meth:`open`.
 
+    A store may hold several features of its rows. It is read as its first; :meth:`feature` reads it
+    as another one.
+
     Attributes:
         path: the folder.
-        spec: what the vectors are.
+        spec: what the vectors are that are read.
         config: the part of the configuration that decided what was computed.
         shards: number of shards it has when complete; None when only the last one tells.
+        features: of all vectors that are stored, in the order in which they are written.
     """
 
     path: Path
     spec: FeatureSpec
     config: Mapping[str, Any]
-    shards: int | None = None
+    shards: int | None
+    features: tuple[FeatureSpec, ...]
 
     @classmethod
     def create(
-        cls, path: str | Path, spec: FeatureSpec, *, config: Mapping[str, Any], shards: int | None = None
+        cls,
+        path: str | Path,
+        spec: FeatureSpec,
+        *,
+        config: Mapping[str, Any],
+        more: Sequence[FeatureSpec] = (),
+        shards: int | None = None,
     ) -> FeatureStore:
         """A new store, or the unfinished one in ``path`` to go on with.
 
         Args:
             path: the folder.
             spec: what the vectors are.
+            more: further features of the same rows: of other pools or sites.
             config: the part of the configuration that decides what is computed, as plain containers.
             shards: how many there will be; None leaves it open until :meth:`finish`, for work
                 whose amount is not known before it is done.
 
         Raises:
-            UserError: ``path`` holds a store of another specification or configuration.
+            UserError: ``path`` holds a store of other specifications or another configuration.
             RunError: the folder cannot be written to.
+            ValueError: features that cannot be of the same rows.
         """
         if shards is not None and shards < 1:
             raise ValueError(f"a store has at least one shard, got shards={shards}")
-        store = cls(Path(path), spec, config, shards)
+        check_features([spec, *more])
+        store = cls(Path(path), spec, config, shards, (spec, *more))
         if (store.path / MANIFEST).exists():
             there = read_manifest(store.path)
             check_same(store.path, there | ({"shards": None} if shards is None else {}), store._manifest())
@@ -106,7 +124,7 @@ class FeatureStore:
         for index in written_shards(self.path):
             file = self._file(index, "json")
             try:
-                files = read_sidecar(self.path, index)["files"]
+                files = self._sidecar(index)["files"]
                 found = check(self.path, {f"shards/{name}": about for name, about in files.items()})
             except RunError as error:
                 print(error)
@@ -130,7 +148,8 @@ class FeatureStore:
         """
         path = Path(path)
         manifest = read_manifest(path)
-        store = cls(path, read_spec(path, manifest), manifest["config"], manifest["shards"])
+        specs = read_specs(path, manifest)
+        store = cls(path, specs[0], manifest["config"], manifest["shards"], specs)
         if not manifest["complete"]:
             written = f"{len(written_shards(path))} of {store.shards or 'an unknown number of'} shards"
             raise UserError(
@@ -161,6 +180,19 @@ class FeatureStore:
         merge([store.path for store in opened], Path(out))
         return cls.open(out)
 
+    def feature(self, *, pool: str | None = None, site: str | None = None) -> FeatureStore:
+        """The same store, read as the first of its features that is of some pool and site.
+
+        Raises:
+            UserError: there is none; says which there are.
+        """
+        for spec in self.features:
+            if pool in (None, spec.pool) and site in (None, spec.site):
+                return replace(self, spec=spec)
+        asked = " ".join(f"{k}={v}" for k, v in (("pool", pool), ("site", site)) if v is not None)
+        there = ", ".join(f"pool={spec.pool} site={spec.site}" for spec in self.features)
+        raise UserError(f"{asked} is not in the feature store {self.path}: it holds {there}")
+
     @property
     def missing(self) -> list[int]:
         """Indices of the shards not yet written; with an open number, the gaps before the last one."""
@@ -187,8 +219,7 @@ class FeatureStore:
         self,
         index: int,
         rows: Sequence[Mapping[str, Any]],
-        states: np.ndarray,
-        *,
+        *states: np.ndarray,
         units: Sequence[str] = (),
         left_out: Sequence[Mapping[str, Any]] = (),
     ) -> None:
@@ -198,7 +229,7 @@ class FeatureStore:
             index: number of the shard, from 0; a shard that is there is replaced.
             rows: one mapping per example, with the keys of :data:`COLUMNS` (id, group,
                 split and correct at least) and any further ones; the same keys in every row.
-            states: (len(rows), layers, d) in the order of ``spec.layers``.
+            states: of each feature (len(rows), layers, width), in the order of its layers.
             units: ids of the pieces of work the shard covers, so that they are not done again.
             left_out: what gave no row: JSON objects with the id, the reason and whatever else tells why.
 
@@ -206,14 +237,18 @@ class FeatureStore:
             RunError: states that are not finite in the store's number format; a full disk.
             ValueError: shapes, columns or labels that do not fit.
         """
-        expected = (len(rows), len(self.spec.layers), self.spec.width)
-        if states.shape != expected:
-            raise ValueError(f"states of shard {index} have shape {states.shape}, expected {expected}")
+        expected = [(len(rows), len(spec.layers), spec.width) for spec in self.features]
+        shapes = [each.shape for each in states]
+        if shapes != expected:
+            raise ValueError(f"states of shard {index} have the shapes {shapes}, expected {expected}")
         if index < 0 or (self.shards is not None and index >= self.shards):
             raise ValueError(f"shard {index} is out of range for {self.shards} shards")
-        blobs = {"parquet": b"", "safetensors": b""}
+        ends = state_suffixes(self.features)
+        blobs = dict.fromkeys(["parquet", *ends], b"")
         if rows:
-            blobs = {"parquet": encode_rows(rows), "safetensors": encode_states(rows, states, self.spec)}
+            blobs["parquet"] = encode_rows(rows)
+            for end, each, spec in zip(ends, states, self.features, strict=True):
+                blobs[end] = encode_states(rows, each, spec)
         self._file(index, "json").unlink(missing_ok=True)  # until it is written again there is no shard
         files = {}
         for suffix, blob in blobs.items():
@@ -228,20 +263,22 @@ class FeatureStore:
 
     def read_shard(
         self, index: int
-    ) -> tuple[list[dict[str, Any]], np.ndarray, list[str], list[dict[str, Any]]]:
+    ) -> tuple[list[dict[str, Any]], list[np.ndarray], list[str], list[dict[str, Any]]]:
         """What :meth:`write_shard` was given for a shard, states as stored; memory holds all of it."""
-        about = read_sidecar(self.path, index)
+        about = self._sidecar(index)
         rows: list[dict[str, Any]] = []
-        states = np.zeros((0, len(self.spec.layers), self.spec.width), self.spec.dtype)
+        states = [np.zeros((0, len(spec.layers), spec.width), spec.dtype) for spec in self.features]
         if about["rows"]:
             rows = read_rows(self.path, index).to_pylist()
-            file = self._file(index, "safetensors")
-            states = np.array(StateReader([file], [len(rows)], self.spec, self.spec.layers)[:])
+            states = [
+                StateReader([self._file(index, end)], [len(rows)], spec, spec.layers)[:]
+                for spec, end in zip(self.features, state_suffixes(self.features), strict=True)
+            ]
         return rows, states, about["units"], about["left_out"]
 
     def shard_rows(self, index: int) -> list[dict[str, Any]]:
         """The rows of one shard that is written, without its states."""
-        if not read_sidecar(self.path, index)["rows"]:
+        if not self._sidecar(index)["rows"]:
             return []
         rows: list[dict[str, Any]] = read_rows(self.path, index).to_pylist()
         return rows
@@ -321,7 +358,8 @@ class FeatureStore:
             UserError: the store lacks a layer; lists those it has.
         """
         counts = self._counts()
-        files = [self._file(i, "safetensors") for i in range(len(counts))]
+        end = state_suffixes(self.features)[self.features.index(self.spec)]
+        files = [self._file(i, end) for i in range(len(counts))]
         return StateReader(files, counts, self.spec, layers)
 
     def to_datasets(self, layers: Sequence[int] | None = None) -> datasets.Dataset:
@@ -342,7 +380,8 @@ class FeatureStore:
             vectors = pa.FixedSizeListArray.from_arrays(pa.array(self.layer(k).reshape(-1)), self.spec.width)
             rows = rows.append_column(f"layer.{k}", vectors)
         # What caches know the content by; the library would find it by hashing every vector.
-        content = f"{(self.path / MANIFEST).read_text('utf-8')}{list(chosen)}"
+        read = "" if self.spec == self.features[0] else f"{self.spec.pool} {self.spec.site} "
+        content = f"{(self.path / MANIFEST).read_text('utf-8')}{read}{list(chosen)}"
         return datasets.Dataset(rows, fingerprint=digest(content))
 
     def _file(self, index: int, suffix: str) -> Path:
@@ -362,15 +401,19 @@ class FeatureStore:
         if self.missing:
             raise RunError(f"the feature store {self.path} lacks shards {self.missing[:10]}")
 
+    def _sidecar(self, index: int) -> dict[str, Any]:
+        return read_sidecar(self.path, index, self.features)
+
     def _sidecars(self) -> Iterator[dict[str, Any]]:
-        return (read_sidecar(self.path, index) for index in written_shards(self.path))
+        return map(self._sidecar, written_shards(self.path))
 
     def _shard_files(self) -> dict[str, dict[str, Any]]:
         return {f"shards/{name}": file for s in self._sidecars() for name, file in s["files"].items()}
 
     def _manifest(self) -> dict[str, Any]:
+        first, *more = (spec.to_dict() for spec in self.features)
         return {
             "format": FORMAT, "schema": SCHEMA, "complete": False, "shards": self.shards,
-            "spec": self.spec.to_dict(), "config": dict(self.config), "rows": None, "files": {},
-            "summary": {},
+            "spec": first, "config": dict(self.config), "rows": None, "files": {}, "summary": {},
+            **({"more": more} if more else {}),
         }  # fmt: skip

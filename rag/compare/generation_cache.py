@@ -15,7 +15,7 @@ from safetensors.numpy import load, save
 
 from probers.engine.stopping import SentenceEnd
 from probers.files import digest, regular, write_bytes
-from probers.types import AttentionRows, Generation, Needs
+from probers.types import AttentionRows, Feature, Generation, Needs
 
 #: Prompt, token limit, what ends the text: all that greedy generation depends on.
 Key = tuple[str, int, tuple[str | SentenceEnd, ...]]
@@ -107,6 +107,7 @@ def _packed(entries: list[tuple[Key, Timed]]) -> bytes:
     for i, ((_, limit, ends), (generation, seconds)) in enumerate(entries):
         found = {name: getattr(generation, name) for name in _ARRAYS}
         found |= {name: getattr(generation.attention, name, None) for name in _READ}
+        found |= {f"more.{k}": states for k, states in enumerate(generation.more)}
         arrays |= {f"{i}.{n}": np.ascontiguousarray(a) for n, a in found.items() if a is not None}
         plain = {
             name: getattr(generation, name)
@@ -131,10 +132,14 @@ def _entry(told: dict[str, Any], place: int, arrays: dict[str, np.ndarray]) -> t
     found = {name: arrays.get(f"{place}.{name}") for name in _ARRAYS}
     rows, column_max = (arrays.get(f"{place}.{name}") for name in _READ)
     plain = told["generation"]
-    needs = Needs(**plain["needs"] | {"layers": tuple(plain["needs"]["layers"])})
+    first, *more = (
+        each | {"layers": tuple(each["layers"])} for each in (plain["needs"], *plain["needs"].pop("more"))
+    )
+    needs = Needs(**first, more=tuple(Feature(**each) for each in more))
     generation = Generation(
         **plain | found | {
             "needs": needs,
+            "more": tuple(arrays.get(f"{place}.more.{k}") for k in range(len(more))),
             "attention": None if rows is None or column_max is None else AttentionRows(rows, column_max),
             **{name: tuple(plain[name]) for name in ("prompt_ids", "token_ids")},
             **{name: tuple((a, b) for a, b in plain[name]) for name in ("prompt_offsets", "offsets")},
@@ -154,7 +159,7 @@ def _covers(has: Needs, needs: Needs) -> bool:
 
 def _bytes(generation: Generation) -> int:
     """Memory that a generation takes, about."""
-    arrays = [getattr(generation, name) for name in _ARRAYS]
+    arrays = [getattr(generation, name) for name in _ARRAYS] + [*generation.more]
     arrays += [getattr(generation.attention, name, None) for name in _READ]
     tokens = len(generation.prompt_ids) + len(generation.token_ids)
     texts = sys.getsizeof(generation.prompt) + sys.getsizeof(generation.text)

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from probers.capture.pooling import PER_TOKEN
+import numpy as np
+
 from probers.engine.stopping import SentenceEnd, Stop
-from probers.types import Generation, Needs, Question
+from probers.types import Feature, Generation, Needs, Question
 
 from ..loop import RAG, Ended
 from ..traces import Answer, Listener
@@ -89,14 +90,23 @@ def narrowed(generation: Generation, needs: Needs) -> Generation:
     """The generation as it is recorded for ``needs``, which its own must cover."""
     if generation.needs == needs:
         return generation
-    states = generation.states if needs.layers else None
-    if states is not None and needs.layers != generation.needs.layers:
-        place = {layer: i for i, layer in enumerate(generation.needs.layers)}
-        axis = 1 if needs.pool in PER_TOKEN else 0
-        states = states.take([place[layer] for layer in needs.layers], axis=axis)
+    states, *more = (_narrowed(generation, feature) for feature in needs.features)
     attention = generation.attention if needs.attention else None
     top = generation.top if needs.top else None
-    return replace(generation, needs=needs, states=states, attention=attention, top=top)
+    return replace(generation, needs=needs, states=states, attention=attention, top=top, more=tuple(more))
+
+
+def _narrowed(generation: Generation, feature: Feature) -> np.ndarray | None:
+    """The states of a feature, from one of its site and pool that has at least its layers."""
+    if not feature.layers:
+        return None
+    recorded = zip(generation.needs.features, (generation.states, *generation.more), strict=True)
+    alike = ((f.layers, states) for f, states in recorded if (f.site, f.pool) == (feature.site, feature.pool))
+    layers, states = next((k, states) for k, states in alike if {*feature.layers} <= {*k})
+    if states is None or layers == feature.layers:
+        return states
+    place = {layer: i for i, layer in enumerate(layers)}
+    return states.take([place[layer] for layer in feature.layers], axis=-2)
 
 
 def joined(needs: Needs, also: Needs) -> Needs:

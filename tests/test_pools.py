@@ -1,0 +1,161 @@
+"""``pool=[..] site=[..]``: one run and one store, each feature of which is the store it would be alone."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from omegaconf import OmegaConf
+from probers.datagen.run import features_to_read
+
+from probers import FeatureStore
+from probers.commands import main as cli
+from probers.types import Feature, UserError
+
+COT = ["limit=60", "shard_size=32", "batch_size=16", "layers=[6,12]"]
+WIKI = ["--source", "wiki", "limit=12", "shard_size=16", "batch_size=8", "layers=[6,12]"]
+
+
+def made(out: Path, *arguments: str) -> FeatureStore:
+    cli.run("datagen", [*arguments, f"out={out}"])
+    return FeatureStore.open(out)
+
+
+@pytest.fixture(scope="module")
+def cot(tmp_path_factory: pytest.TempPathFactory) -> FeatureStore:
+    out = tmp_path_factory.mktemp("cot") / "store"
+    return made(out, *COT, "pool=[last,mean]", "site=[resid_post,mlp_out]")
+
+
+@pytest.fixture(scope="module")
+def single(tmp_path_factory: pytest.TempPathFactory) -> FeatureStore:
+    return made(tmp_path_factory.mktemp("single") / "store", *COT, "site=mlp_out")
+
+
+def shards(path: Path, ending: str) -> list[bytes]:
+    return [file.read_bytes() for file in sorted(path.glob(f"shards/?????.{ending}"))]
+
+
+def test_one_run_makes_what_several_would(cot: FeatureStore, single: FeatureStore) -> None:
+    """The files are those of the run for one feature alone, whichever it is."""
+    places = [(spec.pool, spec.site) for spec in cot.features]
+    assert places == [(p, s) for p in ("last", "mean") for s in ("resid_post", "mlp_out")]
+    assert cot.feature(pool="mean", site="mlp_out").spec == single.spec and len(cot) == len(single) == 120
+    assert shards(cot.path, "mean.mlp_out.safetensors") == shards(single.path, "safetensors")
+    assert shards(cot.path, "parquet") == shards(single.path, "parquet")
+    manifest = json.loads((single.path / "manifest.json").read_text())
+    assert "more" not in manifest and manifest["config"]["pool"] == "mean"
+
+
+@pytest.mark.parametrize("negatives", ["generated", "untouched"])
+def test_spans_of_articles_too(tmp_path: Path, negatives: str, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = [*WIKI, f"negatives={negatives}"]
+    many = made(tmp_path / "m", *arguments, "pool=[predicting,mean,last]", "site=[resid_post,mlp_out]")
+    assert "each as pool=predicting site=resid_post (2 layers), pool=predicting" in capsys.readouterr().out
+    assert len(many.features) == 6
+    for pool, site in (("predicting", "resid_post"), ("mean", "mlp_out"), ("last", "resid_post")):
+        one = made(tmp_path / f"{pool}-{site}", *arguments, f"pool={pool}", f"site={site}")
+        read = many.feature(pool=pool, site=site)
+        assert read.spec == one.spec and read.table().equals(one.table())
+        np.testing.assert_array_equal(read.states(one.spec.layers), one.states(one.spec.layers))
+    assert shards(many.path, "safetensors") == shards(tmp_path / "predicting-resid_post", "safetensors")
+
+
+def test_tokens_of_several_sites(tmp_path: Path) -> None:
+    store = made(tmp_path / "t", *WIKI, "pool=tokens", "site=[resid_post,mlp_out]")
+    alone = made(tmp_path / "a", *WIKI, "pool=tokens", "site=mlp_out")
+    assert store.feature(site="mlp_out").spec == alone.spec and len(store) == len(alone)
+    assert shards(store.path, "tokens.mlp_out.safetensors") == shards(alone.path, "safetensors")
+
+
+def test_which_features_are_read() -> None:
+    def read(**given: object) -> list[Feature]:
+        cfg = OmegaConf.create({"layers": "all", "site": "resid_post", "pool": "mean"} | given)
+        return features_to_read(cfg, 4)
+
+    every, inside = (0, 1, 2, 3, 4), (1, 2, 3, 4)
+    assert read() == [Feature(every)] == read(pool=["mean"], site=["resid_post"])
+    assert read(site=["mlp_out", "resid_post"]) == [Feature(inside, "mlp_out"), Feature(every)]
+    # MIND's vector has no site, and layers= is of the others.
+    sites = ["mlp_out", "resid_post"]
+    assert read(pool=["mind", "last"], site=sites, layers=[2]) == [
+        Feature((4,), pool="mind"), Feature((2,), "mlp_out", "last"), Feature((2,), pool="last"),
+    ]  # fmt: skip
+    with pytest.raises(UserError, match="leave layers=all"):
+        read(pool="mind", layers=[2])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["source=wiki", "pool=[tokens,mean]"],
+            r"pool=\[tokens,mean\]: tokens makes a row of each token, .* two",
+        ),
+        (
+            ["source=cot", "pool=[mean,predicting]"],
+            "pool=predicting is not there for source=cot: choose mean",
+        ),
+        (["source=cot", "pool=[mean,mean]"], r"pool=\[mean,mean\] names one twice"),
+        (["source=cot", "site=[mlp_out,mlp_out]"], r"site=\[mlp_out,mlp_out\] names one twice"),
+        (["source=cot", "pool=[]"], "pool="),
+        (["source=cot", "pool=[mean,median]"], "pool=.*must be"),
+        (["source=cot", "site=[mlp_out]", "layers=[0,2]"], "site=mlp_out has no layer 0"),
+        (
+            ["source=cot", "pool=[mean,mind]", "site=[mlp_out]"],
+            "pool=mind reads all layers at site=resid_post",
+        ),
+    ],
+)
+def test_what_cannot_be_is_one_sentence(tmp_path: Path, arguments: list[str], message: str) -> None:
+    with pytest.raises(UserError, match=message) as caught:
+        cli.run("datagen", [*arguments, "limit=3", f"out={tmp_path / 's'}"])
+    assert "\n" not in str(caught.value) and not (tmp_path / "s").exists()
+
+
+TRAIN = ["head=linear", "batch_size=16", "resamples=100", "device=cpu", "learning_curve=false"]
+
+
+def trained(data: str, out: Path, *arguments: str) -> dict[str, str]:
+    """Checksums of what a training writes, but for what names the store and the time."""
+    cli.run("train", [f"data={data}", f"out={out}", *TRAIN, *arguments])
+    names = ("config.json", "heads.safetensors", "seen.json")
+    return {name: hashlib.sha256((out / name).read_bytes()).hexdigest() for name in names}
+
+
+def test_a_prober_of_one_of_several_features_is_that_of_a_store_of_it(
+    cot: FeatureStore, single: FeatureStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    alone = trained(str(single.path), tmp_path / "alone")
+    assert "others:" not in capsys.readouterr().out
+    chosen = trained(str(cot.path), tmp_path / "chosen", "pool=mean", "site=mlp_out")
+    assert chosen == alone and "others:" not in capsys.readouterr().out
+    figures = [json.loads((tmp_path / n / "metrics.json").read_text()) for n in ("alone", "chosen")]
+    assert figures[0]["layers"] == figures[1]["layers"] and figures[0]["moments"] == figures[1]["moments"]
+
+
+def test_sites_of_one_store_are_trained_as_those_of_several(
+    cot: FeatureStore, single: FeatureStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    post = made(tmp_path / "post", *COT)
+    several = trained(f"[{post.path},{single.path}]", tmp_path / "several")
+    capsys.readouterr()
+    assert trained(str(cot.path), tmp_path / "p", "pool=mean") == several
+    assert trained(str(cot.path), tmp_path / "q", "pool=mean", "site=[resid_post,mlp_out]") == several
+    assert "others:" not in capsys.readouterr().out
+    # Without a choice it is the first pool, which is said.
+    first = trained(str(cot.path), tmp_path / "first", "site=resid_post")
+    told = [line for line in capsys.readouterr().out.splitlines() if "others:" in line]
+    assert told == [f"pool=last is trained on, the first that {cot.path} has; others: mean"]
+    assert first == trained(str(cot.path), tmp_path / "last", "site=resid_post", "pool=last")
+    for asked, message in (
+        (["pool=tokens"], "pool=tokens is not in the feature store .*: it holds pool=last site=resid_post, "),
+        (["site=attn_out"], "pool=last site=attn_out is not in the feature store"),
+        (["pool=mean", "site=[mlp_out,attn_out]"], "pool=mean site=attn_out is not in the feature store"),
+    ):
+        with pytest.raises(UserError, match=message):
+            trained(str(cot.path), tmp_path / "x", *asked)
+    assert not (tmp_path / "x").exists()
