@@ -257,6 +257,7 @@ def test_the_rules_on_annotated_articles(held_out):
         ("at Urban Road 1938 and FM 1709", ["Urban Road 1938", "FM 1709"]),
         ("the Song Contest 2004, the Fire Act 1961", ["Song Contest 2004", "Fire Act 1961"]),
         ("in Norway 1938 and the 2004 Song Contest", ["Norway", "1938", "2004", "Song Contest"]),
+        ("the 1914-1918 war, a 1960-like 1984-85 show", ["1914", "1918", "1960", "1984-85"]),
         ("by Norway 3000 men", ["Norway", "3000"]),
         ("since the summer of 2001 and Fall 1969", ["summer of 2001", "Fall 1969"]),
         ("the summer heat, in fall 1,969 men", ["1,969"]),

@@ -17,7 +17,8 @@ _ORDINAL = (
 )
 _QUANTITY = (
     r"(?:km|m|cm|mm|kg|g|t|ft|mi|acres?|hectares?|miles?|feet|met(?:re|er)s?|kilomet(?:re|er)s?|people|"
-    r"inhabitants|percent|%|thousand|million|billion|trillion)"
+    r"inhabitants|percent|%|thousand|million|billion|trillion|tons?|tonnes?|pounds|yards?|dollars|euros|square|"
+    r"cubic|years|hours|minutes)"
 )
 #: Nouns before which four digits are no year but a part of the name ("Route 1709", "Song Contest 2004").
 NUMBERED = frozenset(
@@ -41,7 +42,10 @@ _DATES = [
         r"(?<!\w)['’]\d\d(?![\w'’])",
     )
 ]
-_YEAR = re.compile(rf"(?<![\w.,$£€#])(?:1[0-9]|20)\d{{2}}\b(?!\s*{_QUANTITY}(?!\w))(?![,.]\d)(?!-\w)")
+_YEAR = re.compile(
+    rf"(?<![\w.,$£€#])(?:1[0-9]|20)\d{{2}}\b(?!\s*{_QUANTITY}(?!\w))(?![,.]\d)"
+    r"(?!-(?!(?:1[0-9]|20)\d{2}(?!\d))\w)"  # "1819-1892" are two years, "1960-like" is none
+)
 _LONE_MONTH = re.compile(
     rf"\b(?:[Ii]n|[Ss]ince|[Uu]ntil|[Bb]y|of|early|late|mid|that|last|next|following)[\s-]({'|'.join(MONTHS)})"
     r"(?!\w|\s+[A-Z\d])"
