@@ -211,6 +211,7 @@ def _wiki(cfg: DictConfig) -> Make:
             recognise,
             prompt,
             negatives=cfg.negatives,
+            doubtful=cfg.doubtful,
             max_new_tokens=cfg.max_new_tokens,
         )
 

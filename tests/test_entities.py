@@ -243,10 +243,48 @@ def test_the_rules_on_annotated_articles(held_out):
         ("the 17th Brigade at U.S. Route 199", ["17th Brigade", "U.S. Route 199"]),
         ("the mid-1950s Swedish-born Tove", ["1950s", "Swedish", "Tove"]),
         ("an iPod in 2 boxes", ["iPod", "2"]),
+        # A number word with a capital belongs to the name it stands before; without one it counts.
+        ("before the First World War and Second World War", ["First World War", "Second World War"]),
+        ("the second World Cup, his third Grammy Award", ["second", "World Cup", "third", "Grammy Award"]),
+        ("by Third Eye Gin near Six Flags", ["Third Eye Gin", "Six Flags"]),
+        ("the Second solo tour of two Irish men", ["Second", "two", "Irish"]),
+        # An ordinal in digits belongs to units, streets and the like, but counts editions.
+        ("the 4th Infantry Division, the 9th Ohio Infantry", ["4th Infantry Division", "9th Ohio Infantry"]),
+        ("the 7th Bergen Film Festival", ["7th", "Bergen Film Festival"]),
+        ("the 47th The Red Wing show", ["47th", "The Red Wing"]),
+        ("by 20th Century Wolf of the 20th Century", ["20th Century Wolf", "20th Century"]),
+        # Four digits belong to what numbers or dates itself, and are a year everywhere else.
+        ("at Urban Road 1938 and FM 1709", ["Urban Road 1938", "FM 1709"]),
+        ("the Song Contest 2004, the Fire Act 1961", ["Song Contest 2004", "Fire Act 1961"]),
+        ("in Norway 1938 and the 2004 Song Contest", ["Norway", "1938", "2004", "Song Contest"]),
+        ("the 1914-1918 war, a 1960-like 1984-85 show", ["1914", "1918", "1960", "1984-85"]),
+        ("by Norway 3000 men", ["Norway", "3000"]),
+        ("since the summer of 2001 and Fall 1969", ["summer of 2001", "Fall 1969"]),
+        ("the summer heat, in fall 1,969 men", ["1,969"]),
+        ("at 7:30 pm, 10 a.m. or 21:55 for 16 days", ["7:30 pm", "10 a.m.", "21:55", "16 days"]),
+        ("the 10 amber ships, a ratio of 2:1", ["10", "2", "1"]),
+        ("the 3D ride 20S, the Kolm 76ers", ["Kolm 76ers"]),
+        ("in 3 days, about 20 ships", ["3 days", "20"]),
+        ("to Washington, D.C., and Salem, Ohio", ["Washington, D.C.", "Salem", "Ohio"]),
+        ("in the Nine Years' War with Norway's King", ["Nine Years' War", "Norway", "King"]),
+        ("a species, P. alba, in C major by P. Albers", ["P. Albers"]),
     ],
 )
 def test_forms(text, expected):
     assert [e.text for e in find_entities(f"Here, {text}.")] == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("He fell in World War I. His wife left.", ["World War I"]),
+        ("It lies in the U.S. They moved to Salem Co. In Bergen it ends.", ["U.S.", "Salem Co.", "Bergen"]),
+        ("She saw Stop! Or My Cat Will Bite twice.", ["Stop! Or My Cat Will Bite"]),
+        ("He met J. R. Holloway in St. Louis.", ["J. R. Holloway", "St. Louis"]),
+    ],
+)
+def test_names_end_with_their_sentence(text, expected):
+    assert [e.text for e in find_entities(text)] == expected
 
 
 def test_fine_types_are_a_choice():

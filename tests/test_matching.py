@@ -195,6 +195,7 @@ def test_stages_can_be_left_out_and_reordered():
         ({"stages": ("date", "date")}, "at most once"),
         ({"partial": "maybe"}, "partial='maybe'"),
         ({"related": "equivalent"}, "not its country"),
+        ({"whole": "equivalent"}, "not its country"),
         ({"same_cosine": 0.2}, "different_cosine"),
         ({"unit_tolerance": -1.0}, "unit_tolerance"),
         ({"wordnet": "/no/such/folder"}, "wordnet=/no/such/folder"),
@@ -352,13 +353,14 @@ TINY_INDEX = "  1 a licence line\n"
 
 
 def tiny_wordnet(folder):
-    """Four synsets in WordNet's format: car = automobile; Berlin, an instance of city, part of Germany."""
+    """Synsets in WordNet's format: car = automobile; Berlin, a city, part of Germany; Mitte, part of it."""
     folder.mkdir()
     rows = [  # name, lemmas, pointers
         ("car", ["car", "automobile"], []),
         ("city", ["city"], []),
         ("germany", ["Germany"], []),
         ("berlin", ["Berlin"], [("@i", "city"), ("#p", "germany")]),
+        ("mitte", ["Mitte"], [("#p", "berlin")]),
     ]
     offsets = {name: 100 + 200 * i for i, (name, _, _) in enumerate(rows)}
     data = b"  1 a licence line".ljust(99) + b"\n"
@@ -390,9 +392,9 @@ def tiny_wordnet(folder):
     ("a", "b", "verdict", "said"),
     [
         ("car", "Automobile", "equivalent", "synset"),
-        ("Berlin", "Germany", "different", "part"),
         ("Berlin", "city", "different", "instance"),
         ("car", "city", "different", ""),
+        ("Mitte", "city", "different", ""),
     ],
 )
 def test_wordnet_synonyms_and_relations(tmp_path, a, b, verdict, said):
@@ -401,13 +403,25 @@ def test_wordnet_synonyms_and_relations(tmp_path, a, b, verdict, said):
         match = EntityMatcher(wordnet=folder).match(x, y)
         assert (match.verdict, match.stage) == (verdict, "wordnet" if said else "string")
         assert said in match.evidence
-    if said in ("part", "instance"):
+    if said == "instance":
         assert EntityMatcher(wordnet=folder, related="undecided").match(a, b).verdict == "undecided"
+
+
+def test_the_whole_of_what_was_meant_is_undecided_and_a_part_of_it_is_not(tmp_path):
+    folder = tiny_wordnet(tmp_path / "wordnet")
+    matcher = EntityMatcher(wordnet=folder)
+    for part, whole in (("Berlin", "Germany"), ("Mitte", "Berlin"), ("Mitte", "Germany")):
+        match = matcher.match(part, whole)
+        assert (match.verdict, match.stage) == ("undecided", "wordnet") and "is part of" in match.evidence
+        assert matcher.match(whole, part).verdict == "different"
+        assert EntityMatcher(wordnet=folder, whole="different").match(part, whole).verdict == "different"
 
 
 @needs_wordnet
 def test_wordnet_from_its_own_files():
     matcher = EntityMatcher()
     assert matcher.match("car", "automobile").stage == "wordnet"
-    assert matcher.match("Berlin", "Germany").verdict == "different"
+    assert matcher.match("Germany", "Berlin").verdict == "different"
+    assert matcher.match("Berlin", "Germany").verdict == "undecided"
+    assert matcher.match("English", "American").verdict == "different"
     assert matcher.match("Robert", "Roberts").verdict == "different"

@@ -26,6 +26,7 @@ from probers.text import split_sentences
 from probers.types import Feature, Generation, Needs, Pool, UserError
 
 from .base import TOO_LONG, Examples, LabelBuilder, recorded, recorded_needs, states_of
+from .doubt import doubt
 
 #: Whole words after an entity beyond which nothing was seen to make it longer ("Duke of the ..").
 _TAIL = 3
@@ -127,6 +128,8 @@ class WikiBuilder(LabelBuilder):
         negatives: what faithful examples are made of. "generated": entities the model wrote
             that mean the same as the article's. "untouched": the article itself, read by
             the model (MIND): every hallucinated entity is paired with the one the article has.
+        doubtful: label of what differs from the article's and may be true all the same
+            (:func:`~.doubt.doubt`): "undecided" leaves it out, "hallucinated" is the papers'.
     """
 
     lm: CausalLM
@@ -136,6 +139,7 @@ class WikiBuilder(LabelBuilder):
     recognise: Recogniser
     prompt: PromptTemplate
     negatives: str = "generated"
+    doubtful: str = "undecided"
     max_new_tokens: int = 24
 
     item_name = "article"
@@ -192,6 +196,8 @@ class WikiBuilder(LabelBuilder):
             examples.leave_out(cut.id, "no entity at the head", gold=cut.entity.text, written=text)
             return
         match = self.matcher.match(cut.entity.text, written.text)
+        if self.doubtful == "undecided":
+            match = doubt(cut, written, match, self.recognise, self.matcher)
         why = ""
         if match.verdict == "undecided":
             why = "undecided"

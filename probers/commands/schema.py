@@ -93,6 +93,7 @@ class Matcher:
     partial: Verdict
     family: Verdict
     related: Verdict
+    whole: Verdict
     stages: list[Literal["date", "number", "string", "alias", "acronym", "name", "wordnet", "vectors"]]
     aliases: str
     wordnet: str
@@ -162,6 +163,7 @@ class Datagen(_Reading):
     within: Count | None
     recogniser: Name
     negatives: Literal["generated", "untouched"]
+    doubtful: Literal["undecided", "hallucinated"]
     balance: bool
     balance_to: Quota | None
     shard_size: Count

@@ -11,6 +11,15 @@ from ..text import is_stop_word
 
 EntityType = Literal["name", "date", "year", "number", "work", "organisation", "place"]
 
+#: What is named, placed in time or counted: types of one kind can contradict each other.
+_KINDS: dict[EntityType, str] = {"date": "time", "year": "time", "number": "number"}
+
+
+def same_kind(a: EntityType, b: EntityType) -> bool:
+    """Whether two types are both of names, both of times or both of numbers."""
+    return _KINDS.get(a, "name") == _KINDS.get(b, "name")
+
+
 #: A span [start, end) of a text without its type.
 Span = tuple[int, int]
 

@@ -9,9 +9,11 @@ import re
 from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import takewhile
 
 from ..text import is_stop_word, split_sentences
 from .base import Cover, Span
+from .values import NUMBERED
 
 #: Lower-case particles of personal and foreign names.
 PARTICLES = frozenset(
@@ -77,7 +79,8 @@ OWNERS = frozenset(
 )
 OWNED = frozenset(
     """Magazine Day College Church Hospital Cathedral Palace Park Center Centre Cup Hall Weekly Monthly Court
-    Bridge School Island Law Theorem Eve Bazaar Journal Guide Theatre Theater Castle Creek Bay""".split()
+    Bridge School Island Law Theorem Eve Bazaar Journal Guide Theatre Theater Castle Creek Bay War Raid
+    Rebellion Revolt""".split()
 )
 #: Names that end in their own "'s".
 WITH_S = frozenset(
@@ -85,10 +88,17 @@ WITH_S = frozenset(
 )
 #: Capitalised words that alone name nothing.
 NOT_NAMES = frozenset("I A The No. EP EPs LP LPs CD CDs DVD DVDs TV R&B PhD OK Jr Jr. Sr.".split())
-#: Words that an ordinal before them belongs to ("17th Brigade").
+#: Nouns whose name an ordinal in digits belongs to ("19th Massachusetts Infantry", "20th Century Fox").
 ORDERED = frozenset(
     """Brigade Division Battalion Regiment Infantry Army Corps Fleet Street Avenue Squadron Cavalry Congress
-    Amendment Airborne Armored Armoured Battery Ward Parliament""".split()
+    Amendment Airborne Armored Armoured Battery Ward Parliament Foot Hussars Lancers Dragoons Artillery Rifles
+    Wing Group Panzer Flotilla Highlanders Fusiliers Arrondissement Precinct District Circuit
+    Century""".split()
+)
+#: Number words among the openers; within a sentence their capital is that of a name ("Six Flags").
+COUNTS = frozenset(
+    """Two Three Four Five Six Seven Eight Nine Ten First Second Third Fourth Fifth Sixth Seventh Eighth Ninth
+    Tenth""".split()
 )
 
 
@@ -101,7 +111,8 @@ _TOKEN = re.compile(
 )
 _POSSESSIVE = re.compile(r"['’](?:s|S)?$")
 _INNER_CAPITAL = re.compile(r"[a-z]{1,2}[A-Z]")  # iPod, eBay
-_NUMBER = re.compile(r"\d{1,3}[A-Za-z]?")
+_NUMBER = re.compile(r"\d{1,3}(?:[A-Za-z]|ers)?")
+_DESIGNATION = re.compile(r"\d{4}[A-Za-z]?")
 _YEAR_AHEAD = re.compile(r"\s?\((?:1[0-9]|20)\d{2}\)")
 _PREPOSITIONS = frozenset(["In", "On", "For", "Of", "To", "With", "At", "From", "By", "Under", "Over"])
 _ANNOUNCED = re.compile(r"\b(?:album|novel|song|single|film|book|mixtape|EP|musical|poem|opera|memoir)\s$")
@@ -146,8 +157,11 @@ def find_names(text: str, cover: Cover) -> Iterator[Span]:
         if not run or (len(run) == 1 and _is_plain(run[0])):
             continue
         ordinal = _ORDINAL.search(text, max(0, run[0].start - 6), run[0].start)
-        joins = ordinal and run[0].text in ORDERED and cover.free(ordinal.span())
-        yield ordinal.start() if ordinal and joins else run[0].start, run[-1].end
+        ordered = any(token.text in ORDERED for token in takewhile(lambda t: t.capital, run))
+        joins = ordinal and ordered and run[0].text not in ("A", "The") and cover.free(ordinal.span())
+        initials = [re.fullmatch(r"[A-Z]\.", token.text) is not None for token in run[-2:]]
+        full_stop = initials == [False, True]  # "Henry V.", but "U. S."
+        yield ordinal.start() if ordinal and joins else run[0].start, run[-1].end - full_stop
 
 
 class _Words:
@@ -204,9 +218,11 @@ class _Words:
         while ahead < len(tokens) and len(words) < 3 and self._adjacent(ahead):
             token = tokens[ahead]
             quantity = _QUANTITY.match(self.text, token.end)  # or a list of numbers
-            if not words and _NUMBER.fullmatch(token.text) and not quantity:
+            if not words and not quantity and self._is_designation(ahead):
                 return ahead
             if token.capital:
+                if token.opens and tokens[ahead - 1].text.endswith("."):
+                    return None  # "World War I. His", but "Stop! Or My Mom"
                 return ahead if not words or self._joins(first, last, ahead, words) else None
             article = token.text in ("a", "an") and is_stop_word(tokens[ahead - 1].text)
             if token.text not in JOINTS and token.text not in PARTICLES and not article:
@@ -217,8 +233,15 @@ class _Words:
             return None
         if self._is_subtitle(first, ahead):
             return ahead
-        junior = re.fullmatch(r"Jr\.?|Sr\.?", tokens[ahead].text) and self._between(ahead) == ", "
+        junior = re.fullmatch(r"Jr\.?|Sr\.?|D\.C\.?", tokens[ahead].text) and self._between(ahead) == ", "
         return ahead if junior else None
+
+    def _is_designation(self, index: int) -> bool:
+        """Whether a number belongs to the name before it ("Pioneer 10", "Route 1709")."""
+        number, before = self.tokens[index], self.tokens[index - 1]
+        if _NUMBER.fullmatch(number.text):
+            return True
+        return before.text in NUMBERED and _DESIGNATION.fullmatch(number.text) is not None
 
     def _joins(self, first: int, last: int, ahead: int, words: list[str]) -> bool:
         """Whether the connectors between two capitalised runs make them one name."""
@@ -277,7 +300,9 @@ def _is_opener(run: list[_Token], seen: set[str], lower: set[str], text: str) ->
     """Whether the first word of a run owes its capital to the sentence it opens."""
     first = run[0]
     if not first.opens:
-        return first.text in OPENERS and is_stop_word(first.text) and first.text.lower() not in ("the", "a")
+        counts = first.text in COUNTS and len(run) > 1 and run[1].capital
+        article = first.text.lower() in ("the", "a")
+        return first.text in OPENERS and is_stop_word(first.text) and not (article or counts)
     word = first.text
     if is_stop_word(word) or word in OPENERS:
         return True
@@ -301,6 +326,6 @@ def _is_opener(run: list[_Token], seen: set[str], lower: set[str], text: str) ->
 def _is_plain(token: _Token) -> bool:
     """Whether a single token is a pronoun, an article or a lone letter rather than a name."""
     word = token.text
-    if word in NOT_NAMES:
+    if word in NOT_NAMES or re.fullmatch(r"[A-Z]\.?", word):
         return True
     return is_stop_word(word) and not (word.isupper() and len(word) > 1)

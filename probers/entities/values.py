@@ -17,8 +17,15 @@ _ORDINAL = (
 )
 _QUANTITY = (
     r"(?:km|m|cm|mm|kg|g|t|ft|mi|acres?|hectares?|miles?|feet|met(?:re|er)s?|kilomet(?:re|er)s?|people|"
-    r"inhabitants|percent|%|thousand|million|billion|trillion)"
+    r"inhabitants|percent|%|thousand|million|billion|trillion|tons?|tonnes?|pounds|yards?|dollars|euros|square|"
+    r"cubic|years|hours|minutes)"
 )
+#: Nouns before which four digits are no year but a part of the name ("Route 1709", "Song Contest 2004").
+NUMBERED = frozenset(
+    """Route Routes Highway Road FM RM SR UR SH CR Loop Spur Type Model Flight Class Mark Number Act Contest
+    Festival Games Olympics Cup Championship Championships Awards Expo""".split()
+)
+_NUMBERED = re.compile(r"(\w+)\s$")
 _DATES = [
     re.compile(p)
     for p in (
@@ -27,13 +34,18 @@ _DATES = [
         rf"\b(?:{_MONTH})(?:\s+of|,)?\s+\d{{4}}(?!\w|,\d)",
         r"(?<![\w-])\d{4}-(?:0[1-9]|1[0-2])-(?:0[1-9]|[12]\d|3[01])(?![\w-])",
         rf"(?<![\w.,])(?:AD|A\.D\.)\s?\d{{1,4}}\b|(?<![\w.,])\d{{1,5}}(?:[–-]\d{{1,5}})?\s?{_ERA}(?!\w)",
-        rf"\b(?i:{_ORDINAL})(?:\s|-)(?:(?:and|to)\s(?:\w+\s)?(?i:{_ORDINAL})\s)?[Cc]entur(?:y|ies)(?:\s{_ERA})?(?!\w)",
+        rf"\b(?i:{_ORDINAL})(?:\s|-)(?:(?:and|to)\s(?:\w+\s)?(?i:{_ORDINAL})\s)?"
+        rf"(?:century|Century(?!\s[A-Z][a-z])|[Cc]enturies)(?:\s{_ERA})?(?!\w)",  # not "20th Century Fox"
+        r"\b(?i:spring|summer|autumn|fall|winter)\s(?:of\s)?[12]\d{3}(?!\w|,\d)",
         r"(?<![\w.,])(?:\d{3}0['’]?s|['’]?\d0s)(?!\w)",
         r"(?<![\w.,$£€–-])[12]\d{3}[–/-]\d\d(?![\w–-])",
         r"(?<!\w)['’]\d\d(?![\w'’])",
     )
 ]
-_YEAR = re.compile(rf"(?<![\w.,$£€#])(?:1[0-9]|20)\d{{2}}\b(?!\s*{_QUANTITY}(?!\w))(?![,.]\d)(?!-\w)")
+_YEAR = re.compile(
+    rf"(?<![\w.,$£€#])(?:1[0-9]|20)\d{{2}}\b(?!\s*{_QUANTITY}(?!\w))(?![,.]\d)"
+    r"(?!-(?!(?:1[0-9]|20)\d{2}(?!\d))\w)"  # "1819-1892" are two years, "1960-like" is none
+)
 _LONE_MONTH = re.compile(
     rf"\b(?:[Ii]n|[Ss]ince|[Uu]ntil|[Bb]y|of|early|late|mid|that|last|next|following)[\s-]({'|'.join(MONTHS)})"
     r"(?!\w|\s+[A-Z\d])"
@@ -49,6 +61,9 @@ def find_dates(text: str) -> Iterator[tuple[Span, EntityType]]:
     for pattern in (*_DATES, _LONE_MONTH, _YEAR):
         for match in pattern.finditer(text):
             span = match.span(match.lastindex or 0)  # of a lone month, without what announces it
+            before = _NUMBERED.search(text, max(0, span[0] - 20), span[0]) if pattern is _YEAR else None
+            if before and before.group(1) in NUMBERED:
+                continue
             if cover.free(span):
                 cover.take(span)
                 yield span, "year" if pattern is _YEAR else "date"
@@ -68,6 +83,10 @@ _CURRENCY = r"(?:(?:US|A|C|NZ|HK|CA)?\$|£|€|¥|₱|₹)\s?"
 _DIGITS = re.compile(
     rf"(?:{_CURRENCY})?(?<![\w.,])(?<![\w][-–/])\d+(?:,\d{{3}})*(?:\.\d+)?(?:st|nd|rd|th)?"
     rf"(?:[\s-](?:{_SCALES})(?!\w))?(?:[\s-]?(?:{_UNITS})(?![\w-]))?"
+)
+_NOON = r"\s?(?:[ap]m|AM|PM|[ap]\.m\.|[AP]\.M\.)(?!\w)"
+_CLOCK = re.compile(
+    rf"(?<![\w.,:])(?:[0-2]?\d:[0-5]\d(?::[0-5]\d)?(?![\w:])(?:{_NOON})?|(?:1[0-2]|[1-9]){_NOON})"
 )
 _ONES = "one|two|three|four|five|six|seven|eight|nine"
 _TEENS = "ten|eleven|twelve|thirteen|fourteen|fifteen|sixteen|seventeen|eighteen|nineteen"
@@ -95,8 +114,11 @@ def find_numbers(text: str) -> Iterator[Span]:
 
     "one" alone is a pronoun as often as a number and is left out.
     """
-    for match in _DIGITS.finditer(text):
+    for match in _CLOCK.finditer(text):
         yield match.span()
+    for match in _DIGITS.finditer(text):
+        if not text[match.end() : match.end() + 1].isalpha():  # "3D", "20S" and "1UP" are no numbers
+            yield match.span()
     for match in _WORDS.finditer(text):
         if match.group().lower() != "one":
             yield match.span()

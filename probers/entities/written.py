@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,6 +15,7 @@ from .base import Entity, Recognise
 HEAD = 5
 #: Ends of a prompt behind which a text begins: "Answer:", the line break or mark of a chat template.
 _BEGINS = (":", "\n", ">", "]")
+_STOP = re.compile(r"[.!?]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +43,12 @@ def lead(text: str) -> str:
 
 
 def head_entity(text: str, recognise: Recognise) -> Entity | None:
-    """The entity at the head of a continuation, or None."""
+    """The entity at the head of a continuation, or None; where a sentence ends before it there is none."""
     before = lead(text)
     for entity in recognise(before + text):
         start, end = entity.start - len(before), entity.end - len(before)
-        return Entity(start, end, entity.text, entity.type) if 0 <= start <= HEAD else None
+        at_head = 0 <= start <= HEAD and not _STOP.search(text, 0, start)
+        return Entity(start, end, entity.text, entity.type) if at_head else None
     return None
 
 

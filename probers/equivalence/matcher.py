@@ -43,6 +43,9 @@ class EntityMatcher:
             with it ("Einstein" and "Albert Einstein").
         related: verdict when WordNet has one name as a kind, an instance, a part or a
             member of the other; "equivalent" is not allowed.
+        whole: verdict when WordNet has the generated name as a whole that the original is a
+            part of ("Canada" for "Alberta"), which is mostly true where the original is;
+            "equivalent" is not allowed.
         stages: the stages in the order they are asked; leave one out to switch it off.
         aliases: JSONL file of the user's aliases, a list of names per line, or "".
         wordnet: folder of WordNet's files (or their .zip), "auto" to look for it where nltk does, or "" for
@@ -57,6 +60,7 @@ class EntityMatcher:
     partial: Verdict = "undecided"
     family: Verdict = "equivalent"
     related: Verdict = "different"
+    whole: Verdict = "undecided"
     stages: tuple[str, ...] = STAGES
     aliases: str = ""
     wordnet: str = "auto"
@@ -77,11 +81,12 @@ class EntityMatcher:
         wrong = [s for s in self.stages if s not in STAGES]
         if wrong or len(set(self.stages)) < len(self.stages):
             raise UserError(f"stages={list(self.stages)}: name each of {', '.join(STAGES)} at most once")
-        for name in ("partial", "family", "related"):
+        for name in ("partial", "family", "related", "whole"):
             if getattr(self, name) not in get_args(Verdict):
                 raise UserError(f"{name}={getattr(self, name)!r}: one of {', '.join(get_args(Verdict))}")
-        if self.related == "equivalent":
-            raise UserError("related=equivalent: a city is not its country; use different or undecided")
+        for name in ("related", "whole"):
+            if getattr(self, name) == "equivalent":
+                raise UserError(f"{name}=equivalent: a city is not its country; use different or undecided")
         if not -1 <= self.different_cosine <= self.same_cosine <= 1:
             raise UserError(
                 f"different_cosine={self.different_cosine} and same_cosine={self.same_cosine}: "
@@ -173,7 +178,8 @@ class EntityMatcher:
         if found is None:
             return None
         relation, evidence = found
-        return Match("equivalent" if relation == "equivalent" else self.related, "wordnet", evidence)
+        verdicts: dict[str, Verdict] = {"equivalent": "equivalent", "whole": self.whole}
+        return Match(verdicts.get(relation, self.related), "wordnet", evidence)
 
     def _by_vectors(self, a: str, b: str) -> Match | None:
         if not self.vectors:

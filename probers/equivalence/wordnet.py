@@ -8,7 +8,7 @@ import warnings
 import zipfile
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from .names import GIVEN, normalise
 from .numbers import Relation
@@ -58,16 +58,22 @@ def wordnet_available() -> bool:
     return find_wordnet() is not None
 
 
-def same_in_wordnet(a: str, b: str, folder: str) -> tuple[Relation, str] | None:
+def same_in_wordnet(a: str, b: str, folder: str) -> tuple[Relation | Literal["whole"], str] | None:
     """What WordNet says of two names, with the synsets; None when it relates neither way.
 
-    A shared noun synset is "equivalent". One name's synset directly above the
-    other's (a kind, an instance, a part, a member) is "different".
+    A shared noun synset is "equivalent". ``b`` somewhere above ``a`` as a part is "whole"; any other
+    synset of one name directly above one of the other's (a kind, an instance, a part, a member) is
+    "different".
     """
     first, second = _synsets(a, folder), _synsets(b, folder)
     shared = {s.name() for s in first} & {s.name() for s in second}
     if shared:
         return "equivalent", f"synset {min(shared)}"
+    wholes = {s.name() for s in second}
+    for synset in first:
+        for above in synset.closure(lambda s: s.part_holonyms()):
+            if above.name() in wholes:
+                return "whole", f"{synset.name()} is part of {above.name()}"
     for lower, upper in ((first, second), (second, first)):
         above = {s.name() for s in upper}
         for synset in lower:

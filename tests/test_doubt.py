@@ -1,0 +1,82 @@
+"""What is left undecided though it differs, and what is not."""
+
+import pytest
+from probers.datagen.labels.doubt import doubt
+
+from probers.data.articles.cuts import cut_article
+from probers.entities import find_entities, head_entity, same_kind
+from probers.equivalence import EntityMatcher, Match
+from probers.types import Article
+
+MATCHER = EntityMatcher(wordnet="")
+
+
+def fine(text):
+    return find_entities(text, fine=True)
+
+
+def verdict(sentence, gold, continuation):
+    """Of what goes on behind the sentence up to ``gold``: the verdict and its stage."""
+    article = Article("a", "Nothing", ("It begins here.", sentence))
+    cuts = cut_article(article, fine, per_article=99, within=None, seed=0)
+    cut = next(c for c in cuts if c.entity.text == gold and c.sentence == 1)
+    written = head_entity(continuation, fine)
+    match = MATCHER.match(gold, written.text)
+    found = doubt(cut, written, match, fine, MATCHER)
+    if found != match:
+        assert found.verdict == "undecided" and found.evidence
+    return found.verdict, found.stage
+
+
+@pytest.mark.parametrize(
+    ("sentence", "gold", "continuation", "expected"),
+    [
+        # Another kind says nothing about the article's entity; types of one kind contradict each other.
+        ("Many fled during the Great Hunger.", "Great Hunger", " 1930s and", ("undecided", "type")),
+        ("She was the fifth of them.", "fifth", " 2014 winner", ("undecided", "type")),
+        ("Many fled to Norway by ship.", "Norway", " three ports", ("undecided", "type")),
+        ("It fell on 12 May 1930 at last.", "12 May 1930", " 1931 or", ("different", "date")),
+        ("It fell on 12 May 1930 at last.", "12 May 1930", " Christmas Day 1931", ("different", "date")),
+        ("The band met in Oslo Records.", "Oslo Records", " Paris, and", ("different", "string")),
+        ("It has 20 rooms and more.", "20", " 30 rooms", ("different", "number")),
+        ("It closed in 1930 for good.", "1930", " 1930 for", ("equivalent", "date")),
+        # After "In" a sentence is open; after a word with content it is not.
+        ("In 2014, he won it.", "2014", " 2012, he", ("undecided", "opening")),
+        ("On the 4 July he won it.", "4 July", " 5 July", ("undecided", "opening")),
+        ("In 2014, he won it.", "2014", " 2014, he", ("equivalent", "date")),
+        ("As of early 2014, he has it.", "2014", " 2012, he", ("undecided", "opening")),
+        ("It was in 2014 that he won.", "2014", " 2012 that", ("different", "date")),
+        ("Founded in 2014, it grew.", "2014", " 2012, it", ("different", "date")),
+        # What the article says later in its sentence is no invention, in whatever order; what it said is.
+        ("He was born in Ballin, Dublin.", "Ballin", " Dublin, Ireland", ("undecided", "order")),
+        ("They are Anna Berg, Ida Dahl and Ola Moe.", "Ida Dahl", " Ola Moe, and", ("undecided", "order")),
+        ("They are Anna Berg, Ida Dahl and Ola Moe.", "Ola Moe", " Ida Dahl.", ("different", "string")),
+        ("They are Anna Berg, Ida Dahl and Ola Moe.", "Ida Dahl", " Per Lie.", ("different", "string")),
+    ],
+)
+def test_doubt(sentence, gold, continuation, expected):
+    assert verdict(sentence, gold, continuation) == expected
+
+
+def test_what_comes_in_another_sentence_is_no_excuse():
+    article = Article("a", "Nothing", ("He was born in Bergen today.", "He lives in Dublin."))
+    cut = next(c for c in cut_article(article, fine, per_article=9, within=1, seed=0))
+    written = head_entity(" Dublin.", fine)
+    match = MATCHER.match("Bergen", "Dublin")
+    assert doubt(cut, written, match, fine, MATCHER) is match
+
+
+@pytest.mark.parametrize("settled", ["equivalent", "undecided"])
+def test_only_what_differs_is_doubted(settled):
+    article = Article("a", "Nothing", ("He was born in Bergen today.",))
+    (cut,) = cut_article(article, fine, per_article=9, within=None, seed=0)
+    match = Match(settled, "string", "as told")
+    assert doubt(cut, head_entity(" 1930s.", fine), match, fine, MATCHER) is match
+
+
+def test_kinds():
+    names, times = ("name", "work", "organisation", "place"), ("date", "year")
+    for kind in (names, times, ("number",)):
+        assert all(same_kind(a, b) for a in kind for b in kind)
+    assert not any(same_kind(a, b) or same_kind(b, a) for a in names for b in (*times, "number"))
+    assert not any(same_kind(a, "number") for a in times)
