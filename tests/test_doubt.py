@@ -1,4 +1,4 @@
-"""What is left undecided though it differs, and what is not."""
+"""What is left undecided though it differs or agrees, and what is not."""
 
 import pytest
 from probers.datagen.labels.doubt import doubt
@@ -22,7 +22,7 @@ def verdict(sentence, gold, continuation):
     cut = next(c for c in cuts if c.entity.text == gold and c.sentence == 1)
     written = head_entity(continuation, fine)
     match = MATCHER.match(gold, written.text)
-    found = doubt(cut, written, match, fine, MATCHER)
+    found = doubt(cut, written, continuation, match, fine, MATCHER)
     if found != match:
         assert found.verdict == "undecided" and found.evidence
     return found.verdict, found.stage
@@ -40,11 +40,21 @@ def verdict(sentence, gold, continuation):
         ("The band met in Oslo Records.", "Oslo Records", " Paris, and", ("different", "string")),
         ("It has 20 rooms and more.", "20", " 30 rooms", ("different", "number")),
         ("It closed in 1930 for good.", "1930", " 1930 for", ("equivalent", "date")),
+        # The same number of something else is not the same; of the same, or of what nobody named, it is.
+        ("It is their third album of all.", "third", " third wife", ("undecided", "counted")),
+        ("It ran for 200 long nights.", "200", " 200 ships", ("undecided", "counted")),
+        ("It ran for 200 years.", "200 years", " 200 ships", ("undecided", "counted")),
+        ("It is 34 km away from it.", "34 km", " 34 kilometres to", ("equivalent", "number")),
+        ("It is their third album of all.", "third", " third albums", ("equivalent", "number")),
+        ("It is their third album of all.", "third", " third of", ("equivalent", "number")),
+        ("It is 34 km away from it.", "34 km", " 34 km to", ("equivalent", "number")),
+        ("He left her in 1930 for good.", "1930", " 1930 because", ("equivalent", "date")),
         # After "In" a sentence is open; after a word with content it is not.
         ("In 2014, he won it.", "2014", " 2012, he", ("undecided", "opening")),
         ("On the 4 July he won it.", "4 July", " 5 July", ("undecided", "opening")),
         ("In 2014, he won it.", "2014", " 2014, he", ("equivalent", "date")),
         ("As of early 2014, he has it.", "2014", " 2012, he", ("undecided", "opening")),
+        ("It sold well and as of 2014 has gone.", "2014", " 2012 has", ("undecided", "opening")),
         ("It was in 2014 that he won.", "2014", " 2012 that", ("different", "date")),
         ("Founded in 2014, it grew.", "2014", " 2012, it", ("different", "date")),
         # What the article says later in its sentence is no invention, in whatever order; what it said is.
@@ -63,15 +73,15 @@ def test_what_comes_in_another_sentence_is_no_excuse():
     cut = next(c for c in cut_article(article, fine, per_article=9, within=1, seed=0))
     written = head_entity(" Dublin.", fine)
     match = MATCHER.match("Bergen", "Dublin")
-    assert doubt(cut, written, match, fine, MATCHER) is match
+    assert doubt(cut, written, " Dublin.", match, fine, MATCHER) is match
 
 
 @pytest.mark.parametrize("settled", ["equivalent", "undecided"])
-def test_only_what_differs_is_doubted(settled):
+def test_of_names_only_what_differs_is_doubted(settled):
     article = Article("a", "Nothing", ("He was born in Bergen today.",))
     (cut,) = cut_article(article, fine, per_article=9, within=None, seed=0)
     match = Match(settled, "string", "as told")
-    assert doubt(cut, head_entity(" 1930s.", fine), match, fine, MATCHER) is match
+    assert doubt(cut, head_entity(" 1930s.", fine), " 1930s.", match, fine, MATCHER) is match
 
 
 def test_kinds():

@@ -54,6 +54,36 @@ def test_f1_by_rules_alone():
     assert f1(strings_only, PAIRS) < 0.7  # the set is not one that lower-casing solves
 
 
+@pytest.mark.parametrize(
+    ("a", "b", "verdict"),
+    [
+        ("nineteenth and early twentieth centuries", "19th century", "undecided"),
+        ("18th to the mid-19th century", "1850", "undecided"),
+        ("11th and 12th centuries", "eleventh and twelfth century", "equivalent"),
+        ("11th and 12th centuries", "13th century", "different"),
+        ("11th and 12th centuries", "11th and 13th centuries", "different"),
+    ],
+)
+def test_two_centuries_in_one(a, b, verdict):
+    for x, y in ((a, b), (b, a)):
+        match = EntityMatcher(wordnet="").match(x, y)
+        assert (match.verdict, match.stage) == (verdict, "date")
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "verdict"),
+    [
+        ("Lieutenant Governor of Kentucky", "Governor of Kentucky", "undecided"),
+        ("President of France", "King of France", "different"),
+        ("Lieutenant General Smith", "General Smith", "equivalent"),
+        ("Queen Elizabeth II", "Elizabeth II", "equivalent"),
+    ],
+)
+def test_an_office_is_no_title_before_a_name(a, b, verdict):
+    for x, y in ((a, b), (b, a)):
+        assert EntityMatcher(wordnet="").match(x, y).verdict == verdict
+
+
 @needs_wordnet
 def test_f1_with_wordnet():
     assert f1(EntityMatcher(), PAIRS) >= 0.95
@@ -423,5 +453,9 @@ def test_wordnet_from_its_own_files():
     assert matcher.match("car", "automobile").stage == "wordnet"
     assert matcher.match("Germany", "Berlin").verdict == "different"
     assert matcher.match("Berlin", "Germany").verdict == "undecided"
-    assert matcher.match("English", "American").verdict == "different"
+    for part, whole in (("English", "British"), ("Italian", "European"), ("New York", "American")):
+        assert matcher.match(part, whole).verdict == "undecided"
+        assert matcher.match(whole, part).verdict == "different"
+    for a, b in (("English", "American"), ("Canadian", "American"), ("Scottish", "Irish")):
+        assert matcher.match(a, b).verdict == matcher.match(b, a).verdict == "different"
     assert matcher.match("Robert", "Roberts").verdict == "different"

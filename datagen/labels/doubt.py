@@ -1,11 +1,14 @@
-"""What a model wrote in place of an article's entity and may be true all the same."""
+"""What comparing two entities cannot tell: what differs and may be true, what agrees and may be false."""
 
 from __future__ import annotations
+
+import re
 
 from probers.data.articles.cuts import Cut
 from probers.entities import Entity, Recognise, same_kind
 from probers.equivalence import EntityMatcher, Match
-from probers.text import split_sentences
+from probers.equivalence.numbers import read_number
+from probers.text import is_stop_word, split_sentences
 
 #: Words that say nothing yet when a sentence begins with them.
 _OPENING = frozenset(
@@ -15,33 +18,56 @@ _OPENING = frozenset(
 )
 
 
-def doubt(cut: Cut, written: Entity, match: Match, recognise: Recognise, matcher: EntityMatcher) -> Match:
-    """The verdict on what differs from the article's: "undecided" where that does not say it is false.
+_AS_OF = re.compile(r"\b[Aa]s of$")
+_NOUN = re.compile(r"[\s-]([a-z]+)")
+
+
+def doubt(
+    cut: Cut, written: Entity, text: str, match: Match, recognise: Recognise, matcher: EntityMatcher
+) -> Match:
+    """The matcher's verdict, or "undecided" where what differs may be true or what is the same may not.
 
     Stage "type": a name, a time or a number in place of one of the other two ("during the | 1930s"
     for "Great Depression"). Stage "opening": nothing but a preposition and the like stands before it in
     its sentence, so that the model is free to say something else ("In | 2014, he ..."). Stage "order":
     the article has it later in the same sentence ("born in | Dublin" for "Ballinteer, Dublin").
+    Stage "counted": the same number of something else ("first | album" for "first wife").
 
     Args:
         cut: where the article was cut.
         written: what the model wrote there.
-        match: the matcher's verdict; any but "different" is returned as it is.
+        text: the continuation that it heads.
+        match: the matcher's verdict.
         recognise: finds the entities of the article's sentence.
         matcher: compares them with ``written``.
     """
+    article = " ".join(cut.article.sentences)
+    if match.verdict == "equivalent" and match.stage == "number":
+        numbers = read_number(cut.entity.text), read_number(written.text)
+        if not all(number and number.unit for number in numbers):
+            things = [_counted(cut.entity, article), _counted(written, text)]
+            if all(things) and things[0] != things[1]:
+                return Match("undecided", "counted", " / ".join(things))
     if match.verdict != "different":
         return match
     if match.stage != "date" and not same_kind(cut.entity.type, written.type):
         return Match("undecided", "type", f"{cut.entity.type} / {written.type}")
-    text = " ".join(cut.article.sentences)
-    start, end = split_sentences(text)[cut.sentence]
-    opening = text[start : cut.entity.start].split()
-    if _OPENING.issuperset(word.lower() for word in opening):
-        return Match("undecided", "opening", " ".join([*opening, "|"]))
-    for entity in recognise(text[start:end]):
+    start, end = split_sentences(article)[cut.sentence]
+    opening = article[start : cut.entity.start].split()
+    if _OPENING.issuperset(word.lower() for word in opening) or _AS_OF.search(cut.before):
+        return Match("undecided", "opening", " ".join([*opening[-3:], "|"]))
+    for entity in recognise(article[start:end]):
         if start + entity.start > cut.entity.start:
             found = matcher.match(entity.text, written.text)
             if found.verdict == "equivalent":
                 return Match("undecided", "order", f"{entity.text} after {cut.entity.text}")
     return match
+
+
+def _counted(entity: Entity, text: str) -> str:
+    """The unit of a number in the singular, else the word behind it, "" where none with content is."""
+    number = read_number(entity.text)
+    if number is None or number.unit:
+        return number.unit.removesuffix("s") if number else ""
+    found = _NOUN.match(text, entity.end)
+    return found.group(1).removesuffix("s") if found and not is_stop_word(found.group(1)) else ""

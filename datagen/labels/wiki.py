@@ -128,8 +128,8 @@ class WikiBuilder(LabelBuilder):
         negatives: what faithful examples are made of. "generated": entities the model wrote
             that mean the same as the article's. "untouched": the article itself, read by
             the model (MIND): every hallucinated entity is paired with the one the article has.
-        doubtful: label of what differs from the article's and may be true all the same
-            (:func:`~.doubt.doubt`): "undecided" leaves it out, "hallucinated" is the papers'.
+        doubtful: "undecided" leaves out what the comparison of two entities cannot tell
+            (:func:`~.doubt.doubt`), "compared" labels it all the same (RaDIO).
     """
 
     lm: CausalLM
@@ -197,7 +197,7 @@ class WikiBuilder(LabelBuilder):
             return
         match = self.matcher.match(cut.entity.text, written.text)
         if self.doubtful == "undecided":
-            match = doubt(cut, written, match, self.recognise, self.matcher)
+            match = doubt(cut, written, generation.text, match, self.recognise, self.matcher)
         why = ""
         if match.verdict == "undecided":
             why = "undecided"

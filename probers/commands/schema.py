@@ -163,7 +163,7 @@ class Datagen(_Reading):
     within: Count | None
     recogniser: Name
     negatives: Literal["generated", "untouched"]
-    doubtful: Literal["undecided", "hallucinated"]
+    doubtful: Literal["undecided", "compared"]
     balance: bool
     balance_to: Quota | None
     shard_size: Count

@@ -19,6 +19,9 @@ _LEAD = re.compile(
     r"(?:(?:of|the|in)\s+)*"
 )
 _RANGE = re.compile(r"(.*?\d[^–—]*?)\s*(?:–|—|\bto\b|\buntil\b|(?<=\d{4})-(?=\d))\s*(.*\d.*)")
+_CENTURIES = re.compile(
+    r"(\w+)(?:[\s-]century)?\s(?:and|to|or|until|through)\s(?:(?:the|early|mid|late)[\s-])*([\w-]+?)[\s-]centur(?:y|ies)"
+)
 _QUALIFIERS = {"c.": "circa", "ca.": "circa", "about": "circa", "around": "circa", "fall": "autumn"}
 _FIXED = {
     "christmas": (12, 25), "christmas day": (12, 25), "christmas eve": (12, 24), "new year's day": (1, 1),
@@ -105,7 +108,7 @@ def read_time(mention: str) -> Time | None:
         parts = read(body)
         if parts is not None:
             return Time(kind, parts, qualifier)
-    return _range(body)
+    return _centuries(body) or _range(body)
 
 
 def parse_date(mention: str) -> Day | None:
@@ -142,6 +145,15 @@ def _century(text: str) -> tuple[int] | None:
     if number is None or not number[1] or number[2] != len(words) or (match.group(2).strip() and not era):
         return None
     return (-int(number[0]) if era and era.group(1) else int(number[0]),)
+
+
+def _centuries(text: str) -> Time | None:
+    """Two centuries in one: "18th and early 19th century"."""
+    match = _CENTURIES.fullmatch(text)
+    first, last = (_century(f"{word} century") for word in match.groups()) if match else (None, None)
+    if first is None or last is None:
+        return None
+    return Time("range", (100 * first[0] - 99, None, None, 100 * last[0], None, None))
 
 
 def _range(text: str) -> Time | None:

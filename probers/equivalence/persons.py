@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import takewhile
 from typing import Literal
 
 from .names import GIVEN, LANDFORMS, merge_letters, words
@@ -175,8 +176,9 @@ def _person(mention: str) -> tuple[str, tuple[str, ...], str]:
     """Title, name and suffix ("jr"), each "" or () when missing."""
     found = [w for w in words(mention) if w]
     title = suffix = ""
-    while len(found) > 1 and found[0] in TITLES:
-        title, found = found[0], found[1:]
+    titles = len(list(takewhile(TITLES.__contains__, found[:-1])))
+    if titles and found[titles] != "of":  # "Lieutenant Governor of Kentucky" is an office
+        title, found = found[titles - 1], found[titles:]
     if len(found) > 2 and found[-1] in SUFFIXES:
         suffix, found = found[-1], found[:-1]
     return title, tuple(found), suffix

@@ -61,16 +61,16 @@ def wordnet_available() -> bool:
 def same_in_wordnet(a: str, b: str, folder: str) -> tuple[Relation | Literal["whole"], str] | None:
     """What WordNet says of two names, with the synsets; None when it relates neither way.
 
-    A shared noun synset is "equivalent". ``b`` somewhere above ``a`` as a part is "whole"; any other
-    synset of one name directly above one of the other's (a kind, an instance, a part, a member) is
-    "different".
+    A shared noun synset is "equivalent". ``b`` somewhere above ``a`` as a part is "whole", also where
+    one is the adjective of a place ("Alberta" / "Canadian"); any other synset of one name directly
+    above one of the other's (a kind, an instance, a part, a member) is "different".
     """
     first, second = _synsets(a, folder), _synsets(b, folder)
     shared = {s.name() for s in first} & {s.name() for s in second}
     if shared:
         return "equivalent", f"synset {min(shared)}"
-    wholes = {s.name() for s in second}
-    for synset in first:
+    wholes = {s.name() for s in _place_of(b, folder) or second}
+    for synset in _place_of(a, folder) or first:
         for above in synset.closure(lambda s: s.part_holonyms()):
             if above.name() in wholes:
                 return "whole", f"{synset.name()} is part of {above.name()}"
@@ -95,6 +95,18 @@ def _synsets(name: str, folder: str) -> tuple[Any, ...]:
     if lemma.removesuffix("s") in GIVEN:  # nltk takes "Roberts" for the plural of "Robert"
         found = [s for s in found if lemma in (w.lower() for w in s.lemma_names())]
     return tuple(found)
+
+
+@lru_cache(maxsize=4096)
+def _place_of(name: str, folder: str) -> tuple[Any, ...]:
+    """Of an adjective, the nouns that its first sense pertains to: Canada of "Canadian".
+
+    Each also in the first sense of its word: "British" is of the island, and England a part of the state.
+    """
+    lemma = "_".join(name.split()).strip("_.,").lower()
+    reader = _reader(folder)
+    nouns = [n for s in reader.synsets(lemma, pos="a")[:1] for word in s.lemmas() for n in word.pertainyms()]
+    return tuple(s for n in nouns for s in (n.synset(), *reader.synsets(n.name(), pos="n")[:1]))
 
 
 @lru_cache(maxsize=2)
