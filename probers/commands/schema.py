@@ -55,7 +55,7 @@ Split = Literal["train", "validation", "test"]
 #: Pools of stores, and sites.
 ReadPool = Literal["mean", "last", "mind", "tokens", "predicting"]
 ReadSite = Literal["resid_post", "resid_mid", "attn_out", "mlp_out"]
-Several = Annotated[list[_Each], Field(min_length=1)]
+Several = Annotated[list[_Each], Field(min_length=1, description="a list of these")]
 #: A number for each split named; null is all there are.
 PerSplit = Annotated[
     Mapping[Split, Count | None],
