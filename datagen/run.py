@@ -168,6 +168,7 @@ def _wiki(cfg: DictConfig) -> Make:
             prompt,
             negatives=cfg.negatives,
             max_new_tokens=cfg.max_new_tokens,
+            context=cfg.context,
         )
 
     return make

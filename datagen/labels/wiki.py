@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from probers.capture.pooling import pool_tokens, token_pool
-from probers.data.articles.cuts import Cut, CutPlan
+from probers.data.articles.cuts import Cut, CutPlan, shortened
 from probers.engine.model import CausalLM
 from probers.engine.tokens import encode_continuation, encode_prompts
 from probers.entities import Entity, Recognise, Recogniser, head_entity, tokens_of
@@ -113,6 +113,7 @@ class WikiBuilder(LabelBuilder):
         negatives: what faithful examples are made of. "generated": entities the model wrote
             that mean the same as the article's. "untouched": the article itself, read by
             the model (MIND): every hallucinated entity is paired with the one the article has.
+        context: tokens of the article that the model is shown before a cut at most; None is all.
     """
 
     lm: CausalLM
@@ -123,6 +124,7 @@ class WikiBuilder(LabelBuilder):
     prompt: PromptTemplate
     negatives: str = "generated"
     max_new_tokens: int = 24
+    context: int | None = None
 
     item_name = "article"
     unit_name = "cut"
@@ -146,6 +148,8 @@ class WikiBuilder(LabelBuilder):
         return [*(cut.id for cut in units), *map(_untouched, units)]
 
     def build(self, units: Sequence[Cut], known: Mapping[str, int | None]) -> Iterator[Examples]:
+        if self.context is not None:
+            units = list(shortened(units, self.context, self._token_starts))
         needs = span_needs(self.needs)
         labels = dict(known)
         batches = self.lm.generate_each(
@@ -166,6 +170,10 @@ class WikiBuilder(LabelBuilder):
         # They are read, and thus known, all or none.
         if self.negatives == "untouched" and not any(_untouched(cut) in known for cut in hallucinated):
             yield self._read_articles(hallucinated, needs)
+
+    def _token_starts(self, text: str) -> list[int]:
+        (encoded,) = encode_prompts(self.lm.tokenizer, [text])
+        return [start for start, end in encoded.offsets if end > start]
 
     def _label(self, cut: Cut, generation: Generation, examples: Examples) -> None:
         """Add the example, or why there is none."""

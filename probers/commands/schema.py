@@ -155,6 +155,7 @@ class Datagen(_Reading):
     acc: Literal["tokens", "substring"]
     per_article: Count
     within: Count | None
+    context: Count | None
     recogniser: Name
     negatives: Literal["generated", "untouched"]
     balance: bool

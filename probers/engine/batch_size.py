@@ -82,12 +82,13 @@ class Batches:
                 ordered = [lengths[i] for i in waiting]
                 plan = cut(ordered, most) if price is None else cheapest(ordered, most, price)
             chosen = waiting[: plan.pop(0)]
-            new = [i for i in chosen if i not in known]
+            new = {i for i in chosen if i not in known}
             made: dict[int, T] = {}
             before = self.size, self._beside
             try:
                 if new:
-                    made = dict(zip(new, work(new), strict=True))
+                    done = zip(chosen, work(chosen), strict=True)
+                    made = {i: one for i, one in done if i in new}
             except (RuntimeError, MemoryError) as error:
                 if not _out_of_memory(error):
                     raise

@@ -310,7 +310,7 @@ def read_nested(
     prompts: Sequence[Sequence[int]],
     whole: Sequence[int],
     known: Container[int],
-) -> Iterator[dict[int, CachedPrefix | None]]:
+) -> Iterator[dict[int, CachedPrefix]]:
     """Keys and values of all but the last token of each prompt, of nested ones computed once.
 
     Prompts come in groups that take as much memory as a batch of the longest of them would.
@@ -319,10 +319,10 @@ def read_nested(
         batches: says how many prompts are read at once.
         prompts: token ids.
         whole: of each the one that it is computed in, as :func:`nested` gives it.
-        known: prompts that nothing is wanted of. Batches are cut as if it were.
+        known: prompts that nothing is wanted of; a group of them alone is left out.
 
     Yields:
-        By the index of a prompt what it begins with; None where it is known and nothing was computed.
+        By the index of a prompt what it begins with.
     """
     parts: dict[int, list[int]] = {}
     for index, own in enumerate(whole):
@@ -332,15 +332,16 @@ def read_nested(
         lengths = list(accumulate(len(prompts[i]) for i in waiting))
         count = bisect_right(lengths, batches.size * lengths[0])
         group, waiting = waiting[:count], waiting[count:]
+        if all(index in known for own in group for index in parts[own]):
+            continue
         heads = [prompts[i][:-1] for i in group]
         read = batches.each(
             [len(head) for head in heads],
             lambda chosen, heads=heads: CachedPrefix.compute(decoder, [heads[i] for i in chosen]),
-            known={place for place, own in enumerate(group) if all(i in known for i in parts[own])},
             price=_LEAST,
         )
         computed = {group[place]: one for made in read for place, one in made.items()}
-        found = {index: computed.get(own) for own in group for index in parts[own]}
+        found = {index: computed[own] for own in group for index in parts[own]}
         del computed  # the caller alone holds them
         yield found
 

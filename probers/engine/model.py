@@ -225,7 +225,7 @@ class CausalLM:
         ids = [prompt.ids for prompt in fitting]
         shares = shared is None and cache is None and self.use_cache
         whole = nested(ids, self.model.config) if shares else None
-        groups: Iterable[dict[int, CachedPrefix | None]]
+        groups: Iterable[dict[int, Any]]
         if whole is None:
             groups = [{i: _longest_known(prompt, shared, cache) for i, prompt in enumerate(fitting)}]
         else:
