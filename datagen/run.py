@@ -213,6 +213,7 @@ def _wiki(cfg: DictConfig) -> Make:
             negatives=cfg.negatives,
             doubtful=cfg.doubtful,
             max_new_tokens=cfg.max_new_tokens,
+            context=cfg.context,
         )
 
     return make

@@ -1,12 +1,14 @@
 """Where articles are cut, and what counts as the entity at the head of a continuation."""
 
 import json
+import re
+from itertools import pairwise
 
 import pytest
 from probers.datagen.labels.wiki import Settled, one_sentence, stop_rule
 
 from probers.data.articles import open_articles
-from probers.data.articles.cuts import CutPlan, cut_article
+from probers.data.articles.cuts import CutPlan, cut_article, shortened
 from probers.entities import find_entities, head_entity
 from probers.testbed.assets import load_articles
 from probers.types import Article, UserError
@@ -138,3 +140,66 @@ def test_settling_changes_no_entity():
             checked += len(text) < len(rest)
     assert checked > 300
     assert stop_rule(fine, cheap=False) is one_sentence
+
+
+def words(text):
+    return [found.start() for found in re.finditer(r"\S+", text)]
+
+
+LONG = Article(
+    "a",
+    "Years",
+    tuple(f"In the spring of {year} they met old Anna Berg again there." for year in range(1500, 1600)),
+)
+
+
+@pytest.mark.parametrize("tokens", [1, 5, 30, 64, 300])
+def test_a_shortened_cut_is_the_end_of_the_whole_one(tokens):
+    """With at most so many tokens, a quarter of them at least, and nothing else of it changed."""
+    whole = cut(LONG, 1000)
+    for found, before in zip(shortened(whole, tokens, words), whole, strict=True):
+        assert before.before.endswith(found.before) and found.id == before.id
+        assert (found.entity, found.between, found.sentence) == (
+            before.entity,
+            before.between,
+            before.sentence,
+        )
+        shown = len(words(found.before))
+        assert shown <= tokens
+        if len(words(before.before)) <= tokens:
+            assert found == before
+        else:
+            assert shown >= max(1, tokens // 4) and not found.before[0].isspace()
+
+
+def test_a_shortened_cut_begins_with_a_sentence_where_one_is_near():
+    whole = cut(LONG, 1000)
+    begins = {found.before[:6] for found in shortened(whole, 64, words)}
+    assert begins == {"In the"}
+    (article,) = (Article("b", "One", (" ".join(s[:-1] for s in LONG.sentences) + ".",)),)
+    found = list(shortened(cut(article, 1000), 64, words))
+    assert {f"{c.before} "[: c.before.find(" ")] for c in found} <= set(article.sentences[0].split())
+
+
+def test_near_cuts_begin_alike_and_none_depends_on_the_others():
+    """What a shard holds is decided by its cuts, whichever other ones of the article are in it."""
+    whole = cut(LONG, 1000)
+    together = list(shortened(whole, 64, words))
+    assert together == [found for one in whole for found in shortened([one], 64, words)]
+    begins = [len(a.before) - len(b.before) for a, b in zip(whole, together, strict=True)]
+    assert begins == sorted(begins)
+    steps = [b - a for a, b in pairwise(sorted(set(begins)))]
+    assert min(len(words(whole[-1].before[:step])) for step in steps) > 64 / 4
+    assert len(set(begins)) < len(whole) / 4
+
+
+def test_short_articles_are_not_tokenized():
+    """Those of the testbed are shown whole by default, and are the same objects."""
+    articles = load_articles()[:50]
+    found = [one for article in articles for one in cut(article)]
+
+    def never(text):
+        raise AssertionError(text)
+
+    assert max(len(one.before) for one in found) <= 256
+    assert all(a is b for a, b in zip(shortened(found, 256, never), found, strict=True))

@@ -388,6 +388,45 @@ def test_batches_are_full_where_that_wastes_little():
     assert batch_size.cut([40, 20, 11, 3], 32) == [4]  # a few padded places cost less than another batch
 
 
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.integers(1, 300), min_size=1, max_size=9), st.integers(1, 9), st.sampled_from([0, 40, 10_000])
+)
+def test_no_batches_are_cheaper(lengths, size, price):
+    lengths = sorted(lengths, reverse=True)
+
+    def cost(sizes):
+        return waste(lengths, sizes)[0] + sum(lengths) + price * len(sizes)
+
+    def ways(count):
+        yield from (
+            [[]] if not count else ([n, *rest] for n in range(1, count + 1) for rest in ways(count - n))
+        )
+
+    found = batch_size.cheapest(lengths, size, price)
+    assert sum(found) == len(lengths) and max(found) <= size
+    assert cost(found) == min(cost(sizes) for sizes in ways(len(lengths)) if max(sizes) <= size)
+
+
+def test_texts_that_are_read_already_are_written_in_larger_batches(capsys):
+    """Four times as many, until memory runs out; a size that was given is kept."""
+    seen = []
+
+    def work(chosen):
+        if len(chosen) > 100:
+            raise MemoryError
+        seen.append(len(chosen))
+        return chosen
+
+    batches = Batches("auto", torch.device("cpu"))
+    assert [len(made) for made in batches.each([5] * 300, list, price=1000, read=True)] == [128, 128, 44]
+    made = [i for found in batches.each([5] * 300, work, price=10_000, read=True) for i in found]
+    assert sorted(made) == list(range(300)) and seen == [32] * 9 + [12]
+    assert "batch_size=32" in capsys.readouterr().err
+    given = Batches(3, torch.device("cpu")).each([5] * 7, list, price=10_000, read=True)
+    assert sorted(len(made) for made in given) == [1, 3, 3]
+
+
 LONG = "The river Arl flows through the town. " * 40
 
 

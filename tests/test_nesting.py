@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from test_lm import assert_same
@@ -76,12 +78,69 @@ def test_what_is_nested_is_not_computed_again(monkeypatch):
     assert passes == [(2, max(lengths) - 1), (4, 1)]
 
 
-def test_cuts_of_one_text_share_a_batch_though_their_lengths_differ(monkeypatch, eager):
-    lm = tiny_lm("llama", batch_size=2)
-    texts = [head(text, end) for text in (ONE, OTHER) for end in (20, 100)]
+@pytest.mark.parametrize("family", ["llama", "gpt_neox", "gemma3"])
+def test_nested_prompts_give_what_plain_transformers_gives(family, eager):
+    """Greedy tokens, and the states before each of them; Gemma's windows are shorter than the prompts."""
+    lm = tiny_lm(family)
+    layers = (0, 1, 2)  # transformers has the last one after the final norm
+    for made in lm.generate(PROMPTS, max_new_tokens=6, needs=Needs(layers=layers, pool="predicting")):
+        ids = torch.tensor([lm.tokenizer(made.prompt)["input_ids"]])
+        assert made.prompt_ids == tuple(ids[0].tolist())
+        for token, states in zip(made.token_ids, made.states, strict=True):
+            with torch.no_grad():
+                plain = lm.model(ids, output_hidden_states=True, use_cache=False)
+            expected = torch.stack([plain.hidden_states[layer][0, -1] for layer in layers])
+            np.testing.assert_allclose(states, expected, rtol=1e-3, atol=1e-4)
+            assert plain.logits[0, -1].argmax() == token
+            ids = torch.cat([ids, torch.tensor([[token]])], dim=1)
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, "auto"])
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+def test_cuts_of_one_text_are_read_once_whatever_batch_they_are_written_in(
+    family, batch_size, monkeypatch, eager
+):
+    lm = tiny_lm(family, batch_size=batch_size)
+    texts = [head(text, end) for text in (ONE, OTHER) for end in (20, 50, 100)]
+    lengths = [len(lm.tokenizer(text)["input_ids"]) for text in texts]
     passes = forwarded(lm, monkeypatch)
     lm.generate(texts, max_new_tokens=1)
-    assert [rows for rows, _ in passes] == [1, 2, 1, 2]
+    read = [(rows, columns) for rows, columns in passes if columns > 1]
+    assert sum(rows for rows, _ in read) == 2
+    assert {columns for _, columns in read} <= {lengths[2] - 1, lengths[5] - 1}
+    assert sum(rows for rows, columns in passes if columns == 1) == len(texts)
+
+
+def test_groups_are_read_that_take_the_memory_of_a_batch(monkeypatch):
+    """With two texts in a batch, the third article is read after all cuts of the first two are written."""
+    monkeypatch.setattr(nesting, "_LEAST", 20)
+    lm = tiny_lm("llama", batch_size=2)
+    texts = [f"{name}, {text}" for name in ("One", "Two", "Who") for text in (head(ONE, 40), ONE)]
+    passes = forwarded(lm, monkeypatch)
+    lm.generate(texts, max_new_tokens=1)
+    assert [rows for rows, columns in passes if columns > 1] == [2, 1]
+    assert [rows for rows, _ in passes] == [2, 2, 2, 1, 2]
+
+
+def test_the_last_token_may_differ():
+    """Of a word that was cut within, which ends in another token than the word has there."""
+    config = tiny_lm("llama").model.config
+    texts = [list(range(200)), [*range(150), 7], [*range(149), 8, 9]]
+    assert nesting.nested(texts, config) == [0, 0, 2]
+    assert nesting.nested([*texts, [5]], config) is None  # one of a single token has nothing before it
+    assert nesting.nested([text[:60] for text in texts], config) is None  # too little
+
+
+def test_what_is_known_is_not_made_again(monkeypatch, eager):
+    """A group all of which is known is not read, and of another what is left is the same to the bit."""
+    texts = [head(text, end) for text in (ONE, OTHER) for end in (50, 100)]
+    whole, part = tiny_lm("llama", batch_size=1), tiny_lm("llama", batch_size=1)
+    everything = whole.generate(texts, max_new_tokens=6, needs=NEEDS)
+    passes = forwarded(part, monkeypatch)
+    made = list(part.generate_each(texts, max_new_tokens=6, needs=NEEDS, known={0, 1, 3}))
+    assert [list(batch) for batch in made] == [[2]]
+    assert len([columns for _, columns in passes if columns > 1]) == 1
+    assert made[0][2].states.tobytes() == everything[2].states.tobytes()
 
 
 def test_prompts_of_one_token_are_not_cut(eager):

@@ -161,6 +161,61 @@ def test_states_are_those_of_the_entitys_tokens(tmp_path, pool):
             np.testing.assert_allclose(part[name], value, rtol=1e-3, atol=1e-3, err_msg=name)
 
 
+def test_a_cut_is_shown_so_many_tokens_and_the_row_says_what_the_model_saw(tmp_path):
+    """``question`` is the text that was shown; where it begins follows from where the article was cut."""
+    path = tmp_path / "a.jsonl"
+    sentences = [
+        f"It lies near Madrid since {year} and it is still there today." for year in range(1900, 1940)
+    ]
+    path.write_text(json.dumps({"title": "T", "sentences": sentences}), encoding="utf-8")
+    lm = CausalLM.from_pretrained("testbed", batch_size=4)
+    plan = CutPlan(open_articles(str(path)), RULES, per_article=30, within=None, seed=0)
+    made = WikiBuilder(
+        lm, plan, Needs((12,), pool="predicting"), EntityMatcher(wordnet=""), RULES,
+        PromptTemplate("radio", article="About {title}:"), context=48,
+    )  # fmt: skip
+    units = list(made.units())
+    seen: list[str] = []
+    honest = lm.generate_each
+    made.lm.generate_each = lambda prompts, **options: seen.extend(prompts) or honest(prompts, **options)
+    rows = [row for examples in made.build(units, {}) for row in examples.rows]
+    text, whole = " ".join(sentences), {unit.id: unit.before for unit in units}
+    assert rows and all(prompt.startswith("About T: ") for prompt in seen)
+    for row in rows:
+        assert f"About T: {row['question']}" in seen and whole[row["span"]].endswith(row["question"])
+        assert len(lm.tokenizer(row["question"])["input_ids"]) <= 49  # its first word has no space before it
+        assert text[: row["cut_at"]].rstrip().endswith(row["question"])
+    assert any(len(row["question"]) < len(whole[row["span"]]) for row in rows)
+
+
+@pytest.mark.parametrize("context", [None, 24])
+def test_what_is_left_of_a_shard_comes_out_to_the_bit(tmp_path, context):
+    """Articles are read once for several cuts: whichever batches are known, the others are the same."""
+    path = tmp_path / "a.jsonl"
+    articles = load_articles()[:24]
+    lines = [json.dumps({"title": a.title, "sentences": a.sentences}) for a in articles]
+    path.write_text("\n".join(lines), encoding="utf-8")
+    plan = CutPlan(open_articles(str(path)), RULES, per_article=4, within=None, seed=0)
+    units = list(plan)
+
+    def build(known):
+        lm = CausalLM.from_pretrained("testbed", batch_size=8)
+        made = WikiBuilder(
+            lm, plan, Needs((6, 12), pool="mean"), EntityMatcher(wordnet=""), RULES, PromptTemplate("plain"),
+            context=context,
+        )  # fmt: skip
+        return list(made.build(units, known))
+
+    whole = build({})
+    assert len(whole) > 6
+    for count in (1, 4, len(whole) - 1):
+        known = {id: label for examples in whole[:count] for id, label in examples.labels().items()}
+        rest = build(known)
+        assert [e.rows for e in rest] == [e.rows for e in whole[count:]]
+        for one, other in zip(rest, whole[count:], strict=True):
+            assert [s.tobytes() for s in one.states] == [s.tobytes() for s in other.states]
+
+
 def test_labels_follow_knowledge_and_the_worlds_truth(testbed):
     rows = testbed.table()
     faithful = rows[rows["knowledge"] != ""].groupby("knowledge")["correct"].mean()

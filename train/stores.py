@@ -93,7 +93,8 @@ def chosen(
             found.append(store)  # by_site says in what it differs
             continue
         wanted = [site for site in there if sites is None or site in sites]
-        found += [store.feature(pool=taken, site=site) for site in wanted or sites or [None]]
+        asked: Sequence[str | None] = wanted or sites or [None]
+        found += [store.feature(pool=taken, site=site) for site in asked]
     for site in sites or ():
         if all(site != store.spec.site for store in found):
             first.feature(pool=taken, site=site)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from probers.capture.pooling import pool_tokens, span_of, token_pool
-from probers.data.articles.cuts import Cut, CutPlan
+from probers.data.articles.cuts import Cut, CutPlan, shortened
 from probers.engine.model import CausalLM
 from probers.engine.tokens import encode_continuation, encode_prompts
 from probers.entities import Entity, Recognise, Recogniser, head_entity, tokens_of
@@ -130,6 +130,7 @@ class WikiBuilder(LabelBuilder):
             the model (MIND): every hallucinated entity is paired with the one the article has.
         doubtful: "undecided" leaves out what the comparison of two entities cannot tell
             (:func:`~.doubt.doubt`), "compared" labels it all the same (RaDIO).
+        context: tokens of the article that the model is shown before a cut at most; None is all.
     """
 
     lm: CausalLM
@@ -141,6 +142,7 @@ class WikiBuilder(LabelBuilder):
     negatives: str = "generated"
     doubtful: str = "undecided"
     max_new_tokens: int = 24
+    context: int | None = None
 
     item_name = "article"
     unit_name = "cut"
@@ -164,6 +166,8 @@ class WikiBuilder(LabelBuilder):
         return [*(cut.id for cut in units), *map(_untouched, units)]
 
     def build(self, units: Sequence[Cut], known: Mapping[str, int | None]) -> Iterator[Examples]:
+        if self.context is not None:
+            units = list(shortened(units, self.context, self._token_starts))
         needs = span_needs(self.needs)
         labels = dict(known)
         batches = self.lm.generate_each(
@@ -184,6 +188,10 @@ class WikiBuilder(LabelBuilder):
         # They are read, and thus known, all or none.
         if self.negatives == "untouched" and not any(_untouched(cut) in known for cut in hallucinated):
             yield self._read_articles(hallucinated, needs)
+
+    def _token_starts(self, text: str) -> list[int]:
+        (encoded,) = encode_prompts(self.lm.tokenizer, [text])
+        return [start for start, end in encoded.offsets if end > start]
 
     def _label(self, cut: Cut, generation: Generation, examples: Examples) -> None:
         """Add the example, or why there is none."""

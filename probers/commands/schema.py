@@ -161,6 +161,7 @@ class Datagen(_Reading):
     acc: Literal["tokens", "substring"]
     per_article: Count
     within: Count | None
+    context: Count | None
     recogniser: Name
     negatives: Literal["generated", "untouched"]
     doubtful: Literal["undecided", "compared"]

@@ -16,6 +16,9 @@ from ..types import RunError, UserError
 FIRST, MOST = 32, 256
 PADDING = 0.15  # most of all places that may be padding
 CHEAP = 1024  # places: what the tokens of one more batch, written one after another, cost about
+#: The same where the prompts are read already, so that padding costs their attention alone.
+IDLE = 16_384
+BESIDE = 4  # times as many texts "auto" writes together then
 _ROOMY = 0.4  # a batch that took less of the device's memory than this may be twice as large
 
 T = TypeVar("T")
@@ -27,6 +30,9 @@ class Batches:
     Args:
         size: texts per batch; "auto" begins with 32, doubles up to 256 while a batch takes
             less than two fifths of an accelerator's memory, and halves when memory runs out.
+
+    Attributes:
+        size: texts per batch, for the time being.
     """
 
     def __init__(self, size: int | str, device: torch.device) -> None:
@@ -35,6 +41,7 @@ class Batches:
         self._auto = size == "auto"
         self._device = device
         self._most = MOST
+        self._beside = BESIDE if self._auto else 1
         self.size = FIRST if self._auto else int(size)
 
     def run(
@@ -44,13 +51,25 @@ class Batches:
         return collected(self.each(lengths, work), len(lengths), progress)
 
     def each(
-        self, lengths: Sequence[int], work: Callable[[list[int]], list[T]], *, known: Container[int] = ()
+        self,
+        lengths: Sequence[int],
+        work: Callable[[list[int]], list[T]],
+        *,
+        known: Container[int] = (),
+        price: int | None = None,
+        read: bool = False,
     ) -> Iterator[dict[int, T]]:
         """``work`` for the indices of ``lengths``, batch by batch.
 
-        Batches hold texts of like length (:func:`cut`), and the longest come first: if memory
-        runs out, it does so at once. What is ``known`` is left out of the batches that were made
-        with it, so that the others are the same.
+        Batches hold texts of like length, and the longest come first: if memory runs out, it
+        does so at once. What is ``known`` is left out of the batches that were made with it, so
+        that the others are the same.
+
+        Args:
+            price: what a batch costs in places, by which batches are cut (:func:`cheapest`);
+                None cuts by :func:`cut`.
+            read: the texts are read already; "auto" then takes four times as many, up to 256,
+                as long as memory holds them.
 
         Raises:
             RunError: memory ran out for a single text, or for a batch of a size that was given.
@@ -58,22 +77,27 @@ class Batches:
         waiting = sorted(range(len(lengths)), key=lambda i: -lengths[i])
         plan: list[int] = []
         while waiting:
-            plan = plan or cut([lengths[i] for i in waiting], self.size)
-            chosen, size = waiting[: plan.pop(0)], self.size
-            new = [i for i in chosen if i not in known]
+            most = min(MOST, self.size * self._beside) if read else self.size
+            if not plan:
+                ordered = [lengths[i] for i in waiting]
+                plan = cut(ordered, most) if price is None else cheapest(ordered, most, price)
+            chosen = waiting[: plan.pop(0)]
+            new = {i for i in chosen if i not in known}
             made: dict[int, T] = {}
+            before = self.size, self._beside
             try:
                 if new:
-                    made = dict(zip(new, work(new), strict=True))
+                    done = zip(chosen, work(chosen), strict=True)
+                    made = {i: one for i, one in done if i in new}
             except (RuntimeError, MemoryError) as error:
                 if not _out_of_memory(error):
                     raise
                 self._shrink(len(chosen))
             else:
                 waiting = waiting[len(chosen) :]
-                if len(chosen) == size:
+                if len(chosen) == most:
                     self._grow()
-            if self.size != size:
+            if (self.size, self._beside) != before:
                 plan = []
             if made:
                 yield made
@@ -90,7 +114,10 @@ class Batches:
             )
         if failed == 1:
             raise RunError("memory ran out for a single text; use a shorter one, a smaller dtype or model")
-        self.size = self._most = max(1, failed // 2)
+        if failed > self.size:
+            self._beside = 1
+        else:
+            self.size = self._most = max(1, failed // 2)
         gc.collect()
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
@@ -127,6 +154,25 @@ def cut(lengths: Sequence[int], size: int) -> list[int]:
         if total - sum(lengths) <= max(PADDING * total, CHEAP):
             break
     return sizes
+
+
+def cheapest(lengths: Sequence[int], size: int, price: int) -> list[int]:
+    """Sizes of batches of at most ``size`` texts, for descending ``lengths``: the cheapest there are.
+
+    Args:
+        price: what a batch costs besides its places, in places.
+    """
+    costs, begins = [0], [0]  # of the batches of the first so many texts, and where the last begins
+    for end in range(1, len(lengths) + 1):
+        starts = range(max(0, end - size), end)
+        cost, later = min((costs[i] + (end - i) * lengths[i] + price, -i) for i in starts)
+        costs.append(cost)
+        begins.append(-later)
+    sizes, end = [], len(lengths)
+    while end:
+        sizes.append(end - begins[end])
+        end = begins[end]
+    return sizes[::-1]
 
 
 def memory_share(device: torch.device) -> float:

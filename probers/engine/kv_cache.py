@@ -6,20 +6,23 @@ numbers and is what makes long prompts in large batches cheap to continue.
 
 Nothing that was computed is computed again: a :class:`CachedPrefix` begins the prompts that
 share it, a :class:`PrefixCache` has one for every text of earlier calls, and a prompt that
-another one of its batch begins with is computed inside that one (:func:`nested_cache`).
+another one of its call begins with is computed inside that one (:func:`read_nested`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import accumulate, groupby
 from typing import Any
 
+import torch
 from torch import Tensor
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
+from .batch_size import Batches
 from .forward import Decoder
 
 _ROOM = 64  # positions added when a text outgrows its room
@@ -144,14 +147,20 @@ class CachedPrefix:
     start: int = 0
 
     @classmethod
-    def compute(cls, decoder: Decoder, ids: Sequence[int]) -> CachedPrefix:
-        """Run the model over ``ids`` once."""
-        tokens, mask, positions = decoder.pad([ids])
+    @torch.inference_mode()
+    def compute(cls, decoder: Decoder, sequences: Sequence[Sequence[int]]) -> list[CachedPrefix]:
+        """Run the model once over a batch of token sequences."""
+        tokens, mask, positions = decoder.pad(sequences)
         # Without the config, so that layers with a sliding window keep all positions too:
         # how far the window reaches depends on what follows.
         cache: Any = DynamicCache()
         decoder(tokens, mask, positions, cache=cache)
-        return cls(tuple(ids), tuple((layer.keys[0], layer.values[0]) for layer in cache.layers))
+        found = []
+        for row, ids in enumerate(sequences):
+            own = slice(tokens.shape[1] - len(ids), None)
+            layers = tuple((layer.keys[row, :, own], layer.values[row, :, own]) for layer in cache.layers)
+            found.append(cls(tuple(ids), layers))
+        return found
 
     def common(self, ids: Sequence[int]) -> int:
         """How many tokens ``ids`` begins with that are known, its last one not counted.
@@ -261,7 +270,7 @@ class PrefixCache:
         self._room += self._taken.pop(name, 0)
 
 
-#: Tokens that must be saved: about what the further pass over one token of each row costs.
+#: Tokens that must be saved: about what a further pass over one token of each row costs.
 _LEAST = 128
 
 
@@ -276,43 +285,65 @@ def longest(sequences: Sequence[Sequence[int]]) -> list[int]:
     return found
 
 
-def nested_cache(decoder: Decoder, prompts: Sequence[Sequence[int]], capacity: int) -> Any:
-    """Keys and values of all but the last token of left-padded prompts, of nested ones computed once.
+def nested(prompts: Sequence[Sequence[int]], config: Any) -> list[int] | None:
+    """For each prompt the longest that begins with all its tokens but the last.
+
+    The last token is left to be computed, since its logits are wanted, and may thus differ.
 
     Args:
-        prompts: token ids.
-        capacity: positions to make room for.
+        prompts: token ids; one without any is left out by its caller.
+        config: of the model.
 
     Returns:
-        A cache with as many columns as the longest prompt has tokens, less one; None where
-        too little is nested, or the family's cache cannot be cut (sliding windows).
+        Indices; None where too little is nested, or the family's keys and values cannot be shared.
     """
-    leaf = longest(prompts)
-    saved = sum(len(prompts[i]) for i, own in enumerate(leaf) if i != own)
-    if saved < _LEAST or min(map(len, prompts)) < 2:
+    if any(len(ids) == 1 for ids in prompts) or not can_share(config):
         return None
-    cache: Any = new_cache(decoder.model.config, capacity)
-    if not can_drop(cache):
-        return None
-    kept = sorted(set(leaf))
-    heads = [prompts[i][:-1] for i in kept]
-    ids, mask, positions = decoder.pad(heads)
-    computed: Any = new_cache(decoder.model.config, ids.shape[1])
-    decoder(ids, mask, positions, cache=computed)
-    width = max(map(len, prompts)) - 1
-    sources = []
-    for prompt, own in zip(prompts, leaf, strict=True):
-        row, count = kept.index(own), len(prompt) - 1
-        start = ids.shape[1] - len(heads[row])
-        sources.append((row, start, count))
-    for old, layer in zip(computed.layers, cache.layers, strict=True):
-        places = layer.reserve(len(prompts), width, old.keys[0], old.values[0])
-        for place, full in zip(places, (old.keys, old.values), strict=True):
-            for row, (source, start, count) in enumerate(sources):
-                place[row, :, : width - count] = 0  # never seen, but it must be a number
-                place[row, :, width - count :] = full[source, :, start : start + count]
-        old.keys = old.values = None  # free before the next layer's are made
-    return cache
+    found = longest([ids[:-1] for ids in prompts])
+    saved = sum(len(prompts[i]) for i, own in enumerate(found) if i != own)
+    return found if saved >= _LEAST else None
+
+
+def read_nested(
+    decoder: Decoder,
+    batches: Batches,
+    prompts: Sequence[Sequence[int]],
+    whole: Sequence[int],
+    known: Container[int],
+) -> Iterator[dict[int, CachedPrefix]]:
+    """Keys and values of all but the last token of each prompt, of nested ones computed once.
+
+    Prompts come in groups that take as much memory as a batch of the longest of them would.
+
+    Args:
+        batches: says how many prompts are read at once.
+        prompts: token ids.
+        whole: of each the one that it is computed in, as :func:`nested` gives it.
+        known: prompts that nothing is wanted of; a group of them alone is left out.
+
+    Yields:
+        By the index of a prompt what it begins with.
+    """
+    parts: dict[int, list[int]] = {}
+    for index, own in enumerate(whole):
+        parts.setdefault(own, []).append(index)
+    waiting = sorted(parts, key=lambda i: -len(prompts[i]))
+    while waiting:
+        lengths = list(accumulate(len(prompts[i]) for i in waiting))
+        count = bisect_right(lengths, batches.size * lengths[0])
+        group, waiting = waiting[:count], waiting[count:]
+        if all(index in known for own in group for index in parts[own]):
+            continue
+        heads = [prompts[i][:-1] for i in group]
+        read = batches.each(
+            [len(head) for head in heads],
+            lambda chosen, heads=heads: CachedPrefix.compute(decoder, [heads[i] for i in chosen]),
+            price=_LEAST,
+        )
+        computed = {group[place]: one for made in read for place, one in made.items()}
+        found = {index: computed[own] for own in group for index in parts[own]}
+        del computed  # the caller alone holds them
+        yield found
 
 
 def begin_cache(
@@ -328,13 +359,9 @@ def begin_cache(
         prefixes: what each may begin with; used where all have one.
         capacity: positions to make room for.
     """
-    width = max(map(len, prompts))
+    cache: Any = new_cache(decoder.model.config, capacity)
     known = [prefix for prefix in prefixes if prefix is not None]
     if len(known) < len(prompts):
-        cache = nested_cache(decoder, prompts, capacity)
-        if cache is not None:
-            return cache, width - 1
-    cache = new_cache(decoder.model.config, capacity)
-    if len(known) < len(prompts):
         return cache, 0
+    width = max(map(len, prompts))
     return cache, fill(cache, known, prompts, [width - len(ids) for ids in prompts])

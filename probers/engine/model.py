@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,11 +15,11 @@ from ..capture.blocks import check_supported, decoder_layers
 from ..capture.hidden_states import check_needs
 from ..store.spec import ModelSpec
 from ..types import AttentionRows, Generation, Needs, UserError
-from .batch_size import Batches, collected
+from .batch_size import IDLE, Batches, collected
 from .decode import Decoding, Request, Sampling, generate_batch
 from .forward import Decoder
 from .gguf import CACHE, dequantised, locate
-from .kv_cache import CachedPrefix, PrefixCache, can_share, longest
+from .kv_cache import CachedPrefix, PrefixCache, can_share, nested, read_nested
 from .loading import Placement, context_length, fingerprint, load
 from .score import attend_alone, score_batch
 from .stopping import Stop, Stops
@@ -221,19 +221,34 @@ class CausalLM:
         shared = self._shared(prefix, encoded)
         fitting = self._fit(encoded, limits, [f"max_new_tokens={n}" for n in limits])
         streams = [None] * len(encoded) if sampling is None else sampling.streams([p.ids for p in encoded])
-        requests = [
-            Request(prompt, limit, _longest_known(prompt, shared, cache), stream)
-            for prompt, limit, stream in zip(fitting, limits, streams, strict=True)
-        ]
         how = Decoding(needs, stops, sampling, cache, draft, self.use_cache)
+        ids = [prompt.ids for prompt in fitting]
+        shares = shared is None and cache is None and self.use_cache
+        whole = nested(ids, self.model.config) if shares else None
+        groups: Iterable[dict[int, Any]]
+        if whole is None:
+            groups = [{i: _longest_known(prompt, shared, cache) for i, prompt in enumerate(fitting)}]
+        else:
+            groups = read_nested(self._decoder, self._batches, ids, whole, known)
+        for group in groups:
+            places = list(group)
+            asked = [Request(fitting[i], limits[i], prefix, streams[i]) for i, prefix in group.items()]
+            group.clear()  # what was computed for it is free with it
 
-        def work(chosen: list[int]) -> list[Generation]:
-            return generate_batch(self._decoder, self.tokenizer, [requests[i] for i in chosen], how)
+            def work(chosen: list[int], asked: list[Request] = asked) -> list[Generation]:
+                return generate_batch(self._decoder, self.tokenizer, [asked[i] for i in chosen], how)
 
-        # A prompt that another one begins with belongs beside it, in whose pass it is computed.
-        leaf = longest([p.ids for p in fitting]) if shared is None else range(len(fitting))
-        lengths = [len(fitting[i].ids) for i in leaf]
-        yield from self._each(encoded, fitting, lengths, needs, work, known)
+            batches = self._each(
+                [encoded[i] for i in places],
+                [fitting[i] for i in places],
+                [len(fitting[i].ids) for i in places],
+                needs,
+                work,
+                {place for place, i in enumerate(places) if i in known},
+                read=whole is not None,
+            )
+            for made in batches:
+                yield {places[i]: generation for i, generation in made.items()}
 
     def score(
         self,
@@ -324,7 +339,7 @@ class CausalLM:
             if self._context is not None and len(tokens.ids) > self._context:
                 raise UserError(f"the prefix has {len(tokens.ids)} tokens, the context only {self._context}")
             self._prefix = None  # its memory is free before the next one is made
-            self._prefix = (prefix, CachedPrefix.compute(self._decoder, tokens.ids))
+            self._prefix = (prefix, CachedPrefix.compute(self._decoder, [tokens.ids])[0])
         return self._prefix[1]
 
     def fits(self, prompts: Sequence[str], more: Sequence[int]) -> list[bool]:
@@ -360,8 +375,14 @@ class CausalLM:
         needs: Needs,
         work: Callable[[list[int]], list[Generation]],
         known: Container[int] = (),
+        *,
+        read: bool = False,
     ) -> Iterator[dict[int, Generation]]:
-        """``work`` for the prompts that fit, batched by ``lengths``; first the others, which are empty."""
+        """``work`` for the prompts that fit, batched by ``lengths``; first the others, which are empty.
+
+        Args:
+            read: keys and values of the prompts are at hand.
+        """
         kept = [i for i, prompt in enumerate(fitting) if prompt.ids]
         nothing = np.zeros((2, 0), dtype=np.float32)
         skipped = {
@@ -372,7 +393,14 @@ class CausalLM:
         if skipped:
             yield skipped
         sizes, old = [lengths[i] for i in kept], {n for n, i in enumerate(kept) if i in known}
-        for made in self._batches.each(sizes, lambda chosen: work([kept[i] for i in chosen]), known=old):
+        batches = self._batches.each(
+            sizes,
+            lambda chosen: work([kept[i] for i in chosen]),
+            known=old,
+            price=IDLE if read else None,
+            read=read,
+        )
+        for made in batches:
             yield {kept[i]: generation for i, generation in made.items()}
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import random
-from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
+from itertools import chain, groupby
 
 from ...entities import Entity, Recognise
 from ...equivalence import normalise
@@ -23,7 +23,7 @@ class Cut:
     Attributes:
         article: the whole article, in natural text.
         entity: its span in the article's sentences joined by spaces.
-        before: the article up to the entity, without the space there.
+        before: the article up to the entity, without the space there, or the end of that.
         between: that space, or "" where the entity follows a bracket or a quote.
         sentence: index of the sentence it is in.
     """
@@ -82,6 +82,43 @@ def cut_article(
         between = text[len(before) : entity.start]
         cuts.append(Cut(article, entity, before, between, bisect_right(starts, entity.start) - 1))
     return cuts
+
+
+def shortened(cuts: Iterable[Cut], tokens: int, starts: Callable[[str], Sequence[int]]) -> Iterator[Cut]:
+    """The cuts with the last ``tokens`` tokens before each at most.
+
+    What is left of an article begins at every half of so many of its tokens, and there with a
+    sentence, or where none begins soon with a word: cuts that are near each other have one
+    beginning, so that the model reads what they share once. Where a cut's text begins is decided
+    by the article and the cut alone.
+
+    Args:
+        cuts: those of an article one after another.
+        starts: where in a text each of its tokens begins, ascending.
+    """
+    step = max(1, tokens // 2)
+    for article, group in groupby(cuts, key=lambda cut: cut.article):
+        of_article = list(group)
+        # A token is a byte at least.
+        if all(len(cut.before.encode()) <= tokens for cut in of_article):
+            yield from of_article
+            continue
+        text = " ".join(article.sentences)
+        found, sentences = starts(text), [start for start, _ in split_sentences(text)]
+        for cut in of_article:
+            beyond = bisect_left(found, len(cut.before)) - tokens
+            first = -(-beyond // step) * step
+            if beyond <= 0:
+                yield cut
+                continue
+            begin, latest = found[first], found[first + step // 2]
+            place = bisect_left(sentences, begin)
+            if place < len(sentences) and sentences[place] <= latest:
+                begin = sentences[place]
+            else:
+                word = text.find(" ", begin, latest)
+                begin = begin if word < 0 else word
+            yield replace(cut, before=cut.before[begin:].lstrip())
 
 
 def natural(article: Article) -> Article:
