@@ -14,6 +14,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate, groupby
 from typing import Any
 
@@ -324,6 +325,10 @@ def read_nested(
     Yields:
         By the index of a prompt what it begins with.
     """
+
+    def compute(heads: Sequence[Sequence[int]], chosen: Sequence[int]) -> list[CachedPrefix]:
+        return CachedPrefix.compute(decoder, [heads[i] for i in chosen])
+
     parts: dict[int, list[int]] = {}
     for index, own in enumerate(whole):
         parts.setdefault(own, []).append(index)
@@ -337,7 +342,7 @@ def read_nested(
         heads = [prompts[i][:-1] for i in group]
         read = batches.each(
             [len(head) for head in heads],
-            lambda chosen, heads=heads: CachedPrefix.compute(decoder, [heads[i] for i in chosen]),
+            partial(compute, heads),
             price=_LEAST,
         )
         computed = {group[place]: one for made in read for place, one in made.items()}
