@@ -318,12 +318,19 @@ def test_vectors_of_ones_own_articles(tmp_path):
     assert not list(tmp_path.glob("*none*"))
 
 
-def test_a_word_without_a_vector_is_undecided_and_named(tmp_path):
-    matcher = EntityMatcher(stages=("vectors",), vectors=vector_file(tmp_path / "v.txt"))
+@pytest.mark.parametrize("unknown", ["different", "undecided"])
+def test_a_word_without_a_vector_is_named_and_decides_as_it_is_told_to(tmp_path, unknown):
+    path = vector_file(tmp_path / "v.txt")
+    matcher = EntityMatcher(stages=("vectors",), vectors=path, unknown=unknown)
     for generated in ("Zorblatt", "red Zorblatt"):
         match = matcher.match("red car", generated)
-        assert (match.verdict, match.stage) == ("undecided", "vectors")
+        assert (match.verdict, match.stage) == (unknown, "vectors")
         assert "zorblatt" in match.evidence
+    # The same words in another order are no such case.
+    assert matcher.match("red car", "car red").verdict == "undecided"
+    assert EntityMatcher(vectors=path).unknown == "different"
+    with pytest.raises(UserError, match="unknown=equivalent"):
+        EntityMatcher(unknown="equivalent")
 
 
 def test_pickled_and_broken_vector_files_are_refused(tmp_path):

@@ -100,6 +100,7 @@ class Matcher:
     vectors: str
     same_cosine: Annotated[float, Field(ge=-1, le=1)]
     different_cosine: Annotated[float, Field(ge=-1, le=1)]
+    unknown: Verdict
     unit_tolerance: NotNegative
 
 

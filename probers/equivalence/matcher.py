@@ -16,6 +16,12 @@ from .wordnet import HOW_TO_GET, find_wordnet, has_wordnet, same_in_wordnet, say
 
 Verdict = Literal["equivalent", "different", "undecided"]
 
+#: Verdicts that must not be "equivalent", and why.
+_NEVER_SAME = {
+    "related": "a city is not its country",
+    "whole": "a city is not its country",
+    "unknown": "what nothing is known of is not the same",
+}
 STAGES = ("date", "number", "string", "alias", "acronym", "name", "wordnet", "vectors")
 
 
@@ -52,8 +58,9 @@ class EntityMatcher:
             none; the stage is then absent, and with "auto" says so once.
         vectors: file in the word2vec format (text, or ``.bin``), or "" for none.
         same_cosine: at least this cosine is equivalent.
-        different_cosine: at most this cosine is different; between the two, and
-            with a word that has no vector, it is undecided.
+        different_cosine: at most this cosine is different; between the two it is undecided.
+        unknown: verdict where a word has no vector, which the stages before have told from no
+            other; "equivalent" is not allowed.
         unit_tolerance: relative difference allowed when two units are converted.
     """
 
@@ -67,6 +74,7 @@ class EntityMatcher:
     vectors: str = ""
     same_cosine: float = 0.9
     different_cosine: float = 0.4
+    unknown: Verdict = "different"
     unit_tolerance: float = 0.01
     _folder: str | None = field(init=False, repr=False, compare=False, default=None)
 
@@ -81,12 +89,12 @@ class EntityMatcher:
         wrong = [s for s in self.stages if s not in STAGES]
         if wrong or len(set(self.stages)) < len(self.stages):
             raise UserError(f"stages={list(self.stages)}: name each of {', '.join(STAGES)} at most once")
-        for name in ("partial", "family", "related", "whole"):
+        for name in ("partial", "family", "related", "whole", "unknown"):
             if getattr(self, name) not in get_args(Verdict):
                 raise UserError(f"{name}={getattr(self, name)!r}: one of {', '.join(get_args(Verdict))}")
-        for name in ("related", "whole"):
+        for name, why in _NEVER_SAME.items():
             if getattr(self, name) == "equivalent":
-                raise UserError(f"{name}=equivalent: a city is not its country; use different or undecided")
+                raise UserError(f"{name}=equivalent: {why}; use different or undecided")
         if not -1 <= self.different_cosine <= self.same_cosine <= 1:
             raise UserError(
                 f"different_cosine={self.different_cosine} and same_cosine={self.same_cosine}: "
@@ -186,7 +194,9 @@ class EntityMatcher:
             return None
         similarity = cosine(a, b, load_vectors(self.vectors))
         if similarity.value is None:
-            return Match("undecided", "vectors", f"no vector for {', '.join(similarity.unknown)}")
+            if not similarity.unknown:
+                return Match("undecided", "vectors", f"no words of {a} / {b} to compare")
+            return Match(self.unknown, "vectors", f"no vector for {', '.join(similarity.unknown)}")
         verdict: Verdict = "undecided"
         if similarity.value >= self.same_cosine:
             verdict = "equivalent"

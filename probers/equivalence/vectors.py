@@ -19,7 +19,7 @@ from .names import normalise
 
 @dataclass(frozen=True, slots=True)
 class Cosine:
-    """Similarity in [-1, 1], or None with the words that have no vector."""
+    """Similarity in [-1, 1], or None, with the words that have no vector where that is why."""
 
     value: float | None
     unknown: tuple[str, ...] = ()
@@ -30,13 +30,13 @@ def cosine(a: str, b: str, vectors: Any) -> Cosine:
 
     Shared words say nothing about whether the rest means the same, and averaging them in would
     make "Nobel Prize in Physics" and "Nobel Prize in Chemistry" all but one. A word without
-    a vector leaves the cosine undecided: the mean of the others would be the similarity of
-    two other names.
+    a vector leaves no cosine: the mean of the others would be the similarity of two other
+    names. Nor has a pair one of which has no word that the other lacks.
     """
     written = [_words(a), _words(b)]
     shared = written[0].keys() & written[1].keys()
     means, unknown = [], []
-    for mention, words in zip((a, b), written, strict=True):
+    for words in written:
         found = []
         for word, forms in words.items():
             if word in shared:
@@ -46,14 +46,12 @@ def cosine(a: str, b: str, vectors: Any) -> Cosine:
                 unknown.append(word)
             else:
                 found.append(vectors.get_vector(key))
-        if not found:
-            unknown = unknown or [mention]
-        else:
+        if found:
             means.append(np.mean(found, axis=0, dtype=np.float64))
-    if unknown:
+    if unknown or len(means) < 2:  # one of them may have no word that the other has not
         return Cosine(None, tuple(dict.fromkeys(unknown)))
     size = float(np.linalg.norm(means[0]) * np.linalg.norm(means[1]))
-    return Cosine(float(np.dot(means[0], means[1])) / size) if size else Cosine(None, (a, b))
+    return Cosine(float(np.dot(means[0], means[1])) / size) if size else Cosine(None, ())
 
 
 def _words(mention: str) -> dict[str, tuple[str, ...]]:
