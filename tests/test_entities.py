@@ -297,7 +297,7 @@ def test_fine_types_are_a_choice():
     ("name", "kind"),
     [
         ("Isle of Norwald", "place"), ("United States of America", "place"), ("Gulf of Ostland", "place"),
-        ("Duke of Norway", "name"), ("President of the United States", "name"), ("Fall of Lake Odrin", "name"),
+        ("Duke of Norway", "name"), ("President of the United States", "name"), ("Fall of Lake Odd", "name"),
         ("Lake of the Woods", "place"), ("River Tarn", "place"), ("University of Norway", "organisation"),
     ],
 )  # fmt: skip
