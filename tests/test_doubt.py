@@ -48,6 +48,16 @@ def verdict(sentence, gold, continuation):
         ("It is their third album of all.", "third", " third albums", ("equivalent", "number")),
         ("It is their third album of all.", "third", " third of", ("equivalent", "number")),
         ("It is 34 km away from it.", "34 km", " 34 km to", ("equivalent", "number")),
+        ("More than 30,000 were made.", "30,000", " 100 years ago", ("undecided", "counted")),
+        ("It has 50 rooms today.", "50", " 70 doors and", ("undecided", "counted")),
+        ("It has 50 rooms today.", "50", " 70 rooms and", ("different", "number")),
+        ("It has 50 rooms today.", "50", " 70, and", ("different", "number")),
+        ("It is 34 km away from it.", "34 km", " 34,000 feet to", ("different", "number")),
+        # One word before a noun says of what kind a thing is, and only against such a word anything false.
+        ("It was published by Lindmo in 1985.", "Lindmo", " the Finnish company", ("undecided", "modifier")),
+        ("It was published by Lindmo in 1985.", "Lindmo", " Ostrem in", ("different", "string")),
+        ("It was published by Lindmo in 1985.", "Lindmo", " Acme Games company", ("different", "string")),
+        ("She is a Swedish writer now.", "Swedish", " Finnish writer", ("different", "string")),
         ("He left her in 1930 for good.", "1930", " 1930 because", ("equivalent", "date")),
         # After "In" a sentence is open; after a word with content it is not.
         ("In 2014, he won it.", "2014", " 2012, he", ("undecided", "opening")),

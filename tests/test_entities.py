@@ -293,6 +293,18 @@ def test_fine_types_are_a_choice():
     assert [e.type for e in find_entities(text, fine=True)] == ["work", "organisation", "place"]
 
 
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("Isle of Norwald", "place"), ("United States of America", "place"), ("Gulf of Ostland", "place"),
+        ("Duke of Norway", "name"), ("President of the United States", "name"), ("Fall of Lake Odd", "name"),
+        ("Lake of the Woods", "place"), ("River Tarn", "place"), ("University of Norway", "organisation"),
+    ],
+)  # fmt: skip
+def test_what_is_named_after_a_place_is_no_place(name, kind):
+    assert [(e.text, e.type) for e in find_entities(f"Here is the {name}.", fine=True)] == [(name, kind)]
+
+
 _PIECES = st.sampled_from(
     ["The", "Kim", "of", "and", "12", "km", "May", "1999", '"', "'", ".", ",", "the", "St.", "I's", ":", "-"]
 )

@@ -7,7 +7,7 @@ import re
 from probers.data.articles.cuts import Cut
 from probers.entities import Entity, Recognise, same_kind
 from probers.equivalence import EntityMatcher, Match
-from probers.equivalence.numbers import read_number
+from probers.equivalence.numbers import read_number, same_unit
 from probers.text import is_stop_word, split_sentences
 
 #: Words that say nothing yet when a sentence begins with them.
@@ -31,7 +31,9 @@ def doubt(
     for "Great Depression"). Stage "opening": nothing but a preposition and the like stands before it in
     its sentence, so that the model is free to say something else ("In | 2014, he ..."). Stage "order":
     the article has it later in the same sentence ("born in | Dublin" for "Ballinteer, Dublin").
-    Stage "counted": the same number of something else ("first | album" for "first wife").
+    Stage "modifier": one word before a noun in place of a name that stands for itself ("by a | Finnish
+    company" for "Acme"). Stage "counted": a number of something else, be it the same ("third | album"
+    for "third wife") or another ("over | 100 years" for "30,000").
 
     Args:
         cut: where the article was cut.
@@ -42,16 +44,24 @@ def doubt(
         matcher: compares them with ``written``.
     """
     article = " ".join(cut.article.sentences)
-    if match.verdict == "equivalent" and match.stage == "number":
-        numbers = read_number(cut.entity.text), read_number(written.text)
-        if not all(number and number.unit for number in numbers):
-            things = [_counted(cut.entity, article), _counted(written, text)]
-            if all(things) and things[0] != things[1]:
-                return Match("undecided", "counted", " / ".join(things))
+    if match.stage == "number" and cut.entity.type == written.type == "number":
+        units = [
+            number.unit if number else "" for number in map(read_number, (cut.entity.text, written.text))
+        ]
+        counted = [
+            unit or _noun(*at)
+            for unit, at in zip(units, ((article, cut.entity.end), (text, written.end)), strict=True)
+        ]
+        known = all(counted) or (match.verdict == "different" and any(units))
+        if match.verdict != "undecided" and known and not same_unit(*counted):
+            return Match("undecided", "counted", " / ".join(counted))
     if match.verdict != "different":
         return match
     if match.stage != "date" and not same_kind(cut.entity.type, written.type):
         return Match("undecided", "type", f"{cut.entity.type} / {written.type}")
+    modifies = "" if " " in written.text else _noun(text, written.end)
+    if same_kind(written.type, "name") and modifies and not _noun(article, cut.entity.end):
+        return Match("undecided", "modifier", f"{written.text} {modifies}")
     start, end = split_sentences(article)[cut.sentence]
     opening = article[start : cut.entity.start].split()
     if _OPENING.issuperset(word.lower() for word in opening) or _AS_OF.search(cut.before):
@@ -64,10 +74,7 @@ def doubt(
     return match
 
 
-def _counted(entity: Entity, text: str) -> str:
-    """The unit of a number in the singular, else the word behind it, "" where none with content is."""
-    number = read_number(entity.text)
-    if number is None or number.unit:
-        return number.unit.removesuffix("s") if number else ""
-    found = _NOUN.match(text, entity.end)
-    return found.group(1).removesuffix("s") if found and not is_stop_word(found.group(1)) else ""
+def _noun(text: str, end: int) -> str:
+    """The lower-case word with content behind what ends at ``end``, or ""."""
+    found = _NOUN.match(text, end)
+    return found.group(1) if found and not is_stop_word(found.group(1)) else ""

@@ -99,7 +99,8 @@ def kind_of(text: str, span: Span) -> EntityType:
         return "work"
     if _ORGANISATION.search(name):
         return "organisation"
-    if _PLACE.search(name) or _FIRST_PLACE.match(name):
+    head = name.partition(" of ")[0]  # "President of the United States" is none
+    if _PLACE.search(head) or _FIRST_PLACE.match(name):
         return "place"
     return "name"
 

@@ -163,6 +163,12 @@ def compare_numbers(a: Number, b: Number, *, tolerance: float = 0.01) -> Relatio
     return "partial" if bare else "equivalent"  # "first" / "first battle" is a part, "580" / "580 km" is not
 
 
+def same_unit(a: str, b: str) -> bool:
+    """Whether two units, or the nouns for what is counted, are of one quantity; "" is of none but itself."""
+    x, y = _measure(a), _measure(b)
+    return x[0] == y[0] if x and y else _singular(a) == _singular(b)
+
+
 def read_number(mention: str) -> Number | None:
     """The number a mention begins with and its unit, or None when it begins with none."""
     if len(mention) > LONGEST_VALUE:

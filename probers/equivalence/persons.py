@@ -215,7 +215,8 @@ def _full(x: tuple[str, ...], y: tuple[str, ...]) -> PartRelation | None:
     if x[-1] != y[-1] or x[-1].isdigit() or x[-1] in GENERIC or "of" in x + y or "and" in x + y:
         return None
     if not same_given(x[0], y[0]):
-        return "different"
+        short, long = sorted((x, y), key=len)
+        return None if long[-len(short) :] == short else "different"  # "British Royal Family"
     middle_x, middle_y = x[1:-1], y[1:-1]
     if middle_x and middle_y:
         agree = len(middle_x) == len(middle_y) and all(map(same_given, middle_x, middle_y))
