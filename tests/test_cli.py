@@ -4,6 +4,7 @@ import io
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -314,6 +315,15 @@ class Dying:
         raise KeyboardInterrupt
 
 
+@pytest.fixture
+def interruptible():
+    """Ctrl-C is heard, also where a shell has started the tests beside itself and has them ignore it."""
+    earlier = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, earlier)
+
+
+@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("bar", ["", "\r 50%", " 50%\n"])
 def test_an_interrupt_in_a_destructor_is_heard(monkeypatch, capsys, bar):
     def work(command, arguments):
