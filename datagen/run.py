@@ -52,6 +52,8 @@ OWN, AUTO = "own", "auto"
 def features_to_read(cfg: DictConfig, depth: int) -> list[Feature]:
     """A feature for each pool and site asked for; MIND's vector, which has no site, once.
 
+    What is one vector of all layers leaves ``layers`` to the others.
+
     Raises:
         UserError: as :func:`layers_to_read`.
     """
@@ -62,7 +64,9 @@ def features_to_read(cfg: DictConfig, depth: int) -> list[Feature]:
         if pool == "mind" and len(pools) * len(sites) > 1:
             if site != "resid_post" and "resid_post" in sites:
                 continue
-            layers = "all"  # those asked for are of the others
+            layers = "all"
+        if site == "lookback" and len(sites) > 1:
+            layers = "all"
         read = layers_to_read(plain_value(layers), depth, site=site, pool=pool)
         found.append(Feature(read, site, pool))
     return found
@@ -98,14 +102,15 @@ def layers_to_read(
 
     "stride" is every second layer after the first third of the depth (Probing-RAG's
     choice), with the embedding output as the control. Sites inside a block have no layer 0.
-    The one vector of pool "mind" belongs to the last layer.
+    The one vector of pool "mind" or site "lookback" belongs to the last layer.
 
     Raises:
         UserError: a layer the model does not have; says how many there are.
     """
-    if pool == "mind":
+    joint = "pool=mind" if pool == "mind" else "site=lookback" if site == "lookback" else ""
+    if joint:
         if value != "all":
-            raise UserError(f"pool=mind makes one vector of all layers: leave layers=all, not {value}")
+            raise UserError(f"{joint} makes one vector of all layers: leave layers=all, not {value}")
         return (depth,)
     control = (0,) if site == "resid_post" else ()
     stride = (*control, *range(depth // 3 + 1, depth + 1, 2))
@@ -240,7 +245,7 @@ def run(cfg: DictConfig) -> Path:
     if not folder.begin():
         return folder.path
 
-    from probers.capture.hidden_states import check_needs
+    from probers.capture.hidden_states import check_needs, vector_width
     from probers.store.spec import FeatureSpec
     from probers.store.store import FeatureStore
 
@@ -256,7 +261,7 @@ def run(cfg: DictConfig) -> Path:
         FeatureSpec(
             lm.spec,
             feature.layers,
-            lm.width * (2 if feature.of_mind else 1),
+            vector_width(feature, lm.model),
             site=feature.site,
             pool=feature.pool,
             position=builder.position,

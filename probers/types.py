@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 Pool = Literal["mean", "last", "tokens", "predicting", "positions", "mind", "mind_tokens"]
-Site = Literal["resid_post", "resid_mid", "attn_out", "mlp_out"]
+Site = Literal["resid_post", "resid_mid", "attn_out", "mlp_out", "lookback"]
 StopReason = Literal["eos", "stop", "length", "skipped"]
 
 SITES: tuple[str, ...] = get_args(Site)
@@ -96,7 +96,9 @@ class Feature:
             before any final norm); none reads nothing.
         site: where in the block. "resid_post" is the stream after it, "resid_mid" the one
             between attention and MLP; "attn_out" and "mlp_out" are what those two add to
-            the stream. Only "resid_post" has a layer 0.
+            the stream. Only "resid_post" has a layer 0. "lookback" is no state but the lookback ratios
+            of all attention heads (:mod:`probers.capture.lookback`), one vector that belongs to no single
+            layer: ``layers`` must be (L,), the last.
         pool: over the generated tokens "mean" or "last"; "tokens" keeps every one,
             "predicting" for each the state before it, which predicted it (the first token's is the
             prompt's last), and "positions" both, which are the prompt's last and every token; "mind"
@@ -115,6 +117,11 @@ class Feature:
     def of_mind(self) -> bool:
         """Whether MIND's vector is asked for, pooled or in parts."""
         return self.pool in ("mind", "mind_tokens")
+
+    @property
+    def joint(self) -> bool:
+        """Whether it is one vector of all layers, which counts as the last one's."""
+        return self.of_mind or self.site == "lookback"
 
 
 @dataclass(frozen=True, slots=True)

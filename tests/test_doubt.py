@@ -59,6 +59,11 @@ def verdict(sentence, gold, continuation):
         ("It was published by Lindmo in 1985.", "Lindmo", " Acme Games company", ("different", "string")),
         ("She is a Swedish writer now.", "Swedish", " Finnish writer", ("different", "string")),
         ("He left her in 1930 for good.", "1930", " 1930 because", ("equivalent", "date")),
+        # A part of it lies in the region; another part, and what only sounds like it, does not.
+        ("It lies in North Somerset today.", "North Somerset", " Somerset, England", ("undecided", "region")),
+        ("It lies in Somerset today.", "Somerset", " North Somerset, England", ("different", "name")),
+        ("It lies in North Somerset today.", "North Somerset", " South Somerset,", ("different", "string")),
+        ("It lies in New York today.", "New York", " York, England", ("different", "name")),
         # After "In" a sentence is open; after a word with content it is not.
         ("In 2014, he won it.", "2014", " 2012, he", ("undecided", "opening")),
         ("On the 4 July he won it.", "4 July", " 5 July", ("undecided", "opening")),

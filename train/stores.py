@@ -92,7 +92,10 @@ def chosen(
         if not there and pool is None:
             found.append(store)  # by_site says in what it differs
             continue
-        wanted = [site for site in there if sites is None or site in sites]
+        # Vectors of one width alone are trained on together.
+        width = next((spec.width for spec in store.features if spec.pool == taken), 0)
+        alike = [spec.site for spec in store.features if spec.pool == taken and spec.width == width]
+        wanted = [site for site in there if (site in alike if sites is None else site in sites)]
         asked: Sequence[str | None] = wanted or sites or [None]
         found += [store.feature(pool=taken, site=site) for site in asked]
     for site in sites or ():

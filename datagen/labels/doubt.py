@@ -7,7 +7,9 @@ import re
 from probers.data.articles.cuts import Cut
 from probers.entities import Entity, Recognise, same_kind
 from probers.equivalence import EntityMatcher, Match
+from probers.equivalence.names import words
 from probers.equivalence.numbers import read_number, same_unit
+from probers.equivalence.persons import DIRECTIONS
 from probers.text import is_stop_word, split_sentences
 
 #: Words that say nothing yet when a sentence begins with them.
@@ -32,7 +34,8 @@ def doubt(
     its sentence, so that the model is free to say something else ("In | 2014, he ..."). Stage "order":
     the article has it later in the same sentence ("born in | Dublin" for "Ballinteer, Dublin").
     Stage "modifier": one word before a noun in place of a name that stands for itself ("by a | Finnish
-    company" for "Acme"). Stage "counted": a number of something else, be it the same ("third | album"
+    company" for "Acme"). Stage "region": the whole that the article names a part of by a direction
+    ("in | Somerset" for "North Somerset"). Stage "counted": a number of something else, be it the same ("third | album"
     for "third wife") or another ("over | 100 years" for "30,000").
 
     Args:
@@ -62,6 +65,9 @@ def doubt(
     modifies = "" if " " in written.text else _noun(text, written.end)
     if same_kind(written.type, "name") and modifies and not _noun(article, cut.entity.end):
         return Match("undecided", "modifier", f"{written.text} {modifies}")
+    part, whole = words(cut.entity.text), words(written.text)
+    if whole == part[1:] and part[0] in DIRECTIONS - {"new"}:
+        return Match("undecided", "region", f"{written.text} / {cut.entity.text}")
     start, end = split_sentences(article)[cut.sentence]
     opening = article[start : cut.entity.start].split()
     if _OPENING.issuperset(word.lower() for word in opening) or _AS_OF.search(cut.before):

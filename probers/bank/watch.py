@@ -37,6 +37,7 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from ..capture.blocks import decoder_layers
 from ..capture.hidden_states import StateTap, broken_state, check_needs
+from ..capture.lookback import LookbackTap
 from ..capture.pooling import StreamingPool, all_finite, as_stored, token_vectors
 from ..engine.forward import Decoder
 from ..engine.loading import fingerprint
@@ -167,6 +168,18 @@ class WatchedBatch:
         keys = _first_keys(cache)
         self._keys = None if keys is None else weakref.ref(keys)
         self._mask, self._positions = given.get("attention_mask"), given.get("position_ids")
+
+    def lengths(self, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+        """(rows,) tokens of the prompts without padding, and tokens forwarded after them.
+
+        Args:
+            mask: (rows, columns) that the newest pass was given, or one of another form.
+        """
+        written = len(self.tokens) + self.begun if self.predicting else len(self.tokens) + 1
+        prompts = torch.full((self.rows,), self._length)
+        if mask is not None and mask.dim() == 2:
+            prompts = mask[:, : self._length].sum(dim=1)
+        return prompts, torch.full_like(prompts, written)
 
     def counted(self, tokens: Tensor) -> Tensor:
         """(rows,) whether ``tokens`` (rows,) would be part of the rows' texts."""
@@ -307,7 +320,8 @@ class GenerationWatcher(ExitStack):
         self._per, self._keep_cache = per, keep_cache
         self._special = _ids(model, tokenizer, "eos_token_id"), _ids(model, tokenizer, "pad_token_id")
         self._names = list(inspect.signature(model.forward).parameters)
-        self._tap = StateTap(model, bank.spec.needs)
+        needs = bank.spec.needs
+        self._tap = LookbackTap(model) if needs.site == "lookback" else StateTap(model, needs)
 
     def __enter__(self) -> Self:
         self.enter_context(self._tap)
@@ -324,7 +338,7 @@ class GenerationWatcher(ExitStack):
 
     def _before(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Decide whether this pass holds a prompt, a generated token of each row, or something else."""
-        self._tap.read(None)
+        self._read(False)
         self.cache = None
         given = self._given(args, kwargs)
         ids, cache = given.get("input_ids"), given.get("past_key_values")
@@ -341,15 +355,33 @@ class GenerationWatcher(ExitStack):
             elif getattr(cache, "layers", None) and getattr(cache, "is_compileable", False):
                 self.batch.refuse(_STATIC)
             elif self.batch.predicting:
-                self._tap.read(lambda states: states[:, -1].detach())
+                self._read(True)
         elif self.batch.problem is None:
             if ids is not None and self.batch.expects(rows, length, past, cache):
-                self._tap.read(lambda states: states[:, -1].detach())
+                self._read(True)
             else:
                 self.batch.refuse(_UNREADABLE)
 
+    def _read(self, wanted: bool) -> None:
+        """Read the last position of the next pass, or nothing of it."""
+        if isinstance(self._tap, LookbackTap):
+            self._tap.read(int(wanted))
+        else:
+            self._tap.read((lambda states: states[:, -1].detach()) if wanted else None)
+
+    def _taken(self, batch: WatchedBatch | None, given: dict[str, Any]) -> Tensor | None:
+        """What was read, (rows, layers, d)."""
+        if isinstance(self._tap, StateTap):
+            return self._tap.take()
+        if batch is None:
+            return None
+        prompts, written = batch.lengths(given.get("attention_mask"))
+        ratios = self._tap.take(prompts, written)
+        return None if ratios is None else ratios[:, -1].detach()
+
     def _after(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        states, batch, given = self._tap.take(), self.batch, self._given(args, kwargs)
+        batch, given = self.batch, self._given(args, kwargs)
+        states = self._taken(batch, given)
         if batch is None or batch.problem is not None:
             return
         cache = getattr(output, "past_key_values", given.get("past_key_values"))

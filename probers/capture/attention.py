@@ -114,13 +114,18 @@ class AttentionTap(ExitStack):
             self.callback(attention.register_forward_hook(self._take_weights).remove)
             return self
         for module in self._modules:
+            if module in _ARMED:  # another tap reads the same block
+                self.implementation = _ARMED[module][0].implementation
+                _ARMED[module].append(self)
+                self.callback(_ARMED[module].remove, self)
+                continue
             config: Any = module.config
             self.implementation = _implementation(module)
             self.callback(setattr, module, "config", config)
             tapped = copy.copy(config)
             tapped._attn_implementation = _TAP
             module.config = tapped
-            _ARMED[module] = self
+            _ARMED[module] = [self]
             self.callback(_ARMED.pop, module, None)
         return self
 
@@ -184,7 +189,8 @@ class AttentionTap(ExitStack):
         return read
 
 
-_ARMED: WeakKeyDictionary[nn.Module, AttentionTap] = WeakKeyDictionary()
+#: The taps of a block's modules, the first of which was there first and leaves last.
+_ARMED: WeakKeyDictionary[nn.Module, list[AttentionTap]] = WeakKeyDictionary()
 
 
 def _attention_module(block: nn.Module) -> nn.Module | None:
@@ -248,11 +254,12 @@ def _tapped_attention(
     **options: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """The attention function registered under the tap's name."""
-    tap = _ARMED[module]
-    tap.record(query, key, attention_mask, scaling, options)
+    taps = _ARMED[module]
+    for tap in taps:
+        tap.record(query, key, attention_mask, scaling, options)
     # Families define their own eager function; it is in the file of the attention class.
     eager: Any = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
-    attend = ALL_ATTENTION_FUNCTIONS.get_interface(tap.implementation, eager)
+    attend = ALL_ATTENTION_FUNCTIONS.get_interface(taps[0].implementation, eager)
     return attend(module, query, key, value, attention_mask, scaling=scaling, **options)
 
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from ..types import POOLS, SITES, Feature, Needs, RunError, UserError
 from .blocks import block_parts, decoder_layers, decoder_of, first_tensor, given_tensor
+from .lookback import lookback_width
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -28,6 +29,14 @@ def check_needs(needs: Needs, model: nn.Module) -> None:
         raise UserError("attention_layer=0 is the embedding output, which attends to nothing: use 1 or more")
     for feature in needs.features:
         _check_feature(feature, model, layers)
+
+
+def vector_width(feature: Feature, model: Any) -> int:
+    """Numbers in a vector of ``feature``, read from ``model``."""
+    if feature.site == "lookback":
+        return lookback_width(model)
+    width = int(model.config.get_text_config().hidden_size)
+    return 2 * width if feature.of_mind else width
 
 
 def _check_layers(asked: Sequence[int], layers: int) -> None:
@@ -53,7 +62,14 @@ def _check_feature(feature: Feature, model: nn.Module, layers: int) -> None:
             f"pool={pool} reads all layers at site=resid_post and belongs to the last one: ask for "
             f"layers=({layers},), not {feature.layers} at {site}"
         )
-    if site == "resid_post":
+    if site == "lookback":
+        lookback_width(model)
+        if feature.layers != (layers,):
+            raise UserError(
+                f"site=lookback reads the heads of all layers and belongs to the last one: ask for "
+                f"layers=({layers},), not {feature.layers}"
+            )
+    if site in ("resid_post", "lookback"):
         return
     if 0 in feature.layers:
         raise UserError(f"site={site} has no layer 0: the embedding output belongs to no block")
@@ -71,6 +87,8 @@ def broken_state(feature: Feature, index: int, where: str) -> RunError:
     layer = f"layer {layers[index]}"
     if feature.of_mind and index == len(layers) - 1:
         layer = "the final norm"
+    if feature.site == "lookback":
+        layer = "attention (lookback)"
     return RunError(f"the state of {layer} is NaN or infinite at {where}; try dtype=float32 or bfloat16")
 
 

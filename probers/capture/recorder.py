@@ -7,7 +7,7 @@ rows which finish can leave the batch without anything here being moved.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ from torch import Tensor
 from ..types import AttentionRows, Feature, Needs
 from .attention import AttentionTap
 from .hidden_states import StateTap
+from .lookback import LookbackTap
 from .pooling import BEFORE, PER_TOKEN, StreamingPool, all_finite, token_vectors
 
 if TYPE_CHECKING:
@@ -61,21 +62,23 @@ class FeatureRecorder(ExitStack):
     """One feature of a batch's texts: its tap, and what was read, checked and pooled.
 
     Args:
-        rows: texts in the batch.
-        limit: most tokens of a text.
+        prompts, limit: as of :class:`CaptureSession`.
     """
 
-    def __init__(self, model: Any, feature: Feature, rows: int, limit: int) -> None:
+    def __init__(self, model: Any, feature: Feature, prompts: Sequence[int], limit: int) -> None:
         super().__init__()
+        rows = len(prompts)
         self._pool, self._rows, self._limit = feature.pool, rows, limit
         self._device: torch.device = model.device
-        self._tap = StateTap(model, feature)
+        self._prompts = torch.tensor(prompts, device=self._device)
+        self._tap = LookbackTap(model) if feature.site == "lookback" else StateTap(model, feature)
         # Of "positions" the first is that before the first token: there is one more than tokens.
         self._more = int(feature.pool == "positions")
         self._waiting = _Waiting()
         self._pooled = StreamingPool(feature.pool, rows)
         self._tokens: list[list[Tensor]] = [[] for _ in range(rows)]
         self._finite: Tensor | None = None  # (rows, limit + 1, layers)
+        self._count = 0  # positions that are read
 
     def __enter__(self) -> Self:
         self.enter_context(self._tap)
@@ -85,11 +88,19 @@ class FeatureRecorder(ExitStack):
 
     def read_last(self, count: int) -> None:
         """As of :class:`CaptureSession`."""
-        self._tap.read(lambda states: states[:, -count:])
+        if isinstance(self._tap, LookbackTap):
+            self._tap.read(count)
+        else:
+            self._tap.read(lambda states: states[:, -count:])
+        self._count = count
 
     def take(self, index: int, rows: Tensor) -> None:
         """As of :class:`CaptureSession`."""
-        states = self._tap.take()  # (b, q, layers, d)
+        states: Tensor | None  # (b, q, layers, d)
+        if isinstance(self._tap, LookbackTap):
+            states = self._tap.take(self._prompts[rows], torch.full_like(rows, index + self._count))
+        else:
+            states = self._tap.take()
         if states is None:
             return
         # What was read at a token is kept for the one after it where that is what it predicts.
@@ -141,12 +152,12 @@ class AttentionRecorder(ExitStack):
 
     Args:
         layer: block, 1-based; None is the last.
-        rows, width, limit: as of :class:`CaptureSession`.
+        prompts, limit: as of :class:`CaptureSession`.
     """
 
-    def __init__(self, model: Any, layer: int | None, rows: int, width: int, limit: int) -> None:
+    def __init__(self, model: Any, layer: int | None, prompts: Sequence[int], limit: int) -> None:
         super().__init__()
-        self._rows, self._width, self._limit = rows, width, limit
+        self._prompts, self._rows, self._width, self._limit = prompts, len(prompts), max(prompts), limit
         self._device: torch.device = model.device
         self._tap = AttentionTap(model, layer)
         self._waiting = _Waiting()  # weights (b, heads, g) of a token on the last g tokens
@@ -190,11 +201,12 @@ class AttentionRecorder(ExitStack):
             best = self._column_max[rows, :, place]
             self._column_max[rows, :, place] = torch.maximum(best, columns)
 
-    def value(self, row: int, kept: int, prompt: int) -> AttentionRows | None:
-        """The kept part of ``row``'s attention, whose prompt has ``prompt`` tokens."""
+    def value(self, row: int, kept: int) -> AttentionRows | None:
+        """The kept part of ``row``'s attention."""
         if self._attention is None:
             return None
-        rows = np.array(self._attention[row, : kept + 1, self._width - prompt : self._width + kept].cpu())
+        first = self._width - self._prompts[row]
+        rows = np.array(self._attention[row, : kept + 1, first : self._width + kept].cpu())
         if self._column_max is None or not kept:
             return AttentionRows(rows, np.zeros(kept, dtype=np.float32))
         return AttentionRows(rows, self._column_max[row, :, :kept].mean(dim=0).cpu().numpy())
@@ -210,16 +222,15 @@ class CaptureSession(ExitStack):
         reads: whether anything is read but logits.
 
     Args:
-        rows: prompts in the batch.
-        width: prompt tokens per row, padding included.
+        prompts: tokens of each prompt of the batch, which are padded to the longest.
         limit: most tokens that may be generated for a row.
     """
 
-    def __init__(self, model: Any, needs: Needs, rows: int, width: int, limit: int) -> None:
+    def __init__(self, model: Any, needs: Needs, prompts: Sequence[int], limit: int) -> None:
         super().__init__()
-        self._features = [FeatureRecorder(model, feature, rows, limit) for feature in needs.features]
+        self._features = [FeatureRecorder(model, feature, prompts, limit) for feature in needs.features]
         self._attention = (
-            AttentionRecorder(model, needs.attention_layer, rows, width, limit) if needs.attention else None
+            AttentionRecorder(model, needs.attention_layer, prompts, limit) if needs.attention else None
         )
         read = [each for each, feature in zip(self._features, needs.features, strict=True) if feature.layers]
         attention = [] if self._attention is None else [self._attention]
@@ -273,6 +284,6 @@ class CaptureSession(ExitStack):
         """Of each feature the float32 states as :class:`probers.types.Generation` has them."""
         return [recorder.value(row, self._kept[row]) for recorder in self._features]
 
-    def attention(self, row: int, prompt: int) -> AttentionRows | None:
-        """The kept part of ``row``'s attention, whose prompt has ``prompt`` tokens."""
-        return None if self._attention is None else self._attention.value(row, self._kept[row], prompt)
+    def attention(self, row: int) -> AttentionRows | None:
+        """The kept part of ``row``'s attention."""
+        return None if self._attention is None else self._attention.value(row, self._kept[row])

@@ -30,7 +30,7 @@ from ..options import (
     shown,
     text_keys,
 )
-from ..types import UserError, first_line
+from ..types import Site, UserError, first_line
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -52,9 +52,8 @@ Resamples = Annotated[int, Field(ge=100)]
 _Each = TypeVar("_Each")
 Verdict = Literal["equivalent", "different", "undecided"]
 Split = Literal["train", "validation", "test"]
-#: Pools of stores, and sites.
+#: Pools of stores.
 ReadPool = Literal["mean", "last", "mind", "tokens", "predicting"]
-ReadSite = Literal["resid_post", "resid_mid", "attn_out", "mlp_out"]
 Several = Annotated[list[_Each], Field(min_length=1, description="a list of these")]
 #: A number for each split named; null is all there are.
 PerSplit = Annotated[
@@ -156,7 +155,7 @@ class Datagen(_Reading):
     limit: Count | PerSplit | None
     articles: Name
     layers: Literal["all", "stride"] | Natural | list[Natural]
-    site: ReadSite | Several[ReadSite]
+    site: Site | Several[Site]
     pool: ReadPool | Several[ReadPool]
     label: Name
     acc: Literal["tokens", "substring"]
@@ -228,7 +227,7 @@ class Train(Fitting, Assembling, _Run):
     suffix: Name | None
     split: Literal["store"] | tuple[Positive, Positive, Positive]
     pool: ReadPool | None
-    site: ReadSite | Several[ReadSite] | None
+    site: Site | Several[Site] | None
     train_on: list[str]
     test_on: list[str]
     sizes: list[Count]

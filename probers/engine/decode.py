@@ -284,10 +284,10 @@ def generate_batch(
     """
     rows = [Row(request, tokenizer, how.stops) for request in requests]
     limit = max(request.limit for request in requests)
-    width = max(len(request.prompt.ids) for request in requests)
     random = [np.random.default_rng(r.stream) for r in requests if r.stream is not None]
     scores = torch.zeros(4 if how.needs.top else 2, len(rows), limit, device=decoder.device)
-    with CaptureSession(decoder.model, how.needs, len(rows), width, limit) as capture:
+    lengths = [len(request.prompt.ids) for request in requests]
+    with CaptureSession(decoder.model, how.needs, lengths, limit) as capture:
         batch = Batch(decoder, requests, use_cache=how.use_cache)
         capture.take(-1, batch.rows)
         can_guess = how.draft > 0 and how.sampling is None and batch.can_drop
@@ -342,7 +342,7 @@ def generate_batch(
         row.prompt.continued(
             tokenizer, row.ids[: row.kept], recorded[:, number, : row.kept], stop=row.stop or "length",
             needs=how.needs, states=capture.states(number),
-            attention=capture.attention(number, len(row.prompt.ids)),
+            attention=capture.attention(number),
         )
         for number, row in enumerate(rows)
     ]  # fmt: skip

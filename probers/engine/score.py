@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ..capture.attention import AttentionTap
 from ..capture.hidden_states import StateTap, broken_state
+from ..capture.lookback import LookbackTap
 from ..capture.pooling import WholePool
 from ..types import AttentionRows, Feature, Generation, Needs
 from .forward import Decoder, broken_logits, token_scores
@@ -53,18 +54,25 @@ def score_batch(
         columns, positions = ids[:, start:], positions[:, start:]
     count = torch.tensor(lengths, device=decoder.device)
     scored = torch.arange(longest, 0, -1, device=decoder.device) <= count[:, None]  # (batch, longest)
+    prompted = torch.tensor([len(p.ids) for p in prompts], device=decoder.device)
     features = [
-        (StateTap(decoder.model, feature), WholePool(feature.pool, scored)) for feature in needs.features
-    ]
+        (LookbackTap(decoder.model) if feature.site == "lookback" else StateTap(decoder.model, feature),
+         WholePool(feature.pool, scored))
+        for feature in needs.features
+    ]  # fmt: skip
     with ExitStack() as taps:
         for tap, pool in features:
-            taps.enter_context(tap).read(pool.layer)
+            taps.enter_context(tap)
+            if isinstance(tap, LookbackTap):
+                tap.read(longest + 1)
+            else:
+                tap.read(pool.layer)
         attention = None
         if needs.attention:
             attention = taps.enter_context(AttentionTap(decoder.model, needs.attention_layer))
             attention.read(longest + 1)
         logits = decoder(columns, mask, positions, keep=longest + 1, cache=cache)
-        layers = [tap.take() for tap, _ in features]
+        layers = [_taken(tap, pool, prompted, count) for tap, pool in features]
         attended = attention.take() if attention is not None else None
     for feature, (_, pool) in zip(needs.features, features, strict=True):
         _refuse_broken(prompts, feature, pool)
@@ -99,6 +107,14 @@ def attend_alone(decoder: Decoder, sequences: Sequence[Sequence[int]]) -> list[A
         attended = tap.take()
     lengths = [len(sequence) for sequence in sequences]
     return [_rows(attended.weights(row)[0, :, -n:], 0, n) for row, n in enumerate(lengths)]
+
+
+def _taken(tap: StateTap | LookbackTap, pool: WholePool, prompts: Tensor, written: Tensor) -> Tensor | None:
+    """What the pool keeps of each layer, (batch, .., layers, d), or None where nothing was read."""
+    if isinstance(tap, StateTap):
+        return tap.take()
+    ratios = tap.take(prompts, written)
+    return None if ratios is None else pool.layer(ratios[:, :, 0])[..., None, :]
 
 
 def _rows(weights: Tensor, prompt: int, length: int) -> AttentionRows:

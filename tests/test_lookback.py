@@ -1,0 +1,131 @@
+"""Lookback ratios against transformers' own attention, however a text is read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from test_capture import NO_SDPA
+from test_families import make
+from test_watch import batch, hooks, plain
+from tiny import FAMILIES, PROMPTS, tiny_lm
+
+from datagen.run import layers_to_read
+from probers.bank.bank import ProbeBank
+from probers.bank.calibration import Temperature
+from probers.engine.model import CausalLM
+from probers.heads import ProbingRagHead
+from probers.store.spec import FeatureSpec
+from probers.types import Feature, Generation, Needs, UserError
+
+CLOSE: dict[str, Any] = {"rtol": 0, "atol": 1e-4}
+LAYER = (3,)  # of the tiny models, the last
+
+
+def by_definition(lm: CausalLM, generation: Generation) -> np.ndarray:
+    """(n + 1, layers * heads) of the prompt's last token and of each token, from the weights, one by one."""
+    ids = torch.tensor([generation.prompt_ids + generation.token_ids])
+    with torch.no_grad():
+        weights = lm.model(ids, attention_mask=torch.ones_like(ids), output_attentions=True).attentions
+    prompt, total = len(generation.prompt_ids), ids.shape[1]
+    found = np.zeros((total - prompt + 1, 0))
+    for layer in weights:
+        for head in layer[0].view(-1, total, total).double().numpy():
+            ratios = []
+            for place in range(prompt - 1, total):
+                context, new = head[place, : prompt - 1].mean(), head[place, prompt - 1 : place + 1].mean()
+                ratios.append(context / (context + new))
+            found = np.column_stack([found, ratios])
+    return found
+
+
+@pytest.mark.parametrize("way", ["written", "read"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_ratios_are_by_their_definition(family, way):
+    needs = Needs(LAYER, "lookback", "positions", attention=True)
+    lm = tiny_lm(family, attn="eager" if (family, "sdpa") in NO_SDPA else None)
+    found = lm.generate(PROMPTS, max_new_tokens=9, needs=needs)
+    if way == "read":
+        found = lm.score(PROMPTS, [g.token_ids for g in found], needs=needs)
+    slow = tiny_lm(family, attn="eager")
+    for one in found:
+        expected = by_definition(slow, one)
+        assert one.states.shape == (len(one.token_ids) + 1, 1, expected.shape[1])
+        np.testing.assert_allclose(one.states[:, 0], expected, **CLOSE)
+        assert np.ptp(expected) > 0.1  # heads and places differ
+        assert one.attention is not None
+    alone = lm.generate(PROMPTS, max_new_tokens=9, needs=Needs(attention=True))
+    for one, other in zip(found, alone, strict=True):  # another tap on the last layer changes nothing
+        np.testing.assert_allclose(one.attention.rows, other.attention.rows, **CLOSE)
+
+
+@pytest.mark.parametrize("name", ["GptOss", "Cohere2", "GPTNeo", "Bloom"])
+def test_windows_sinks_and_weights_that_modules_return(name):
+    lm = make(name, "eager")
+    needs = Needs(LAYER, "lookback", "positions")
+    for one in lm.generate([PROMPTS[0] * 3, PROMPTS[1]], max_new_tokens=10, needs=needs):
+        np.testing.assert_allclose(one.states[:, 0], by_definition(lm, one), **CLOSE)
+
+
+@pytest.mark.parametrize("pool", ["mean", "last", "tokens", "predicting"])
+def test_pools_and_other_features_beside_it(pool):
+    lm = tiny_lm()
+    both = Needs((1, 2), pool=pool, more=(Feature(LAYER, "lookback", pool),))
+    every = Needs(LAYER, "lookback", "positions")
+    made = lm.generate(PROMPTS, max_new_tokens=8, needs=both)
+    whole = lm.generate(PROMPTS, max_new_tokens=8, needs=every)
+    again = lm.score(PROMPTS, [g.token_ids for g in made], needs=both)
+    for one, other, positions in zip(made, again, whole, strict=True):
+        expected = {
+            "mean": positions.states[1:].mean(axis=0), "last": positions.states[-1],
+            "tokens": positions.states[1:], "predicting": positions.states[:-1],
+        }[pool]  # fmt: skip
+        np.testing.assert_allclose(one.more[0], expected, **CLOSE)
+        np.testing.assert_allclose(other.more[0], expected, **CLOSE)
+        assert one.states.shape[-1] == lm.width != one.more[0].shape[-1]
+
+
+def test_drafted_tokens_and_prefixes_change_nothing():
+    lm = tiny_lm()
+    needs = Needs(LAYER, "lookback", "positions")
+    prompt = PROMPTS[0] + " and again " + PROMPTS[0]
+    (one,) = lm.generate([prompt], max_new_tokens=20, needs=needs)
+    (drafted,) = lm.generate([prompt], max_new_tokens=20, needs=needs, draft=4)
+    (shared,) = lm.generate([prompt], max_new_tokens=20, needs=needs, prefix=PROMPTS[0])
+    np.testing.assert_allclose(drafted.states, one.states, **CLOSE)
+    np.testing.assert_allclose(shared.states, one.states, **CLOSE)
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "falcon"])
+@pytest.mark.parametrize("pool", ["mean", "predicting"])
+def test_a_prober_of_ratios_follows_a_plain_generate(family, pool):
+    model, tokenizer = plain(family)
+    before = hooks(model)
+    lm = tiny_lm(family)
+    needs = Needs(LAYER, "lookback", pool)
+    (probe,) = lm.generate(PROMPTS[:1], max_new_tokens=1, needs=needs)
+    width = probe.states.shape[-1]
+    spec = FeatureSpec(lm.spec, LAYER, width, "lookback", pool, dtype="float32")
+    bank = ProbeBank(
+        spec, ProbingRagHead(["7/3"], width, hidden=16), threshold=0.1, calibration=Temperature(1.3)
+    )
+    with bank.watch(model) as scores:
+        sequences = model.generate(**batch(tokenizer), max_new_tokens=7, do_sample=False)
+        scores.finish(sequences)
+    made = lm.generate(PROMPTS, max_new_tokens=8, needs=Needs(LAYER, "lookback", "positions"))
+    for row, one in zip(scores.tokens, made, strict=True):
+        after = np.cumsum(one.states[1:8], axis=0) / np.arange(1, 8)[:, None, None]
+        states = after if pool == "mean" else one.states[: len(row)]
+        np.testing.assert_allclose(row, bank.score(states), **CLOSE)
+    assert hooks(model) == before
+
+
+def test_what_cannot_be_asked_is_refused():
+    lm = tiny_lm()
+    with pytest.raises(UserError, match=r"belongs to the last one: ask for layers=\(3,\), not \(1,\)"):
+        lm.generate(PROMPTS[:1], max_new_tokens=2, needs=Needs((1,), "lookback"))
+    assert layers_to_read("all", 30, site="lookback") == (30,)
+    with pytest.raises(UserError, match="site=lookback makes one vector of all layers"):
+        layers_to_read([1], 30, site="lookback")
