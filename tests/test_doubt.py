@@ -62,7 +62,7 @@ def verdict(sentence, gold, continuation):
         # A part of it lies in the region; another part, and what only sounds like it, does not.
         ("It lies in North Somerset today.", "North Somerset", " Somerset, England", ("undecided", "region")),
         ("It lies in Somerset today.", "Somerset", " North Somerset, England", ("different", "name")),
-        ("It lies in North Somerset today.", "North Somerset", " South Somerset,", ("different", "string")),
+        ("It lies in North Somerset today.", "North Somerset", " South Somerset,", ("different", "name")),
         ("It lies in New York today.", "New York", " York, England", ("different", "name")),
         # After "In" a sentence is open; after a word with content it is not.
         ("In 2014, he won it.", "2014", " 2012, he", ("undecided", "opening")),

@@ -35,8 +35,8 @@ def doubt(
     the article has it later in the same sentence ("born in | Dublin" for "Ballinteer, Dublin").
     Stage "modifier": one word before a noun in place of a name that stands for itself ("by a | Finnish
     company" for "Acme"). Stage "region": the whole that the article names a part of by a direction
-    ("in | Somerset" for "North Somerset"). Stage "counted": a number of something else, be it the same ("third | album"
-    for "third wife") or another ("over | 100 years" for "30,000").
+    ("in | Somerset" for "North Somerset"). Stage "counted": a number of something else, be it the same
+    ("third | album" for "third wife") or another ("over | 100 years" for "30,000").
 
     Args:
         cut: where the article was cut.

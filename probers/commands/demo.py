@@ -42,7 +42,7 @@ def run(cfg: DictConfig) -> Path:
     folder = RunFolder(out, "demo", record_of(cfg))
     folder.claim()
     started = time.monotonic()
-    count, made = (7, on_testbed(cfg)) if cfg.articles == "testbed" else (6, on_articles(cfg))
+    count, made = (7, on_testbed(cfg)) if cfg.articles == "testbed" else (6 + 2 * cfg.full, on_articles(cfg))
     for number, (title, command, overrides) in enumerate(made, 1):
         print(f"\n[{number}/{count}] {title}\n$ probers-{command} {' '.join(overrides)}", flush=True)
         run_command(command, overrides)
@@ -111,7 +111,8 @@ def on_testbed(cfg: DictConfig) -> Iterator[Step]:
 def on_articles(cfg: DictConfig) -> Iterator[Step]:
     """The steps on real articles: their entities before and after they are written, and completing them.
 
-    What is asked in the end are articles of the test split, which no prober was trained or tuned on.
+    What is asked in the end are articles of the test split, which no prober was trained or tuned on. In
+    full the attention heads' lookback ratios are read and trained on as well.
     """
     out, (cot, wiki, asked) = Path(cfg.out), _counts(cfg, _FULL if cfg.full else _QUICK)
     _, generating, training, comparing = _shared(cfg)
@@ -120,10 +121,11 @@ def on_articles(cfg: DictConfig) -> Iterator[Step]:
         "prompt=completion", "k=1", "max_new_tokens=12",
     ]  # fmt: skip
     layers = ["layers=stride", *generating]
+    sites = ["site=[resid_post,lookback]"] if cfg.full else []
     yield (
         "labels: articles cut before an entity, with what is known before it and of all of it", "datagen",
         [
-            "source=wiki", f"articles={cfg.articles}", "pool=[predicting,mean]", "prompt=mind",
+            "source=wiki", f"articles={cfg.articles}", "pool=[predicting,mean]", *sites, "prompt=mind",
             "per_article=4", "within=null", "max_new_tokens=16", f"limit={wiki}", f"out={out}/wiki", *layers,
         ],
     )  # fmt: skip
@@ -132,10 +134,16 @@ def on_articles(cfg: DictConfig) -> Iterator[Step]:
         ["source=cot", *completing, "label=match", f"limit={cot}", f"out={out}/cot", *layers],
     )  # fmt: skip
     for pool, when in (("predicting", "before"), ("mean", "after")):
+        trained = ["layer=all", f"pool={pool}", f"data={out}/wiki", *training]
         yield (
             f"heads on what is known {when} an entity is written", "train",
-            ["layer=all", "combine=best", f"pool={pool}", f"data={out}/wiki", f"out={out}/{when}", *training],
+            [*trained, "combine=best", f"out={out}/{when}"],
         )  # fmt: skip
+        if cfg.full:
+            yield (
+                f"a head on where attention lies {when} it is written", "train",
+                [*trained, "site=lookback", f"out={out}/{when}-lookback"],
+            )  # fmt: skip
     yield (
         "heads on the completions", "train",
         ["layer=all", "combine=best", f"data={out}/cot", f"out={out}/prober", *training],
