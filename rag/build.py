@@ -8,6 +8,7 @@ from typing import Any, Literal, NoReturn
 
 from omegaconf import DictConfig, OmegaConf
 
+from probers.bank.io import shipped
 from probers.commands.parts import build, maker
 from probers.commands.presets import choices, text_of
 from probers.commands.runs import ProberKind, newest_classifier, newest_prober
@@ -40,7 +41,7 @@ def prober_kind(node: DictConfig) -> ProberKind:
 
 
 def find_prober(cfg: DictConfig, kind: ProberKind = "answers") -> str:
-    """The prober asked for, or the newest one of this kind trained for this model; says which.
+    """The prober asked for, the newest of this kind trained for this model, or the one we ship; says which.
 
     Raises:
         UserError: there is none; says which command makes one.
@@ -48,7 +49,13 @@ def find_prober(cfg: DictConfig, kind: ProberKind = "answers") -> str:
     if cfg.prober is not None:
         print(f"prober: {cfg.prober}")
         return str(cfg.prober)
-    found = newest_prober(kind, model=cfg.model.name) or _none(cfg, kind)
+    found = newest_prober(kind, model=cfg.model.name)
+    own = shipped(cfg.model.name) if kind != "entities" else None
+    if found is None and own is not None:
+        print(f"prober: {own} (comes with probers; of the tokens of entities in articles)")
+        return own
+    if found is None:
+        _none(cfg, kind)
     of = _TRAINED[kind][1].removeprefix("prober ")
     print(f"prober: {found} (the newest {of} for model={cfg.model.name})")
     return str(found)

@@ -661,6 +661,10 @@ def test_malformed_json_in_an_array_and_a_damaged_archive(tmp_path):
     file.write_bytes(b'[{"_id": "\xff"}]')
     with pytest.raises(UserError, match=r"record 1: malformed JSON .*UTF8"):
         open_questions("hotpotqa", path=str(file))
+    for half in (b"\xed\xa0\x80", b"\\udc00"):
+        file.write_bytes(b'[{"_id": "' + half + b'"}]')
+        with pytest.raises(UserError, match="record 1: malformed JSON .*half of a pair of surrogates"):
+            open_questions("hotpotqa", path=str(file))
     packed = tmp_path / "dev.json.gz"
     packed.write_bytes(gzip.compress(Path(path("hotpot_distractor.json")).read_bytes())[:-20])
     with pytest.raises(UserError, match="damaged"):

@@ -36,6 +36,8 @@ _HEADS, _METRICS, _CARD = "heads.safetensors", "metrics.json", "README.md"
 FILES = (CONFIG, _HEADS, _METRICS, _CARD, SEEN)
 #: Folder of the pictures that the card shows.
 PICTURES = "plots"
+#: The probers that come with this package, each in a folder called as its model is.
+_SHIPPED = Path(__file__).parent / "shipped"
 _FORMAT, _SCHEMA = "probers-bank", 2
 #: How many pictures there may be, and the bytes of each.
 _MOST_PICTURES, _LARGEST_PICTURE = 100, 8 << 20
@@ -139,17 +141,24 @@ def _read(how: Callable[[Path], Any], file: Path, name: str) -> Any:
         raise UserError(f"the prober {name} is damaged ({file.name} {error}): train it again") from error
 
 
+def shipped(model: str) -> str | None:
+    """What the prober is called that comes with this package for the model of a name; None without one."""
+    return model if Path(model).name == model and (_SHIPPED / model / CONFIG).is_file() else None
+
+
 def locate(path: str | Path, **hub: Any) -> Path:
-    """The folder ``path``, or where its download from the Hub lies when there is no such folder.
+    """The folder ``path``, or the prober that comes with this package under that name, or its download.
 
     Args:
-        path: folder, or ``owner/name`` on the Hub.
+        path: folder, ``smollm2``, or ``owner/name`` on the Hub.
         **hub: options of ``huggingface_hub.snapshot_download``.
 
     Raises:
         UserError: neither a folder nor on the Hub.
     """
     folder = Path(path)
+    if not folder.exists() and (own := shipped(str(path))) is not None:
+        return _SHIPPED / own
     owner, _, name = str(path).partition("/")
     if folder.exists() or not owner.strip(".~") or not name or "/" in name or owner == "runs":
         return folder

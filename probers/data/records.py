@@ -160,7 +160,7 @@ def file_rows(path: Path) -> Iterator[Row]:
         try:
             for number, record in enumerate(ijson.items(file, item, use_float=True), 1):
                 yield Row(f"record {number}", record)
-        except ijson.JSONError as error:
+        except (ijson.JSONError, UnicodeDecodeError) as error:
             yield Row(f"record {number + 1}", None, _reason(error), True)
 
 
@@ -186,7 +186,7 @@ def _array(path: Path) -> str | None:
                 return "item"
             if kind == "start_map" and next(events)[1] in _OBJECT:
                 return f"{_OBJECT[0]}.item"
-        except (ijson.JSONError, StopIteration):
+        except (ijson.JSONError, UnicodeDecodeError, StopIteration):
             pass  # the reader proper says what is wrong, and where
     return None
 
@@ -219,6 +219,8 @@ class _Shallow(NamedTuple):
 
 
 def _reason(error: Exception) -> str:
+    if isinstance(error, UnicodeDecodeError):
+        return "malformed JSON (a string that is no UTF-8 text, such as half of a pair of surrogates)"
     text = str(error.args[0].decode("utf-8", "replace") if isinstance(error.args[0], bytes) else error)
     first = text.strip().splitlines()[0]
     return "the file is cut short" if "premature EOF" in first else f"malformed JSON ({first})"
