@@ -122,9 +122,10 @@ def main(argv: list[str] | None = None) -> None:
     lengths = [len(cut.before.split()) for cut in cuts]
     results.note(
         "labels",
-        f"{options.model}, {plan.articles} articles, {len(cuts)} cuts with {statistics.median(lengths):.0f} words "
-        f"before them in the middle and {max(lengths)} at most, {len(made[_BEFORE].rows)} labels; "
-        f"{options.repeats} rounds by turns. Labels are compared where both ways give one.",
+        f"{options.model}, {plan.articles} articles, {len(cuts)} cuts with "
+        f"{statistics.median(lengths):.0f} words before them in the middle and {max(lengths)} at most, "
+        f"{len(made[_BEFORE].rows)} labels; {options.repeats} rounds by turns. "
+        f"Labels are compared where both ways give one.",
     )
     command = invocation("datagen.py", ["--articles", "FILE.jsonl", "--count", str(options.count)])
     publish({SECTION: results.body("labels")}, command, write=options.write)
