@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
 import re
 from collections import Counter
 from html.parser import HTMLParser
@@ -16,6 +17,7 @@ import pytest
 from probers.datagen.audit import draw, draw_undecided, sample_html
 from probers.datagen.audit.sample import MOST_UNDECIDED
 
+from probers.equivalence import EntityMatcher
 from probers.store.spec import FeatureSpec, ModelSpec
 from probers.store.store import FeatureStore
 
@@ -269,3 +271,19 @@ def test_a_row_of_one_token_says_whose_entropy_it_shows() -> None:
     assert "Entropy of its last token" in page.within("dl", "details")[0]
     _, page = page_of(make_rows(1))
     assert "Mean entropy" in page.within("dl", "details")[0]
+
+
+READ = Path(__file__).parents[1] / "docs" / "label_sample.jsonl"
+
+
+def test_the_labels_read_by_hand_are_still_the_matchers() -> None:
+    """A change of the comparison that turned a label which was read shows here; vectors only tell apart."""
+    rows = [json.loads(line) for line in READ.read_text().splitlines()]
+    assert len({row["id"] for row in rows}) == 100
+    judged = Counter(row["judged"] for row in rows)
+    assert judged["right"] >= 95 and set(judged) <= {"right", "wrong", "unclear"}
+    assert all("why" in row for row in rows if row["judged"] != "right")
+    matcher = EntityMatcher()
+    for row in rows:
+        same = matcher.match(row["article"], row["written"]).verdict == "equivalent"
+        assert same == (row["label"] == "faithful"), row["id"]
