@@ -21,7 +21,7 @@ def test_it_is_found_by_its_models_name_unless_a_folder_has_it(tmp_path, monkeyp
     monkeypatch.chdir(tmp_path)
     assert shipped("smollm2") == "smollm2" and locate("smollm2") == FOLDER
     assert shipped("testbed") is None and shipped("../shipped/smollm2") is None and shipped("") is None
-    cfg = compose("rag", ["model=smollm2"])
+    cfg = compose("rag", ["model.name=smollm2"])
     for kind in ("answers", "tokens"):
         assert find_prober(cfg, kind) == "smollm2"
         assert "prober: smollm2 (comes with probers" in capsys.readouterr().out
@@ -36,7 +36,7 @@ def test_it_is_found_by_its_models_name_unless_a_folder_has_it(tmp_path, monkeyp
 def test_it_scores_tokens_and_is_a_trigger():
     bank = ProbeBank.from_pretrained("smollm2")
     assert bank.spec.pool == "tokens" and bank.spec.model.id == "smollm2" and bank.spec.width == 576
-    assert len(bank.layers) <= 3 and bank.recogniser == "rules" and bank.seen is not None
+    assert len(bank.layers) <= 3 and bank.recogniser == "auto" and bank.seen is not None
     states = np.random.default_rng(0).normal(size=(5, len(bank.layers), 576)).astype(np.float32)
     scores = bank.score_spans(states, [(0, 2), (1, 5)])
     assert (

@@ -109,8 +109,15 @@ def attack(grounds: Grounds, index: int, rng: random.Random) -> sandbox.Finding:
             found, expected = outcome(field, job, ended), grounds.expected[target.job]
             odd = sorted(k for k in {*found, *expected} if found.get(k) != expected.get(k))
             odd = [k for k in odd if name != f"{job.out}/{k}" or done not in ("appended",)]
+            # What a link of the attack's points to lies in the run, and is nobody else's.
+            odd = [k for k in odd if f"{job.out}/{k}" != str(_target(path).relative_to(field))]
             differs = f"without a word {', '.join(odd[:6])}" if odd else ""
     return sandbox.finding("damage", index, what, ended, job.command, losses=losses, differs=differs)
+
+
+def _target(path: Path) -> Path:
+    """What a link in the place of a file points to."""
+    return path.with_name(f".{path.name}.copy")
 
 
 def damage(path: Path, rng: random.Random) -> str:
@@ -148,7 +155,7 @@ def _place(path: Path, rng: random.Random) -> str:
     elif way.startswith("/dev"):
         path.symlink_to(way)
     elif way == "a link to a copy":
-        other = path.with_name(f".{path.name}.copy")
+        other = _target(path)
         other.write_bytes(blob)
         path.symlink_to(other.name)
     return way
