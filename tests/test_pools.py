@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from omegaconf import OmegaConf
 from probers.datagen.run import features_to_read
+from probers.train.stores import by_site, chosen
 
 from probers import FeatureStore
 from probers.commands import main as cli
@@ -62,6 +63,19 @@ def test_spans_of_articles_too(tmp_path: Path, negatives: str, capsys: pytest.Ca
         assert read.spec == one.spec and read.table().equals(one.table())
         np.testing.assert_array_equal(read.states(one.spec.layers), one.states(one.spec.layers))
     assert shards(many.path, "safetensors") == shards(tmp_path / "predicting-resid_post", "safetensors")
+
+
+def test_lookback_ratios_beside_states_are_trained_on_alone(tmp_path: Path) -> None:
+    store = made(tmp_path / "both", *WIKI, "pool=[predicting,mean]", "site=[resid_post,lookback]")
+    heads = store.feature(pool="mean", site="lookback")
+    depth = store.spec.model.layers
+    assert heads.spec.layers == (depth,) and heads.spec.width == 3 * depth != store.spec.width
+    ratios = heads.states([depth])[:, 0]
+    assert ((ratios >= 0) & (ratios <= 1)).all() and np.ptp(ratios, axis=0).max() > 0.2
+    assert [one.spec.site for one in chosen([store], None, None)] == ["resid_post"]
+    assert [one.spec.site for one in chosen([store], "mean", ["lookback"])] == ["lookback"]
+    with pytest.raises(UserError, match="width"):
+        by_site(chosen([store], "mean", ["resid_post", "lookback"]))
 
 
 def test_tokens_of_several_sites(tmp_path: Path) -> None:
