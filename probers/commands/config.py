@@ -250,7 +250,8 @@ def _explain(command: str, overrides: Sequence[str], error: Exception) -> str:
         return f"{where[1]} cannot be read: {first_line(error).rpartition(': ')[2]}"
     merged = re.search(r"Error merging override (.*)", text)
     if merged:
-        return f"{shown(merged[1])} does not fit: that key is a block of options, each set by its own name"
+        holds = "a list, or options that are each set by their own name"
+        return f"{shown(merged[1])} does not fit: that key holds {holds}"
     return f"cannot read {shown(' '.join(overrides))}: {first_line(error)}"
 
 
