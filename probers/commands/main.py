@@ -128,10 +128,18 @@ def _heard() -> Iterator[None]:
 
     def again(told: sys.UnraisableHookArgs) -> None:
         if issubclass(told.exc_type, KeyboardInterrupt):
-            # At once, it would be dropped here as well.
-            threading.Timer(_SOON, _thread.interrupt_main).start()
+            threading.Timer(_SOON, interrupt).start()
         else:
             before(told)
+
+    def interrupt() -> None:
+        frame = sys._current_frames().get(threading.main_thread().ident or 0)
+        while frame is not None and frame.f_code is not again.__code__:
+            frame = frame.f_back
+        if frame is None:
+            _thread.interrupt_main()
+        else:  # in the hook it would be dropped as well
+            threading.Timer(_SOON, interrupt).start()
 
     sys.unraisablehook = again
     try:
