@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gzip
 import json
 import os
@@ -252,7 +253,7 @@ _VALUES: tuple[Any, ...] = (
 
 def wrong_value(rng: random.Random) -> Any:
     """Any JSON value that could stand where another is expected."""
-    return deep(rng.choice([50, 500])) if rng.random() < 0.03 else rng.choice(_VALUES)
+    return deep(rng.choice([50, 500])) if rng.random() < 0.03 else copy.deepcopy(rng.choice(_VALUES))
 
 
 def _structure(path: Path, rng: random.Random) -> str:
@@ -270,7 +271,10 @@ def _structure(path: Path, rng: random.Random) -> str:
         return _bytes(path, rng)
     done = []
     for _ in range(rng.choice([1, 1, 1, 2])):
-        value, told = altered(value, rng)
+        try:
+            value, told = altered(value, rng)
+        except RecursionError:  # brackets without end, which the change before put in, have no second one
+            break
         done.append(told)
     parts[at] = json.dumps(value, ensure_ascii=rng.random() < 0.5)
     blob = ("\n".join(parts) + "\n").encode("utf-8", "surrogatepass")
@@ -296,7 +300,7 @@ def altered(value: Any, rng: random.Random) -> tuple[Any, str]:
     elif way == "near" and isinstance(old, str):
         holder[key] = rng.choice([old + " ", old.upper(), old[:-1], old + "\u0301", [old]])
     elif way == "doubled" and isinstance(old, list):
-        holder[key] = old + old
+        holder[key] = old + copy.deepcopy(old)  # shared, a second change could make it hold itself
     elif way == "nested":
         holder[key] = rng.choice([[old], {"value": old}])
     elif way == "added" and isinstance(holder, dict):
