@@ -54,6 +54,8 @@ def identity(config: Mapping[str, Any]) -> dict[str, Any]:
 
 #: Files of a run folder that hold nothing computed.
 _MANIFEST, _LOCK, _WRITER = "manifest.json", ".lock", ".writer.json"
+#: Folders that a run's may lie within.
+_DEEPEST = 100
 #: What a run that was killed at once leaves.
 _BEGUN = {_LOCK, _WRITER, f".{_WRITER}.tmp", f".{_RUN_FILE}.tmp"}
 _PAPERS = _BEGUN | {_CONFIG_FILE, _RUN_FILE, _MANIFEST, f".{_CONFIG_FILE}.tmp"}
@@ -154,6 +156,11 @@ class RunFolder:
             UserError: the folder holds a run of another command or configuration,
                 files that no run of this toolkit wrote, or another process writes to it.
         """
+        if len(self.path.parts) > _DEEPEST:  # pathlib makes each by a call within a call
+            raise UserError(
+                f"out={shown(str(self.path))} has {len(self.path.parts)} folders within each other: "
+                f"choose one with at most {_DEEPEST}"
+            )
         if self.complete and not self._replaces:
             self._tidy()
             return True  # nothing is written, also where nothing may be

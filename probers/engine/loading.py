@@ -65,6 +65,8 @@ def load(
     if placement.device_map is not None or placed:
         # Quantized weights cannot be moved afterwards: they are made where they stay.
         given = placement.device_map
+        if isinstance(given, Mapping) and not all(isinstance(name, str) for name in given):
+            raise UserError(f"device_map={dict(given)} must name modules, as in {{'model.layers.0': 0}}")
         placed["device_map"] = {"": device} if given is None else given
     try:
         # Quantized weights have their own number formats, and nothing is measured of these.
