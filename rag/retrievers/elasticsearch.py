@@ -40,7 +40,7 @@ _REMEDIES = {
     "HTTP 401": "set or mend ES_API_KEY, or ES_USERNAME and ES_PASSWORD",
     "HTTP 403": "the user needs 'monitor' on the cluster and 'manage', 'read' and 'write' on the index",
     "SSL|FileNotFound": "give its authority's PEM file as retriever.ca_file, or retriever.verify=false",
-    "HTTP [23]|HTTP 404 <|KeyError|JSON": "neither Elasticsearch 7 to 9 nor OpenSearch: check retriever.url",
+    "HTTP [23]|HTTP 404 <|an answer|JSON": "neither Elasticsearch 7 to 9 nor OpenSearch: check retriever.url",
 }
 
 
@@ -270,7 +270,10 @@ class Elasticsearch:
             else:
                 while inner := error.__cause__ or error.__context__:  # down to the one that says why
                     error = inner
-                reason = answers.reason(f"{type(error).__name__}: {error}", self._secrets)
+                told = f"{type(error).__name__}: {error}"
+                if isinstance(error, KeyError):  # the clients look up what reads it
+                    told = f"an answer of type {error} cannot be read"
+                reason = answers.reason(told, self._secrets)
         except (LookupError, TypeError, ValueError, AttributeError, RecursionError):
             # The clients read what they expect of an answer without asking whether it is there.
             reason = "the answer is not understood: a part of it is missing or of another form"
