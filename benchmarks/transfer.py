@@ -47,7 +47,7 @@ def spans_of(store: FeatureStore, bank: ProbeBank) -> tuple[np.ndarray, np.ndarr
         states = reader[span["row"].to_numpy()]
         labels.append(1 - int(span["correct"].iloc[0]))
         scores.append(float(bank.score_spans(states, [(0, len(states))])[0]))
-        surprise.append(-float(span["seq_logprob"].sum()))
+        surprise.append(-float(span["mean_logprob"].sum()))  # the signals of a row are those of its token
         groups.append(group)
     return np.array(labels), np.array(scores), np.array(surprise), np.array(groups)
 
@@ -68,7 +68,10 @@ def main(argv: list[str] | None = None) -> None:
         for path in options.stores:
             labels, scores, surprise, groups = spans_of(FeatureStore.open(path), bank)
             drawn = Bootstrap(groups)
-            own, plain = (drawn.interval(found, partial(auroc, labels)) for found in (scores, surprise))
+            own, plain = (
+                "{:.3f} ({:.3f} to {:.3f})".format(*drawn.interval(found, partial(auroc, labels)))
+                for found in (scores, surprise)
+            )
             off = ece(labels, bank.probability(scores))
             results.row(
                 "transfer", Path(name).name, Path(path).name, len(labels), f"{labels.mean():.2f}",

@@ -118,11 +118,6 @@ class Feature:
         """Whether MIND's vector is asked for, pooled or in parts."""
         return self.pool in ("mind", "mind_tokens")
 
-    @property
-    def joint(self) -> bool:
-        """Whether it is one vector of all layers, which counts as the last one's."""
-        return self.of_mind or self.site == "lookback"
-
 
 @dataclass(frozen=True, slots=True)
 class Needs(Feature):
