@@ -1,0 +1,141 @@
+"""What a prober says of a written text, from the scores of its tokens: the whole, and where in it.
+
+- Heads of the tokens of entities: a span for each entity of the text, scored by its tokens.
+- Heads of the state before an entity: a span for each entity, scored before its first token.
+- Heads of pooled states: one span, the whole text.
+
+The text's own score is that of its worst span. Without an entity, heads of tokens score the text by all
+of its tokens (as the trigger "probing" does), and heads of the state before an entity say nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..entities import Recogniser, tokens_of, with_scores, written_entities
+from .ensemble import aggregate
+
+if TYPE_CHECKING:
+    from .bank import ProbeBank
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredSpan:
+    """A part of a text.
+
+    Attributes:
+        start, end: [start, end) in the text, characters.
+        score: fires above the prober's threshold.
+        p_wrong: calibrated probability that it is wrong.
+    """
+
+    start: int
+    end: int
+    score: float
+    p_wrong: float
+
+
+@dataclass(frozen=True, slots=True)
+class Assessment:
+    """What a prober says of a text.
+
+    Attributes:
+        score, p_wrong: of the worst span; None where the text has none to judge.
+        threshold: above which a score fires.
+        fires: whether the text's does.
+        token_scores: (n,) one per token: of it alone, of what would begin with it, or of the text up to
+            it, as the heads read.
+        token_p_wrong: (n,) the same as probabilities. Calibration is of spans and whole texts.
+        spans: from left to right.
+    """
+
+    score: float | None
+    p_wrong: float | None
+    threshold: float
+    fires: bool
+    token_scores: tuple[float, ...]
+    token_p_wrong: tuple[float, ...]
+    spans: tuple[ScoredSpan, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain containers, as responses carry it."""
+        return asdict(self)
+
+
+class Assessor:
+    """Assesses texts by one prober.
+
+    Args:
+        threshold: fires above it; None is the prober's own.
+    """
+
+    def __init__(self, bank: ProbeBank, threshold: float | None = None) -> None:
+        self._bank = bank
+        self.threshold = float(bank.threshold if threshold is None else threshold)
+        of_entities = bank.spec.pool in ("tokens", "predicting")
+        self._recognise = Recogniser(bank.recogniser or "rules", quiet=True) if of_entities else None
+
+    def __call__(
+        self,
+        prompt: str,
+        text: str,
+        offsets: Sequence[tuple[int, int]],
+        scores: Sequence[float],
+        *,
+        accepted: str = "",
+    ) -> Assessment:
+        """What the prober says of ``text``.
+
+        Args:
+            prompt: what it was written behind.
+            offsets: [start, end) of each of its n tokens, characters.
+            scores: (n,) of its tokens, from :class:`.running.RunningScores`.
+            accepted: the part of the same text with which the prompt ends.
+        """
+        values = np.asarray(scores, dtype=np.float64)
+        spans = self._spans(prompt, text, offsets, values, accepted)
+        worst = max((span.score for span in spans), default=None)
+        if worst is None and self._bank.aggregate is not None and len(values):
+            worst = float(aggregate(values, [(0, len(values))], self._bank.aggregate)[0])
+        return Assessment(
+            score=worst,
+            p_wrong=None if worst is None else self._probabilities([worst])[0],
+            threshold=self.threshold,
+            fires=worst is not None and worst > self.threshold,
+            token_scores=tuple(map(float, values)),
+            token_p_wrong=tuple(self._probabilities(values)),
+            spans=tuple(spans),
+        )
+
+    def _spans(
+        self, prompt: str, text: str, offsets: Sequence[tuple[int, int]], values: np.ndarray, accepted: str
+    ) -> list[ScoredSpan]:
+        if not len(values):
+            return []
+        bank = self._bank
+        if self._recognise is None:
+            return self._scored([(0, len(text))], [float(values[-1])])
+        predicting = bank.spec.pool == "predicting"
+        found = written_entities(
+            text, self._recognise, prompt=prompt, accepted=accepted, openings=not predicting
+        )
+        if predicting:
+            begun = with_scores(found, offsets, values)
+            return self._scored([(e.entity.start, e.entity.end) for e in begun], [e.score for e in begun])
+        whole = [(entity, tokens_of(offsets, entity.start, entity.end)) for entity in found]
+        whole = [(entity, tokens) for entity, tokens in whole if tokens]
+        bounds = [(tokens[0], tokens[-1] + 1) for _, tokens in whole]
+        assert bank.aggregate is not None  # heads of single tokens
+        scores = aggregate(values, bounds, bank.aggregate) if bounds else np.zeros(0)
+        return self._scored([(entity.start, entity.end) for entity, _ in whole], scores.tolist())
+
+    def _scored(self, places: Sequence[tuple[int, int]], scores: Sequence[float]) -> list[ScoredSpan]:
+        each = zip(places, scores, self._probabilities(scores), strict=True)
+        return [ScoredSpan(start, end, float(score), p) for (start, end), score, p in each]
+
+    def _probabilities(self, scores: Sequence[float] | np.ndarray) -> list[float]:
+        return [float(p) for p in self._bank.probability(np.asarray(scores, dtype=np.float64))]

@@ -1,0 +1,75 @@
+"""Scores of texts while they grow: many at once, each by its own key, as engines that serve need them.
+
+Heads of single tokens (``pool=tokens``) score each token, heads of the state before a token
+(``predicting``) what would begin with it, and heads of pooled states the text so far. A text's pooled
+state is its running sum, so that nothing of a token stays but its score.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from ..capture.hidden_states import broken_state
+from ..capture.pooling import BEFORE, PER_TOKEN, StreamingPool, all_finite, as_stored, token_vectors
+from ..types import UserError
+
+if TYPE_CHECKING:
+    from .bank import ProbeBank
+
+
+def check_running(bank: ProbeBank) -> None:
+    """Refuse heads that cannot score a text token by token (UserError)."""
+    if bank.head.tokens:
+        raise UserError(
+            "this prober's heads pool all tokens of a span and cannot score a text while it grows: train "
+            "heads of single tokens (head=radio, linear, ..) or of pooled states"
+        )
+
+
+class RunningScores:
+    """Scores the newest token of texts that grow side by side.
+
+    Attributes:
+        before: heads read the state before a token; a text's first is its prompt's last.
+
+    Raises:
+        UserError: heads that pool a span's tokens themselves.
+    """
+
+    def __init__(self, bank: ProbeBank) -> None:
+        check_running(bank)
+        self._bank = bank
+        self.before = bank.spec.pool in BEFORE
+        self._pools: dict[Hashable, tuple[StreamingPool, int]] = {}
+
+    def add(self, keys: Sequence[Hashable], states: Tensor) -> list[float]:
+        """Take one more token of some texts; the score after it of each.
+
+        Args:
+            keys: whose they are, each at most once.
+            states: (texts, layers read, d) of the token, or of the position before it for heads of that.
+
+        Raises:
+            RunError: a state that is NaN or infinite; names the layer.
+        """
+        for _, layer in (~all_finite(states)).nonzero().tolist():
+            raise broken_state(self._bank.spec.needs, layer, "a token of a running text")
+        vectors = token_vectors(states, self._bank.spec.pool)
+        if self._bank.spec.pool not in PER_TOKEN:
+            vectors = torch.cat([self._pooled(key, vector) for key, vector in zip(keys, vectors, strict=True)])
+        return self._bank.score(as_stored(vectors, self._bank.spec.dtype)).tolist()
+
+    def forget(self, key: Hashable) -> None:
+        """A text has ended."""
+        self._pools.pop(key, None)
+
+    def _pooled(self, key: Hashable, vector: Tensor) -> Tensor:
+        """A text's pooled vector (1, heads, width), its newest token's (heads, width) included."""
+        pool, count = self._pools.get(key) or (StreamingPool(self._bank.spec.pool, 1), 0)
+        pool.add(vector[None], slice(None))
+        self._pools[key] = pool, count + 1
+        return pool.value(slice(None), count + 1)
