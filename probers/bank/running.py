@@ -60,7 +60,7 @@ class RunningScores:
             raise broken_state(self._bank.spec.needs, layer, "a token of a running text")
         vectors = token_vectors(states, self._bank.spec.pool)
         if self._bank.spec.pool not in PER_TOKEN:
-            vectors = torch.cat([self._pooled(key, vector) for key, vector in zip(keys, vectors, strict=True)])
+            vectors = torch.cat([self._pooled(*each) for each in zip(keys, vectors, strict=True)])
         return self._bank.score(as_stored(vectors, self._bank.spec.dtype)).tolist()
 
     def forget(self, key: Hashable) -> None:
