@@ -23,16 +23,12 @@ Layers = Sequence[tuple[Tensor, Tensor]]
 class BlockCache:
     """The blocks that were used last, up to a size.
 
-    Attributes:
-        hits, misses: tokens of prompts that were found, and those that were not.
-
     Args:
         megabytes: of keys and values kept at most; 0 keeps none.
         size: tokens of a block.
     """
 
     def __init__(self, *, megabytes: float = 512, size: int = 32) -> None:
-        self.hits = self.misses = 0
         self._size, self._room = size, megabytes * 1e6
         self._blocks: OrderedDict[bytes, list[tuple[Tensor, Tensor]]] = OrderedDict()
 
@@ -46,8 +42,6 @@ class BlockCache:
             if name not in self._blocks:
                 break
             found.append(name)
-        self.hits += (known := len(found) * self._size)
-        self.misses += len(ids) - known
         self._touch(found)
         if not found:
             return None
@@ -56,7 +50,7 @@ class BlockCache:
             (torch.cat([keys for keys, _ in layer], dim=1), torch.cat([values for _, values in layer], dim=1))
             for layer in zip(*blocks, strict=True)
         )
-        return CachedPrefix(tuple(ids[:known]), layers)
+        return CachedPrefix(tuple(ids[: len(found) * self._size]), layers)
 
     def keep(self, ids: Sequence[int], layers: Layers) -> None:
         """Copy the whole blocks of a text that are not known yet.

@@ -151,11 +151,17 @@ def empty(rows: int, length: int, keys: Tensor, values: Tensor) -> tuple[Tensor,
     return made[0], made[1]
 
 
-def new_cache(config: Any, capacity: int) -> DynamicCache:
-    """An empty cache for a model of ``config``; full attention has room for ``capacity`` positions."""
+def new_cache(config: Any, capacity: int, *, whole: bool = False) -> DynamicCache:
+    """An empty cache for a model of ``config``; full attention has room for ``capacity`` positions.
+
+    Args:
+        whole: layers with a sliding window keep all positions too, which their masks hide: for texts
+            that begin at different places, whose windows end at different places.
+    """
     cache = DynamicCache(config=config)
-    # Sliding windows stay as they are, they are short; so does whatever else a family brings.
-    cache.layers = [GrowingLayer(capacity) if type(c) is DynamicLayer else c for c in cache.layers]
+    # Else sliding windows stay as they are, they are short; so does whatever else a family brings.
+    grow = (DynamicLayer, DynamicSlidingWindowLayer) if whole else (DynamicLayer,)
+    cache.layers = [GrowingLayer(capacity) if type(c) in grow else c for c in cache.layers]
     return cache
 
 
@@ -395,6 +401,8 @@ def begin_cache(
     prompts: Sequence[Sequence[int]],
     prefixes: Sequence[CachedPrefix | None],
     capacity: int,
+    *,
+    whole: bool = False,
 ) -> tuple[Any, int]:
     """A cache for left-padded prompts, and how many of its columns need not be computed any more.
 
@@ -402,8 +410,9 @@ def begin_cache(
         prompts: token ids.
         prefixes: what each may begin with; used where all have one.
         capacity: positions to make room for.
+        whole: as of :func:`new_cache`.
     """
-    cache: Any = new_cache(decoder.model.config, capacity)
+    cache: Any = new_cache(decoder.model.config, capacity, whole=whole)
     known = [prefix for prefix in prefixes if prefix is not None]
     if len(known) < len(prompts):
         return cache, 0

@@ -41,6 +41,7 @@ class CausalLM:
         device: where its input goes.
         num_layers: decoder blocks.
         width: size d of the residual stream.
+        decoder: its forward call.
 
     Args:
         name: what the user calls it; part of every feature's specification.
@@ -77,7 +78,7 @@ class CausalLM:
         self.use_cache = use_cache
         self._batches = Batches(batch_size, self.device)
         self._name, self._revision = name or type(model).__name__, revision
-        self._decoder = Decoder(model)
+        self.decoder = Decoder(model)
         self._context = context_length(model.config)
         self._prefix: tuple[str, CachedPrefix] | None = None
 
@@ -229,14 +230,14 @@ class CausalLM:
         if whole is None:
             groups = [{i: _longest_known(prompt, shared, cache) for i, prompt in enumerate(fitting)}]
         else:
-            groups = read_nested(self._decoder, self._batches, ids, whole, known)
+            groups = read_nested(self.decoder, self._batches, ids, whole, known)
         for group in groups:
             places = list(group)
             asked = [Request(fitting[i], limits[i], prefix, streams[i]) for i, prefix in group.items()]
             group.clear()  # what was computed for it is free with it
 
             def work(chosen: list[int], asked: list[Request] = asked) -> list[Generation]:
-                return generate_batch(self._decoder, self.tokenizer, [asked[i] for i in chosen], how)
+                return generate_batch(self.decoder, self.tokenizer, [asked[i] for i in chosen], how)
 
             batches = self._each(
                 [encoded[i] for i in places],
@@ -282,7 +283,7 @@ class CausalLM:
 
         def work(chosen: list[int]) -> list[Generation]:
             batch, tokens = [fitting[i] for i in chosen], [ids[i] for i in chosen]
-            return score_batch(self._decoder, self.tokenizer, batch, tokens, needs=needs, prefix=shared)
+            return score_batch(self.decoder, self.tokenizer, batch, tokens, needs=needs, prefix=shared)
 
         lengths = [len(p.ids) + n for p, n in zip(fitting, more, strict=True)]
         return collected(self._each(encoded, fitting, lengths, needs, work), len(prompts), progress)
@@ -315,7 +316,7 @@ class CausalLM:
             }
             full = [i for i in chosen if sequences[i]]
             if full:
-                rows = attend_alone(self._decoder, [sequences[i] for i in full])
+                rows = attend_alone(self.decoder, [sequences[i] for i in full])
                 results.update(zip(full, rows, strict=True))
             return [results[i] for i in chosen]
 
@@ -339,7 +340,7 @@ class CausalLM:
             if self._context is not None and len(tokens.ids) > self._context:
                 raise UserError(f"the prefix has {len(tokens.ids)} tokens, the context only {self._context}")
             self._prefix = None  # its memory is free before the next one is made
-            self._prefix = (prefix, CachedPrefix.compute(self._decoder, [tokens.ids])[0])
+            self._prefix = (prefix, CachedPrefix.compute(self.decoder, [tokens.ids])[0])
         return self._prefix[1]
 
     def fits(self, prompts: Sequence[str], more: Sequence[int]) -> list[bool]:
