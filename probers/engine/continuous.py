@@ -40,9 +40,11 @@ class LiveText:
         row: its tokens, and why it ended.
         logprobs, entropies: one per token, nats, of the raw distribution.
         tops: of each token the likeliest ones, ids and log-probabilities, as many as ``alternatives``.
-        ends: characters of the text that are there after each token.
+        text: what is written so far, up to a stop.
+        ends: its characters after each token.
         read: tokens whose states were read and handed out; all of them where nothing is read.
-        cancelled: set by anyone to have it leave before the next step.
+        cancelled: set by anyone to have it leave with the next step.
+        left: it is no part of its batch any more.
         error: why it was given up.
         cached: tokens of its prompt whose keys and values were there already.
 
@@ -68,10 +70,11 @@ class LiveText:
         self.logprobs: list[float] = []
         self.entropies: list[float] = []
         self.tops: list[list[tuple[int, float]]] = []
+        self.text = ""
         self.ends: list[int] = []
         self.read = 0
         self.cached = 0
-        self.cancelled = False
+        self.cancelled = self.left = False
         self.error: RunError | None = None
 
     @property
@@ -110,7 +113,8 @@ class LiveText:
         if len(self.row.ids) > count:
             self.logprobs.append(scores[0])
             self.entropies.append(scores[1])
-            self.ends.append(len(self.row.text))
+            self.text = self.row.text
+            self.ends.append(len(self.text))
             if self.alternatives:
                 self.tops.append(top)
 
@@ -195,6 +199,11 @@ class ContinuousBatch:
         self._hooks.close()
 
     @property
+    def texts(self) -> list[LiveText]:
+        """All that wait, are read or written."""
+        return [*self._waiting, *(self._reading.texts if self._reading else ()), *self._running]
+
+    @property
     def running(self) -> int:
         """Texts that are being written or whose prompts are being read."""
         return len(self._running) + (len(self._reading.texts) if self._reading else 0)
@@ -211,14 +220,14 @@ class ContinuousBatch:
     @torch.inference_mode()
     def step(self) -> list[LiveText]:
         """Read a piece of a prompt and write a token of each text; those in which something changed."""
-        changed = self._leave()
+        changed = list[LiveText]()
         if self._reading is None and self._waiting and len(self._running) < self._rows:
             self._reading = self._begin()
         if self._reading is not None:
             changed += self._read_piece(self._reading)
         if self._running:
             changed += self._write()
-        return list(dict.fromkeys(changed))
+        return list(dict.fromkeys([*changed, *self._leave()]))
 
     def _begin(self) -> _Reading:
         """Take texts from the queue whose prompts are read together, those with known beginnings apart."""
@@ -362,25 +371,29 @@ class ContinuousBatch:
         if self._reading is not None and all(text.over for text in self._reading.texts):
             gone += self._reading.texts
             self._reading = None
-        left = [i for i, text in enumerate(self._running) if not text.over]
-        if len(left) == len(self._running):
-            return gone
-        for i, text in enumerate(self._running):
-            if text.over:
-                gone.append(text)
-                if self._blocks is not None and text.error is None:
-                    ids = (*text.request.prompt.ids, *text.row.ids)
-                    self._blocks.keep(ids, _row(self._cache, i, self._length - int(self._own[i])))
-        if not left:
-            self._cache, self._length = None, 0
-        slots = closed(left)
+        ended = [i for i, text in enumerate(self._running) if text.over]
+        for i in ended:
+            text = self._running[i]
+            if self._blocks is not None and text.error is None:
+                ids = (*text.request.prompt.ids, *text.row.ids)
+                self._blocks.keep(ids, _row(self._cache, i, self._length - int(self._own[i])))
+            gone.append(text)
+        for text in gone:
+            text.left = True
+        if ended:
+            self._select(closed([i for i in range(len(self._running)) if i not in ended]))
+        return gone
+
+    def _select(self, slots: list[int]) -> None:
+        """Keep only some of the running rows, in this order."""
         chosen = torch.tensor(slots, dtype=torch.long)
-        if left:
+        if slots:
             self._cache.batch_select_indices(chosen.to(self._decoder.device))
+        else:
+            self._cache, self._length = None, 0
         self._own = self._own[chosen]
         self._next = self._next[chosen.to(self._next.device)]
         self._running = [self._running[i] for i in slots]
-        return gone
 
 
 def _row(cache: Any, row: int, pad: int) -> list[tuple[Tensor, Tensor]]:

@@ -217,7 +217,7 @@ class CausalLM:
             raise UserError(f"{len(prompts)} prompts but {len(limits)} limits in max_new_tokens were given")
         if (max_new_tokens if isinstance(max_new_tokens, int) else min(limits, default=1)) < 1:
             raise UserError(f"max_new_tokens={max_new_tokens} must be at least 1")
-        stops = Stops.of(self._eos, stop)
+        stops = self.stops(stop)
         encoded = encode_prompts(self.tokenizer, prompts, names)
         shared = self._shared(prefix, encoded)
         fitting = self._fit(encoded, limits, [f"max_new_tokens={n}" for n in limits])
@@ -321,6 +321,10 @@ class CausalLM:
             return [results[i] for i in chosen]
 
         return self._batches.run([len(ids) for ids in sequences], work, progress=progress)
+
+    def stops(self, stop: Sequence[Stop]) -> Stops:
+        """What ends a text besides its limit: ``stop`` as of :meth:`generate`, and the model's own end."""
+        return Stops.of(self._eos, stop)
 
     @cached_property
     def _eos(self) -> frozenset[int]:
