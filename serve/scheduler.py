@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from probers.engine.model import CausalLM
 
 T = TypeVar("T")
+_NOTHING = Needs()
 
 
 class Busy(Exception):
@@ -65,7 +66,7 @@ class ScoredText(LiveText):
         self.vectors: list[Tensor] | None = [] if keep else None
         self.changed = changed
 
-    def recorded(self, tokenizer: Any, needs: Needs) -> Generation:
+    def recorded(self, tokenizer: Any, needs: Needs = _NOTHING) -> Generation:
         """The text as a generation with the states that ``needs`` asks for, if any."""
         kept, states = self.row.kept, None
         if needs.layers and kept and self.vectors:

@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[1]
 #: From the ground up; a room imports what stands before it, and itself.
 ROOMS = [
     "shared", "entities", "equivalence", "evaluation", "data", "store", "capture", "engine", "heads", "bank",
-    "commands", "datagen", "train", "rag",
+    "commands", "datagen", "train", "rag", "serve",
 ]  # fmt: skip
 #: Modules that stand in no folder, and the two rooms that only hold what is shared.
 SHARED = {
@@ -36,7 +36,7 @@ NAMED_OPTIONS = {"__init__", "from_pretrained", "generate", "generate_each"}
 
 def modules() -> dict[str, Path]:
     found = {}
-    for room in ("probers", "datagen", "train", "rag", "configs"):
+    for room in ("probers", "datagen", "train", "rag", "serve", "configs"):
         for path in (ROOT / room).rglob("*.py"):
             parts = path.relative_to(ROOT).with_suffix("").parts
             name = ".".join(parts if parts[0] == "probers" else ("probers", *parts))

@@ -42,6 +42,7 @@ class CausalLM:
         num_layers: decoder blocks.
         width: size d of the residual stream.
         decoder: its forward call.
+        context: most tokens of a prompt and what follows it; None where the model knows no limit.
 
     Args:
         name: what the user calls it; part of every feature's specification.
@@ -79,7 +80,7 @@ class CausalLM:
         self._batches = Batches(batch_size, self.device)
         self._name, self._revision = name or type(model).__name__, revision
         self.decoder = Decoder(model)
-        self._context = context_length(model.config)
+        self.context = context_length(model.config)
         self._prefix: tuple[str, CachedPrefix] | None = None
 
     @classmethod
@@ -341,32 +342,32 @@ class CausalLM:
             return None
         if self._prefix is None or self._prefix[0] != prefix:
             (tokens,) = encode_prompts(self.tokenizer, [prefix])
-            if self._context is not None and len(tokens.ids) > self._context:
-                raise UserError(f"the prefix has {len(tokens.ids)} tokens, the context only {self._context}")
+            if self.context is not None and len(tokens.ids) > self.context:
+                raise UserError(f"the prefix has {len(tokens.ids)} tokens, the context only {self.context}")
             self._prefix = None  # its memory is free before the next one is made
             self._prefix = (prefix, CachedPrefix.compute(self.decoder, [tokens.ids])[0])
         return self._prefix[1]
 
     def fits(self, prompts: Sequence[str], more: Sequence[int]) -> list[bool]:
         """Whether each prompt leaves room in the model's context for so many further tokens."""
-        if self._context is None or not prompts:
+        if self.context is None or not prompts:
             return [True] * len(prompts)
         ids = self.tokenizer(list(prompts), verbose=False)["input_ids"]
-        return [len(found) + n <= self._context for found, n in zip(ids, more, strict=True)]
+        return [len(found) + n <= self.context for found, n in zip(ids, more, strict=True)]
 
     def _fit(self, encoded: Sequence[Prompt], more: Sequence[int], what: Sequence[str]) -> list[Prompt]:
         """The prompts as they go into the context; one to be left out has no tokens."""
-        if self._context is None:
+        if self.context is None:
             return list(encoded)
         found = [
-            fit_context(self.tokenizer, p, n, self._context, self.on_too_long, why)
+            fit_context(self.tokenizer, p, n, self.context, self.on_too_long, why)
             for p, n, why in zip(encoded, more, what, strict=True)
         ]
         left_out = [p.name for p in found if not p.ids]
         if left_out:
             more_names = f" and {len(left_out) - 5} more" if len(left_out) > 5 else ""
             print(
-                f"left out, too long for the context of {self._context} tokens (on_too_long=skip): "
+                f"left out, too long for the context of {self.context} tokens (on_too_long=skip): "
                 f"{', '.join(left_out[:5])}{more_names}",
                 file=sys.stderr,
             )
