@@ -283,6 +283,21 @@ class Compare(_Answering):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Score(_Run):
+    """``probers-score``."""
+
+    model: Model
+    texts: Name | None
+    prober: Name | None
+    threshold: float | None
+    allow_other: bool
+    out: Name | None
+    shown: Natural
+    on_bad_line: Literal["error", "skip"]
+    batch_size: BatchSize
+
+
+@dataclass(frozen=True, kw_only=True)
 class DemoModel:
     """The block ``model`` of the demo."""
 
@@ -399,8 +414,8 @@ class Testbed(_Run):
 
 
 SCHEMAS: dict[str, Any] = {
-    "demo": Demo, "datagen": Datagen, "train": Train, "rag": Rag, "compare": Compare, "testbed": Testbed,
-    "serve": Serve,
+    "demo": Demo, "datagen": Datagen, "train": Train, "rag": Rag, "compare": Compare, "score": Score,
+    "testbed": Testbed, "serve": Serve,
 }  # fmt: skip
 
 

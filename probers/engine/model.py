@@ -273,6 +273,20 @@ class CausalLM:
         Raises:
             UserError: as :meth:`generate`, or a text that no tokenization reproduces.
         """
+        made = self.score_each(prompts, continuations, needs=needs, prefix=prefix, names=names)
+        return collected(made, len(prompts), progress)
+
+    def score_each(
+        self,
+        prompts: Sequence[str],
+        continuations: Sequence[str | Sequence[int]],
+        *,
+        needs: Needs = NOTHING,
+        prefix: str = "",
+        names: Sequence[str] | None = None,
+        known: Container[int] = (),
+    ) -> Iterator[dict[int, Generation]]:
+        """As :meth:`score`, batch by batch; ``known`` and what is yielded are as of :meth:`generate_each`."""
         check_needs(needs, self.model)
         if len(prompts) != len(continuations):
             raise UserError(f"{len(prompts)} prompts but {len(continuations)} continuations were given")
@@ -287,7 +301,7 @@ class CausalLM:
             return score_batch(self.decoder, self.tokenizer, batch, tokens, needs=needs, prefix=shared)
 
         lengths = [len(p.ids) + n for p, n in zip(fitting, more, strict=True)]
-        return collected(self._each(encoded, fitting, lengths, needs, work), len(prompts), progress)
+        yield from self._each(encoded, fitting, lengths, needs, work, known)
 
     def attention_alone(
         self, generations: Sequence[Generation], *, progress: str | None = None
