@@ -1,6 +1,6 @@
 // The page: a question to the server, its answer as it comes, and the view as a link.
 
-import { models, ServerError, stream, useKey } from "./api.js";
+import { models, stream, useKey } from "./api.js";
 import { pack, unpack } from "./link.js";
 import { add, begin, spans, texts, tokens } from "./recording.js";
 import { Panel } from "./replay.js";
@@ -142,7 +142,7 @@ function write(on) {
 }
 
 function fail(error) {
-  if (!(error instanceof ServerError)) console.error(error);
+  if (error instanceof TypeError) console.error(error); // ours
   say(at("failure"), error.message);
   if (error.status !== 401) return;
   interrupted = recording !== null;
@@ -164,7 +164,6 @@ async function unlock() {
 function update({ rounds, final }) {
   if (final) return;
   answer.append(recording.text, tokens(recording, answer.count));
-  answer.count = recording.offsets.length;
   at("text").hidden = !recording.text;
   if (rounds) drawRounds(at("rounds"), recording.rounds, inspector, Math.max(0, Math.min(at("rounds").children.length, recording.rounds.length) - 1));
   at("came").hidden = !recording.rounds.length;
@@ -177,7 +176,6 @@ function show() {
   answer.clear();
   answer.append(recording.text, tokens(recording), { spans: spans(recording) });
   answer.finish(recording.text);
-  answer.count = recording.offsets.length;
   const ended = recording.finish !== null;
   say(at("asked"), recording.asked.prompt);
   at("text").hidden = !recording.text;

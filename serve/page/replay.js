@@ -18,15 +18,13 @@ export class Panel {
     this.root = root;
     this.settings = defaults("probing");
     this.changed = changed;
-    const find = (key) => root.querySelector(`[data-is=${key}]`);
-    this.parts = Object.fromEntries(["trigger", "says", "options", "threshold", "range", "number", "unit", "verdict", "judged", "text"]
-      .map((key) => [key, find(key)]));
-    root.querySelector("legend").textContent = `Trigger ${name}`;
-    for (const label of root.querySelectorAll("label[data-for]")) {
-      const field = find(label.dataset.for);
-      field.id = `${label.dataset.for}-${name}`;
-      label.htmlFor = field.id;
+    this.parts = {}; // by name, with ids of their own for the labels
+    for (const part of root.querySelectorAll("[data-is]")) {
+      this.parts[part.dataset.is] = part;
+      part.id = `${part.dataset.is}-${name}`;
     }
+    for (const label of root.querySelectorAll("[data-for]")) label.htmlFor = `${label.dataset.for}-${name}`;
+    root.querySelector("legend").textContent = `Trigger ${name}`;
     this.parts.trigger.append(...Object.keys(TRIGGERS).map((key) => element("option", "", key, { value: key })));
     this.parts.trigger.addEventListener("change", () => this.#set(defaults(this.parts.trigger.value)));
     for (const field of [this.parts.range, this.parts.number]) {
@@ -83,10 +81,10 @@ export class Panel {
     const { text, tokens } = this.written;
     const cut = !decision.fire ? Infinity : decision.position === null ? 0 : keptBefore(text, decision.position);
     const top = Math.max(1, ...(decision.values ?? []));
-    const values = new Map(tokens.map((token, i) => [token, decision.values?.[i] ?? null]));
+    const shares = new Map((decision.values ?? []).map((value, i) => [tokens[i], value === null ? null : value / top]));
     const fired = new Set((decision.tokens ?? []).map((i) => tokens[i]));
     this.#text.append(text, tokens, {
-      cut, fired, value: (token) => (values.get(token) === null ? null : values.get(token) / top),
+      cut, fired, value: (token) => shares.get(token),
       spans: trigger === "probing" ? this.written.spans : [],
     });
     this.#text.finish(text, cut);

@@ -26,8 +26,8 @@ function drawRound(round, n, inspector) {
 }
 
 function said({ trigger, score, threshold, fire, position }) {
-  const where = position == null ? "the whole draft" : `character ${position}`;
-  return `${trigger}: score ${number(score)}, threshold ${number(threshold)}; ${fire ? `fires on ${where}` : "does not fire"}`;
+  const where = position == null ? "on the whole draft" : `at character ${position}`;
+  return `${trigger}: score ${number(score)}, threshold ${number(threshold)}; ${fire ? `fires ${where}` : "does not fire"}`;
 }
 
 function drawDraft(draft, judged, round, n, inspector) {

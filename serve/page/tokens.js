@@ -101,7 +101,8 @@ export class TokenText {
     this.box.replaceChildren();
     this.box.removeAttribute("aria-activedescendant");
     this.options = [];
-    this.end = 0;
+    this.count = 0; // tokens so far
+    this.end = 0; // of the text so far
     this.inspector.hide();
   }
 
@@ -110,14 +111,15 @@ export class TokenText {
    *
    * @param {string} text all of it so far.
    * @param tokens {start, end, pWrong, ..}, ascending; from where the last call ended.
-   * @param spans {start, end, score, p_wrong} to bracket.
-   * @param look {value(token): share 0 to 1 or null, rows: further [name, value] of a token, fired: tokens, cut: where
-   *   discarded text begins}
+   * @param look {spans: {start, end, score, p_wrong} to bracket; value(token): a share from 0 to 1, null where it is not known, undefined for no colours;
+   *   fired: set of tokens; cut: where discarded text begins}
    */
   append(text, tokens, { spans = [], value = (token) => token.pWrong, fired = new Set(), cut = Infinity } = {}) {
     // A span over all of the text is no place in it.
     const places = spans.filter((span) => span.start > 0 || span.end < text.trimEnd().length);
+    this.count += tokens.length;
     for (const piece of pieces(tokens, text)) {
+      if (piece.end <= this.end) continue;
       this.#plain(text.slice(this.end, piece.start), this.end >= cut);
       this.#token(text, { ...piece, start: Math.max(piece.start, this.end) }, places, value, fired, cut);
       this.end = piece.end;
@@ -138,17 +140,20 @@ export class TokenText {
     const worst = piece.tokens.reduce((a, b) => ((value(b) ?? -1) > (value(a) ?? -1) ? b : a));
     const share = value(worst);
     const part = text.slice(piece.start, piece.end);
-    const classes = ["tok", share === null ? "unread" : `s${step(share)}`];
+    const classes = ["tok"];
+    if (share !== undefined) classes.push(share === null ? "unread" : `s${step(share)}`);
     if (piece.tokens.some((token) => fired.has(token))) classes.push("fired");
     if (piece.start >= cut || piece.end > cut) classes.push("discarded");
     if (/^\n+$/.test(part)) classes.push("newline");
     const option = element("span", classes.join(" "), [], { role: "option", id: `token-${ids++}` });
     const own = spans.filter((span) => span.start < piece.end && span.end > piece.start);
-    const borders = [piece.start, ...own.flatMap((span) => [span.start, span.end]), piece.end]
+    // White space before a word is left bare.
+    const inked = part.trim() ? piece.end - part.trimStart().length : piece.start;
+    const borders = [piece.start, inked, ...own.flatMap((span) => [span.start, span.end]), piece.end]
       .filter((at) => at >= piece.start && at <= piece.end).sort((a, b) => a - b);
     borders.forEach((from, i) => {
       const to = borders[i + 1];
-      if (to > from) option.append(segment(text, from, to, own));
+      if (to > from) option.append(segment(text, from, to, own, from >= inked));
     });
     const rows = [["Token", visible(part)], ...describe(worst)];
     for (const span of own) rows.push(["Span", `${text.slice(span.start, span.end)}: P(wrong) ${percent(span.p_wrong)}, score ${number(span.score)}`]);
@@ -183,9 +188,9 @@ export class TokenText {
 }
 
 /** A part of a token that lies in one span, or in none. */
-function segment(text, from, to, spans) {
+function segment(text, from, to, spans, inked) {
   const span = spans.find((each) => each.start <= from && each.end >= to);
-  const made = element("span", "", text.slice(from, to));
+  const made = element("span", inked ? "ink" : "", text.slice(from, to));
   if (!span) return made;
   made.classList.add("span");
   if (from === span.start) made.classList.add("begins");
