@@ -209,7 +209,7 @@ def test_tokens_show_what_is_known_of_them(page: Page) -> None:
     assert "P(wrong) 90%" in options[5].get_attribute("aria-description")
     ActionChains(page.browser).move_to_element(options[10]).perform()
     assert "not read" in page.inspector()
-    assert [e.text for e in page.all("#text .span.ends")] == [" Austen", "1775", "Emma"]
+    assert [e.text for e in page.all("#text .span.ends")] == ["Austen", "1775", "Emma"]
     assert [e.get_attribute("data-chance") for e in page.all("#text .span.ends")] == ["10%", "90%", "50%"]
     assert "P(wrong) 90%: score 2.2, above the threshold 0.5" in page.text("#status")
     # Underlines differ, so that the steps can be told without colour.
