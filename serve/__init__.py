@@ -1,1 +1,1 @@
-"""Answers over HTTP as OpenAI's API gives them, with where each is probably wrong, and the page that shows it."""
+"""Scores for what others ask and write: texts that exist already, and whether an engine's states are ours."""
