@@ -80,7 +80,8 @@ class Prepared:
                 yield {"error": {"message": self.error, "type": "server_error"}}
                 return
             yield chunk(token[0], hallucination=self.lists(i, i + 1))
-        yield chunk("", "stop", hallucination=self.whole())
+        last = {"retrieval": {"answer": self.text, "retrievals": 1}} if self.events else {}
+        yield chunk("", "stop", hallucination=self.whole(), **last)
 
 
 class FakeServer:
@@ -121,7 +122,7 @@ class FakeServer:
                     if not self.refused():
                         self.send_json(200, {"object": "list", "data": [fake.model]})
                     return
-                name = "index.html" if self.path == "/" else self.path.removeprefix("/page/")
+                name = "index.html" if self.path == "/" else self.path.removeprefix("/")
                 file = PAGE / name
                 if "/" in name or not file.is_file():
                     self.send_json(404, {"detail": "Not Found"})
