@@ -11,12 +11,13 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from importlib.resources import files
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
 from fastapi import Request as HttpRequest
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
 from fastapi.staticfiles import StaticFiles
 from starlette.exceptions import HTTPException
 
@@ -36,6 +37,10 @@ from .scheduler import Busy, Scheduler, ScoredText
 if TYPE_CHECKING:
     from .retrieval import Retrieving
 
+#: The page loads nothing but its own files, and runs no script that stands in it.
+_POLICY = (
+    "default-src 'self'; img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
 _POLL = 0.5  # seconds between looks whether a client that waits is still there
 
 
@@ -83,9 +88,13 @@ def make_app(served: Served) -> FastAPI:
     async def chat(request: ChatRequest, http: HttpRequest) -> Response:
         return await endpoint(request, http)
 
-    page = files("probers.serve").joinpath("page")
-    if page.is_dir():
-        app.mount("/", StaticFiles(directory=str(page), html=True))
+    page = Path(str(files("probers.serve") / "page"))
+    app.mount("/page", StaticFiles(directory=page))
+
+    @app.get("/", include_in_schema=False)
+    async def index() -> Response:
+        return FileResponse(page / "index.html", headers={"Content-Security-Policy": _POLICY})
+
     return app
 
 

@@ -248,7 +248,7 @@ class _Listener:
                 "token_scores": list(decision.token_scores),
             })  # fmt: skip
         if done.accepted:
-            self._accept(self._told + done.accepted)
+            self._accept((self._told + done.accepted).lstrip())  # as the answer's text begins
         if done.query is not None:
             if len(done.text) > len(done.accepted):
                 self._tell({"type": "discarded", "text": done.text[len(done.accepted) :]})

@@ -78,6 +78,9 @@ class ScoredText(LiveText):
 class Scheduler:
     """Writes texts together, and runs what else needs the model between their steps.
 
+    Attributes:
+        asked: texts given and not over.
+
     Args:
         lm: the model; nothing else may run it.
         bank: scores every token; None scores none.
@@ -103,7 +106,7 @@ class Scheduler:
         self._running = None if bank is None else RunningScores(bank)
         self._inbox: queue.SimpleQueue[Callable[[ContinuousBatch], None] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
-        self._asked = 0  # texts given and not over
+        self.asked = 0
         self._ending = False
         self._make()  # refuses what cannot be served before anything begins
         self._thread = threading.Thread(target=self._run, name="scheduler", daemon=True)
@@ -131,9 +134,9 @@ class Scheduler:
             Busy: there are too many already.
         """
         with self._lock:
-            if self._ending or self._asked + len(texts) > self._rows + self._most_waiting:
+            if self._ending or self.asked + len(texts) > self._rows + self._most_waiting:
                 raise Busy
-            self._asked += len(texts)
+            self.asked += len(texts)
         self._inbox.put(lambda batch: batch.add(texts))
 
     def call(self, work: Callable[[], T]) -> T:
@@ -181,7 +184,7 @@ class Scheduler:
     def _publish(self, batch: ContinuousBatch, changed: Sequence[ScoredText]) -> None:
         left = [text for text in changed if text.left]
         with self._lock:
-            self._asked -= len(left)
+            self.asked -= len(left)
         for text in left:
             if self._running is not None:
                 self._running.forget(text)
