@@ -122,7 +122,7 @@ class FakeServer:
                     if not self.refused():
                         self.send_json(200, {"object": "list", "data": [fake.model]})
                     return
-                name = "index.html" if self.path == "/" else self.path.removeprefix("/")
+                name = "index.html" if self.path == "/" else self.path.removeprefix("/page/")
                 file = PAGE / name
                 if "/" in name or not file.is_file():
                     self.send_json(404, {"detail": "Not Found"})

@@ -477,13 +477,13 @@ def test_sentences_are_those_of_the_package(page: Page) -> None:
     texts = ["".join(draw.choices(pool, k=draw.randrange(1, 14))) for _ in range(4000)]
     texts += [f"Seen by {a}. {b} left." for a in sorted(rules._TITLES | rules._SHORT) for b in ("The", "Paris", "he", "5")]
     found = page.js(
-        "return import('/sentences.js').then(m => arguments[0].map(t => m.splitSentences(t)"
+        "return import('/page/sentences.js').then(m => arguments[0].map(t => m.splitSentences(t)"
         ".map(([a, b]) => [[...t.slice(0, a)].length, [...t.slice(0, b)].length])))",
         texts,
     )
     wrong = [text for text, spans in zip(texts, found, strict=True) if list(map(list, rules.split_sentences(text))) != spans]
     assert wrong == []
-    assert page.js("return import('/sentences.js').then(m => m.keptBefore('a b \\x1f\\n c', 6))") == 3
+    assert page.js("return import('/page/sentences.js').then(m => m.keptBefore('a b \\x1f\\n c', 6))") == 3
 
 
 def generation(draw: random.Random) -> Generation:
@@ -523,7 +523,7 @@ def test_replayed_decisions_are_those_of_the_triggers(page: Page) -> None:
             decision = build(settings)(made, state)
             cases.append([name, settings, lists, fresh])
             expected.append([decision.fire, decision.score, decision.position, list(decision.tokens)])
-    code = """return Promise.all([import('/triggers.js'), import('/recording.js')]).then(([t, r]) =>
+    code = """return Promise.all([import('/page/triggers.js'), import('/page/recording.js')]).then(([t, r]) =>
         arguments[0].map(([name, settings, lists, fresh]) => {
           const d = t.replay(name, settings, {text: lists.text, tokens: r.tokens(lists)}, fresh);
           const place = d.position === null ? null : [...lists.text.slice(0, d.position)].length;
@@ -540,7 +540,7 @@ def test_replayed_decisions_are_those_of_the_triggers(page: Page) -> None:
 
 @in_browser
 def test_replayed_probing_fires_above_the_threshold_only(page: Page) -> None:
-    code = """return import('/triggers.js').then(m => arguments[0].map(([score, threshold, n]) => m.replay("probing", {threshold},
+    code = """return import('/page/triggers.js').then(m => arguments[0].map(([score, threshold, n]) => m.replay("probing", {threshold},
         {text: "a".repeat(n), score, spans: [], tokens: [...Array(n).keys()].map(i => ({start: i, end: i + 1, pWrong: 0.5}))}).fire))"""
     # Equal does not fire; nothing to judge does not; an answer without a token is no answer.
     cases = [[0.6, 0.5, 3], [0.5, 0.5, 3], [-1, -2, 3], [None, -5, 3], [None, 0.5, 0]]
@@ -549,7 +549,7 @@ def test_replayed_probing_fires_above_the_threshold_only(page: Page) -> None:
 
 @in_browser
 def test_defaults_are_those_of_the_configuration(page: Page) -> None:
-    defaults = page.js("return import('/replay.js').then(m => ['entropy', 'flare'].map(m.defaults))")
+    defaults = page.js("return import('/page/replay.js').then(m => ['entropy', 'flare'].map(m.defaults))")
     for found in defaults:
         options = yaml.safe_load((ROOT / f"configs/trigger/{found['trigger']}.yaml").read_text())
         assert found == {"trigger": found["trigger"]} | {key: options[key] for key in found if key != "trigger"}
