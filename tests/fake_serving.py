@@ -80,7 +80,8 @@ class Prepared:
                 yield {"error": {"message": self.error, "type": "server_error"}}
                 return
             yield chunk(token[0], hallucination=self.lists(i, i + 1))
-        yield chunk("", "stop", hallucination=self.whole())
+        last = {"retrieval": {"answer": self.text, "retrievals": 1}} if self.events else {}
+        yield chunk("", "stop", hallucination=self.whole(), **last)
 
 
 class FakeServer:

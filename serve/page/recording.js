@@ -32,8 +32,9 @@ export function add(recording, chunk) {
     recording.whole = { score, p_wrong, threshold, fires, spans: spans ?? [], domain: domain ?? null };
   }
   if (content && recording.rounds.length) recording.rounds.at(-1).written = true;
-  if (choice.retrieval) addEvent(recording.rounds, choice.retrieval);
-  return { rounds: Boolean(choice.retrieval), final };
+  const event = choice.retrieval?.type; // the last chunk's is a summary
+  if (event) addEvent(recording.rounds, choice.retrieval);
+  return { rounds: Boolean(event), final };
 }
 
 function addEvent(rounds, { type, ...event }) {
@@ -87,7 +88,7 @@ export function texts(recording) {
   const answer = { name: "Answer", fresh: false, written: {
     text: recording.text, tokens: tokens(recording), score: recording.whole?.score, spans: spans(recording) } };
   const drafts = recording.rounds.flatMap(({ draft, judged }, i) => {
-    if (!draft?.offsets) return [];
+    if (!draft?.offsets?.length) return [];
     const before = recording.rounds[i - 1];
     const score = judged?.trigger === "probing" ? judged.score : undefined;
     return [{ name: `Draft ${i + 1}`, fresh: Boolean(before?.query != null && before.judged?.position != null),

@@ -16,7 +16,7 @@ function drawRound(round, n, inspector) {
   const { draft, judged } = round;
   if (draft) item.append(element("h3", "", `Draft ${n + 1}`), drawDraft(draft, judged, round, n, inspector));
   else item.append(element("h3", "", "Before anything was written"));
-  if (judged) item.append(element("p", judged.fire ? "verdict fires" : "verdict", said(judged)));
+  if (judged) item.append(element("p", judged.fire ? "verdict fires" : "verdict", said(judged, round)));
   if (round.discarded !== null) {
     item.append(element("p", "discard", [element("b", "", "Discarded: "), element("del", "made", round.discarded || "nothing")]));
   }
@@ -25,15 +25,16 @@ function drawRound(round, n, inspector) {
   return item;
 }
 
-function said({ trigger, score, threshold, fire, position }) {
+function said({ trigger, score, threshold, fire, position }, { query, written }) {
   const where = position == null ? "on the whole draft" : `at character ${position}`;
-  return `${trigger}: score ${number(score)}, threshold ${number(threshold)}; ${fire ? `fires ${where}` : "does not fire"}`;
+  const last = written && query === null ? ", and no search was left: it stays" : "";
+  return `${trigger}: score ${number(score)}, threshold ${number(threshold)}; ${fire ? `fires ${where}${last}` : "does not fire"}`;
 }
 
 function drawDraft(draft, judged, round, n, inspector) {
   const box = element("div", "made");
   const cut = judged?.fire && round.discarded !== null ? units(draft.text)(judged.position ?? 0) : Infinity;
-  if (!draft.offsets) {
+  if (!draft.offsets?.length) {
     box.classList.add("draft");
     box.append(draft.text);
     return box;

@@ -93,7 +93,7 @@ export class TokenText {
     box.addEventListener("blur", () => inspector.hide());
     box.addEventListener("pointerover", (event) => event.pointerType === "mouse" && this.#look(event.target.closest("[role=option]")));
     box.addEventListener("pointerleave", (event) => event.pointerType === "mouse" && !box.matches(":focus") && inspector.hide());
-    box.addEventListener("click", (event) => this.#look(event.target.closest("[role=option]")));
+    box.addEventListener("click", (event) => this.#look(event.target.closest("[role=option]"), true));
     this.clear();
   }
 
@@ -168,8 +168,9 @@ export class TokenText {
     return this.options.find((each) => each.id === this.box.getAttribute("aria-activedescendant"));
   }
 
-  #look(option) {
+  #look(option, scroll = false) {
     if (!option) return;
+    if (scroll) option.scrollIntoView({ block: "nearest" });
     this.box.setAttribute("aria-activedescendant", option.id);
     this.inspector.show(option, option.rows);
   }
@@ -182,8 +183,7 @@ export class TokenText {
     if (to === undefined) return;
     event.preventDefault();
     const option = this.options[Math.max(0, Math.min(last, to))];
-    option.scrollIntoView({ block: "nearest" });
-    this.#look(option);
+    this.#look(option, true);
   }
 }
 
