@@ -200,8 +200,12 @@ class _Endpoint:
         served = self._served
         changed = asyncio.Event()
         loop = asyncio.get_running_loop()
+
+        def tell() -> None:
+            loop.call_soon_threadsafe(changed.set)
+
         # Long prompts take the tokenizer a while.
-        texts = await asyncio.to_thread(self._texts, request, lambda: loop.call_soon_threadsafe(changed.set))
+        texts = await asyncio.to_thread(self._texts, request, tell)
         frame = Frame(request.kind, served.name)
         choices = [
             Choice(frame, index, text, request.alternatives, self._assessor(request))
@@ -279,7 +283,7 @@ class _Endpoint:
         asked = request.hallucination
         return None if bank is None else Assessor(bank, None if asked is None else asked.threshold)
 
-    def _texts(self, request: Request, changed: Callable[[], object]) -> list[ScoredText]:
+    def _texts(self, request: Request, changed: Callable[[], None]) -> list[ScoredText]:
         """The texts that a request wants written.
 
         Raises:

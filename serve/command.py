@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import DictConfig
 
 from probers.commands.parts import build, load_model, load_passages
-from probers.commands.runs import newest_prober
+from probers.commands.runs import ProberKind, newest_prober
 from probers.types import UserError
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def _bank(cfg: DictConfig) -> ProbeBank | None:
         return None
     found: Any = cfg.prober
     if found is None:
-        kinds = ("tokens", "answers", "entities")
+        kinds: tuple[ProberKind, ...] = ("tokens", "answers", "entities")
         newest = (newest_prober(kind, model=cfg.model.name) for kind in kinds)
         found = next((one for one in newest if one is not None), None) or shipped(cfg.model.name)
         if found is None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 if TYPE_CHECKING:
-    from .scheduler import ScoredText
+    from probers.engine.continuous import LiveText
 
 _SECONDS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
 
@@ -48,7 +48,7 @@ class Metrics:
         if running:
             self.batch.observe(running)
 
-    def ended(self, text: ScoredText) -> None:
+    def ended(self, text: LiveText) -> None:
         """A text is over."""
         how = "error" if text.error else "cancelled" if text.cancelled else text.row.stop
         self.texts.labels(how).inc()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Container, Iterator, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from probers.engine.decode import Request, Sampling
@@ -63,8 +64,8 @@ class SharedLM(CausalLM):
         """As :meth:`CausalLM.generate_each`; prefixes are found by the server's own cache."""
         own = self.scheduler.lm
         if not shares(self.scheduler.feature, needs):
-            options = {"max_new_tokens": max_new_tokens, "needs": needs, "stop": stop, "sampling": sampling}
-            yield self._call(lambda: dict(enumerate(own.generate(prompts, names=names, **options))))
+            asked = partial(own.generate, prompts, needs=needs, stop=stop, sampling=sampling, names=names)
+            yield self._call(lambda: dict(enumerate(asked(max_new_tokens=max_new_tokens))))
             return
         limits = [max_new_tokens] * len(prompts) if isinstance(max_new_tokens, int) else list(max_new_tokens)
         encoded = encode_prompts(self.tokenizer, prompts, names)

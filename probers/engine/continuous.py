@@ -234,17 +234,17 @@ class ContinuousBatch:
         room, texts = self._rows - len(self._running), list[LiveText]()
         places, prefixes = dict[tuple[int, ...], int](), list[CachedPrefix | None]()
         while self._waiting and len(texts) < room:
-            ids = self._waiting[0].request.prompt.ids
-            if ids not in places:
-                width = max(map(len, [*places, ids]))
-                known = None if self._blocks is None else self._blocks.find(ids)
+            own = self._waiting[0].request.prompt.ids
+            if own not in places:
+                width = max(map(len, [*places, own]))
+                known = None if self._blocks is None else self._blocks.find(own)
                 if places and (width * (len(places) + 1) > self._piece or bool(known) != bool(prefixes[0])):
                     break
-                places[ids] = len(places)
+                places[own] = len(places)
                 prefixes.append(known)
             texts.append(self._waiting.popleft())
-            prefix = prefixes[places[ids]]
-            texts[-1].cached = 0 if prefix is None else prefix.common(ids)
+            prefix = prefixes[places[own]]
+            texts[-1].cached = 0 if prefix is None else prefix.common(own)
         prompts = list(places)
         ids, mask, positions = self._decoder.pad(prompts)
         cache, done = begin_cache(self._decoder, prompts, prefixes, ids.shape[1], whole=True)

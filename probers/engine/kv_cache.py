@@ -90,6 +90,7 @@ class GrowingLayer(DynamicLayer):
             return
         if self.keys is None or self.values is None:
             self.lazy_initialization(other.keys, other.values)
+        assert self.keys is not None and self.values is not None
         before, length = (0, 0) if self._buffers is None else (len(self.keys), self.get_seq_length())
         after, total = before + len(other.keys), max(length, other.get_seq_length())
         old = self._buffers
