@@ -92,12 +92,12 @@ def test_ten_thousand_mangled_requests(server: Running) -> None:
 
 
 @pytest.mark.slow
-def test_requests_made_of_the_openapi_page(server: Running) -> None:
+def test_requests_made_of_the_openapi_page(server: Running, tmp_path: Path) -> None:
     command = [
         str(Path(sys.executable).with_name("schemathesis")), "run", f"{server.url}/openapi.json",
         "--checks", "not_a_server_error", "--max-examples", "1000", "--seed", "1", "--no-color",
         "--exclude-path", "/metrics",
     ]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stdout[-3000:]
     assert server.idle()
