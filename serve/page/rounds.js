@@ -19,9 +19,11 @@ function drawRound(round, n, inspector) {
   if (draft) item.append(drawDraft(draft, judged, round, n, inspector));
   if (judged) item.append(element("p", judged.fire ? "verdict fires" : "verdict", said(judged, round)));
   if (round.discarded !== null) {
-    item.append(element("p", "discard", [element("b", "", "Discarded: "), element("del", "made", round.discarded || "nothing")]));
+    item.append(element("p", "discard", [element("b", "", "Discarded: "), element("del", "made", round.discarded)]));
   }
-  if (round.query !== null) item.append(element("p", "query", [element("b", "", "Query: "), element("q", "made", round.query)]));
+  if (round.query !== null) {
+    item.append(element("p", "query", [element("b", "", "Query: "), element("q", "made", round.query)]));
+  }
   if (round.passages) item.append(...drawPassages(round, n));
   return item;
 }
@@ -52,9 +54,11 @@ function drawPassages({ passages, left_out: leftOut }, n) {
     const summary = element("summary", "", [
       element("span", "made", passage.title || passage.id), element("small", "", ` score ${number(passage.score)}`),
     ]);
-    return element("li", "", element("details", "", [summary, element("p", "made", passage.text)], { "data-place": `${n}-${i}` }));
+    const body = element("p", "made", passage.text);
+    return element("li", "", element("details", "", [summary, body], { "data-place": `${n}-${i}` }));
   }));
   const count = passages.length === 1 ? "1 passage" : `${passages.length} passages`;
   const more = leftOut ? `, ${leftOut} more had no room in the prompt` : "";
-  return [element("p", "", element("b", "", passages.length ? `${count} read${more}:` : `No passage was found${more}.`)), list];
+  const told = passages.length ? `${count} read${more}:` : `No passage was read${more}.`;
+  return [element("p", "", element("b", "", told)), list];
 }
