@@ -64,7 +64,10 @@ class Prepared:
         return self.lists() | {
             "score": worst[1], "p_wrong": worst[2], "threshold": 0.5,
             "fires": worst[1] is not None and worst[1] > 0.5,
-            "spans": [{"start": s, "end": s + len(m), "score": score, "p_wrong": p} for s, m, score, p in found],
+            "spans": [
+                {"start": start, "end": start + len(mention), "score": score, "p_wrong": p}
+                for start, mention, score, p in found
+            ],
             "domain": {"distance": 9.5, "limit": 7.25, "unlike": self.unlike},
         }  # fmt: skip
 

@@ -8,6 +8,7 @@ import random
 import re
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,10 @@ import numpy as np
 import pytest
 import yaml
 from fake_serving import PAGE, FakeServer, Prepared, Token
-
-from probers import text as rules
 from probers.rag.triggers import Entropy, FixedSentence, Flare, Never
 from probers.rag.triggers.base import State, Trigger
+
+from probers import text as rules
 from probers.types import Generation, Question
 
 ROOT = Path(__file__).parents[1]
@@ -42,44 +43,60 @@ def tokens(*each: tuple[str, float | None, float], entropy: float = 1.0) -> list
 
 PLAIN = Prepared(
     tokens(
-        ("Jane", 0.1, 0.9), (" Austen", 0.1, 0.95), (" was", 0.05, 0.9), (" born", 0.3, 0.8), (" in", 0.1, 0.9),
-        (" 1775", 0.9, 0.15), (".", 0.1, 0.9), (" She", 0.2, 0.7), (" wrote", 0.1, 0.9), (" Emma", 0.5, 0.6),
+        ("Jane", 0.1, 0.9), (" Austen", 0.1, 0.95), (" was", 0.05, 0.9), (" born", 0.3, 0.8),
+        (" in", 0.1, 0.9), (" 1775", 0.9, 0.15),
+        (".", 0.1, 0.9), (" She", 0.2, 0.7), (" wrote", 0.1, 0.9), (" Emma", 0.5, 0.6),
         (".", None, 0.99),
     ),
     spans=[("Jane Austen", -2.2, 0.1), ("1775", 2.2, 0.9), ("Emma", 0.0, 0.5)],
 )  # fmt: skip
-SMILING = Prepared(tokens(("Ada", 0.1, 0.9), (" 🎈🎈", 0.2, 0.5), (" met", 0.1, 0.9), (" Bob", 0.9, 0.2)), [("Bob", 2.2, 0.9)])
+SMILING = Prepared(
+    tokens(("Ada", 0.1, 0.9), (" 🎈🎈", 0.2, 0.5), (" met", 0.1, 0.9), (" Bob", 0.9, 0.2)),
+    [("Bob", 2.2, 0.9)],
+)
+PASSAGE = {"id": "7", "title": "Emma", "text": "Emma is of 1815.", "score": 12.5}
+JUDGED = {"type": "judged", "fire": True, "token_scores": []}
 HTML = Prepared(
     tokens((EVIL, 0.9, 0.5), (" <b>bold</b>", 0.2, 0.5)),
     events=[
         {"type": "draft", "text": EVIL},
-        {"type": "judged", "trigger": "probing", "score": 2.0, "threshold": 0.5, "fire": True, "position": None, "token_scores": []},
+        JUDGED | {"trigger": "probing", "score": 2.0, "threshold": 0.5, "position": None},
         {"type": "discarded", "text": EVIL},
         {"type": "query", "query": EVIL},
-        {"type": "passages", "passages": [{"id": "1", "title": EVIL, "text": EVIL, "score": 3.0}], "left_out": 0},
+        {"type": "passages", "passages": [PASSAGE | {"title": EVIL, "text": EVIL}], "left_out": 0},
     ],
 )  # fmt: skip
 DRAFT = Prepared(
-    tokens(("Emma", 0.2, 0.9), (" came", 0.1, 0.9), (".", 0.1, 0.9), (" It", 0.2, 0.9), (" was", 0.1, 0.9), (" 1820", 0.9, 0.1), (".", 0.1, 0.9))
+    tokens(
+        ("Emma", 0.2, 0.9), (" came", 0.1, 0.9), (".", 0.1, 0.9),
+        (" It", 0.2, 0.9), (" was", 0.1, 0.9), (" 1820", 0.9, 0.1), (".", 0.1, 0.9),
+    )
 )  # fmt: skip
 _SCORED = {name.removeprefix("token_"): values for name, values in DRAFT.lists().items()}
 RETRIEVED = Prepared(
-    tokens(("Emma", 0.2, 0.9), (" came", 0.1, 0.9), (".", 0.1, 0.9), (" In", 0.1, 0.8), (" 1815", 0.1, 0.9), (".", 0.1, 0.9)),
+    tokens(
+        ("Emma", 0.2, 0.9), (" came", 0.1, 0.9), (".", 0.1, 0.9),
+        (" In", 0.1, 0.8), (" 1815", 0.1, 0.9), (".", 0.1, 0.9),
+    ),
     spans=[("1815", -2.2, 0.1)],
     events=[
         {"type": "draft", "text": "Emma came."},
         {"type": "draft", "text": DRAFT.text},
         {"type": "draft", "text": DRAFT.text} | _SCORED,
-        {"type": "judged", "trigger": "flare", "score": 0.9, "threshold": 0.2, "fire": True, "position": 11, "token_scores": [0.1] * 7},
+        JUDGED | {"trigger": "flare", "score": 0.9, "threshold": 0.2, "position": 11},
         {"type": "discarded", "text": "It was 1820."},
         {"type": "query", "query": "When did Emma come?"},
-        {"type": "passages", "passages": [{"id": "7", "title": "Emma", "text": "Emma is of 1815.", "score": 12.5}], "left_out": 2},
+        {"type": "passages", "passages": [PASSAGE], "left_out": 2},
     ],
 )  # fmt: skip
-LONG = Prepared([t for i in range(40) for t in tokens((f" Sentence{i}", (i + 1) / 41, 0.5), (" goes on", 0.5, 0.5), (".", 0.1, 0.5))])
+LONG = Prepared(
+    tokens(
+        *(each for i in range(1, 41) for each in ((f" Sentence{i}", i / 41, 0.5), (" goes on.", 0.5, 0.5)))
+    )
+)
 PREPARED = {
     "plain": PLAIN, "smiling": SMILING, EVIL: HTML, "retrieved": RETRIEVED, "long": LONG,
-    "slow": Prepared(PLAIN.tokens, PLAIN.spans, pause=0.3), "unlike": Prepared(PLAIN.tokens, PLAIN.spans, unlike=True),
+    "slow": replace(PLAIN, pause=0.3), "unlike": replace(PLAIN, unlike=True),
     "refused": Prepared(status=400, error="max_tokens=0 must be 1 or more"),
     "broken": Prepared(PLAIN.tokens, error="the model stopped: <b>out of memory</b>"),
 }  # fmt: skip
@@ -92,8 +109,8 @@ def browser() -> Iterator[Any]:
 
     options = ChromeOptions()
     options.binary_location = BROWSER or ""
-    for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--window-size=1300,900"):
-        options.add_argument(argument)
+    for argument in ("headless=new", "no-sandbox", "disable-dev-shm-usage", "window-size=1300,900"):
+        options.add_argument(f"--{argument}")
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     driver = Chrome(options, Service(DRIVER))
     yield driver
@@ -119,6 +136,10 @@ class Page:
 
     def emulate(self, command: str, **values: Any) -> Any:
         return self.browser.execute_cdp_cmd(command, values)
+
+    def prefer(self, what: str, value: str) -> None:
+        features = [{"name": f"prefers-{what}", "value": value}]
+        self.emulate("Emulation.setEmulatedMedia", features=features)
 
     def open(self, fragment: str = "") -> None:
         self.browser.get("about:blank")
@@ -161,13 +182,18 @@ class Page:
         self.set(f"#trigger-{panel}", trigger, "change")
 
     def set(self, selector: str, value: str, event: str = "input") -> None:
-        code = "const e = document.querySelector(arguments[0]); e.value = arguments[1]; e.dispatchEvent(new Event(arguments[2], {bubbles: true}))"
+        code = """const field = document.querySelector(arguments[0]); field.value = arguments[1];
+            field.dispatchEvent(new Event(arguments[2], {bubbles: true}))"""
         self.js(code, selector, value, event)
+
+    def texts(self, selector: str) -> list[str]:
+        code = "return [...document.querySelectorAll(arguments[0])].map(e => e.textContent)"
+        return list(self.js(code, selector))
 
     def panel(self, name: str) -> dict[str, str]:
         root = f"fieldset.panel:nth-child({'AB'.index(name) + 1})"
-        cut = self.js("return [...document.querySelectorAll(arguments[0])].map(e => e.textContent).join('')", f"{root} .discarded")
-        return {"verdict": self.text(f"{root} .verdict"), "text": self.text(f"{root} .tokens"), "discarded": cut}
+        verdict, text = self.text(f"{root} .verdict"), self.text(f"{root} .tokens")
+        return {"verdict": verdict, "text": text, "discarded": "".join(self.texts(f"{root} .discarded"))}
 
     def inspector(self) -> str:
         return self.text("#inspector") if self.shown("#inspector") else ""
@@ -177,8 +203,10 @@ class Page:
 def page(browser: Any, server: FakeServer) -> Iterator[Page]:
     page = Page(browser, server)
     yield page
-    wrong = [entry["message"] for entry in browser.get_log("browser") if "status of 4" not in entry["message"]]
-    assert wrong == []  # errors of scripts and of the content policy
+    told = [entry["message"] for entry in browser.get_log("browser")]
+    assert [
+        each for each in told if "status of 4" not in each
+    ] == []  # errors of scripts and of the content policy
 
 
 @in_browser
@@ -204,8 +232,8 @@ def test_tokens_show_what_is_known_of_them(page: Page) -> None:
 
     ActionChains(page.browser).move_to_element(options[5]).perform()
     said = page.inspector()
-    assert "P(wrong)90%" in said and "Score2.2" in said and "Probability15%" in said and "Entropy1 nats" in said
-    assert "Span1775: P(wrong) 90%" in said
+    for row in ("P(wrong)90%", "Score2.2", "Probability15%", "Entropy1 nats", "Span1775: P(wrong) 90%"):
+        assert row in said
     assert "P(wrong) 90%" in options[5].get_attribute("aria-description")
     ActionChains(page.browser).move_to_element(options[10]).perform()
     assert "not read" in page.inspector()
@@ -213,9 +241,9 @@ def test_tokens_show_what_is_known_of_them(page: Page) -> None:
     assert [e.get_attribute("data-chance") for e in page.all("#text .span.ends")] == ["10%", "90%", "50%"]
     assert "P(wrong) 90%: score 2.2, above the threshold 0.5" in page.text("#status")
     # Underlines differ, so that the steps can be told without colour.
-    lines = {e.value_of_css_property("text-decoration-line") + e.value_of_css_property("text-decoration-style")
-             + e.value_of_css_property("text-decoration-thickness") for e in page.all("#legend .tok:not(.unread) .ink")}  # fmt: skip
-    assert len(lines) == 5
+    parts = ("line", "style", "thickness")
+    steps = page.all("#legend .tok:not(.unread) .ink")
+    assert len({tuple(e.value_of_css_property(f"text-decoration-{p}") for p in parts) for e in steps}) == 5
 
 
 @in_browser
@@ -229,8 +257,9 @@ def test_the_request_is_what_was_set(page: Page) -> None:
     page.set("#threshold", "0.25")
     page.answered("plain", retrieve=True)
     chat, completion = page.server.asked
+    said = [{"role": "user", "content": "plain"}]
     shared = {"model": "smollm2", "max_tokens": 7, "temperature": 0.5, "stream": True}
-    assert chat == shared | {"messages": [{"role": "user", "content": "plain"}], "path": "/v1/chat/completions"}
+    assert chat == shared | {"messages": said, "path": "/v1/chat/completions"}
     retrieval = {"trigger": "probing", "query": "question", "threshold": 0.25}
     assert completion == shared | {"prompt": "plain", "retrieval": retrieval, "path": "/v1/completions"}
 
@@ -249,8 +278,9 @@ def test_model_line_and_what_it_cannot(page: Page) -> None:
 
 @in_browser
 def test_queries_are_those_of_the_configuration(page: Page) -> None:
-    listed = page.js("return [...document.querySelectorAll('#query option')].map(e => e.textContent)")
-    assert listed[1:] == sorted(path.stem for path in (ROOT / "configs/query").glob("*.yaml"))
+    assert page.texts("#query option")[1:] == sorted(
+        path.stem for path in (ROOT / "configs/query").glob("*.yaml")
+    )
 
 
 @in_browser
@@ -281,22 +311,21 @@ def test_link_brings_the_same_view_back(page: Page) -> None:
     page.answered("smiling", chat=True)
     page.choose("B", "flare")
     page.set("#number-B", "0.6")
-    before = {
-        "status": page.text("#status"), "a": page.panel("A"), "b": page.panel("B"),
-        "marks": page.js("return document.querySelector('#text').innerHTML.replace(/token-\\d+/g, '')"),
-    }  # fmt: skip
+
+    def view() -> dict[str, Any]:
+        marks = page.js("return document.querySelector('#text').innerHTML.replace(/token-\\d+/g, '')")
+        return {"status": page.text("#status"), "marks": marks, "a": page.panel("A"), "b": page.panel("B")}
+
+    before = view()
     assert "Fires" in before["b"]["verdict"] and page.text("#text .span.ends") == "Bob"
     page.find("#link").click()
     page.until(lambda: page.text("#linked"))
     fragment = page.js("return location.hash")
     page.open(fragment)
     page.until(lambda: page.shown("#text"))
-    after = {
-        "status": page.text("#status"), "a": page.panel("A"), "b": page.panel("B"),
-        "marks": page.js("return document.querySelector('#text').innerHTML.replace(/token-\\d+/g, '')"),
-    }  # fmt: skip
-    assert after == before
-    assert page.find("#prompt").get_attribute("value") == "smiling" and page.find("[value=chat]").is_selected()
+    assert view() == before
+    assert page.find("#prompt").get_attribute("value") == "smiling"
+    assert page.find("[value=chat]").is_selected()
     assert len(page.server.asked) == 1
     page.open(fragment[:-20])
     page.until(lambda: page.shown("#failure"))
@@ -312,7 +341,7 @@ def test_retrieval_is_told_as_it_happened(page: Page) -> None:
     assert "flare: score 0.9, threshold 0.2; fires at character 11" in said
     assert "Discarded: It was 1820." in said and "Query: When did Emma come?" in said
     assert "1 passage read, 2 more had no room in the prompt" in said and "score 12.5" in said
-    assert page.js("return [...document.querySelectorAll('#rounds .discarded')].map(e => e.textContent).join('')") == " It was 1820."
+    assert "".join(page.texts("#rounds .discarded")) == " It was 1820."
     assert not page.shown(".passages p")
     page.find(".passages summary").click()
     assert page.find(".passages p").text == "Emma is of 1815."
@@ -416,7 +445,8 @@ def test_keyboard_alone(page: Page) -> None:
 @in_browser
 @pytest.mark.parametrize("question", ["plain", "retrieved", "long", EVIL])
 def test_narrow_screens(page: Page, question: str) -> None:
-    page.emulate("Emulation.setDeviceMetricsOverride", width=320, height=640, deviceScaleFactor=1, mobile=True)
+    phone = {"width": 320, "height": 640, "deviceScaleFactor": 1, "mobile": True}
+    page.emulate("Emulation.setDeviceMetricsOverride", **phone)
     page.answered(question, retrieve=True)
     assert page.js("return document.documentElement.scrollWidth") <= 320
     page.find("#text [role=option]").click()
@@ -436,7 +466,7 @@ def test_dark_and_light(page: Page) -> None:
         return luminance(page.find("body").value_of_css_property("background-color"))
 
     for scheme, dark in (("dark", True), ("light", False)):
-        page.emulate("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+        page.prefer("color-scheme", scheme)
         assert (ground() < 0.2) == dark
     page.set("#theme", "dark", "change")
     assert ground() < 0.2
@@ -457,7 +487,7 @@ def test_dark_and_light(page: Page) -> None:
 def test_reduced_motion(page: Page) -> None:
     moving = "return getComputedStyle(document.querySelector('#text'), '::after').animationName"
     for preference, name in (("no-preference", "writing"), ("reduce", "none")):
-        page.emulate("Emulation.setEmulatedMedia", features=[{"name": "prefers-reduced-motion", "value": preference}])
+        page.prefer("reduced-motion", preference)
         page.ask("slow")
         page.until(lambda: page.shown("#text"))
         assert page.js(moving) == name
@@ -470,25 +500,44 @@ def test_reduced_motion(page: Page) -> None:
 @in_browser
 def test_sentences_are_those_of_the_package(page: Page) -> None:
     draw = random.Random(0)
+    abbreviations = sorted(rules._TITLES | rules._SHORT)
     pool = [
-        *sorted(rules._TITLES | rules._SHORT), *sorted(rules._STARTERS), *"ABZÉǅßя中𝔸", "Mr", "U.S", "No", "5", "²", "word", "Über",
-        ".", "!", "?", "…", "...", '."', ".)", ".”", " ", " ", " ", "  ", "\n", "\n\n", "\u00a0", "\x1f", "\x85", "\ufeff", "\u2028", "_", "e\u0301", "'", "(", "“",
+        *abbreviations, *sorted(rules._STARTERS), *"ABZÉǅßя中𝔸", "Mr", "U.S", "No", "5", "²", "word", "Über",
+        ".", "!", "?", "…", "...", '."', ".)", ".”", "_", "e\u0301", "'", "(", "“",
+        " ", " ", " ", "  ", "\n", "\n\n", "\u00a0", "\x1f", "\x85", "\ufeff", "\u2028",
     ]  # fmt: skip
     texts = ["".join(draw.choices(pool, k=draw.randrange(1, 14))) for _ in range(4000)]
-    texts += [f"Seen by {a}. {b} left." for a in sorted(rules._TITLES | rules._SHORT) for b in ("The", "Paris", "he", "5")]
+    texts += [f"Seen by {a}. {b} left." for a in abbreviations for b in ("The", "Paris", "he", "5")]
     found = page.js(
         "return import('/page/sentences.js').then(m => arguments[0].map(t => m.splitSentences(t)"
         ".map(([a, b]) => [[...t.slice(0, a)].length, [...t.slice(0, b)].length])))",
         texts,
     )
-    wrong = [text for text, spans in zip(texts, found, strict=True) if list(map(list, rules.split_sentences(text))) != spans]
-    assert wrong == []
+    expected = [[list(span) for span in rules.split_sentences(text)] for text in texts]
+    assert [case for case in zip(texts, found, expected, strict=True) if case[1] != case[2]] == []
     assert page.js("return import('/page/sentences.js').then(m => m.keptBefore('a b \\x1f\\n c', 6))") == 3
 
 
 def generation(draw: random.Random) -> Generation:
     """A text of random tokens, some of which begin within words or hold a border of sentences."""
-    parts = ["The", " cat", " sat", ".", " It", " was", " Dr", ". ", "5", "🎈", "\n", "!", " He", "", " U.S.", " mat. It"]
+    parts = [
+        "The",
+        " cat",
+        " sat",
+        ".",
+        " It",
+        " was",
+        " Dr",
+        ". ",
+        "5",
+        "🎈",
+        "\n",
+        "!",
+        " He",
+        "",
+        " U.S.",
+        " mat. It",
+    ]
     pieces = draw.choices(parts, k=draw.randrange(0, 24))
     ends = np.cumsum([0, *map(len, pieces)]).tolist()
     n = len(pieces)
@@ -540,8 +589,10 @@ def test_replayed_decisions_are_those_of_the_triggers(page: Page) -> None:
 
 @in_browser
 def test_replayed_probing_fires_above_the_threshold_only(page: Page) -> None:
-    code = """return import('/page/triggers.js').then(m => arguments[0].map(([score, threshold, n]) => m.replay("probing", {threshold},
-        {text: "a".repeat(n), score, spans: [], tokens: [...Array(n).keys()].map(i => ({start: i, end: i + 1, pWrong: 0.5}))}).fire))"""
+    code = """return import('/page/triggers.js').then(m => arguments[0].map(([score, threshold, n]) => {
+        const tokens = [...Array(n).keys()].map(i => ({start: i, end: i + 1, pWrong: 0.5}));
+        return m.replay("probing", {threshold}, {text: "a".repeat(n), score, spans: [], tokens}).fire;
+      }))"""
     # Equal does not fire; nothing to judge does not; an answer without a token is no answer.
     cases = [[0.6, 0.5, 3], [0.5, 0.5, 3], [-1, -2, 3], [None, -5, 3], [None, 0.5, 0]]
     assert page.js(code, cases) == [True, False, True, False, True]
@@ -552,12 +603,12 @@ def test_defaults_are_those_of_the_configuration(page: Page) -> None:
     defaults = page.js("return import('/page/replay.js').then(m => ['entropy', 'flare'].map(m.defaults))")
     for found in defaults:
         options = yaml.safe_load((ROOT / f"configs/trigger/{found['trigger']}.yaml").read_text())
-        assert found == {"trigger": found["trigger"]} | {key: options[key] for key in found if key != "trigger"}
+        assert found == {key: options.get(key, found["trigger"]) for key in found}
 
 
 def test_nothing_is_fetched_from_elsewhere_or_made_of_markup() -> None:
+    markup = r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function"
     for path in PAGE.iterdir():
-        source = path.read_text()
-        assert not re.search(r"https?://|//cdn|innerHTML|outerHTML|insertAdjacentHTML|\beval\(|new Function|document\.write", source), path
+        assert not re.search(rf"https?://|['\"]//|{markup}", path.read_text()), path
     html = (PAGE / "index.html").read_text()
     assert not re.search(r"\son\w+=|\sstyle=|<style|<script(?![^>]*\ssrc=)", html)

@@ -48,8 +48,10 @@ async function learn() {
 function introduce() {
   const { id, prober, triggers, chat, corpus } = model() ?? {};
   if (!id) return say(at("about"), "The server has no model.");
-  const reads = prober && `prober ${prober.name} (${prober.pool}, layers ${[prober.layers].flat().join(", ")}; threshold ${number(prober.threshold)})`;
-  say(at("about"), [`Model ${id}`, reads ?? "no prober", corpus ? `passages ${corpus}` : "no passages"].join(" · "));
+  const { name, pool, layers, threshold } = prober ?? {};
+  const made = `(${pool}, layers ${layers?.join(", ")}; threshold ${number(threshold)})`;
+  const reads = prober ? `prober ${name} ${made}` : "no prober";
+  say(at("about"), [`Model ${id}`, reads, corpus ? `passages ${corpus}` : "no passages"].join(" · "));
   const talks = document.querySelector("[name=form][value=chat]");
   talks.disabled = !chat;
   talks.parentElement.title = chat ? "" : "This model has no chat template.";
@@ -91,7 +93,7 @@ function request() {
 function fill({ form: kind, model: id, prompt, max_tokens: most, temperature, retrieval }) {
   document.querySelector(`[name=form][value=${kind === "chat" ? "chat" : "completion"}]`).checked = true;
   if (known.some((each) => each.id === id)) at("model").value = id;
-  Object.assign(at("prompt"), { value: prompt });
+  at("prompt").value = prompt;
   at("max-tokens").value = most;
   at("temperature").value = temperature;
   at("retrieve").checked = Boolean(retrieval);
@@ -116,15 +118,16 @@ async function ask() {
   show();
   write(true);
   const { form: kind, prompt, retrieval, ...rest } = asked;
-  const body = { ...rest, ...(retrieval && { retrieval }), ...(kind === "chat" ? { messages: [{ role: "user", content: prompt }] } : { prompt }) };
-  const mineOnly = recording;
+  const [path, question] = kind === "chat"
+    ? ["v1/chat/completions", { messages: [{ role: "user", content: prompt }] }]
+    : ["v1/completions", { prompt }];
   try {
-    for await (const chunk of stream(kind === "chat" ? "v1/chat/completions" : "v1/completions", body, mine.signal)) {
+    for await (const chunk of stream(path, { ...rest, ...question, ...(retrieval && { retrieval }) }, mine.signal)) {
       if (running !== mine) return;
       update(add(recording, chunk));
     }
   } catch (error) {
-    if (recording !== mineOnly) return;
+    if (running !== mine) return; // another question or a link took its place
     recording.finish ??= error.name === "AbortError" ? "stopped" : "error";
     if (error.name !== "AbortError") fail(error);
   }
@@ -165,10 +168,12 @@ function update({ rounds, final }) {
   if (final) return;
   answer.append(recording.text, tokens(recording, answer.count));
   at("text").hidden = !recording.text;
-  if (rounds) drawRounds(at("rounds"), recording.rounds, inspector, Math.max(0, Math.min(at("rounds").children.length, recording.rounds.length) - 1));
+  // Only the last round grows, and another may have begun.
+  if (rounds) drawRounds(at("rounds"), recording.rounds, inspector, Math.max(0, at("rounds").children.length - 1));
   at("came").hidden = !recording.rounds.length;
   const last = recording.rounds.at(-1);
-  say(at("draft"), last && !last.written && last.discarded === null && !last.passages ? (last.draft?.text ?? "") : "");
+  const open = last?.draft && !last.written && last.discarded === null && !last.passages;
+  say(at("draft"), open ? last.draft.text : "");
 }
 
 /** Draws the whole recording. */
@@ -197,7 +202,8 @@ function conclude() {
   const written = `${offsets.length} token${offsets.length === 1 ? "" : "s"}.`;
   at("status").classList.toggle("fires", Boolean(whole?.fires));
   say(at("status"), `${written} ${verdict(whole)}${ENDS[finish] ?? ""}`);
-  say(at("unlike"), domain?.unlike ? `Unlike the training data (distance ${number(domain.distance)}, limit ${number(domain.limit)}): the prober may not know such states.` : "");
+  const far = domain && `distance ${number(domain.distance)}, limit ${number(domain.limit)}`;
+  say(at("unlike"), domain?.unlike ? `Unlike the training data (${far}): the prober may not know such states.` : "");
   const all = texts(recording);
   at("replayed").replaceChildren(...all.map(({ name }, i) => element("option", "", name, { value: String(i) })));
   at("which").hidden = all.length < 2;
@@ -207,8 +213,8 @@ function conclude() {
 function verdict(whole) {
   if (!whole) return "The server did not say whether it is wrong.";
   if (whole.score === null) return "It has nothing that the prober judges.";
-  const side = whole.fires ? "above" : "not above";
-  return `P(wrong) ${percent(whole.p_wrong)}: score ${number(whole.score)}, ${side} the threshold ${number(whole.threshold)}.`;
+  const side = `${whole.fires ? "above" : "not above"} the threshold ${number(whole.threshold)}`;
+  return `P(wrong) ${percent(whole.p_wrong)}: score ${number(whole.score)}, ${side}.`;
 }
 
 function replayOn(index, settings = []) {
@@ -220,7 +226,8 @@ function replayOn(index, settings = []) {
 // The link
 
 async function link() {
-  const view = { version: VERSION, recording, text: Number(at("replayed").value), panels: panels.map((panel) => panel.settings) };
+  const settings = panels.map((panel) => panel.settings);
+  const view = { version: VERSION, recording, text: Number(at("replayed").value), panels: settings };
   history.replaceState(null, "", `#${await pack(view)}`);
   const size = `${location.href.length.toLocaleString("en")} characters`;
   try {
@@ -235,8 +242,11 @@ async function open() {
   try {
     const view = await unpack(location.hash);
     if (!view) return;
-    if (view.version !== VERSION) throw new Error(`The link is of version ${view.version} of this page, which reads ${VERSION}.`);
+    if (view.version !== VERSION) {
+      throw new Error(`The link is of version ${view.version} of this page, which reads ${VERSION}.`);
+    }
     running?.abort();
+    running = null;
     recording = view.recording;
     fill(recording.asked);
     write(false);

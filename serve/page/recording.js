@@ -91,7 +91,7 @@ export function texts(recording) {
     if (!draft?.offsets?.length) return [];
     const before = recording.rounds[i - 1];
     const score = judged?.trigger === "probing" ? judged.score : undefined;
-    return [{ name: `Draft ${i + 1}`, fresh: Boolean(before?.query != null && before.judged?.position != null),
+    return [{ name: `Draft of round ${i + 1}`, fresh: Boolean(before?.query != null && before.judged?.position != null),
       written: { text: draft.text, tokens: tokens(draft), score, spans: [] } }];
   });
   return [...drafts, answer];

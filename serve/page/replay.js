@@ -2,7 +2,7 @@
 
 import { keptBefore } from "./sentences.js";
 import { element, number, percent, TokenText } from "./tokens.js";
-import { replay, TRIGGERS } from "./triggers.js";
+import { replay, TRIGGERS, UNANSWERED } from "./triggers.js";
 
 /** What a panel stands at before anyone touched it. */
 export function defaults(trigger) {
@@ -92,14 +92,14 @@ export class Panel {
 
   /** The slider reaches a little over all scores that a threshold can lie between. */
   #scale(decision, range, field, by) {
-    const scores = [...(decision.judged ?? []).map((part) => part.score), decision.score ?? 0, 0, this.threshold];
-    const known = scores.filter((score) => Math.abs(score) < 1000);
-    const low = Math.min(...known);
-    const high = Math.max(1, ...known);
     if (by !== range) {
-      const fine = (high - low) / 200;
-      Object.assign(range, { min: low === 0 ? 0 : low - 10 * fine, max: high === 1 && low === 0 ? 1 : high + 10 * fine, step: "any" });
-      range.value = this.threshold;
+      const scores = (decision.judged ?? []).map((part) => part.score);
+      const known = [...scores, decision.score ?? 0, this.threshold].filter((score) => score !== UNANSWERED);
+      const low = Math.min(0, ...known);
+      const high = Math.max(1, ...known);
+      const more = 0.05 * (high - low);
+      const ends = { min: low && low - more, max: high === 1 ? 1 : high + more };
+      Object.assign(range, { ...ends, step: "any", value: this.threshold });
     }
     if (by !== field) field.value = Number(Number(this.threshold).toPrecision(6));
   }
@@ -117,21 +117,23 @@ export class Panel {
     if (score === null) return "Does not fire: the text has nothing that the prober judges.";
     const compared = `${number(score)}, threshold ${number(threshold)}`;
     if (!fire) return `Does not fire: the highest score is ${compared}.`;
-    if (position === null) return `Fires on the whole text: score ${compared}. All of it is discarded, ${count(tokens.length, "token")}.`;
+    if (position === null) {
+      return `Fires on the whole text: score ${compared}. All of it is discarded, ${count(tokens.length, "token")}.`;
+    }
     const place = judged.findIndex((part) => part.fires);
-    const hit = judged[place];
-    const shown = place + 1 + (this.fresh ? 1 : 0);
+    const skipped = this.fresh ? 1 : 0; // sentences that are not judged
     const kept = keptBefore(text, position);
-    return `Fires at sentence ${shown} of ${judged.length + (this.fresh ? 1 : 0)}: score ${number(hit.score)}, threshold ${number(threshold)}. ` +
-      `Kept: ${count([...text.slice(0, kept)].length, "character")}; discarded: ${tokensAfter(tokens, kept)}.`;
+    const stays = count([...text.slice(0, kept)].length, "character");
+    return `Fires at sentence ${place + 1 + skipped} of ${judged.length + skipped}: score ${number(judged[place].score)}, ` +
+      `threshold ${number(threshold)}. Kept: ${stays}; discarded: ${tokensAfter(tokens, kept)}.`;
   }
 
   #part(part) {
     const { text } = this.written;
     const chance = part.p_wrong === undefined ? "" : `, P(wrong) ${percent(part.p_wrong)}`;
-    return element("li", part.fires ? "fires" : "", [
-      element("span", "made", text.slice(part.start, part.end)), element("b", "", `${number(part.score)}${chance}${part.fires ? " ▲ above" : ""}`),
-    ]);
+    const value = `${number(part.score)}${chance}${part.fires ? " ▲ above" : ""}`;
+    const words = element("span", "made", text.slice(part.start, part.end));
+    return element("li", part.fires ? "fires" : "", [words, element("b", "", value)]);
   }
 }
 

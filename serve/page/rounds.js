@@ -2,6 +2,7 @@
 
 import { tokens, units } from "./recording.js";
 import { element, number, TokenText } from "./tokens.js";
+import { UNANSWERED } from "./triggers.js";
 
 /** Shows the rounds of a recording in an ordered list; only the last is drawn anew where `from` says so. */
 export function drawRounds(list, rounds, inspector, from = 0) {
@@ -14,13 +15,15 @@ export function drawRounds(list, rounds, inspector, from = 0) {
 function drawRound(round, n, inspector) {
   const item = element("li", "round");
   const { draft, judged } = round;
-  if (draft) item.append(element("h3", "", `Draft ${n + 1}`), drawDraft(draft, judged, round, n, inspector));
-  else item.append(element("h3", "", "Before anything was written"));
+  item.append(element("h3", "", `Round ${n + 1}: ${draft ? "draft" : "no text yet"}`));
+  if (draft) item.append(drawDraft(draft, judged, round, n, inspector));
   if (judged) item.append(element("p", judged.fire ? "verdict fires" : "verdict", said(judged, round)));
   if (round.discarded !== null) {
-    item.append(element("p", "discard", [element("b", "", "Discarded: "), element("del", "made", round.discarded || "nothing")]));
+    item.append(element("p", "discard", [element("b", "", "Discarded: "), element("del", "made", round.discarded)]));
   }
-  if (round.query !== null) item.append(element("p", "query", [element("b", "", "Query: "), element("q", "made", round.query)]));
+  if (round.query !== null) {
+    item.append(element("p", "query", [element("b", "", "Query: "), element("q", "made", round.query)]));
+  }
   if (round.passages) item.append(...drawPassages(round, n));
   return item;
 }
@@ -28,7 +31,8 @@ function drawRound(round, n, inspector) {
 function said({ trigger, score, threshold, fire, position }, { query, written }) {
   const where = position == null ? "on the whole draft" : `at character ${position}`;
   const last = written && query === null ? ", and no search was left: it stays" : "";
-  return `${trigger}: score ${number(score)}, threshold ${number(threshold)}; ${fire ? `fires ${where}${last}` : "does not fire"}`;
+  const given = score === UNANSWERED ? "nothing was written" : `score ${number(score)}`;
+  return `${trigger}: ${given}, threshold ${number(threshold)}; ${fire ? `fires ${where}${last}` : "does not fire"}`;
 }
 
 function drawDraft(draft, judged, round, n, inspector) {
@@ -39,7 +43,7 @@ function drawDraft(draft, judged, round, n, inspector) {
     box.append(draft.text);
     return box;
   }
-  const text = new TokenText(box, inspector, `Tokens of draft ${n + 1}`);
+  const text = new TokenText(box, inspector, `Tokens of the draft of round ${n + 1}`);
   text.append(draft.text, tokens(draft), { cut });
   text.finish(draft.text, cut);
   return box;
@@ -50,9 +54,11 @@ function drawPassages({ passages, left_out: leftOut }, n) {
     const summary = element("summary", "", [
       element("span", "made", passage.title || passage.id), element("small", "", ` score ${number(passage.score)}`),
     ]);
-    return element("li", "", element("details", "", [summary, element("p", "made", passage.text)], { "data-place": `${n}-${i}` }));
+    const body = element("p", "made", passage.text);
+    return element("li", "", element("details", "", [summary, body], { "data-place": `${n}-${i}` }));
   }));
   const count = passages.length === 1 ? "1 passage" : `${passages.length} passages`;
   const more = leftOut ? `, ${leftOut} more had no room in the prompt` : "";
-  return [element("p", "", element("b", "", passages.length ? `${count} read${more}:` : `No passage was found${more}.`)), list];
+  const told = passages.length ? `${count} read${more}:` : `No passage was read${more}.`;
+  return [element("p", "", element("b", "", told)), list];
 }

@@ -62,7 +62,9 @@ export class Inspector {
     this.hide();
     this.active = option;
     option.setAttribute("aria-selected", "true");
-    this.panel.replaceChildren(...rows.map(([name, value]) => element("div", "", [element("dt", "", name), element("dd", "", value)])));
+    this.panel.replaceChildren(
+      ...rows.map(([name, value]) => element("div", "", [element("dt", "", name), element("dd", "", value)])),
+    );
     this.panel.hidden = false;
     const box = option.getClientRects()[0] ?? option.getBoundingClientRect();
     const below = box.bottom + 8 + this.panel.offsetHeight < innerHeight;
@@ -85,15 +87,16 @@ export class TokenText {
     this.box = box;
     this.inspector = inspector;
     box.classList.add("tokens");
-    for (const [key, value] of Object.entries({ role: "listbox", tabindex: "0", "aria-label": label, "aria-orientation": "horizontal" })) {
-      box.setAttribute(key, value);
-    }
+    const roles = { role: "listbox", tabindex: "0", "aria-label": label, "aria-orientation": "horizontal" };
+    for (const [key, value] of Object.entries(roles)) box.setAttribute(key, value);
+    const under = (event) => event.target.closest("[role=option]");
+    const byMouse = (event) => event.pointerType === "mouse";
     box.addEventListener("keydown", (event) => this.#key(event));
     box.addEventListener("focus", () => box.matches(":focus-visible") && this.#look(this.#current() ?? this.options[0]));
     box.addEventListener("blur", () => inspector.hide());
-    box.addEventListener("pointerover", (event) => event.pointerType === "mouse" && this.#look(event.target.closest("[role=option]")));
-    box.addEventListener("pointerleave", (event) => event.pointerType === "mouse" && !box.matches(":focus") && inspector.hide());
-    box.addEventListener("click", (event) => this.#look(event.target.closest("[role=option]"), true));
+    box.addEventListener("pointerover", (event) => byMouse(event) && this.#look(under(event)));
+    box.addEventListener("pointerleave", (event) => byMouse(event) && !box.matches(":focus") && inspector.hide());
+    box.addEventListener("click", (event) => this.#look(under(event), true));
     this.clear();
   }
 
@@ -111,8 +114,8 @@ export class TokenText {
    *
    * @param {string} text all of it so far.
    * @param tokens {start, end, pWrong, ..}, ascending; from where the last call ended.
-   * @param look {spans: {start, end, score, p_wrong} to bracket; value(token): a share from 0 to 1, null where it is not known, undefined for no colours;
-   *   fired: set of tokens; cut: where discarded text begins}
+   * @param look {spans: {start, end, score, p_wrong} to bracket; value(token): a share from 0 to 1,
+   *   null where it is not known, undefined for no colours; fired: set of tokens; cut: where discarded text begins}
    */
   append(text, tokens, { spans = [], value = (token) => token.pWrong, fired = new Set(), cut = Infinity } = {}) {
     // A span over all of the text is no place in it.
@@ -156,7 +159,9 @@ export class TokenText {
       if (to > from) option.append(segment(text, from, to, own, from >= inked));
     });
     const rows = [["Token", visible(part)], ...describe(worst)];
-    for (const span of own) rows.push(["Span", `${text.slice(span.start, span.end)}: P(wrong) ${percent(span.p_wrong)}, score ${number(span.score)}`]);
+    for (const { start, end, p_wrong: chance, score } of own) {
+      rows.push(["Span", `${text.slice(start, end)}: P(wrong) ${percent(chance)}, score ${number(score)}`]);
+    }
     if (piece.tokens.length > 1) rows.push(["Tokens", `${piece.tokens.length} wrote this; the worst is shown`]);
     option.setAttribute("aria-description", rows.slice(1).map((row) => row.join(" ")).join(", "));
     option.rows = rows;

@@ -5,7 +5,7 @@
 
 import { sentences, tokensOf } from "./sentences.js";
 
-const UNANSWERED = 1e4; // the score of an answer without a token
+export const UNANSWERED = 1e4; // the score of an answer without a token
 const mean = (values) => values.reduce((sum, x) => sum + x, 0) / values.length;
 const max = (values) => values.reduce((top, x) => Math.max(top, x), -Infinity);
 
