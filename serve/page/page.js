@@ -147,6 +147,7 @@ function write(on) {
 function fail(error) {
   if (error instanceof TypeError) console.error(error); // ours
   say(at("failure"), error.message);
+  at("failure").scrollIntoView({ block: "nearest" });
   if (error.status !== 401) return;
   interrupted = recording !== null;
   at("locked").hidden = false;
@@ -184,9 +185,9 @@ function show() {
   const ended = recording.finish !== null;
   say(at("asked"), recording.asked.prompt);
   at("text").hidden = !recording.text;
-  at("legend").hidden = false;
+  at("legend").hidden = ended && !recording.text;
   at("draft").hidden = true;
-  at("sharing").hidden = !ended;
+  at("sharing").hidden = !ended || !(recording.text || recording.rounds.length);
   say(at("linked"), "");
   at("came").hidden = !recording.rounds.length;
   drawRounds(at("rounds"), recording.rounds, inspector);
@@ -201,7 +202,8 @@ function conclude() {
   const { domain } = whole ?? {};
   const written = `${offsets.length} token${offsets.length === 1 ? "" : "s"}.`;
   at("status").classList.toggle("fires", Boolean(whole?.fires));
-  say(at("status"), `${written} ${verdict(whole)}${ENDS[finish] ?? ""}`);
+  const none = finish === "error" && !offsets.length;
+  say(at("status"), none ? "No answer." : `${written} ${verdict(whole)}${ENDS[finish] ?? ""}`);
   const far = domain && `distance ${number(domain.distance)}, limit ${number(domain.limit)}`;
   say(at("unlike"), domain?.unlike ? `Unlike the training data (${far}): the prober may not know such states.` : "");
   const all = texts(recording);
