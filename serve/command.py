@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import socket
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig
@@ -71,8 +72,9 @@ def _serve(cfg: DictConfig, key: str | None, listening: socket.socket) -> None:
     )  # fmt: skip
     served = Served(
         scheduler, metrics, cfg.served_name or cfg.model.name,
-        prober=None if bank is None else _told(bank, cfg), corpus=cfg.corpus, api_key=key,
-        log_requests=cfg.log_requests, limits=Limits(max_tokens=cfg.max_tokens),
+        prober=None if bank is None else _told(bank, cfg),
+        corpus=None if cfg.corpus is None else Path(cfg.corpus).name,  # where it lies is nobody's business
+        api_key=key, log_requests=cfg.log_requests, limits=Limits(max_tokens=cfg.max_tokens),
     )  # fmt: skip
     if retriever is not None:
         from .retrieval import Retrieving

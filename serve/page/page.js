@@ -16,10 +16,10 @@ let recording = null;
 let running = null; // AbortController of the request under way
 let interrupted = false; // by a missing key: asked again once it is there
 
-const panels = ["A", "B"].map((name) => {
+const panels = Object.entries({ A: "probing", B: "entropy" }).map(([name, trigger]) => {
   const root = at("panel").content.firstElementChild.cloneNode(true);
   at("panels").append(root);
-  return new Panel(root, name, inspector, () => say(at("linked"), ""));
+  return new Panel(root, name, trigger, inspector, () => say(at("linked"), ""));
 });
 
 function say(place, text) {
@@ -58,7 +58,7 @@ function introduce() {
   if (!chat && talks.checked) document.querySelector("[name=form]").checked = true;
   const chosen = at("trigger").value;
   at("trigger").replaceChildren(...(triggers ?? []).map((name) => element("option", "", name, { value: name })));
-  at("trigger").value = triggers?.includes(chosen) ? chosen : (triggers?.[0] ?? "");
+  at("trigger").value = [chosen, "probing", triggers?.[0]].find((name) => triggers?.includes(name)) ?? "";
   const able = Boolean(triggers?.length);
   at("retrieve").disabled = !able;
   at("retrieve").checked &&= able;
