@@ -180,7 +180,7 @@ function update({ rounds, final }) {
 /** Draws the whole recording. */
 function show() {
   answer.clear();
-  answer.append(recording.text, tokens(recording), { spans: spans(recording) });
+  answer.append(recording.text, tokens(recording), { spans: spans(recording.text, recording.whole?.spans) });
   answer.finish(recording.text);
   const ended = recording.finish !== null;
   say(at("asked"), recording.asked.prompt);
