@@ -1,1 +1,1 @@
-"""Scores for what others ask and write: texts that exist already, and whether an engine's states are ours."""
+"""Scores while serving: the server and its page, texts that exist already, other engines."""

@@ -320,6 +320,36 @@ class Demo(_Run):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Serve:
+    """``probers-serve``."""
+
+    model: Model
+    host: Name
+    port: Annotated[int, Field(ge=0, le=65535)]
+    backend: Literal["transformers", "vllm"]
+    print_command: bool
+    served_name: Name | None
+    api_key: Name | None
+    prober: Name | None
+    corpus: Name | None
+    passage_words: Count | None
+    corpus_cache: Name
+    k: Count
+    max_new_tokens: Count
+    max_retrievals: Natural
+    answer_tokens: Natural
+    rows: Count
+    queue: Natural
+    max_tokens: Count
+    cache_megabytes: NotNegative
+    log_requests: bool
+    allow_other: bool
+    on_bad_line: Literal["error", "skip"]
+    batch_size: BatchSize
+    seed: Seed
+
+
+@dataclass(frozen=True, kw_only=True)
 class World:
     """The block ``world``."""
 
@@ -386,7 +416,7 @@ class Testbed(_Run):
 
 SCHEMAS: dict[str, Any] = {
     "demo": Demo, "datagen": Datagen, "train": Train, "rag": Rag, "compare": Compare, "score": Score,
-    "testbed": Testbed,
+    "testbed": Testbed, "serve": Serve,
 }  # fmt: skip
 
 
