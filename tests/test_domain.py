@@ -9,13 +9,15 @@ import torch
 from planted import make_store, make_token_store
 from probers.train.assemble import AssemblySettings, fit_domain
 from probers.train.data import Column, Dataset
+from serving import PROMPT, bank_for, running
 from test_bank import make_bank, make_states
 
 from probers.bank.assessment import Assessor
 from probers.bank.bank import ProbeBank
 from probers.bank.domain import FILE, Domain, limit_of
-from probers.bank.running import RunningScores
+from probers.bank.running import RunningScores, text_needs, text_scores
 from probers.commands import main as cli
+from probers.engine.model import CausalLM
 from probers.types import RunError, UserError
 
 
@@ -183,6 +185,21 @@ def test_a_text_is_as_far_as_the_tokens_that_it_is_judged_by():
     assert Assessor(before)("It was", text, offsets, [0.0] * 5, distances=distances).domain.distance == 1.0
     told = Assessor(before)("It was", " so she ate all.", offsets, [0.0] * 5, distances=distances)
     assert told.domain is None
+
+
+@pytest.mark.parametrize("pool", ["tokens", "mean"])
+def test_a_server_says_it_of_what_it_wrote(pool):
+    lm = CausalLM.from_pretrained("testbed", dtype="float32")
+    bank = replace(bank_for(lm, pool), domain=some_domain(width=lm.width))
+    with running(lm, bank) as server:
+        (made,) = server.client.completions.create(
+            model="testbed", prompt=PROMPT, max_tokens=12, temperature=0
+        ).choices
+    (read,) = lm.score([PROMPT], [made.text], needs=text_needs(bank))
+    scores, distances = text_scores(bank, read.states)
+    told = Assessor(bank)(PROMPT, read.text, read.offsets, scores, distances=distances).domain
+    assert made.hallucination["domain"]["distance"] == pytest.approx(told.distance, rel=1e-3)
+    assert made.hallucination["domain"]["unlike"] == told.unlike
 
 
 def test_a_trained_prober_has_one_with_its_false_alarms_on_test_texts(store, tmp_path, monkeypatch):
