@@ -165,9 +165,10 @@ class Choice:
         text = self.text
         made = text.recorded(tokenizer)
         assert self._assess is not None
-        return assessed(self._assess, made, text.scores[: text.row.kept]) | self._lists(
-            0, text.row.kept, made.offsets
-        )
+        kept = text.row.kept
+        distances = None if text.distances is None else text.distances[:kept]
+        told = assessed(self._assess, made, text.scores[:kept], distances)
+        return told | self._lists(0, kept, made.offsets)
 
     def _logprobs(self, tokenizer: Any, start: int, stop: int) -> dict[str, Any]:
         text, told = self.text, range(start, stop)
@@ -187,9 +188,11 @@ class Choice:
         return {"content": content, "refusal": None}
 
 
-def assessed(assess: Assessor, made: Generation, scores: Sequence[float]) -> dict[str, Any]:
+def assessed(
+    assess: Assessor, made: Generation, scores: Sequence[float], distances: Sequence[float] | None
+) -> dict[str, Any]:
     """What a prober says of a generation, as responses carry it."""
-    return assess(made.prompt, made.text, made.offsets, scores).to_dict()
+    return assess(made.prompt, made.text, made.offsets, scores, distances=distances).to_dict()
 
 
 def _entry(token: str, logprob: float) -> dict[str, Any]:

@@ -216,10 +216,10 @@ class Answering:
         except UserError:  # no tokens of the model read as this text: it was put together from several
             return None
         assert made.states is not None
-        scores = text_scores(bank, made.states).tolist()
+        scores, distances = text_scores(bank, made.states)
         lists = {"token_offsets": made.offsets, "token_logprobs": made.logprobs.tolist(),
                  "token_entropies": made.entropies.tolist()}  # fmt: skip
-        return Assessor(bank)(prompt, text, made.offsets, scores).to_dict() | lists
+        return Assessor(bank)(prompt, text, made.offsets, scores, distances=distances).to_dict() | lists
 
 
 class _Listener:

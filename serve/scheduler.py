@@ -45,6 +45,7 @@ class ScoredText(LiveText):
 
     Attributes:
         scores, p_wrong: one per token that was read, and as probabilities.
+        distances: one per token that was read, from the prober's domain; None where it has none.
         vectors: what was read of each token, (heads, width), where it is to be kept.
         changed: told, on the scheduler's thread, that there is more of it, or that it is over.
     """
@@ -63,6 +64,7 @@ class ScoredText(LiveText):
         super().__init__(request, tokenizer, stops, sampling, alternatives=alternatives)
         self.scores: list[float] = []
         self.p_wrong: list[float] = []
+        self.distances: list[float] | None = None
         self.vectors: list[Tensor] | None = [] if keep else None
         self.changed = changed
 
@@ -212,5 +214,6 @@ class Scheduler:
             assert isinstance(text, ScoredText)
             text.scores.append(score)
             text.p_wrong.append(chance)
+            text.distances = self._running.distances(text)
             if text.vectors is not None:
                 text.vectors.append(vector.cpu())

@@ -103,8 +103,10 @@ def score(
             assessed = None
             if written.token_ids:
                 assert written.states is not None
-                scores = text_scores(bank, written.states)
-                assessed = assessor(written.prompt, written.text, written.offsets, scores.tolist())
+                scores, distances = text_scores(bank, written.states)
+                assessed = assessor(
+                    written.prompt, written.text, written.offsets, scores, distances=distances
+                )
             told = None if assessed is None else hallucination(written, assessed)
             ours = {"id": texts[place].id, "text": texts[place].answer, "hallucination": told}
             new[place] = {**texts[place].record, **ours}

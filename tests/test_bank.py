@@ -294,7 +294,8 @@ def test_the_hub_is_asked_only_where_no_folder_is_meant(
         with pytest.raises(UserError, match=f"{path} is no prober"):
             ProbeBank.from_pretrained(path)
     assert [repo for repo, _ in asked] == ["owner/prober", "owner/nothing"]
-    assert asked[0][1] == given | {"allow_patterns": [*FILES, "seen.json", "plots/*.png"]}
+    patterns = [*FILES, "seen.json", "domain.safetensors", "plots/*.png"]
+    assert asked[0][1] == given | {"allow_patterns": patterns}
     assert asked[1][1]["revision"] is None
     (tmp_path / "cached/config.json").unlink()
     with pytest.raises(UserError, match=r"owner/prober is no prober \(no config.json\)"):

@@ -53,7 +53,7 @@ def test_scores_are_those_of_a_pass_over_the_whole_text(lm: CausalLM, pool: Any)
         assert choice.text == own.text
         (read,) = lm.score([own.prompt], [own.token_ids], needs=text_needs(bank))
         assert read.states is not None
-        scores = text_scores(bank, read.states)
+        scores, _ = text_scores(bank, read.states)
         np.testing.assert_allclose(told["token_scores"], scores, atol=1e-4)
         np.testing.assert_allclose(told["token_p_wrong"], bank.probability(scores), atol=1e-4)
         np.testing.assert_allclose(told["token_logprobs"], own.logprobs, atol=1e-4)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -10,6 +10,7 @@ import torch
 
 from probers.bank.bank import ProbeBank
 from probers.bank.calibration import Calibration, EntropyModel, sigmoid
+from probers.bank.domain import Domain, limit_of
 from probers.bank.ensemble import KINDS, Aggregate, Ensemble, aggregate, half_precision
 from probers.bank.thresholds import ThresholdRule
 from probers.commands.schema import Assembling
@@ -145,6 +146,7 @@ class Trained:
         calibrations: kind -> the prober's score to P(wrong).
         training: optimiser ``steps`` it took, and ``heads`` side by side.
         curve: probers of fewer training groups, the smallest first.
+        distances: (texts,) from the prober's domain; None where it has none.
         notes: what was left out and why.
     """
 
@@ -160,6 +162,7 @@ class Trained:
     calibrations: Mapping[str, Calibration]
     training: Mapping[str, int] = field(default_factory=dict)
     curve: Sequence[CurvePoint] = ()
+    distances: np.ndarray | None = None
     notes: Sequence[str] = ()
 
     @property
@@ -196,11 +199,15 @@ def assemble(
     if settings.with_entropy and not lacking:
         signals = {name: examples.column(name, "validation") for name in SIGNALS}
         entropy_model = fit_entropy_model(wrong, score[rows], signals, settings.rule())
+    domain, distances = None, None
+    if settings.domain is not None:
+        domain, distances = fit_domain(dataset, site, settings.domain)
     bank = ProbeBank(
         dataset.specs[best.site].select([c.layer for c in site]),
         fitted.head.select([own[c] for c in site]),
         threshold=settings.rule()(wrong, score[rows]), calibration=calibrations[settings.calibration],
         ensemble=ensemble, aggregate=margins.how, entropy_model=entropy_model,
+        domain=domain,
     )  # fmt: skip
     ensembles = {k: Detector(k, s, f"{k} of {len(site)} layers") for k, (_, s) in kinds.items()}
     ensembles[settings.combine] = replace(
@@ -225,8 +232,38 @@ def assemble(
         best=best,
         calibrations=calibrations,
         training={"steps": fitted.steps, "heads": len(tasks)},
+        distances=distances,
         notes=notes + left_out,
     )
+
+
+#: Rows of training states of which a domain is made at most, evenly spaced.
+_MOST_ROWS = 8192
+
+
+def fit_domain(dataset: Dataset, columns: Sequence[Column], rate: float) -> tuple[Domain, np.ndarray]:
+    """What the states of the training texts look like, with a limit from the validation texts.
+
+    Args:
+        columns: the prober's.
+        rate: share of the validation texts that may lie beyond the limit.
+
+    Returns:
+        The domain, and the distance (texts,) of every text: the mean over its rows, which are tokens or one.
+    """
+    index = [dataset.columns.index(column) for column in columns]
+    text_of, splits = dataset.examples.text_of, dataset.examples.rows
+    training = np.flatnonzero(np.isin(text_of, splits["train"]))
+    training = training[np.linspace(0, len(training) - 1, min(len(training), _MOST_ROWS)).astype(int)]
+
+    def states(rows: np.ndarray) -> Iterator[torch.Tensor]:
+        for part in torch.from_numpy(rows).split(CHUNK):
+            yield dataset.states[part][:, index].float()
+
+    domain = Domain.fit(lambda: states(training), rate)
+    each = np.concatenate([domain(part).numpy() for part in states(np.arange(len(text_of)))])
+    distances = np.bincount(text_of, each) / np.bincount(text_of)
+    return replace(domain, limit=limit_of(distances[splits["validation"]], rate)), distances
 
 
 def _combined(

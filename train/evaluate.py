@@ -213,7 +213,8 @@ def summarise(trained: Trained, evaluator: Evaluator, training: Mapping[str, Any
     "seeds"}``; every entry of ``ensembles`` and ``controls``, ``ensemble`` (the saved one),
     ``with_entropy``, and every detector within ``conditions`` and ``datasets`` has the same
     figures. ``pairs`` are paired differences in AUROC; ``moments`` are those of
-    :func:`.moments.moment_figures`; ``calibration`` is of the saved score.
+    :func:`.moments.moment_figures`; ``calibration`` is of the saved score, and ``domain`` says how many
+    test texts are unlike the training texts by the limit from validation.
 
     Args:
         trained: the prober and everything it is compared with.
@@ -259,6 +260,7 @@ def summarise(trained: Trained, evaluator: Evaluator, training: Mapping[str, Any
         "datasets": evaluator.by("dataset", [*ours, *true], overall),
         "moments": moment_figures(trained, evaluator.examples, evaluator.bootstrap),
         "calibration": _calibration(trained, evaluator),
+        "domain": _domain(trained, evaluator),
         "learning_curve": [
             {"share": point.share, "n": point.n, "groups": point.groups}
             | {"layer": figures[id(point.layer)], "ensemble": figures[id(point.ensemble)]}
@@ -289,6 +291,16 @@ def _calibration(trained: Trained, evaluator: Evaluator) -> Figures:
         "after": evaluator.probabilities(trained.bank.calibration(scores)),
         "other": {kind: evaluator.probabilities(fitted(scores)) for kind, fitted in others.items()},
     }
+
+
+def _domain(trained: Trained, evaluator: Evaluator) -> Figures | None:
+    """Limit and size of the domain, and the share of test texts beyond it, all of which are false alarms."""
+    domain = trained.bank.domain
+    if domain is None or trained.distances is None:
+        return None
+    beyond = (trained.distances[evaluator.test] > domain.limit).astype(float)
+    size = {"limit": domain.limit, "rate": domain.rate, "components": domain.components.shape[1]}
+    return size | as_figures("false_alarms", evaluator.bootstrap.interval(beyond))
 
 
 def _positive_control(trained: Trained, evaluator: Evaluator) -> Figures | None:

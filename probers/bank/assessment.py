@@ -40,6 +40,21 @@ class ScoredSpan:
 
 
 @dataclass(frozen=True, slots=True)
+class DomainDistance:
+    """How far what was judged lies from the texts that the prober was trained on.
+
+    Attributes:
+        distance: about 1 within them.
+        limit: of the prober.
+        unlike: the distance is above the limit: scores and probabilities were never tested on such texts.
+    """
+
+    distance: float
+    limit: float
+    unlike: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Assessment:
     """What a prober says of a text.
 
@@ -51,6 +66,7 @@ class Assessment:
             it, as the heads read.
         token_p_wrong: (n,) the same as probabilities. Calibration is of spans and whole texts.
         spans: from left to right.
+        domain: None where the prober does not know, or nothing was judged.
     """
 
     score: float | None
@@ -60,6 +76,7 @@ class Assessment:
     token_scores: tuple[float, ...]
     token_p_wrong: tuple[float, ...]
     spans: tuple[ScoredSpan, ...]
+    domain: DomainDistance | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain containers, as responses carry it."""
@@ -87,6 +104,7 @@ class Assessor:
         scores: Sequence[float],
         *,
         accepted: str = "",
+        distances: Sequence[float] | None = None,
     ) -> Assessment:
         """What the prober says of ``text``.
 
@@ -95,11 +113,13 @@ class Assessor:
             offsets: [start, end) of each of its n tokens, characters.
             scores: (n,) of its tokens, from :class:`.running.RunningScores`.
             accepted: the part of the same text with which the prompt ends.
+            distances: (n,) of its tokens from the prober's domain, from there as well.
         """
         values = np.asarray(scores, dtype=np.float64)
-        spans = self._spans(prompt, text, offsets, values, accepted)
+        spans, judged = self._spans(prompt, text, offsets, values, accepted)
         worst = max((span.score for span in spans), default=None)
         if worst is None and self._bank.aggregate is not None and len(values):
+            judged = list(range(len(values)))
             worst = float(aggregate(values, [(0, len(values))], self._bank.aggregate)[0])
         return Assessment(
             score=worst,
@@ -109,29 +129,41 @@ class Assessor:
             token_scores=tuple(map(float, values)),
             token_p_wrong=tuple(self._probabilities(values)),
             spans=tuple(spans),
+            domain=self._distance(judged, distances),
         )
+
+    def _distance(self, judged: Sequence[int], distances: Sequence[float] | None) -> DomainDistance | None:
+        """The mean over the tokens by which a text was judged, as the limit is of means over spans."""
+        domain = self._bank.domain
+        if domain is None or distances is None or not judged:
+            return None
+        distance = float(np.mean([distances[token] for token in judged]))
+        return DomainDistance(distance, domain.limit, domain.unlike(distance))
 
     def _spans(
         self, prompt: str, text: str, offsets: Sequence[tuple[int, int]], values: np.ndarray, accepted: str
-    ) -> list[ScoredSpan]:
+    ) -> tuple[list[ScoredSpan], list[int]]:
+        """The spans, and the tokens whose states they were judged by."""
         if not len(values):
-            return []
+            return [], []
         bank = self._bank
         if self._recognise is None:
-            return self._scored([(0, len(text))], [float(values[-1])])
+            return self._scored([(0, len(text))], [float(values[-1])]), [len(values) - 1]
         predicting = bank.spec.pool == "predicting"
         found = written_entities(
             text, self._recognise, prompt=prompt, accepted=accepted, openings=not predicting
         )
         if predicting:
             begun = with_scores(found, offsets, values)
-            return self._scored([(e.entity.start, e.entity.end) for e in begun], [e.score for e in begun])
+            places = [(each.entity.start, each.entity.end) for each in begun]
+            return self._scored(places, [each.score for each in begun]), [each.tokens[0] for each in begun]
         whole = [(entity, tokens_of(offsets, entity.start, entity.end)) for entity in found]
         whole = [(entity, tokens) for entity, tokens in whole if tokens]
         bounds = [(tokens[0], tokens[-1] + 1) for _, tokens in whole]
         assert bank.aggregate is not None  # heads of single tokens
         scores = aggregate(values, bounds, bank.aggregate) if bounds else np.zeros(0)
-        return self._scored([(entity.start, entity.end) for entity, _ in whole], scores.tolist())
+        judged = [token for _, tokens in whole for token in tokens]
+        return self._scored([(entity.start, entity.end) for entity, _ in whole], scores.tolist()), judged
 
     def _scored(self, places: Sequence[tuple[int, int]], scores: Sequence[float]) -> list[ScoredSpan]:
         each = zip(places, scores, self._probabilities(scores), strict=True)

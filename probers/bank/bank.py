@@ -22,6 +22,7 @@ from ..heads import CORRECT, WRONG, ProbeHead
 from ..store.spec import FeatureSpec, ModelSpec
 from ..types import Needs, UserError
 from .calibration import Calibration, EntropyModel, Temperature, calibration_from_dict, sigmoid
+from .domain import Domain
 from .ensemble import (
     Aggregate,
     Ensemble,
@@ -61,6 +62,8 @@ class ProbeBank(ModelHubMixin):
         entropy_model: the heads' score together with entropies; None when not fitted.
         recogniser: what found the entities whose labels it learned, as ``recogniser`` of probers-datagen;
             None for other labels, and where that is not known.
+        domain: what states it was trained on, and how far from them is too far; None where that is not
+            known, as of probers that were trained before it was kept.
         metrics: figures of the training run, as in ``metrics.json``.
         card: the model card, as in ``README.md``.
         pictures: the PNG files that the card shows, by name.
@@ -81,6 +84,7 @@ class ProbeBank(ModelHubMixin):
     aggregate: Aggregate | None = None
     entropy_model: EntropyModel | None = None
     recogniser: str | None = None
+    domain: Domain | None = None
     metrics: Mapping[str, Any] = field(default_factory=dict)
     card: str = ""
     pictures: Mapping[str, bytes] = field(default_factory=dict)
@@ -97,6 +101,8 @@ class ProbeBank(ModelHubMixin):
                 f"{len(self.head.streams)} heads of width {self.head.width} do not fit "
                 f"{len(self.spec.layers)} layers of width {self.spec.width}"
             )
+        if self.domain is not None and self.domain.shape != (len(self.spec.layers), self.spec.width):
+            raise ValueError(f"a domain of (layers, width) {self.domain.shape} does not fit the heads")
         per_token = self.spec.pool == "tokens" and not self.head.tokens
         if self.head.tokens and self.spec.pool != "tokens":
             raise UserError(
@@ -235,8 +241,10 @@ class ProbeBank(ModelHubMixin):
         return sigmoid(score) if with_entropy else self.calibration(np.asarray(score, dtype=np.float64))
 
     def to(self, device: Any) -> ProbeBank:
-        """Move the heads in place; returns itself."""
+        """Move heads and domain in place; returns itself."""
         self.head.to(device)
+        if self.domain is not None:
+            object.__setattr__(self, "domain", self.domain.to(device))
         return self
 
     def watch(
@@ -299,6 +307,8 @@ class ProbeBank(ModelHubMixin):
     def _save_pretrained(self, save_directory: Path) -> None:
         """Write ``config.json``, ``heads.safetensors``, ``metrics.json``, ``README.md`` and ``plots/``.
 
+        With a domain also ``domain.safetensors``.
+
         Weights are written in half precision. They should have been rounded by
         :func:`.ensemble.half_precision` before the bank was evaluated, so that nothing changes here.
         """
@@ -308,6 +318,8 @@ class ProbeBank(ModelHubMixin):
             "entropy_model": self.entropy_model.to_dict() if self.entropy_model else None,
             "recogniser": self.recogniser,
         }  # fmt: skip
+        if self.domain is not None:
+            config["domain"] = self.domain.save(save_directory)
         papers = {"metrics": self.metrics, "card": self.card, "pictures": self.pictures, "seen": self.seen}
         save(save_directory, self.head, config, papers)
 
@@ -364,6 +376,7 @@ class ProbeBank(ModelHubMixin):
             aggregate=config["aggregate"],
             entropy_model=entropy_model,
             recogniser=config["recogniser"],
+            domain=None if config["domain"] is None else Domain.read(folder, config["domain"]),
             allow_other=allow_other,
             **papers,
         )

@@ -29,11 +29,12 @@ from ..files import (
 from ..heads import HEADS, ProbeHead, factory, head_name
 from ..options import Name, check_part, check_record, shown
 from ..types import UserError, first_line
+from .domain import FILE as DOMAIN
 
 CONFIG = "config.json"
 _HEADS, _METRICS, _CARD = "heads.safetensors", "metrics.json", "README.md"
 #: What a prober consists of; nothing else is downloaded.
-FILES = (CONFIG, _HEADS, _METRICS, _CARD, SEEN)
+FILES = (CONFIG, _HEADS, _METRICS, _CARD, SEEN, DOMAIN)
 #: Folder of the pictures that the card shows.
 PICTURES = "plots"
 #: The probers that come with this package, each in a folder called as its model is.
@@ -50,12 +51,20 @@ class _Head:
 
 
 @dataclass(frozen=True)
+class _Domain:
+    limit: float
+    rate: float
+    sha256: Name
+
+
+@dataclass(frozen=True)
 class _Config:
     """The fields of ``config.json`` beside its format, schema and own checksum.
 
     Attributes:
         weights: SHA-256 of the file of weights; None in what earlier versions wrote.
         recogniser: of entities; absent from what earlier versions wrote.
+        domain: of the states; absent where it is not known.
     """
 
     spec: dict[str, Any]
@@ -67,6 +76,7 @@ class _Config:
     calibration: dict[str, Any]
     entropy_model: dict[str, Any] | None
     recogniser: Name | None
+    domain: _Domain | None
 
 
 def save(folder: Path, head: ProbeHead, config: Mapping[str, Any], papers: Mapping[str, Any]) -> None:
@@ -114,7 +124,7 @@ def read(folder: Path, name: str) -> tuple[dict[str, Any], dict[str, Any]]:
         )
     try:
         about = {key: value for key, value in unseal(config).items() if key not in ("format", "schema")}
-        about = {"weights": None, "recogniser": None, **about}
+        about = {"weights": None, "recogniser": None, "domain": None, **about}
         check_record(_Config, about)
         check_record(_Head, about["head"], "head.")
     except (UserError, ValueError) as error:

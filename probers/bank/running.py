@@ -2,8 +2,8 @@
 
 Heads of single tokens (``pool=tokens``) score each token, heads of the state before a token
 (``predicting``) what would begin with it, and heads of pooled states the text so far. A text's pooled
-state is its running sum, so that nothing of a token stays but its score. :func:`text_scores` gives the
-same of a text that is there already.
+state is its running sum, so that nothing of a token stays but score and distance. :func:`text_scores`
+gives the same of a text that is there already.
 """
 
 from __future__ import annotations
@@ -56,6 +56,7 @@ class RunningScores:
         self._bank = bank
         self.before = bank.spec.pool in BEFORE
         self._pools: dict[Hashable, tuple[StreamingPool, int]] = {}
+        self._distances: dict[Hashable, list[float]] = {}
 
     def add(self, keys: Sequence[Hashable], states: Tensor) -> list[float]:
         """Take one more token of some texts; the score after it of each.
@@ -74,11 +75,23 @@ class RunningScores:
             vectors = torch.cat(
                 [self._pooled(key, vector) for key, vector in zip(keys, vectors, strict=True)]
             )
-        return self._bank.score(as_stored(vectors, self._bank.spec.dtype)).tolist()
+        vectors = as_stored(vectors, self._bank.spec.dtype)
+        if self._bank.domain is not None:
+            for key, distance in zip(keys, self._bank.domain(vectors).tolist(), strict=True):
+                self._distances.setdefault(key, []).append(distance)
+        return self._bank.score(vectors).tolist()
+
+    def distances(self, key: Hashable) -> list[float] | None:
+        """Of each token of a text so far how far from the prober's domain is what it was scored by.
+
+        None where the prober has no domain.
+        """
+        return None if self._bank.domain is None else self._distances.get(key, [])
 
     def forget(self, key: Hashable) -> None:
         """A text has ended."""
         self._pools.pop(key, None)
+        self._distances.pop(key, None)
 
     def _pooled(self, key: Hashable, vector: Tensor) -> Tensor:
         """A text's pooled vector (1, heads, width), its newest token's (heads, width) included."""
@@ -93,11 +106,14 @@ def text_needs(bank: ProbeBank) -> Needs:
     return replace(bank.needs, pool=token_pool(bank.spec.pool))
 
 
-def text_scores(bank: ProbeBank, vectors: np.ndarray) -> np.ndarray:
-    """The scores (n,) that :class:`RunningScores` gives one after the other, of a text read whole.
+def text_scores(bank: ProbeBank, vectors: np.ndarray) -> tuple[list[float], list[float] | None]:
+    """The scores and distances that :class:`RunningScores` gives one after the other, of a text read whole.
 
     Args:
         vectors: (n, heads, width) of its n tokens, recorded with :func:`text_needs`.
+
+    Returns:
+        (n,) each; None for distances that the prober does not know.
 
     Raises:
         UserError: heads that pool a span's tokens themselves.
@@ -110,4 +126,5 @@ def text_scores(bank: ProbeBank, vectors: np.ndarray) -> np.ndarray:
             pool.add(vector[None], slice(None))
             so_far.append(pool.value(slice(None), count))
         given = torch.cat(so_far)
-    return bank.score(as_stored(given, bank.spec.dtype))
+    given = as_stored(given, bank.spec.dtype)
+    return bank.score(given).tolist(), None if bank.domain is None else bank.domain(given).tolist()

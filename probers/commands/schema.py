@@ -212,6 +212,7 @@ class Assembling:
     calibration: Literal["platt", "temperature", "isotonic"] = "platt"
     with_entropy: bool = True
     threshold: Name = "balanced_accuracy"
+    domain: Annotated[float, Field(gt=0, lt=1)] | None = 0.05
 
     def __post_init__(self) -> None:
         check_options(type(self), vars(self))

@@ -1,0 +1,206 @@
+"""Whether states are like those that a prober was trained on.
+
+A head says something of any vector. Of states unlike its training's (another language, code, another
+form of prompt) what it says was never tested, and calibration says nothing of it. The distance is
+Mahalanobis' (Lee et al. 2018, "A Simple Unified Framework for Detecting Out-of-Distribution Samples") with
+one mean, under the covariance of probabilistic PCA (Tipping and Bishop 1999, eq. 6-8): a variance along each
+of k directions, and one for all that is left, so that k + 2 vectors of width d are kept per layer and no
+matrix of d x d.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields, replace
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save as encode
+from torch import Tensor
+
+from ..checksums import sha256
+from ..files import digest, regular, write_bytes
+from ..types import RunError, UserError, first_line
+
+FILE = "domain.safetensors"
+_CHUNK = 1024  # states at once
+#: Directions that have a variance of their own, and passes over the states, each of which brings them nearer.
+_COMPONENTS, _PASSES = 32, 3
+#: A coordinate that hardly varies must not become all that counts: its least spread, of the typical one.
+_LEAST = 1e-2
+
+#: Gives the states (n, layers, d) of training texts, some at a time, again for each pass.
+Chunks = Callable[[], Iterator[Tensor]]
+
+
+@dataclass(frozen=True)
+class Domain:
+    """The training states of some layers, as far as their mean and spread tell.
+
+    Attributes:
+        mean: (layers, d).
+        scale: (layers, d) standard deviation of each coordinate, at least a little above 0.
+        components: (layers, k, d) orthonormal directions of scaled states, in half precision.
+        variances: (layers, k) along them.
+        residual: (layers,) of every direction beyond.
+        limit: the distance beyond which a text is unlike the training texts; a text's is that of its pooled
+            state, or the mean over its tokens.
+        rate: share of validation texts that lie beyond it.
+
+    Raises:
+        ValueError: shapes that do not fit each other, variances that are not positive, other than finite
+            numbers.
+    """
+
+    mean: Tensor
+    scale: Tensor
+    components: Tensor
+    variances: Tensor
+    residual: Tensor
+    limit: float
+    rate: float
+
+    def __post_init__(self) -> None:
+        layers, k, width = self.components.shape
+        shapes = [tuple(each.shape) for each in (self.mean, self.scale, self.variances, self.residual)]
+        if shapes != [(layers, width), (layers, width), (layers, k), (layers,)]:
+            raise ValueError(f"its tensors have shapes {shapes}, which do not fit each other")
+        if not all(torch.isfinite(each).all() for each in (self.mean, self.components)):
+            raise ValueError("it holds numbers that are not finite")
+        spreads = (self.scale, self.variances, self.residual)
+        if not all(((each > 0) & torch.isfinite(each)).all() for each in spreads):
+            raise ValueError("it holds variances that are not positive")
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(layers, d)."""
+        return self.mean.shape[0], self.mean.shape[1]
+
+    def __call__(self, states: Any) -> Tensor:
+        """Distances (n,) of states (n, layers, d); of the training states their mean square is about 1.
+
+        The root of the squared Mahalanobis distance by dimension, mean over layers.
+
+        Raises:
+            RunError: states that are not finite.
+            ValueError: another shape.
+        """
+        given = torch.as_tensor(states)
+        if tuple(given.shape[1:]) != self.shape:
+            raise ValueError(
+                f"states of shape {tuple(given.shape)} are not (n, {self.shape[0]}, {self.shape[1]})"
+            )
+        parts = [self._squared(part) for part in given.split(_CHUNK)]
+        found = torch.cat(parts).mean(dim=1).sqrt() if parts else torch.zeros(0)
+        if not torch.isfinite(found).all():
+            raise RunError("states have no distance to the training states: they hold NaN or infinite values")
+        return found.cpu()
+
+    def _squared(self, states: Tensor) -> Tensor:
+        """(n, layers) squared distances by dimension."""
+        away = (states.to(self.mean.device, torch.float32) - self.mean) / self.scale
+        along = torch.einsum("nld,lkd->nlk", away, self.components.float())
+        left = (away.square().sum(dim=-1) - along.square().sum(dim=-1)).clamp_min(0)
+        return ((along.square() / self.variances).sum(dim=-1) + left / self.residual) / self.shape[1]
+
+    @classmethod
+    def fit(cls, chunks: Chunks, rate: float) -> Domain:
+        """Mean and spread of states; its limit is to be set (:func:`limit_of`) and infinite until then.
+
+        Nothing larger than a chunk is held, since the directions come from subspace iteration (Halko et al.
+        2011, algorithm 4.4).
+        """
+        rows = sum(len(x) for x in chunks())
+        mean = _sum(x.double().sum(dim=0) for x in chunks()) / rows
+        deviation = (_sum((x.double() - mean).square().sum(dim=0) for x in chunks()) / rows).sqrt()
+        least = _LEAST * deviation.median(dim=1, keepdim=True).values
+        scale = torch.maximum(deviation, least).clamp_min(1e-6)
+        spread = (deviation / scale).square().sum(dim=1).float()
+
+        def scaled() -> Iterator[Tensor]:
+            return ((x - mean.float()) / scale.float() for x in chunks())
+
+        directions = _directions(scaled, rows, spread)
+        return cls(mean.float(), scale.float(), *directions, limit=float("inf"), rate=rate)
+
+    def unlike(self, distance: float) -> bool:
+        """Whether a text of this distance is unlike the training texts."""
+        return distance > self.limit
+
+    def to(self, device: Any) -> Domain:
+        """The same on another device."""
+        return replace(self, **{name: tensor.to(device) for name, tensor in self._tensors().items()})
+
+    def _tensors(self) -> dict[str, Tensor]:
+        found = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: value for name, value in found.items() if isinstance(value, Tensor)}
+
+    def save(self, folder: Path) -> dict[str, Any]:
+        """Write ``domain.safetensors``; what ``config.json`` says of it."""
+        blob = encode({name: tensor.cpu().contiguous() for name, tensor in self._tensors().items()})
+        write_bytes(folder / FILE, blob)
+        return {"limit": self.limit, "rate": self.rate, "sha256": digest(blob, 64)}
+
+    @classmethod
+    def read(cls, folder: Path, about: Mapping[str, Any]) -> Domain:
+        """Inverse of :meth:`save`.
+
+        Raises:
+            UserError: the file is missing or damaged.
+        """
+        file = folder / FILE
+        try:
+            regular(file)
+            if sha256(file) != about["sha256"]:
+                raise ValueError("was altered")
+            with safe_open(file, framework="pt") as tensors:
+                read = {name: tensors.get_tensor(name) for name in tensors.keys()}  # noqa: SIM118
+            return cls(**read, limit=float(about["limit"]), rate=float(about["rate"]))
+        except (OSError, SafetensorError, ValueError, TypeError, LookupError, RuntimeError) as error:
+            told = first_line(error)
+            raise UserError(f"{file} is missing or damaged ({told}): train the prober again") from error
+
+
+def limit_of(distances: np.ndarray, rate: float) -> float:
+    """The distance that a share ``rate`` of further texts is expected to exceed, given those of n texts.
+
+    The ceil((n + 1)(1 - rate))-th smallest, or the largest where n is too small for that (split conformal
+    prediction, Vovk et al. 2005).
+    """
+    place = int(np.ceil((len(distances) + 1) * (1 - rate)))
+    return float(np.sort(distances)[min(place, len(distances)) - 1])
+
+
+def _directions(chunks: Chunks, rows: int, spread: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Components (layers, k, d), their variances (layers, k), and (layers,) the mean one of all others.
+
+    Args:
+        chunks: of centred and scaled states.
+        rows: how many.
+        spread: (layers,) sum of the variances of all coordinates.
+    """
+    width = next(chunks()).shape[-1]
+    k = max(0, min(_COMPONENTS, (rows - 1) // 4, width // 2))
+    found = torch.randn(len(spread), width, k, generator=torch.Generator().manual_seed(0))
+    for _ in range(_PASSES):
+        moved = _sum(torch.einsum("nld,nlk->ldk", x, _along(x, found)) for x in chunks())
+        found = torch.linalg.qr(moved).Q
+    inner = _sum(torch.einsum("nlk,nlm->lkm", z, z) for z in (_along(x, found) for x in chunks())) / rows
+    variances, turn = torch.linalg.eigh(inner)
+    residual = ((spread - variances.sum(dim=1)) / (width - k)).clamp_min(1e-6)
+    # What is left over is never more spread than what was picked out.
+    variances = torch.maximum(variances, residual[:, None])
+    return (found @ turn).transpose(1, 2).half().contiguous(), variances, residual
+
+
+def _along(x: Tensor, directions: Tensor) -> Tensor:
+    """(n, layers, k) of x (n, layers, d) along directions (layers, d, k)."""
+    return torch.einsum("nld,ldk->nlk", x, directions)
+
+
+def _sum(parts: Iterator[Tensor]) -> Tensor:
+    return reduce(torch.add, parts)

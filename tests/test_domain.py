@@ -1,0 +1,219 @@
+"""What states a prober knows: distances as the whole covariance gives them, alarms as promised."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from planted import make_store, make_token_store
+from probers.train.assemble import AssemblySettings, fit_domain
+from probers.train.data import Column, Dataset
+from serving import PROMPT, bank_for, running
+from test_bank import make_bank, make_states
+
+from probers.bank.assessment import Assessor
+from probers.bank.bank import ProbeBank
+from probers.bank.domain import FILE, Domain, limit_of
+from probers.bank.running import RunningScores, text_needs, text_scores
+from probers.commands import main as cli
+from probers.engine.model import CausalLM
+from probers.types import RunError, UserError
+
+
+def some_domain(layers=2, width=8, k=3, limit=1.5):
+    g = torch.Generator().manual_seed(0)
+    directions = torch.linalg.qr(torch.randn(layers, width, k, generator=g)).Q.transpose(1, 2).half()
+    variances = torch.rand(layers, k, generator=g) + 2
+    mean, scale = torch.randn(layers, width, generator=g), torch.rand(layers, width, generator=g) + 0.5
+    return Domain(
+        mean, scale, directions.contiguous(), variances, torch.rand(layers, generator=g) + 0.1, limit, 0.05
+    )
+
+
+def test_the_distance_is_that_of_the_whole_covariance_matrix():
+    domain, states = some_domain(), make_states(5).astype(np.float64)
+    squared = np.zeros((5, 2))
+    for layer in range(2):
+        u = domain.components[layer].double().numpy()
+        scale = np.diag(domain.scale[layer].double().numpy())
+        rest = np.eye(8) - u.T @ u
+        inner = (
+            u.T @ np.diag(domain.variances[layer].double().numpy()) @ u + float(domain.residual[layer]) * rest
+        )
+        inverse = np.linalg.inv(scale @ inner @ scale)
+        away = states[:, layer] - domain.mean[layer].double().numpy()
+        squared[:, layer] = np.einsum("nd,de,ne->n", away, inverse, away) / 8
+    np.testing.assert_allclose(domain(states).numpy(), np.sqrt(squared.mean(axis=1)), rtol=5e-3)
+    assert domain.unlike(1.6) and not domain.unlike(1.5)
+
+
+def test_the_fit_finds_the_subspace_its_variances_and_the_rest(tmp_path):
+    """Against scikit-learn's PCA of the scaled states."""
+    from sklearn.decomposition import PCA
+
+    dataset = Dataset.load([make_store(tmp_path / "store")], [2, 3])
+    columns = [Column("resid_post", 2), Column("resid_post", 3)]
+    domain, distances = fit_domain(dataset, columns, 0.1)
+    training = dataset.examples.rows["train"]
+    index = [dataset.columns.index(column) for column in columns]
+    states = dataset.states[torch.from_numpy(training)][:, index].double().numpy()
+    for layer in range(2):
+        x = states[:, layer]
+        np.testing.assert_allclose(domain.mean[layer], x.mean(axis=0), atol=1e-5)
+        np.testing.assert_allclose(domain.scale[layer], x.std(axis=0), rtol=1e-4)
+        k = domain.components.shape[1]
+        pca = PCA(k).fit((x - x.mean(axis=0)) / x.std(axis=0))
+        found = np.sort(domain.variances[layer].numpy())[::-1]
+        np.testing.assert_allclose(found[:2], pca.explained_variance_[:2], rtol=0.03)
+        total = found.sum() + (x.shape[1] - k) * float(domain.residual[layer])
+        assert total == pytest.approx(x.shape[1], rel=1e-3)
+    assert distances[training].mean() == pytest.approx(1, abs=0.1)
+    beyond = distances > domain.limit
+    assert beyond[dataset.examples.rows["validation"]].mean() <= 0.1
+    assert 0.02 < beyond[dataset.examples.rows["test"]].mean() < 0.2
+
+
+def test_texts_unlike_the_training_texts_are_told_and_others_are_not(tmp_path):
+    dataset = Dataset.load([make_token_store(tmp_path / "store")], [2])
+    domain, distances = fit_domain(dataset, [Column("resid_post", 2)], 0.05)
+    index = dataset.columns.index(Column("resid_post", 2))
+    states = dataset.states[:][:, [index]].float()
+    each = domain(states).numpy()
+    for text in (0, 7, 130):  # a text's distance is the mean over its tokens
+        assert distances[text] == pytest.approx(each[dataset.examples.members[text]].mean())
+    rng = np.random.default_rng(0)
+    moved = states + 4 * torch.from_numpy(rng.standard_normal(states.shape[-1])).float()
+    assert (domain(moved) > domain.limit).float().mean() > 0.9
+    assert (domain(3 * states) > domain.limit).float().mean() > 0.5
+    assert (domain(states) > domain.limit).float().mean() < 0.2
+
+
+@pytest.mark.parametrize(
+    ("n", "rate", "place"), [(100, 0.05, 96), (19, 0.05, 19), (5, 0.05, 5), (99, 0.5, 50)]
+)
+def test_the_limit_is_the_conformal_quantile(n, rate, place):
+    values = np.random.default_rng(0).permutation(n) + 1.0
+    assert limit_of(values, rate) == place
+
+
+def test_at_most_the_promised_share_of_further_texts_is_beyond_the_limit():
+    rng = np.random.default_rng(0)
+    beyond = [(rng.normal(size=200) > limit_of(rng.normal(size=39), 0.05)).mean() for _ in range(2000)]
+    assert np.mean(beyond) == pytest.approx(0.05, abs=0.005)
+
+
+def test_coordinates_that_never_vary_and_few_rows_give_finite_distances(tmp_path):
+    store = make_store(tmp_path / "few", n=24)
+    dataset = Dataset.load([store], [1])
+    states = dataset.states[:].clone()
+    states[:, :, 0] = 5.0
+    still = Dataset(dataset.examples, states, dataset.columns, dataset.specs)
+    domain, distances = fit_domain(still, [Column("resid_post", 1)], 0.05)
+    assert np.isfinite(distances).all() and domain.unlike(float(domain(states[:1, [1]] + 1000)))
+    with pytest.raises(RunError, match="no distance to the training states"):
+        domain(np.full((1, 1, 12), np.nan, np.float32))
+    with pytest.raises(ValueError, match="are not"):
+        domain(np.zeros((1, 2, 12), np.float32))
+
+
+def test_it_is_saved_with_the_prober_and_a_prober_without_one_has_none(tmp_path):
+    bank, states = make_bank(domain=some_domain()), make_states()
+    bank.save_pretrained(tmp_path / "with")
+    again = ProbeBank.from_pretrained(tmp_path / "with")
+    assert torch.equal(again.domain(states), bank.domain(states))
+    assert (again.domain.limit, again.domain.rate) == (1.5, 0.05)
+    make_bank().save_pretrained(tmp_path / "without")
+    assert ProbeBank.from_pretrained(tmp_path / "without").domain is None
+    assert not (tmp_path / "without" / FILE).exists()
+    assert ProbeBank.from_pretrained("smollm2").domain is None
+    assert bank.to("cpu") is bank
+    with pytest.raises(ValueError, match="does not fit the heads"):
+        make_bank(domain=some_domain(layers=3))
+
+
+def test_a_damaged_domain_is_one_sentence(tmp_path):
+    make_bank(domain=some_domain()).save_pretrained(tmp_path)
+    blob = (tmp_path / FILE).read_bytes()
+    for damaged in (blob[:-3], blob[:-1] + bytes([blob[-1] ^ 1]), b"", None):
+        (tmp_path / FILE).unlink(missing_ok=True)
+        if damaged is not None:
+            (tmp_path / FILE).write_bytes(damaged)
+        with pytest.raises(UserError, match=r"domain.safetensors is missing or damaged .*train"):
+            ProbeBank.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize("field", ["variances", "residual", "scale", "mean"])
+def test_no_domain_is_made_of_numbers_that_are_none(field):
+    domain = some_domain()
+    bad = getattr(domain, field).clone()
+    bad.flatten()[0] = float("nan") if field == "mean" else 0.0
+    with pytest.raises(ValueError, match="it holds"):
+        replace(domain, **{field: bad})
+    with pytest.raises(ValueError, match="do not fit each other"):
+        replace(domain, mean=domain.mean[:1])
+
+
+def test_running_scores_know_the_distances_and_an_assessment_says_them():
+    bank = make_bank(domain=some_domain(limit=1e3))
+    states = torch.from_numpy(make_states(4)).float()
+    running = RunningScores(bank)
+    for state in states:
+        scores = running.add(["a", "b"], torch.stack([state, -state]))
+    pooled = states.half().float().cumsum(dim=0) / torch.arange(1, 5)[:, None, None]
+    np.testing.assert_allclose(running.distances("a"), bank.domain(pooled.half()), rtol=2e-3)
+    assert len(running.distances("b")) == 4 and running.distances("nobody") == []
+    told = Assessor(bank)("p", "text", [(0, 4)] * 4, [0.0] * 3 + scores[:1], distances=running.distances("a"))
+    assert told.to_dict()["domain"] == {"distance": running.distances("a")[-1], "limit": 1e3, "unlike": False}
+    running.forget("a")
+    assert running.distances("a") == []
+    assert Assessor(bank)("p", "text", [(0, 4)], [0.0]).domain is None
+    assert RunningScores(make_bank()).distances("a") is None
+
+
+def test_a_text_is_as_far_as_the_tokens_that_it_is_judged_by():
+    spec = replace(make_bank().spec, pool="tokens")
+    bank = make_bank(domain=some_domain(limit=2.0), spec=spec, aggregate="max", recogniser="rules")
+    text, distances = " so Ada Byron ate.", [9.0, 1.0, 3.0, 9.0, 9.0]
+    offsets = [(0, 3), (3, 7), (7, 13), (13, 17), (17, 18)]
+    told = Assessor(bank)("It was", text, offsets, [0.0] * 5, distances=distances)
+    assert [text[s.start : s.end] for s in told.spans] == ["Ada Byron"]
+    assert told.domain.distance == 2.0 and not told.domain.unlike
+    told = Assessor(bank)("It was", " so she ate all.", offsets, [0.0] * 5, distances=distances)
+    assert told.spans == () and told.domain.distance == pytest.approx(31 / 5) and told.domain.unlike
+    before = make_bank(domain=some_domain(), spec=replace(spec, pool="predicting"), recogniser="rules")
+    assert Assessor(before)("It was", text, offsets, [0.0] * 5, distances=distances).domain.distance == 1.0
+    told = Assessor(before)("It was", " so she ate all.", offsets, [0.0] * 5, distances=distances)
+    assert told.domain is None
+
+
+@pytest.mark.parametrize("pool", ["tokens", "mean"])
+def test_a_server_says_it_of_what_it_wrote(pool):
+    lm = CausalLM.from_pretrained("testbed", dtype="float32")
+    bank = replace(bank_for(lm, pool), domain=some_domain(width=lm.width))
+    with running(lm, bank) as server:
+        (made,) = server.client.completions.create(
+            model="testbed", prompt=PROMPT, max_tokens=12, temperature=0
+        ).choices
+    (read,) = lm.score([PROMPT], [made.text], needs=text_needs(bank))
+    scores, distances = text_scores(bank, read.states)
+    told = Assessor(bank)(PROMPT, read.text, read.offsets, scores, distances=distances).domain
+    assert made.hallucination["domain"]["distance"] == pytest.approx(told.distance, rel=1e-3)
+    assert made.hallucination["domain"]["unlike"] == told.unlike
+
+
+def test_a_trained_prober_has_one_with_its_false_alarms_on_test_texts(store, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    quick = ["epochs=1", "warmup_epochs=0", "learning_curve=false", "resamples=100", "layer=2"]
+    cli.run("train", [f"data={store.path}", "out=with", *quick])
+    bank = ProbeBank.from_pretrained("with")
+    told = json.loads((tmp_path / "with/metrics.json").read_text())["domain"]
+    assert told["limit"] == bank.domain.limit and told["rate"] == 0.05
+    assert 0 <= told["false_alarms_ci"][0] <= told["false_alarms"] <= told["false_alarms_ci"][1] < 0.2
+    assert "## Texts unlike its data" in bank.card
+    cli.run("train", [f"data={store.path}", "out=without", "domain=null", *quick])
+    without = ProbeBank.from_pretrained("without")
+    assert without.domain is None and without.metrics["domain"] is None and "unlike" not in without.card
+    assert AssemblySettings().domain == 0.05
+    with pytest.raises(UserError, match="domain=1"):
+        cli.run("train", ["domain=1.0"])
