@@ -1,0 +1,1 @@
+"""Servers that write where an answer is probably wrong beside it."""
