@@ -66,7 +66,7 @@ class _Text:
 
 
 def _stock() -> Any:
-    """vLLM's own worker on this machine."""
+    """The worker that vLLM itself would take on this machine."""
     place = "cpu_worker.CPUWorker" if current_platform.is_cpu() else "gpu_worker.Worker"
     place = "xpu_worker.XPUWorker" if current_platform.is_xpu() else place
     return resolve_obj_by_qualname(f"vllm.v1.worker.{place}")
