@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from probers.bank.assessment import Assessor
 from probers.bank.bank import ProbeBank
 from probers.engine.tokens import TextStream, decode, token_offsets
@@ -77,7 +79,7 @@ class Choice:
     def _lists(self, start: int, end: int, offsets: Sequence[tuple[int, int]]) -> dict[str, Any]:
         scores = [*(self.scores or ())[start:end]]
         scores += [None] * (end - start - len(scores))
-        read = self._bank.probability([0.0 if score is None else score for score in scores]).tolist()
+        read = self._bank.probability(np.array([score or 0.0 for score in scores])).tolist()
         p_wrong = [None if score is None else p for score, p in zip(scores, read, strict=True)]
         lists = (scores, p_wrong, [list(span) for span in offsets[start:end]], self._logprobs[start:end])
         return dict(zip(TOKEN_LISTS, lists, strict=True))

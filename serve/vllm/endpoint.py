@@ -12,9 +12,9 @@ import asyncio
 import json
 import re
 from argparse import Namespace
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, TypeAlias
 
 from fastapi import Depends, FastAPI, Request
 from fastapi.responses import JSONResponse, StreamingResponse
@@ -34,7 +34,7 @@ from .choice import Choice
 from .feed import Scored, ScoreFeed
 from .prober import KEY, Settings
 
-_Asked = CompletionRequest | ChatCompletionRequest
+_Asked: TypeAlias = CompletionRequest | ChatCompletionRequest
 _DATA = "data: "
 
 
@@ -151,7 +151,7 @@ class _Response:
             told["hallucination"] = await self._finished(body["id"], told["index"], choice)
         return self._without(body, null=True)
 
-    async def streamed(self, events: AsyncIterator[Any]) -> AsyncIterator[str]:
+    async def streamed(self, events: AsyncIterable[Any]) -> AsyncIterator[str]:
         """An answer in server-sent events."""
         try:
             async for event in events:
