@@ -127,7 +127,10 @@ def main(argv: list[str] | None = None) -> None:
         f"{len(made[_BEFORE].rows)} labels; {options.repeats} rounds by turns. "
         f"Labels are compared where both ways give one.",
     )
-    command = invocation("datagen.py", ["--articles", "FILE.jsonl", "--count", str(options.count)])
+    command = invocation(
+        "datagen.py",
+        ["--articles", "FILE.jsonl", "--count", str(options.count), "--repeats", str(options.repeats)],
+    )
     publish({SECTION: results.body("labels")}, command, write=options.write)
 
 

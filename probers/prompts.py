@@ -7,13 +7,15 @@ another by a typo, and its hash is part of the FeatureSpec.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import InitVar, asdict, dataclass, field, replace
 from pathlib import Path
 from string import Formatter
 from typing import Any
 
-from .types import UserError
+from jinja2 import TemplateError
+
+from .types import UserError, first_line
 
 #: What the forms may name in braces.
 _FORMS = {"passage": ("i", "text"), "question_form": ("question",), "article": ("title",)}
@@ -167,22 +169,36 @@ def _text_of(exemplars_file: str) -> str:
 
 def _chat_frame(tokenizer: Any, name: str) -> tuple[str, str]:
     """What a tokenizer's chat template puts before a user's message, and between it and the answer."""
-    if not getattr(tokenizer, "chat_template", None):
-        raise UserError(
-            f"prompt={name} is a chat prompt, and the model's tokenizer has no chat template: choose a "
-            "prompt without chat, or a model that was tuned for it"
-        )
-    text = tokenizer.apply_chat_template(
-        [{"role": "user", "content": _PLACE}], tokenize=False, add_generation_prompt=True
-    )
+    text = chat_text(tokenizer, [{"role": "user", "content": _PLACE}], f"prompt={name} is a chat prompt")
     before, found, between = text.partition(_PLACE)
     if not found:
         raise UserError(f"prompt={name}: the tokenizer's chat template leaves out the user's message")
-    # The tokenizer puts its BOS before every prompt by itself.
+    return before, between
+
+
+def chat_text(tokenizer: Any, messages: Sequence[Mapping[str, str]], what: str) -> str:
+    """The text of a chat up to where the model answers, without the BOS that the tokenizer puts by itself.
+
+    Args:
+        messages: each with ``role`` and ``content``.
+        what: who needs a chat template, for messages.
+
+    Raises:
+        UserError: the tokenizer has no chat template, or it refuses the messages.
+    """
+    if not getattr(tokenizer, "chat_template", None):
+        raise UserError(
+            f"{what}, and the model's tokenizer has no chat template: choose a "
+            "prompt without chat, or a model that was tuned for it"
+        )
+    try:
+        text = tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
+    except TemplateError as error:
+        raise UserError(f"{what}, and the chat template refuses it: {first_line(error)}") from error
     bos = tokenizer.bos_token
     if bos and tokenizer("x", verbose=False)["input_ids"][:1] == [tokenizer.bos_token_id]:
-        before = before.removeprefix(bos)
-    return before, between
+        return text.removeprefix(bos)
+    return text
 
 
 #: The form the testbed's model was trained on.

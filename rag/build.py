@@ -40,8 +40,11 @@ def prober_kind(node: DictConfig) -> ProberKind:
     return "answers"
 
 
-def find_prober(cfg: DictConfig, kind: ProberKind = "answers") -> str:
+def find_prober(cfg: DictConfig, kind: ProberKind = "answers", *, asks: str | None = None) -> str:
     """The prober asked for, the newest of this kind trained for this model, or the one we ship; says which.
+
+    Args:
+        asks: who needs it, for messages; None is the kind's trigger.
 
     Raises:
         UserError: there is none; says which command makes one.
@@ -55,7 +58,7 @@ def find_prober(cfg: DictConfig, kind: ProberKind = "answers") -> str:
         print(f"prober: {own} (comes with probers; of the tokens of entities in articles)")
         return own
     if found is None:
-        _none(cfg, kind)
+        _none(cfg, kind, asks)
     of = _TRAINED[kind][1].removeprefix("prober ")
     print(f"prober: {found} (the newest {of} for model={cfg.model.name})")
     return str(found)
@@ -72,11 +75,11 @@ def find_classifier(cfg: DictConfig) -> str:
     return str(found)
 
 
-def _none(cfg: DictConfig, kind: ProberKind | Literal["questions"]) -> NoReturn:
+def _none(cfg: DictConfig, kind: ProberKind | Literal["questions"], asks: str | None = None) -> NoReturn:
     trigger, what, data, training, given = _TRAINED[kind]
     raise UserError(
-        f"trigger={trigger} needs a {what} for model={cfg.model.name} and there is none under runs/: make "
-        f"one with 'probers-datagen {data}' and 'probers-train {training}', or pass {given}"
+        f"{asks or f'trigger={trigger}'} needs a {what} for model={cfg.model.name} and there is none under "
+        f"runs/: make one with 'probers-datagen {data}' and 'probers-train {training}', or pass {given}"
     )
 
 

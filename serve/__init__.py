@@ -1,1 +1,1 @@
-"""Servers that write where an answer is probably wrong beside it."""
+"""Scores while serving: the server and its page, texts that exist already, other engines."""

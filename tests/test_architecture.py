@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[1]
 #: From the ground up; a room imports what stands before it, and itself.
 ROOMS = [
     "shared", "entities", "equivalence", "evaluation", "data", "store", "capture", "engine", "heads", "bank",
-    "commands", "datagen", "train", "rag",
+    "commands", "datagen", "train", "rag", "serve",
 ]  # fmt: skip
 #: Modules that stand in no folder, and the two rooms that only hold what is shared.
 SHARED = {
@@ -29,6 +29,7 @@ SHARED = {
     "testbed",
     "configs",
 }
+#: Those of them that never import each other.
 TOP = {"datagen", "train", "rag"}
 #: Whose arguments are options that users give by name, as in a YAML file: parts, and the model's doors.
 NAMED_OPTIONS = {"__init__", "from_pretrained", "generate", "generate_each"}
@@ -36,7 +37,7 @@ NAMED_OPTIONS = {"__init__", "from_pretrained", "generate", "generate_each"}
 
 def modules() -> dict[str, Path]:
     found = {}
-    for room in ("probers", "datagen", "train", "rag", "configs"):
+    for room in ("probers", "datagen", "train", "rag", "serve", "configs"):
         for path in (ROOT / room).rglob("*.py"):
             parts = path.relative_to(ROOT).with_suffix("").parts
             name = ".".join(parts if parts[0] == "probers" else ("probers", *parts))
@@ -134,7 +135,7 @@ def test_no_folder_holds_more_than_sixteen_modules():
     assert {str(f): len(names) for f, names in folders.items() if len(names) > 16} == {}
 
 
-@pytest.mark.parametrize("folder", ["probers/engine", "train", "rag"])
+@pytest.mark.parametrize("folder", ["probers/engine", "train", "rag", "serve"])
 def test_no_function_takes_more_than_seven_arguments(folder):
     found = []
     for path in (ROOT / folder).rglob("*.py"):
@@ -155,6 +156,6 @@ def test_the_readme_has_a_line_for_every_module_and_none_for_what_is_gone():
         above = [*above[: len(indent) // 2], name]
         if not slash:
             written.append("/".join(above))
-    folders = ("probers", "datagen", "train", "rag")
+    folders = ("probers", "datagen", "train", "rag", "serve")
     there = [p.relative_to(ROOT).with_suffix("") for f in folders for p in (ROOT / f).rglob("*.py")]
     assert sorted(written) == sorted(str(p) for p in there if p.name != "__init__")

@@ -15,7 +15,7 @@ from tqdm import tqdm
 from probers.commands import main as cli
 from probers.types import RunError, UserError
 
-COMMANDS = ("demo", "datagen", "train", "rag", "compare", "testbed")
+COMMANDS = ("demo", "datagen", "train", "rag", "compare", "score", "testbed")
 
 
 def run(command, argv):

@@ -40,6 +40,7 @@ def test_the_wheel_holds_one_top_level_name_and_every_file(wheel):
         "datagen": "probers/datagen",
         "train": "probers/train",
         "rag": "probers/rag",
+        "serve": "probers/serve",
     }
     for folder, target in {**folders, "configs": "probers/configs"}.items():
         for path in (ROOT / folder).rglob("*"):
@@ -59,7 +60,7 @@ def test_commands_run_from_another_directory(wheel, tmp_path):
     (site / "dependencies.pth").write_text(dependencies + "\n")
     elsewhere = tmp_path / "empty"
     elsewhere.mkdir()
-    for command in ("demo", "datagen", "train", "rag", "compare", "testbed"):
+    for command in ("demo", "datagen", "train", "rag", "compare", "score", "testbed"):
         done = subprocess.run(
             [tmp_path / f"venv/bin/probers-{command}", "--help"],
             cwd=elsewhere,

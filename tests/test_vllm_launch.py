@@ -15,6 +15,7 @@ from probers.serve.vllm.prober import Settings
 from probers.bank.assessment import Assessor
 from probers.bank.bank import ProbeBank
 from probers.commands.config import compose
+from probers.commands.main import main
 from probers.engine.model import CausalLM
 from probers.heads import LinearHead
 from probers.store.spec import FeatureSpec
@@ -117,3 +118,26 @@ def test_a_choice_cut_at_a_stop_string_keeps_the_tokens_of_its_text_and_a_change
     assert cut.kept() == 6
     changed.add("thoughts were taken out", made.token_ids, made.logprobs.tolist())
     assert changed.kept() is None
+
+
+def test_probers_serve_prints_the_command_or_says_what_vllm_does_not_offer(
+    lm: CausalLM, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_bank(lm).save_pretrained(tmp_path)
+    given = ["backend=vllm", "print_command=true", f"prober={tmp_path}", "api_key=secret"]
+    with pytest.raises(SystemExit) as ended:
+        main("serve", given)
+    printed = capsys.readouterr().out
+    assert (
+        not ended.value.code
+        and "--worker-cls probers.serve.vllm.worker" in printed
+        and "secret" not in printed
+    )
+    for more, message in [
+        ("corpus=testbed", "corpus="),
+        ("prober=none", "prober=none"),
+        ("backend=transformers", "backend=vllm"),
+    ]:
+        with pytest.raises(SystemExit) as ended:
+            main("serve", [*given, more])
+        assert ended.value.code == 2 and message in capsys.readouterr().err

@@ -2,20 +2,31 @@
 
 Heads of single tokens (``pool=tokens``) score each token, heads of the state before a token
 (``predicting``) what would begin with it, and heads of pooled states the text so far. A text's pooled
-state is its running sum, so that nothing of a token stays but its score.
+state is its running sum, so that nothing of a token stays but its score. :func:`text_scores` gives the
+same of a text that is there already.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ..capture.hidden_states import broken_state
-from ..capture.pooling import BEFORE, PER_TOKEN, StreamingPool, all_finite, as_stored, token_vectors
-from ..types import UserError
+from ..capture.pooling import (
+    BEFORE,
+    PER_TOKEN,
+    StreamingPool,
+    all_finite,
+    as_stored,
+    token_pool,
+    token_vectors,
+)
+from ..types import Needs, UserError
 
 if TYPE_CHECKING:
     from .bank import ProbeBank
@@ -60,7 +71,9 @@ class RunningScores:
             raise broken_state(self._bank.spec.needs, layer, "a token of a running text")
         vectors = token_vectors(states, self._bank.spec.pool)
         if self._bank.spec.pool not in PER_TOKEN:
-            vectors = torch.cat([self._pooled(key, vector) for key, vector in zip(keys, vectors, strict=True)])
+            vectors = torch.cat(
+                [self._pooled(key, vector) for key, vector in zip(keys, vectors, strict=True)]
+            )
         return self._bank.score(as_stored(vectors, self._bank.spec.dtype)).tolist()
 
     def forget(self, key: Hashable) -> None:
@@ -73,3 +86,28 @@ class RunningScores:
         pool.add(vector[None], slice(None))
         self._pools[key] = pool, count + 1
         return pool.value(slice(None), count + 1)
+
+
+def text_needs(bank: ProbeBank) -> Needs:
+    """What must be recorded of a text for :func:`text_scores`."""
+    return replace(bank.needs, pool=token_pool(bank.spec.pool))
+
+
+def text_scores(bank: ProbeBank, vectors: np.ndarray) -> np.ndarray:
+    """The scores (n,) that :class:`RunningScores` gives one after the other, of a text read whole.
+
+    Args:
+        vectors: (n, heads, width) of its n tokens, recorded with :func:`text_needs`.
+
+    Raises:
+        UserError: heads that pool a span's tokens themselves.
+    """
+    check_running(bank)
+    given = torch.from_numpy(vectors)
+    if bank.spec.pool not in PER_TOKEN and len(given):
+        pool, so_far = StreamingPool(bank.spec.pool, 1), []
+        for count, vector in enumerate(given, 1):
+            pool.add(vector[None], slice(None))
+            so_far.append(pool.value(slice(None), count))
+        given = torch.cat(so_far)
+    return bank.score(as_stored(given, bank.spec.dtype))

@@ -36,8 +36,7 @@ from torch import Tensor, nn
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from ..capture.blocks import decoder_layers
-from ..capture.hidden_states import StateTap, broken_state, check_needs
-from ..capture.lookback import LookbackTap
+from ..capture.hidden_states import broken_state, check_needs, tap_of
 from ..capture.pooling import StreamingPool, all_finite, as_stored, token_vectors
 from ..engine.forward import Decoder
 from ..engine.loading import fingerprint
@@ -320,8 +319,7 @@ class GenerationWatcher(ExitStack):
         self._per, self._keep_cache = per, keep_cache
         self._special = _ids(model, tokenizer, "eos_token_id"), _ids(model, tokenizer, "pad_token_id")
         self._names = list(inspect.signature(model.forward).parameters)
-        needs = bank.spec.needs
-        self._tap = LookbackTap(model) if needs.site == "lookback" else StateTap(model, needs)
+        self._tap = tap_of(model, bank.spec.needs)
 
     def __enter__(self) -> Self:
         self.enter_context(self._tap)
@@ -338,7 +336,7 @@ class GenerationWatcher(ExitStack):
 
     def _before(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Decide whether this pass holds a prompt, a generated token of each row, or something else."""
-        self._read(False)
+        self._tap.read_last(0)
         self.cache = None
         given = self._given(args, kwargs)
         ids, cache = given.get("input_ids"), given.get("past_key_values")
@@ -355,29 +353,19 @@ class GenerationWatcher(ExitStack):
             elif getattr(cache, "layers", None) and getattr(cache, "is_compileable", False):
                 self.batch.refuse(_STATIC)
             elif self.batch.predicting:
-                self._read(True)
+                self._tap.read_last(1)
         elif self.batch.problem is None:
             if ids is not None and self.batch.expects(rows, length, past, cache):
-                self._read(True)
+                self._tap.read_last(1)
             else:
                 self.batch.refuse(_UNREADABLE)
 
-    def _read(self, wanted: bool) -> None:
-        """Read the last position of the next pass, or nothing of it."""
-        if isinstance(self._tap, LookbackTap):
-            self._tap.read(int(wanted))
-        else:
-            self._tap.read((lambda states: states[:, -1].detach()) if wanted else None)
-
     def _taken(self, batch: WatchedBatch | None, given: dict[str, Any]) -> Tensor | None:
         """What was read, (rows, layers, d)."""
-        if isinstance(self._tap, StateTap):
-            return self._tap.take()
         if batch is None:
             return None
-        prompts, written = batch.lengths(given.get("attention_mask"))
-        ratios = self._tap.take(prompts, written)
-        return None if ratios is None else ratios[:, -1].detach()
+        states = self._tap.take_last(*batch.lengths(given.get("attention_mask")))
+        return None if states is None else states[:, -1]
 
     def _after(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         batch, given = self.batch, self._given(args, kwargs)

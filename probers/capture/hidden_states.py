@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ..types import POOLS, SITES, Feature, Needs, RunError, UserError
 from .blocks import block_parts, decoder_layers, decoder_of, first_tensor, given_tensor
-from .lookback import lookback_width
+from .lookback import LookbackTap, lookback_width
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -156,6 +156,14 @@ class StateTap(ExitStack):
             )
         return read
 
+    def read_last(self, count: int) -> None:
+        """Read the last ``count`` positions of every pass until :meth:`take_last`; none where it is 0."""
+        self.read((lambda states: states[:, -count:].detach()) if count else None)
+
+    def take_last(self, prompts: Tensor, written: Tensor) -> Tensor | None:
+        """As :meth:`take`, (batch, count, layers, width); the lengths are of no account for states."""
+        return self.take()
+
     def _place(self, layer: int, blocks: nn.ModuleList) -> tuple[nn.Module, bool]:
         """The module whose output, or input when True, is the site at ``layer``."""
         if self._site == "resid_post":
@@ -210,6 +218,11 @@ class StateTap(ExitStack):
         for place in places:
             self._of_layer[place].copy_(kept)
         self._lacking.discard(layer)
+
+
+def tap_of(model: nn.Module, feature: Feature) -> StateTap | LookbackTap:
+    """What reads a feature's site, with ``read_last`` before a pass and ``take_last`` after it."""
+    return LookbackTap(model) if feature.site == "lookback" else StateTap(model, feature)
 
 
 def _values(output: Any) -> Any:

@@ -73,14 +73,14 @@ class LookbackTap(ExitStack):
             self.enter_context(tap)
         return self
 
-    def read(self, queries: int) -> None:
-        """Read the last ``queries`` positions of every pass until :meth:`take`; none where it is 0."""
-        self._queries = queries
+    def read_last(self, count: int) -> None:
+        """Read the last ``count`` positions of every pass until :meth:`take_last`; none where it is 0."""
+        self._queries = count
         for tap in self._taps:
-            tap.read(queries)
+            tap.read(count)
 
-    def take(self, prompts: Tensor, written: Tensor) -> Tensor | None:
-        """What was read, (batch, q, 1, layers * heads) float32, one layer for all; None where nothing was.
+    def take_last(self, prompts: Tensor, written: Tensor) -> Tensor | None:
+        """What was read, (batch, count, 1, layers * heads) float32, as of one layer; None where nothing was.
 
         Args:
             prompts, written: as of :func:`lookback_ratios`.

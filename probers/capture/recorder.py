@@ -17,8 +17,7 @@ from torch import Tensor
 
 from ..types import AttentionRows, Feature, Needs
 from .attention import AttentionTap
-from .hidden_states import StateTap
-from .lookback import LookbackTap
+from .hidden_states import tap_of
 from .pooling import BEFORE, PER_TOKEN, StreamingPool, all_finite, token_vectors
 
 if TYPE_CHECKING:
@@ -71,7 +70,7 @@ class FeatureRecorder(ExitStack):
         self._pool, self._rows, self._limit = feature.pool, rows, limit
         self._device: torch.device = model.device
         self._prompts = torch.tensor(prompts, device=self._device)
-        self._tap = LookbackTap(model) if feature.site == "lookback" else StateTap(model, feature)
+        self._tap = tap_of(model, feature)
         # Of "positions" the first is that before the first token: there is one more than tokens.
         self._more = int(feature.pool == "positions")
         self._waiting = _Waiting()
@@ -88,19 +87,13 @@ class FeatureRecorder(ExitStack):
 
     def read_last(self, count: int) -> None:
         """As of :class:`CaptureSession`."""
-        if isinstance(self._tap, LookbackTap):
-            self._tap.read(count)
-        else:
-            self._tap.read(lambda states: states[:, -count:])
+        self._tap.read_last(count)
         self._count = count
 
     def take(self, index: int, rows: Tensor) -> None:
         """As of :class:`CaptureSession`."""
-        states: Tensor | None  # (b, q, layers, d)
-        if isinstance(self._tap, LookbackTap):
-            states = self._tap.take(self._prompts[rows], torch.full_like(rows, index + self._count))
-        else:
-            states = self._tap.take()
+        # (b, q, layers, d)
+        states = self._tap.take_last(self._prompts[rows], torch.full_like(rows, index + self._count))
         if states is None:
             return
         # What was read at a token is kept for the one after it where that is what it predicts.

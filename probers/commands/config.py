@@ -26,6 +26,8 @@ _OF_A_CHOICE = ("trigger", "query")
 
 #: Short forms: what the user types -> the key it sets.
 _ALIASES = {"model": "model.name"}
+#: What an argument that is no ``key=value`` stands for.
+_PLACED = {"score": "texts"}
 
 
 def normalise(command: str, arguments: Sequence[str]) -> list[str]:
@@ -44,6 +46,8 @@ def normalise(command: str, arguments: Sequence[str]) -> list[str]:
             argument = f"source={value}"
         elif argument.startswith("--source="):
             argument = argument.removeprefix("--")
+        elif command in _PLACED and "=" not in argument and not argument.startswith("-"):
+            argument = f"{_PLACED[command]}={argument}"
         overrides += [_quoted(command, part) for part in _of_file(argument)]
     return overrides
 

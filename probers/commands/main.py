@@ -90,7 +90,9 @@ _TARGETS = {
     "train": "probers.train.run:run",
     "rag": "probers.rag.command:run",
     "compare": "probers.rag.compare.run:run",
+    "score": "probers.serve.score:run",
     "testbed": "probers.datagen.testbed.run:run",
+    "serve": "probers.serve.command:run",
 }
 #: Command -> function (what each job varied, folders) -> the table that a sweep ends in.
 _TABLES = {"train": "probers.train.tables:compare_runs"}
@@ -149,7 +151,7 @@ def _heard() -> Iterator[None]:
 
 
 #: The console scripts.
-demo, datagen, train, rag, compare, testbed = (partial(main, command) for command in _TARGETS)
+demo, datagen, train, rag, compare, score, testbed, serve = (partial(main, command) for command in _TARGETS)
 
 
 #: What steers a terminal, but for ends of lines, tabs and colours: control and direction characters.

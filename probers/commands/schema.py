@@ -283,6 +283,21 @@ class Compare(_Answering):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Score(_Run):
+    """``probers-score``."""
+
+    model: Model
+    texts: Name | None
+    prober: Name | None
+    threshold: float | None
+    allow_other: bool
+    out: Name | None
+    shown: Natural
+    on_bad_line: Literal["error", "skip"]
+    batch_size: BatchSize
+
+
+@dataclass(frozen=True, kw_only=True)
 class DemoModel:
     """The block ``model`` of the demo."""
 
@@ -301,6 +316,36 @@ class Demo(_Run):
     compare: Count | None
     full: bool
     batch_size: BatchSize
+
+
+@dataclass(frozen=True, kw_only=True)
+class Serve:
+    """``probers-serve``."""
+
+    model: Model
+    host: Name
+    port: Annotated[int, Field(ge=0, le=65535)]
+    backend: Literal["transformers", "vllm"]
+    print_command: bool
+    served_name: Name | None
+    api_key: Name | None
+    prober: Name | None
+    corpus: Name | None
+    passage_words: Count | None
+    corpus_cache: Name
+    k: Count
+    max_new_tokens: Count
+    max_retrievals: Natural
+    answer_tokens: Natural
+    rows: Count
+    queue: Natural
+    max_tokens: Count
+    cache_megabytes: NotNegative
+    log_requests: bool
+    allow_other: bool
+    on_bad_line: Literal["error", "skip"]
+    batch_size: BatchSize
+    seed: Seed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -369,7 +414,8 @@ class Testbed(_Run):
 
 
 SCHEMAS: dict[str, Any] = {
-    "demo": Demo, "datagen": Datagen, "train": Train, "rag": Rag, "compare": Compare, "testbed": Testbed,
+    "demo": Demo, "datagen": Datagen, "train": Train, "rag": Rag, "compare": Compare, "score": Score,
+    "testbed": Testbed, "serve": Serve,
 }  # fmt: skip
 
 

@@ -131,14 +131,18 @@ class Row:
         ids: tokens written; special ones that end a text are none of them.
         kept: how many of them are its text.
         stop: why it ended; None while it runs.
+
+    Args:
+        read: decode the text as it grows, also where no stop asks for it.
     """
 
-    def __init__(self, request: Request, tokenizer: Any, stops: Stops) -> None:
+    def __init__(self, request: Request, tokenizer: Any, stops: Stops, *, read: bool = False) -> None:
         self.prompt, self.limit, self._stops = request.prompt, request.limit, stops
         self.ids: list[int] = []
         self.kept = 0
         self.stop: StopReason | None = None
-        self._text = TextStream(tokenizer, request.prompt.ids) if stops.read_text else None
+        self._text = TextStream(tokenizer, request.prompt.ids) if read or stops.read_text else None
+        self._end: int | None = None  # of the text, where a stop string cuts it
 
     def accept(self, tokens: Sequence[int], guessed: Sequence[int]) -> tuple[int, int]:
         """Take the next token, and those after it as long as the guesses before them were right.
@@ -169,6 +173,7 @@ class Row:
             text = self._text.visible
             place = self._stops.find(text, known)
             if place is not None:
+                self._end = place
                 kept = sum(end <= place for _, end in self._text.offsets())
                 self.kept = max(kept, self._text.settled(0))  # what was pooled stays
                 self.stop = "stop"
@@ -178,6 +183,11 @@ class Row:
                 return
         if len(self.ids) == self.limit:
             self.stop = "length"
+
+    @property
+    def text(self) -> str:
+        """What is written so far, up to a stop; "" where it is not read as it grows."""
+        return "" if self._text is None else self._text.visible[: self._end]
 
     def safe(self) -> int:
         """How many tokens are kept whatever comes next."""

@@ -30,7 +30,7 @@ _ROOM = 64  # positions added when a text outgrows its room
 
 
 class GrowingLayer(DynamicLayer):
-    """One layer's keys and values, as views of buffers with room for what is to come.
+    """One layer's keys and values, as views of buffers with room for what is to come: positions, and rows.
 
     Args:
         capacity: positions to make room for at first.
@@ -49,12 +49,13 @@ class GrowingLayer(DynamicLayer):
             self.lazy_initialization(key_states, value_states)
         start = self.get_seq_length()
         end = start + key_states.shape[-2]
+        rows = len(key_states)
         if self._buffers is None or end > self._buffers[0].shape[-2]:
             self._make_room(key_states, value_states, end + _ROOM if start else end)
         assert self._buffers is not None
         for buffer, new in zip(self._buffers, (key_states, value_states), strict=True):
-            buffer[:, :, start:end] = new
-        self.keys, self.values = (buffer[:, :, :end] for buffer in self._buffers)
+            buffer[:rows, :, start:end] = new
+        self.keys, self.values = (buffer[:rows, :, :end] for buffer in self._buffers)
         return self.keys, self.values
 
     def reserve(self, rows: int, length: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
@@ -79,11 +80,44 @@ class GrowingLayer(DynamicLayer):
                 assert old is not None  # there are positions already
                 buffer[:, :, :start] = old
 
+    def join(self, other: GrowingLayer, rows: int) -> None:
+        """Take the rows of another layer as well; the shorter ones begin with positions to be masked.
+
+        Args:
+            rows: to make room for.
+        """
+        if other.keys is None or other.values is None:
+            return
+        if self.keys is None or self.values is None:
+            self.lazy_initialization(other.keys, other.values)
+        assert self.keys is not None and self.values is not None
+        before, length = (0, 0) if self._buffers is None else (len(self.keys), self.get_seq_length())
+        after, total = before + len(other.keys), max(length, other.get_seq_length())
+        old = self._buffers
+        if old is None or after > len(old[0]) or total > old[0].shape[-2]:
+            self._buffers = empty(max(after, rows), total + _ROOM, other.keys[0], other.values[0])
+        assert self._buffers is not None
+        if before and (old is not self._buffers or total > length):
+            for buffer, own in zip(self._buffers, (self.keys, self.values), strict=True):
+                _align(buffer[:before, :, :total], own.clone())  # it may lie in the same buffer
+        for buffer, own in zip(self._buffers, (other.keys, other.values), strict=True):
+            _align(buffer[before:after, :, :total], own)
+        self.keys, self.values = (buffer[:after, :, :total] for buffer in self._buffers)
+
+    def trim(self, count: int) -> None:
+        """Forget the first ``count`` positions of every row."""
+        if self._buffers is None or self.keys is None:
+            return
+        rows, length = len(self.keys), self.get_seq_length() - count
+        for buffer in self._buffers:
+            buffer[:rows, :, :length] = buffer[:rows, :, count : count + length].clone()
+        self.keys, self.values = (buffer[:rows, :, :length] for buffer in self._buffers)
+
     def drop(self, count: int) -> None:
         """Take back the last ``count`` positions."""
-        if self._buffers is not None:
-            length = self.get_seq_length() - count
-            self.keys, self.values = (buffer[:, :, :length] for buffer in self._buffers)
+        if self._buffers is not None and self.keys is not None:
+            rows, length = len(self.keys), self.get_seq_length() - count
+            self.keys, self.values = (buffer[:rows, :, :length] for buffer in self._buffers)
 
     def batch_select_indices(self, indices: Tensor) -> None:
         """Keep some rows, and the room there was.
@@ -99,11 +133,17 @@ class GrowingLayer(DynamicLayer):
             for buffer in self._buffers:
                 for row, source in moved:
                     buffer[row, :, :length] = buffer[source, :, :length]
-            kept = [buffer[: len(sources)] for buffer in self._buffers]
         else:
-            kept = [buffer.index_select(0, indices.to(buffer.device)) for buffer in self._buffers]
-        self._buffers = (kept[0], kept[1])
-        self.keys, self.values = (buffer[:, :, :length] for buffer in self._buffers)
+            keys, values = (buffer.index_select(0, indices.to(buffer.device)) for buffer in self._buffers)
+            self._buffers = keys, values
+        self.keys, self.values = (buffer[: len(sources), :, :length] for buffer in self._buffers)
+
+
+def _align(places: Tensor, values: Tensor) -> None:
+    """Put values (rows, heads, n, width) at the end of ``places`` (rows, heads, length, width)."""
+    start = places.shape[2] - values.shape[2]
+    places[:, :, :start] = 0  # never seen, but it must be a number
+    places[:, :, start:] = values
 
 
 def empty(rows: int, length: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
@@ -112,11 +152,17 @@ def empty(rows: int, length: int, keys: Tensor, values: Tensor) -> tuple[Tensor,
     return made[0], made[1]
 
 
-def new_cache(config: Any, capacity: int) -> DynamicCache:
-    """An empty cache for a model of ``config``; full attention has room for ``capacity`` positions."""
+def new_cache(config: Any, capacity: int, *, whole: bool = False) -> DynamicCache:
+    """An empty cache for a model of ``config``; full attention has room for ``capacity`` positions.
+
+    Args:
+        whole: layers with a sliding window keep all positions too, which their masks hide: for texts
+            that begin at different places, whose windows end at different places.
+    """
     cache = DynamicCache(config=config)
-    # Sliding windows stay as they are, they are short; so does whatever else a family brings.
-    cache.layers = [GrowingLayer(capacity) if type(c) is DynamicLayer else c for c in cache.layers]
+    # Else sliding windows stay as they are, they are short; so does whatever else a family brings.
+    grow = (DynamicLayer, DynamicSlidingWindowLayer) if whole else (DynamicLayer,)
+    cache.layers = [GrowingLayer(capacity) if type(c) in grow else c for c in cache.layers]
     return cache
 
 
@@ -356,6 +402,8 @@ def begin_cache(
     prompts: Sequence[Sequence[int]],
     prefixes: Sequence[CachedPrefix | None],
     capacity: int,
+    *,
+    whole: bool = False,
 ) -> tuple[Any, int]:
     """A cache for left-padded prompts, and how many of its columns need not be computed any more.
 
@@ -363,8 +411,9 @@ def begin_cache(
         prompts: token ids.
         prefixes: what each may begin with; used where all have one.
         capacity: positions to make room for.
+        whole: as of :func:`new_cache`.
     """
-    cache: Any = new_cache(decoder.model.config, capacity)
+    cache: Any = new_cache(decoder.model.config, capacity, whole=whole)
     known = [prefix for prefix in prefixes if prefix is not None]
     if len(known) < len(prompts):
         return cache, 0

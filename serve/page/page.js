@@ -1,0 +1,291 @@
+// The page: a question to the server, its answer as it comes, and the view as a link.
+
+import { models, stream, useKey } from "./api.js";
+import { pack, unpack } from "./link.js";
+import { add, begin, spans, texts, tokens } from "./recording.js";
+import { Panel } from "./replay.js";
+import { drawRounds } from "./rounds.js";
+import { element, Inspector, number, percent, TokenText } from "./tokens.js";
+
+const VERSION = 1;
+const at = (id) => document.getElementById(id);
+const inspector = new Inspector(at("inspector"));
+const answer = new TokenText(at("text"), inspector, "Tokens of the answer");
+let known = []; // the server's models
+let recording = null;
+let running = null; // AbortController of the request under way
+let interrupted = false; // by a missing key: asked again once it is there
+
+const panels = ["A", "B"].map((name) => {
+  const root = at("panel").content.firstElementChild.cloneNode(true);
+  at("panels").append(root);
+  return new Panel(root, name, inspector, () => say(at("linked"), ""));
+});
+
+function say(place, text) {
+  place.textContent = text;
+  place.hidden = !text && place.getAttribute("role") !== "status";
+}
+
+// The model
+
+const model = () => known.find((each) => each.id === at("model").value);
+
+async function learn() {
+  try {
+    known = await models();
+  } catch (error) {
+    say(at("about"), "");
+    fail(error);
+    return;
+  }
+  at("locked").hidden = true;
+  at("model").replaceChildren(...known.map(({ id }) => element("option", "", id, { value: id })));
+  at("models").hidden = known.length < 2;
+  introduce();
+}
+
+function introduce() {
+  const { id, prober, triggers, chat, corpus } = model() ?? {};
+  if (!id) return say(at("about"), "The server has no model.");
+  const reads = prober && `prober ${prober.name} (${prober.pool}, layers ${[prober.layers].flat().join(", ")}; threshold ${number(prober.threshold)})`;
+  say(at("about"), [`Model ${id}`, reads ?? "no prober", corpus ? `passages ${corpus}` : "no passages"].join(" · "));
+  const talks = document.querySelector("[name=form][value=chat]");
+  talks.disabled = !chat;
+  talks.parentElement.title = chat ? "" : "This model has no chat template.";
+  if (!chat && talks.checked) document.querySelector("[name=form]").checked = true;
+  const chosen = at("trigger").value;
+  at("trigger").replaceChildren(...(triggers ?? []).map((name) => element("option", "", name, { value: name })));
+  at("trigger").value = triggers?.includes(chosen) ? chosen : (triggers?.[0] ?? "");
+  const able = Boolean(triggers?.length);
+  at("retrieve").disabled = !able;
+  at("retrieve").checked &&= able;
+  say(at("no-retrieval"), able ? "" : "This server has no passages to retrieve: start it with corpus=FILE.");
+  arrange();
+}
+
+function arrange() {
+  at("retrieval").hidden = !at("retrieve").checked;
+  const chat = form() === "chat";
+  say(at("hint"), chat ? "sent as one message of the user" : "the model goes on from it");
+}
+
+// A question
+
+const form = () => document.querySelector("[name=form]:checked").value;
+
+function request() {
+  const asked = { form: form(), model: at("model").value, prompt: at("prompt").value,
+    max_tokens: Number(at("max-tokens").value), temperature: Number(at("temperature").value), retrieval: null };
+  if (at("retrieve").checked) {
+    const { value: trigger } = at("trigger");
+    asked.retrieval = { trigger };
+    for (const name of ["query", "threshold", "k"]) {
+      const { value } = at(name);
+      if (value !== "") asked.retrieval[name] = name === "query" ? value : Number(value);
+    }
+  }
+  return asked;
+}
+
+function fill({ form: kind, model: id, prompt, max_tokens: most, temperature, retrieval }) {
+  document.querySelector(`[name=form][value=${kind === "chat" ? "chat" : "completion"}]`).checked = true;
+  if (known.some((each) => each.id === id)) at("model").value = id;
+  Object.assign(at("prompt"), { value: prompt });
+  at("max-tokens").value = most;
+  at("temperature").value = temperature;
+  at("retrieve").checked = Boolean(retrieval);
+  for (const name of ["query", "threshold", "k"]) at(name).value = retrieval?.[name] ?? "";
+  if (retrieval) {
+    if (![...at("trigger").options].some((each) => each.value === retrieval.trigger)) {
+      at("trigger").append(element("option", "", retrieval.trigger, { value: retrieval.trigger }));
+    }
+    at("trigger").value = retrieval.trigger;
+  }
+  arrange();
+}
+
+async function ask() {
+  running?.abort();
+  const mine = new AbortController();
+  running = mine;
+  const asked = request();
+  recording = begin(asked);
+  interrupted = false;
+  say(at("failure"), "");
+  show();
+  write(true);
+  const { form: kind, prompt, retrieval, ...rest } = asked;
+  const body = { ...rest, ...(retrieval && { retrieval }), ...(kind === "chat" ? { messages: [{ role: "user", content: prompt }] } : { prompt }) };
+  const mineOnly = recording;
+  try {
+    for await (const chunk of stream(kind === "chat" ? "v1/chat/completions" : "v1/completions", body, mine.signal)) {
+      if (running !== mine) return;
+      update(add(recording, chunk));
+    }
+  } catch (error) {
+    if (recording !== mineOnly) return;
+    recording.finish ??= error.name === "AbortError" ? "stopped" : "error";
+    if (error.name !== "AbortError") fail(error);
+  }
+  if (running !== mine) return;
+  running = null;
+  write(false);
+  show();
+}
+
+function write(on) {
+  at("answer").classList.toggle("writing", on);
+  at("stop").hidden = !on;
+  at("send").textContent = on ? "Ask anew" : "Ask";
+  if (on) say(at("status"), "Writing …");
+}
+
+function fail(error) {
+  if (error instanceof TypeError) console.error(error); // ours
+  say(at("failure"), error.message);
+  if (error.status !== 401) return;
+  interrupted = recording !== null;
+  at("locked").hidden = false;
+  at("key").focus();
+}
+
+async function unlock() {
+  useKey(at("key").value);
+  const again = interrupted;
+  say(at("failure"), "");
+  await learn();
+  if (again && at("failure").hidden) ask();
+}
+
+// The answer
+
+/** Draws what a chunk added. */
+function update({ rounds, final }) {
+  if (final) return;
+  answer.append(recording.text, tokens(recording, answer.count));
+  at("text").hidden = !recording.text;
+  if (rounds) drawRounds(at("rounds"), recording.rounds, inspector, Math.max(0, Math.min(at("rounds").children.length, recording.rounds.length) - 1));
+  at("came").hidden = !recording.rounds.length;
+  const last = recording.rounds.at(-1);
+  say(at("draft"), last && !last.written && last.discarded === null && !last.passages ? (last.draft?.text ?? "") : "");
+}
+
+/** Draws the whole recording. */
+function show() {
+  answer.clear();
+  answer.append(recording.text, tokens(recording), { spans: spans(recording) });
+  answer.finish(recording.text);
+  const ended = recording.finish !== null;
+  say(at("asked"), recording.asked.prompt);
+  at("text").hidden = !recording.text;
+  at("legend").hidden = false;
+  at("draft").hidden = true;
+  at("sharing").hidden = !ended;
+  say(at("linked"), "");
+  at("came").hidden = !recording.rounds.length;
+  drawRounds(at("rounds"), recording.rounds, inspector);
+  at("replay").hidden = !ended || !recording.text;
+  if (ended) conclude();
+}
+
+const ENDS = { length: " The text was cut off at max tokens.", stopped: " Stopped.", error: " It was not finished." };
+
+function conclude() {
+  const { whole, offsets, finish } = recording;
+  const { domain } = whole ?? {};
+  const written = `${offsets.length} token${offsets.length === 1 ? "" : "s"}.`;
+  at("status").classList.toggle("fires", Boolean(whole?.fires));
+  say(at("status"), `${written} ${verdict(whole)}${ENDS[finish] ?? ""}`);
+  say(at("unlike"), domain?.unlike ? `Unlike the training data (distance ${number(domain.distance)}, limit ${number(domain.limit)}): the prober may not know such states.` : "");
+  const all = texts(recording);
+  at("replayed").replaceChildren(...all.map(({ name }, i) => element("option", "", name, { value: String(i) })));
+  at("which").hidden = all.length < 2;
+  replayOn(0);
+}
+
+function verdict(whole) {
+  if (!whole) return "The server did not say whether it is wrong.";
+  if (whole.score === null) return "It has nothing that the prober judges.";
+  const side = whole.fires ? "above" : "not above";
+  return `P(wrong) ${percent(whole.p_wrong)}: score ${number(whole.score)}, ${side} the threshold ${number(whole.threshold)}.`;
+}
+
+function replayOn(index, settings = []) {
+  const text = texts(recording)[index];
+  at("replayed").value = String(index);
+  panels.forEach((panel, i) => panel.show(text, recording.whole?.threshold ?? 0, settings[i]));
+}
+
+// The link
+
+async function link() {
+  const view = { version: VERSION, recording, text: Number(at("replayed").value), panels: panels.map((panel) => panel.settings) };
+  history.replaceState(null, "", `#${await pack(view)}`);
+  const size = `${location.href.length.toLocaleString("en")} characters`;
+  try {
+    await navigator.clipboard.writeText(location.href);
+    say(at("linked"), `Copied, ${size}; it holds question and answer, and stays with whoever has it.`);
+  } catch {
+    say(at("linked"), `It is in the address bar, ${size}; it holds question and answer.`);
+  }
+}
+
+async function open() {
+  try {
+    const view = await unpack(location.hash);
+    if (!view) return;
+    if (view.version !== VERSION) throw new Error(`The link is of version ${view.version} of this page, which reads ${VERSION}.`);
+    running?.abort();
+    recording = view.recording;
+    fill(recording.asked);
+    write(false);
+    show();
+    replayOn(view.text, view.panels);
+  } catch (error) {
+    fail(error instanceof TypeError ? new Error("The link holds no view that can be read.") : error);
+  }
+}
+
+// The theme
+
+function theme(name) {
+  document.documentElement.dataset.theme = name;
+  try {
+    localStorage.setItem("theme", name);
+  } catch {
+    // storage may be forbidden: the choice lasts as long as the page
+  }
+}
+
+function remembered() {
+  try {
+    return localStorage.getItem("theme") ?? "";
+  } catch {
+    return "";
+  }
+}
+
+at("theme").value = remembered();
+theme(at("theme").value);
+at("theme").addEventListener("change", () => theme(at("theme").value));
+at("ask").addEventListener("submit", (event) => {
+  event.preventDefault();
+  ask();
+});
+at("prompt").addEventListener("keydown", (event) => {
+  if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) at("ask").requestSubmit();
+});
+at("ask").addEventListener("change", arrange);
+at("model").addEventListener("change", introduce);
+at("stop").addEventListener("click", () => running?.abort());
+at("unlock").addEventListener("click", unlock);
+at("key").addEventListener("keydown", (event) => {
+  if (event.key !== "Enter") return;
+  event.preventDefault();
+  unlock();
+});
+at("replayed").addEventListener("change", () => replayOn(Number(at("replayed").value)));
+at("link").addEventListener("click", link);
+addEventListener("hashchange", open);
+learn().then(open);

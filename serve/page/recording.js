@@ -1,0 +1,98 @@
+// What one response said, as plain data: shown, replayed, and carried by a link.
+//
+// Lists are as the server sent them, offsets in characters of Python (code points). A round of retrieval on demand is
+// {draft: {text, offsets, scores, ..}, judged, discarded, query, passages, left_out}, each null until it is known.
+
+const LISTS = { offsets: "token_offsets", scores: "token_scores", p_wrong: "token_p_wrong",
+  logprobs: "token_logprobs", entropies: "token_entropies" };
+
+/** A recording of nothing yet; `asked` is the request. */
+export function begin(asked) {
+  const lists = Object.fromEntries(Object.keys(LISTS).map((name) => [name, []]));
+  return { asked, text: "", ...lists, whole: null, rounds: [], finish: null };
+}
+
+/** Adds a streamed chunk; returns whether rounds changed, and whether the lists were replaced by the final ones. */
+export function add(recording, chunk) {
+  const choice = chunk.choices?.[0];
+  if (!choice) return { rounds: false, final: false };
+  const content = choice.text ?? choice.delta?.content ?? "";
+  recording.text += content;
+  const said = choice.hallucination;
+  const final = choice.finish_reason != null;
+  if (said) {
+    for (const [name, field] of Object.entries(LISTS)) {
+      const values = said[field] ?? [];
+      recording[name] = final ? values : recording[name].concat(values);
+    }
+  }
+  if (final) recording.finish = choice.finish_reason;
+  if (final && said) {
+    const { score, p_wrong, threshold, fires, spans, domain } = said;
+    recording.whole = { score, p_wrong, threshold, fires, spans: spans ?? [], domain: domain ?? null };
+  }
+  if (content && recording.rounds.length) recording.rounds.at(-1).written = true;
+  const event = choice.retrieval?.type; // the last chunk's is a summary
+  if (event) addEvent(recording.rounds, choice.retrieval);
+  return { rounds: Boolean(event), final };
+}
+
+function addEvent(rounds, { type, ...event }) {
+  const round = rounds.at(-1);
+  // A round ends with its passages, or where its draft was judged or accepted and another begins.
+  const grows = round?.draft && event.text?.startsWith(round.draft.text);
+  const scored = event.scores && round?.draft?.text === event.text;
+  const on = round && !round.passages && (type !== "draft" || scored || (grows && !round.judged && !round.written));
+  if (!on) {
+    rounds.push({ draft: null, judged: null, discarded: null, query: null, passages: null, left_out: 0, written: false });
+  }
+  const now = rounds.at(-1);
+  if (type === "draft") now.draft = event;
+  else if (type === "judged") now.judged = event;
+  else if (type === "discarded") now.discarded = event.text;
+  else if (type === "query") now.query = event.query;
+  else if (type === "passages") Object.assign(now, { passages: event.passages, left_out: event.left_out ?? 0 });
+}
+
+/** A function from code points of a text to its UTF-16 units. */
+export function units(text) {
+  if (!/[\ud800-\udbff]/.test(text)) return (point) => point;
+  const starts = [];
+  let unit = 0;
+  for (const character of text) {
+    starts.push(unit);
+    unit += character.length;
+  }
+  starts.push(unit);
+  return (point) => starts[Math.min(point, starts.length - 1)];
+}
+
+/** The tokens of a recording or draft, offsets in UTF-16 units; null where a list has no value. */
+export function tokens(written, from = 0) {
+  const unit = units(written.text);
+  const at = (name, i) => written[name]?.[i] ?? null;
+  return (written.offsets ?? []).slice(from).map(([start, end], n) => ({
+    start: unit(start), end: unit(end), score: at("scores", from + n), pWrong: at("p_wrong", from + n),
+    logprob: at("logprobs", from + n), entropy: at("entropies", from + n),
+  }));
+}
+
+/** The spans of the answer, offsets in UTF-16 units. */
+export function spans(recording) {
+  const unit = units(recording.text);
+  return (recording.whole?.spans ?? []).map((span) => ({ ...span, start: unit(span.start), end: unit(span.end) }));
+}
+
+/** The texts of a recording that a trigger can be replayed on, as {name, written, fresh}. */
+export function texts(recording) {
+  const answer = { name: "Answer", fresh: false, written: {
+    text: recording.text, tokens: tokens(recording), score: recording.whole?.score, spans: spans(recording) } };
+  const drafts = recording.rounds.flatMap(({ draft, judged }, i) => {
+    if (!draft?.offsets?.length) return [];
+    const before = recording.rounds[i - 1];
+    const score = judged?.trigger === "probing" ? judged.score : undefined;
+    return [{ name: `Draft ${i + 1}`, fresh: Boolean(before?.query != null && before.judged?.position != null),
+      written: { text: draft.text, tokens: tokens(draft), score, spans: [] } }];
+  });
+  return [...drafts, answer];
+}

@@ -1,0 +1,283 @@
+"""Retrieval on demand for requests: the loop of :mod:`probers.rag`, told as it goes (docs/serving.md)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from probers.rag.build import named_part, with_bank
+from probers.rag.loop import RAG
+from probers.rag.queries.base import QueryFormulator
+from probers.rag.traces import Answer
+from probers.rag.triggers.base import Trigger, as_trigger
+
+from probers.bank.assessment import Assessor
+from probers.bank.running import text_needs, text_scores
+from probers.commands.parts import build
+from probers.commands.presets import choices
+from probers.prompts import PromptTemplate
+from probers.types import Passage, Question, Retriever, Round, RunError, UserError
+
+from .answers import Frame, sse
+from .protocol import ApiError, ChatRequest, Request, busy
+from .protocol import Retrieval as Wanted
+from .scheduler import Busy, Scheduler
+from .shared_lm import Cancelled, SharedLM
+
+#: Told of what happens: text that was accepted, or an event of the loop.
+Tell = Callable[[str | dict[str, Any]], None]
+
+
+@dataclass(frozen=True)
+class Retrieving:
+    """Answers requests by the loop.
+
+    Attributes:
+        options: of the loop, for requests that say nothing else: ``k``, ``max_new_tokens``,
+            ``max_retrievals``, ``answer_tokens``.
+        query: formulates what to ask, likewise.
+        retry: seconds after which one that was sent away may come again.
+    """
+
+    scheduler: Scheduler
+    retriever: Retriever
+    prompt: PromptTemplate
+    options: Mapping[str, int]
+    query: QueryFormulator
+    retry: int = 2
+
+    @property
+    def triggers(self) -> list[str]:
+        """Triggers that this server can run: their names."""
+        found = []
+        for name in choices("trigger"):
+            try:
+                trigger = self._trigger(Wanted(trigger=name))
+            except (UserError, RunError):
+                continue
+            if not trigger.judges_answer:
+                found.append(name)
+        return found
+
+    async def answer(self, request: Request, frame: Frame, gone: Callable[[], Awaitable[bool]]) -> Answering:
+        """Begin to answer the request's question.
+
+        Raises:
+            ApiError, UserError: a part that there is not, or that does not fit model or prober.
+        """
+        assert request.retrieval is not None
+        if request.choices > 1:
+            raise ApiError(400, "with retrieval n must be 1", param="n")
+        question = _question(request)
+        lm = SharedLM(self.scheduler)
+        rag = await asyncio.to_thread(self._loop, request, lm)
+        return Answering(rag, lm, Question("question", question), frame, gone, self.retry)
+
+    def _trigger(self, wanted: Wanted) -> Trigger:
+        options = {} if wanted.threshold is None else {"threshold": wanted.threshold}
+        node = named_part("trigger", wanted.trigger, options)
+        given = with_bank(node, self._bank, None)
+        return as_trigger(build(node, **given))
+
+    def _bank(self) -> Any:
+        if self.scheduler.bank is None:
+            raise UserError("this trigger needs a prober, and the server was started without one")
+        return self.scheduler.bank
+
+    def _loop(self, request: Request, lm: SharedLM) -> RAG:
+        wanted = request.retrieval
+        assert wanted is not None
+        query = self.query if wanted.query is None else build(named_part("query", wanted.query, {}))
+        asked = {"k": wanted.k, "max_retrievals": wanted.max_retrievals, "max_new_tokens": request.max_tokens}
+        options = {**self.options, **{name: value for name, value in asked.items() if value is not None}}
+        return RAG(lm, self.retriever, self._trigger(wanted), query, prompt=self.prompt, draft=0, **options)
+
+
+def _question(request: Request) -> str:
+    if isinstance(request, ChatRequest):
+        asked = [message.text for message in request.messages if message.role == "user"][-1:]
+    else:
+        asked = [text for text in request.prompts if isinstance(text, str)]
+    if len(asked) != 1 or not asked[0].strip():
+        raise ApiError(400, "with retrieval ask one question in words", param="prompt")
+    return " ".join(asked[0].split())
+
+
+class Answering:
+    """One question on its way through the loop, which runs on a thread of its own."""
+
+    def __init__(
+        self,
+        rag: RAG,
+        lm: SharedLM,
+        question: Question,
+        frame: Frame,
+        gone: Callable[[], Awaitable[bool]],
+        retry: int,
+    ) -> None:
+        self._rag, self._lm, self._question, self._frame = rag, lm, question, frame
+        self._gone, self._retry = gone, retry
+
+    async def chunks(self) -> AsyncIterator[str]:
+        """The response as a stream."""
+        frame = self._frame
+        if frame.chat:
+            opening = {"role": "assistant", "content": ""}
+            yield sse(frame.chunk([{"index": 0, "delta": opening, "finish_reason": None, "logprobs": None}]))
+        told = self._told()
+        try:
+            async for each in told:
+                if isinstance(each, str):
+                    yield sse(frame.chunk([frame.piece(0, each)]))
+                elif each["type"] == "end":
+                    more = {name: each[name] for name in ("hallucination", "retrieval")}
+                    yield sse(frame.chunk([frame.piece(0, "", "stop", **more)]))
+                else:
+                    yield sse(frame.chunk([frame.piece(0, "", retrieval=each)]))
+        except ApiError as error:
+            yield sse(error.body())
+            return
+        yield sse("[DONE]")
+
+    async def whole(self) -> dict[str, Any]:
+        """The response at once."""
+        text, events = "", list[dict[str, Any]]()
+        async for each in self._told():
+            if isinstance(each, str):
+                text += each
+            elif each["type"] == "end":
+                retrieval = {**each["retrieval"], "events": events}
+                choice = self._frame.choice(
+                    0, text, "stop", hallucination=each["hallucination"], retrieval=retrieval
+                )
+                return self._frame.whole([choice], each["usage"])
+            elif each["type"] != "draft" or "scores" in each:  # not every word of it
+                events.append(each)
+        raise ApiError(500, "the loop ended without an answer")
+
+    async def _told(self) -> AsyncIterator[str | dict[str, Any]]:
+        """What the loop tells, from its thread; ends with an event of type "end"."""
+        loop, queue = asyncio.get_running_loop(), asyncio.Queue[str | dict[str, Any] | None]()
+
+        def tell(what: str | dict[str, Any]) -> None:
+            loop.call_soon_threadsafe(queue.put_nowait, what)
+
+        listener = _Listener(self._lm, self._rag.trigger.name, tell)
+        running = asyncio.ensure_future(asyncio.to_thread(self._run, listener, tell))
+        running.add_done_callback(lambda _: queue.put_nowait(None))
+        try:
+            while True:
+                try:
+                    found = await asyncio.wait_for(queue.get(), 1)
+                except TimeoutError:
+                    if await self._gone():
+                        return
+                    continue
+                if found is None:
+                    break
+                yield found
+            try:
+                running.result()
+            except Busy:
+                raise busy(self._retry) from None
+            except UserError as error:
+                raise ApiError(400, str(error)) from None
+            except RunError as error:
+                raise ApiError(500, str(error)) from None
+        finally:
+            self._lm.gone.set()
+            running.add_done_callback(lambda done: done.cancelled() or done.exception())
+
+    def _run(self, listener: _Listener, tell: Tell) -> None:
+        answer = self._rag(self._question, listener)
+        listener.end(answer)
+        counters = answer.counters
+        prompt = listener.prompt(self._rag.prompt, answer)
+        asked = len(self._lm.tokenizer(prompt)["input_ids"])
+        tell({
+            "type": "end",
+            "hallucination": self._assessed(prompt, answer.text),
+            "retrieval": {"answer": answer.answer, "retrievals": counters.retrievals},
+            "usage": {
+                "prompt_tokens": asked, "completion_tokens": counters.tokens,
+                "total_tokens": asked + counters.tokens,
+            },
+        })  # fmt: skip
+
+    def _assessed(self, prompt: str, text: str) -> dict[str, Any] | None:
+        """What the prober says of the answer as a whole, behind the passages shown last."""
+        bank = self._lm.scheduler.bank
+        if bank is None or not text.strip():
+            return None
+        try:
+            (made,) = self._lm.score([prompt], [text], needs=text_needs(bank))
+        except UserError:  # no tokens of the model read as this text: it was put together from several
+            return None
+        assert made.states is not None
+        scores = text_scores(bank, made.states).tolist()
+        lists = {"token_offsets": made.offsets, "token_logprobs": made.logprobs.tolist(),
+                 "token_entropies": made.entropies.tolist()}  # fmt: skip
+        return Assessor(bank)(prompt, text, made.offsets, scores).to_dict() | lists
+
+
+class _Listener:
+    """Tells what the loop does as events."""
+
+    def __init__(self, lm: SharedLM, trigger: str, tell: Tell) -> None:
+        self._lm, self._trigger, self._tell = lm, trigger, tell
+        self._told = ""  # accepted text
+        self._passages: Sequence[Passage] = ()
+
+    def text(self, question: Question, text: str) -> None:
+        """The text that is being written has grown; on the scheduler's thread."""
+        self._tell({"type": "draft", "text": text})
+
+    def round(self, question: Question, done: Round, passages: Sequence[Passage], left_out: int) -> None:
+        """A round is over."""
+        if self._lm.gone.is_set():
+            raise Cancelled
+        if done.text:
+            self._tell(self._draft(done))
+        if done.decision is not None:
+            decision = done.decision
+            self._tell({
+                "type": "judged", "trigger": self._trigger, "score": decision.score,
+                "threshold": decision.threshold, "fire": decision.fire, "position": decision.position,
+                "token_scores": list(decision.token_scores),
+            })  # fmt: skip
+        if done.accepted:
+            self._accept((self._told + done.accepted).lstrip())  # as the answer's text begins
+        if done.query is not None:
+            if len(done.text) > len(done.accepted):
+                self._tell({"type": "discarded", "text": done.text[len(done.accepted) :]})
+            shown = [{"id": p.id, "title": p.title, "text": p.text, "score": p.score} for p in passages]
+            self._tell({"type": "query", "query": done.query})
+            self._tell({"type": "passages", "passages": shown, "left_out": left_out})
+            self._passages = passages
+
+    def end(self, answer: Answer) -> None:
+        """The answer is whole: tell what of it was not told yet, such as words that had to be put in."""
+        self._accept(answer.text)
+
+    def prompt(self, template: PromptTemplate, answer: Answer) -> str:
+        """The prompt of the passages shown last."""
+        return template.question(answer.question, [p.text for p in self._passages])
+
+    def _accept(self, text: str) -> None:
+        if text.startswith(self._told) and len(text) > len(self._told):
+            self._tell(text[len(self._told) :])
+            self._told = text
+
+    def _draft(self, done: Round) -> dict[str, Any]:
+        """The round's text with what was recorded of its tokens."""
+        text = self._lm.last
+        event: dict[str, Any] = {"type": "draft", "text": done.text, "offsets": done.tokens}
+        if text is not None and text.row.kept == len(done.tokens):
+            kept = text.row.kept
+            event |= {
+                "scores": text.scores[:kept], "p_wrong": text.p_wrong[:kept],
+                "entropies": text.entropies[:kept], "logprobs": text.logprobs[:kept],
+            }  # fmt: skip
+        return event

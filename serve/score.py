@@ -1,0 +1,208 @@
+"""The command ``probers-score``: what a prober says of texts that exist already."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from omegaconf import DictConfig
+from probers.rag.build import find_prober
+
+from probers.checksums import sealed_lines, unseal
+from probers.commands.parts import inputs, load_model, record_of
+from probers.commands.runs import RunFolder
+from probers.files import canonical_json, regular, write_text, writing
+from probers.pages import count
+from probers.types import Generation, UserError
+
+from .texts import Text, Texts
+
+if TYPE_CHECKING:
+    from probers.bank.assessment import Assessment, Assessor
+    from probers.bank.bank import ProbeBank
+    from probers.engine.model import CausalLM
+
+_SCORES, _UNFINISHED, _RESULTS, _PAGE = "scores.jsonl", "unfinished.jsonl", "results.json", "scores.html"
+_WORST = 5  # spans printed
+
+
+def run(cfg: DictConfig) -> Path:
+    """Score the texts of ``cfg.texts``; returns the folder written.
+
+    Raises:
+        UserError: before anything is scored, for whatever is wrong with the request.
+    """
+    if cfg.texts is None:
+        raise UserError("probers-score needs a file: probers-score FILE.jsonl, with prompt and answer a line")
+    read = Texts.read(cfg.texts, cfg.on_bad_line)
+    print(*read.left_out.lines(), sep="\n", end="\n" if len(read.left_out) else "")
+    name = find_prober(cfg, asks="probers-score")
+    from probers.bank.assessment import Assessor
+    from probers.bank.bank import ProbeBank
+    from probers.bank.running import check_running
+
+    bank = ProbeBank.from_pretrained(name, allow_other=cfg.allow_other)
+    check_running(bank)
+    out = Path(cfg.out or f"runs/score/{Path(cfg.texts).name.partition('.')[0]}")
+    config = record_of(cfg) | {"inputs": inputs(cfg.texts, name)}
+    folder = RunFolder(out, "score", config)
+    if not folder.begin():
+        return out
+    lm = load_model(cfg, folder)
+    bank.check_model(lm.spec)
+    if glued := sum(_glued(one) for one in read.texts):
+        print(f"note: {glued} of {len(read.texts)} answers go on within the prompt's last word: begin with a "
+              "space what is no part of it")  # fmt: skip
+    assessor = Assessor(bank, cfg.threshold)
+    records = score(lm, bank, assessor, read.texts, Path(cfg.texts).name, out / _UNFINISHED)
+    write_text(out / _SCORES, "".join(json.dumps(r, ensure_ascii=False) + "\n" for r in records))
+    results = _results(read.texts, records, assessor.threshold, cfg.seed)
+    write_text(out / _RESULTS, canonical_json(results))
+    from .scores_page import scores_html
+
+    about = {"texts": cfg.texts, "model": str(lm.spec), "prober": name}
+    page = scores_html(read.texts, records, about=about, results=results, bank=bank, most=cfg.shown)
+    write_text(out / _PAGE, page)
+    (out / _UNFINISHED).unlink(missing_ok=True)
+    folder.finish({"model": cfg.model.name, "n": len(records), "fires": results["fires"]})
+    print(*_summary(records, results, bank), sep="\n")
+    print(f"wrote {count(len(records), 'line')} to {out / _SCORES} and a page to {out / _PAGE}")
+    return out
+
+
+def _glued(one: Text) -> bool:
+    return one.prompt is not None and one.prompt[-1:].isalnum() and one.answer[:1].isalnum()
+
+
+def score(
+    lm: CausalLM, bank: ProbeBank, assessor: Assessor, texts: Sequence[Text], file: str, unfinished: Path
+) -> list[dict[str, Any]]:
+    """The texts' lines with ``id``, ``text`` and ``hallucination``, None for a text that was too long.
+
+    Args:
+        file: what messages call the file.
+        unfinished: where lines are kept batch by batch, and read again by a run that was killed.
+    """
+    from probers.bank.running import text_needs, text_scores
+
+    made = _resumed(unfinished, texts)
+    batches = lm.score_each(
+        [one.prompt_for(lm.tokenizer, file) for one in texts],
+        [one.answer for one in texts],
+        needs=text_needs(bank),
+        names=[f"of {file} {one.where}" for one in texts],
+        known=made,
+    )
+    for batch in batches:
+        new = {}
+        for place, written in batch.items():
+            assessed = None
+            if written.token_ids:
+                assert written.states is not None
+                scores = text_scores(bank, written.states)
+                assessed = assessor(written.prompt, written.text, written.offsets, scores.tolist())
+            told = None if assessed is None else hallucination(written, assessed)
+            ours = {"id": texts[place].id, "text": texts[place].answer, "hallucination": told}
+            new[place] = {**texts[place].record, **ours}
+        _keep(unfinished, new)
+        made |= new
+    return [made[place] for place in range(len(texts))]
+
+
+def hallucination(written: Generation, assessed: Assessment) -> dict[str, Any]:
+    """The fields of docs/serving.md."""
+    return assessed.to_dict() | {
+        "token_offsets": written.offsets,
+        "token_logprobs": written.logprobs.tolist(),
+        "token_entropies": written.entropies.tolist(),
+    }
+
+
+def _keep(path: Path, new: Mapping[int, Mapping[str, Any]]) -> None:
+    lines = sealed_lines({"place": place, "line": line} for place, line in new.items())
+    with writing(path), path.open("ab") as file:
+        file.write(lines.encode())
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _resumed(path: Path, texts: Sequence[Text]) -> dict[int, dict[str, Any]]:
+    """The lines that an earlier run kept; what was cut off or altered is scored again."""
+    try:
+        regular(path)
+    except FileNotFoundError:
+        return {}
+    except ValueError as error:
+        raise UserError(f"{path} {error}: remove it") from error
+    found: dict[int, dict[str, Any]] = {}
+    for line in path.read_bytes().splitlines():
+        try:
+            kept = unseal(json.loads(line), older=False)
+            if kept["line"]["id"] == texts[kept["place"]].id:
+                found[kept["place"]] = kept["line"]
+        except (ValueError, LookupError, TypeError, RecursionError):
+            continue
+    print(f"{count(len(found), 'text')} of {len(texts)} were scored before: going on from there", flush=True)
+    write_text(path, sealed_lines({"place": place, "line": line} for place, line in found.items()))
+    return found
+
+
+def _results(
+    texts: Sequence[Text], records: Sequence[Mapping[str, Any]], threshold: float, seed: int
+) -> dict[str, Any]:
+    """Counts, and where lines say what is wrong how well the scores tell it."""
+    told = [(one, r["hallucination"]) for one, r in zip(texts, records, strict=True) if r["hallucination"]]
+    judged = [(one, h) for one, h in told if h["score"] is not None]
+    results = {
+        "n": len(texts), "too_long": len(texts) - len(told), "judged": len(judged),
+        "fires": sum(h["fires"] for _, h in judged), "threshold": threshold,
+    }  # fmt: skip
+    known = [(one, h) for one, h in judged if one.wrong is not None]
+    return results | ({"labelled": _quality(known, seed)} if known else {})
+
+
+def _quality(known: Sequence[tuple[Text, Mapping[str, Any]]], seed: int) -> dict[str, Any]:
+    """AUROC and ECE with 95% intervals over prompts; null without both right and wrong texts."""
+    from probers.evaluation.metrics import Bootstrap, auroc, ece
+
+    wrong = np.array([float(bool(one.wrong)) for one, _ in known])
+    bootstrap = Bootstrap([one.prompt or json.dumps(one.messages) for one, _ in known], seed=seed)
+    figures: dict[str, Any] = {"n": len(known), "wrong": float(wrong.mean())}
+    for name, key, metric in (("auroc", "score", auroc), ("ece", "p_wrong", ece)):
+        values = np.array([h[key] for _, h in known])
+        found = bootstrap.interval(values, lambda v, w, of=metric: of(wrong, v, w))  # type: ignore[misc]
+        value = None if np.isnan(found.value) else found.value
+        figures[name] = {"value": value, "ci95": found.limits}
+    return figures
+
+
+def _summary(records: Sequence[Mapping[str, Any]], results: Mapping[str, Any], bank: ProbeBank) -> list[str]:
+    """How many fire, the worst spans, and how well that fits the labels."""
+    limit = float(bank.probability(np.array([results["threshold"]]))[0])
+    lines = [
+        f"{results['fires']} of {count(results['n'], 'text')} fire: score above {results['threshold']:.3g}, "
+        f"P(wrong) above {limit:.0%}"
+    ]
+    if silent := results["n"] - results["too_long"] - results["judged"]:
+        lines.append(f"{count(silent, 'text')} without an entity: the prober says nothing of them")
+    if results["too_long"]:
+        lines.append(f"{count(results['too_long'], 'text')} left out, too long for the model's context")
+    spans = [
+        (span["score"], span["p_wrong"], r["id"], r["text"][span["start"] : span["end"]])
+        for r in records
+        for span in (r["hallucination"] or {"spans": ()})["spans"]
+    ]
+    for _, p, id, part in sorted(spans, key=lambda span: -span[0])[:_WORST]:
+        words = " ".join(part.split())
+        lines.append(f"  {p:4.0%}  {words if len(words) <= 60 else f'{words[:59]}…'}  ({id})")
+    if labelled := results.get("labelled"):
+        for name, title in (("auroc", "AUROC of wrong"), ("ece", "ECE")):
+            value, ci95 = labelled[name]["value"], labelled[name]["ci95"]
+            around = f" ({ci95[0]:.2f} to {ci95[1]:.2f})" if ci95 else ""
+            told = "–: needs right and wrong texts" if value is None else f"{value:.2f}{around}"
+            lines.append(f"{title} over {count(labelled['n'], 'labelled text')}: {told}")
+    return lines

@@ -1,0 +1,161 @@
+"""A server that speaks docs/serving.md with prepared answers, for tests of the page."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+PAGE = Path(__file__).parents[1] / "serve" / "page"
+TYPES = {".html": "text/html; charset=utf-8", ".css": "text/css", ".js": "text/javascript"}
+POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:"
+MODEL: dict[str, Any] = {
+    "id": "smollm2", "object": "model", "chat": True, "corpus": "passages.jsonl",
+    "triggers": ["probing", "entropy", "fixed_sentence"],
+    "prober": {"name": "smollm2", "pool": "tokens", "layers": [15, 22, 30], "threshold": 0.5},
+}  # fmt: skip
+
+#: A token and what is known of it: text, score, P(wrong), log-probability, entropy.
+Token = tuple[str, float | None, float | None, float, float]
+
+
+@dataclass
+class Prepared:
+    """What the server says to one question.
+
+    Attributes:
+        tokens: of the answer.
+        spans: (mention, score, P(wrong)) in the answer.
+        events: of retrieval, sent before the answer's tokens.
+        status, error: what it answers instead, or sends after half of the tokens where the status is 200.
+        pause: seconds between chunks.
+    """
+
+    tokens: list[Token] = field(default_factory=list)
+    spans: list[tuple[str, float, float]] = field(default_factory=list)
+    events: list[dict[str, Any]] = field(default_factory=list)
+    unlike: bool = False
+    status: int = 200
+    error: str = ""
+    pause: float = 0.0
+
+    @property
+    def text(self) -> str:
+        return "".join(token[0] for token in self.tokens)
+
+    def lists(self, start: int = 0, end: int | None = None) -> dict[str, Any]:
+        ends = [sum(len(t[0]) for t in self.tokens[: i + 1]) for i in range(len(self.tokens))]
+        places = [[end - len(token[0]), end] for token, end in zip(self.tokens, ends, strict=True)]
+        chosen = self.tokens[start:end]
+        return {
+            "token_scores": [t[1] for t in chosen], "token_p_wrong": [t[2] for t in chosen],
+            "token_offsets": places[start:end], "token_logprobs": [t[3] for t in chosen],
+            "token_entropies": [t[4] for t in chosen],
+        }  # fmt: skip
+
+    def whole(self) -> dict[str, Any]:
+        found = [(self.text.index(mention), mention, score, p) for mention, score, p in self.spans]
+        worst = max(self.spans, key=lambda span: span[1], default=("", None, None))
+        return self.lists() | {
+            "score": worst[1], "p_wrong": worst[2], "threshold": 0.5,
+            "fires": worst[1] is not None and worst[1] > 0.5,
+            "spans": [{"start": s, "end": s + len(m), "score": score, "p_wrong": p} for s, m, score, p in found],
+            "domain": {"distance": 9.5, "limit": 7.25, "unlike": self.unlike},
+        }  # fmt: skip
+
+    def chunks(self, chat: bool) -> Iterator[dict[str, Any]]:
+        def chunk(content: str, finish: str | None = None, **more: Any) -> dict[str, Any]:
+            said = {"delta": {"content": content} if content else {}} if chat else {"text": content}
+            return {"choices": [{"index": 0, "finish_reason": finish, **said, **more}]}
+
+        for event in self.events:
+            yield chunk("", retrieval=event)
+        for i, token in enumerate(self.tokens):
+            if self.error and i >= len(self.tokens) // 2:
+                yield {"error": {"message": self.error, "type": "server_error"}}
+                return
+            yield chunk(token[0], hallucination=self.lists(i, i + 1))
+        last = {"retrieval": {"answer": self.text, "retrievals": 1}} if self.events else {}
+        yield chunk("", "stop", hallucination=self.whole(), **last)
+
+
+class FakeServer:
+    """Serves the page and prepared answers by question; notes what it was asked.
+
+    Attributes:
+        key: what it wants as an API key, if anything.
+    """
+
+    def __init__(self, prepared: dict[str, Prepared]) -> None:
+        self.prepared, self.asked, self.key = prepared, list[dict[str, Any]](), ""
+        self.model = dict(MODEL)
+        fake = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def log_message(self, *_: Any) -> None:
+                pass
+
+            def send(self, status: int, body: bytes, kind: str) -> None:
+                self.send_response(status)
+                self.send_header("Content-Type", kind)
+                self.send_header("Content-Security-Policy", POLICY)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def refused(self) -> bool:
+                if fake.key and self.headers.get("Authorization") != f"Bearer {fake.key}":
+                    self.send_json(401, {"error": {"message": "give an API key: Authorization: Bearer KEY"}})
+                    return True
+                return False
+
+            def send_json(self, status: int, value: Any) -> None:
+                self.send(status, json.dumps(value).encode(), "application/json")
+
+            def do_GET(self) -> None:
+                if self.path == "/v1/models":
+                    if not self.refused():
+                        self.send_json(200, {"object": "list", "data": [fake.model]})
+                    return
+                name = "index.html" if self.path == "/" else self.path.removeprefix("/page/")
+                file = PAGE / name
+                if "/" in name or not file.is_file():
+                    self.send_json(404, {"detail": "Not Found"})
+                    return
+                self.send(200, file.read_bytes(), TYPES[file.suffix])
+
+            def do_POST(self) -> None:
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                if self.refused():
+                    return
+                fake.asked.append(body | {"path": self.path})
+                chat = self.path == "/v1/chat/completions"
+                found = fake.prepared[body["messages"][-1]["content"] if chat else body["prompt"]]
+                if found.status != 200:
+                    self.send_json(found.status, {"error": {"message": found.error}})
+                    return
+                self.send_response(200)
+                self.send_header("Content-Type", "text/event-stream")
+                self.end_headers()
+                try:
+                    for chunk in found.chunks(chat):
+                        self.wfile.write(f"data: {json.dumps(chunk)}\n\n".encode())
+                        self.wfile.flush()
+                        time.sleep(found.pause)
+                    self.wfile.write(b"data: [DONE]\n\n")
+                except (BrokenPipeError, ConnectionResetError):
+                    pass  # the page stopped listening
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self._server.server_port}/"
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()

@@ -1,0 +1,102 @@
+"""A server on a thread of the tests' own process, and a prober for it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import openai
+import uvicorn
+from probers.rag.queries.answer import AnswerQuery
+from probers.rag.retrievers.bm25 import BM25
+from probers.serve.app import Served, make_app
+from probers.serve.guard import Limits
+from probers.serve.metrics import Metrics
+from probers.serve.retrieval import Retrieving
+from probers.serve.scheduler import Scheduler
+
+from probers import CausalLM, ProbeBank
+from probers.bank.calibration import Platt
+from probers.data import load_corpus
+from probers.heads import LinearHead
+from probers.prompts import TESTBED_PROMPT
+from probers.store.spec import FeatureSpec
+from probers.types import Pool
+
+QUESTION = "Who does Lena Zaser work for?"
+PROMPT = f"Question: {QUESTION}\nAnswer:"
+
+
+def bank_for(lm: CausalLM, pool: Pool = "tokens") -> ProbeBank:
+    """Random heads on two layers; what they say means nothing, but must be the same everywhere."""
+    layers = (6, 12)
+    head = LinearHead([f"3/{k}" for k in layers], lm.width)
+    position = "entity" if pool == "predicting" else "generated"
+    spec = FeatureSpec(lm.spec, layers, lm.width, "resid_post", pool, position=position, dtype="float32")
+    return ProbeBank(
+        spec, head, threshold=0.05, calibration=Platt(1.5, 0.2), aggregate="max" if pool == "tokens" else None
+    )
+
+
+@dataclass
+class Running:
+    """A server that listens."""
+
+    url: str
+    served: Served
+
+    @property
+    def client(self) -> openai.OpenAI:
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=self.served.api_key or "-", max_retries=0)
+
+    def idle(self, seconds: float = 10) -> bool:
+        """Whether nothing is written or waits, within a while."""
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            if self.served.scheduler.asked == 0:
+                return True
+            time.sleep(0.01)
+        return False
+
+
+@contextmanager
+def running(
+    lm: CausalLM,
+    bank: ProbeBank | None,
+    *,
+    rows: int = 4,
+    waiting: int = 8,
+    corpus: bool = False,
+    **options: Any,
+) -> Iterator[Running]:
+    """Serve until the block ends.
+
+    Args:
+        corpus: offer retrieval over the testbed's passages.
+        options: of :class:`Served`; ``limits`` of :class:`Limits` among them.
+    """
+    metrics = Metrics()
+    scheduler = Scheduler(lm, bank, metrics, rows=rows, most_waiting=waiting, cache_megabytes=16)
+    limits = Limits(**options.pop("limits", {}))
+    prober = None if bank is None else {"name": "random", "pool": bank.spec.pool}
+    served = Served(scheduler, metrics, "testbed", prober=prober, limits=limits, **options)
+    if corpus:
+        loop = {"k": 2, "max_new_tokens": 48, "max_retrievals": 2, "answer_tokens": 16}
+        served.retrieving = Retrieving(
+            scheduler, BM25(load_corpus("testbed")), TESTBED_PROMPT, loop, AnswerQuery()
+        )
+    server = uvicorn.Server(uvicorn.Config(make_app(served), port=0, log_level="warning"))
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    try:
+        yield Running(f"http://127.0.0.1:{port}", served)
+    finally:
+        server.should_exit = True
+        thread.join(20)

@@ -1,0 +1,214 @@
+"""Texts that join and leave a running batch are those that each would be alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from tiny import FAMILIES, PROMPTS, tiny_lm
+from torch import Tensor
+
+from probers.engine.block_cache import BlockCache
+from probers.engine.continuous import ContinuousBatch, LiveText
+from probers.engine.decode import Request, Sampling
+from probers.engine.model import CausalLM
+from probers.engine.tokens import encode_prompts
+from probers.types import Feature, Needs, UserError
+
+LIMITS = (9, 14, 6, 11, 12)
+
+
+class Recorded:
+    """Keeps the states of each text, as a server's scorer is told of them."""
+
+    def __init__(self) -> None:
+        self.states: dict[int, list[Tensor]] = {}
+
+    def __call__(self, texts: Sequence[LiveText], states: Tensor) -> None:
+        for text, own in zip(texts, states, strict=True):
+            self.states.setdefault(id(text), []).append(own)
+
+    def of(self, text: LiveText) -> np.ndarray:
+        return torch.stack(self.states[id(text)]).numpy()
+
+
+def asked(lm: CausalLM, prompts: Sequence[str], limits: Sequence[int], **options: object) -> list[LiveText]:
+    stops = lm.stops(options.pop("stop", ()))  # type: ignore[arg-type]
+    return [
+        LiveText(Request(prompt, limit), lm.tokenizer, stops, **options)  # type: ignore[arg-type]
+        for prompt, limit in zip(encode_prompts(lm.tokenizer, prompts), limits, strict=True)
+    ]
+
+
+def run(batch: ContinuousBatch, texts: Sequence[LiveText], every: int = 2) -> None:
+    """Add a text every few steps until all are over."""
+    left, steps = list(texts), 0
+    with batch:
+        while left or batch.running or batch.waiting:
+            if left and steps % every == 0:
+                batch.add([left.pop(0)])
+            batch.step()
+            steps += 1
+            assert steps < 1000
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_texts_that_join_are_those_of_a_batch(family: str) -> None:
+    lm = tiny_lm(family)
+    needs = Needs((1, 2), pool="tokens")
+    alone = lm.generate(PROMPTS, max_new_tokens=LIMITS, needs=needs)
+    recorded = Recorded()
+    texts = asked(lm, PROMPTS, LIMITS)
+    blocks = BlockCache(megabytes=1, size=4)
+    batch = ContinuousBatch(lm, Feature((1, 2), pool="tokens"), recorded, rows=3, piece=8, blocks=blocks)
+    run(batch, texts)
+    for text, own in zip(texts, alone, strict=True):
+        assert text.over and text.error is None
+        found = text.generation(lm.tokenizer, needs, None)
+        assert (found.token_ids, found.text, found.stop) == (own.token_ids, own.text, own.stop)
+        np.testing.assert_allclose(found.logprobs, own.logprobs, atol=2e-5)
+        np.testing.assert_allclose(found.entropies, own.entropies, atol=2e-5)
+        if own.token_ids:
+            np.testing.assert_allclose(recorded.of(text), own.states, atol=2e-4, rtol=1e-4)
+
+
+def test_states_before_tokens_begin_with_the_prompt() -> None:
+    lm = tiny_lm("llama")
+    needs = Needs((1,), pool="predicting")
+    alone = lm.generate(PROMPTS, max_new_tokens=LIMITS, needs=needs)
+    recorded = Recorded()
+    texts = asked(lm, PROMPTS, LIMITS)
+    run(ContinuousBatch(lm, Feature((1,), pool="predicting"), recorded, rows=2), texts, every=3)
+    for text, own in zip(texts, alone, strict=True):
+        states = recorded.of(text)[: len(own.token_ids)]
+        assert text.read == len(text.row.ids)
+        np.testing.assert_allclose(states, own.states, atol=2e-4, rtol=1e-4)
+
+
+def test_what_begins_like_an_earlier_text_is_not_read_again() -> None:
+    lm = CausalLM.from_pretrained("testbed", dtype="float32")
+    prompts = ["Question: Who does Lena Zaser work for?\nAnswer:"] * 2
+    blocks = BlockCache(size=4)
+    first, again = asked(lm, prompts, (12, 12))
+    batch = ContinuousBatch(lm, rows=2, blocks=blocks)
+    run(batch, [first])
+    run(batch, [again])
+    length = len(first.request.prompt.ids)
+    assert first.cached == 0
+    assert again.cached == (length - 1) // 4 * 4 > 0
+    assert again.row.ids == first.row.ids
+    assert blocks.find((5, 6, 7, 8, 9)) is None
+
+
+def test_blocks_stay_below_their_size_and_go_by_age() -> None:
+    blocks = BlockCache(megabytes=4 * 4 * 2 * 4 * 2 / 1e6, size=4)  # two blocks of (1, 4, 4), twice, float32
+
+    def layers(n: int) -> list[tuple[Tensor, Tensor]]:
+        return [(torch.rand(1, n, 4), torch.rand(1, n, 4))]
+
+    blocks.keep(range(8), layers(8))
+    assert len(blocks) == 2
+    found = blocks.find(range(9))
+    assert found is not None and found.ids == tuple(range(8))
+    blocks.keep(range(50, 54), layers(4))
+    assert len(blocks) == 2
+    # The second block was used before the first, without which it would be of no use.
+    assert (known := blocks.find(range(9))) is not None and known.ids == (0, 1, 2, 3)
+    assert blocks.find((9, *range(1, 9))) is None
+
+
+def test_choices_of_one_prompt_read_it_once_and_draw_apart() -> None:
+    lm = tiny_lm("gpt2")
+    sampling = Sampling(temperature=1.5, seed=3)
+    prompt = encode_prompts(lm.tokenizer, PROMPTS[:1])[0]
+    streams = sampling.streams([prompt.ids] * 3)
+    stops = lm.stops(())
+    texts = [LiveText(Request(prompt, 8, None, s), lm.tokenizer, stops, sampling) for s in streams]
+    passes = 0
+
+    def count(*_: object) -> None:
+        nonlocal passes
+        passes += 1
+
+    handle = lm.model.register_forward_pre_hook(count)
+    batch = ContinuousBatch(lm, rows=4)
+    batch.add(texts)
+    with batch:
+        while batch.running or batch.waiting:
+            batch.step()
+    handle.remove()
+    alone = lm.generate([prompt.text] * 3, max_new_tokens=8, sampling=sampling)
+    assert [tuple(t.row.ids) for t in texts] == [g.token_ids for g in alone]
+    assert len({tuple(t.row.ids) for t in texts}) > 1
+    assert passes <= 8
+
+
+def test_stops_cut_the_text_and_cancelled_ones_leave() -> None:
+    lm = tiny_lm("llama")
+    (whole,) = lm.generate(PROMPTS[:1], max_new_tokens=20)
+    stop = whole.text[4:6]
+    (cut,) = asked(lm, PROMPTS[:1], (20,), stop=(stop,))
+    (endless,) = asked(lm, PROMPTS[2:3], (60,))
+    (waits,) = asked(lm, PROMPTS[1:2], (5,))
+    with ContinuousBatch(lm, rows=1) as batch:
+        batch.add([cut])
+        while not cut.over:
+            batch.step()
+        assert cut.text == whole.text[: whole.text.index(stop)] and cut.row.stop == "stop"
+        batch.add([endless, waits])
+        for _ in range(4):
+            batch.step()
+        assert not endless.over and (batch.running, batch.waiting) == (1, 1)
+        endless.cancelled = waits.cancelled = True
+        batch.step()
+        assert (batch.running, batch.waiting) == (0, 0)
+
+
+def test_a_broken_row_goes_and_the_others_stay() -> None:
+    lm = tiny_lm("llama")
+    good, bad = asked(lm, PROMPTS[:2], (8, 8))
+
+    def spoil(module: object, args: object, output: Tensor) -> Tensor:
+        if len(output) == 2:
+            output = output.clone()
+            output[1] = float("nan")
+        return output
+
+    handle = lm.model.get_output_embeddings().register_forward_hook(spoil)
+    with ContinuousBatch(lm, rows=2) as batch:
+        batch.add([good])
+        batch.step()
+        batch.add([bad])
+        while batch.running or batch.waiting:
+            batch.step()
+    handle.remove()
+    assert bad.error is not None and "NaN" in str(bad.error)
+    assert good.error is None
+    (alone,) = lm.generate(PROMPTS[:1], max_new_tokens=8)
+    assert good.generation(lm.tokenizer, Needs(), None).text == alone.text
+
+
+def test_columns_that_are_padding_everywhere_are_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("probers.engine.continuous._TRIM", 8)
+    lm = tiny_lm("mistral")
+    prompts = [PROMPTS[2], PROMPTS[1], PROMPTS[1]]
+    limits = (5, 30, 30)
+    texts = asked(lm, prompts, limits)
+    batch = ContinuousBatch(lm, rows=3)
+    widths = []
+    with batch:
+        batch.add(texts)
+        while batch.running or batch.waiting:
+            batch.step()
+            widths.append(batch._length)
+    assert min(widths[5:-1]) < len(texts[0].request.prompt.ids)
+    alone = lm.generate(prompts, max_new_tokens=limits)
+    assert [tuple(t.row.ids) for t in texts] == [g.token_ids for g in alone]
+
+
+def test_a_family_with_another_cache_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("probers.engine.continuous.can_share", lambda config: False)
+    with pytest.raises(UserError, match="LlamaForCausalLM keeps more than keys and values"):
+        ContinuousBatch(tiny_lm("llama"))

@@ -1,0 +1,563 @@
+"""The server's page in a real browser, against a server of prepared answers."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from fake_serving import PAGE, FakeServer, Prepared, Token
+
+from probers import text as rules
+from probers.rag.triggers import Entropy, FixedSentence, Flare, Never
+from probers.rag.triggers.base import State, Trigger
+from probers.types import Generation, Question
+
+ROOT = Path(__file__).parents[1]
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+DRIVER = shutil.which("chromedriver")
+EVIL = "<img src=x onerror=document.title='run'>"
+
+in_browser = pytest.mark.skipif(
+    not (BROWSER and DRIVER),
+    reason="no browser here: apt-get install chromium chromium-driver runs the tests of the page",
+)
+
+
+def tokens(*each: tuple[str, float | None, float], entropy: float = 1.0) -> list[Token]:
+    """(text, P(wrong), probability); the score is the log-odds."""
+    return [
+        (text, None if p is None else math.log(p / (1 - p)), p, math.log(chance), entropy)
+        for text, p, chance in each
+    ]
+
+
+PLAIN = Prepared(
+    tokens(
+        ("Jane", 0.1, 0.9), (" Austen", 0.1, 0.95), (" was", 0.05, 0.9), (" born", 0.3, 0.8), (" in", 0.1, 0.9),
+        (" 1775", 0.9, 0.15), (".", 0.1, 0.9), (" She", 0.2, 0.7), (" wrote", 0.1, 0.9), (" Emma", 0.5, 0.6),
+        (".", None, 0.99),
+    ),
+    spans=[("Jane Austen", -2.2, 0.1), ("1775", 2.2, 0.9), ("Emma", 0.0, 0.5)],
+)  # fmt: skip
+SMILING = Prepared(tokens(("Ada", 0.1, 0.9), (" 🎈🎈", 0.2, 0.5), (" met", 0.1, 0.9), (" Bob", 0.9, 0.2)), [("Bob", 2.2, 0.9)])
+HTML = Prepared(
+    tokens((EVIL, 0.9, 0.5), (" <b>bold</b>", 0.2, 0.5)),
+    events=[
+        {"type": "draft", "text": EVIL},
+        {"type": "judged", "trigger": "probing", "score": 2.0, "threshold": 0.5, "fire": True, "position": None, "token_scores": []},
+        {"type": "discarded", "text": EVIL},
+        {"type": "query", "query": EVIL},
+        {"type": "passages", "passages": [{"id": "1", "title": EVIL, "text": EVIL, "score": 3.0}], "left_out": 0},
+    ],
+)  # fmt: skip
+DRAFT = Prepared(
+    tokens(("Emma", 0.2, 0.9), (" came", 0.1, 0.9), (".", 0.1, 0.9), (" It", 0.2, 0.9), (" was", 0.1, 0.9), (" 1820", 0.9, 0.1), (".", 0.1, 0.9))
+)  # fmt: skip
+_SCORED = {name.removeprefix("token_"): values for name, values in DRAFT.lists().items()}
+RETRIEVED = Prepared(
+    tokens(("Emma", 0.2, 0.9), (" came", 0.1, 0.9), (".", 0.1, 0.9), (" In", 0.1, 0.8), (" 1815", 0.1, 0.9), (".", 0.1, 0.9)),
+    spans=[("1815", -2.2, 0.1)],
+    events=[
+        {"type": "draft", "text": "Emma came."},
+        {"type": "draft", "text": DRAFT.text},
+        {"type": "draft", "text": DRAFT.text} | _SCORED,
+        {"type": "judged", "trigger": "flare", "score": 0.9, "threshold": 0.2, "fire": True, "position": 11, "token_scores": [0.1] * 7},
+        {"type": "discarded", "text": "It was 1820."},
+        {"type": "query", "query": "When did Emma come?"},
+        {"type": "passages", "passages": [{"id": "7", "title": "Emma", "text": "Emma is of 1815.", "score": 12.5}], "left_out": 2},
+    ],
+)  # fmt: skip
+LONG = Prepared([t for i in range(40) for t in tokens((f" Sentence{i}", (i + 1) / 41, 0.5), (" goes on", 0.5, 0.5), (".", 0.1, 0.5))])
+PREPARED = {
+    "plain": PLAIN, "smiling": SMILING, EVIL: HTML, "retrieved": RETRIEVED, "long": LONG,
+    "slow": Prepared(PLAIN.tokens, PLAIN.spans, pause=0.3), "unlike": Prepared(PLAIN.tokens, PLAIN.spans, unlike=True),
+    "refused": Prepared(status=400, error="max_tokens=0 must be 1 or more"),
+    "broken": Prepared(PLAIN.tokens, error="the model stopped: <b>out of memory</b>"),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    from selenium.webdriver import Chrome, ChromeOptions
+    from selenium.webdriver.chrome.service import Service
+
+    options = ChromeOptions()
+    options.binary_location = BROWSER or ""
+    for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--window-size=1300,900"):
+        options.add_argument(argument)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    driver = Chrome(options, Service(DRIVER))
+    yield driver
+    driver.quit()
+
+
+@pytest.fixture
+def server() -> Iterator[FakeServer]:
+    fake = FakeServer(PREPARED)
+    yield fake
+    fake.close()
+
+
+class Page:
+    """The page in the browser, by what a reader sees of it."""
+
+    def __init__(self, browser: Any, server: FakeServer) -> None:
+        self.browser, self.server = browser, server
+        self.emulate("Emulation.clearDeviceMetricsOverride")
+        self.emulate("Emulation.setEmulatedMedia", features=[])
+        browser.get_log("browser")
+        self.open()
+
+    def emulate(self, command: str, **values: Any) -> Any:
+        return self.browser.execute_cdp_cmd(command, values)
+
+    def open(self, fragment: str = "") -> None:
+        self.browser.get("about:blank")
+        self.browser.get(self.server.url + fragment)
+        self.until(lambda: "Asking" not in self.text("#about"))
+
+    def js(self, code: str, *values: Any) -> Any:
+        return self.browser.execute_script(code, *values)
+
+    def find(self, selector: str) -> Any:
+        return self.browser.find_element("css selector", selector)
+
+    def all(self, selector: str) -> list[Any]:
+        return list(self.browser.find_elements("css selector", selector))
+
+    def text(self, selector: str) -> str:
+        return str(self.js("return document.querySelector(arguments[0]).textContent", selector))
+
+    def shown(self, selector: str) -> bool:
+        return bool(self.find(selector).is_displayed())
+
+    def until(self, holds: Callable[[], Any]) -> None:
+        from selenium.webdriver.support.wait import WebDriverWait
+
+        WebDriverWait(self.browser, 10, poll_frequency=0.02).until(lambda _: holds())
+
+    def ask(self, question: str, *, chat: bool = False, retrieve: bool = False) -> None:
+        self.find(f"[name=form][value={'chat' if chat else 'completion'}]").click()
+        if self.find("#retrieve").is_selected() != retrieve:
+            self.find("#retrieve").click()
+        self.find("#prompt").clear()
+        self.find("#prompt").send_keys(question)
+        self.find("#send").click()
+
+    def answered(self, question: str, **how: Any) -> None:
+        self.ask(question, **how)
+        self.until(lambda: self.shown("#stop") is False and "Writing" not in self.text("#status"))
+
+    def choose(self, panel: str, trigger: str) -> None:
+        self.set(f"#trigger-{panel}", trigger, "change")
+
+    def set(self, selector: str, value: str, event: str = "input") -> None:
+        code = "const e = document.querySelector(arguments[0]); e.value = arguments[1]; e.dispatchEvent(new Event(arguments[2], {bubbles: true}))"
+        self.js(code, selector, value, event)
+
+    def panel(self, name: str) -> dict[str, str]:
+        root = f"fieldset.panel:nth-child({'AB'.index(name) + 1})"
+        cut = self.js("return [...document.querySelectorAll(arguments[0])].map(e => e.textContent).join('')", f"{root} .discarded")
+        return {"verdict": self.text(f"{root} .verdict"), "text": self.text(f"{root} .tokens"), "discarded": cut}
+
+    def inspector(self) -> str:
+        return self.text("#inspector") if self.shown("#inspector") else ""
+
+
+@pytest.fixture
+def page(browser: Any, server: FakeServer) -> Iterator[Page]:
+    page = Page(browser, server)
+    yield page
+    wrong = [entry["message"] for entry in browser.get_log("browser") if "status of 4" not in entry["message"]]
+    assert wrong == []  # errors of scripts and of the content policy
+
+
+@in_browser
+def test_tokens_appear_while_they_are_written(page: Page) -> None:
+    page.ask("slow")
+    page.until(lambda: 1 < len(page.all("#text [role=option]")) < len(PLAIN.tokens))
+    assert page.shown("#stop")
+    page.find("#stop").click()
+    page.until(lambda: "Stopped" in page.text("#status"))
+    assert PLAIN.text.startswith(page.text("#text")) and page.text("#text") != PLAIN.text
+    assert "Cannot be replayed" in page.panel("A")["verdict"]  # the prober's score came with the last chunk
+
+
+@in_browser
+def test_tokens_show_what_is_known_of_them(page: Page) -> None:
+    page.answered("plain")
+    assert page.text("#text") == PLAIN.text  # marks and labels are no part of the text
+    options = page.all("#text [role=option]")
+    assert [option.get_attribute("class").split()[1] for option in options] == [
+        "s0", "s0", "s0", "s1", "s0", "s4", "s0", "s1", "s0", "s2", "unread",
+    ]  # fmt: skip
+    from selenium.webdriver import ActionChains
+
+    ActionChains(page.browser).move_to_element(options[5]).perform()
+    said = page.inspector()
+    assert "P(wrong)90%" in said and "Score2.2" in said and "Probability15%" in said and "Entropy1 nats" in said
+    assert "Span1775: P(wrong) 90%" in said
+    assert "P(wrong) 90%" in options[5].get_attribute("aria-description")
+    ActionChains(page.browser).move_to_element(options[10]).perform()
+    assert "not read" in page.inspector()
+    assert [e.text for e in page.all("#text .span.ends")] == ["Austen", "1775", "Emma"]
+    assert [e.get_attribute("data-chance") for e in page.all("#text .span.ends")] == ["10%", "90%", "50%"]
+    assert "P(wrong) 90%: score 2.2, above the threshold 0.5" in page.text("#status")
+    # Underlines differ, so that the steps can be told without colour.
+    lines = {e.value_of_css_property("text-decoration-line") + e.value_of_css_property("text-decoration-style")
+             + e.value_of_css_property("text-decoration-thickness") for e in page.all("#legend .tok:not(.unread) .ink")}  # fmt: skip
+    assert len(lines) == 5
+
+
+@in_browser
+def test_the_request_is_what_was_set(page: Page) -> None:
+    page.set("#max-tokens", "7")
+    page.set("#temperature", "0.5")
+    page.answered("plain", chat=True)
+    assert page.text("#text") == PLAIN.text
+    page.find("#retrieve").click()
+    page.set("#query", "question", "change")
+    page.set("#threshold", "0.25")
+    page.answered("plain", retrieve=True)
+    chat, completion = page.server.asked
+    shared = {"model": "smollm2", "max_tokens": 7, "temperature": 0.5, "stream": True}
+    assert chat == shared | {"messages": [{"role": "user", "content": "plain"}], "path": "/v1/chat/completions"}
+    retrieval = {"trigger": "probing", "query": "question", "threshold": 0.25}
+    assert completion == shared | {"prompt": "plain", "retrieval": retrieval, "path": "/v1/completions"}
+
+
+@in_browser
+def test_model_line_and_what_it_cannot(page: Page) -> None:
+    assert page.text("#about") == (
+        "Model smollm2 · prober smollm2 (tokens, layers 15, 22, 30; threshold 0.5) · passages passages.jsonl"
+    )
+    assert page.find("#retrieve").is_enabled() and page.find("[value=chat]").is_enabled()
+    page.server.model |= {"chat": False, "triggers": [], "corpus": None}
+    page.open()
+    assert not page.find("#retrieve").is_enabled() and not page.find("[value=chat]").is_enabled()
+    assert "corpus=FILE" in page.text("#no-retrieval") and "no passages" in page.text("#about")
+
+
+@in_browser
+def test_queries_are_those_of_the_configuration(page: Page) -> None:
+    listed = page.js("return [...document.querySelectorAll('#query option')].map(e => e.textContent)")
+    assert listed[1:] == sorted(path.stem for path in (ROOT / "configs/query").glob("*.yaml"))
+
+
+@in_browser
+def test_replay_follows_the_threshold_both_ways_and_asks_nothing(page: Page) -> None:
+    page.answered("plain")
+    assert "Fires on the whole text: score 2.2, threshold 0.5" in page.panel("A")["verdict"]
+    assert page.panel("A")["discarded"] == PLAIN.text
+    page.set("#range-A", "2.5")
+    assert "Does not fire" in page.panel("A")["verdict"] and page.panel("A")["discarded"] == ""
+    page.set("#number-A", "0.4")
+    assert "Fires" in page.panel("A")["verdict"]
+
+    page.choose("B", "flare")
+    assert "Fires at sentence 1 of 2: score 0.85, threshold 0.2" in page.panel("B")["verdict"]
+    assert page.panel("B")["discarded"] == PLAIN.text
+    page.set("#number-B", "0.86")
+    assert "Does not fire" in page.panel("B")["verdict"]
+    page.choose("B", "fixed_sentence")
+    assert page.panel("B")["discarded"] == " She wrote Emma."
+    page.choose("B", "never")
+    assert page.panel("B")["discarded"] == "" and page.panel("B")["text"] == PLAIN.text
+    assert "Fires" in page.panel("A")["verdict"]  # one moves without the other
+    assert len(page.server.asked) == 1
+
+
+@in_browser
+def test_link_brings_the_same_view_back(page: Page) -> None:
+    page.answered("smiling", chat=True)
+    page.choose("B", "flare")
+    page.set("#number-B", "0.6")
+    before = {
+        "status": page.text("#status"), "a": page.panel("A"), "b": page.panel("B"),
+        "marks": page.js("return document.querySelector('#text').innerHTML.replace(/token-\\d+/g, '')"),
+    }  # fmt: skip
+    assert "Fires" in before["b"]["verdict"] and page.text("#text .span.ends") == "Bob"
+    page.find("#link").click()
+    page.until(lambda: page.text("#linked"))
+    fragment = page.js("return location.hash")
+    page.open(fragment)
+    page.until(lambda: page.shown("#text"))
+    after = {
+        "status": page.text("#status"), "a": page.panel("A"), "b": page.panel("B"),
+        "marks": page.js("return document.querySelector('#text').innerHTML.replace(/token-\\d+/g, '')"),
+    }  # fmt: skip
+    assert after == before
+    assert page.find("#prompt").get_attribute("value") == "smiling" and page.find("[value=chat]").is_selected()
+    assert len(page.server.asked) == 1
+    page.open(fragment[:-20])
+    page.until(lambda: page.shown("#failure"))
+    assert "The link holds no view that can be read" in page.text("#failure") and not page.shown("#text")
+
+
+@in_browser
+def test_retrieval_is_told_as_it_happened(page: Page) -> None:
+    page.answered("retrieved", retrieve=True)
+    assert page.text("#text") == RETRIEVED.text
+    assert len(page.all("#rounds > li")) == 1
+    said = page.text("#rounds")
+    assert "flare: score 0.9, threshold 0.2; fires at character 11" in said
+    assert "Discarded: It was 1820." in said and "Query: When did Emma come?" in said
+    assert "1 passage read, 2 more had no room in the prompt" in said and "score 12.5" in said
+    assert page.js("return [...document.querySelectorAll('#rounds .discarded')].map(e => e.textContent).join('')") == " It was 1820."
+    assert not page.shown(".passages p")
+    page.find(".passages summary").click()
+    assert page.find(".passages p").text == "Emma is of 1815."
+    # Replayed is the draft, of which no entities are known; and the answer as well.
+    assert page.panel("A")["text"] == DRAFT.text and "Cannot be replayed" in page.panel("A")["verdict"]
+    page.choose("A", "flare")
+    assert page.panel("A")["discarded"] == " It was 1820."
+    page.choose("A", "probing")
+    page.set("#replayed", "1", "change")
+    assert page.panel("A")["text"] == RETRIEVED.text and "Does not fire" in page.panel("A")["verdict"]
+    page.answered("plain")
+    assert not page.shown("#came")
+
+
+@in_browser
+def test_html_of_models_and_passages_stays_text(page: Page) -> None:
+    page.answered(EVIL, retrieve=True)
+    assert page.text("#text") == HTML.text and page.text("#asked") == EVIL
+    assert page.text("#rounds").count(EVIL) == 5  # draft, what was discarded, query, title and text
+    page.find("#link").click()
+    page.until(lambda: page.text("#linked"))
+    page.open(page.js("return location.hash"))
+    page.until(lambda: page.shown("#text"))
+    assert page.all("img, #text b") == [] and page.browser.title != "run"
+
+
+@in_browser
+def test_errors_are_in_the_servers_words(page: Page) -> None:
+    page.answered("refused")
+    assert page.text("#failure") == "max_tokens=0 must be 1 or more" and not page.shown("#text")
+    assert page.find("#failure").get_attribute("role") == "alert"
+    page.answered("broken")
+    assert page.text("#failure") == "the model stopped: <b>out of memory</b>"
+    assert PLAIN.text.startswith(page.text("#text")) and "not finished" in page.text("#status")
+    page.answered("plain")
+    assert not page.shown("#failure")
+
+
+@in_browser
+def test_a_key_is_asked_for_and_not_kept(page: Page) -> None:
+    assert not page.shown("#locked")
+    page.server.key = "secret"
+    page.answered("plain")
+    assert "give an API key" in page.text("#failure") and page.js("return document.activeElement.id") == "key"
+    page.find("#key").send_keys("wrong", "\ue007")
+    page.until(lambda: "give an API key" in page.text("#failure"))
+    page.find("#key").clear()
+    page.find("#key").send_keys("secret", "\ue007")
+    page.until(lambda: page.text("#text") == PLAIN.text)
+    assert not page.shown("#locked")
+    page.find("#link").click()
+    page.until(lambda: page.text("#linked"))
+    assert page.js("return JSON.stringify(localStorage) + document.cookie").count("secret") == 0
+    page.open()
+    assert page.shown("#locked")
+
+
+@in_browser
+def test_unlike_the_training_data(page: Page) -> None:
+    page.answered("plain")
+    assert not page.shown("#unlike")
+    page.answered("unlike")
+    assert "Unlike the training data (distance 9.5, limit 7.25)" in page.text("#unlike")
+
+
+@in_browser
+def test_keyboard_alone(page: Page) -> None:
+    from selenium.webdriver import ActionChains, Keys
+
+    def press(*keys: str) -> None:
+        ActionChains(page.browser).send_keys(*keys).perform()
+
+    def tab_to(identity: str) -> None:
+        for _ in range(40):
+            press(Keys.TAB)
+            if page.js("return document.activeElement.id") == identity:
+                return
+        raise AssertionError(f"the Tab key does not reach {identity}")
+
+    tab_to("prompt")
+    press("plain")
+    ActionChains(page.browser).key_down(Keys.CONTROL).send_keys(Keys.ENTER).key_up(Keys.CONTROL).perform()
+    page.until(lambda: page.shown("#replay"))
+    tab_to("text")
+    press(Keys.END, Keys.ARROW_LEFT)
+    assert "Token Emma" in page.inspector() and page.inspector().count("P(wrong)") == 2
+    press(Keys.HOME)
+    assert "TokenJane" in page.inspector()
+    press(Keys.ESCAPE)
+    assert page.inspector() == ""
+    tab_to("range-A")
+    press(Keys.END)
+    assert "Does not fire" in page.panel("A")["verdict"]
+    press(Keys.HOME)
+    assert "Fires" in page.panel("A")["verdict"]
+    unnamed = """return [...document.querySelectorAll('input, select, textarea, button')]
+        .filter(e => !e.labels?.length && !e.ariaLabel && !e.textContent.trim()).map(e => e.outerHTML)"""
+    assert page.js(unnamed) == []
+
+
+@in_browser
+@pytest.mark.parametrize("question", ["plain", "retrieved", "long", EVIL])
+def test_narrow_screens(page: Page, question: str) -> None:
+    page.emulate("Emulation.setDeviceMetricsOverride", width=320, height=640, deviceScaleFactor=1, mobile=True)
+    page.answered(question, retrieve=True)
+    assert page.js("return document.documentElement.scrollWidth") <= 320
+    page.find("#text [role=option]").click()
+    box = page.find("#inspector").rect
+    assert page.shown("#inspector") and box["x"] >= 0 and box["width"] <= 320
+
+
+def luminance(colour: str) -> float:
+    channels = [float(x) / 255 for x in re.findall(r"[\d.]+", colour)[:3]]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+@in_browser
+def test_dark_and_light(page: Page) -> None:
+    def ground() -> float:
+        return luminance(page.find("body").value_of_css_property("background-color"))
+
+    for scheme, dark in (("dark", True), ("light", False)):
+        page.emulate("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+        assert (ground() < 0.2) == dark
+    page.set("#theme", "dark", "change")
+    assert ground() < 0.2
+    page.open()
+    assert ground() < 0.2  # it is remembered
+    page.answered("plain")
+    for theme in ("dark", "light"):
+        page.set("#theme", theme, "change")
+        for token in page.all("#legend .ink, #about, #status, #legend"):
+            back = token.value_of_css_property("background-color")
+            behind = luminance(back) if "0)" not in back.replace(" ", "") else ground()
+            pair = sorted((luminance(token.value_of_css_property("color")), behind))
+            assert (pair[1] + 0.05) / (pair[0] + 0.05) >= 4.5, (theme, token.text)
+    page.set("#theme", "", "change")
+
+
+@in_browser
+def test_reduced_motion(page: Page) -> None:
+    moving = "return getComputedStyle(document.querySelector('#text'), '::after').animationName"
+    for preference, name in (("no-preference", "writing"), ("reduce", "none")):
+        page.emulate("Emulation.setEmulatedMedia", features=[{"name": "prefers-reduced-motion", "value": preference}])
+        page.ask("slow")
+        page.until(lambda: page.shown("#text"))
+        assert page.js(moving) == name
+        page.find("#stop").click()
+
+
+# The rules of triggers and sentences in the page against those of the package.
+
+
+@in_browser
+def test_sentences_are_those_of_the_package(page: Page) -> None:
+    draw = random.Random(0)
+    pool = [
+        *sorted(rules._TITLES | rules._SHORT), *sorted(rules._STARTERS), *"ABZÉǅßя中𝔸", "Mr", "U.S", "No", "5", "²", "word", "Über",
+        ".", "!", "?", "…", "...", '."', ".)", ".”", " ", " ", " ", "  ", "\n", "\n\n", "\u00a0", "\x1f", "\x85", "\ufeff", "\u2028", "_", "e\u0301", "'", "(", "“",
+    ]  # fmt: skip
+    texts = ["".join(draw.choices(pool, k=draw.randrange(1, 14))) for _ in range(4000)]
+    texts += [f"Seen by {a}. {b} left." for a in sorted(rules._TITLES | rules._SHORT) for b in ("The", "Paris", "he", "5")]
+    found = page.js(
+        "return import('/page/sentences.js').then(m => arguments[0].map(t => m.splitSentences(t)"
+        ".map(([a, b]) => [[...t.slice(0, a)].length, [...t.slice(0, b)].length])))",
+        texts,
+    )
+    wrong = [text for text, spans in zip(texts, found, strict=True) if list(map(list, rules.split_sentences(text))) != spans]
+    assert wrong == []
+    assert page.js("return import('/page/sentences.js').then(m => m.keptBefore('a b \\x1f\\n c', 6))") == 3
+
+
+def generation(draw: random.Random) -> Generation:
+    """A text of random tokens, some of which begin within words or hold a border of sentences."""
+    parts = ["The", " cat", " sat", ".", " It", " was", " Dr", ". ", "5", "🎈", "\n", "!", " He", "", " U.S.", " mat. It"]
+    pieces = draw.choices(parts, k=draw.randrange(0, 24))
+    ends = np.cumsum([0, *map(len, pieces)]).tolist()
+    n = len(pieces)
+    return Generation(
+        "", (), (), tuple(range(n)), "".join(pieces), tuple(zip(ends, ends[1:], strict=False)),
+        np.array([-draw.random() * 2 for _ in pieces], dtype=np.float32),
+        np.array([draw.random() * 3 for _ in pieces], dtype=np.float32), "eos",
+    )  # fmt: skip
+
+
+@in_browser
+def test_replayed_decisions_are_those_of_the_triggers(page: Page) -> None:
+    draw = random.Random(1)
+    kinds: list[tuple[str, dict[str, Any], Callable[[dict[str, Any]], Trigger]]] = [
+        ("entropy", {"scope": scope, "reduction": by}, lambda o: Entropy(**o))
+        for scope in ("answer", "sentence") for by in ("mean", "max")
+    ]  # fmt: skip
+    kinds += [("flare", {"variant": variant}, lambda o: Flare(**o)) for variant in ("paper", "dragin")]
+    kinds += [("fixed_sentence", {}, lambda o: FixedSentence()), ("never", {}, lambda o: Never())]
+    cases, expected = [], []
+    for _ in range(150):
+        made, fresh = generation(draw), draw.random() < 0.3
+        state = State(Question("q", "?"), None, None, (0, 0), fresh=fresh)  # type: ignore[arg-type]
+        lists = {
+            "text": made.text, "offsets": made.offsets, "scores": [], "p_wrong": [],
+            "logprobs": made.logprobs.tolist(), "entropies": made.entropies.tolist(),
+        }  # fmt: skip
+        for name, options, build in kinds:
+            settings = dict(options)
+            if name in ("entropy", "flare"):
+                settings["threshold"] = draw.random() * (3 if name == "entropy" else 1)
+            decision = build(settings)(made, state)
+            cases.append([name, settings, lists, fresh])
+            expected.append([decision.fire, decision.score, decision.position, list(decision.tokens)])
+    code = """return Promise.all([import('/page/triggers.js'), import('/page/recording.js')]).then(([t, r]) =>
+        arguments[0].map(([name, settings, lists, fresh]) => {
+          const d = t.replay(name, settings, {text: lists.text, tokens: r.tokens(lists)}, fresh);
+          const place = d.position === null ? null : [...lists.text.slice(0, d.position)].length;
+          return [d.fire, d.score, place, d.tokens];
+        }))"""
+    found = page.js(code, json.loads(json.dumps(cases)))
+    fired = 0
+    for case, (fire, score, position, places), want in zip(cases, found, expected, strict=True):
+        assert (fire, position, places) == (want[0], want[2], want[3]), case
+        assert score == pytest.approx(want[1], abs=1e-5), case
+        fired += fire
+    assert 0.2 < fired / len(cases) < 0.8
+
+
+@in_browser
+def test_replayed_probing_fires_above_the_threshold_only(page: Page) -> None:
+    code = """return import('/page/triggers.js').then(m => arguments[0].map(([score, threshold, n]) => m.replay("probing", {threshold},
+        {text: "a".repeat(n), score, spans: [], tokens: [...Array(n).keys()].map(i => ({start: i, end: i + 1, pWrong: 0.5}))}).fire))"""
+    # Equal does not fire; nothing to judge does not; an answer without a token is no answer.
+    cases = [[0.6, 0.5, 3], [0.5, 0.5, 3], [-1, -2, 3], [None, -5, 3], [None, 0.5, 0]]
+    assert page.js(code, cases) == [True, False, True, False, True]
+
+
+@in_browser
+def test_defaults_are_those_of_the_configuration(page: Page) -> None:
+    defaults = page.js("return import('/page/replay.js').then(m => ['entropy', 'flare'].map(m.defaults))")
+    for found in defaults:
+        options = yaml.safe_load((ROOT / f"configs/trigger/{found['trigger']}.yaml").read_text())
+        assert found == {"trigger": found["trigger"]} | {key: options[key] for key in found if key != "trigger"}
+
+
+def test_nothing_is_fetched_from_elsewhere_or_made_of_markup() -> None:
+    for path in PAGE.iterdir():
+        source = path.read_text()
+        assert not re.search(r"https?://|//cdn|innerHTML|outerHTML|insertAdjacentHTML|\beval\(|new Function|document\.write", source), path
+    html = (PAGE / "index.html").read_text()
+    assert not re.search(r"\son\w+=|\sstyle=|<style|<script(?![^>]*\ssrc=)", html)

@@ -1,0 +1,277 @@
+"""probers-score: the scores that a growing text has, a page that shows them, malformed files."""
+
+import json
+import re
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+import torch
+from probers.serve import score as command
+from probers.serve.scores_page import level, parts
+from probers.serve.texts import Texts
+from tiny import CONTEXT, byte_level, save_tiny
+
+from probers.bank.bank import ProbeBank
+from probers.bank.calibration import Temperature
+from probers.bank.running import RunningScores, text_needs, text_scores
+from probers.commands import main as cli
+from probers.engine.model import CausalLM
+from probers.evaluation.metrics import auroc
+from probers.heads import AttentionPoolHead, ProbingRagHead
+from probers.store.spec import FeatureSpec
+from probers.types import UserError
+
+WRITTEN = [
+    {"id": "one", "prompt": "Ada Lovelace was born in", "answer": " London, Great Britain.", "wrong": False},
+    {"id": "two", "prompt": "Peru has", "answer": " Lima <b>&amp;\"x\"</b> \u202ee", "wrong": True},
+    {"prompt": "No name is", "answer": " in here at all.", "note": {"kept": [1, 2]}, "wrong": True},
+    {"id": 4, "prompt": "Anna met", "answer": " Clara Schumann in Vienna on 3 May 1840. 🙂é", "wrong": False},
+]  # fmt: skip
+#: Of pools whose vectors are of one layer each.
+POOLS = ["mean", "last", "tokens", "predicting"]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """The folder of a tiny model that writes any text."""
+    tokenizer = byte_level(bos=True, every_byte=True, size=400)
+    return save_tiny("llama", tmp_path_factory.mktemp("model"), tokenizer=tokenizer)
+
+
+def loaded(model):
+    return CausalLM.from_pretrained(str(model), device="cpu", dtype="float32")
+
+
+def make_bank(lm, pool="tokens", head=ProbingRagHead, **fields):
+    layers = (3,) if pool == "mind" else (1, 3)
+    width = 2 * lm.width if pool == "mind" else lm.width
+    spec = FeatureSpec(lm.spec, layers, width, pool=pool, dtype="float32")
+    of_tokens = pool == "tokens" and head is ProbingRagHead
+    return ProbeBank(
+        spec, head([f"7/{k}" for k in layers], width), threshold=0.01, calibration=Temperature(0.1),
+        aggregate="max" if of_tokens else None, **fields,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch, model):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model").symlink_to(model)
+    write(WRITTEN)
+    make_bank(loaded(model), recogniser="rules").save_pretrained(tmp_path / "prober")
+    return tmp_path
+
+
+def write(lines, file="texts.jsonl"):
+    with open(file, "w") as out:
+        out.writelines((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines)
+
+
+def score(*overrides):
+    return cli.run("score", ["texts.jsonl", "model=./model", "prober=prober", "model.device=cpu",
+                             "model.dtype=float32", *overrides])  # fmt: skip
+
+
+def refused(capsys, *overrides):
+    """The one sentence that a wrong request ends in."""
+    with pytest.raises(SystemExit) as exit_:
+        cli.main("score", ["texts.jsonl", "model=./model", "prober=prober", *overrides])
+    lines = capsys.readouterr().err.strip().splitlines()
+    error = "\n".join(line for line in lines if line and "Loading weights" not in line)
+    assert exit_.value.code == 2 and len(error.splitlines()) == 1 and "Traceback" not in error, error
+    return error
+
+
+def lines_of(folder):
+    return [json.loads(line) for line in (folder / "scores.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("pool", POOLS)
+def test_a_text_read_whole_has_the_scores_that_it_had_while_it_grew(model, pool):
+    lm = loaded(model)
+    bank = make_bank(lm, pool)
+    (read,) = lm.score(["Ada was"], [" born in London."], needs=text_needs(bank))
+    ids, before, kept = read.token_ids, len(read.prompt_ids), []
+    handle = lm.model.model.norm.register_forward_pre_hook(lambda module, given: kept.append(given[0][0]))
+    with handle, torch.inference_mode():
+        states = lm.model(torch.tensor([[*read.prompt_ids, *ids]]), output_hidden_states=True).hidden_states
+    growing, scores = RunningScores(bank), []
+    for place in range(before, before + len(ids)):
+        at = place - growing.before
+        scores += growing.add(["text"], torch.stack([states[1][0, at], kept[0][at]])[None])
+    assert len(scores) > 3
+    np.testing.assert_allclose(text_scores(bank, read.states), scores, atol=1e-4)
+
+
+@pytest.mark.parametrize("pool", ["mean", "last", "mind"])
+def test_the_last_tokens_score_is_that_of_the_pooled_state(model, pool):
+    lm = loaded(model)
+    bank = make_bank(lm, pool)
+    (apart,) = lm.score(["Ada was"], [" born in London."], needs=text_needs(bank))
+    (pooled,) = lm.score(["Ada was"], [" born in London."], needs=bank.needs)
+    scores, last = text_scores(bank, apart.states), bank.score(pooled.states[None])[0]
+    np.testing.assert_allclose(scores[-1], last, atol=1e-5)
+    assert not np.allclose(scores, last, atol=1e-3)
+
+
+def test_every_line_comes_back_with_its_scores_and_its_own_fields(place, capsys):
+    lines = lines_of(score())
+    assert [line["id"] for line in lines] == ["one", "two", "line 3", "4"]
+    assert lines[2]["note"] == {"kept": [1, 2]} and lines[2]["text"] == lines[2]["answer"]
+    lm, bank = loaded(place / "model"), ProbeBank.from_pretrained("prober")
+    for line in lines:
+        told = line["hallucination"]
+        (read,) = lm.score([line["prompt"]], [line["answer"]], needs=bank.needs)
+        np.testing.assert_allclose(told["token_scores"], bank.score(read.states), atol=1e-4)
+        np.testing.assert_allclose(told["token_logprobs"], read.logprobs, atol=1e-4)
+        assert [tuple(each) for each in told["token_offsets"]] == list(read.offsets)
+        assert told["fires"] == (told["score"] > told["threshold"])
+        assert told["score"] == max([span["score"] for span in told["spans"]], default=told["score"])
+    named = [lines[0]["text"][s["start"] : s["end"]] for s in lines[0]["hallucination"]["spans"]]
+    assert named == ["London", "Great Britain"]
+    shown = capsys.readouterr().out
+    assert "fire: score above 0.01" in shown and "AUROC of wrong over 4 labelled texts: " in shown
+    labelled = json.loads((place / "runs/score/texts/results.json").read_text())["labelled"]
+    scores = np.array([line["hallucination"]["score"] for line in lines])
+    assert labelled["auroc"]["value"] == auroc(np.array([0, 1, 1, 0]), scores)
+
+
+class Reader(HTMLParser):
+    """The answers of a page as a browser shows them, without the marks of what fired."""
+
+    def __init__(self):
+        super().__init__()
+        self.read, self._open = [], []
+
+    def handle_starttag(self, tag, attributes):
+        given = dict(attributes)
+        self._open.append(given.get("class", ""))
+        if "tokens" in self._open[-1]:
+            self.read.append("")
+
+    def handle_endtag(self, tag):
+        self._open.pop()
+
+    def handle_data(self, data):
+        if any("tokens" in each for each in self._open) and self._open[-1] != "flag":
+            self.read[-1] += data
+
+
+def test_the_page_shows_every_character_inert_and_loads_nothing(place):
+    page = (score() / "scores.html").read_text()
+    reader = Reader()
+    reader.feed(page)
+    order = sorted(lines_of(place / "runs/score/texts"), key=lambda line: -line["hallucination"]["score"])
+    assert reader.read == [line["answer"] for line in order]
+    assert "http://" not in page and "https://" not in page and "<script" not in page and "src=" not in page
+    for line, record in zip(WRITTEN, lines_of(place / "runs/score/texts"), strict=True):
+        told = list(parts(line["answer"], record["hallucination"], 0.5))
+        assert "".join(piece.text for _, pieces in told for piece in pieces) == line["answer"]
+        marked = ["".join(piece.text for piece in pieces) for span, pieces in told if span]
+        spans = record["hallucination"]["spans"]
+        assert marked == [line["answer"][s["start"] : s["end"]] for s in spans]
+    fewer = (score("shown=1", "out=fewer") / "scores.html").read_text()
+    assert fewer.count("<article") == 1 and "3 texts with lower scores" in fewer
+
+
+def test_colours_change_sides_at_the_threshold():
+    assert [level(p, 0.9) for p in (0.0, 0.5, 0.9, 0.901, 0.95, 1.0)] == [0, 2, 3, 4, 5, 6]
+    assert level(0.5, 0.0) == 5 and level(0.0, 0.0) == 3 and level(1.0, 1.0) == 3
+
+
+def test_a_killed_run_goes_on_and_ends_in_the_same_bytes(place, monkeypatch, capsys):
+    write([line | {"id": str(i), "answer": line["answer"] + " and on" * i} for i, line in enumerate(WRITTEN)])
+    whole = (score("out=whole", "batch_size=1") / "scores.jsonl").read_bytes()
+    keep, kept = command._keep, []
+
+    def killed(path, new):
+        if len(kept) == 2:
+            raise KeyboardInterrupt
+        kept.append(new)
+        keep(path, new)
+
+    monkeypatch.setattr(command, "_keep", killed)
+    with pytest.raises(KeyboardInterrupt):
+        score("out=cut", "batch_size=1")
+    monkeypatch.setattr(command, "_keep", keep)
+    with open("cut/unfinished.jsonl", "ab") as file:
+        file.write(b'{"place": 1, "li')
+    capsys.readouterr()
+    assert (score("out=cut", "batch_size=1") / "scores.jsonl").read_bytes() == whole
+    assert "2 texts of 4 were scored before" in capsys.readouterr().out
+    assert not (place / "cut/unfinished.jsonl").exists()
+    score("out=cut", "batch_size=1")
+    assert "already holds this run" in capsys.readouterr().out
+
+
+def test_a_chat_is_put_as_the_tokenizer_puts_it(place, monkeypatch):
+    lm = loaded(place / "model")
+    template = "{{ bos_token }}{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}[assistant]"
+    lm.tokenizer.chat_template = template
+    messages = [{"role": "system", "content": "Be short."}, {"role": "user", "content": "Who?"}]
+    write([{"messages": messages, "answer": " Ada."}])
+    (one,) = Texts.read("texts.jsonl").texts
+    assert one.prompt_for(lm.tokenizer, "f") == "[system] Be short.\n[user] Who?\n[assistant]"
+    lm.tokenizer.chat_template = "{{ raise_exception('roles must alternate') }}"
+    with pytest.raises(
+        UserError, match="f line 1 has messages, and the chat template refuses it: roles must"
+    ):
+        one.prompt_for(lm.tokenizer, "f")
+
+
+BAD = [
+    ('{"prompt": "a", "answer": ', "texts.jsonl line 2: "),
+    ("[1]", "line 2: expected a JSON object"),
+    ({"prompt": "a b"}, "line 2: no 'answer'; mend it or pass on_bad_line=skip"),
+    ({"answer": "a b"}, "line 2: neither prompt and messages"),
+    ({"prompt": "a", "messages": [{"role": "user", "content": "x"}], "answer": "a"}, "line 2: both prompt"),
+    ({"prompt": "a", "answer": ""}, "line 2: answer must be a non-empty string, found ''"),
+    ({"prompt": "a", "answer": ["x"]}, r"line 2: answer must be a non-empty string, found \['x'\]"),
+    ({"prompt": 3, "answer": "x"}, "line 2: prompt must be a non-empty string, found 3"),
+    ({"messages": [], "answer": "x"}, "line 2: messages must be a list of "),
+    ({"messages": [{"role": "user"}], "answer": "x"}, "line 2: messages must be a list of "),
+    ({"prompt": "a", "answer": "x", "wrong": 1}, "line 2: wrong must be true or false, found 1"),
+    ({"prompt": "a", "answer": "x", "id": True}, "line 2: id must be a string or a number"),
+    ({"prompt": "a", "answer": "x", "id": "one"}, "line 2: the id 'one' is already on line 1"),
+]
+
+
+@pytest.mark.parametrize(("line", "told"), BAD, ids=range(len(BAD)))
+def test_a_malformed_line_is_named_or_left_out(place, capsys, line, told):
+    write([WRITTEN[0], line, WRITTEN[1]])
+    assert re.search(told, refused(capsys))
+    assert not (place / "runs").exists()
+    assert [one.id for one in Texts.read("texts.jsonl", "skip").texts] == ["one", "two"]
+
+
+def test_what_else_is_wrong_with_a_request_is_one_sentence(place, capsys):
+    write([WRITTEN[0], {"prompt": "so " * CONTEXT, "answer": " long"}])
+    told = refused(capsys)
+    assert "prompt of texts.jsonl line 2 has" in told and "exceeds the model's context of 256" in told
+    assert not (place / "runs/score/texts").exists()
+    folder = score("model.on_too_long=skip")
+    assert lines_of(folder)[1]["hallucination"] is None
+    assert "1 text left out, too long" in capsys.readouterr().out
+    write([{"messages": [{"role": "user", "content": "x"}], "answer": "x"}])
+    assert "texts.jsonl line 1 has messages, and the model's tokenizer has no chat" in refused(
+        capsys, "out=b"
+    )
+    write([])
+    assert "texts=texts.jsonl holds no usable line: it is empty" in refused(capsys)
+    assert "texts=nowhere is not a file" in refused(capsys, "texts=nowhere")
+    write(WRITTEN)
+    assert "no prober (no config.json)" in refused(capsys, "prober=nowhere")
+    assert "threshold" in refused(capsys, "threshold=high")
+    make_bank(loaded(place / "model"), head=AttentionPoolHead).save_pretrained(place / "pooling")
+    assert "cannot score a text while it grows" in refused(capsys, "prober=pooling")
+    with pytest.raises(UserError, match="probers-score needs a prober of whole answers for model=testbed"):
+        cli.run("score", ["texts.jsonl"])
+    with pytest.raises(UserError, match="probers-score needs a file"):
+        cli.run("score", [])
+
+
+def test_an_answer_that_goes_on_within_a_word_is_pointed_out(place, capsys):
+    write([{"prompt": "It is", "answer": "Paris"}, {"prompt": "It is ", "answer": "Paris"}])
+    score()
+    assert "note: 1 of 2 answers go on within the prompt's last word" in capsys.readouterr().out

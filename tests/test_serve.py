@@ -1,0 +1,335 @@
+"""The server: what it answers is what the engine and the prober say, whoever else is served."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import numpy as np
+import openai
+import pytest
+from probers.rag import RAG
+from probers.rag.triggers import Flare, Rind
+from serving import PROMPT, QUESTION, Running, bank_for, running
+
+from probers import CausalLM
+from probers.bank.assessment import Assessor
+from probers.bank.running import text_needs, text_scores
+from probers.engine.decode import Sampling
+
+PROMPTS = [PROMPT, "Question: Where was Lena Zaser born?\nAnswer:", "Lena Zaser was born in", "The"]
+
+
+@pytest.fixture(scope="module")
+def lm() -> CausalLM:
+    return CausalLM.from_pretrained("testbed", dtype="float32")
+
+
+@pytest.fixture(scope="module")
+def server(lm: CausalLM) -> Iterator[Running]:
+    with running(lm, bank_for(lm), corpus=True) as found:
+        yield found
+
+
+def completion(server: Running, prompt: Any = PROMPT, **options: Any) -> Any:
+    options = {"max_tokens": 24, "temperature": 0, **options}
+    return server.client.completions.create(model="testbed", prompt=prompt, **options)
+
+
+@pytest.mark.parametrize("pool", ["tokens", "predicting", "mean", "last"])
+def test_scores_are_those_of_a_pass_over_the_whole_text(lm: CausalLM, pool: Any) -> None:
+    bank = bank_for(lm, pool)
+    with running(lm, bank) as server:
+        made = completion(server, PROMPTS, n=1)
+    assert [c.index for c in made.choices] == [0, 1, 2, 3]
+    alone = lm.generate(PROMPTS, max_new_tokens=24)
+    for choice, own in zip(made.choices, alone, strict=True):
+        told = choice.hallucination
+        assert choice.text == own.text
+        (read,) = lm.score([own.prompt], [own.token_ids], needs=text_needs(bank))
+        assert read.states is not None
+        scores = text_scores(bank, read.states)
+        np.testing.assert_allclose(told["token_scores"], scores, atol=1e-4)
+        np.testing.assert_allclose(told["token_p_wrong"], bank.probability(scores), atol=1e-4)
+        np.testing.assert_allclose(told["token_logprobs"], own.logprobs, atol=1e-4)
+        np.testing.assert_allclose(told["token_entropies"], own.entropies, atol=1e-4)
+        assert [tuple(each) for each in told["token_offsets"]] == list(own.offsets)
+        whole = Assessor(bank)(own.prompt, own.text, own.offsets, scores)
+        assert told["fires"] == whole.fires and told["threshold"] == bank.threshold
+        assert [(s["start"], s["end"]) for s in told["spans"]] == [(s.start, s.end) for s in whole.spans]
+        if whole.score is None:
+            assert told["score"] is None and told["p_wrong"] is None
+        else:
+            assert told["score"] == pytest.approx(whole.score, abs=1e-4)
+
+
+def test_a_stream_is_the_whole_response_in_pieces(server: Running) -> None:
+    whole = completion(server, logprobs=2)
+    chunks = list(completion(server, logprobs=2, stream=True, stream_options={"include_usage": True}))
+    *pieces, last, usage = chunks
+    assert "".join(c.choices[0].text for c in (*pieces, last)) == whole.choices[0].text
+    assert last.choices[0].finish_reason == whole.choices[0].finish_reason
+    told = last.choices[0].hallucination
+    assert told["spans"] and told["token_scores"] == whole.choices[0].hallucination["token_scores"]
+    scores = [score for c in pieces for score in c.choices[0].hallucination["token_scores"]]
+    assert scores == told["token_scores"][: len(scores)] and len(scores) > 5
+    assert "spans" not in pieces[0].choices[0].hallucination
+    tokens = [t for c in (*pieces, last) for t in c.choices[0].logprobs.tokens]
+    assert tokens == whole.choices[0].logprobs.tokens and "".join(tokens) == whole.choices[0].text
+    assert usage.choices == [] and usage.usage.completion_tokens == len(tokens)
+    best = whole.choices[0].logprobs.top_logprobs[0]
+    assert len(best) == 2 and max(best.values()) == pytest.approx(whole.choices[0].logprobs.token_logprobs[0])
+
+
+def test_streams_beside_each_other_are_those_alone(server: Running, lm: CausalLM) -> None:
+    texts: dict[int, str] = {}
+
+    def stream(i: int) -> None:
+        pieces = completion(server, PROMPTS[i % 4], stream=True, max_tokens=10 + i)
+        texts[i] = "".join(c.choices[0].text for c in pieces)
+
+    threads = [threading.Thread(target=stream, args=(i,)) for i in range(10)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for i in range(10):
+        (own,) = lm.generate([PROMPTS[i % 4]], max_new_tokens=10 + i)
+        assert texts[i] == own.text
+    assert server.idle()
+
+
+def test_choices_are_drawn_by_seed(server: Running, lm: CausalLM) -> None:
+    made = completion(server, n=3, temperature=1.3, seed=5)
+    own = lm.generate([PROMPT] * 3, max_new_tokens=24, sampling=Sampling(1.3, seed=5))
+    assert [c.text for c in made.choices] == [g.text for g in own]
+    assert made.usage.prompt_tokens == len(own[0].prompt_ids)  # read once
+    again = completion(server, n=3, temperature=1.3, seed=5)
+    other = completion(server, n=3, temperature=1.3, seed=6)
+    assert [c.text for c in again.choices] == [c.text for c in made.choices]
+    assert [c.text for c in other.choices] != [c.text for c in made.choices]
+
+
+def test_stops_cut_before_and_say_so(server: Running) -> None:
+    whole = completion(server).choices[0]
+    cut = completion(server, stop=["works"]).choices[0]
+    assert cut.text == whole.text[: whole.text.index("works")] and cut.finish_reason == "stop"
+    assert completion(server, max_tokens=3).choices[0].finish_reason == "length"
+    streamed = "".join(c.choices[0].text for c in completion(server, stop=["works"], stream=True))
+    assert streamed == cut.text
+
+
+def test_token_ids_and_a_threshold_of_the_request(server: Running, lm: CausalLM) -> None:
+    ids = lm.tokenizer(PROMPT)["input_ids"]
+    made = completion(server, ids, extra_body={"hallucination": {"threshold": -1e6}}).choices[0]
+    assert made.text == completion(server).choices[0].text
+    assert made.hallucination["fires"] and made.hallucination["threshold"] == -1e6
+    never = completion(server, extra_body={"hallucination": {"threshold": 1e6}}).choices[0]
+    assert not never.hallucination["fires"]
+
+
+@pytest.mark.parametrize(
+    ("trigger", "own"),
+    [("flare", lambda: Flare(threshold=0.05)), ("rind", lambda: Rind(threshold=0.05))],
+)
+def test_retrieval_is_the_loop_of_a_request(server: Running, lm: CausalLM, trigger: str, own: Any) -> None:
+    served = server.served.retrieving
+    assert served is not None
+    rag = RAG(lm, served.retriever, own(), prompt=served.prompt, draft=0, **served.options)
+    alone = rag(QUESTION)
+    asked = {"retrieval": {"trigger": trigger, "threshold": 0.05}}
+    made = completion(server, QUESTION, max_tokens=None, extra_body=asked).choices[0]
+    assert alone.retrievals > 0
+    assert made.text == alone.text
+    assert made.retrieval["answer"] == alone.answer and made.retrieval["retrievals"] == alone.retrievals
+    events = made.retrieval["events"]
+    assert [e["query"] for e in events if e["type"] == "query"] == [r.query for r in alone.rounds if r.query]
+    fetched = [[p["id"] for p in e["passages"]] for e in events if e["type"] == "passages"]
+    assert fetched == [list(r.passage_ids) for r in alone.rounds if r.query]
+    discarded = [e["text"] for e in events if e["type"] == "discarded"]
+    assert discarded == [r.text[len(r.accepted) :] for r in alone.rounds if r.query and r.text != r.accepted]
+    scores = [e["score"] for e in events if e["type"] == "judged"]
+    np.testing.assert_allclose(scores, [r.decision.score for r in alone.rounds if r.decision], atol=1e-5)
+    chunks = list(completion(server, QUESTION, max_tokens=None, stream=True, extra_body=asked))
+    assert "".join(c.choices[0].text for c in chunks) == alone.text
+    drafts = [c for c in chunks if (getattr(c.choices[0], "retrieval", None) or {}).get("type") == "draft"]
+    assert len(drafts) > len(alone.rounds)
+
+
+def test_a_prober_asks_for_retrieval(server: Running) -> None:
+    never = completion(server, QUESTION, extra_body={"retrieval": {"trigger": "probing", "threshold": 1e5}})
+    assert never.choices[0].retrieval["retrievals"] == 0
+    often = completion(server, QUESTION, extra_body={"retrieval": {"trigger": "probing", "threshold": -1e5}})
+    assert often.choices[0].retrieval["retrievals"] == 2
+    judged = [e for e in often.choices[0].retrieval["events"] if e["type"] == "judged"]
+    assert all(e["fire"] for e in judged)
+    draft = next(e for e in often.choices[0].retrieval["events"] if e["type"] == "draft")
+    assert len(draft["scores"]) == len(draft["offsets"]) == len(draft["entropies"])
+
+
+def test_what_is_listed(server: Running) -> None:
+    (entry,) = server.client.models.list().data
+    assert entry.id == "testbed" and entry.prober["pool"] == "tokens"
+    assert {"probing", "flare", "rind", "never"} <= set(entry.triggers)
+    assert not {"oracle", "adaptive", "before_entity"} & set(entry.triggers)
+    assert entry.chat is False
+
+
+REFUSED: list[tuple[dict[str, Any], int, str, str | None]] = [
+    ({"model": "other"}, 404, "'other' does not exist here: ask for 'testbed'", "model"),
+    ({"prompt": None}, 400, "prompt: ", "prompt"),
+    ({"prompt": ""}, 400, "prompt 0 is empty", None),
+    ({"prompt": []}, 400, "prompt: ", "prompt"),
+    ({"prompt": [10**9]}, 400, "is not one of the model's", "prompt"),
+    ({"prompt": "\ud800"}, 400, "half a pair of surrogates", "prompt"),
+    ({"prompt": "word " * 3000}, 400, "maximum context length is", "prompt"),
+    ({"max_tokens": 0}, 400, "max_tokens: ", "max_tokens"),
+    ({"max_tokens": 10**6}, 400, "max_tokens=1000000 is above this server's", "max_tokens"),
+    ({"max_tokens": "4"}, 400, "max_tokens: ", "max_tokens"),
+    ({"temperature": 3}, 400, "temperature: ", "temperature"),
+    ({"top_p": 0}, 400, "top_p: ", "top_p"),
+    ({"n": 0}, 400, "n: ", "n"),
+    ({"stop": ""}, 400, "stop: ", None),
+    ({"tempreature": 1}, 400, "Unrecognized request argument supplied: tempreature", "tempreature"),
+    ({"echo": True}, 400, "echo is not supported by this server", "echo"),
+    ({"presence_penalty": 0.5}, 400, "presence_penalty is not supported", "presence_penalty"),
+    ({"retrieval": {"trigger": "nonsense"}}, 400, "unknown trigger 'nonsense'", None),
+    ({"retrieval": {"trigger": "oracle"}}, 400, "needs gold answers", None),
+    ({"retrieval": {"trigger": "never", "threshold": 1}}, 400, "never has no option 'threshold'", None),
+    ({"retrieval": {"trigger": "never"}, "n": 2}, 400, "n must be 1", "n"),
+    ({"retrieval": {"trigger": "never"}, "prompt": ["a", "b"]}, 400, "ask one question in words", "prompt"),
+]
+
+
+@pytest.mark.parametrize(("change", "status", "told", "param"), REFUSED, ids=lambda v: str(v)[:40])
+def test_mistakes_are_told_as_openai_tells_them(
+    server: Running, change: dict[str, Any], status: int, told: str, param: str | None
+) -> None:
+    body = {"model": "testbed", "prompt": PROMPT, "max_tokens": 4, "temperature": 0, **change}
+    answer = httpx.post(
+        f"{server.url}/v1/completions", content=json.dumps(body), headers={"content-type": "application/json"}
+    )
+    assert answer.status_code == status, answer.text
+    error = answer.json()["error"]
+    assert told in error["message"] and error["type"] == "invalid_request_error"
+    if param is not None:
+        assert str(error["param"]).startswith(param)
+    assert server.idle()
+
+
+def test_neutral_fields_of_clients_are_taken(server: Running) -> None:
+    made = completion(server, presence_penalty=0, best_of=1, echo=False, logit_bias={}, user="someone")
+    assert made.choices[0].text == completion(server).choices[0].text
+
+
+@pytest.mark.parametrize(
+    ("content", "kind", "status", "told"),
+    [
+        ("{", "application/json", 400, "the body is no JSON"),
+        ("[]", "application/json", 400, "the body"),
+        ('{"model": NaN}', "application/json", 400, "model"),
+        ("{}", "text/plain", 415, "application/json"),
+        ("x" * 4_000_001, "application/json", 413, "more than 4000000 bytes"),
+    ],
+)
+def test_bodies_that_are_none(server: Running, content: str, kind: str, status: int, told: str) -> None:
+    answer = httpx.post(f"{server.url}/v1/completions", content=content, headers={"content-type": kind})
+    assert answer.status_code == status and told in answer.json()["error"]["message"]
+
+
+def test_other_paths(server: Running) -> None:
+    assert httpx.get(f"{server.url}/v1/nothing").json()["error"]["message"] == "Not Found"
+    assert httpx.get(f"{server.url}/v1/completions").status_code == 405
+    assert httpx.get(f"{server.url}/health").json() == {"status": "ok"}
+    with pytest.raises(openai.NotFoundError):
+        server.client.models.retrieve("other")
+    with pytest.raises(openai.BadRequestError, match="no chat template"):
+        server.client.chat.completions.create(model="testbed", messages=[{"role": "user", "content": "Hi"}])
+
+
+def test_a_client_that_goes_frees_its_row(lm: CausalLM) -> None:
+    with running(lm, None, rows=1, waiting=0) as server:
+        stream = completion(server, "The", max_tokens=200, stream=True)
+        next(iter(stream))
+        with pytest.raises(openai.RateLimitError) as refused:
+            completion(server)
+        assert refused.value.response.headers["retry-after"] == "2"
+        stream.close()
+        assert server.idle()
+        assert completion(server).choices[0].text
+        page = httpx.get(f"{server.url}/metrics").text
+    assert 'probers_texts_total{stop="cancelled"} 1.0' in page
+    assert "probers_running_texts 0.0" in page
+
+
+def test_one_that_waits_without_a_stream_and_goes_frees_its_row(lm: CausalLM) -> None:
+    with running(lm, None, rows=1, waiting=0) as server:
+        with pytest.raises(httpx.TimeoutException):
+            body = {"model": "testbed", "prompt": "The", "max_tokens": 1000, "temperature": 1.5}
+            httpx.post(f"{server.url}/v1/completions", json=body, timeout=0.3)
+        started = time.monotonic()
+        assert server.idle()
+        assert time.monotonic() - started < 5
+
+
+def test_a_client_that_does_not_read_is_given_up(lm: CausalLM) -> None:
+    with running(lm, None, limits={"send": 0.3}) as server:
+        port = int(server.url.rpartition(":")[2])
+        body = json.dumps({
+            "model": "testbed", "prompt": ["The"] * 8, "max_tokens": 200, "temperature": 1, "stream": True,
+            "n": 4, "logprobs": 20,
+        })  # fmt: skip
+        with socket.socket() as deaf:
+            deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
+            deaf.connect(("127.0.0.1", port))
+            head = ["POST /v1/completions HTTP/1.1", "Host: x", "Content-Type: application/json"]
+            deaf.sendall("\r\n".join([*head, f"Content-Length: {len(body)}", "", body]).encode())
+            assert completion(server, max_tokens=4).choices[0].text
+            assert server.idle(30)
+
+
+def test_the_key_is_asked_for(lm: CausalLM) -> None:
+    with running(lm, None, api_key="secret") as server:
+        assert completion(server, max_tokens=2).choices
+        for path in ("/v1/models", "/metrics"):
+            answer = httpx.get(f"{server.url}{path}")
+            assert answer.status_code == 401 and answer.json()["error"]["code"] == "invalid_api_key"
+        wrong = {"Authorization": "Bearer secret2"}
+        assert httpx.get(f"{server.url}/v1/models", headers=wrong).status_code == 401
+        assert httpx.get(f"{server.url}/health").status_code == 200
+
+
+def test_requests_are_logged_only_where_that_is_asked(
+    lm: CausalLM, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for wanted in (False, True):
+        with running(lm, None, log_requests=wanted) as server:
+            completion(server, "The secret\x1b[31m word", max_tokens=2)
+        told = capfd.readouterr()
+        assert ("secret" in told.out + told.err) is wanted
+        assert "\x1b" not in told.out + told.err
+
+
+def test_without_a_prober_there_are_no_scores(lm: CausalLM) -> None:
+    with running(lm, None) as server:
+        made = completion(server)
+        assert not hasattr(made.choices[0], "hallucination")
+        with pytest.raises(openai.BadRequestError, match="has no corpus"):
+            completion(server, extra_body={"retrieval": {"trigger": "never"}})
+
+
+def test_what_the_model_breaks_on_ends_alone(lm: CausalLM, server: Running, monkeypatch: Any) -> None:
+    monkeypatch.setattr(
+        "probers.engine.continuous.ContinuousBatch._write",
+        lambda self: (_ for _ in ()).throw(RuntimeError("out of memory")),
+    )
+    with pytest.raises(openai.InternalServerError, match="out of memory"):
+        completion(server)
+    monkeypatch.undo()
+    assert server.idle()
+    assert completion(server).choices[0].text == lm.generate([PROMPT], max_new_tokens=24)[0].text
