@@ -68,6 +68,7 @@ def _listen(host: str, port: int) -> socket.socket:
     found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         found.bind((host, port))
+        found.listen(128)  # who comes while the model loads waits
     except OSError as error:
         found.close()
         why = error.strerror or str(error)
