@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,10 +21,27 @@ if TYPE_CHECKING:
 TOKEN_LISTS = ("token_scores", "token_p_wrong", "token_offsets", "token_logprobs", "token_entropies")
 
 
+def to_json(value: Mapping[str, Any]) -> str:
+    """A response as JSON, which has no NaN and no infinities: the log-probability of 0 becomes null."""
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    except ValueError:
+        return json.dumps(_finite(value), ensure_ascii=False, separators=(",", ":"))
+
+
 def sse(value: Mapping[str, Any] | str) -> str:
     """One event of a stream."""
-    data = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-    return f"data: {data}\n\n"
+    return f"data: {value if isinstance(value, str) else to_json(value)}\n\n"
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _finite(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(each) for each in value]
+    return value
 
 
 @dataclass(slots=True)

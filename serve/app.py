@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 import secrets
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -28,7 +27,7 @@ from probers.engine.tokens import Prompt, encode_prompts, token_offsets
 from probers.prompts import chat_text
 from probers.types import RunError, UserError
 
-from .answers import Choice, Frame, first_chunk, sse, usage_of
+from .answers import Choice, Frame, first_chunk, sse, to_json, usage_of
 from .guard import Guard, Limits
 from .metrics import Clock, Metrics
 from .protocol import ApiError, ChatRequest, CompletionRequest, Request, busy
@@ -191,9 +190,11 @@ class _Endpoint:
                 raise ApiError(400, "this server has no corpus: start it with corpus=FILE", param="retrieval")
             frame = Frame(request.kind, served.name)
             made = await served.retrieving.answer(request, frame, http.is_disconnected)
-            return (
-                self._streamed(made.chunks(), clock) if request.stream else JSONResponse(await made.whole())
-            )
+            if request.stream:
+                return _stream(made.chunks(), clock)
+            whole = await made.whole()
+            clock.end()
+            return _json(whole)
         return await self._plain(request, http, clock)
 
     async def _plain(self, request: Request, http: HttpRequest, clock: Clock) -> Response:
@@ -216,7 +217,7 @@ class _Endpoint:
         except Busy:
             raise busy(served.limits.retry) from None
         if request.stream:
-            return _stream(self._chunks(request, frame, choices, changed, clock))
+            return _stream(self._chunks(request, frame, choices, changed, clock), clock)
         try:
             while not all(text.over for text in texts):
                 changed.clear()
@@ -238,12 +239,7 @@ class _Endpoint:
                 raise text.error
         told = [choice.whole(self._lm.tokenizer) for choice in choices]
         self._observe(told)
-        return JSONResponse(_finite(frame.whole(told, usage_of(texts))))
-
-    def _streamed(self, chunks: AsyncIterator[str], clock: Clock) -> Response:
-        return StreamingResponse(
-            chunks, media_type="text/event-stream", headers={"Cache-Control": "no-store"}
-        )
+        return _json(frame.whole(told, usage_of(texts)))
 
     async def _chunks(
         self, request: Request, frame: Frame, choices: Sequence[Choice], changed: asyncio.Event, clock: Clock
@@ -263,14 +259,13 @@ class _Endpoint:
                     if told is not None:
                         clock.token()
                         self._observe([told] if choice.finished else [])
-                        yield sse(_finite(frame.chunk([told])))
+                        yield sse(frame.chunk([told]))
             if request.with_usage:
                 yield sse(frame.chunk([], usage_of(texts)))
             yield sse("[DONE]")
         finally:
             for text in texts:
                 text.cancelled = True
-            clock.end()
 
     def _observe(self, told: Sequence[Mapping[str, Any]]) -> None:
         for each in told:
@@ -359,9 +354,21 @@ class _Endpoint:
         return Sampling(max(temperature, 1e-3), 0, request.top_p or 1.0, seed)
 
 
-def _stream(chunks: AsyncIterator[str]) -> Response:
+def _json(value: Mapping[str, Any]) -> Response:
+    return Response(to_json(value), media_type="application/json")
+
+
+def _stream(chunks: AsyncIterator[str], clock: Clock) -> Response:
+    async def timed() -> AsyncIterator[str]:
+        try:
+            async for chunk in chunks:
+                yield chunk
+        finally:
+            await chunks.aclose()  # type: ignore[attr-defined]
+            clock.end()
+
     headers = {"Cache-Control": "no-store"}
-    return StreamingResponse(chunks, media_type="text/event-stream", headers=headers)
+    return StreamingResponse(timed(), media_type="text/event-stream", headers=headers)
 
 
 def _check_text(text: str) -> None:
@@ -370,14 +377,3 @@ def _check_text(text: str) -> None:
     except UnicodeEncodeError:
         told = "the prompt holds half a pair of surrogates, which is no text"
         raise ApiError(400, told, param="prompt") from None
-
-
-def _finite(value: Any) -> Any:
-    """JSON has no NaN and no infinities: log-probabilities of 0 become null."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {key: _finite(each) for key, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(each) for each in value]
-    return value
