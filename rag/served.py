@@ -181,7 +181,7 @@ def _spans(text: str, logprobs: Logprobs) -> list[tuple[int, int]]:
     begun = [start - starts[0] for start in starts]
     if any(a > b for a, b in pairwise(begun)):
         raise ValueError("text_offset runs backwards")
-    return list(pairwise([*begun, max(len(text), begun[-1] + len(tokens[-1]))]))
+    return list(pairwise([*begun, begun[-1] + len(tokens[-1])]))
 
 
 def _end(text: str, spans: Sequence[tuple[int, int]], stops: Stops) -> tuple[int, bool]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 
@@ -102,7 +102,9 @@ class CIOQF(AttentionQuery):
         else:
             ids = [*generation.prompt_ids, *generation.token_ids]
             columns = [c for w in (*words, *asked) for c in w.columns]
-            of = dict(zip(columns, _embeddings(state.lm, [ids[c] for c in columns]), strict=True))
+            of = dict(
+                zip(columns, _embeddings(cast("CausalLM", state.lm), [ids[c] for c in columns]), strict=True)
+            )
             look = [
                 np.stack([of[c] for c in w.columns]).mean(axis=0, dtype=np.float64) for w in (*words, *asked)
             ]

@@ -1,0 +1,395 @@
+"""The loop over a server is the loop in this process, as far as a server tells what it reads."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+import runpy
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from probers.rag import RAG
+from probers.rag.remote import RemoteLM
+from probers.rag.retrievers.bm25 import BM25
+from probers.rag.served import Choice, Logprobs, ServedGeneration, entropy_of_top, generation
+from probers.rag.triggers import (
+    EntitySignal,
+    Entropy,
+    FixedSentence,
+    Flare,
+    Never,
+    Probing,
+    Rind,
+    ServedProbing,
+)
+from scipy.stats import entropy
+from serving import PROMPT, Running, bank_for, running
+
+from probers import CausalLM
+from probers.commands import main as cli
+from probers.data import load_corpus
+from probers.engine.stopping import SentenceEnd, Stops
+from probers.testbed.assets import load_questions
+from probers.types import Needs, RunError, UserError
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+PROMPTS = [PROMPT, "Question: Where was Lena Zaser born?\nAnswer:", "Lena Zaser was born in", "The"]
+
+
+@pytest.fixture(scope="module")
+def lm() -> CausalLM:
+    return CausalLM.from_pretrained("testbed", dtype="float32")
+
+
+@pytest.fixture(scope="module")
+def server(lm: CausalLM) -> Iterator[Running]:
+    with running(lm, bank_for(lm)) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def bare(lm: CausalLM) -> Iterator[Running]:
+    """A server that tells no more than OpenAI's."""
+    with running(lm, None) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def corpus() -> BM25:
+    return BM25(load_corpus("testbed"))
+
+
+def remote(server: Running, **options: Any) -> RemoteLM:
+    return RemoteLM(f"{server.url}/v1", "testbed", **options)
+
+
+@pytest.mark.parametrize(
+    "stop", [[], ["\n"], ["works", "\n"], [SentenceEnd()], [lambda text: "works" in text, "\n"]]
+)
+def test_a_generation_is_the_one_of_this_process(
+    lm: CausalLM, server: Running, bare: Running, stop: Any
+) -> None:
+    limits = [40, 3, 24, 24]
+    alone = lm.generate(PROMPTS, max_new_tokens=limits, stop=stop, needs=Needs(top=True))
+    for served in (server, bare):
+        made = remote(served).generate(PROMPTS, max_new_tokens=limits, stop=stop, needs=Needs(top=True))
+        for own, other in zip(alone, made, strict=True):
+            assert (own.text, own.offsets) == (other.text, other.offsets)
+            assert len(own.token_ids) == len(other.token_ids)
+            np.testing.assert_allclose(own.logprobs, other.logprobs, atol=1e-4)
+            assert own.top is not None and other.top is not None
+            np.testing.assert_allclose(own.top, other.top, atol=1e-5)
+            if served is server:
+                np.testing.assert_allclose(own.entropies, other.entropies, atol=1e-4)
+            else:
+                assert (other.entropies <= own.entropies + 1e-4).all()
+    assert remote(server).exact and not remote(bare).exact
+
+
+def test_the_entropy_of_the_likeliest_is_a_lower_bound() -> None:
+    rng = np.random.default_rng(0)
+    for spread in (0.1, 1.0, 5.0):
+        whole = np.sort(rng.dirichlet(np.full(200, 1 / spread)))[::-1]
+        found = entropy_of_top(whole[:20].tolist())
+        left = whole[20:].sum()
+        assert found == pytest.approx(entropy([*whole[:20], left]))
+        assert found <= entropy(whole) <= found + left * math.log(180) + 1e-9
+    assert entropy_of_top([1.0]) == 0 and entropy_of_top([0.5, 0.5]) == pytest.approx(math.log(2))
+
+
+RAGS: dict[str, tuple[Callable[[], Any], Callable[[CausalLM], Any]]] = {
+    "flare": (lambda: Flare(threshold=0.05), lambda lm: Flare(threshold=0.05)),
+    "entropy": (lambda: Entropy(threshold=0.05), lambda lm: Entropy(threshold=0.05)),
+    "fixed_sentence": (FixedSentence, lambda lm: FixedSentence()),
+    "never": (Never, lambda lm: Never()),
+    "entity_signal": (lambda: EntitySignal(threshold=0.1), lambda lm: EntitySignal(threshold=0.1)),
+    "probing": (ServedProbing, lambda lm: Probing(bank_for(lm))),
+    "probing at a threshold": (
+        lambda: ServedProbing(threshold=50.0),
+        lambda lm: Probing(bank_for(lm), threshold=50.0),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", RAGS)
+def test_the_loop_goes_the_same_way(lm: CausalLM, server: Running, corpus: BM25, name: str) -> None:
+    served, own = RAGS[name]
+    questions = load_questions()[:5]
+    options: dict[str, Any] = {"k": 2, "max_new_tokens": 48, "max_retrievals": 2, "draft": 0}
+    here = RAG(lm, corpus, own(lm), **options).answer(questions)
+    there = RAG(remote(server), corpus, served(), **options).answer(questions)
+    assert name == "never" or sum(answer.retrievals for answer in here) > 0
+    for a, b in zip(here, there, strict=True):
+        assert (a.text, a.answer, a.retrievals) == (b.text, b.answer, b.retrievals)
+        assert replace(a.counters, seconds=0) == replace(b.counters, seconds=0)
+        for mine, other in zip(a.rounds, b.rounds, strict=True):
+            assert (mine.text, mine.query, mine.accepted) == (other.text, other.query, other.accepted)
+            assert (mine.passage_ids, mine.tokens) == (other.passage_ids, other.tokens)
+            assert (mine.decision is None) == (other.decision is None)
+            if mine.decision is not None and other.decision is not None:
+                assert (mine.decision.fire, mine.decision.position) == (
+                    other.decision.fire,
+                    other.decision.position,
+                )
+                assert mine.decision.score == pytest.approx(other.decision.score, abs=1e-3)
+                assert mine.decision.threshold == other.decision.threshold
+
+
+def test_what_a_server_does_not_hand_out_is_refused_by_name(
+    lm: CausalLM, server: Running, bare: Running, corpus: BM25
+) -> None:
+    with pytest.raises(UserError, match=r"trigger=rind cannot be used .* does not hand out attention"):
+        RAG(remote(server), corpus, Rind())
+    with pytest.raises(UserError, match="trigger=probing read hidden states, which a server does not"):
+        RAG(remote(server), corpus, Probing(bank_for(lm)))
+    with pytest.raises(UserError, match="scores of a server, and it has no prober"):
+        RAG(remote(bare), corpus, ServedProbing())
+    with pytest.raises(UserError, match="scores of a server, and it has no prober"):
+        RAG(lm, corpus, ServedProbing())
+
+
+def command(server: Running, tmp_path: Path, *given: str) -> Any:
+    out = tmp_path / "out"
+    cli.run("rag", [f"engine={server.url}/v1", "limit=4", "draft=0", f"out={out}", *given])
+    return json.loads((out / "results.json").read_text())
+
+
+def test_the_command_answers_the_same_and_resumes(
+    server: Running, bare: Running, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
+    found = command(server, tmp_path, "trigger=flare", "query=flare")
+    assert found["config"]["engine"] == f"{server.url}/v1"
+    cli.run("rag", ["limit=4", "draft=0", "trigger=flare", "query=flare", f"out={tmp_path / 'own'}"])
+    own = json.loads((tmp_path / "own" / "results.json").read_text())
+    for figures in (found, own):
+        figures["methods"]["flare"].pop("seconds", None)
+    told, mine = found["methods"]["flare"], own["methods"]["flare"]
+    same = ("em", "f1", "acc", "retrievals", "generations", "tokens")
+    assert [told[key] for key in same if key in told] == [mine[key] for key in same if key in mine]
+    files = [p for p in tmp_path.rglob("*") if p.is_file()]
+    assert not any(b"sk-secret" in p.read_bytes() for p in files)
+    run = json.loads((tmp_path / "out" / "run.json").read_text())
+    assert run["chosen"]["engine"] == "prober: random; entropies: exact"
+
+    # Cut off after two answers, it goes on; with a server that tells something else it does not.
+    traces = tmp_path / "out" / "traces.jsonl"
+    whole = traces.read_bytes().splitlines(keepends=True)
+    unfinished = json.dumps(run | {"complete": False})
+    (tmp_path / "out" / "run.json").write_text(unfinished)
+    traces.write_bytes(b"".join(whole[:2]))
+    command(server, tmp_path, "trigger=flare", "query=flare")
+    again = traces.read_bytes().splitlines(keepends=True)
+    assert again[:2] == whole[:2] and len(again) == 4
+    altered = run | {"complete": False, "chosen": {"engine": "prober: other; entropies: exact"}}
+    (tmp_path / "out" / "run.json").write_text(json.dumps(altered))
+    with pytest.raises(UserError, match="was begun with another server .prober: other"):
+        command(server, tmp_path, "trigger=flare", "query=flare")
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (["trigger=rind"], "trigger=rind reads attention, which http"),
+        (["trigger=radio"], "trigger=radio reads hidden states, which http"),
+        (["trigger=flare", "query=qfs"], "query=qfs reads attention, which http"),
+        (["trigger.with_entropy=true"], "trigger=probing with with_entropy reads hidden states"),
+        (["trigger=never", "prompt=chat"], "a chat prompt needs the tokenizer"),
+        (["trigger=never", "model=other"], "has no model 'other': pass model=NAME, one of testbed"),
+    ],
+)
+def test_the_command_refuses_before_it_asks(
+    server: Running, tmp_path: Path, given: list[str], told: str
+) -> None:
+    with pytest.raises(UserError, match=told):
+        command(server, tmp_path, *given)
+
+
+def test_a_comparison_leaves_out_what_cannot_be_had(
+    server: Running, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = [
+        f"engine={server.url}/v1", "limit=4", "validation=8", "sweep=0", "resamples=100",
+        f"out={tmp_path / 'out'}", "triggers=[never,entropy,probing,probing_entropy,rind_paper,radio]",
+    ]  # fmt: skip
+    cli.run("compare", given)
+    found = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert set(found["methods"]) == {"never", "entropy", "probing"}
+    notes = capsys.readouterr().out
+    for name in ("probing_entropy", "rind_paper", "radio"):
+        assert f"note: {name} is left out: trigger=" in notes
+    assert "Overlap unknown: the prober of http" in notes
+
+
+@contextmanager
+def lying(answer: Callable[[str, dict[str, Any]], tuple[int, Any, dict[str, str]]]) -> Iterator[str]:
+    """A server that answers (path, body) by a function with status, body and headers."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def _answer(self) -> None:
+            length = int(self.headers.get("Content-Length") or 0)
+            body = json.loads(self.rfile.read(length)) if length else {}
+            status, told, headers = answer(self.path, body)
+            data = json.dumps(told).encode()
+            self.send_response(status)
+            for key, value in {"Content-Type": "application/json", **headers}.items():
+                self.send_header(key, value)
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        do_GET = do_POST = _answer
+
+        def log_message(self, *arguments: Any) -> None: ...
+
+    listening = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=listening.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{listening.server_port}/v1"
+    finally:
+        listening.shutdown()
+
+
+TOP = {" a": -0.1, " b": -3.0}
+MADE = {"tokens": [" a"], "token_logprobs": [-0.1], "top_logprobs": [TOP], "text_offset": [0]}
+
+
+def said(text: str = " a", logprobs: Any = MADE) -> Any:
+    return {"choices": [{"index": 0, "text": text, "finish_reason": "stop", "logprobs": logprobs}]}
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "kind", "told"),
+    [
+        (401, {"error": {"message": "no key"}}, UserError, r"asks for a key: set OPENAI_API_KEY \(no key\)"),
+        (404, {"error": {"message": "nothing"}}, UserError, r"no such model or address, which ends in /v1"),
+        (400, {"error": {"message": "logprobs are off"}}, UserError, "status 400: logprobs are off"),
+        (400, {"error": {"message": "prompt too long"}}, UserError, "status 400: prompt too long"),
+        (200, said(logprobs=None), UserError, "tells no log-probabilities of m"),
+        (200, {"choices": []}, RunError, r"does not answer as OpenAI's API does \(choices: "),
+        (200, [1], RunError, "does not answer as OpenAI's API does"),
+    ],
+)
+def test_what_a_server_says_wrong_is_one_sentence(
+    status: int, body: Any, kind: type[Exception], told: str, monkeypatch: Any
+) -> None:
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    listed = {"object": "list", "data": [{"id": "m"}]}
+    with (
+        lying(
+            lambda path, asked: (200, listed, {}) if path.endswith("models") else (status, body, {})
+        ) as url,
+        pytest.raises(kind, match=told) as found,
+    ):
+        RemoteLM(url, "m")
+    assert "\n" not in str(found.value)
+
+
+def test_a_server_that_is_not_there(monkeypatch: Any) -> None:
+    with pytest.raises(RunError, match="cannot be reached: start the server or mend the address"):
+        RemoteLM("http://127.0.0.1:9/v1", "m")
+
+
+def test_a_busy_server_is_asked_again_when_it_says() -> None:
+    seen: list[str] = []
+
+    def answer(path: str, body: dict[str, Any]) -> tuple[int, Any, dict[str, str]]:
+        seen.append(path)
+        if path.endswith("models"):
+            return 404, {}, {}
+        if len(seen) in (2, 4, 5):
+            return 429, {"error": {"message": "busy"}}, {"Retry-After-Ms": "10"}
+        assert body["logprobs"] == 20 and body["temperature"] == 0
+        return 200, said(), {}
+
+    with lying(answer) as url:
+        (made,) = RemoteLM(url, "m").generate(["x"], max_new_tokens=4, stop=["\n"])
+    assert made.text == " a" and made.token_ids == (-1,) and len(seen) == 6
+    left = 1 - math.exp(-0.1) - math.exp(-3)
+    assert made.entropies[0] == pytest.approx(entropy([math.exp(-0.1), math.exp(-3), left]), abs=1e-6)
+
+
+def test_fewer_likeliest_tokens_are_asked_for_where_twenty_are_too_many() -> None:
+    def answer(path: str, body: dict[str, Any]) -> tuple[int, Any, dict[str, str]]:
+        if path.endswith("models"):
+            return 404, {}, {}
+        if body["logprobs"] > 5:
+            return 400, {"error": {"message": "at most 5 logprobs"}}, {}
+        return 200, said(), {}
+
+    with lying(answer) as url:
+        lm = RemoteLM(url, "m")
+    assert lm.top == 5 and "estimated from the 5 likeliest" in lm.told
+
+
+def made_of(text: str, logprobs: dict[str, Any], *stop: str) -> ServedGeneration:
+    choice = Choice(text=text, finish_reason="stop", logprobs=Logprobs(**logprobs))
+    return generation("p", choice, Needs(), Stops.of(frozenset(), stop))
+
+
+def test_the_forms_of_other_servers_are_read_alike() -> None:
+    tokens, chances = ["One", " two", "."], [-0.1, -0.2, -0.3]
+    tops: list[Any] = [{t: p} for t, p in zip(tokens, chances, strict=True)]
+    plain = {"tokens": tokens, "token_logprobs": chances, "top_logprobs": tops}
+    chat = [
+        {"token": t, "logprob": p, "top_logprobs": [{"token": t, "logprob": p}]}
+        for t, p in zip(tokens, chances, strict=True)
+    ]
+    forms: list[dict[str, Any]] = [
+        plain | {"text_offset": [0, 3, 7]},  # vLLM
+        plain | {"text_offset": [20, 23, 27]},  # OpenAI, from the prompt's beginning
+        plain,
+        {"content": chat},  # llama.cpp
+    ]
+    for form in forms:
+        made = made_of("One two.", form)
+        assert made.offsets == ((0, 3), (3, 7), (7, 8)) and made.text == "One two."
+        np.testing.assert_allclose(made.logprobs, chances)
+    # What vLLM tells of a stop string that it cut off, and of the end of the text.
+    beyond = plain | {"tokens": ["One", " two", "</s>"], "text_offset": [0, 3, 7]}
+    assert made_of("One two", beyond).offsets == ((0, 3), (3, 7))
+    assert made_of("One tw", plain).text == "One"
+    with pytest.raises(ValueError, match="no text_offset, and their tokens do not read as 'Ona two.'"):
+        made_of("Ona two.", plain)
+    with pytest.raises(ValueError, match="2 log-probabilities of 3 tokens"):
+        made_of("One two.", plain | {"token_logprobs": chances[:2]})
+    with pytest.raises(ValueError, match="runs backwards"):
+        made_of("One two.", plain | {"text_offset": [0, 7, 3]})
+
+
+NEEDED = {
+    "langchain": ("langchain_core", "langchain_openai"),
+    "llama_index": ("llama_index.core",),
+    "haystack": ("haystack",),
+}
+
+
+@pytest.mark.parametrize("name", NEEDED)
+def test_the_examples_retrieve_only_where_an_answer_is_probably_wrong(
+    lm: CausalLM, name: str, capsys: pytest.CaptureFixture[str], monkeypatch: Any
+) -> None:
+    for package in NEEDED[name]:
+        if importlib.util.find_spec(package.partition(".")[0]) is None:
+            pytest.skip(f'{package} is not installed: pip install "probers[examples]"')
+    monkeypatch.setenv("OPENAI_API_KEY", "-")
+    monkeypatch.setenv("HAYSTACK_TELEMETRY_ENABLED", "False")
+    told = {}
+    for threshold in (-1e9, 1e9):
+        with running(lm, replace(bank_for(lm), threshold=threshold)) as server:
+            path = EXAMPLES / f"{name}_gate.py"
+            monkeypatch.setattr(sys, "argv", [str(path), f"{server.url}/v1", "testbed"])
+            runpy.run_path(str(path), run_name="__main__")
+        told[threshold] = capsys.readouterr().out.splitlines()
+    always, never = told[-1e9], told[1e9]
+    assert sum(", retrieving: " in line for line in always) == 4
+    assert len(never) == 8 and not any("retrieving" in line for line in never)
+    assert [line for line in always if "?" in line] != [line for line in never if "?" in line]  # it was read
