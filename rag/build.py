@@ -11,11 +11,15 @@ from omegaconf import DictConfig, OmegaConf
 from probers.bank.io import shipped
 from probers.commands.parts import build, maker
 from probers.commands.presets import choices, text_of
-from probers.commands.runs import ProberKind, newest_classifier, newest_prober
+from probers.commands.runs import ProberKind, RunFolder, newest_classifier, newest_prober
 from probers.types import UserError
 
-from .triggers.base import Trigger
+from .remote import RemoteLM
+from .triggers.base import Trigger, as_trigger, name_of
+from .triggers.probing import Probing, ServedProbing
 
+#: ``engine`` of a model in this process.
+LOCAL = "transformers"
 #: For each trained part the trigger that needs it, what it is, the commands that make one, and what to pass.
 _TRAINED: dict[ProberKind | Literal["questions"], tuple[str, str, str, str, str]] = {
     "answers": ("probing", "prober of whole answers", "--source cot", "layer=all", "prober=PATH"),
@@ -33,11 +37,68 @@ _TRAINED: dict[ProberKind | Literal["questions"], tuple[str, str, str, str, str]
 
 def prober_kind(node: DictConfig) -> ProberKind:
     """What kind of prober the trigger of a ``_target_`` node reads; of whole answers if it does not say."""
+    target = _class_of(node)
+    return target.prober or "answers" if issubclass(target, Trigger) else "answers"
+
+
+def _class_of(node: DictConfig) -> type:
     make = maker(node)
     target = make.func if isinstance(make, partial) else make
-    if isinstance(target, type) and issubclass(target, Trigger) and target.prober is not None:
-        return target.prober
-    return "answers"
+    return target if isinstance(target, type) else object
+
+
+def remote(cfg: DictConfig, folder: RunFolder | None = None) -> RemoteLM | None:
+    """The model behind ``cfg.engine``; None where it is no URL.
+
+    Args:
+        folder: the run, which goes on only with a server that tells the same of itself.
+
+    Raises:
+        UserError, RunError: as of :class:`RemoteLM`.
+    """
+    if cfg.engine == LOCAL:
+        return None
+    lm = RemoteLM(cfg.engine, cfg.model.name, at_once=8 if cfg.batch_size == "auto" else cfg.batch_size)
+    print(f"engine: {cfg.engine}, model {cfg.model.name} ({lm.told})", flush=True)
+    if folder is not None:
+        begun = folder.chosen.get("engine", lm.told)
+        if begun != lm.told:
+            raise UserError(
+                f"{folder.path} was begun with another server ({begun}; now {lm.told}): choose another out, "
+                "or overwrite=true"
+            )
+        folder.choose("engine", begun)
+    return lm
+
+
+def unserved(engine: str, trigger: DictConfig, query: DictConfig) -> str | None:
+    """Why a trigger and a query cannot be used with an engine, as a sentence begins; None where they can."""
+    if engine == LOCAL:
+        return None
+    kind = _class_of(trigger)
+    told = f"trigger={name_of(kind)}"
+    own = [key for key in ("bank", "combine", "with_entropy") if trigger.get(key)]
+    if getattr(kind, "prober", None) is not None and (own or not issubclass(kind, Probing)):
+        return (
+            f"{told}{f' with {own[0]}' if own else ''} reads hidden states, which {engine} does not hand out"
+        )
+    # Those that read states or nothing of the model have parts that need not be there.
+    looks = {} if {"bank", "classifier"} & set(trigger) else {told: as_trigger(build(trigger))}
+    asks = build(query)
+    parts: dict[str, Any] = {**looks, f"query={name_of(asks)}": asks}
+    for name, part in parts.items():
+        if part.needs.layers or part.needs.attention or getattr(part, "attends_alone", False):
+            what = "hidden states" if part.needs.layers else "attention"
+            return f"{name} reads {what}, which {engine} does not hand out"
+    return None
+
+
+def for_engine(engine: str, trigger: DictConfig) -> DictConfig:
+    """The configuration of a trigger as it is, or, where a server writes, that which reads its scores."""
+    if engine == LOCAL or not issubclass(_class_of(trigger), Probing):
+        return trigger
+    served = {key: trigger.get(key) for key in ("threshold", "theta")}
+    return OmegaConf.create({"_target_": f"{ServedProbing.__module__}.{ServedProbing.__name__}", **served})
 
 
 def find_prober(cfg: DictConfig, kind: ProberKind = "answers", *, asks: str | None = None) -> str:

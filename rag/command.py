@@ -26,7 +26,17 @@ from probers.evaluation.metrics import exact_match
 from probers.files import canonical_json, write_text
 from probers.types import Decision, Passage, Question, Round, UserError
 
-from .build import find_classifier, find_prober, for_other, loop_options, prober_kind, with_bank
+from .build import (
+    find_classifier,
+    find_prober,
+    for_engine,
+    for_other,
+    loop_options,
+    prober_kind,
+    remote,
+    unserved,
+    with_bank,
+)
 from .compare.outcomes import Comparison, Outcomes, table_lines
 from .contamination import Contamination
 from .loop import RAG
@@ -219,19 +229,22 @@ def run(cfg: DictConfig) -> Path | None:
     one = cfg.question is not None
     asked = question_source(cfg)
     corpus = load_passages(cfg)
-    given = with_bank(
-        cfg.trigger, lambda: find_prober(cfg, prober_kind(cfg.trigger)), lambda: find_classifier(cfg)
-    )
-    if cfg.trigger.get("wrong") == "match" and "matcher" in cfg.trigger:
+    if why := unserved(cfg.engine, cfg.trigger, cfg.query):
+        raise UserError(f"{why}: choose another, or engine=transformers")
+    node = for_engine(cfg.engine, cfg.trigger)
+    given = with_bank(node, lambda: find_prober(cfg, prober_kind(node)), lambda: find_classifier(cfg))
+    if node.get("wrong") == "match" and "matcher" in node:
         given["matcher"] = load_matcher(cfg)
-    chosen = [given.get(key, cfg.trigger.get(key)) for key in ("bank", "classifier")]
+    chosen = [given.get(key, node.get(key)) for key in ("bank", "classifier")]
     trained = [str(part) for part in chosen if part is not None]
     other = for_other(chosen[0]) if cfg.allow_other else {}
-    trigger = as_trigger(build(cfg.trigger, **(given | other)))
+    trigger = as_trigger(build(node, **(given | other)))
     name = trigger.name
     if cfg.prober is not None and "bank" not in given:
         print(f"note: prober={cfg.prober} is not used: trigger={name} takes none, or was given another")
     contamination = Contamination.of(trained, allowed=cfg.allow_overlap or one)
+    if trigger.served:
+        contamination = contamination.beside(f"the prober of {cfg.engine}")
     questions, record = ([_known(cfg, asked)], {}) if one else _many(cfg, asked, contamination)
     for note in contamination.notes(questions):
         print(note)
@@ -244,7 +257,8 @@ def run(cfg: DictConfig) -> Path | None:
         return folder.path
     what = "the question typed" if one else asked.spec
     print(f"{what}, corpus: {cfg.corpus}, {counted(len(corpus), 'passage')}")
-    lm, retriever, query = load_model(cfg, folder), build(cfg.retriever, corpus), build(cfg.query)
+    lm = remote(cfg, folder) or load_model(cfg, folder)
+    retriever, query = build(cfg.retriever, corpus), build(cfg.query)
     rag = RAG(lm, retriever, trigger, query, **loop_options(cfg))
     answers = [_show(rag, questions[0])] if one else []
     if folder is None:

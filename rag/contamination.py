@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from operator import or_
 
@@ -42,6 +42,10 @@ class Contamination:
             )
         known = (seen for seen in found.values() if seen is not None)
         return cls(reduce(or_, known, Seen({})), silent, allowed)
+
+    def beside(self, part: str) -> Contamination:
+        """With a further part, of which nobody says what it was trained on."""
+        return replace(self, silent=[*self.silent, part])
 
     def not_asked(self, question: Question) -> bool:
         """Whether a question is left out: a part was trained on it, or its threshold chosen."""

@@ -28,7 +28,7 @@ from .triggers.base import (
     State,
     Trigger,
     as_trigger,
-    check_attention,
+    check_readable,
     decide,
     filter_of,
     refuse_nan,
@@ -36,6 +36,8 @@ from .triggers.base import (
 
 if TYPE_CHECKING:
     from probers.engine.model import CausalLM
+
+    from .remote import RemoteLM
 
 
 _CHUNK = 64  # questions answered together and then written: what a kill can lose
@@ -274,7 +276,7 @@ class RAG:
     write the same: the text is then taken again, and judged and counted like any other.
 
     Attributes:
-        lm: the model.
+        lm: the model, in this process or behind a URL.
         retriever: where passages come from.
         trigger: decides when to retrieve.
         query: formulates what to ask; question, rationale and answer by default.
@@ -289,7 +291,7 @@ class RAG:
             in its batch, and checked in one pass (:mod:`probers.engine.speculative`); 0 guesses none.
     """
 
-    lm: CausalLM
+    lm: CausalLM | RemoteLM
     retriever: Retriever
     trigger: Trigger
     query: QueryFormulator = field(default_factory=AnswerQuery)
@@ -309,8 +311,8 @@ class RAG:
             self.needs = self.trigger.needs.union(self.query.needs)
         except ValueError as error:
             raise UserError(f"this trigger and query do not go together: {error}") from error
+        check_readable(self.lm, self.trigger, self.query)
         self.trigger.check(self.lm.spec, self.prompt)
-        check_attention(self.lm, self.trigger, self.query)
         if self.prompt.chat:
             self.prompt = self.prompt.bind(self.lm.tokenizer)
 

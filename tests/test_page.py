@@ -372,6 +372,7 @@ def test_html_of_models_and_passages_stays_text(page: Page) -> None:
 def test_errors_are_in_the_servers_words(page: Page) -> None:
     page.answered("refused")
     assert page.text("#failure") == "max_tokens=0 must be 1 or more" and not page.shown("#text")
+    assert page.text("#status") == "No answer." and not page.shown("#sharing")
     assert page.find("#failure").get_attribute("role") == "alert"
     page.answered("broken")
     assert page.text("#failure") == "the model stopped: <b>out of memory</b>"

@@ -170,6 +170,7 @@ def test_a_prober_asks_for_retrieval(server: Running) -> None:
     assert all(e["fire"] for e in judged)
     draft = next(e for e in often.choices[0].retrieval["events"] if e["type"] == "draft")
     assert len(draft["scores"]) == len(draft["offsets"]) == len(draft["entropies"])
+    assert draft["score"] == pytest.approx(judged[0]["score"]) and draft["spans"]
 
 
 def test_what_is_listed(server: Running) -> None:

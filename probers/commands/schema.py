@@ -45,6 +45,14 @@ Device = Annotated[
     Field(pattern=r"^(auto|cpu|cuda(:\d{1,3})?)$", description="auto, cpu, cuda or cuda:<number>"),
 ]
 BatchSize = Literal["auto"] | Count
+#: Records keep it, so that it holds no secret.
+Engine = Annotated[
+    str,
+    Field(
+        pattern=r"^(transformers|https?://[^\s@?#]+)$",
+        description="transformers, or a URL as http://127.0.0.1:8000/v1 without user, password and query",
+    ),
+]
 Loss = Literal["ce", "double_softmax"]
 Balance = Literal["none", "weights", "sampling"]
 #: Fewer give no 95% interval.
@@ -242,6 +250,7 @@ class Train(Fitting, Assembling, _Run):
 class _Answering(_Reading):
     """What the two commands of the loop share."""
 
+    engine: Engine
     limit: Count | None
     prober: Name | None
     allow_overlap: bool

@@ -15,7 +15,7 @@ from probers.commands.runs import newest_classifier, newest_prober
 from probers.equivalence import EntityMatcher
 from probers.types import Passage, Retriever, UserError
 
-from ..build import for_other, named_part, with_bank
+from ..build import for_engine, for_other, named_part, unserved, with_bank
 from ..loop import RAG
 from ..queries.base import QueryFormulator
 from ..triggers.base import Trigger, as_trigger, filter_of
@@ -135,7 +135,9 @@ def build_methods(
             raise UserError(f"triggers names {name} twice: once is enough")
     banks = probers or {"": bank}
     methods = [
-        method for name in names for method in _build(name, cfg.methods[name], banks, other=cfg.allow_other)
+        method
+        for name in names
+        for method in _build(name, cfg.methods[name], banks, other=cfg.allow_other, engine=cfg.engine)
     ]
     built = [method.name for method in methods]
     if probers and built == names:
@@ -159,7 +161,7 @@ def build_methods(
 
 
 def _build(
-    name: str, node: DictConfig, banks: Mapping[str, Callable[[], Any]], *, other: bool
+    name: str, node: DictConfig, banks: Mapping[str, Callable[[], Any]], *, other: bool, engine: str
 ) -> list[Method]:
     """A method, or one with each of the probers if it reads one and they have names (``""`` is none)."""
     entry = OmegaConf.to_container(node, resolve=True)
@@ -171,7 +173,7 @@ def _build(
     elif entry.get("retriever_options"):
         raise UserError(f"methods.{name} has retriever_options and no retriever: name the one they are for")
     options = entry.get("trigger_options") or {}
-    asked = named_part("trigger", entry["trigger"], options)
+    asked = for_engine(engine, named_part("trigger", entry["trigger"], options))
     query = build(named_part("query", entry["query"], entry.get("query_options") or {}))
     named = for_other(asked.get("bank")) if other else {}
     given = {prober: with_bank(asked, bank) for prober, bank in banks.items()}
@@ -261,9 +263,12 @@ def _told(value: Any) -> str:
 def complete(cfg: DictConfig) -> list[str]:
     """Fill in what of :data:`TRAINED` is there, and leave out the methods whose part is not; says which.
 
+    Those that read what ``cfg.engine`` does not hand out are left out first.
+
     Raises:
         UserError: no method is left.
     """
+    beyond = _beyond_engine(cfg)
     names = [str(n) for n in cfg.triggers]
     keys = {name: cfg.methods[name].get("if_given") for name in names if name in cfg.methods}
     if cfg.token_prober is None and "token_prober" in keys.values():
@@ -274,7 +279,7 @@ def complete(cfg: DictConfig) -> list[str]:
         found = newest_classifier(model=cfg.model.name)
         cfg.classifier = None if found is None else str(found)
     missing = {name: str(key) for name, key in keys.items() if key and cfg[key] is None}
-    notes = []
+    notes = beyond
     for key in dict.fromkeys(missing.values()):
         lacking = [name for name in missing if missing[name] == key]
         are = f"{' and '.join(lacking)} {'is' if len(lacking) == 1 else 'are'} left out"
@@ -285,6 +290,29 @@ def complete(cfg: DictConfig) -> list[str]:
     for key in TRAINED:
         if cfg[key] is not None:
             print(f"{key}: {cfg[key]}")
+    return notes
+
+
+def _beyond_engine(cfg: DictConfig) -> list[str]:
+    """Leave out the methods that cannot be had from the engine; says why of each."""
+    left, notes = [], []
+    for name in map(str, cfg.triggers):
+        entry = cfg.methods.get(name)
+        why = None
+        if entry is not None and {"trigger", "query"} <= set(entry):  # what is wrong with it is said later
+            parts = [
+                named_part(part, entry[part], entry.get(f"{part}_options") or {})
+                for part in ("trigger", "query")
+            ]
+            why = unserved(cfg.engine, *parts)
+        if why is None:
+            left.append(name)
+        else:
+            notes.append(f"{name} is left out: {why}.")
+            print(notes[-1])
+    if notes and not left:
+        raise UserError(" ".join(notes).rstrip("."))
+    cfg.triggers = left
     return notes
 
 

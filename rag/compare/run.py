@@ -26,7 +26,7 @@ from probers.equivalence import EntityMatcher
 from probers.evaluation.answers import RULES, Rule, right_by
 from probers.types import SPLITS, Needs, Question, UserError
 
-from ..build import find_prober, loop_options
+from ..build import LOCAL, find_prober, loop_options, remote
 from ..contamination import Contamination
 from ..triggers.never import Never
 from .curves import record_all, rerun_all
@@ -69,6 +69,8 @@ def run(cfg: DictConfig) -> Path:
     check_one_model(banks)
     read = list(dict.fromkeys([*banks, *parts_of(cfg)]))
     contamination = Contamination.of(read, allowed=cfg.allow_overlap)
+    if any(method.trigger.served for method in methods):
+        contamination = contamination.beside(f"the prober of {cfg.engine}")
     deal_splits = bool(contamination.silent) or any(method.tunable for method in methods)
     if cfg.split == "all":
         _refuse_thresholds(methods)
@@ -97,12 +99,14 @@ def run(cfg: DictConfig) -> Path:
         f"passages, model {cfg.model.name}",
         flush=True,
     )
+    # The disk keeps no scores of servers.
+    kept = folder.path / "generations" if cfg.engine == LOCAL else None
     rag = SharedRAG(
-        load_model(cfg, folder),
+        remote(cfg, folder) or load_model(cfg, folder),
         build(cfg.retriever, corpus),
         Never(),
         **loop_options(cfg),
-        cache=GenerationCache(megabytes=cfg.memory, folder=folder.path / "generations"),
+        cache=GenerationCache(megabytes=cfg.memory, folder=kept),
     )
     methods = with_retrievers(methods, corpus)
     for method in methods:  # a trigger that refuses the model does so before anything runs

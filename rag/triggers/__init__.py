@@ -16,12 +16,13 @@ from .flare import Flare
 from .llm_judge import LlmJudge
 from .never import Never
 from .oracle import Oracle
-from .probing import Probing
+from .probing import Probing, ServedProbing
 from .radio import Radio
 from .random import Random
 from .rind import Rind
 
 __all__ = [
     "Adaptive", "Always", "BeforeEntity", "EntitySignal", "Entropy", "FixedLength", "FixedSentence", "Flare",
-    "LlmJudge", "LookAhead", "Never", "Oracle", "Probing", "Radio", "Random", "Rind", "State", "Trigger",
+    "LlmJudge", "LookAhead", "Never", "Oracle", "Probing", "Radio", "Random", "Rind", "ServedProbing",
+    "State", "Trigger",
 ]  # fmt: skip

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from probers.engine.model import CausalLM
     from probers.store.spec import ModelSpec
 
+    from ..remote import RemoteLM
+
 
 #: How much of a text: none of it, its first sentence, all of it.
 Share = Literal["nothing", "sentence", "all"]
@@ -53,7 +55,7 @@ class State:
     """
 
     question: Question
-    lm: CausalLM
+    lm: CausalLM | RemoteLM
     prompt: PromptTemplate
     question_span: tuple[int, int]
     partial: str = ""
@@ -127,6 +129,7 @@ class Trigger:
             first one, and "all" the passages are for nothing else: what follows is written without
             any, and judged.
         prober: the heads that it reads states with: of whole "answers" or of single "tokens".
+        served: it reads the scores of the server that writes.
     """
 
     before: ClassVar[bool] = False
@@ -134,6 +137,7 @@ class Trigger:
     decides_by: ClassVar[Literal["text", "question", "rule", "chance"]] = "text"
     judges_answer: ClassVar[bool] = False
     prober: ClassVar[ProberKind | None] = None
+    served: ClassVar[bool] = False
 
     @property
     def needs(self) -> Needs:
@@ -288,17 +292,28 @@ def refuse_nan(trigger: Trigger, decisions: Sequence[Decision | None], questions
 
 
 #: Models that have shown that their attention can be read.
-_READABLE: WeakSet[CausalLM] = WeakSet()
+_READABLE: WeakSet[CausalLM | RemoteLM] = WeakSet()
 _NOTHING = np.zeros(0, dtype=np.float32)
 _ONE_TOKEN = Generation("", (), (), (0,), "", ((0, 0),), _NOTHING, _NOTHING, "length")
 
 
-def check_attention(lm: CausalLM, trigger: Trigger, query: Any) -> None:
-    """Read the attention of one token, if trigger or query will want any, before anything runs.
+def check_readable(lm: CausalLM | RemoteLM, trigger: Trigger, query: Any) -> None:
+    """Whether a model shows what trigger and query will read, before anything runs.
+
+    Of attention, that of one token is read.
 
     Raises:
         UserError: it cannot be read from this model; names who wants it.
     """
+    if trigger.served and getattr(lm, "prober", None) is None:
+        raise UserError(
+            f"trigger={trigger.name} reads the scores of a server, and it has no prober: choose another "
+            "trigger, or a probers-serve with a prober"
+        )
+    named = {f"trigger={trigger.name}": trigger.needs, f"query={name_of(query)}": query.needs}
+    reading = [name for name, needs in named.items() if needs.layers]
+    if reading and not lm.spec.layers:
+        raise UserError(f"{' and '.join(reading)} read hidden states, which a server does not hand out")
     wanting = [f"trigger={trigger.name}"] if trigger.needs.attention or trigger.attends_alone else []
     if query.needs.attention or getattr(query, "attends_alone", False):
         wanting.append(f"query={name_of(query)}")
@@ -317,8 +332,8 @@ def filter_of(trigger: Trigger, query: Any) -> str | None:
 
 
 def name_of(part: object) -> str:
-    """How messages call a trigger or query: as the configuration does."""
-    name = type(part).__name__
+    """How messages call a trigger or query, or a class of them: as the configuration does."""
+    name = (part if isinstance(part, type) else type(part)).__name__
     # Capitals in a row are one word.
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name.removesuffix("Query") or name).lower()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import InitVar, dataclass, field, replace
 from functools import partial
@@ -11,9 +12,10 @@ import numpy as np
 
 from probers.bank.ensemble import Ensemble
 from probers.entities import Recogniser, tokens_of, written_entities
-from probers.types import Decision, Generation, Needs, UserError
+from probers.types import Decision, Generation, Needs, RunError, UserError
 from probers.uncertainty import signals
 
+from ..served import ServedGeneration
 from .base import UNANSWERED, State, Trigger, load_bank, states_for, verdict
 
 if TYPE_CHECKING:
@@ -162,3 +164,41 @@ def _part(generation: Generation, start: int, end: int) -> Generation:
         entropies=generation.entropies[start:end],
         logprobs=generation.logprobs[start:end],
     )
+
+
+@dataclass
+class ServedProbing(Trigger):
+    """Fires where the server that writes says that its prober's score of the answer is above the threshold.
+
+    As :class:`Probing` with the prober of a ``probers-serve``, whose heads read the states there: of the
+    entities of an answer the worst decides, of heads of pooled states the score of the whole.
+
+    Attributes:
+        threshold: fires when the score is above it; None takes the one that the server tells.
+        theta: as of :class:`Probing`.
+    """
+
+    threshold: float | None = None
+    theta: InitVar[float | None] = None
+
+    served = True
+
+    def __post_init__(self, theta: float | None) -> None:
+        if theta is not None and self.threshold is not None:
+            raise UserError(f"give trigger.theta={theta} or trigger.threshold={self.threshold}, not both")
+        if theta is not None:
+            self.threshold = -float(theta)
+
+    @property
+    def name(self) -> str:
+        return "probing"
+
+    def __call__(self, generation: Generation, state: State) -> Decision:
+        if not isinstance(generation, ServedGeneration) or math.isnan(generation.threshold):
+            raise RunError("trigger=probing needs the server's scores, and none came with the text")
+        threshold = generation.threshold if self.threshold is None else self.threshold
+        if not generation.token_ids:
+            return verdict(UNANSWERED, threshold)
+        if generation.score is None:  # heads of entities, of which there is none
+            return Decision(False, -UNANSWERED, threshold, token_scores=generation.token_scores)
+        return verdict(generation.score, threshold, token_scores=generation.token_scores)

@@ -16,10 +16,10 @@ let recording = null;
 let running = null; // AbortController of the request under way
 let interrupted = false; // by a missing key: asked again once it is there
 
-const panels = ["A", "B"].map((name) => {
+const panels = Object.entries({ A: "probing", B: "entropy" }).map(([name, trigger]) => {
   const root = at("panel").content.firstElementChild.cloneNode(true);
   at("panels").append(root);
-  return new Panel(root, name, inspector, () => say(at("linked"), ""));
+  return new Panel(root, name, trigger, inspector, () => say(at("linked"), ""));
 });
 
 function say(place, text) {
@@ -58,7 +58,7 @@ function introduce() {
   if (!chat && talks.checked) document.querySelector("[name=form]").checked = true;
   const chosen = at("trigger").value;
   at("trigger").replaceChildren(...(triggers ?? []).map((name) => element("option", "", name, { value: name })));
-  at("trigger").value = triggers?.includes(chosen) ? chosen : (triggers?.[0] ?? "");
+  at("trigger").value = [chosen, "probing", triggers?.[0]].find((name) => triggers?.includes(name)) ?? "";
   const able = Boolean(triggers?.length);
   at("retrieve").disabled = !able;
   at("retrieve").checked &&= able;
@@ -147,6 +147,7 @@ function write(on) {
 function fail(error) {
   if (error instanceof TypeError) console.error(error); // ours
   say(at("failure"), error.message);
+  at("failure").scrollIntoView({ block: "nearest" });
   if (error.status !== 401) return;
   interrupted = recording !== null;
   at("locked").hidden = false;
@@ -179,14 +180,14 @@ function update({ rounds, final }) {
 /** Draws the whole recording. */
 function show() {
   answer.clear();
-  answer.append(recording.text, tokens(recording), { spans: spans(recording) });
+  answer.append(recording.text, tokens(recording), { spans: spans(recording.text, recording.whole?.spans) });
   answer.finish(recording.text);
   const ended = recording.finish !== null;
   say(at("asked"), recording.asked.prompt);
   at("text").hidden = !recording.text;
-  at("legend").hidden = false;
+  at("legend").hidden = ended && !recording.text;
   at("draft").hidden = true;
-  at("sharing").hidden = !ended;
+  at("sharing").hidden = !ended || !(recording.text || recording.rounds.length);
   say(at("linked"), "");
   at("came").hidden = !recording.rounds.length;
   drawRounds(at("rounds"), recording.rounds, inspector);
@@ -201,7 +202,8 @@ function conclude() {
   const { domain } = whole ?? {};
   const written = `${offsets.length} token${offsets.length === 1 ? "" : "s"}.`;
   at("status").classList.toggle("fires", Boolean(whole?.fires));
-  say(at("status"), `${written} ${verdict(whole)}${ENDS[finish] ?? ""}`);
+  const none = finish === "error" && !offsets.length;
+  say(at("status"), none ? "No answer." : `${written} ${verdict(whole)}${ENDS[finish] ?? ""}`);
   const far = domain && `distance ${number(domain.distance)}, limit ${number(domain.limit)}`;
   say(at("unlike"), domain?.unlike ? `Unlike the training data (${far}): the prober may not know such states.` : "");
   const all = texts(recording);

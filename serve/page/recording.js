@@ -77,22 +77,24 @@ export function tokens(written, from = 0) {
   }));
 }
 
-/** The spans of the answer, offsets in UTF-16 units. */
-export function spans(recording) {
-  const unit = units(recording.text);
-  return (recording.whole?.spans ?? []).map((span) => ({ ...span, start: unit(span.start), end: unit(span.end) }));
+/** The spans of an answer or draft with this text, offsets in UTF-16 units. */
+export function spans(text, found) {
+  const unit = units(text);
+  return (found ?? []).map((span) => ({ ...span, start: unit(span.start), end: unit(span.end) }));
 }
 
 /** The texts of a recording that a trigger can be replayed on, as {name, written, fresh}. */
 export function texts(recording) {
   const answer = { name: "Answer", fresh: false, written: {
-    text: recording.text, tokens: tokens(recording), score: recording.whole?.score, spans: spans(recording) } };
+    text: recording.text, tokens: tokens(recording), score: recording.whole?.score,
+    spans: spans(recording.text, recording.whole?.spans) } };
   const drafts = recording.rounds.flatMap(({ draft, judged }, i) => {
     if (!draft?.offsets?.length) return [];
     const before = recording.rounds[i - 1];
-    const score = judged?.trigger === "probing" ? judged.score : undefined;
+    const score = draft.score ?? (judged?.trigger === "probing" ? judged.score : undefined);
     return [{ name: `Draft of round ${i + 1}`, fresh: Boolean(before?.query != null && before.judged?.position != null),
-      written: { text: draft.text, tokens: tokens(draft), score, spans: [] } }];
+      written: { text: draft.text, tokens: tokens(draft), score,
+        spans: spans(draft.text, draft.spans) } }];
   });
   return [...drafts, answer];
 }

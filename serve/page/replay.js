@@ -14,9 +14,9 @@ export function defaults(trigger) {
 export class Panel {
   #text;
 
-  constructor(root, name, inspector, changed) {
+  constructor(root, name, trigger, inspector, changed) {
     this.root = root;
-    this.settings = defaults("probing");
+    this.settings = defaults(trigger);
     this.changed = changed;
     this.parts = {}; // by name, with ids of their own for the labels
     for (const part of root.querySelectorAll("[data-is]")) {

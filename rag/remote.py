@@ -1,0 +1,236 @@
+"""A language model behind an OpenAI-compatible URL, as the loop uses it.
+
+Asked is ``POST /v1/completions`` with ``logprobs``, by OpenAI's own client: it waits as long as Retry-After
+says and asks again. Hidden states and attention are handed out by no server; instead of them the scores of
+probers-serve can decide (:class:`probers.rag.triggers.probing.ServedProbing`).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from probers.engine.stopping import Stop, Stops
+from probers.store.spec import ModelSpec
+from probers.types import AttentionRows, Generation, Needs, RunError, UserError, first_line
+
+from .served import Choice, Completion, Models, generation
+
+if TYPE_CHECKING:
+    from probers.engine.decode import Sampling
+
+#: Likeliest tokens to ask for at each place, tried in this order: most servers tell 20, OpenAI 5.
+_TOPS = (20, 5)
+_RETRIES = 6
+_STOPS = 4  # stop strings that every server takes; the others are looked for here
+_LONGEST = 200  # characters of what a server says
+_NOTHING = Needs()
+_Body = TypeVar("_Body", bound=BaseModel)
+
+
+class _Missing(UserError):
+    """Status 404."""
+
+
+class RemoteLM:
+    """A model behind a URL.
+
+    A server cannot be told to end a text with a sentence or by a function: it writes on, and what is behind
+    the end is cut off here. Prompts are tokenised there, so that none is known to be too long before it is
+    sent.
+
+    Attributes:
+        url, name: as given.
+        prober: what the server says of the prober whose scores come with each text; None without one.
+        top: of how many of the likeliest tokens it tells.
+        exact: whether entropies are those of the whole distributions; otherwise they are estimated
+            (:func:`probers.rag.served.entropy_of_top`).
+
+    Args:
+        url: up to and with ``/v1``. The key comes from the environment's OPENAI_API_KEY.
+        name: what the server calls the model.
+        at_once: most requests at a time.
+
+    Raises:
+        UserError: no such model, a key that is not taken, or no log-probabilities.
+        RunError: no such server.
+    """
+
+    def __init__(self, url: str, name: str, *, at_once: int = 8) -> None:
+        try:
+            import openai
+        except ImportError as error:
+            raise UserError(f'engine={url} needs openai: pip install "probers[remote]"') from error
+        self.url, self.name, self._at_once = url, name, at_once
+        self._client = openai.OpenAI(
+            base_url=url, api_key=os.environ.get("OPENAI_API_KEY") or "-", max_retries=_RETRIES
+        )
+        self.prober = self._listed()
+        self.top, first = self._first()
+        self.exact = first.hallucination is not None and first.hallucination.exact is not None
+
+    @property
+    def spec(self) -> ModelSpec:
+        """Which model this is; it shows no layers."""
+        return ModelSpec(self.name, "", 0, 1, "")
+
+    @property
+    def told(self) -> str:
+        """What of the server figures depend on, for records."""
+        scores = "none" if self.prober is None else self.prober.get("name", "unnamed")
+        entropies = "exact" if self.exact else f"estimated from the {self.top} likeliest tokens"
+        return f"prober: {scores}; entropies: {entropies}"
+
+    @property
+    def tokenizer(self) -> NoReturn:
+        raise UserError(f"a chat prompt needs the tokenizer, and {self._lacks('it')}: choose another prompt")
+
+    def fits(self, prompts: Sequence[str], more: Sequence[int]) -> list[bool]:
+        """True for all: the server refuses what is too long."""
+        return [True] * len(prompts)
+
+    def generate(
+        self,
+        prompts: Sequence[str],
+        *,
+        max_new_tokens: int | Sequence[int],
+        needs: Needs = _NOTHING,
+        stop: Sequence[Stop] = (),
+        sampling: Sampling | None = None,
+        **unused: Any,
+    ) -> list[Generation]:
+        """As :meth:`probers.engine.model.CausalLM.generate`, several requests at a time.
+
+        Args:
+            unused: names, and what saves work: prefix, cache and draft are the server's affair.
+
+        Raises:
+            UserError: states or attention are asked for, or the server refuses the request.
+            RunError: it cannot be reached, fails or is busy, also when asked again, or tells nonsense.
+        """
+        if needs.layers or needs.more or needs.attention:
+            raise UserError(self._lacks("hidden states or attention"))
+        stops = Stops.of(frozenset(), stop)
+        how = _drawing(sampling) | ({"stop": list(stops.strings[:_STOPS])} if stops.strings else {})
+        limits = [max_new_tokens] * len(prompts) if isinstance(max_new_tokens, int) else max_new_tokens
+        pool = ThreadPoolExecutor(self._at_once)
+        try:
+            asked = zip(prompts, limits, strict=True)
+            waiting = [pool.submit(self._ask, *each, self.top, how) for each in asked]
+            choices = [each.result() for each in waiting]
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+        made: list[Generation] = []
+        for prompt, choice in zip(prompts, choices, strict=True):
+            try:
+                made.append(generation(prompt, choice, needs, stops))
+            except ValueError as error:
+                raise RunError(f"engine={self.url} tells of other tokens than it wrote: {error}") from None
+        return made
+
+    def attention_alone(self, generations: Sequence[Generation]) -> list[AttentionRows]:
+        """Refused, as all that a server does not hand out."""
+        raise UserError(self._lacks("attention"))
+
+    def attention_of(self, texts: Sequence[str]) -> NoReturn:
+        """Refused, as :meth:`attention_alone`."""
+        raise UserError(self._lacks("attention"))
+
+    def _lacks(self, what: str) -> str:
+        return f"engine={self.url} does not hand out {what}"
+
+    def _listed(self) -> dict[str, Any] | None:
+        """What the server says of the model's prober."""
+        client = self._client.with_options(max_retries=0)  # a server that is not there is told at once
+        try:
+            with self._telling():
+                found = self._read(Models, client.models.list()).data
+        except _Missing:  # a server without a list
+            return None
+        one = next((each for each in found if each.id == self.name), None)
+        if one is None:
+            names = ", ".join(each.id for each in found[:5]) or "none"
+            raise UserError(f"engine={self.url} has no model {self.name!r}: pass model=NAME, one of {names}")
+        return one.prober
+
+    def _first(self) -> tuple[int, Choice]:
+        """How many of the likeliest tokens the server tells, and a text of one token."""
+        for top in _TOPS:
+            try:
+                choice = self._ask("The", 1, top, {"temperature": 0})
+            except UserError as error:
+                if "logprobs" not in str(error) or top == _TOPS[-1]:
+                    raise
+                continue
+            if choice.tells:
+                return top, choice
+        raise UserError(
+            f"engine={self.url} tells no log-probabilities of {self.name}, which the loop reads: have the "
+            "server answer logprobs of /v1/completions"
+        )
+
+    def _ask(self, prompt: str, limit: int, top: int, how: dict[str, Any]) -> Choice:
+        with self._telling():
+            answer = self._client.completions.create(
+                model=self.name, prompt=prompt, max_tokens=limit, logprobs=top, **how
+            )
+        return self._read(Completion, answer).choices[0]
+
+    def _read(self, kind: type[_Body], answer: Any) -> _Body:
+        try:
+            return kind.model_validate(answer.model_dump(warnings=False))
+        except ValidationError as error:
+            problem = error.errors()[0]
+            why = f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}"
+        except (AttributeError, TypeError):  # the client gives other types as they came
+            why = "no JSON"
+        raise RunError(f"engine={self.url} does not answer as OpenAI's API does ({why}): mend the address")
+
+    @contextmanager
+    def _telling(self) -> Iterator[None]:
+        """Tell in one sentence what a server refuses, or what keeps it from answering."""
+        import openai
+
+        at = f"engine={self.url}"
+        try:
+            yield
+        except (openai.AuthenticationError, openai.PermissionDeniedError) as error:
+            another = "another" if os.environ.get("OPENAI_API_KEY") else "a"
+            raise UserError(f"{at} asks for {another} key: set OPENAI_API_KEY ({_said(error)})") from None
+        except openai.NotFoundError as error:
+            raise _Missing(f"{at} has no such model or address, which ends in /v1 ({_said(error)})") from None
+        except openai.RateLimitError as error:
+            raise RunError(
+                f"{at} is too busy, also when asked {_RETRIES} times again: run the same command later, or "
+                f"with a smaller batch_size ({_said(error)})"
+            ) from None
+        except openai.APIConnectionError as error:
+            why = first_line(error.__cause__ or error)
+            raise RunError(f"{at} cannot be reached: start the server or mend the address ({why})") from None
+        except openai.APIStatusError as error:
+            kind = RunError if error.status_code >= 500 else UserError
+            raise kind(f"{at} answers with status {error.status_code}: {_said(error)}") from None
+        except openai.APIError as error:
+            raise RunError(f"{at} does not answer as OpenAI's API does: {first_line(error)}") from None
+
+
+def _said(error: Any) -> str:
+    """The server's own words."""
+    body = error.body
+    told = body.get("message") if isinstance(body, dict) else None
+    return " ".join(str(told or body or error.message).split())[:_LONGEST]
+
+
+def _drawing(sampling: Sampling | None) -> dict[str, Any]:
+    if sampling is None:
+        return {"temperature": 0}
+    if sampling.top_k:
+        raise UserError(
+            f"top_k={sampling.top_k} is not in OpenAI's API: leave it at 0 for an engine behind a URL"
+        )
+    return {"temperature": sampling.temperature, "top_p": sampling.top_p, "seed": sampling.seed}

@@ -1,0 +1,206 @@
+"""What a server tells of a text that it wrote, as a generation: OpenAI's completions, and what is beside.
+
+Of the distribution behind a token a server tells the likeliest entries; probers-serve (docs/serving.md) also
+tells its entropy, and what its prober says of the text.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+
+import numpy as np
+from pydantic import BaseModel, Field
+
+from probers.engine.stopping import Stops
+from probers.types import Generation, Needs, StopReason
+
+
+@dataclass(frozen=True, slots=True)
+class ServedGeneration(Generation):
+    """What a server wrote: without token ids (each is -1), the prompt's tokens, and states.
+
+    Attributes:
+        score: what the server's prober says of the whole text; None where it says nothing, or the text was
+            cut after it was scored.
+        threshold: of that prober; fires above it.
+        token_scores: (n,) of its tokens; () without a prober.
+    """
+
+    score: float | None = None
+    threshold: float = math.nan
+    token_scores: tuple[float, ...] = ()
+
+
+class Alternative(BaseModel):
+    """A token that could have stood there."""
+
+    token: str
+    logprob: float | None
+
+
+class ChatToken(Alternative):
+    """A token in the form of chats, which llama.cpp uses for completions as well."""
+
+    top_logprobs: list[Alternative] = []
+
+
+class Logprobs(BaseModel):
+    """``logprobs`` of a choice, nats; null stands for minus infinity."""
+
+    tokens: list[str] = []
+    token_logprobs: list[float | None] = []
+    top_logprobs: list[dict[str, float | None] | None] | None = None
+    text_offset: list[int] | None = None
+    content: list[ChatToken] | None = None
+
+    def flat(self) -> Logprobs:
+        """The same in the form of completions."""
+        if self.content is None:
+            return self
+        tops: list[dict[str, float | None] | None] = [
+            {top.token: top.logprob for top in each.top_logprobs} for each in self.content
+        ]
+        return Logprobs(
+            tokens=[each.token for each in self.content],
+            token_logprobs=[each.logprob for each in self.content],
+            top_logprobs=tops,
+        )
+
+
+class Hallucination(BaseModel):
+    """What of ``hallucination`` is read (docs/serving.md)."""
+
+    score: float | None = None
+    threshold: float
+    token_scores: list[float | None] = []
+    token_offsets: list[tuple[int, int]]
+    token_entropies: list[float | None] | None = None
+
+    @property
+    def exact(self) -> list[float] | None:
+        """The entropies of the tokens, nats; None where they are not told."""
+        told = [each for each in self.token_entropies or [] if each is not None]
+        return told if len(told) == len(self.token_offsets) else None
+
+
+class Choice(BaseModel):
+    """A text."""
+
+    text: str
+    finish_reason: str | None = None
+    logprobs: Logprobs | None = None
+    hallucination: Hallucination | None = None
+
+    @property
+    def tells(self) -> bool:
+        """Whether log-probabilities and the likeliest tokens come with it."""
+        return self.logprobs is not None and self.logprobs.flat().top_logprobs is not None
+
+
+class Completion(BaseModel):
+    """A response of ``/v1/completions``."""
+
+    choices: list[Choice] = Field(min_length=1)
+
+
+class Listed(BaseModel):
+    """A model of ``/v1/models``; ``prober`` is what probers-serve says of its prober."""
+
+    id: str
+    prober: dict[str, str | int | float | list[int] | None] | None = None
+
+
+class Models(BaseModel):
+    """A response of ``/v1/models``."""
+
+    data: list[Listed]
+
+
+def generation(prompt: str, choice: Choice, needs: Needs, stops: Stops) -> ServedGeneration:
+    """A choice as a generation, up to where ``stops`` end it.
+
+    Raises:
+        ValueError: text and tokens do not belong together.
+    """
+    logprobs = (choice.logprobs or Logprobs()).flat()
+    told = choice.hallucination
+    spans = _spans(choice.text, logprobs) if told is None else told.token_offsets
+    tops = logprobs.top_logprobs or [None] * len(spans)
+    if not len(spans) == len(logprobs.token_logprobs) == len(tops):
+        raise ValueError(f"{len(logprobs.token_logprobs)} log-probabilities of {len(spans)} tokens")
+    kept, stopped = _end(choice.text, spans, stops)
+    chances = [[math.exp(p) for p in (top or {}).values() if p is not None] for top in tops[:kept]]
+    entropies = None if told is None else told.exact
+    if entropies is None:
+        entropies = [entropy_of_top(each) for each in chances]
+    highest = [sorted(each, reverse=True)[:2] + [0.0] * (2 - len(each)) for each in chances]
+    ended: StopReason = "length" if choice.finish_reason == "length" else "eos"
+    scored = told is not None and kept == len(spans)
+    return ServedGeneration(
+        prompt, (), (), (-1,) * kept,
+        choice.text[: spans[kept - 1][1]] if kept else "", tuple(spans[:kept]),
+        np.array([-math.inf if p is None else p for p in logprobs.token_logprobs[:kept]], dtype=np.float32),
+        np.array(entropies[:kept], dtype=np.float32), "stop" if stopped else ended, needs,
+        top=np.array(highest, dtype=np.float32).reshape(kept, 2).T.copy() if needs.top else None,
+        score=told.score if told is not None and scored else None,
+        threshold=math.nan if told is None else told.threshold,
+        token_scores=_numbers([] if told is None else told.token_scores[:kept]),
+    )  # fmt: skip
+
+
+def entropy_of_top(chances: Sequence[float]) -> float:
+    """Entropy in nats of a distribution of which the highest probabilities are known.
+
+    All that is left of it, r, counts as one further token: H = -sum p ln p - r ln r. The distribution's own
+    entropy is no lower, and higher by at most r ln(V - k) for k known of V tokens.
+    """
+    left = max(0.0, 1.0 - math.fsum(chances))
+    return -math.fsum(p * math.log(p) for p in (*chances, left) if p > 0) + 0.0
+
+
+def _spans(text: str, logprobs: Logprobs) -> list[tuple[int, int]]:
+    """[start, end) of each token in the text; some may reach behind it, where a stop string was cut off.
+
+    ``text_offset`` is taken where it is told (OpenAI counts it from the prompt's beginning, vLLM from the
+    text's); without it the tokens must read as the text.
+    """
+    tokens, starts = logprobs.tokens, logprobs.text_offset
+    if starts is None:
+        if not "".join(tokens).startswith(text):
+            raise ValueError(f"logprobs have no text_offset, and their tokens do not read as {text[:40]!r}")
+        starts = list(accumulate(map(len, tokens), initial=0))[:-1]
+    if len(starts) != len(tokens):
+        raise ValueError(f"{len(starts)} entries of text_offset of {len(tokens)} tokens")
+    if not tokens:
+        if text:
+            raise ValueError(f"no tokens of {text[:40]!r}")
+        return []
+    begun = [start - starts[0] for start in starts]
+    if any(a > b for a, b in pairwise(begun)):
+        raise ValueError("text_offset runs backwards")
+    return list(pairwise([*begun, max(len(text), begun[-1] + len(tokens[-1]))]))
+
+
+def _end(text: str, spans: Sequence[tuple[int, int]], stops: Stops) -> tuple[int, bool]:
+    """How many tokens stay (:mod:`probers.engine.stopping`), and whether that is for a stop."""
+    inside = sum(end <= len(text) for _, end in spans)
+    known = 0
+    for count, (_, end) in enumerate(spans[:inside], 1):
+        shown = text[:end]
+        place = stops.find(shown, known)
+        if place is not None:
+            return sum(end <= place for _, end in spans[:count]), True
+        if any(stop(shown) for stop in stops.callables):
+            return count, True
+        known = end
+    return inside, inside < len(spans)
+
+
+def _numbers(values: Iterable[float | None]) -> tuple[float, ...]:
+    """Scores of tokens; () where one could not be read."""
+    found = tuple(values)
+    numbers = tuple(value for value in found if value is not None)
+    return numbers if len(numbers) == len(found) else ()

@@ -1,0 +1,118 @@
+"""Scores on their way from the worker to the responses: one call every few milliseconds for all of them."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from vllm import SamplingParams
+from vllm.engine.protocol import EngineClient
+from vllm.inputs import TokensPrompt
+from vllm.logger import init_logger
+from vllm.sampling_params import RequestOutputKind
+
+from .worker import closing
+
+#: Seconds between two calls.
+_PERIOD = 0.02
+#: Seconds after which a token is sent without its score; a text may wait long for its place in the cache.
+_LONGEST_WAIT = 60.0
+
+logger = init_logger(f"vllm.{__name__}")
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """What was scored for one HTTP request.
+
+    Attributes:
+        key: in ``extra_args`` of its texts' sampling parameters.
+        texts: the scores of each by the id that vLLM gave it; None for a token that could not be read.
+    """
+
+    key: str = field(default_factory=lambda: uuid.uuid4().hex)
+    texts: dict[str, list[float | None]] = field(default_factory=dict)
+
+
+class ScoreFeed:
+    """Fetches new scores from the worker while somebody waits for them."""
+
+    def __init__(self, engine: EngineClient) -> None:
+        self._engine = engine
+        self._open: dict[str, Scored] = {}
+        self._released: list[str] = []
+        self._begun = self._ended = 0  # number of the latest call
+        self._news = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    def open(self) -> Scored:
+        """Scores of a new HTTP request, which fill until :meth:`release`."""
+        scored = Scored()
+        self._open[scored.key] = scored
+        if self._task is None:
+            self._task = asyncio.create_task(self._fetch())
+        return scored
+
+    def release(self, scored: Scored) -> None:
+        """Nobody will ask for these again."""
+        self._open.pop(scored.key, None)
+        self._released.append(scored.key)
+
+    async def until(self, ready: Callable[[], bool], *, certain: bool = False) -> None:
+        """Wait until ``ready``.
+
+        Args:
+            certain: what was computed when this was called has it ready, or nothing will.
+        """
+        before = self._begun
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + _LONGEST_WAIT
+        while not ready() and not (certain and self._ended > before) and loop.time() < deadline:
+            try:
+                await asyncio.wait_for(self._news.wait(), deadline - loop.time())
+            except TimeoutError:
+                return
+
+    async def close(self, scored: Scored, name: str, prompt: Sequence[int], text: Sequence[int]) -> None:
+        """Have the last token of a text scored.
+
+        Args:
+            name: of the text, in ``scored.texts``.
+            prompt, text: its tokens.
+        """
+        params = SamplingParams(
+            max_tokens=1, temperature=0.0, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY,
+            extra_args=closing(scored.key, name, len(prompt)),
+        )  # fmt: skip
+        whole = TokensPrompt(prompt_token_ids=[*prompt, *text])
+        try:
+            async for _ in self._engine.generate(whole, params, f"probers-{uuid.uuid4().hex}"):
+                pass
+        except ValueError:  # the text fills the context: there is no room for one more
+            return
+        count = len(text)
+        await self.until(lambda: len(scored.texts[name]) >= count, certain=True)
+
+    async def _fetch(self) -> None:
+        try:
+            while self._open or self._released:
+                await asyncio.sleep(_PERIOD)
+                released, self._released = self._released, []
+                self._begun += 1
+                (found, *_) = await self._engine.collective_rpc("probers_scores", args=(released,))
+                for key, texts in found.items():
+                    for name, (start, scores) in texts.items() if key in self._open else ():
+                        self._open[key].texts.setdefault(name, [])[start:] = scores
+                self._end()
+        except Exception:  # the engine says so itself to whoever waits for text
+            logger.exception("The prober's scores cannot be fetched.")
+            self._end()
+        finally:
+            self._task = None
+
+    def _end(self) -> None:
+        self._ended = self._begun
+        news, self._news = self._news, asyncio.Event()
+        news.set()

@@ -1,0 +1,95 @@
+"""The command probers-serve as a user runs it: what it says, how it ends, and what it refuses."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+
+SCRIPT = str(Path(sys.executable).with_name("probers-serve"))
+NONE = ("prober=none", "port=0")
+
+
+def refused(*arguments: str, cwd: Path | None = None, code: int = 2) -> str:
+    done = subprocess.run([SCRIPT, *arguments], capture_output=True, text=True, cwd=cwd, timeout=120)
+    assert done.returncode == code and "Traceback" not in done.stderr, done.stderr
+    return done.stderr.strip().splitlines()[-1]
+
+
+@contextmanager
+def serving(*arguments: str, cwd: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    environment = {k: v for k, v in os.environ.items() if k != "PROBERS_API_KEY"}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "env": environment}
+    server = subprocess.Popen([SCRIPT, *arguments], cwd=cwd, **pipes)  # type: ignore[call-overload]
+    try:
+        line = next((line for line in server.stdout if line.startswith("serving ")), "")
+        assert line, server.stderr.read()
+        yield server, line.split()[3]
+    finally:
+        server.kill()
+        server.wait()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["port=70000"], "port=70000 must be"),
+        (["rows=0"], "rows=0 must be"),
+        (["backend=other"], "backend=other must be"),
+        (["host=nowhere.invalid"], "host=nowhere.invalid port=8000 cannot be listened at"),
+        (["port=0", "model=nowhere/x", "prober=none"], "nowhere/x"),
+        (["port=0", "corpus=missing.jsonl", "prober=none"], "corpus=missing.jsonl is not a file"),
+        (["port=0"], "there is no prober of model=testbed"),
+        (["port=0", "prober=missing"], "missing"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_sentence(tmp_path: Path, arguments: Sequence[str], told: str) -> None:
+    assert told in refused(*arguments, cwd=tmp_path)
+
+
+def test_a_port_that_is_taken(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        told = refused("prober=none", f"port={port}", cwd=tmp_path)
+    assert f"host=127.0.0.1 port={port} cannot be listened at (Address already in use)" in told
+
+
+def test_a_terminated_server_ends_what_it_began(tmp_path: Path) -> None:
+    with serving(*NONE, cwd=tmp_path) as (server, url):
+        assert httpx.get(f"{url}/").status_code == 200  # the page
+        client = openai.OpenAI(base_url=f"{url}/v1", api_key="-", max_retries=0)
+        stream = client.completions.create(
+            model="testbed", prompt="The", max_tokens=150, temperature=1.2, seed=1, stream=True
+        )
+        pieces = iter(stream)
+        texts = [next(pieces).choices[0].text]
+        threading.Timer(0.05, server.send_signal, [signal.SIGTERM]).start()
+        chunks = list(pieces)
+        texts += [chunk.choices[0].text for chunk in chunks]
+        assert chunks[-1].choices[0].finish_reason in ("length", "stop")
+        assert server.wait(30) in (0, -signal.SIGTERM)
+        assert "Traceback" not in server.stderr.read()
+    assert len("".join(texts).split()) > 5
+
+
+def test_a_killed_server_starts_again_at_its_address(tmp_path: Path) -> None:
+    with serving(*NONE, cwd=tmp_path) as (server, url):
+        port = url.rpartition(":")[2]
+        server.kill()
+        server.wait()
+    with serving("prober=none", f"port={port}", "api_key=k", cwd=tmp_path) as (_, again):
+        assert again == url
+        assert httpx.get(f"{url}/health").status_code == 200
+        assert httpx.get(f"{url}/v1/models").status_code == 401

@@ -1,0 +1,143 @@
+"""What of the vLLM backend needs no vLLM: the command, and what is said of a text as it grows."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import DictConfig, OmegaConf
+from probers.serve.vllm.choice import Choice
+from probers.serve.vllm.launch import command
+from probers.serve.vllm.prober import Settings
+
+from probers.bank.assessment import Assessor
+from probers.bank.bank import ProbeBank
+from probers.commands.config import compose
+from probers.commands.main import main
+from probers.engine.model import CausalLM
+from probers.heads import LinearHead
+from probers.store.spec import FeatureSpec
+from probers.testbed.assets import model_path
+from probers.types import UserError
+
+
+@pytest.fixture(scope="module")
+def lm() -> CausalLM:
+    return CausalLM.from_pretrained("testbed", dtype="float32")
+
+
+def make_bank(lm: CausalLM, site: Any = "resid_post") -> ProbeBank:
+    head = LinearHead(["0/6", "0/12"], lm.width)
+    return ProbeBank(FeatureSpec(lm.spec, (6, 12), lm.width, site, "tokens"), head, aggregate="max")
+
+
+def asked(model: dict[str, Any] | None = None, **fields: Any) -> DictConfig:
+    block = {**OmegaConf.to_container(compose("rag", []).model), **(model or {})}
+    given = {"allow_other": False, "served_name": None, "host": "127.0.0.1", "port": 8000, "api_key": None}
+    return OmegaConf.create({"model": block, **given, **fields})
+
+
+def test_the_command_names_model_prober_and_worker_and_hides_the_key(
+    lm: CausalLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_PLUGINS", "theirs")
+    make_bank(lm).save_pretrained(tmp_path)
+    argv, environment = command(asked(api_key="secret", port=8001), str(tmp_path))
+    options = dict(zip(argv, argv[1:], strict=False))
+    assert str(model_path()) in argv and options["--served-model-name"] == "testbed"
+    assert (options["--port"], options["--dtype"]) == ("8001", "float32")
+    said = json.loads(options["--additional-config"])
+    assert said["probers"] == {"prober": str(tmp_path), "allow_other": False, "layers": [6, 12]}
+    assert Settings.of(said) == Settings(str(tmp_path), False, (6, 12))
+    assert "secret" not in argv and environment == {
+        "VLLM_PLUGINS": "theirs,probers",
+        "VLLM_API_KEY": "secret",
+    }
+
+
+@pytest.mark.parametrize(
+    ("site", "model", "message"),
+    [
+        ("mlp_out", {}, "site=mlp_out"),
+        ("resid_post", {"attn": "eager"}, "model.attn"),
+        ("resid_post", {"name": "no/folder/here"}, "model=no/folder/here cannot be served"),
+    ],
+)
+def test_what_vllm_cannot_do_is_refused_before_it_starts(
+    lm: CausalLM, tmp_path: Path, site: str, model: dict[str, Any], message: str
+) -> None:
+    make_bank(lm, site).save_pretrained(tmp_path)
+    with pytest.raises(UserError, match=message):
+        command(asked(model), str(tmp_path))
+
+
+def test_a_prober_of_another_model_is_refused(lm: CausalLM, tmp_path: Path) -> None:
+    other = FeatureSpec(
+        lm.spec.__class__("other", "abc", 12, lm.width, "float32"), (6,), lm.width, pool="last"
+    )
+    ProbeBank(other, LinearHead(["0/6"], lm.width)).save_pretrained(tmp_path)
+    with pytest.raises(UserError, match="came from the model other"):
+        command(asked(), str(tmp_path))
+
+
+@pytest.mark.parametrize("said", [None, {}, {"probers": {}}, {"probers": {"prober": "x", "layer": 3}}])
+def test_settings_that_name_no_prober_or_an_unknown_field(said: Any) -> None:
+    with pytest.raises(UserError):
+        Settings.of(said)
+
+
+def test_a_choice_tells_its_tokens_once_and_the_whole_at_the_end(lm: CausalLM) -> None:
+    bank, prompt = make_bank(lm), "Who does Lena Zaser work for?\nAnswer:"
+    made = lm.generate([prompt], max_new_tokens=12)[0]
+    choice = Choice(bank, lm.tokenizer, made.prompt_ids)
+    choice.scores = [float(i) for i in range(len(made.token_ids))]
+    choice.scores[2] = None
+    parts = []
+    for token, (start, end), logprob in zip(made.token_ids, made.offsets, made.logprobs, strict=True):
+        choice.add(made.text[start:end], [token], [float(logprob)])
+        parts += choice.chunk(choice.settled())["token_offsets"]
+    kept = choice.kept()
+    assert kept == len(made.token_ids)
+    whole = choice.whole(kept, Assessor(bank))
+    assert whole["token_offsets"] == [list(span) for span in made.offsets]
+    assert parts == whole["token_offsets"][: len(parts)]
+    assert whole["token_scores"] == choice.scores and whole["token_p_wrong"][2] is None
+    assert whole["token_logprobs"] == pytest.approx(made.logprobs.tolist())
+
+
+def test_a_choice_cut_at_a_stop_string_keeps_the_tokens_of_its_text_and_a_changed_one_none(
+    lm: CausalLM,
+) -> None:
+    bank, prompt = make_bank(lm), "Who does Lena Zaser work for?\nAnswer:"
+    made = lm.generate([prompt], max_new_tokens=12)[0]
+    end = made.offsets[5][1]
+    cut, changed = (Choice(bank, lm.tokenizer, made.prompt_ids) for _ in range(2))
+    cut.add(made.text[:end], made.token_ids, made.logprobs.tolist())
+    assert cut.kept() == 6
+    changed.add("thoughts were taken out", made.token_ids, made.logprobs.tolist())
+    assert changed.kept() is None
+
+
+def test_probers_serve_prints_the_command_or_says_what_vllm_does_not_offer(
+    lm: CausalLM, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_bank(lm).save_pretrained(tmp_path)
+    given = ["backend=vllm", "print_command=true", f"prober={tmp_path}", "api_key=secret"]
+    with pytest.raises(SystemExit) as ended:
+        main("serve", given)
+    printed = capsys.readouterr().out
+    assert (
+        not ended.value.code
+        and "--worker-cls probers.serve.vllm.worker" in printed
+        and "secret" not in printed
+    )
+    for more, message in [
+        ("corpus=testbed", "corpus="),
+        ("prober=none", "prober=none"),
+        ("backend=transformers", "backend=vllm"),
+    ]:
+        with pytest.raises(SystemExit) as ended:
+            main("serve", [*given, more])
+        assert ended.value.code == 2 and message in capsys.readouterr().err

@@ -1,0 +1,188 @@
+"""A served model through the official client: scores beside the text, streamed or not, and none is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import openai
+import pytest
+from omegaconf import OmegaConf
+from probers.serve.vllm.launch import command
+from written import make_bank
+
+from probers.bank.bank import ProbeBank
+from probers.capture.pooling import as_stored
+from probers.commands.config import compose
+from probers.engine.model import CausalLM
+
+KEY = "secret"
+PROMPT = "Who does Lena Zaser work for?\nAnswer:"
+TEMPLATE = "{% for m in messages %}Question: {{ m['content'] }}\nAnswer:{% endfor %}"
+
+
+@pytest.fixture(scope="module")
+def lm() -> CausalLM:
+    return CausalLM.from_pretrained("testbed", dtype="float32")
+
+
+@pytest.fixture(scope="module")
+def bank(lm: CausalLM, tmp_path_factory: pytest.TempPathFactory) -> ProbeBank:
+    return make_bank(lm, tmp_path_factory.mktemp("prober") / "prober", "tokens", (6, 12))
+
+
+@pytest.fixture(scope="module")
+def url(bank: ProbeBank, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    folder = tmp_path_factory.getbasetemp() / "prober0" / "prober"
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    model = {**OmegaConf.to_container(compose("rag", []).model), "dtype": "float32"}
+    cfg = OmegaConf.create(
+        {
+            "model": model,
+            "allow_other": False,
+            "served_name": None,
+            "host": "127.0.0.1",
+            "port": port,
+            "api_key": KEY,
+        }
+    )
+    argv, environment = command(cfg, str(folder))
+    argv += ["--max-model-len", "256", "--max-num-seqs", "16", "--chat-template", TEMPLATE]
+    log = (folder.parent / "server.log").open("w")
+    server = subprocess.Popen(argv, env={**os.environ, **environment}, stdout=log, stderr=log)
+    base = f"http://127.0.0.1:{port}"
+    try:
+        deadline = time.monotonic() + 600
+        while True:
+            try:
+                httpx.get(f"{base}/health").raise_for_status()
+                break
+            except httpx.HTTPError:
+                said = Path(log.name).read_text()[-2000:]
+                assert server.poll() is None and time.monotonic() < deadline, said
+                time.sleep(1)
+        yield f"{base}/v1"
+    finally:
+        server.terminate()
+        server.wait(60)
+        log.close()
+
+
+@pytest.fixture(scope="module")
+def client(url: str) -> openai.OpenAI:
+    return openai.OpenAI(base_url=url, api_key=KEY)
+
+
+def check_whole(told: Any, text: str) -> None:
+    """The lists have one entry per token, and the tokens cover the text."""
+    lists = [told[f"token_{name}"] for name in ("scores", "p_wrong", "offsets", "logprobs")]
+    assert len({len(each) for each in lists}) == 1
+    assert None not in told["token_scores"]
+    assert [end for _, end in told["token_offsets"]][-1:] == [len(text)] * bool(text)
+    assert told["token_entropies"] is None and told["domain"] is None
+    assert told["fires"] == (told["score"] > told["threshold"])
+    assert all(text[span["start"] : span["end"]].strip() for span in told["spans"])
+
+
+def test_an_answer_carries_the_scores_of_our_engine(
+    client: openai.OpenAI, lm: CausalLM, bank: ProbeBank
+) -> None:
+    for count in (1, 6, 40):
+        made = client.completions.create(model="testbed", prompt=PROMPT, max_tokens=count, temperature=0)
+        choice = made.choices[0]
+        check_whole(choice.hallucination, choice.text)
+        scored = lm.score([PROMPT], [choice.text], needs=bank.needs)[0]
+        assert [tuple(span) for span in choice.hallucination["token_offsets"]] == list(scored.offsets)
+        want = bank.score(as_stored(scored.states, bank.spec.dtype))
+        np.testing.assert_allclose(choice.hallucination["token_scores"], want, rtol=1e-3, atol=0.05)
+        np.testing.assert_allclose(choice.hallucination["token_logprobs"], scored.logprobs, atol=1e-3)
+        assert choice.logprobs is None and choice.token_ids is None
+
+
+@pytest.mark.parametrize("chat", [False, True])
+def test_a_stream_tells_the_same_as_it_grows(client: openai.OpenAI, chat: bool) -> None:
+    asked: dict[str, Any] = {"model": "testbed", "max_tokens": 30, "temperature": 0}
+    if chat:
+        asked["messages"] = [{"role": "user", "content": "Who does Lena Zaser work for?"}]
+        whole = client.chat.completions.create(**asked).choices[0]
+        text, chunks = whole.message.content, list(client.chat.completions.create(**asked, stream=True))
+        pieces = [chunk.choices[0].delta.content or "" for chunk in chunks]
+    else:
+        asked["prompt"] = PROMPT
+        whole = client.completions.create(**asked).choices[0]
+        text, chunks = whole.text, list(client.completions.create(**asked, stream=True))
+        pieces = [chunk.choices[0].text for chunk in chunks]
+    assert "".join(pieces) == text
+    check_whole(whole.hallucination, text)
+    last = chunks[-1].choices[0]
+    assert last.finish_reason == whole.finish_reason
+    check_whole(last.hallucination, text)
+    np.testing.assert_allclose(
+        last.hallucination["token_scores"], whole.hallucination["token_scores"], atol=0.05
+    )
+    told = [c.choices[0].hallucination for c in chunks[:-1] if hasattr(c.choices[0], "hallucination")]
+    for name in ("token_scores", "token_offsets", "token_logprobs", "token_p_wrong"):
+        parts = [value for each in told for value in each[name]]
+        assert parts and parts == last.hallucination[name][: len(parts)]
+
+
+def test_several_prompts_and_choices_each_have_their_own(client: openai.OpenAI) -> None:
+    prompts = [PROMPT, "The town of"]
+    made = client.completions.create(
+        model="testbed", prompt=prompts, n=2, max_tokens=12, temperature=0.9, seed=1, stop=["."], logprobs=1
+    )
+    assert len(made.choices) == 4
+    for choice in made.choices:
+        check_whole(choice.hallucination, choice.text)
+        assert (
+            choice.logprobs.token_logprobs[: len(choice.hallucination["token_logprobs"])]
+            == (choice.hallucination["token_logprobs"])
+        )
+
+
+def test_the_requests_threshold_and_what_is_refused(client: openai.OpenAI) -> None:
+    def ask(**extra: Any) -> Any:
+        return client.completions.create(model="testbed", prompt=PROMPT, max_tokens=3, extra_body=extra)
+
+    told = ask(hallucination={"threshold": -1e6}).choices[0].hallucination
+    assert told["threshold"] == -1e6 and told["fires"]
+    for extra in ({"hallucination": {"threshold": "high"}}, {"retrieval": {"trigger": "probing"}}):
+        with pytest.raises(openai.BadRequestError, match=next(iter(extra))):
+            ask(**extra)
+    with pytest.raises(openai.NotFoundError):
+        client.completions.create(model="other", prompt=PROMPT)
+    with pytest.raises(openai.AuthenticationError):
+        openai.OpenAI(base_url=client.base_url, api_key="no").models.list()
+
+
+def test_a_thousand_requests_and_no_score_is_lost(url: str) -> None:
+    rng, client = random.Random(0), openai.AsyncOpenAI(base_url=url, api_key=KEY, timeout=600)
+    turn = asyncio.Semaphore(16)
+
+    async def one(i: int) -> None:
+        asked = {
+            "model": "testbed", "prompt": f"Question {i % 50}: Who was born in {1900 + i % 37}?\nAnswer:",
+            "max_tokens": rng.randint(1, 12), "temperature": 0.8, "seed": i,
+        }  # fmt: skip
+        async with turn:
+            if i % 2:
+                made = [c.choices[0] async for c in await client.completions.create(**asked, stream=True)]
+            else:
+                made = (await client.completions.create(**asked)).choices
+        check_whole(made[-1].hallucination, "".join(c.text for c in made))
+
+    async def every() -> None:
+        await asyncio.gather(*(one(i) for i in range(1000)))
+
+    asyncio.run(every())

@@ -1,0 +1,91 @@
+"""What vLLM writes and scores beside a prober, and what our own engine says of the same tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from probers.bank.bank import ProbeBank
+from probers.capture.pooling import PER_TOKEN, as_stored
+from probers.engine.gguf import CACHE, dequantised, locate
+from probers.engine.model import CausalLM
+from probers.heads import LinearHead
+from probers.store.spec import FeatureSpec
+from probers.testbed.assets import model_path
+from probers.types import Needs
+
+WORKER = "probers.serve.vllm.worker.ScoringWorker"
+#: 64 prompts; groups of eight begin alike.
+PROMPTS = [
+    f"In the old days of {place}, when the {lord} was away and nobody knew when there would be another, it "
+    f"was asked again and again who had been born there in the year {year}. It was"
+    for place in ("Norwood", "Lihe", "Hustruwick", "Old York")
+    for lord in ("king", "mayor")
+    for year in range(1900, 1908)
+]
+
+
+def folder_of(model: str) -> str:
+    """Where vLLM finds a model."""
+    if model == "testbed":
+        return str(model_path())
+    file = locate(model, None, None)
+    assert file is not None
+    return str(dequantised(file, CACHE))
+
+
+def make_bank(lm: CausalLM, folder: Path, pool: Any, layers: tuple[int, ...]) -> ProbeBank:
+    """A prober of random heads, saved in ``folder``."""
+    mind = pool == "mind"
+    width = 2 * lm.width if mind else lm.width
+    spec = FeatureSpec(lm.spec, (lm.num_layers,) if mind else layers, width, pool=pool, dtype="float32")
+    head = LinearHead([f"3/{k}" for k in spec.layers], width)
+    bank = ProbeBank(spec, head, aggregate="max" if pool == "tokens" else None)
+    bank.save_pretrained(folder)
+    return ProbeBank.from_pretrained(folder)
+
+
+@dataclass(frozen=True)
+class Written:
+    prompt: str
+    ids: tuple[int, ...]
+    scores: list[float | None]
+
+
+def write(
+    model: str, prober: str, prompts: list[str], **options: Any
+) -> tuple[list[Written], dict[str, int]]:
+    """What vLLM makes of prompts, 32 tokens each, and its counters."""
+    from vllm import LLM, SamplingParams
+
+    llm = LLM(
+        folder_of(model), served_model_name=model, dtype="float32", max_model_len=256, block_size=32,
+        max_num_seqs=16, max_num_batched_tokens=128, worker_cls=WORKER, disable_log_stats=False,
+        additional_config={"probers": {"prober": prober}}, **options,
+    )  # fmt: skip
+    asked = SamplingParams(max_tokens=32, temperature=0.0, ignore_eos=True, extra_args={"probers": "all"})
+    made = llm.generate(prompts, asked, use_tqdm=False)
+    found = llm.collective_rpc("probers_scores")[0]["all"]
+    assert llm.collective_rpc("probers_scores", args=(["all"],))[0] == {}  # handed out once, then forgotten
+    scores = {name.rpartition("-")[0]: values for name, (start, values) in found.items() if start == 0}
+    counters = {m.name: getattr(m, "value", 0) for m in llm.get_metrics()}
+    llm.llm_engine.engine_core.shutdown()
+    return [Written(o.prompt, tuple(o.outputs[0].token_ids), scores[o.request_id]) for o in made], counters
+
+
+def ours(lm: CausalLM, bank: ProbeBank, written: list[Written]) -> list[np.ndarray]:
+    """The scores of the same tokens by :meth:`CausalLM.score`; of heads of pooled states, every prefix's."""
+    pool, dtype = bank.spec.pool, bank.spec.dtype
+    if pool in PER_TOKEN:
+        made = lm.score([w.prompt for w in written], [w.ids for w in written], needs=bank.needs)
+        return [bank.score(as_stored(g.states, dtype)) for g in made]
+    needs = Needs(bank.spec.layers, pool=pool)
+    found = []
+    for w in written:
+        prefixes = [w.ids[: n + 1] for n in range(len(w.ids))]
+        made = lm.score([w.prompt] * len(prefixes), prefixes, needs=needs)
+        found.append(bank.score(as_stored(np.stack([g.states for g in made]), dtype)))
+    return found
