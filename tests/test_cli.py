@@ -15,7 +15,7 @@ from tqdm import tqdm
 from probers.commands import main as cli
 from probers.types import RunError, UserError
 
-COMMANDS = ("demo", "datagen", "train", "rag", "compare", "score", "testbed")
+COMMANDS = ("demo", "datagen", "train", "rag", "compare", "score", "testbed", "check")
 
 
 def run(command, argv):

@@ -60,7 +60,7 @@ def test_commands_run_from_another_directory(wheel, tmp_path):
     (site / "dependencies.pth").write_text(dependencies + "\n")
     elsewhere = tmp_path / "empty"
     elsewhere.mkdir()
-    for command in ("demo", "datagen", "train", "rag", "compare", "score", "testbed"):
+    for command in ("demo", "datagen", "train", "rag", "compare", "score", "testbed", "check"):
         done = subprocess.run(
             [tmp_path / f"venv/bin/probers-{command}", "--help"],
             cwd=elsewhere,

@@ -76,7 +76,7 @@ def test_the_command_writes_a_prober_and_nothing_else(prober: Path) -> None:
     assert prober.parts[-3:] == ("runs", "train", "cot-all")
     files = sorted(str(f.relative_to(prober)) for f in prober.rglob("*") if f.is_file())
     assert files == [
-        "README.md", "config.json", "config.yaml", "heads.safetensors", "metrics.json",
+        "README.md", "config.json", "config.yaml", "domain.safetensors", "heads.safetensors", "metrics.json",
         "plots/auroc_by_layer.png", "plots/coverage_risk.png", "plots/learning_curve.png",
         "plots/logit_density.png", "plots/reliability.png", "plots/roc_pr.png", "run.json", "seen.json",
     ]  # fmt: skip

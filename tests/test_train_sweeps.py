@@ -18,7 +18,10 @@ from probers.store.store import FeatureStore
 from probers.types import UserError
 
 PLAIN = ["batch_size=32", "lr=0.003", "head.hidden=24", "resamples=100", "device=cpu", "learning_curve=false"]
-FOLDER = ["README.md", "config.json", "heads.safetensors", "metrics.json", "plots", "seen.json"]
+FOLDER = [
+    "README.md", "config.json", "domain.safetensors", "heads.safetensors", "metrics.json", "plots",
+    "seen.json",
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -295,8 +295,7 @@ def _calibration(trained: Trained, evaluator: Evaluator) -> Figures:
 
 def _domain(trained: Trained, evaluator: Evaluator) -> Figures | None:
     """Limit and size of the domain, and the share of test texts beyond it, all of which are false alarms."""
-    domain = trained.bank.domain
-    if domain is None or trained.distances is None:
+    if trained.distances is None or (domain := trained.bank.domain) is None:
         return None
     beyond = (trained.distances[evaluator.test] > domain.limit).astype(float)
     size = {"limit": domain.limit, "rate": domain.rate, "components": domain.components.shape[1]}

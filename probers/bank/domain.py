@@ -133,7 +133,8 @@ class Domain:
 
     def to(self, device: Any) -> Domain:
         """The same on another device."""
-        return replace(self, **{name: tensor.to(device) for name, tensor in self._tensors().items()})
+        moved: dict[str, Any] = {name: tensor.to(device) for name, tensor in self._tensors().items()}
+        return replace(self, **moved)
 
     def _tensors(self) -> dict[str, Tensor]:
         found = {field.name: getattr(self, field.name) for field in fields(self)}

@@ -93,6 +93,7 @@ _TARGETS = {
     "score": "probers.serve.score:run",
     "testbed": "probers.datagen.testbed.run:run",
     "serve": "probers.serve.command:run",
+    "check": "probers.serve.check:run",
 }
 #: Command -> function (what each job varied, folders) -> the table that a sweep ends in.
 _TABLES = {"train": "probers.train.tables:compare_runs"}
@@ -151,7 +152,9 @@ def _heard() -> Iterator[None]:
 
 
 #: The console scripts.
-demo, datagen, train, rag, compare, score, testbed, serve = (partial(main, command) for command in _TARGETS)
+demo, datagen, train, rag, compare, score, testbed, serve, check = (
+    partial(main, command) for command in _TARGETS
+)
 
 
 #: What steers a terminal, but for ends of lines, tabs and colours: control and direction characters.

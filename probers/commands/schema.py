@@ -308,6 +308,20 @@ class Score(_Run):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Check:
+    """``probers-check``."""
+
+    model: Model
+    engine: Name
+    prober: Name | None
+    prompts: Annotated[list[str], Field(min_length=1, description="a list of texts")]
+    max_new_tokens: Count
+    tolerance: Positive | None
+    allow_other: bool
+    batch_size: BatchSize
+
+
+@dataclass(frozen=True, kw_only=True)
 class DemoModel:
     """The block ``model`` of the demo."""
 
@@ -425,7 +439,7 @@ class Testbed(_Run):
 
 SCHEMAS: dict[str, Any] = {
     "demo": Demo, "datagen": Datagen, "train": Train, "rag": Rag, "compare": Compare, "score": Score,
-    "testbed": Testbed, "serve": Serve,
+    "testbed": Testbed, "serve": Serve, "check": Check,
 }  # fmt: skip
 
 

@@ -1,0 +1,163 @@
+"""probers-check: states that are ours pass, and every planted mistake is named."""
+
+from dataclasses import replace
+
+import httpx
+import numpy as np
+import pytest
+import torch
+from probers.serve import check
+from probers.serve.check import compare_states, our_states, relative_difference
+from serving import bank_for, running
+from tiny import PROMPTS, tiny_lm
+
+from probers import CausalLM
+from probers.commands import main as cli
+
+TOLERANCE = 1e-3
+
+
+@pytest.fixture(scope="module")
+def states():
+    """Ours of every layer of a tiny model, and after its final norm."""
+    lm = tiny_lm(dtype="float32")
+    return our_states(lm, lm.generate(PROMPTS, max_new_tokens=12))
+
+
+@pytest.fixture(scope="module")
+def lm():
+    return CausalLM.from_pretrained("testbed", dtype="float32")
+
+
+def told(states, theirs, **options):
+    ours, normed = states
+    return compare_states(ours, theirs, tolerance=TOLERANCE, normed=normed, **options)
+
+
+def test_the_same_states_are_the_same_and_slightly_moved_ones_too(states):
+    ours, _ = states
+    moved = {k: own * (1 + 1e-6) for k, own in ours.items()}
+    assert [each.told for each in told(states, moved)] == ["same"] * len(ours)
+    changed = ours[2].copy()
+    changed[0, 7] += 50
+    (one,) = told(states, {2: changed})
+    assert one.absolute == pytest.approx(50, rel=1e-3) and not one.same
+
+
+@pytest.mark.parametrize("by", [1, -1])
+def test_shifted_layers_are_named(states, by):
+    ours, _ = states
+    for each in told(states, {k: ours[k + by] for k in ours if k + by in ours}):
+        assert not each.same and each.is_layer == each.layer + by
+        assert each.told == f"off by one: these are the states of layer {each.layer + by}"
+    (far,) = told(states, {0: ours[3]})
+    assert far.told == "these are the states of layer 3"
+
+
+def test_the_last_layer_after_the_norm_is_named(states):
+    ours, normed = states
+    (each,) = told(states, {3: normed})
+    assert each.normed and "after the final norm" in each.told and each.is_layer is None
+    (each,) = compare_states(ours, {3: normed}, tolerance=TOLERANCE)
+    assert not each.same and not each.normed
+
+
+def test_another_number_format_is_no_other_layer(states):
+    ours, _ = states
+    coarse = {k: torch.from_numpy(own).bfloat16().float().numpy() for k, own in ours.items()}
+    for each in told(states, coarse):
+        assert not each.same and each.is_layer is None
+        assert each.told == "nearly the same, as in another number format"
+    assert all(each.same for each in compare_states(ours, coarse, tolerance=0.1))
+    shifted = compare_states(ours, {1: coarse[2]}, tolerance=0.1)
+    assert shifted[0].is_layer == 2  # the shift shows through the rounding
+
+
+def test_something_else_is_different_and_nothing_to_compare_with_is_an_error(states):
+    ours, _ = states
+    noise = np.random.default_rng(0).normal(size=ours[1].shape) * ours[1].std(axis=0)
+    (each,) = told(states, {1: noise})
+    assert each.told.startswith("different") and each.relative > 0.5
+    (broken,) = told(states, {1: np.full_like(ours[1], np.nan)})
+    assert not broken.same and broken.told.startswith("different")
+    for theirs in ({9: ours[1]}, {1: ours[1][:-1]}):
+        with pytest.raises(ValueError, match="is not among ours"):
+            told(states, theirs)
+
+
+def test_large_constant_coordinates_do_not_hide_another_layer():
+    rng = np.random.default_rng(0)
+    one, other = (rng.normal(size=(50, 8)) for _ in range(2))
+    one[:, 0] = other[:, 0] = 2300 + rng.normal(size=50)
+    assert relative_difference(one, other) > 0.9
+    assert np.linalg.norm(one - other) / np.linalg.norm(one) < 0.002
+
+
+def code(*arguments):
+    with pytest.raises(SystemExit) as exit_:
+        cli.main("check", [*arguments, "model.dtype=float32", "model.device=cpu", "max_new_tokens=8"])
+    return exit_.value.code
+
+
+def test_transformers_gives_our_states(capsys):
+    assert code("engine=transformers") == 0
+    shown = capsys.readouterr().out
+    assert "12 layers are the same" in shown and "float32" in shown
+
+
+def test_a_prober_of_the_last_layer_is_warned_of_transformers_norm(lm, tmp_path, capsys):
+    bank_for(lm).save_pretrained(tmp_path / "prober")  # of layers 6 and 12, the last
+    assert code(f"prober={tmp_path / 'prober'}") == 1
+    shown = capsys.readouterr()
+    assert "its layer 12: the last layer after the final norm: read it before the norm" in shown.err
+    assert "    6  " in shown.out and shown.out.splitlines()[-2].endswith("same")
+
+
+def test_layers_that_an_engine_counts_otherwise_are_named(monkeypatch, capsys):
+    forward = CausalLM.from_pretrained("testbed").model.__class__.forward
+
+    def shifted(self, *args, **kwargs):
+        made = forward(self, *args, **kwargs)
+        if made.hidden_states is not None:
+            made.hidden_states = made.hidden_states[1:]
+        return made
+
+    monkeypatch.setattr(f"{forward.__module__}.{forward.__qualname__.split('.')[0]}.forward", shifted)
+    assert code() == 1
+    assert "its layer 0: off by one: these are the states of layer 1" in capsys.readouterr().err
+
+
+def test_a_server_is_held_against_our_scores(lm, tmp_path, capsys):
+    middle = bank_for(lm)
+    middle = replace(middle, spec=replace(middle.spec, layers=(5, 9)))
+    middle.save_pretrained(tmp_path / "prober")
+    higher = replace(middle, spec=replace(middle.spec, layers=(6, 10)))
+    other = replace(middle, head=bank_for(lm).head.select([1, 0]))
+    for bank, expected, said in (
+        (middle, 0, "gives the scores that this prober has here"),
+        (higher, 1, "they are those of layers one too high"),
+        (other, 1, "another prober, other weights, or states after the final norm"),
+        (None, 1, "does not answer as a server with a prober does"),
+    ):
+        with running(lm, bank) as server:
+            assert code(f"engine={server.url}/v1", f"prober={tmp_path / 'prober'}") == expected
+        shown = capsys.readouterr()
+        assert said in shown.out + shown.err, shown
+
+
+def test_what_is_wrong_with_a_request_is_one_sentence(lm, tmp_path, capsys, monkeypatch):
+    assert code("engine=vllm") == 2
+    assert "engine=vllm is unknown: give transformers, or a server's address" in capsys.readouterr().err
+    pooled = bank_for(lm)
+    replace(pooled, spec=replace(pooled.spec, site="mlp_out")).save_pretrained(tmp_path / "prober")
+    assert code(f"prober={tmp_path / 'prober'}") == 2
+    assert "the prober reads mlp_out/tokens" in capsys.readouterr().err
+    bank_for(lm).save_pretrained(tmp_path / "fine")
+    assert code("engine=http://127.0.0.1:9", f"prober={tmp_path / 'fine'}") == 1
+    assert "engine=http://127.0.0.1:9 cannot be asked" in capsys.readouterr().err
+    client = httpx.Client
+    for body in ([], {"data": [{"id": "m"}]}, {"data": 3}):
+        transport = httpx.MockTransport(lambda request, body=body: httpx.Response(200, json=body))
+        monkeypatch.setattr(check.httpx, "Client", lambda t=transport, **options: client(transport=t))
+        assert code("engine=http://a", f"prober={tmp_path / 'fine'}") == 1
+        assert "does not answer as a server with a prober does" in capsys.readouterr().err
