@@ -1,6 +1,6 @@
 """A model of vLLM whose blocks' states stay readable after every step, compiled and all.
 
-What is read are vLLM's auxiliary hidden states (``SupportsEagle3``, which most decoders have; made for
+What is read are vLLM's auxiliary hidden states (``SupportsEagle3``, made for
 EAGLE-3, Li et al. 2025, arXiv 2503.01840): layer 0 is the embedding output, k the residual stream after
 block k, before the final norm, as everywhere in this package. They are copied into a buffer that stays
 where it is, so that the inner model may be compiled and the copy captured by a CUDA graph.
@@ -33,7 +33,7 @@ def readable(stock: type[nn.Module]) -> type[nn.Module]:
     if not supports_eagle3(stock):
         raise UserError(
             f"vLLM's {stock.__name__} does not hand out the states of its blocks (it lacks SupportsEagle3): "
-            "serve another model, or this one with backend=transformers"
+            "add --model-impl transformers to vLLM's options, or serve this model with backend=transformers"
         )
 
     class Readable(stock):  # type: ignore[misc, valid-type]
