@@ -1,9 +1,9 @@
 """A model of vLLM whose blocks' states stay readable after every step, compiled and all.
 
-What is read are vLLM's auxiliary hidden states (``SupportsEagle3``, made for
-EAGLE-3, Li et al. 2025, arXiv 2503.01840): layer 0 is the embedding output, k the residual stream after
-block k, before the final norm, as everywhere in this package. They are copied into a buffer that stays
-where it is, so that the inner model may be compiled and the copy captured by a CUDA graph.
+What is read are vLLM's auxiliary hidden states (``SupportsEagle3``, made for EAGLE-3, Li et al. 2025,
+arXiv 2503.01840): layer 0 is the embedding output, k the residual stream after block k, before the final
+norm, as everywhere in this package. They are copied into a buffer that stays where it is, so that the
+inner model may be compiled and the copy captured by a CUDA graph.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def readable(stock: type[nn.Module]) -> type[nn.Module]:
     if not supports_eagle3(stock):
         raise UserError(
             f"vLLM's {stock.__name__} does not hand out the states of its blocks (it lacks SupportsEagle3): "
-            "add --model-impl transformers to vLLM's options, or serve this model with backend=transformers"
+            "serve another model, or this one with backend=transformers"
         )
 
     class Readable(stock):  # type: ignore[misc, valid-type]

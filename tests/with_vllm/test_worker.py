@@ -43,10 +43,3 @@ def test_every_pool_also_when_texts_are_computed_again(pool: Any, unread: int, t
     )
     assert counters["vllm:num_preemptions"] > 0
     check(written[::4], ours(lm, bank, written[::4]), unread)
-
-
-def test_models_that_vllm_runs_through_transformers(tmp_path: Path) -> None:
-    lm = CausalLM.from_pretrained("testbed", dtype="float32")
-    bank = make_bank(lm, tmp_path, "tokens", (1, 6, 12))
-    written, _ = write("testbed", str(tmp_path), PROMPTS[:16], model_impl="transformers")
-    check(written, ours(lm, bank, written), unread=1)
