@@ -109,7 +109,7 @@ def make_trained(
     )  # fmt: skip
     bank = SimpleNamespace(
         spec=spec, layers=spec.layers, head=LinearHead.__new__(LinearHead), threshold=0.0, calibration=saved,
-        combine="logits", aggregate=None, entropy_model=None,
+        combine="logits", aggregate=None, entropy_model=None, domain=None,
     )  # fmt: skip
     points = [
         SimpleNamespace(
@@ -128,6 +128,7 @@ def make_trained(
         seeds=spread_of if seeds else {},
         person=np.where(examples.table["answer_kind"] == "person", -1.0, 1.0), calibrations=calibrations,
         best=max(known, key=lambda key: known[key]["auroc"]), curve=points if curve else [],
+        distances=None,
     )  # fmt: skip
 
 
