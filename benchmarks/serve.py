@@ -131,7 +131,7 @@ def measure(results: Results, model: str, prober: str, prompts: Sequence[str], r
                 "`CausalLM.generate`, one batch": partial(offline, lm, some),
                 "server without a prober": partial(together, plain, model, some),
                 "server with scores": partial(together, scored, model, some),
-                "transformers, all states, one by one": partial(one_at_a_time, lm, some),
+                "transformers, all states, one by one": partial(one_at_a_time, lm, some[:2]),
             }
             took, made = by_turns(calls, warm=calls, least=rounds, exactly=rounds, device=torch.device("cpu"))
             names = list(calls)
@@ -178,11 +178,11 @@ def main(argv: list[str] | None = None) -> None:
         measure(results, model, prober, prompts, options.rounds)
     note = (
         f"Beginnings of {_WORDS} words, {_NEW} new tokens, greedy; {options.rounds} rounds by turns; streams "
-        "are read by a client on the same cores."
+        "are read by a client on the same cores. One by one are two texts at most: only their rate counts."
     )
     for section in ("serve", "first"):
         results.note(section, note)
-    command = invocation("serve.py", ["--articles", "FILE.jsonl"])
+    command = invocation("serve.py", ["--articles", "FILE.jsonl", "--rounds", str(options.rounds)])
     sections = {
         "Serving (cpu)": results.body("serve"),
         "Serving: seconds to the first token (cpu)": results.body("first"),
