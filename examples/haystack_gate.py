@@ -1,7 +1,8 @@
 """Haystack: retrieve only where the server says that the answer without passages is probably wrong.
 
-probers-serve model=testbed prober=runs/train/cot-all &
-OPENAI_API_KEY=- python examples/haystack_gate.py http://127.0.0.1:8000/v1 testbed
+A question that the gate answers goes no further. To run it:
+    probers-serve model=testbed prober=runs/train/cot-all &
+    OPENAI_API_KEY=- python examples/haystack_gate.py http://127.0.0.1:8000/v1 testbed
 """
 
 import sys
