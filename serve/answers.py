@@ -10,12 +10,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from .protocol import ChatRequest, Request
 from .scheduler import ScoredText
 
 if TYPE_CHECKING:
     from probers.bank.assessment import Assessor
-    from probers.types import Generation
 
 #: The lists of a text's tokens, by their names in a response.
 TOKEN_LISTS = ("token_scores", "token_p_wrong", "token_offsets", "token_logprobs", "token_entropies")
@@ -76,6 +74,11 @@ class Frame:
     def _begin(self, kind: str) -> dict[str, Any]:
         name = "chatcmpl" if self.chat else "cmpl"
         return {"id": f"{name}-{self.id}", "object": kind, "created": self.created, "model": self.model}
+
+    def opening(self, choices: int) -> list[dict[str, Any]]:
+        """What a stream begins with: in a chat, whose turn it is."""
+        begun = {"delta": {"role": "assistant", "content": ""}, "finish_reason": None, "logprobs": None}
+        return [self.chunk([{"index": i, **begun} for i in range(choices)])] if self.chat else []
 
     def piece(self, index: int, text: str, finish: str | None = None, **more: Any) -> dict[str, Any]:
         """A choice of a chunk."""
@@ -185,8 +188,7 @@ class Choice:
         assert self._assess is not None
         kept = text.row.kept
         distances = None if text.distances is None else text.distances[:kept]
-        told = assessed(self._assess, made, text.scores[:kept], distances)
-        return told | self._lists(0, kept, made.offsets)
+        return self._assess.response(made, text.scores[:kept], distances)
 
     def _logprobs(self, tokenizer: Any, start: int, stop: int) -> dict[str, Any]:
         text, told = self.text, range(start, stop)
@@ -206,21 +208,5 @@ class Choice:
         return {"content": content, "refusal": None}
 
 
-def assessed(
-    assess: Assessor, made: Generation, scores: Sequence[float], distances: Sequence[float] | None
-) -> dict[str, Any]:
-    """What a prober says of a generation, as responses carry it."""
-    return assess(made.prompt, made.text, made.offsets, scores, distances=distances).to_dict()
-
-
 def _entry(token: str, logprob: float) -> dict[str, Any]:
     return {"token": token, "logprob": logprob, "bytes": list(token.encode("utf-8", "replace"))}
-
-
-def first_chunk(frame: Frame, request: Request) -> list[dict[str, Any]]:
-    """What a chat's stream begins with: whose turn it is."""
-    if not isinstance(request, ChatRequest):
-        return []
-    opening = {"delta": {"role": "assistant", "content": ""}, "finish_reason": None, "logprobs": None}
-    roles = [{"index": i, **opening} for i in range(request.choices)]
-    return [frame.chunk(roles)]

@@ -27,7 +27,7 @@ from probers.engine.tokens import Prompt, encode_prompts, token_offsets
 from probers.prompts import chat_text
 from probers.types import RunError, UserError
 
-from .answers import Choice, Frame, first_chunk, sse, to_json, usage_of
+from .answers import Choice, Frame, sse, to_json, usage_of
 from .guard import Guard, Limits
 from .metrics import Clock, Metrics
 from .protocol import ApiError, ChatRequest, CompletionRequest, Request, busy
@@ -215,7 +215,7 @@ class _Endpoint:
         try:
             served.scheduler.submit(texts)
         except Busy:
-            raise busy(served.limits.retry) from None
+            raise busy() from None
         if request.stream:
             return _stream(self._chunks(request, frame, choices, changed, clock), clock)
         try:
@@ -246,7 +246,7 @@ class _Endpoint:
     ) -> AsyncIterator[str]:
         tokenizer, texts = self._lm.tokenizer, [choice.text for choice in choices]
         try:
-            for chunk in first_chunk(frame, request):
+            for chunk in frame.opening(request.choices):
                 yield sse(chunk)
             while not all(choice.finished for choice in choices):
                 await changed.wait()

@@ -24,13 +24,11 @@ class Limits:
             all of them of a chat.
         body: bytes of a request.
         send: seconds that a client may take to read a piece before it is given up.
-        retry: seconds after which one that was sent away may come again.
     """
 
     max_tokens: int = 1024
     body: int = 4_000_000
     send: float = 60
-    retry: int = 2
 
 
 class Guard:

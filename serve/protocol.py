@@ -20,6 +20,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "web_search_options": (), "verbosity": (), "service_tier": ("auto", "default"), "store": (False,),
     "metadata": ({},),
 }  # fmt: skip
+_RETRY = 2  # seconds after which one that was sent away may come again
 #: Those that say nothing of the answer.
 _IGNORED = ("user", "safety_identifier", "prompt_cache_key")
 
@@ -204,7 +205,7 @@ class ChatRequest(_Asking):
 Request = CompletionRequest | ChatRequest
 
 
-def busy(seconds: int) -> ApiError:
-    """That too many texts wait; come again after so many seconds."""
+def busy() -> ApiError:
+    """That too many texts wait, and when to come again."""
     told = "too many texts wait already: try again later"
-    return ApiError(429, told, code="rate_limit_exceeded", retry=seconds)
+    return ApiError(429, told, code="rate_limit_exceeded", retry=_RETRY)

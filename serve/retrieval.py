@@ -38,7 +38,6 @@ class Retrieving:
         options: of the loop, for requests that say nothing else: ``k``, ``max_new_tokens``,
             ``max_retrievals``, ``answer_tokens``.
         query: formulates what to ask, likewise.
-        retry: seconds after which one that was sent away may come again.
     """
 
     scheduler: Scheduler
@@ -46,7 +45,6 @@ class Retrieving:
     prompt: PromptTemplate
     options: Mapping[str, int]
     query: QueryFormulator
-    retry: int = 2
 
     @property
     def triggers(self) -> list[str]:
@@ -73,7 +71,7 @@ class Retrieving:
         question = _question(request)
         lm = SharedLM(self.scheduler)
         rag = await asyncio.to_thread(self._loop, request, lm)
-        return Answering(rag, lm, Question("question", question), frame, gone, self.retry)
+        return Answering(rag, lm, Question("question", question), frame, gone)
 
     def _trigger(self, wanted: Wanted) -> Trigger:
         options = {} if wanted.threshold is None else {"threshold": wanted.threshold}
@@ -115,17 +113,15 @@ class Answering:
         question: Question,
         frame: Frame,
         gone: Callable[[], Awaitable[bool]],
-        retry: int,
     ) -> None:
         self._rag, self._lm, self._question, self._frame = rag, lm, question, frame
-        self._gone, self._retry = gone, retry
+        self._gone = gone
 
     async def chunks(self) -> AsyncIterator[str]:
         """The response as a stream."""
         frame = self._frame
-        if frame.chat:
-            opening = {"role": "assistant", "content": ""}
-            yield sse(frame.chunk([{"index": 0, "delta": opening, "finish_reason": None, "logprobs": None}]))
+        for chunk in frame.opening(1):
+            yield sse(chunk)
         told = self._told()
         try:
             async for each in told:
@@ -181,7 +177,7 @@ class Answering:
             try:
                 running.result()
             except Busy:
-                raise busy(self._retry) from None
+                raise busy() from None
             except UserError as error:
                 raise ApiError(400, str(error)) from None
             except RunError as error:
@@ -217,9 +213,7 @@ class Answering:
             return None
         assert made.states is not None
         scores, distances = text_scores(bank, made.states)
-        lists = {"token_offsets": made.offsets, "token_logprobs": made.logprobs.tolist(),
-                 "token_entropies": made.entropies.tolist()}  # fmt: skip
-        return Assessor(bank)(prompt, text, made.offsets, scores, distances=distances).to_dict() | lists
+        return Assessor(bank).response(made, scores, distances)
 
 
 class _Listener:

@@ -116,8 +116,7 @@ class Scheduler:
     @property
     def feature(self) -> Feature | None:
         """What is read of every token."""
-        needs = None if self.bank is None else self.bank.needs
-        return None if needs is None else Feature(needs.layers, needs.site, needs.pool)
+        return None if self.bank is None else self.bank.needs.features[0]
 
     def start(self) -> None:
         """Begin to write."""
@@ -209,11 +208,10 @@ class Scheduler:
         some = [texts[i] for i in good]
         scores = self._running.add(some, states)
         chances = self.bank.probability(np.array(scores)).tolist()
-        vectors = token_vectors(states, needs.pool)
-        for text, score, chance, vector in zip(some, scores, chances, vectors, strict=True):
+        for text, score, chance, own in zip(some, scores, chances, states, strict=True):
             assert isinstance(text, ScoredText)
             text.scores.append(score)
             text.p_wrong.append(chance)
             text.distances = self._running.distances(text)
             if text.vectors is not None:
-                text.vectors.append(vector.cpu())
+                text.vectors.append(token_vectors(own, needs.pool).cpu())

@@ -17,12 +17,12 @@ from probers.commands.parts import inputs, load_model, record_of
 from probers.commands.runs import RunFolder
 from probers.files import canonical_json, regular, write_text, writing
 from probers.pages import count
-from probers.types import Generation, UserError
+from probers.types import UserError
 
 from .texts import Text, Texts
 
 if TYPE_CHECKING:
-    from probers.bank.assessment import Assessment, Assessor
+    from probers.bank.assessment import Assessor
     from probers.bank.bank import ProbeBank
     from probers.engine.model import CausalLM
 
@@ -100,28 +100,16 @@ def score(
     for batch in batches:
         new = {}
         for place, written in batch.items():
-            assessed = None
+            told = None
             if written.token_ids:
                 assert written.states is not None
                 scores, distances = text_scores(bank, written.states)
-                assessed = assessor(
-                    written.prompt, written.text, written.offsets, scores, distances=distances
-                )
-            told = None if assessed is None else hallucination(written, assessed)
+                told = assessor.response(written, scores, distances)
             ours = {"id": texts[place].id, "text": texts[place].answer, "hallucination": told}
             new[place] = {**texts[place].record, **ours}
         _keep(unfinished, new)
         made |= new
     return [made[place] for place in range(len(texts))]
-
-
-def hallucination(written: Generation, assessed: Assessment) -> dict[str, Any]:
-    """The fields of docs/serving.md."""
-    return assessed.to_dict() | {
-        "token_offsets": written.offsets,
-        "token_logprobs": written.logprobs.tolist(),
-        "token_entropies": written.entropies.tolist(),
-    }
 
 
 def _keep(path: Path, new: Mapping[int, Mapping[str, Any]]) -> None:

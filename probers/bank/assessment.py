@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..entities import Recogniser, tokens_of, with_scores, written_entities
+from ..types import Generation
 from .ensemble import aggregate
 
 if TYPE_CHECKING:
@@ -131,6 +132,20 @@ class Assessor:
             spans=tuple(spans),
             domain=self._distance(judged, distances),
         )
+
+    def response(
+        self, written: Generation, scores: Sequence[float], distances: Sequence[float] | None = None
+    ) -> dict[str, Any]:
+        """What responses call ``hallucination`` (docs/serving.md), with what was recorded of the text.
+
+        Args:
+            scores, distances: (n,) of its tokens.
+        """
+        return self(written.prompt, written.text, written.offsets, scores, distances=distances).to_dict() | {
+            "token_offsets": written.offsets,
+            "token_logprobs": written.logprobs.tolist(),
+            "token_entropies": written.entropies.tolist(),
+        }
 
     def _distance(self, judged: Sequence[int], distances: Sequence[float] | None) -> DomainDistance | None:
         """The mean over the tokens by which a text was judged, as the limit is of means over spans."""
