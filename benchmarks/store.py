@@ -52,10 +52,16 @@ class Size:
     layers: int
     width: int
     shard: int
+    dtype: str = "float16"
+
+    @property
+    def spec(self) -> FeatureSpec:
+        model = ModelSpec("benchmark", "0", self.layers, self.width, "float32")
+        return FeatureSpec(model, tuple(range(1, self.layers + 1)), self.width, dtype=self.dtype)
 
     @property
     def layer_bytes(self) -> int:
-        return self.examples * self.width * 2
+        return self.examples * self.spec.vector_bytes
 
     @property
     def bytes(self) -> int:
@@ -69,7 +75,7 @@ class Size:
 
 def main(argv: list[str]) -> None:
     args = parse(argv)
-    size = Size(args.examples, args.layers, args.width, args.shard_size)
+    size = Size(args.examples, args.layers, args.width, args.shard_size, args.dtype)
     with tempfile.TemporaryDirectory(prefix="probers-store-", dir=args.folder) as name:
         folder = Path(name)
         if shutil.disk_usage(folder).free < 2 * size.bytes:
@@ -78,7 +84,7 @@ def main(argv: list[str]) -> None:
             )
         rows = measure(folder, size, repeats=args.repeats, steps=args.steps)
     about = (
-        f"{size.examples:,} examples, {size.layers} layers, width {size.width}, float16 "
+        f"{size.examples:,} examples, {size.layers} layers, width {size.width}, {size.dtype} "
         f"({size.bytes / 1e9:.2f} GB) in shards of {size.shard} rows; batches of {BATCH}."
     )
     header = "| what | store | compared with | ratio |\n| --- | --- | --- | --- |"
@@ -88,7 +94,8 @@ def main(argv: list[str]) -> None:
         from report import write_section
 
         options = [a for a in argv if a != "--write"]
-        write_section("store", shlex.join(["python", "benchmarks/store.py", *options, "--write"]), body)
+        name = "store" if size.dtype == "float16" else f"store, {size.dtype}"
+        write_section(name, shlex.join(["python", "benchmarks/store.py", *options, "--write"]), body)
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
@@ -97,6 +104,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     add("--examples", type=positive, default=100_000)
     add("--layers", type=positive, default=12)
     add("--width", type=positive, default=768)
+    add("--dtype", choices=["float16", "float32", "fp8"], default="float16")
     add("--shard-size", type=positive, default=256, help="rows per shard")
     add("--repeats", type=positive, default=5, help="of opening and reading; the median is shown")
     add("--steps", type=positive, default=500, help="training batches")
@@ -138,7 +146,7 @@ def measure(folder: Path, size: Size, *, repeats: int, steps: int) -> list[list[
             touched / size.layer_bytes,
         )
     )
-    small = Size(max(size.shard, size.examples // 4), size.layers, size.width, size.shard)
+    small = Size(max(size.shard, size.examples // 4), size.layers, size.width, size.shard, size.dtype)
     write(folder / "small", small, folder / "raw")
     for one, where in ((small, folder / "small"), (size, path)):
         anonymous, mapped = training_memory(where, steps)
@@ -159,9 +167,7 @@ def row(what: str, ours: str, other: str = "", ratio: float | None = None) -> li
 
 def write(path: Path, size: Size, raw: Path) -> tuple[float, float, int]:
     """Make a store; seconds for its shards, for the same bytes as they are, and how many bytes."""
-    model = ModelSpec("benchmark", "0", size.layers, size.width, "float32")
-    spec = FeatureSpec(model, tuple(range(1, size.layers + 1)), size.width)
-    store = FeatureStore.create(path, spec, config={}, shards=len(size.counts))
+    store = FeatureStore.create(path, size.spec, config={}, shards=len(size.counts))
     rng = np.random.default_rng(0)
     # The libraries are loaded before the clock runs.
     store.write_shard(0, [example(0)], np.zeros((1, size.layers, size.width), np.float32))
@@ -201,12 +207,11 @@ def write_raw(path: Path, blob: bytes) -> None:
 def read_one_layer(store: FeatureStore, raw: Path, size: Size, repeats: int) -> tuple[float, float]:
     """Median seconds for one layer of the store, and for a file of as many bytes; in turn."""
     k = store.spec.layers[len(store.spec.layers) // 2]
-    store.layer(k).tofile(raw)
-    count = size.layer_bytes // 2
+    raw.write_bytes(bytes(size.layer_bytes))
     layer, whole = [], []
     for _ in range(repeats):
         layer.append(seconds(lambda: store.layer(k)))
-        whole.append(seconds(lambda: np.fromfile(raw, np.float16, count)))
+        whole.append(seconds(lambda: np.fromfile(raw, np.uint8)))
     raw.unlink()
     return statistics.median(layer), statistics.median(whole)
 

@@ -25,6 +25,9 @@ from probers.store.store import FeatureStore
 from probers.types import UserError
 
 if TYPE_CHECKING:
+    from probers.data.partition import Partition
+
+    from .labelled_parts import LabelledParts
     from .labels.base import Examples, LabelBuilder, Quotas
 
 #: Seconds after which what was made is written: what a kill loses, and one batch more.
@@ -205,6 +208,8 @@ def fill(
     *,
     shard_size: int,
     quotas: Quotas | None = None,
+    part: Partition | None = None,
+    made: LabelledParts | None = None,
     clock: Clock = time.monotonic,
 ) -> None:
     """Do the work that no shard covers yet, ``shard_size`` pieces at a time; one of them is held at once.
@@ -218,15 +223,19 @@ def fill(
         builder: of the examples.
         shard_size: pieces of work in a shard.
         quotas: how many examples some splits are to have; None is none.
+        part: do only the work of this part; None does all of it.
+        made: where the examples are taken from; None has the builder make them.
         clock: seconds; every :data:`PART` of them what was made of a shard is kept for a resumed run.
     """
     with tqdm(total=builder.total, unit=f" {builder.item_name}s", dynamic_ncols=True) as bar:
         progress = _Progress(builder, bar, clock)
-        for before, units in _shards(store, builder, shard_size, quotas):
+        for before, units in _shards(store, builder, shard_size, quotas, part):
             shard = Unfinished(store, builder.names(units), clock)
             known = shard.labels
             progress.begin(before, len(units), len(known))
-            for examples in builder.build(units, known):
+            for examples in (
+                builder.build(units, known) if made is None else made.build(builder, units, known)
+            ):
                 shard.add(examples)
                 progress.add(examples)
             shard.finish([unit.id for unit in units])
@@ -236,7 +245,7 @@ def fill(
 
 
 def _shards(
-    store: FeatureStore, builder: LabelBuilder, size: int, quotas: Quotas | None
+    store: FeatureStore, builder: LabelBuilder, size: int, quotas: Quotas | None, part: Partition | None
 ) -> Iterator[tuple[int, list[Any]]]:
     """The work of each shard that is missing, and how many items were read for those before it."""
     from .labels.base import Quotas
@@ -245,7 +254,8 @@ def _shards(
     done = store.units
     counted = before = 0
     units_left = takewhile(lambda _: not quotas.all_full, builder.units())
-    waiting = (unit for unit in units_left if unit.id not in done and not quotas.full(unit.split))
+    own = units_left if part is None else (unit for unit in units_left if part.owns(unit.group))
+    waiting = (unit for unit in own if unit.id not in done and not quotas.full(unit.split))
     while True:
         # The shards before the next one alone: what is made again ends as it was made at first.
         while quotas and counted < store.next_shard:

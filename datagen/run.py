@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from omegaconf import DictConfig
 
+from probers.commands.part_runs import PartRuns, part_of
 from probers.commands.parts import (
     build,
     load_matcher,
@@ -26,19 +28,22 @@ from probers.commands.runs import RunFolder, identity
 from probers.data.questions import open_questions
 from probers.files import write_text
 from probers.options import shown
+from probers.store.files import read_manifest
 from probers.store.spec import parse_layers
 from probers.types import Feature, Needs, RunError, UserError
 
 if TYPE_CHECKING:
     from probers.data.articles import ArticleSource
     from probers.engine.model import CausalLM
+    from probers.store.spec import FeatureSpec
     from probers.store.store import FeatureStore
 
     from .labels.base import LabelBuilder, Quotas
 
 
-#: Makes the builder from the model, what is to be read of it, and the run's folder.
-Make = Callable[["CausalLM", Needs, Path], "LabelBuilder"]
+#: Makes the builder from the model (None: the examples are there), what is to be read of it, and the run's
+#: folder.
+Make = Callable[["CausalLM | None", Needs, Path], "LabelBuilder"]
 
 #: The ways to pool that each source has.
 POOLS = {
@@ -47,6 +52,10 @@ POOLS = {
 }
 #: The values of ``matcher.vectors`` that train them on the run's articles: always, or where it is worth it.
 OWN, AUTO = "own", "auto"
+
+
+#: Vectors trained on the run's articles, and their checksum.
+VECTORS = ("vectors.bin", "vectors.json")
 
 
 def features_to_read(cfg: DictConfig, depth: int) -> list[Feature]:
@@ -139,11 +148,11 @@ def _cot(cfg: DictConfig) -> Make:
     corpus = load_passages(cfg)
     prompt = build(cfg.prompt)
 
-    def make(lm: CausalLM, needs: Needs, folder: Path) -> LabelBuilder:
+    def make(lm: CausalLM | None, needs: Needs, folder: Path) -> LabelBuilder:
         return CotBuilder(
             lm,
             asked,
-            retriever=build(cfg.retriever, corpus),
+            retriever=None if lm is None else build(cfg.retriever, corpus),
             prompt=prompt,
             needs=needs,
             label=cfg.label,
@@ -195,8 +204,8 @@ def _wiki(cfg: DictConfig) -> Make:
     plan = CutPlan(articles(), recognise, cfg.per_article, cfg.within, cfg.seed)
     plan.peek()
 
-    def make(lm: CausalLM, needs: Needs, folder: Path) -> LabelBuilder:
-        compare, vectors = matcher, folder / "vectors.bin"
+    def make(lm: CausalLM | None, needs: Needs, folder: Path) -> LabelBuilder:
+        compare, vectors = matcher, folder / VECTORS[0]
         if own:
             if not trained(vectors):
                 print(f"training Word2Vec on the articles -> {vectors}", flush=True)
@@ -224,13 +233,18 @@ def _wiki(cfg: DictConfig) -> Make:
     return make
 
 
-def run(cfg: DictConfig) -> Path:
+def run(cfg: DictConfig, parts: PartRuns | None = None) -> Path:
     """Generate, label, audit and store; returns the folder of the finished store.
+
+    Args:
+        cfg: the request.
+        parts: the whole run is made of these, which have generated and labelled everything.
 
     Raises:
         UserError: before any model runs, for whatever is wrong with the request.
     """
     _check_pools(cfg)
+    part = part_of(cfg)
     quotas = _quotas(cfg)
     make = {"cot": _cot, "wiki": _wiki}[cfg.source](cfg)
     named = (cfg.articles, cfg.corpus, cfg.matcher.aliases, cfg.matcher.vectors)
@@ -241,42 +255,45 @@ def run(cfg: DictConfig) -> Path:
 
         # Labels made with and without it are not to be mixed in one store.
         config["wordnet_found"] = wordnet_available()
-    folder = RunFolder(Path(cfg.out), "datagen", config)
-    if not folder.begin():
+    out = Path(cfg.out)
+    folder = RunFolder(out if part is None else part.folder(out), "datagen", config)
+    made = None
+    if parts is not None:
+        from .labelled_parts import LabelledParts
+
+        made = LabelledParts(parts)
+    if not (folder.begin() if parts is None else parts.begin(folder)):
         return folder.path
 
-    from probers.capture.hidden_states import check_needs, vector_width
-    from probers.store.spec import FeatureSpec
     from probers.store.store import FeatureStore
 
     from .audit import audit, draw, draw_undecided, sample_html
     from .filling import fill
 
-    lm = load_model(cfg, folder)
-    features = features_to_read(cfg, lm.num_layers)
-    needs = Needs(features[0].layers, features[0].site, features[0].pool, more=tuple(features[1:]))
-    check_needs(needs, lm.model)
-    builder = make(lm, needs, folder.path)
-    first, *more = (
-        FeatureSpec(
-            lm.spec,
-            feature.layers,
-            vector_width(feature, lm.model),
-            site=feature.site,
-            pool=feature.pool,
-            position=builder.position,
-            prompt=builder.prompt.fingerprint,
-        )
-        for feature in features
-    )
+    if made is None:
+        builder, (first, *more) = _with_model(cfg, folder, make)
+    else:
+        made.take_vectors(VECTORS, folder.path)
+        first, *more = made.features
+        builder = make(None, first.needs, folder.path)
     store = FeatureStore.create(folder.path, first, more=more, config=identity(config))
     print(f"{cfg.source} -> {folder.path} (model={cfg.model.name}, prompt={cfg.prompt.name})", flush=True)
-    fill(store, builder, shard_size=cfg.shard_size, quotas=quotas)
+    # Only the whole knows what is enough.
+    fill(
+        store,
+        builder,
+        shard_size=cfg.shard_size,
+        quotas=quotas if part is None else None,
+        part=part,
+        made=made,
+    )
+    if part is not None:
+        return _end_part(store, folder, cfg)
     figures, lines = _conclude(store, builder, cfg, quotas)
     found = audit(store, seed=cfg.seed)
     store.finish(figures | {"audit": found.figures})
     page = folder.path / "sample.html"
-    about = {"Model": str(lm.spec), "Source": cfg.source, "Prompt": cfg.prompt.name, "Labels": lines[0]}
+    about = {"Model": str(first.model), "Source": cfg.source, "Prompt": cfg.prompt.name, "Labels": lines[0]}
     undecided = draw_undecided(store.left_out(), seed=cfg.seed)
     write_text(page, sample_html(draw(store, seed=cfg.seed), about=about, undecided=undecided))
     folder.finish({"model": cfg.model.name, "source": cfg.source, **figures})
@@ -294,6 +311,45 @@ def run(cfg: DictConfig) -> Path:
         head = " head=radio" if first.pool == "tokens" else ""
         pool = f" pool={first.pool}" if len({s.pool for s in store.features}) > 1 else ""
         print(f"next: probers-train layer=all{head}{pool} data={folder.path}")
+    return folder.path
+
+
+def _with_model(cfg: DictConfig, folder: RunFolder, make: Make) -> tuple[LabelBuilder, Sequence[FeatureSpec]]:
+    """The builder that makes the examples, and what is read of the model for them."""
+    from probers.capture.hidden_states import vector_width
+    from probers.store.spec import FeatureSpec
+
+    lm = load_model(cfg, folder, engine=cfg.engine)
+    features = features_to_read(cfg, lm.num_layers)
+    needs = Needs(features[0].layers, features[0].site, features[0].pool, more=tuple(features[1:]))
+    lm.check(needs)
+    builder = make(lm, needs, folder.path)
+    specs = [
+        FeatureSpec(
+            lm.spec,
+            feature.layers,
+            vector_width(feature, lm.model),
+            site=feature.site,
+            pool=feature.pool,
+            position=builder.position,
+            dtype=cfg.dtype,
+            prompt=builder.prompt.fingerprint,
+        )
+        for feature in features
+    ]
+    return builder, specs
+
+
+def _end_part(store: FeatureStore, folder: RunFolder, cfg: DictConfig) -> Path:
+    """Finish the store of a part, which is balanced, audited and told of as a whole."""
+    if not store.next_shard:  # nothing is in it
+        widths = [(0, len(spec.layers), spec.width) for spec in store.features]
+        store.write_shard(0, [], *(np.zeros(shape, np.float32) for shape in widths))
+    store.finish({"part": cfg.part}, empty=True)
+    folder.finish({"model": cfg.model.name, "source": cfg.source, "part": cfg.part})
+    rows = sum(read_manifest(store.path)["rows"])
+    print(f"wrote {rows} examples of part {cfg.part} to {folder.path}")
+    print(f"when every part is there: probers-merge {folder.path.parent}/*")
     return folder.path
 
 

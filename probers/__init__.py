@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from .store.store import FeatureStore
     from .types import Needs
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = ["CausalLM", "FeatureStore", "Needs", "ProbeBank", "Sampling", "SentenceEnd", "__version__"]
 
 __getattr__ = lazily(__name__, {

@@ -18,8 +18,8 @@ from .remote import RemoteLM
 from .triggers.base import Trigger, as_trigger, name_of
 from .triggers.probing import Probing, ServedProbing
 
-#: ``engine`` of a model in this process.
-LOCAL = "transformers"
+#: ``engine`` of a model in this process; what runs it.
+LOCAL, VLLM = "transformers", "vllm"
 #: For each trained part the trigger that needs it, what it is, the commands that make one, and what to pass.
 _TRAINED: dict[ProberKind | Literal["questions"], tuple[str, str, str, str, str]] = {
     "answers": ("probing", "prober of whole answers", "--source cot", "layer=all", "prober=PATH"),
@@ -47,6 +47,11 @@ def _class_of(node: DictConfig) -> type:
     return target if isinstance(target, type) else object
 
 
+def served(engine: str) -> bool:
+    """Whether ``engine`` is a server's address."""
+    return engine not in (LOCAL, VLLM)
+
+
 def remote(cfg: DictConfig, folder: RunFolder | None = None) -> RemoteLM | None:
     """The model behind ``cfg.engine``; None where it is no URL.
 
@@ -56,7 +61,7 @@ def remote(cfg: DictConfig, folder: RunFolder | None = None) -> RemoteLM | None:
     Raises:
         UserError, RunError: as of :class:`RemoteLM`.
     """
-    if cfg.engine == LOCAL:
+    if not served(cfg.engine):
         return None
     lm = RemoteLM(cfg.engine, cfg.model.name, at_once=8 if cfg.batch_size == "auto" else cfg.batch_size)
     print(f"engine: {cfg.engine}, model {cfg.model.name} ({lm.told})", flush=True)
@@ -77,8 +82,9 @@ def unserved(engine: str, trigger: DictConfig, query: DictConfig) -> str | None:
         return None
     kind = _class_of(trigger)
     told = f"trigger={name_of(kind)}"
+    reads_states = getattr(kind, "prober", None) is not None
     own = [key for key in ("bank", "combine", "with_entropy") if trigger.get(key)]
-    if getattr(kind, "prober", None) is not None and (own or not issubclass(kind, Probing)):
+    if served(engine) and reads_states and (own or not issubclass(kind, Probing)):
         return (
             f"{told}{f' with {own[0]}' if own else ''} reads hidden states, which {engine} does not hand out"
         )
@@ -87,18 +93,21 @@ def unserved(engine: str, trigger: DictConfig, query: DictConfig) -> str | None:
     asks = build(query)
     parts: dict[str, Any] = {**looks, f"query={name_of(asks)}": asks}
     for name, part in parts.items():
-        if part.needs.layers or part.needs.attention or getattr(part, "attends_alone", False):
-            what = "hidden states" if part.needs.layers else "attention"
+        beyond = {
+            "hidden states": bool(part.needs.layers) and served(engine),
+            "attention": part.needs.attention or getattr(part, "attends_alone", False),
+        }
+        for what in (each for each, reads in beyond.items() if reads):
             return f"{name} reads {what}, which {engine} does not hand out"
     return None
 
 
 def for_engine(engine: str, trigger: DictConfig) -> DictConfig:
     """The configuration of a trigger as it is, or, where a server writes, that which reads its scores."""
-    if engine == LOCAL or not issubclass(_class_of(trigger), Probing):
+    if not served(engine) or not issubclass(_class_of(trigger), Probing):
         return trigger
-    served = {key: trigger.get(key) for key in ("threshold", "theta")}
-    return OmegaConf.create({"_target_": f"{ServedProbing.__module__}.{ServedProbing.__name__}", **served})
+    options = {key: trigger.get(key) for key in ("threshold", "theta")}
+    return OmegaConf.create({"_target_": f"{ServedProbing.__module__}.{ServedProbing.__name__}", **options})
 
 
 def find_prober(cfg: DictConfig, kind: ProberKind = "answers", *, asks: str | None = None) -> str:
@@ -182,7 +191,9 @@ def named_part(group: str, name: str | Mapping[str, Any], options: Mapping[str, 
     if isinstance(name, str):
         if name not in choices(group):
             raise UserError(f"unknown {group} {name!r}: choose one of {', '.join(choices(group))}")
-        node = OmegaConf.create(text_of(group, name))
+        own: Any = OmegaConf.create(text_of(group, name))
+        bases = [OmegaConf.create(text_of(group, base)) for base in own.pop("defaults", ())]
+        node = OmegaConf.merge(*bases, own)
         known = [str(k) for k in node if k != "_target_"]
         for key in options:
             if key not in known:

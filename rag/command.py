@@ -10,6 +10,7 @@ from typing import Any, Literal, TextIO
 
 from omegaconf import DictConfig
 
+from probers.commands.part_runs import PartRuns, part_of
 from probers.commands.parts import (
     build,
     inputs,
@@ -26,6 +27,7 @@ from probers.evaluation.metrics import exact_match
 from probers.files import canonical_json, write_text
 from probers.types import Decision, Passage, Question, Round, UserError
 
+from .answered_parts import join_traces, own
 from .build import (
     find_classifier,
     find_prober,
@@ -41,8 +43,9 @@ from .compare.outcomes import Comparison, Outcomes, table_lines
 from .contamination import Contamination
 from .loop import RAG
 from .traces import Answer, TraceFile
-from .triggers.base import as_trigger
+from .triggers.base import as_trigger, filter_of
 
+_TRACES = "traces.jsonl"
 _DISCARDED = 4  # words shown of a text that is discarded
 _CODES = {"dim": "2", "bold": "1", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
 
@@ -218,15 +221,21 @@ def _word(text: str, start: int, end: int) -> tuple[int, int]:
     return start, end
 
 
-def run(cfg: DictConfig) -> Path | None:
+def run(cfg: DictConfig, parts: PartRuns | None = None) -> Path | None:
     """Answer ``cfg.question`` or ``cfg.questions``; returns the folder written, if any.
+
+    Args:
+        cfg: the request.
+        parts: the whole run is made of these, which have answered every question.
 
     Raises:
         UserError: before any model runs, for whatever is wrong with the request.
     """
     if cfg.question is not None and not str(cfg.question).strip():
         raise UserError("question is empty: write a question in words")
-    one = cfg.question is not None
+    one, part = cfg.question is not None, part_of(cfg)
+    if one and part is not None:
+        raise UserError(f"part={part} is of many questions, and question= gives one: leave part out")
     asked = question_source(cfg)
     corpus = load_passages(cfg)
     if why := unserved(cfg.engine, cfg.trigger, cfg.query):
@@ -252,24 +261,35 @@ def run(cfg: DictConfig) -> Path | None:
     out = cfg.out if cfg.out is not None else (None if one else f"runs/rag/{name}")
     read = inputs(*asked.files, cfg.corpus, *prompt_files(cfg), *trained)
     config = record_of(cfg) | {"inputs": read, "asked": record}
-    folder = None if out is None else RunFolder(Path(out), "rag", config)
-    if folder is not None and not folder.begin():
+    place = None if out is None else Path(out) if part is None else part.folder(Path(out))
+    folder = None if place is None else RunFolder(place, "rag", config)
+    if folder is not None and not (folder.begin() if parts is None else parts.begin(folder)):
         return folder.path
     what = "the question typed" if one else asked.spec
     print(f"{what}, corpus: {cfg.corpus}, {counted(len(corpus), 'passage')}")
-    lm = remote(cfg, folder) or load_model(cfg, folder)
-    retriever, query = build(cfg.retriever, corpus), build(cfg.query)
+    query = build(cfg.query)
+    if folder is not None and parts is not None:
+        answers = join_traces(parts, questions, _TRACES, folder.path)
+        _write(cfg, folder, name, filter_of(trigger, query), asked, questions, answers)
+        return folder.path
+    lm = remote(cfg, folder) or load_model(cfg, folder, engine=cfg.engine)
+    retriever = build(cfg.retriever, corpus)
     rag = RAG(lm, retriever, trigger, query, **loop_options(cfg))
     answers = [_show(rag, questions[0])] if one else []
     if folder is None:
         return None
-    traces = folder.path / "traces.jsonl"
+    traces = folder.path / _TRACES
     if one:
         traces.unlink(missing_ok=True)
         TraceFile(traces).append(answers)
     else:
-        answers = rag.run(questions, traces, progress=name)
-    _write(cfg, folder, rag, asked, questions, answers)
+        answers = rag.run(own(questions, part), traces, progress=name)
+    if part is not None:
+        folder.finish({"trigger": name, "n": len(answers), "part": cfg.part})
+        print(f"wrote {counted(len(answers), 'trace')} of part {part} to {traces}")
+        print(f"when every part is there: probers-merge {folder.path.parent}/*")
+        return folder.path
+    _write(cfg, folder, name, rag.filter, asked, questions, answers)
     return folder.path
 
 
@@ -317,7 +337,8 @@ def _show(rag: RAG, question: Question) -> Answer:
 def _write(
     cfg: DictConfig,
     folder: RunFolder,
-    rag: RAG,
+    name: str,
+    filter: str | None,
     asked: QuestionSource,
     questions: Sequence[Question],
     answers: Sequence[Answer],
@@ -325,11 +346,11 @@ def _write(
     """``results.json`` with one method, and what was written where."""
     matcher = load_matcher(cfg) if asked.mentions else None
     entry = Comparison(questions, None).figures(Outcomes(questions, answers, matcher=matcher))
-    config, name = dict(folder.config), rag.trigger.name
+    config = dict(folder.config)
     results = {
         "schema": 1,
         "config": config,
-        "filter": rag.filter,
+        "filter": filter,
         **({} if matcher is None else {"match_stages": list(matcher.active)}),
         "n": len(questions),
         "methods": {name: entry},
@@ -345,6 +366,6 @@ def _write(
             print(f"{counted(cut, 'passage')} left out for want of room in the model's context")
         if missing := sum(not q.answers for q in questions):
             print(f"{missing} of {len(questions)} questions have no gold answer and count in no score")
-    traces, figures = folder.path / "traces.jsonl", folder.path / "results.json"
+    traces, figures = folder.path / _TRACES, folder.path / "results.json"
     print(f"wrote {counted(len(answers), 'trace')} to {traces}, figures to {figures}")
     print("next: probers-compare" + ("" if asked.name == "testbed" else f" {asked.typed}"))

@@ -303,14 +303,38 @@ class TraceFile:
         Raises:
             UserError: the file holds other questions, or is none.
         """
+        answers, sound, damaged = self._read(questions)
+        if damaged:
+            listed = ", ".join(damaged[:5]) + (f" and {len(damaged) - 5} more" if len(damaged) > 5 else "")
+            print(f"{self.path} is damaged in line {listed}: what was there is answered again", flush=True)
+        if self.path.exists() and self.path.stat().st_size != len(sound):
+            write_bytes(self.path, sound)
+        return answers
+
+    def answers(self, questions: Sequence[Question]) -> list[Answer]:
+        """The answers to all questions; the file is only read.
+
+        Raises:
+            UserError: one is not there or damaged; the file holds other questions, or is none.
+        """
+        found, _, _ = self._read(questions)
+        for question, answer in zip(questions, found, strict=True):
+            if answer is None:
+                raise UserError(
+                    f"{self.path} lacks question {question.id!r}, or is damaged there: run it again"
+                )
+        return [answer for answer in found if answer is not None]
+
+    def _read(self, questions: Sequence[Question]) -> tuple[list[Answer | None], bytes, list[str]]:
+        """The answers that are there, the lines that are whole, and the numbers of those that are damaged."""
         answers: list[Answer | None] = [None] * len(questions)
         try:
             regular(self.path)
         except FileNotFoundError:
-            return answers
+            return answers, b"", []
         except ValueError as error:
             raise UserError(f"{self.path} {error}: remove it") from error
-        *lines, cut_off = self.path.read_bytes().split(b"\n")
+        *lines, _ = self.path.read_bytes().split(b"\n")
         sound, damaged, after = [], [], 0
         for number, line in enumerate(lines, 1):
             try:
@@ -327,12 +351,7 @@ class TraceFile:
                 )
             answers[place], after = answer, place + 1
             sound.append(line + b"\n")
-        if damaged:
-            listed = ", ".join(damaged[:5]) + (f" and {len(damaged) - 5} more" if len(damaged) > 5 else "")
-            print(f"{self.path} is damaged in line {listed}: what was there is answered again", flush=True)
-        if damaged or cut_off:
-            write_bytes(self.path, b"".join(sound))
-        return answers
+        return answers, b"".join(sound), damaged
 
     def append(self, answers: Iterable[Answer]) -> None:
         """Add answers and have them on disk before returning.

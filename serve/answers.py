@@ -2,44 +2,30 @@
 
 from __future__ import annotations
 
-import json
-import math
 import time
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from pydantic_core import to_json
+
+from probers.bank.assessment import token_lists
+
 from .scheduler import ScoredText
 
 if TYPE_CHECKING:
     from probers.bank.assessment import Assessor
 
-#: The lists of a text's tokens, by their names in a response.
-TOKEN_LISTS = ("token_scores", "token_p_wrong", "token_offsets", "token_logprobs", "token_entropies")
 
-
-def to_json(value: Mapping[str, Any]) -> str:
+def as_json(value: Mapping[str, Any]) -> bytes:
     """A response as JSON, which has no NaN and no infinities: the log-probability of 0 becomes null."""
-    try:
-        return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    except ValueError:
-        return json.dumps(_finite(value), ensure_ascii=False, separators=(",", ":"))
+    return to_json(value, inf_nan_mode="null")
 
 
-def sse(value: Mapping[str, Any] | str) -> str:
+def sse(value: Mapping[str, Any] | str) -> bytes:
     """One event of a stream."""
-    return f"data: {value if isinstance(value, str) else to_json(value)}\n\n"
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {key: _finite(each) for key, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(each) for each in value]
-    return value
+    return b"data: %b\n\n" % (value.encode() if isinstance(value, str) else as_json(value))
 
 
 @dataclass(slots=True)
@@ -155,8 +141,8 @@ class Choice:
 
     def _lists(self, start: int, stop: int, offsets: Sequence[tuple[int, int]]) -> dict[str, Any]:
         text, part = self.text, slice(start, stop)
-        lists = (text.scores[part], text.p_wrong[part], offsets, text.logprobs[part], text.entropies[part])
-        return dict(zip(TOKEN_LISTS, lists, strict=True))
+        own = (text.logprobs[part], text.entropies[part])
+        return token_lists(text.scores[part], text.p_wrong[part], offsets, *own)
 
     def _last(self, tokenizer: Any) -> dict[str, Any]:
         start, stop = self._tokens, self.text.row.kept

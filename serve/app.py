@@ -6,6 +6,7 @@ import asyncio
 import json
 import secrets
 import sys
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import anyio
 from fastapi import FastAPI
 from fastapi import Request as HttpRequest
 from fastapi.exceptions import RequestValidationError
@@ -27,7 +29,7 @@ from probers.engine.tokens import Prompt, encode_prompts, token_offsets
 from probers.prompts import chat_text
 from probers.types import RunError, UserError
 
-from .answers import Choice, Frame, sse, to_json, usage_of
+from .answers import Choice, Frame, as_json, sse, usage_of
 from .guard import Guard, Limits
 from .metrics import Clock, Metrics
 from .protocol import ApiError, ChatRequest, CompletionRequest, Request, busy
@@ -171,12 +173,32 @@ def _no_model(name: str, served: str) -> ApiError:
                     code="model_not_found")  # fmt: skip
 
 
+class _Wakes:
+    """Sets events from another thread than their loop's: all of a step with one call to the loop.
+
+    Each call is a system call, and has the loop take turns with the thread that writes.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: deque[asyncio.Event] = deque()
+
+    def __call__(self, loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
+        self._waiting.append(event)
+        if len(self._waiting) == 1:  # else a call that was not answered yet finds it
+            loop.call_soon_threadsafe(self._set)
+
+    def _set(self) -> None:
+        while self._waiting:
+            self._waiting.popleft().set()
+
+
 class _Endpoint:
     """Answers requests for text."""
 
     def __init__(self, served: Served) -> None:
         self._served = served
         self._lm = served.scheduler.lm
+        self._wakes = _Wakes()
 
     async def __call__(self, request: Request, http: HttpRequest) -> Response:
         served = self._served
@@ -199,11 +221,13 @@ class _Endpoint:
 
     async def _plain(self, request: Request, http: HttpRequest, clock: Clock) -> Response:
         served = self._served
-        changed = asyncio.Event()
-        loop = asyncio.get_running_loop()
+        changed, loop = asyncio.Event(), asyncio.get_running_loop()
 
         def tell() -> None:
-            loop.call_soon_threadsafe(changed.set)
+            if any(text.ready for text in texts):
+                clock.token()
+            if request.stream or all(text.over for text in texts):
+                self._wakes(loop, changed)
 
         # Long prompts take the tokenizer a while.
         texts = await asyncio.to_thread(self._texts, request, tell)
@@ -217,19 +241,13 @@ class _Endpoint:
         except Busy:
             raise busy() from None
         if request.stream:
-            return _stream(self._chunks(request, frame, choices, changed, clock), clock)
+            return _stream(self._chunks(request, frame, choices, changed), clock)
         try:
-            while not all(text.over for text in texts):
-                changed.clear()
-                if all(text.over for text in texts):
+            while not changed.is_set():
+                with anyio.move_on_after(_POLL):
+                    await changed.wait()
+                if not changed.is_set() and await http.is_disconnected():
                     break
-                try:
-                    await asyncio.wait_for(changed.wait(), _POLL)
-                except TimeoutError:
-                    if await http.is_disconnected():
-                        break
-                if any(text.ready for text in texts):
-                    clock.token()
         finally:
             for text in texts:
                 text.cancelled = True  # of no account for those that are over
@@ -242,8 +260,8 @@ class _Endpoint:
         return _json(frame.whole(told, usage_of(texts)))
 
     async def _chunks(
-        self, request: Request, frame: Frame, choices: Sequence[Choice], changed: asyncio.Event, clock: Clock
-    ) -> AsyncIterator[str]:
+        self, request: Request, frame: Frame, choices: Sequence[Choice], changed: asyncio.Event
+    ) -> AsyncIterator[bytes]:
         tokenizer, texts = self._lm.tokenizer, [choice.text for choice in choices]
         try:
             for chunk in frame.opening(request.choices):
@@ -257,7 +275,6 @@ class _Endpoint:
                         return
                     told = None if choice.finished else choice.news(tokenizer)
                     if told is not None:
-                        clock.token()
                         self._observe([told] if choice.finished else [])
                         yield sse(frame.chunk([told]))
             if request.with_usage:
@@ -355,11 +372,11 @@ class _Endpoint:
 
 
 def _json(value: Mapping[str, Any]) -> Response:
-    return Response(to_json(value), media_type="application/json")
+    return Response(as_json(value), media_type="application/json")
 
 
-def _stream(chunks: AsyncIterator[str], clock: Clock) -> Response:
-    async def timed() -> AsyncIterator[str]:
+def _stream(chunks: AsyncIterator[bytes], clock: Clock) -> Response:
+    async def timed() -> AsyncIterator[bytes]:
         try:
             async for chunk in chunks:
                 yield chunk

@@ -130,13 +130,14 @@ def run(cfg: DictConfig) -> None:
         UserError: before anything is compared, for whatever is wrong with the request.
     """
     url = cfg.engine if str(cfg.engine).startswith(("http://", "https://")) else None
-    if url is None and cfg.engine != "transformers":
+    if url is None and cfg.engine not in ("transformers", "vllm"):
         raise UserError(
-            f"engine={cfg.engine} is unknown: give transformers, or a server's address, http://.."
+            f"engine={cfg.engine} is unknown: give transformers, vllm, or a server's address, http://.."
         )
     bank = None
     if url is not None or cfg.prober is not None:
         bank = ProbeBank.from_pretrained(find_prober(cfg, asks="probers-check"), allow_other=cfg.allow_other)
+    other = load_model(cfg, engine="vllm") if cfg.engine == "vllm" else None
     lm = load_model(cfg)
     if bank is not None:
         bank.check_model(lm.spec)
@@ -151,17 +152,28 @@ def run(cfg: DictConfig) -> None:
         assert bank is not None
         _check_server(url, lm, bank, prompts, cfg.max_new_tokens, tolerance)
         return
-    # Without a prober all but the last, which transformers gives after the final norm only.
-    layers = tuple(range(lm.num_layers)) if bank is None else bank.layers
-    _check_transformers(lm, layers, prompts, cfg.max_new_tokens, tolerance)
-
-
-def _check_transformers(
-    lm: CausalLM, layers: Sequence[int], prompts: Sequence[str], length: int, tolerance: float
-) -> None:
-    """Plain transformers' ``output_hidden_states``, a text at a time, against our capture of a batch."""
-    written = [g for g in lm.generate(prompts, max_new_tokens=length) if g.token_ids]
+    written = [g for g in lm.generate(prompts, max_new_tokens=cfg.max_new_tokens) if g.token_ids]
+    if other is not None:
+        theirs, _ = our_states(other, written)
+    else:
+        # The last layer transformers gives after the final norm only.
+        theirs = _plain_states(lm, range(lm.num_layers) if bank is None else bank.layers, written)
     ours, normed = our_states(lm, written)
+    asked = {k: theirs[k] for k in (theirs if bank is None else bank.layers)}
+    found = compare_states(ours, asked, tolerance=tolerance, normed=normed)
+    print(
+        f"{sum(len(g.token_ids) for g in written)} tokens of {len(written)} texts, {lm.spec}, {lm.spec.dtype}"
+    )
+    print("layer  largest difference  relative")
+    for each in found:
+        print(f"{each.layer:5}  {each.absolute:18.3g}  {each.relative:8.2g}  {each.told}")
+    tell(found, f"engine={cfg.engine}", tolerance)
+
+
+def _plain_states(
+    lm: CausalLM, layers: Sequence[int], written: Sequence[Generation]
+) -> dict[int, np.ndarray]:
+    """Plain transformers' ``output_hidden_states``, a text at a time: by layer (n, d) of all texts."""
     parts: dict[int, list[np.ndarray]] = {layer: [] for layer in layers}
     for text in written:
         ids = torch.tensor([[*text.prompt_ids, *text.token_ids]], device=lm.device)
@@ -169,15 +181,7 @@ def _check_transformers(
             states = lm.model(input_ids=ids, output_hidden_states=True, use_cache=False).hidden_states
         for layer in layers:
             parts[layer].append(states[layer][0, len(text.prompt_ids) :].float().cpu().numpy())
-    theirs = {layer: np.concatenate(part) for layer, part in parts.items()}
-    found = compare_states(ours, theirs, tolerance=tolerance, normed=normed)
-    print(
-        f"{sum(len(g.token_ids) for g in written)} tokens of {len(written)} texts, {lm.spec}, {lm.spec.dtype}"
-    )
-    print("layer  largest difference  relative")
-    for each in found:
-        print(f"{each.layer:5}  {each.absolute:18.3g}  {each.relative:8.2g}  {each.told}")
-    tell(found, "engine=transformers", tolerance)
+    return {layer: np.concatenate(part) for layer, part in parts.items()}
 
 
 def tell(found: Sequence[LayerDifference], engine: str, tolerance: float) -> None:

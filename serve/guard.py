@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import hmac
+import math
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 
+import anyio
 from fastapi.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -45,17 +45,22 @@ class Guard:
         counted = path if path.startswith("/v1/") and path.count("/") < 4 else "other"
         metrics, limits = self._metrics, self._limits
 
+        # One for all pieces of a response: a timeout of each costs as much as making it.
+        reading = anyio.CancelScope()
+
         async def sending(event: Message) -> None:
             if event["type"] == "http.response.start":
                 metrics.requests.labels(counted, str(event["status"])).inc()
-            await asyncio.wait_for(send(event), limits.send)
+            reading.deadline = anyio.current_time() + limits.send
+            await send(event)
+            reading.deadline = math.inf
 
         headers = {name.lower(): value for name, value in scope["headers"]}
         error = self._refused(path, str(scope["method"]), headers)
         if error is not None:
             await JSONResponse(error.body(), error.status)(scope, receive, sending)
             return
-        with suppress(TimeoutError):  # it has its status already: all that is left is to hang up
+        with reading:  # it has its status already: all that is left is to hang up
             await self._app(scope, _limited(receive, limits.body), sending)
 
     def _refused(self, path: str, method: str, headers: Mapping[bytes, bytes]) -> ApiError | None:

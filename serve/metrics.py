@@ -35,7 +35,7 @@ class Metrics:
         self.texts = counter("texts_total", "Texts by how they ended", "stop")
         self.rows = gauge("running_texts", "Texts that are being written")
         self.queue = gauge("waiting_texts", "Texts whose prompts wait to be read")
-        self.batch = histogram("batch_rows", "Texts written together in a step", (1, 2, 4, 8, 16, 32, 64))
+        self.batch = histogram("batch_rows", "Texts running at a pass of the model", (1, 2, 4, 8, 16, 32, 64))
         shares = tuple(i / 10 for i in range(1, 11))
         self.scores = histogram("p_wrong", "P(wrong) of answers", shares)
         self.first = histogram("first_token_seconds", "From request to its first token", _SECONDS)

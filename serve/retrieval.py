@@ -117,7 +117,7 @@ class Answering:
         self._rag, self._lm, self._question, self._frame = rag, lm, question, frame
         self._gone = gone
 
-    async def chunks(self) -> AsyncIterator[str]:
+    async def chunks(self) -> AsyncIterator[bytes]:
         """The response as a stream."""
         frame = self._frame
         for chunk in frame.opening(1):

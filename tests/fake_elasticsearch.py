@@ -221,7 +221,7 @@ class FakeElasticsearch:
         known = {
             ("HEAD", ""): ("exists", lambda: self.index(name) and {}),
             ("PUT", ""): ("create", lambda: self.create(name, json.loads(body))),
-            ("DELETE", ""): ("delete", lambda: self.delete(name)),
+            ("DELETE", ""): ("delete", lambda: self.delete(name, asked)),
             ("GET", "_mapping"): (
                 "mapping", lambda: {self.index(name).name: {"mappings": self.index(name).mappings}}
             ),
@@ -252,8 +252,9 @@ class FakeElasticsearch:
         self.indices[name] = FakeIndex(name, body, self.coarse_lengths)
         return {"acknowledged": True, "shards_acknowledged": True, "index": name}
 
-    def delete(self, name):
-        del self.indices[self.index(name).name]
+    def delete(self, name, asked):
+        if name in self.indices or asked.get("ignore_unavailable") != ["true"]:
+            del self.indices[self.index(name).name]
         return {"acknowledged": True}
 
     def refresh(self, name):

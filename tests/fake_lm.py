@@ -37,6 +37,7 @@ class FakeLM:
     """
 
     batch = 1_000_000
+    attends = True
 
     spec, width = SPEC, SPEC.width
 

@@ -146,8 +146,8 @@ def test_a_server_is_held_against_our_scores(lm, tmp_path, capsys):
 
 
 def test_what_is_wrong_with_a_request_is_one_sentence(lm, tmp_path, capsys, monkeypatch):
-    assert code("engine=vllm") == 2
-    assert "engine=vllm is unknown: give transformers, or a server's address" in capsys.readouterr().err
+    assert code("engine=sglang") == 2
+    assert "engine=sglang is unknown: give transformers, vllm, or a server's" in capsys.readouterr().err
     pooled = bank_for(lm)
     replace(pooled, spec=replace(pooled.spec, site="mlp_out")).save_pretrained(tmp_path / "prober")
     assert code(f"prober={tmp_path / 'prober'}") == 2

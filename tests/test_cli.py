@@ -124,7 +124,7 @@ def test_exit_codes(monkeypatch, capsys, error, code):
     def fail(_config):
         raise error
 
-    monkeypatch.setattr(cli, "_load", lambda command: fail)
+    monkeypatch.setattr(cli, "load", lambda command: fail)
     assert run("datagen", []) == code
     lines = capsys.readouterr().err.strip().splitlines()
     assert len(lines) == 1 and lines[0].startswith("probers-datagen: ")
@@ -296,7 +296,7 @@ def test_what_steers_a_terminal_reaches_neither_stream(capsys, monkeypatch):
             pass
         raise UserError(steering + "\nsecond line")
 
-    monkeypatch.setattr(cli, "_load", lambda command: target)
+    monkeypatch.setattr(cli, "load", lambda command: target)
     assert run("testbed", []) == 2
     out, err = capsys.readouterr()
     assert out == "a[2Jb]0;title\n" and err.startswith("a[2Jb]0;title\n")

@@ -73,7 +73,7 @@ def place(tmp_path, monkeypatch):
     ProbeBank(spec, head, 0.0, metrics=metrics, seen=Seen({})).save_pretrained(tmp_path / "prober")
     made = []
 
-    def load(cfg, folder):
+    def load(cfg, folder, engine):
         made.append(model())
         return made[-1]
 

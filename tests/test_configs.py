@@ -10,6 +10,7 @@ from probers.datagen.testbed.recipe import Recipe
 from probers.datagen.testbed.run import _dataclass
 
 from probers.commands import main as cli
+from probers.commands.config import compose
 from probers.commands.presets import choices
 from probers.data.questions import DATASETS, source_class
 from probers.prompts import TESTBED_PROMPT
@@ -90,3 +91,12 @@ def test_the_commands_of_the_readme_compose():
     assert len(commands) >= 6
     for name, *arguments in commands:
         cli.compose(name.removeprefix("probers-"), cli.normalise(name.removeprefix("probers-"), arguments))
+
+
+def test_a_class_of_ones_own_has_none_of_the_options_of_the_part_in_whose_place_it_stands():
+    own = ["trigger._target_=mine.Trigger", "+trigger.k=2", "query._target_=mine.Query"]
+    cfg = compose("rag", [*own, "retriever._target_=mine.Retriever"])
+    assert cfg.trigger == {"_target_": "mine.Trigger", "k": 2}
+    assert cfg.query == {"_target_": "mine.Query"} and cfg.retriever == {"_target_": "mine.Retriever"}
+    derived = compose("rag", ["trigger=rind", "trigger._target_=mine.Rind"]).trigger
+    assert derived == {**compose("rag", ["trigger=rind"]).trigger, "_target_": "mine.Rind"}

@@ -145,6 +145,29 @@ def test_choices_of_one_prompt_read_it_once_and_draw_apart() -> None:
     assert passes <= 8
 
 
+def test_prompts_are_read_by_turns_with_what_is_written() -> None:
+    lm = tiny_lm("llama")
+    first, second = asked(lm, (PROMPTS[0], PROMPTS[2]), (30, 4))
+    batch = ContinuousBatch(lm, rows=2, piece=8)
+    pieces = -(-len(second.request.prompt.ids) // 8)
+    assert pieces > 2
+    with batch:
+        batch.add([first])
+        while not first.row.ids:
+            assert batch.step() == ([first] if first.row.ids else [])
+        assert first.ready == 1  # told before anything else is done
+        batch.add([second])
+        written = len(first.row.ids)
+        while not second.row.ids:
+            batch.step()
+        # The turn was the first text's own, and it had one after each piece but the last.
+        assert len(first.row.ids) - written == pieces
+        while batch.running or batch.waiting:
+            batch.step()
+    alone = lm.generate([PROMPTS[0], PROMPTS[2]], max_new_tokens=(30, 4))
+    assert [tuple(text.row.ids) for text in (first, second)] == [made.token_ids for made in alone]
+
+
 def test_stops_cut_the_text_and_cancelled_ones_leave() -> None:
     lm = tiny_lm("llama")
     (whole,) = lm.generate(PROMPTS[:1], max_new_tokens=20)

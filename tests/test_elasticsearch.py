@@ -15,9 +15,11 @@ import numpy as np
 import pytest
 from fake_elasticsearch import FULL, FakeElasticsearch, FakeIndex
 from omegaconf import OmegaConf
+from probers.rag.build import named_part
 from probers.rag.retrievers import BM25, connections, elasticsearch
 from probers.rag.retrievers.elasticsearch import Elasticsearch
 
+from probers.commands import config
 from probers.commands.parts import build
 from probers.types import Passage, RunError, UserError
 
@@ -321,6 +323,49 @@ def test_of_several_nodes_one_may_be_dead(server, monkeypatch, number):
     monkeypatch.setenv("ES_URL", f"{gone.url} {server.url}")
     retriever = connect(server, passages, url=None)
     assert ids(retriever.search(["amber"], 1)) == [["p0"]] and f"{gone.url}, {server.url})" in repr(retriever)
+
+
+@BOTH
+@pytest.mark.parametrize("endpoint", ["bulk", "search"])
+def test_a_node_that_dies_meanwhile_is_passed_over(server, monkeypatch, endpoint):
+    """Two nodes of one cluster: both are asked, and from some request on one answers no more."""
+    by(monkeypatch, 2)
+    passages = corpus(*WORDS)
+    with FakeElasticsearch() as other:
+        other.greeting, other.indices = server.greeting, server.indices
+        dying = {
+            name: [None] * (2 if name == endpoint else 99) + ["reset"] * 99 for name in (*ENDPOINTS, "exists")
+        }
+        other.faults.update(dying)
+        retriever = connect(server, passages, url=[other.url, server.url])
+        found = [ids(retriever.search([word], 1)) for word in WORDS]
+        assert found == [[[f"p{i}"]] for i in range(len(WORDS))]
+        assert len(other.asked(endpoint)) > 2 and len(server.asked(endpoint)) >= 4
+        assert len(server.indices[retriever._name].docs) == len(WORDS)
+    assert ids(retriever.search(["heron"], 1)) == [["p7"]]  # the dead one is gone altogether
+
+
+@BOTH
+def test_opensearch_is_a_name_for_the_same_retriever(server):
+    """From the command line, and as a method's own retriever."""
+    typed = ["question=x", "retriever=opensearch", f"retriever.url={server.url}", "retriever.b=0.4"]
+    made = build(config.request("rag", typed).retriever, corpus("amber"))
+    assert type(made) is Elasticsearch and made.b == 0.4
+    node = named_part("retriever", "opensearch", {"url": server.url, "shards": 2})
+    assert ids(build(node, corpus("amber", "basil")).search(["basil"], 1)) == [["p1"]]
+    with pytest.raises(UserError, match="retriever opensearch has no option 'shard': its options are url, "):
+        named_part("retriever", "opensearch", {"shard": 2})
+
+
+@BOTH
+def test_an_index_is_dropped_and_made_again(server):
+    retriever = connect(server, corpus("amber"))
+    retriever.drop()
+    retriever.drop()
+    assert not server.indices
+    with pytest.raises(RunError, match="no such index"):
+        retriever.search(["amber"], 1)
+    assert ids(connect(server, corpus("amber")).search(["amber"], 1)) == [["p0"]]
 
 
 @BOTH

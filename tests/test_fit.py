@@ -31,9 +31,8 @@ from probers.train.data import (
 )
 from probers.train.fit import Fitted, Task, fit, moments, targets_of
 from probers.train.module import FitSettings, ProberModule, head_losses
-from probers.train.trainer import Checkpoint
-from probers.train.trainer import _checksum as checksum
-from probers.train.trainer import _read as read_checkpoint
+from probers.train.trainer import Checkpoint, checksum
+from probers.train.trainer import read_tensors as read_checkpoint
 from safetensors.torch import save as encode
 from sklearn.metrics import roc_auc_score
 

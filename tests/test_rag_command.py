@@ -132,7 +132,7 @@ def test_tokens_that_fired_are_shown_as_their_words(rag, capsys):
 
 
 def test_passages_without_room_and_searches_without_result_are_told(rag, capsys, monkeypatch):
-    def small(cfg, folder):
+    def small(cfg, folder, engine):
         made = model()
         made.context = 75
         return made
@@ -470,7 +470,7 @@ def test_repeated_ids_are_refused_or_left_out_and_repeated_questions_are_answere
 
 
 def test_a_model_whose_attention_cannot_be_read_is_refused_before_anything_is_written(rag, monkeypatch):
-    def blind(cfg, folder):
+    def blind(cfg, folder, engine):
         made = model()
 
         def refuse(generations, *, progress=None):

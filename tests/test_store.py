@@ -221,6 +221,21 @@ def test_missing_layer_lists_those_there(tmp_path: Path) -> None:
         store.layer(3)
 
 
+def test_a_signal_of_attention_may_be_missing_and_no_other(tmp_path: Path) -> None:
+    rows = [row | {"rind_max": None if i else 0.25} for i, row in enumerate(make_rows(3))]
+    store = FeatureStore.create(tmp_path / "s", SPEC, config={}, shards=1)
+    store.write_shard(0, rows, make_states(3, 0))
+    read, states, units, left_out = store.read_shard(0)
+    assert [row["rind_max"] for row in read] == [0.25, None, None]
+    store.write_shard(0, read, *states, units=units, left_out=left_out)  # as balancing does
+    store.finish({})
+    table = FeatureStore.open(tmp_path / "s").table()
+    assert table["rind_max"].isna().tolist() == [False, True, True]
+    other = FeatureStore.create(tmp_path / "t", SPEC, config={}, shards=1)
+    with pytest.raises(TypeError):
+        other.write_shard(0, [row | {"mean_entropy": None} for row in rows], make_states(3, 0))
+
+
 def test_states_and_rows_that_do_not_fit(tmp_path: Path) -> None:
     store = FeatureStore.create(tmp_path, SPEC, config={}, shards=1)
     with pytest.raises(ValueError, match="expected"):
@@ -284,10 +299,10 @@ WIDE = replace(SPEC, model=replace(MODEL, width=4096), width=4096, layers=(0, 2,
 WIDE_ROWS = 48
 
 
-def build_wide(path: Path, shards: int) -> FeatureStore:
+def build_wide(path: Path, shards: int, spec: FeatureSpec = WIDE) -> FeatureStore:
     """Layers of 384 KiB per shard, so that pages can be told apart."""
     rng = np.random.default_rng(0)
-    store = FeatureStore.create(path, WIDE, config={}, shards=shards)
+    store = FeatureStore.create(path, spec, config={}, shards=shards)
     for index in range(shards):
         states = rng.standard_normal((WIDE_ROWS, len(WIDE.layers), WIDE.width), dtype=np.float32)
         store.write_shard(index, make_rows(WIDE_ROWS, index * WIDE_ROWS), states)
@@ -336,6 +351,33 @@ def test_one_layer_touches_that_layers_bytes_only(tmp_path: Path) -> None:
         assert not pages.any()
     store.states(WIDE.layers)
     assert all(resident(file).all() for file in files)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "fp8"])
+def test_whatever_is_asked_is_read_from_beginning_to_end_and_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str
+) -> None:
+    """Rows in any order: each shard once and in ascending places, no byte twice and none too much."""
+    store = build_wide(tmp_path / "s", 4, replace(WIDE, dtype=dtype))
+    asked: list[tuple[int, int, int]] = []
+    expect = reader._Map.expect
+
+    def noted(self: Any, position: int, first: int, end: int) -> None:
+        asked.append((maps.setdefault(id(self), len(maps)), position * WIDE_ROWS + first, end - first))
+        expect(self, position, first, end)
+
+    monkeypatch.setattr(reader._Map, "expect", noted)
+    rng = np.random.default_rng(0)
+    rows = np.arange(len(store))
+    batch, half = rng.permutation(rows)[:24], np.sort(rng.permutation(rows)[: len(rows) // 2])
+    for wanted in (slice(None), slice(20, 150), batch, half, half[::-1]):
+        maps: dict[int, int] = {}  # shards by the order in which they are first asked
+        asked.clear()
+        states = store.reader(WIDE.layers[::-1])
+        states[wanted]
+        places = [(shard, place) for shard, place, _ in asked]
+        assert places == sorted(places) and len(set(places)) == len(places)
+        assert sum(count for *_, count in asked) == len(rows[wanted]) * len(WIDE.layers)
 
 
 def mapped_memory(folder: Path) -> int:
@@ -456,7 +498,10 @@ def test_damaged_rows_and_lists_are_named(tmp_path: Path) -> None:
         (lambda m: m["spec"].update(width=4.5), r"spec\.width=4\.5 must be a whole number"),
         (lambda m: m["spec"].update(layers=list(range(10**5))), r"spec\.layers=.* must be a list"),
         (lambda m: m["spec"].update(layers=[0, "2"]), r"spec\.layers=.* must be a list"),
-        (lambda m: m["spec"].update(dtype="object"), "spec.dtype=object must be float16, float32 or float64"),
+        (
+            lambda m: m["spec"].update(dtype="object"),
+            "spec.dtype=object must be float16, float32, float64 or fp8",
+        ),
         (lambda m: m["spec"].update(pool=["mean"]), "spec.pool=.* must be mean"),
         (lambda m: m["spec"].update(position="a\nb"), r"spec\.position='a\\nb' must be text on one line"),
         (lambda m: m["spec"].update(model="testbed"), r"spec\.model=testbed must be a block"),

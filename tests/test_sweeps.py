@@ -68,7 +68,7 @@ def command(monkeypatch: pytest.MonkeyPatch) -> Any:
     module.compare_runs = lambda jobs, folders: f"TABLE {jobs} {[str(f) for f in folders]}"  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "a_command", module)
     monkeypatch.setitem(cli._TABLES, "train", "a_command:compare_runs")
-    monkeypatch.setattr(cli, "_load", lambda _: run)
+    monkeypatch.setattr(cli, "load", lambda _: run)
 
     def compose(_: str, overrides: list[str]) -> DictConfig:
         for override in overrides:

@@ -25,7 +25,7 @@ TEXT = (Path(__file__).parents[1] / "docs" / "tables.md").read_text()
 
 def typed() -> list[list[str]]:
     """Every command of the document, by word."""
-    found = re.findall(r"^    (probers-(?:.*\\\n)*.*)", TEXT, re.MULTILINE)
+    found = re.findall(r"^(probers-(?:.*\\\n)*.*)", TEXT, re.MULTILINE)
     return [shlex.split(command.replace("\\\n", " ")) for command in found]
 
 

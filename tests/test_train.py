@@ -40,6 +40,16 @@ def test_controls_are_left_out_with_a_reason(tmp_path: Path) -> None:
     assert any("question is the same in all training examples" in n for n in notes)
 
 
+def test_a_store_made_without_attention_is_trained_on_and_says_what_is_left_out(tmp_path: Path) -> None:
+    store = make_store(tmp_path / "s", edit=lambda row: row | {"rind_max": None})
+    _, notes = control_detectors(load_examples([store]))
+    why = "the store has no rind_max, for its model was run without attention"
+    assert f"control 'RIND maximum' left out: {why}" in notes
+    out = cli.run("train", [f"data={tmp_path / 's'}", f"out={tmp_path / 'p'}", "layer=[1,2]", *OVERRIDES])
+    metrics = ProbeBank.from_pretrained(out).metrics
+    assert "RIND maximum" not in metrics["controls"] and "entropies combined" in metrics["controls"]
+
+
 def test_controls_know_what_they_can_and_no_more(examples: Examples) -> None:
     detectors, notes = control_detectors(examples)
     rows = examples.rows["test"]

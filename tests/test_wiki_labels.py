@@ -497,7 +497,7 @@ def peak(tmp_path, count):
 class Forgetful:
     """A stub model that keeps nothing of what it was asked."""
 
-    spec, width = SPEC, SPEC.width
+    spec, width, attends = SPEC, SPEC.width, True
 
     def generate_each(self, prompts, **options):
         return written(ANSWERS).generate_each(prompts, **options)

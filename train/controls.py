@@ -70,6 +70,8 @@ def _unusable(examples: Examples, column: str) -> str | None:
     """Why a column cannot serve, or None."""
     if column not in examples.table:
         return f"the store has no column {column}"
+    if examples.table[column].isna().any():
+        return f"the store has no {column}, for its model was run without attention"
     values = examples.column(column, "train")
     return f"{column} is the same in all training examples" if len(set(values)) == 1 else None
 

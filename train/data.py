@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeAlias
@@ -375,13 +376,17 @@ class Dataset:
 
 
 def layers_to_train(value: Any, spec: FeatureSpec) -> tuple[int, ...]:
-    """The layers asked for: "all", one number, or a list of numbers.
+    """The layers asked for: "all", one number, a range "1-20", or a list of numbers.
 
     "all" leaves out layer 0, the embedding output, which is trained as a control.
 
     Raises:
         UserError: not understood, not in the store (lists those that are), or layer 0.
     """
+    if isinstance(value, str) and (ends := re.fullmatch(r"(\d+)-(\d+)", value)):
+        if int(ends[1]) > int(ends[2]):
+            raise UserError(f"layer={value} names no layer: give the smaller number first")
+        value = list(range(int(ends[1]), int(ends[2]) + 1))
     wanted = parse_layers(value, {"all": [k for k in spec.layers if k > 0]}, "layer")
     if not wanted and value == "all":
         raise UserError("layer=all: the store holds the embedding output only, make it with layers=all")

@@ -1,26 +1,32 @@
-"""Which heads are trained, the prober's and those it is controlled with, and their training in one pass."""
+"""Which heads are trained, the prober's and its controls', and their training: in one pass, or in parts."""
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
+from safetensors.torch import save as encode
 from torch import Tensor
 
+from probers.commands.part_runs import PartRuns
+from probers.data.partition import Partition
+from probers.files import write_bytes
 from probers.heads import Moments, ProbeHead
 from probers.seeding import draw_key
-from probers.types import RunError, Site
+from probers.types import RunError, Site, UserError, first_line
 
 from .batches import Batches, Schedule, StoreData, balancing
 from .controls import EMBEDDING
-from .data import CHUNK, Column, Dataset, Examples, Inputs, Padded, States, TokenStates
+from .data import CHUNK, Column, Dataset, Examples, Inputs, Padded, States, StoreStates, TokenStates
 from .module import FitSettings, NotFiniteError, ProberModule
-from .trainer import train
+from .stores import Stored
+from .trainer import checksum, read_tensors, train
 
 Target = Literal["correct", "shuffled", "person"]
 
@@ -245,3 +251,97 @@ def _no_person(examples: Examples) -> str | None:
         if len(set(examples.column("answer_kind", split) == "person")) == 1:
             return f"all or none of the {split} answers are persons"
     return None
+
+
+#: Of each head, beside its weights.
+_FIGURES = ("accuracy", "loss", "auroc")
+
+
+def own_tasks(tasks: Sequence[Task], part: Partition) -> list[Task]:
+    """The heads that a part trains: those of its stretch of the layers, controls included.
+
+    The embedding output goes with the first of them.
+
+    Raises:
+        UserError: there are fewer layers than parts.
+    """
+    layers = sorted({task.layer for task in tasks if task.layer})
+    if part.count > len(layers):
+        raise UserError(
+            f"part={part}: {len(layers)} layers are trained, so that there are {len(layers)} parts at most"
+        )
+    own = {*part.block(layers), *((0,) if part.number == 1 else ())}
+    return [task for task in tasks if task.layer in own]
+
+
+def of_tasks(dataset: Dataset, stores: Sequence[Stored], tasks: Sequence[Task]) -> Dataset:
+    """The same examples with the states that some heads read and no others."""
+    read = {task.column for task in tasks}
+    columns = [column for column in dataset.columns if column in read]
+    return replace(dataset, columns=columns, states=StoreStates(stores, columns))
+
+
+def file_of(what: str) -> str:
+    """Where heads are kept; ``what`` names their training where there are several."""
+    return f"{'-'.join(filter(None, ['trained', what]))}.safetensors"
+
+
+def save(fitted: Fitted, file: Path) -> None:
+    """Write trained heads in full precision, with what decided about each.
+
+    Raises:
+        RunError: they cannot be written.
+    """
+    tensors = {f"head.{name}": value.contiguous() for name, value in fitted.head.state_dict().items()}
+    tensors |= {name: torch.from_numpy(getattr(fitted, name)) for name in _FIGURES}
+    about = json.dumps({"tasks": [asdict(task) for task in fitted.tasks], "steps": fitted.steps})
+    write_bytes(file, encode(tensors, {"about": about, "sha256": checksum(tensors, about)}))
+
+
+def joined(
+    parts: PartRuns, make_head: Callable[[Sequence[str], int], ProbeHead], tasks: Sequence[Task], width: int,
+    what: str = "",
+) -> Fitted:  # fmt: skip
+    """The heads of all parts, in the order of the tasks.
+
+    Args:
+        parts: of one run.
+        make_head: from stream names and width to untrained heads.
+        tasks: whose heads are wanted; the parts may have more.
+        width: of the states.
+        what: names the training, as for :func:`file_of`.
+
+    Raises:
+        UserError: a part lacks its heads.
+        RunError: a part's file is damaged.
+    """
+    tensors: dict[str, list[Tensor]] = {}
+    there: list[Task] = []
+    steps = 0
+    for run in parts.runs:
+        file = run.path / file_of(what)
+        found, about = _read(file)
+        there += [Task(**task) for task in about["tasks"]]
+        steps = max(steps, about["steps"])
+        for name, value in found.items():
+            tensors.setdefault(name, []).append(value)
+    if lacking := [task for task in tasks if task not in there]:
+        raise UserError(f"no part has the head {lacking[0].stream}: make the parts again")
+    order = torch.tensor([there.index(task) for task in tasks])
+    whole = {name: torch.cat(values)[order] for name, values in tensors.items()}
+    head = make_head([task.stream for task in tasks], width)
+    head.load_state_dict({k.removeprefix("head."): v for k, v in whole.items() if k.startswith("head.")})
+    figures: dict[str, np.ndarray] = {name: whole[name].numpy() for name in _FIGURES}
+    return Fitted(tuple(tasks), head.eval(), steps=steps, seconds=0.0, **figures)
+
+
+def _read(file: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Tensors of a file, and what is said of them."""
+    again = "run the part's command again with overwrite=true"
+    try:
+        tensors, about = read_tensors(file)
+    except FileNotFoundError:
+        raise UserError(f"{file} is missing: {again}") from None
+    except (OSError, ValueError) as error:
+        raise RunError(f"{file} is damaged (it {first_line(error)}): {again}") from error
+    return tensors, about

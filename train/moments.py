@@ -119,8 +119,10 @@ def _greedy(examples: Examples) -> bool:
 def _inputs(moment: Moment, examples: Examples) -> np.ndarray | None:
     """(N, signals) all that is known at a moment but states; None where the store lacks some."""
     before = [column for column, _ in _BEFORE.values()]
-    columns = before if moment == "before" else [*(c for c in before if c in examples.table), *_COLUMNS]
     table = examples.table
+    # Signals of attention are missing in the stores of engines without it.
+    after = [c for c in _COLUMNS if c not in table or not table[c].isna().any()]
+    columns = before if moment == "before" else [*(c for c in before if c in table), *after]
     if not {*columns, "n_tokens"} <= set(table):
         return None
     found = [table[column].to_numpy(dtype=float) for column in columns]

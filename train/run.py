@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from omegaconf import DictConfig
 
+from probers.commands.part_runs import PartRuns, part_of
 from probers.commands.parts import maker, plain_value, record_of
 from probers.commands.runs import RunFolder, newest_store
 from probers.files import canonical_json, write_text
@@ -25,8 +26,12 @@ if TYPE_CHECKING:
 Settings = TypeVar("Settings")
 
 
-def run(cfg: DictConfig) -> Path:
+def run(cfg: DictConfig, parts: PartRuns | None = None) -> Path:
     """Train, calibrate, evaluate and write a prober; returns its folder.
+
+    Args:
+        cfg: the request.
+        parts: these have trained the heads.
 
     Raises:
         UserError: before anything is trained, for whatever is wrong with the request.
@@ -34,7 +39,12 @@ def run(cfg: DictConfig) -> Path:
     from .adaptive.question_classifier import TARGETS
     from .adaptive.question_classifier import run as run_classifier
 
+    part = part_of(cfg)
     if cfg.head.get("_target_") in TARGETS:
+        if part is not None:
+            raise UserError(
+                f"part={part} is of layers, and a classifier of questions has none: leave part out"
+            )
         return run_classifier(cfg)
     from probers.heads import factory
     from probers.store.store import FeatureStore
@@ -48,9 +58,9 @@ def run(cfg: DictConfig) -> Path:
 
     from .assemble import AssemblySettings, assemble
     from .data import Dataset, SplitRequest
-    from .fit import fit, plan_tasks
+    from .fit import Fitted, fit, joined, of_tasks, own_tasks, plan_tasks
     from .module import FitSettings
-    from .sweeps import SweepRequest, of_layers, of_sizes
+    from .sweeps import SweepRequest, fit_part, of_layers, of_sizes
     from .tables import compare_runs, table
 
     settings, assembly = _read(FitSettings, cfg), _read(AssemblySettings, cfg)
@@ -63,16 +73,26 @@ def run(cfg: DictConfig) -> Path:
     make_head = factory(maker(cfg.head))
     make_head(["tried before anything is written"], stores[0].spec.width)
     out = Path(cfg.out or _default_out(paths, cfg))
+    if part is not None:
+        out, own = part.folder(out), own_tasks(tasks, part)
     folder = RunFolder(out, "train", _identity(cfg, paths, tasks))
-    if not folder.begin(what="prober"):
+    if not (folder.begin("prober") if parts is None else parts.begin(folder, "prober")):
         return out
     if request.split != "store" or request.train_on or request.test_on:
         write_text(out / "splits.json", canonical_json(dataset.examples.split_record()))
 
-    fitted = fit(make_head, tasks, dataset, settings, out=out)
+    def fitter(of: Sequence[Task], on: Dataset, how: FitSettings, what: str = "") -> Fitted:
+        if parts is not None:
+            return joined(parts, make_head, of, on.states.shape[-1], what)
+        return fit(make_head, of, on, how, out=out, what=what)
+
+    if part is not None:
+        fit_part(fitter, own, of_tasks(dataset, stores, own), sweep, settings, out)
+        return _end_part(folder, cfg, stores[0].spec.model.id, own)
+    fitted = fitter(tasks, dataset, settings)
     trained = assemble(fitted, dataset, assembly)
     trained = replace(trained, notes=[*notes, *trained.notes])
-    trained, sized = of_sizes(make_head, trained, dataset, sweep, settings, assembly, out)
+    trained, sized = of_sizes(fitter, trained, dataset, sweep, settings, assembly)
 
     made = stores[0].config
     figures = _write(trained, dataset.examples, cfg, paths, made, out)
@@ -82,17 +102,32 @@ def run(cfg: DictConfig) -> Path:
         further[out / each.folder] = each.about
     summary = {"best_layer": figures["best_layer"], "auroc": figures["ensemble"]["auroc"]}
     folder.finish({"model": stores[0].spec.model.id, **summary})
-    # Also one that a killed run was writing.
-    for leftover in (*out.glob("checkpoint*.safetensors"), *out.glob(".checkpoint*.tmp")):
-        leftover.unlink()
+    _remove_checkpoints(out)
 
     print(table(figures))
     size = f"{len(trained.bank.layers)} layer{'s' * (len(trained.bank.layers) > 1)}"
-    print(f"wrote a prober of {size} to {out} (trained in {fitted.seconds:.0f} s)")
+    how = f"trained in {fitted.seconds:.0f} s" if parts is None else f"trained in {len(parts.runs)} parts"
+    print(f"wrote a prober of {size} to {out} ({how})")
     if further:
         print(compare_runs([[about] for about in further.values()], list(further)))
     print(f"next: {_next(trained.bank, out, sorted({folder.parent for folder in further}))}")
     return out
+
+
+def _end_part(folder: RunFolder, cfg: DictConfig, model: str, own: Sequence[Task]) -> Path:
+    """What a part ends with: a prober is calibrated and measured as a whole."""
+    folder.finish({"model": model, "part": cfg.part})
+    _remove_checkpoints(folder.path)
+    layers = sorted({task.layer for task in own if task.is_probe})
+    print(f"wrote the heads of layers {', '.join(map(str, layers))}, part {cfg.part}, to {folder.path}")
+    print(f"when every part is there: probers-merge {folder.path.parent}/*")
+    return folder.path
+
+
+def _remove_checkpoints(out: Path) -> None:
+    """Remove what a finished training needs no more, also one that a killed run was writing."""
+    for leftover in (*out.glob("checkpoint*.safetensors"), *out.glob(".checkpoint*.tmp")):
+        leftover.unlink()
 
 
 def _write(

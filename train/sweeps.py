@@ -11,12 +11,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from probers.heads import ProbeHead
 from probers.types import UserError
 
 from .assemble import AssemblySettings, CurvePoint, Trained, assemble
 from .data import Dataset, Examples
-from .fit import Fitted, Task, fit
+from .fit import Fitted, Task, file_of, save
 from .module import FitSettings
 
 #: Points of the learning curve where no sizes are asked for: so many texts, and these shares of them.
@@ -97,9 +96,53 @@ class SweptProber(NamedTuple):
     examples: Examples
 
 
+#: Gives the heads of some tasks, trained on a data set; the last argument names a training beside the first.
+Fitter = Callable[[Sequence[Task], Dataset, FitSettings, str], Fitted]
+
+
+def smaller(dataset: Dataset, request: SweepRequest) -> dict[str, Dataset]:
+    """What is trained on besides all texts: name of the training -> the same with fewer of them."""
+    texts = len(dataset.examples.rows["train"])
+    return {
+        _training(size): replace(dataset, examples=examples)
+        for size, examples in request.parts(dataset.examples).items()
+        if len(examples.rows["train"]) < texts and not _of_one_label(examples)
+    }
+
+
+def _training(size: int) -> str:
+    return f"{size}-texts"
+
+
+def fit_part(
+    fitter: Fitter,
+    tasks: Sequence[Task],
+    dataset: Dataset,
+    sweep: SweepRequest,
+    settings: FitSettings,
+    out: Path,
+) -> None:
+    """Train a part's heads, those of fewer texts as well, and write them.
+
+    Args:
+        fitter: trains.
+        tasks: the part's.
+        dataset: with the states that they read.
+        sweep: which fewer texts.
+        settings: how.
+        out: folder of the part.
+    """
+    save(fitter(tasks, dataset, settings, ""), out / file_of(""))
+    own = [replace(task, seed=settings.seed) for task in tasks if task.is_probe]
+    for what, part in smaller(dataset, sweep).items():
+        # Whichever site turns out best in the whole.
+        fitted = fitter(list(dict.fromkeys(own)), part, replace(settings, logger="none"), what)
+        save(fitted, out / file_of(what))
+
+
 def of_sizes(
-    make_head: Callable[[Sequence[str], int], ProbeHead], trained: Trained, dataset: Dataset,
-    request: SweepRequest, settings: FitSettings, assembly: AssemblySettings, out: Path,
+    fitter: Fitter, trained: Trained, dataset: Dataset, request: SweepRequest, settings: FitSettings,
+    assembly: AssemblySettings,
 ) -> tuple[Trained, list[SweptProber]]:  # fmt: skip
     """The prober with its learning curve (Probing-RAG, table 3), and those of the sizes asked for.
 
@@ -120,8 +163,7 @@ def of_sizes(
         found = trained
         if of < texts:
             part = replace(dataset, examples=examples)
-            quiet = replace(settings, logger="none")
-            fitted = fit(make_head, tasks, part, quiet, out=out, what=f"{size}-texts")
+            fitted = fitter(tasks, part, replace(settings, logger="none"), _training(size))
             found = assemble(fitted, part, assembly, controls=bool(request.sizes))
             curve.append(_point(found, examples, of / texts))
         kept.append(SweptProber(f"sizes/{size}", f"{of} texts", found, examples))

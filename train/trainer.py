@@ -56,7 +56,7 @@ class Checkpoint(Callback):
         self._tensors: dict[str, Tensor] = {}
         self.stretches, self.finished = 0, False
         try:
-            self._tensors, about = _read(path)
+            self._tensors, about = read_tensors(path)
             _check(self._tensors, about, module, stretches)
         except FileNotFoundError:
             return
@@ -97,16 +97,16 @@ class Checkpoint(Callback):
             tensors |= {f"adam.{index}.{k}": v for k, v in optimizer.state[parameter].items()}
         tensors = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
         told = json.dumps({"stretches": self.stretches, **about, "finished": self.finished})
-        write_bytes(self._path, encode(tensors, {"about": told, "sha256": _checksum(tensors, told)}))
+        write_bytes(self._path, encode(tensors, {"about": told, "sha256": checksum(tensors, told)}))
         self._written = time.monotonic()
 
 
-def _checksum(tensors: dict[str, Tensor], about: str) -> str:
+def checksum(tensors: dict[str, Tensor], about: str) -> str:
     """Of all that a checkpoint holds."""
     return digest(encode(tensors, {"about": about}), 64)
 
 
-def _read(path: Path) -> tuple[dict[str, Tensor], Any]:
+def read_tensors(path: Path) -> tuple[dict[str, Tensor], Any]:
     """What a checkpoint holds: tensors, and what is said beside them.
 
     Raises:
@@ -122,7 +122,7 @@ def _read(path: Path) -> tuple[dict[str, Tensor], Any]:
         raise ValueError(f"is damaged ({first_line(error)})") from error
     if "about" not in metadata or "sha256" not in metadata:
         raise ValueError("carries no checksum")
-    if _checksum(tensors, metadata["about"]) != metadata["sha256"]:
+    if checksum(tensors, metadata["about"]) != metadata["sha256"]:
         raise ValueError("was altered")
     return tensors, json.loads(metadata["about"])
 

@@ -84,7 +84,7 @@ class LabelBuilder(ABC):
         position: which tokens are read, for the FeatureSpec.
         balance_by: columns for each of whose values labels are balanced when that is asked for.
         parts: how many values those columns have within a split.
-        lm: what generates.
+        lm: what generates; None where the examples are made already, and :meth:`build` is not asked.
         prompt: the form of its prompts; a chat prompt is bound to the model's own template.
     """
 
@@ -94,11 +94,11 @@ class LabelBuilder(ABC):
     position: ClassVar[str]
     balance_by: ClassVar[tuple[str, ...]]
     parts: ClassVar[int]
-    lm: CausalLM
+    lm: CausalLM | None
     prompt: PromptTemplate
 
     def __post_init__(self) -> None:
-        if self.prompt.chat:
+        if self.prompt.chat and self.lm is not None:
             self.prompt = self.prompt.bind(self.lm.tokenizer)
 
     @property
@@ -113,7 +113,7 @@ class LabelBuilder(ABC):
 
     @abstractmethod
     def units(self) -> Iterator[Any]:
-        """The pieces of work, each with its ``split`` and an ``id`` by which a resumed run knows it is done.
+        """The pieces of work, each with ``group``, ``split``, and an ``id`` by which it is known to be done.
 
         Their order depends on the configuration alone; iterated once.
         """
@@ -137,9 +137,13 @@ class LabelBuilder(ABC):
         """Figures for the manifest and lines to print, from all rows and what was left out."""
 
 
-def recorded_needs(needs: Needs) -> Needs:
-    """What a generation must record for :func:`recorded` to describe it."""
-    return replace(needs, attention=True, top=True)
+def recorded_needs(needs: Needs, *, attention: bool = True) -> Needs:
+    """What a generation must record for :func:`recorded` to describe it.
+
+    Args:
+        attention: False where the model's is not to be had; the signals of it are then missing.
+    """
+    return replace(needs, attention=attention, top=True)
 
 
 def states_of(generation: Generation) -> list[np.ndarray]:
@@ -161,11 +165,12 @@ def recorded(
     """
     if first is None:
         first = tokens[0] if tokens else 0
-    scores = rind_scores(generation, variant="paper").scores
+    attended = generation.needs.attention
+    scores = rind_scores(generation, variant="paper").scores if attended else None
     span = generation
     if tokens is not None:
         part = slice(tokens[0], tokens[-1] + 1)
-        scores = scores[part]
+        scores = None if scores is None else scores[part]
         span = replace(
             generation,
             token_ids=generation.token_ids[part],
@@ -177,7 +182,7 @@ def recorded(
         "text": generation.text,
         "n_tokens": len(span.token_ids),
         **signals(span),
-        "rind_max": float(max(scores)),
+        "rind_max": None if scores is None else float(max(scores)),
         **signals_before(generation, first),
     }
 

@@ -68,9 +68,9 @@ class CotBuilder(LabelBuilder):
             order they come in; None asks them as they come.
     """
 
-    lm: CausalLM
+    lm: CausalLM | None
     asked: QuestionSet
-    retriever: Retriever
+    retriever: Retriever | None
     prompt: PromptTemplate
     needs: Needs
     label: str = "em"
@@ -114,6 +114,7 @@ class CotBuilder(LabelBuilder):
         return [f"{question.id}/{condition}" for condition in _CONDITIONS for question in units]
 
     def build(self, units: Sequence[Question], known: Mapping[str, int | None]) -> Iterator[Examples]:
+        assert self.lm is not None and self.retriever is not None
         closed = [self.prompt.question(q.question) for q in units]
         found = self.retriever.search([q.question for q in units], self.k)
         asked = [(q.question, [p.text for p in ps], "") for q, ps in zip(units, found, strict=True)]
@@ -124,8 +125,9 @@ class CotBuilder(LabelBuilder):
         ]
         names = self.names(units)
         batches = self.lm.generate_each(
-            [*closed, *opened], max_new_tokens=self.max_new_tokens, needs=recorded_needs(self.needs),
-            stop=self.prompt.stop, prefix=self.prompt.prefix, names=[q.id for q in units] * 2,
+            [*closed, *opened], max_new_tokens=self.max_new_tokens,
+            needs=recorded_needs(self.needs, attention=self.lm.attends), stop=self.prompt.stop,
+            prefix=self.prompt.prefix, names=[q.id for q in units] * 2,
             known={index for index, name in enumerate(names) if name in known},
         )  # fmt: skip
         for made in batches:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -65,10 +66,14 @@ def stop_rule(recognise: Recognise, *, cheap: bool) -> Callable[[str], bool]:
     return Settled(recognise) if cheap else one_sentence
 
 
-def span_needs(needs: Needs) -> Needs:
-    """What a generation must record for the features of the same needs to be had of any span of it."""
+def span_needs(needs: Needs, *, attention: bool = True) -> Needs:
+    """What a generation must record for the features of the same needs to be had of any span of it.
+
+    Args:
+        attention: as of :func:`.base.recorded_needs`.
+    """
     first, *more = dict.fromkeys(_kept(needs).values())
-    return recorded_needs(replace(needs, pool=first.pool, more=tuple(more)))
+    return recorded_needs(replace(needs, pool=first.pool, more=tuple(more)), attention=attention)
 
 
 def _kept(needs: Needs) -> dict[Feature, Feature]:
@@ -111,6 +116,11 @@ def span_rows(
         yield index, columns, [span[index] for _, span in spans]
 
 
+def _token_starts(lm: CausalLM, text: str) -> list[int]:
+    (encoded,) = encode_prompts(lm.tokenizer, [text])
+    return [start for start, end in encoded.offsets if end > start]
+
+
 def _untouched(cut: Cut) -> str:
     """Id of the span that the article itself has after the cut."""
     return f"{cut.id}/untouched"
@@ -133,7 +143,7 @@ class WikiBuilder(LabelBuilder):
         context: tokens of the article that the model is shown before a cut at most; None is all.
     """
 
-    lm: CausalLM
+    lm: CausalLM | None
     plan: CutPlan
     needs: Needs
     matcher: EntityMatcher
@@ -166,11 +176,13 @@ class WikiBuilder(LabelBuilder):
         return [*(cut.id for cut in units), *map(_untouched, units)]
 
     def build(self, units: Sequence[Cut], known: Mapping[str, int | None]) -> Iterator[Examples]:
+        lm = self.lm
+        assert lm is not None
         if self.context is not None:
-            units = list(shortened(units, self.context, self._token_starts))
-        needs = span_needs(self.needs)
+            units = list(shortened(units, self.context, partial(_token_starts, lm)))
+        needs = span_needs(self.needs, attention=lm.attends)
         labels = dict(known)
-        batches = self.lm.generate_each(
+        batches = lm.generate_each(
             [self.prompt.continuation(cut.article.title, cut.before) for cut in units],
             max_new_tokens=self.max_new_tokens,
             needs=needs,
@@ -187,11 +199,7 @@ class WikiBuilder(LabelBuilder):
         hallucinated = [cut for cut in units if labels[cut.id] == 0]
         # They are read, and thus known, all or none.
         if self.negatives == "untouched" and not any(_untouched(cut) in known for cut in hallucinated):
-            yield self._read_articles(hallucinated, needs)
-
-    def _token_starts(self, text: str) -> list[int]:
-        (encoded,) = encode_prompts(self.lm.tokenizer, [text])
-        return [start for start, end in encoded.offsets if end > start]
+            yield self._read_articles(lm, hallucinated, needs)
 
     def _label(self, cut: Cut, generation: Generation, examples: Examples) -> None:
         """Add the example, or why there is none."""
@@ -219,22 +227,22 @@ class WikiBuilder(LabelBuilder):
             return
         self._add(cut, generation, written, match, "generated", examples)
 
-    def _read_articles(self, cuts: Sequence[Cut], needs: Needs) -> Examples:
+    def _read_articles(self, lm: CausalLM, cuts: Sequence[Cut], needs: Needs) -> Examples:
         """The entities of the articles themselves, as the model reads them."""
         examples = Examples()
         kept, prompts, texts = [], [], []
         for cut in cuts:
             prompt = self.prompt.continuation(cut.article.title, cut.before)
             try:
-                (encoded,) = encode_prompts(self.lm.tokenizer, [prompt], [cut.id])
-                tokens = encode_continuation(self.lm.tokenizer, encoded, cut.between + cut.entity.text)
+                (encoded,) = encode_prompts(lm.tokenizer, [prompt], [cut.id])
+                tokens = encode_continuation(lm.tokenizer, encoded, cut.between + cut.entity.text)
             except UserError as error:
                 examples.leave_out(_untouched(cut), f"unreadable: {error}", gold=cut.entity.text)
                 continue
             kept.append(cut)
             prompts.append(prompt)
             texts.append(tokens)
-        read = self.lm.score(prompts, texts, needs=needs, names=[cut.id for cut in kept]) if kept else []
+        read = lm.score(prompts, texts, needs=needs, names=[cut.id for cut in kept]) if kept else []
         for cut, generation in zip(kept, read, strict=True):
             if generation.stop == "skipped":  # the entity is longer than what was asked of the model
                 examples.leave_out(_untouched(cut), TOO_LONG, gold=cut.entity.text)

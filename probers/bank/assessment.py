@@ -24,6 +24,15 @@ if TYPE_CHECKING:
     from .bank import ProbeBank
 
 
+#: The lists of a text's tokens, by their names in a response.
+TOKEN_LISTS = ("token_scores", "token_p_wrong", "token_offsets", "token_logprobs", "token_entropies")
+
+
+def token_lists(*lists: Sequence[Any] | None) -> dict[str, Any]:
+    """:data:`TOKEN_LISTS` of some of a text's tokens; None for one that is not known."""
+    return dict(zip(TOKEN_LISTS, lists, strict=True))
+
+
 @dataclass(frozen=True, slots=True)
 class ScoredSpan:
     """A part of a text.

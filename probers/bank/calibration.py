@@ -183,7 +183,7 @@ class EntropyModel:
     """A logistic model over the heads' score and the entropy signals.
 
     Attributes:
-        mean, scale: per input, in the order [score, *SIGNALS].
+        mean, scale: per input, in the order of score, then SIGNALS.
         weights: of the standardised inputs; the result is the log-odds of "wrong".
         intercept: of the same.
         threshold: fires when the log-odds exceed it.

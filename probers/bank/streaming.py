@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Scores(AbstractContextManager["Scores"]):
-    """Scores of the tokens that a model writes inside a ``with`` block: :meth:`ProbeBank.watch`.
+    """Scores of the tokens that a model writes inside a ``with`` block: :meth:`.ProbeBank.watch`.
 
     They are those of the newest call of ``generate``, row by row of its batch, and can be
     read inside the block and after it. Higher is more likely wrong.
@@ -109,7 +109,7 @@ class Scores(AbstractContextManager["Scores"]):
         """Read each row's last token as well, by forwarding it; to be called inside the block.
 
         With it ``per="sequence"`` gives the scores of whole texts, those of what
-        :meth:`CausalLM.generate` records. It costs one pass for one token per row, which goes
+        :meth:`.CausalLM.generate` records. It costs one pass for one token per row, which goes
         on from a copy of the keys and values: also where the caller holds them, they stay as
         they are. A second call does nothing.
 
@@ -147,7 +147,7 @@ class Scores(AbstractContextManager["Scores"]):
 
 
 class StopOnScore(StoppingCriteria):
-    """Ends a row when the prober's score of it exceeds a threshold: :meth:`ProbeBank.stopping_criteria`.
+    """Ends a row when the prober's score of it exceeds a threshold: :meth:`.ProbeBank.stopping_criteria`.
 
     The hooks are on the model from the beginning, and go when the object is collected or
     :meth:`close` is called. In between it may serve any number of ``generate`` calls.

@@ -9,6 +9,7 @@ import difflib
 import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,11 +24,13 @@ if TYPE_CHECKING:
 
 #: Groups whose choice a preset makes together with options of that very choice.
 _OF_A_CHOICE = ("trigger", "query")
+#: Groups in whose place a class of the user's own can be named, by ``<group>._target_``.
+_OWN = ("trigger", "query", "retriever")
 
 #: Short forms: what the user types -> the key it sets.
 _ALIASES = {"model": "model.name"}
-#: What an argument that is no ``key=value`` stands for.
-_PLACED = {"score": "texts"}
+#: What an argument that is no ``key=value`` stands for: one, or several as a list.
+_PLACED, _PLACED_LIST = {"score": "texts"}, {"merge": "parts"}
 
 
 def normalise(command: str, arguments: Sequence[str]) -> list[str]:
@@ -37,6 +40,7 @@ def normalise(command: str, arguments: Sequence[str]) -> list[str]:
         UserError: ``--source`` without a value.
     """
     overrides: list[str] = []
+    placed: list[str] = []
     left = iter(arguments)
     for argument in left:
         if argument == "--source":
@@ -48,8 +52,19 @@ def normalise(command: str, arguments: Sequence[str]) -> list[str]:
             argument = argument.removeprefix("--")
         elif command in _PLACED and "=" not in argument and not argument.startswith("-"):
             argument = f"{_PLACED[command]}={argument}"
+        elif command in _PLACED_LIST and _is_placed(argument):
+            placed.append(argument)
+            continue
         overrides += [_quoted(command, part) for part in _of_file(argument)]
+    if placed:
+        overrides.append(f"{_PLACED_LIST[command]}=[{','.join(map(quote, placed))}]")
     return overrides
+
+
+def _is_placed(argument: str) -> bool:
+    """Whether an argument is a path, which may hold an equals sign, and no option."""
+    key, equals, _ = argument.partition("=")
+    return not argument.startswith("-") and not (equals and _KEY.fullmatch(key))
 
 
 def _of_file(argument: str) -> list[str]:
@@ -121,8 +136,13 @@ def request(command: str, overrides: Sequence[str]) -> DictConfig:
     Raises:
         UserError: as :func:`compose`, or a value that is not allowed.
     """
+    from omegaconf import open_dict
+
     config = compose(command, overrides)
     check(command, config)
+    if config.get("part") is not None:
+        with open_dict(config):  # which a merge repeats without the part
+            config.typed = [literal(override) for override in overrides]
     return config
 
 
@@ -154,6 +174,9 @@ def compose(command: str, overrides: Sequence[str]) -> DictConfig:
             for group in departures(typed):
                 own = [o for o in overrides if re.match(rf"[+]*{group}[.=]", o)]
                 _depart(config, group, hydra_compose(command, overrides=own)[group])
+            for group in _OWN:
+                if f"{group}._target_" in typed and group not in typed:
+                    _keep(config, group, typed)
             OmegaConf.to_container(config, resolve=True)  # references to keys that are not there fail here
             return config
     except (HydraException, OmegaConfBaseException) as error:
@@ -177,6 +200,15 @@ def _depart(config: DictConfig, group: str, plain: DictConfig) -> None:
         plain = OmegaConf.masked_copy(config[group], list(map(str, plain)))
     with open_dict(config):
         config[group] = plain
+
+
+def _keep(config: DictConfig, group: str, typed: Mapping[str, str]) -> None:
+    """Take a class of the user's own without the options of the part whose place it takes."""
+    from omegaconf import OmegaConf, open_dict
+
+    given = [str(key) for key in config[group] if any(f"{t}.".startswith(f"{group}.{key}.") for t in typed)]
+    with open_dict(config):
+        config[group] = OmegaConf.masked_copy(config[group], given)
 
 
 def _check_form(override: str) -> None:
@@ -286,39 +318,62 @@ Flags:
   -m           run every combination of comma-separated values (key=a,b) and compare them"""
 
 
-def help_text(command: str) -> str:
-    """The help of a command: its configuration file, whose comments explain every key."""
+@dataclass(frozen=True)
+class Help:
+    """What a command's files say of it. Lines are those of the YAML files, numbers with what they may be."""
+
+    about: list[str]
+    keys: list[str]
+    #: Group -> choice -> its lines. A group with the single choice ``default`` is a plain block of keys.
+    groups: dict[str, dict[str, list[str]]]
+    presets: list[str]
+    methods: list[str]
+
+
+def help_of(command: str) -> Help:
+    """What the configuration files of a command say of it and of its parts."""
     lines = text_of("", command).splitlines()
     about = list(itertools.takewhile(lambda line: line.startswith("#"), lines))
     body = lines[len(about) :]
     groups = sorted(
         {m[1] for line in body if (m := re.match(r"\s+- (?:override /|/)?(\w+)(?:@\w+)?: ", line))}
     )
-    # The defaults list is Hydra's business; its choices are shown in words below.
+    # The defaults list is Hydra's business; its choices are shown in words.
     if "defaults:" in body:
         start = body.index("defaults:")
         end = start + 1
         while end < len(body) and (body[end].startswith((" ", "-")) or not body[end].strip()):
             end += 1
         body = body[:start] + body[end:]
-    parts = [f"Usage: probers-{command} [key=value ...]", ""]
-    parts += [line.lstrip("# ") for line in about]
-    listed = _with_ranges(body, "", numbers(command))
-    parts += ["", "Keys with their defaults:", *(f"  {line}".rstrip() for line in listed if line.strip())]
-    for group in groups:
-        if group == "experiment":  # names only: each is a whole configuration
-            parts += ["", f"experiment=NAME, one of: {', '.join(presets(command))}"]
-            if methods(command):
-                parts += [f"  with method=NAME, one of: {', '.join(methods(command))}"]
-            continue
-        names = choices(group)
-        if names == ["default"]:  # a plain block of keys that several commands share
-            parts += ["", *(f"  {group}.{line}" for line in text_of(group, "default").splitlines())]
-        elif names:
-            parts += ["", f"{group}=NAME, one of: {', '.join(names)}"]
-            for name in names if len(names) < 30 else []:
-                text = text_of(group, name)
-                keys = [x for x in text.splitlines() if x.strip() and "_target_" not in x]
+    return Help(
+        [line.lstrip("# ") for line in about],
+        [line for line in _with_ranges(body, "", numbers(command)) if line.strip()],
+        {
+            group: {name: text_of(group, name).splitlines() for name in choices(group)}
+            for group in groups
+            if group != "experiment"  # names only: each is a whole configuration
+        },
+        presets(command) if "experiment" in groups else [],
+        methods(command) if "experiment" in groups else [],
+    )
+
+
+def help_text(command: str) -> str:
+    """The help of a command: its configuration file, whose comments explain every key."""
+    told = help_of(command)
+    parts = [f"Usage: probers-{command} [key=value ...]", "", *told.about, "", "Keys with their defaults:"]
+    parts += [f"  {line}".rstrip() for line in told.keys]
+    if told.presets:
+        parts += ["", f"experiment=NAME, one of: {', '.join(told.presets)}"]
+    if told.methods:
+        parts += [f"  with method=NAME, one of: {', '.join(told.methods)}"]
+    for group, files in told.groups.items():
+        if list(files) == ["default"]:
+            parts += ["", *(f"  {group}.{line}" for line in files["default"])]
+        elif files:
+            parts += ["", f"{group}=NAME, one of: {', '.join(files)}"]
+            for name, lines in files.items() if len(files) < 30 else ():
+                keys = [x for x in lines if x.strip() and "_target_" not in x]
                 parts += [f"  {group}={name}", *(f"    {line}" for line in keys)]
     return "\n".join([*parts, "", _FLAGS])
 

@@ -94,6 +94,7 @@ _TARGETS = {
     "testbed": "probers.datagen.testbed.run:run",
     "serve": "probers.serve.command:run",
     "check": "probers.serve.check:run",
+    "merge": "probers.commands.part_runs:run",
 }
 #: Command -> function (what each job varied, folders) -> the table that a sweep ends in.
 _TABLES = {"train": "probers.train.tables:compare_runs"}
@@ -152,7 +153,7 @@ def _heard() -> Iterator[None]:
 
 
 #: The console scripts.
-demo, datagen, train, rag, compare, score, testbed, serve, check = (
+demo, datagen, train, rag, compare, score, testbed, serve, check, merge = (
     partial(main, command) for command in _TARGETS
 )
 
@@ -218,7 +219,7 @@ def _main(command: str, arguments: list[str]) -> int:
         for config in configs:
             print(OmegaConf.to_yaml(config, resolve=True), end="")
         return 0
-    target = _load(command)
+    target = load(command)
     # The same of many jobs is told once.
     told = [note for job, config in zip(jobs, configs, strict=True) for note in notes(job, config)]
     for note in dict.fromkeys(told):
@@ -263,7 +264,7 @@ def _run_all(
             message, code = _told(error)
             worst = max(worst, _fail(f"probers-{command}: {' '.join(name)}: {message}", code))
             continue
-        if isinstance(folder, Path):
+        if isinstance(folder, Path) and config.get("part") is None:
             done.append((name, folder))
     if command in _TABLES and done:
         table = _imported(_TABLES[command])([name for name, _ in done], [folder for _, folder in done])
@@ -279,7 +280,8 @@ def _told(error: Exception) -> tuple[str, int]:
     return str(error), 2 if isinstance(error, UserError) else 1
 
 
-def _load(command: str) -> Callable[[DictConfig], Any]:
+def load(command: str) -> Callable[..., Any]:
+    """What runs a command, from its resolved configuration."""
     return _imported(_TARGETS[command])
 
 
@@ -291,7 +293,7 @@ def _imported(name: str) -> Callable[..., Any]:
 def run(command: str, overrides: Sequence[str]) -> Any:
     """Run a command inside this process, as ``probers-demo`` does; returns what it returns."""
     with taking_back():
-        return _load(command)(request(command, normalise(command, overrides)))
+        return load(command)(request(command, normalise(command, overrides)))
 
 
 def _take_cfg_flag(arguments: list[str]) -> bool:

@@ -27,18 +27,20 @@ _ENDS = 1 << 20  # bytes
 _DTYPE = "model.dtype"
 
 
-def load_model(cfg: DictConfig, folder: RunFolder | None = None) -> CausalLM:
+def load_model(cfg: DictConfig, folder: RunFolder | None = None, *, engine: str = "transformers") -> CausalLM:
     """The model of ``cfg.model``.
 
     Args:
         folder: the run, which keeps the number format that it began with.
+        engine: what runs it, "transformers" or "vllm".
     """
     from ..engine.model import CausalLM
+    from ..engine.vllm.lm import VllmLM
 
     begun = None if folder is None else folder.chosen.get(_DTYPE)
     if begun is not None:
         print(f"{_DTYPE}={begun}, in which this run began", file=sys.stderr)
-    lm = CausalLM.from_pretrained(
+    lm = (VllmLM if engine == "vllm" else CausalLM).from_pretrained(
         cfg.model.name,
         revision=cfg.model.revision,
         gguf=cfg.model.gguf,
@@ -55,7 +57,21 @@ def load_model(cfg: DictConfig, folder: RunFolder | None = None) -> CausalLM:
     )
     if folder is not None and cfg.model.dtype == "auto" and begun is None:
         folder.choose(_DTYPE, lm.spec.dtype)
+    if folder is not None and folder.config.get("part") is not None:
+        _check_weights(lm, folder)
     return lm
+
+
+def _check_weights(lm: CausalLM, folder: RunFolder) -> None:
+    """Keep which weights a part was begun with, and refuse others; merging compares them."""
+    now = str(lm.spec)
+    begun = folder.chosen.get("model", now)
+    if begun != now:
+        raise UserError(
+            f"{folder.path} was begun with the model {begun}, and the model now is {now}: give "
+            "model.revision, or overwrite=true"
+        )
+    folder.choose("model", begun)
 
 
 def load_passages(cfg: DictConfig) -> Sequence[Passage]:

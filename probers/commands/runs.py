@@ -22,6 +22,7 @@ from typing import Any, Literal
 
 from filelock import FileLock, Timeout
 
+from ..data.partition import PARTS
 from ..files import canonical_json, digest, read_json, write_text, writing
 from ..options import shown
 from ..types import UserError, first_line
@@ -31,12 +32,12 @@ _OF_SERVERS = ("url", "shards", "timeout", "retries", "verify", "ca_file", "rebu
 #: Keys (dotted) that say how a run is carried out, not what it computes.
 NOT_IDENTITY = (
     "out", "batch_size", "logger", "model.device", "model.cache", "overwrite", "wait", "checksums",
-    "save_every", "suffix", "memory", "corpus_cache", "retriever.cache", "retriever.device",
+    "save_every", "suffix", "memory", "corpus_cache", "typed", "retriever.cache", "retriever.device",
     "retriever.batch_size",
     *(f"retriever.{option}" for option in _OF_SERVERS),
 )  # fmt: skip
 
-_CONFIG_FILE, _RUN_FILE = "config.yaml", "run.json"
+CONFIG_FILE, RUN_FILE = "config.yaml", "run.json"
 
 
 def identity(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -49,6 +50,8 @@ def identity(config: Mapping[str, Any]) -> dict[str, Any]:
             node = node.get(parent, {}) if isinstance(node, dict) else {}
         if isinstance(node, dict):
             node.pop(leaf, None)
+    if kept.get("part") is None:  # a whole run is the one that it is without the option
+        kept.pop("part", None)
     return kept
 
 
@@ -57,8 +60,8 @@ _MANIFEST, _LOCK, _WRITER = "manifest.json", ".lock", ".writer.json"
 #: Folders that a run's may lie within.
 _DEEPEST = 100
 #: What a run that was killed at once leaves.
-_BEGUN = {_LOCK, _WRITER, f".{_WRITER}.tmp", f".{_RUN_FILE}.tmp"}
-_PAPERS = _BEGUN | {_CONFIG_FILE, _RUN_FILE, _MANIFEST, f".{_CONFIG_FILE}.tmp"}
+_BEGUN = {_LOCK, _WRITER, f".{_WRITER}.tmp", f".{RUN_FILE}.tmp"}
+_PAPERS = _BEGUN | {CONFIG_FILE, RUN_FILE, _MANIFEST, f".{CONFIG_FILE}.tmp"}
 #: Locks of this process, by folder: within it a run may come back to its own folder.
 _HELD: dict[Path, FileLock] = {}
 
@@ -103,18 +106,23 @@ def taking_back() -> Iterator[None]:
 
 def _take_back(made: _Made) -> None:
     """Remove what stands only for a run that never began; the earlier run is put back."""
-    if any(p.name not in _PAPERS for p in made.path.rglob("*") if p.is_file() or p.is_symlink()):
+    if any(p.name not in _PAPERS for p in _own(made.path) if p.is_file() or p.is_symlink()):
         return
     _release(made.path.resolve())
     for name in _PAPERS:
         (made.path / name).unlink(missing_ok=True)
-    for folder in sorted((p for p in made.path.rglob("*") if p.is_dir()), reverse=True):
+    for folder in sorted((p for p in _own(made.path) if p.is_dir()), reverse=True):
         folder.rmdir()
     if made.new or made.old:
         made.path.rmdir()
     if made.old:
         made.old.rename(made.path)
         print(f"the run that was at {made.path} is back there")
+
+
+def _own(folder: Path) -> Iterator[Path]:
+    """Everything below a run's folder, but the runs of its parts."""
+    return (p for p in folder.rglob("*") if p.relative_to(folder).parts[0] != PARTS)
 
 
 def _release(path: Path, now: Path | None = None) -> None:
@@ -201,7 +209,7 @@ class RunFolder:
         state = read_state(self.path)
         assert state is not None, "claimed before"
         write_text(
-            self.path / _RUN_FILE, canonical_json(state | {"chosen": state.get("chosen", {}) | {key: value}})
+            self.path / RUN_FILE, canonical_json(state | {"chosen": state.get("chosen", {}) | {key: value}})
         )
 
     @property
@@ -227,7 +235,8 @@ class RunFolder:
         state = read_state(self.path)
         if state is None:
             there = os.path.lexists(self.path)
-            if there and (not self.path.is_dir() or {p.name for p in self.path.iterdir()} - _BEGUN):
+            allowed = {PARTS, *_BEGUN}  # parts of a run may be there before it
+            if there and (not self.path.is_dir() or {p.name for p in self.path.iterdir()} - allowed):
                 raise UserError(
                     f"out={self.path} exists and is not a run of probers-{self.command}: "
                     "choose another out or remove it"
@@ -299,9 +308,9 @@ class RunFolder:
             state["chosen"] = chosen
         files = [
             # First at the beginning, for it tells the folder from one that is not a run's; last at the end.
-            (_RUN_FILE, canonical_json(state)),
+            (RUN_FILE, canonical_json(state)),
             # Not by OmegaConf, which reads references in texts.
-            (_CONFIG_FILE, yaml.safe_dump(dict(self.config), sort_keys=False, allow_unicode=True)),
+            (CONFIG_FILE, yaml.safe_dump(dict(self.config), sort_keys=False, allow_unicode=True)),
         ]
         for name, text in reversed(files) if complete else files:
             write_text(self.path / name, text)
@@ -309,10 +318,23 @@ class RunFolder:
     def _difference(self, state: Mapping[str, Any]) -> str:
         if state["command"] != self.command:
             return f"of probers-{state['command']}"
-        here, there = _flat(identity(self.config)), _flat(state["identity"])
-        keys = sorted(k for k in {*here, *there} if here.get(k) != there.get(k))
-        listed = [f"{k}: {shown(there.get(k))} there, {shown(here.get(k))} now" for k in keys[:2]]
-        return "; ".join(listed) + (f"; and {len(keys) - 2} more" if len(keys) > 2 else "")
+        return told_apart(identity(self.config), state["identity"])
+
+
+def told_apart(
+    here: Mapping[str, Any], there: Mapping[str, Any], names: tuple[str, str] = ("there", "now")
+) -> str:
+    """The first options by which two runs differ, with both values; "" where they do not.
+
+    Args:
+        here: one run's identity.
+        there: the other's, whose value is told first.
+        names: what each value stands behind: of ``there``, and of ``here``.
+    """
+    ours, others = _flat(dict(here)), _flat(dict(there))
+    keys = sorted(k for k in {*ours, *others} if ours.get(k) != others.get(k))
+    listed = [f"{k}: {shown(others.get(k))} {names[0]}, {shown(ours.get(k))} {names[1]}" for k in keys[:2]]
+    return "; ".join(listed) + (f"; and {len(keys) - 2} more" if len(keys) > 2 else "")
 
 
 def _writer(path: Path) -> str:
@@ -337,7 +359,7 @@ def read_state(path: Path) -> dict[str, Any] | None:
     Raises:
         UserError: it is damaged.
     """
-    file = path / _RUN_FILE
+    file = path / RUN_FILE
     try:
         state = read_json(file)
     except (FileNotFoundError, NotADirectoryError):
@@ -403,7 +425,7 @@ def newest_run(
     command: str, fits: Callable[[Path, Mapping[str, Any]], bool] = lambda folder, summary: True, *,
     model: str | None = None, root: Path = Path("runs"),
 ) -> Path | None:  # fmt: skip
-    """The newest complete run of a command below ``root``.
+    """The newest complete run of a command below ``root``, parts of one left out.
 
     Args:
         fits: whether a run is wanted, by its folder and summary.
@@ -417,6 +439,8 @@ def newest_run(
             print(f"note: {error}", file=sys.stderr)
             continue
         if not state or state["command"] != command or not state["complete"]:
+            continue
+        if "part" in state["identity"]:
             continue
         summary = state["summary"]
         if model in (None, summary.get("model")) and fits(file.parent, summary):

@@ -14,8 +14,9 @@ from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from omegaconf import OmegaConf
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
+from ..data.partition import Partition
 from ..options import (
     Count,
     Name,
@@ -49,8 +50,8 @@ BatchSize = Literal["auto"] | Count
 Engine = Annotated[
     str,
     Field(
-        pattern=r"^(transformers|https?://[^\s@?#]+)$",
-        description="transformers, or a URL as http://127.0.0.1:8000/v1 without user, password and query",
+        pattern=r"^(transformers|vllm|https?://[^\s@?#]+)$",
+        description="transformers, vllm, or a URL as http://host:8000/v1 without user, password and query",
     ),
 ]
 Loss = Literal["ce", "double_softmax"]
@@ -70,6 +71,19 @@ PerSplit = Annotated[
 ]
 Quota = Annotated[
     Mapping[Split, Count], Field(min_length=1, description="{train: 1000, ..}, a whole number for each split")
+]
+
+
+def _is_part(text: str) -> str:
+    Partition.parse(text)
+    return text
+
+
+Layers = Annotated[str, Field(pattern=r"^(all|\d{1,4}-\d{1,4})$", description="all, a range as 1-20")]
+Part = Annotated[
+    str,
+    AfterValidator(_is_part),
+    Field(description="i/n, one of 1/n to n/n such as 2/4, or null for the whole"),
 ]
 #: ``file`` as it is given for articles, corpora and stores, or several of them.
 Names = Name | list[Name]
@@ -152,12 +166,14 @@ class _Reading(_Run):
     k: Count
     max_new_tokens: Count
     matcher: Matcher
+    part: Part | None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Datagen(_Reading):
     """``probers-datagen``."""
 
+    engine: Literal["transformers", "vllm"]
     source: Literal["cot", "wiki"]
     out: Name
     limit: Count | PerSplit | None
@@ -165,6 +181,7 @@ class Datagen(_Reading):
     layers: Literal["all", "stride"] | Natural | list[Natural]
     site: Site | Several[Site]
     pool: ReadPool | Several[ReadPool]
+    dtype: Literal["float16", "float32", "fp8"]
     label: Name
     acc: Literal["tokens", "substring"]
     per_article: Count
@@ -230,7 +247,7 @@ class Assembling:
 class Train(Fitting, Assembling, _Run):
     """``probers-train``."""
 
-    layer: Literal["all"] | Natural | list[Natural]
+    layer: Layers | Natural | list[Natural]
     data: Names | None
     out: Name | None
     suffix: Name | None
@@ -244,6 +261,7 @@ class Train(Fitting, Assembling, _Run):
     learning_curve: bool
     resamples: Resamples
     checksums: bool
+    part: Part | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -373,6 +391,17 @@ class Serve:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Merge:
+    """``probers-merge``."""
+
+    parts: list[Name]
+    out: Name | None
+    device: Device | None
+    overwrite: bool
+    wait: bool
+
+
+@dataclass(frozen=True, kw_only=True)
 class World:
     """The block ``world``."""
 
@@ -439,7 +468,7 @@ class Testbed(_Run):
 
 SCHEMAS: dict[str, Any] = {
     "demo": Demo, "datagen": Datagen, "train": Train, "rag": Rag, "compare": Compare, "score": Score,
-    "testbed": Testbed, "serve": Serve, "check": Check,
+    "testbed": Testbed, "serve": Serve, "check": Check, "merge": Merge,
 }  # fmt: skip
 
 

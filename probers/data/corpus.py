@@ -113,7 +113,7 @@ def load_corpus(
     """The passages of the testbed ("testbed"), or of a JSONL or TSV file, ``.gz`` or not.
 
     Args:
-        source: the file; :func:`.corpus_formats.read_passages` says what it holds.
+        source: the file; :func:`probers.data.corpus_formats.read_passages` says what it holds.
         on_bad_line: what a malformed line or a repeated id does: "error" stops at the first, "skip"
             leaves them out and says at the end how many there were.
         passage_words: cut texts, or articles, into passages of this many words; None keeps them whole.

@@ -184,6 +184,7 @@ class ContinuousBatch:
         self._waiting: deque[LiveText] = deque()
         self._reading: _Reading | None = None
         self._running: list[LiveText] = []
+        self._has_read = False  # in the last step
         self._cache: Any = None
         self._length = 0  # columns of the running rows
         self._own = torch.zeros(0, dtype=torch.long)  # (rows,) columns of each that are its own
@@ -219,14 +220,20 @@ class ContinuousBatch:
 
     @torch.inference_mode()
     def step(self) -> list[LiveText]:
-        """Read a piece of a prompt and write a token of each text; those in which something changed."""
+        """Read a piece of a prompt, or write a token of each text: one pass, by turns.
+
+        Returns:
+            The texts in which something changed.
+        """
         changed = list[LiveText]()
-        if self._reading is None and self._waiting and len(self._running) < self._rows:
-            self._reading = self._begin()
-        if self._reading is not None:
+        asked = self._reading is not None or (self._waiting and len(self._running) < self._rows)
+        if asked and not (self._running and self._has_read):
+            self._reading = self._reading or self._begin()
             changed += self._read_piece(self._reading)
-        if self._running:
+            self._has_read = True
+        elif self._running:
             changed += self._write()
+            self._has_read = False
         return list(dict.fromkeys([*changed, *self._leave()]))
 
     def _begin(self) -> _Reading:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from safetensors import SafetensorError
 
 from ..checksums import sampled
 from ..types import UserError, first_line
-from .gguf import origin
+from .gguf import CACHE, dequantised, locate, origin
 from .precision import pick_dtype
 
 
@@ -41,6 +42,26 @@ class Placement:
     quantization: Mapping[str, Any] | None = None
 
 
+def model_source(
+    name: str, revision: str | None = None, *, gguf: str | None = None, cache: str | Path = CACHE
+) -> tuple[str, str | None]:
+    """The folder or hub id of a model, and its revision there; one of a GGUF file is de-quantised.
+
+    Args:
+        name, revision, gguf, cache: as of :meth:`probers.engine.model.CausalLM.from_pretrained`.
+
+    Raises:
+        UserError: there is no such file or package.
+    """
+    if name == "testbed":
+        from ..testbed.assets import model_path
+
+        return str(model_path()), revision
+    if (file := locate(name, gguf, revision)) is not None:
+        return str(dequantised(file, Path(cache)).absolute()), None
+    return name, revision
+
+
 def load(
     source: str, placement: Placement, *, attn: str | None, use_safetensors: bool, **options: Any
 ) -> tuple[Any, Any]:
@@ -56,8 +77,6 @@ def load(
     """
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-    if source.startswith(("/", "./", "../", "~")) and not Path(source).is_dir():
-        raise UserError(f"model={source} is no folder on this machine: give a model's folder, or a hub id")
     device = pick_device(placement.device)
     placed: dict[str, Any] = {}
     if placement.quantization is not None:
@@ -68,7 +87,7 @@ def load(
         if isinstance(given, Mapping) and not all(isinstance(name, str) for name in given):
             raise UserError(f"device_map={dict(given)} must name modules, as in {{'model.layers.0': 0}}")
         placed["device_map"] = {"": device} if given is None else given
-    try:
+    with _telling(source, use_safetensors):
         # Quantized weights have their own number formats, and nothing is measured of these.
         named = (
             "float32" if placed and placement.dtype == "auto" and device.type == "cpu" else placement.dtype
@@ -79,6 +98,37 @@ def load(
             source, dtype=dtype, attn_implementation=attn, **options, **placed,
             use_safetensors=True if use_safetensors else None,
         )  # fmt: skip
+    return (model if placed else model.to(device)).eval(), tokenizer
+
+
+def load_empty(source: str, dtype: str, device: str, **options: Any) -> tuple[Any, Any]:
+    """As :func:`load`, a model without weights (on torch's meta device), which another engine has.
+
+    Args:
+        dtype, device: as of :class:`Placement`; the number format is that in which it would be loaded there.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+
+    with _telling(source, True):
+        config = AutoConfig.from_pretrained(source, **options)
+        kind = pick_dtype(dtype, pick_device(device), lambda: config)
+        if kind == "auto":
+            kind = config.get_text_config().dtype or torch.float32
+        tokenizer = AutoTokenizer.from_pretrained(source, **options)
+        with torch.device("meta"):
+            model: Any = AutoModelForCausalLM.from_config(config, dtype=kind)
+    with suppress(OSError):  # a model need not say how it likes to write
+        model.generation_config = GenerationConfig.from_pretrained(source, **options)
+    return model.eval(), tokenizer
+
+
+@contextmanager
+def _telling(source: str, use_safetensors: bool) -> Iterator[None]:
+    """One sentence of what goes wrong while a model is loaded (UserError)."""
+    if source.startswith(("/", "./", "../", "~")) and not Path(source).is_dir():
+        raise UserError(f"model={source} is no folder on this machine: give a model's folder, or a hub id")
+    try:
+        yield
     except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
         reason = first_line(error)
         if use_safetensors and isinstance(error, OSError) and "safetensors" in str(error):
@@ -87,7 +137,6 @@ def load(
                 "trust them with model.use_safetensors=false"
             )
         raise UserError(f"model={source} cannot be loaded as a causal language model: {reason}") from error
-    return (model if placed else model.to(device)).eval(), tokenizer
 
 
 def _quantization(config: Mapping[str, Any]) -> Any:

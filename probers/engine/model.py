@@ -18,9 +18,9 @@ from ..types import AttentionRows, Generation, Needs, UserError
 from .batch_size import IDLE, Batches, collected
 from .decode import Decoding, Request, Sampling, generate_batch
 from .forward import Decoder
-from .gguf import CACHE, dequantised, locate
+from .gguf import CACHE
 from .kv_cache import CachedPrefix, PrefixCache, can_share, nested, read_nested
-from .loading import Placement, context_length, fingerprint, load
+from .loading import Placement, context_length, fingerprint, load, model_source
 from .score import attend_alone, score_batch
 from .stopping import Stop, Stops
 from .tokens import Prompt, TooLong, encode_continuation, encode_prompts, fit_context
@@ -55,6 +55,9 @@ class CausalLM:
     Raises:
         UserError: the model is no causal decoder, by name and reason.
     """
+
+    #: Whether attention can be had of it.
+    attends = True
 
     def __init__(
         self,
@@ -124,14 +127,7 @@ class CausalLM:
         Raises:
             UserError: there is no such model, device or number format, or the model is no causal decoder.
         """
-        if name == "testbed":
-            from ..testbed.assets import model_path
-
-            source = str(model_path())
-        elif (file := locate(name, gguf, revision)) is not None:
-            source, revision = str(dequantised(file, Path(cache))), None
-        else:
-            source = name
+        source, revision = model_source(name, revision, gguf=gguf, cache=cache)
         placement = Placement(dtype, device, device_map, quantization)
         if trust_remote_code is not True and trust_remote_code is not False:
             raise UserError(f"trust_remote_code={trust_remote_code!r} must be true or false")
@@ -140,6 +136,10 @@ class CausalLM:
             trust_remote_code=trust_remote_code,
         )  # fmt: skip
         return cls(model, tokenizer, name=name, revision=fingerprint(source, model), **options)
+
+    def check(self, needs: Needs) -> None:
+        """Refuse what cannot be had of this model (UserError)."""
+        check_needs(needs, self.model)
 
     @cached_property
     def spec(self) -> ModelSpec:
@@ -212,12 +212,8 @@ class CausalLM:
             known: places of prompts that are not wanted again. Batches are cut as if they
                 were, so that the others are written as they would be beside them.
         """
-        check_needs(needs, self.model)
-        limits = [max_new_tokens] * len(prompts) if isinstance(max_new_tokens, int) else list(max_new_tokens)
-        if len(limits) != len(prompts):
-            raise UserError(f"{len(prompts)} prompts but {len(limits)} limits in max_new_tokens were given")
-        if (max_new_tokens if isinstance(max_new_tokens, int) else min(limits, default=1)) < 1:
-            raise UserError(f"max_new_tokens={max_new_tokens} must be at least 1")
+        self.check(needs)
+        limits = limits_of(prompts, max_new_tokens)
         stops = self.stops(stop)
         encoded = encode_prompts(self.tokenizer, prompts, names)
         shared = self._shared(prefix, encoded)
@@ -287,7 +283,7 @@ class CausalLM:
         known: Container[int] = (),
     ) -> Iterator[dict[int, Generation]]:
         """As :meth:`score`, batch by batch; ``known`` and what is yielded are as of :meth:`generate_each`."""
-        check_needs(needs, self.model)
+        self.check(needs)
         if len(prompts) != len(continuations):
             raise UserError(f"{len(prompts)} prompts but {len(continuations)} continuations were given")
         encoded = encode_prompts(self.tokenizer, prompts, names)
@@ -387,6 +383,17 @@ class CausalLM:
             )
         return found
 
+    def _skipped(
+        self, encoded: Sequence[Prompt], fitting: Sequence[Prompt], needs: Needs, known: Container[int]
+    ) -> dict[int, Generation]:
+        """Empty texts for the prompts that do not fit."""
+        nothing = np.zeros((2, 0), dtype=np.float32)
+        return {
+            i: encoded[i].continued(self.tokenizer, (), nothing, stop="skipped", needs=needs)
+            for i, prompt in enumerate(fitting)
+            if not prompt.ids and i not in known
+        }
+
     def _each(
         self,
         encoded: Sequence[Prompt],
@@ -404,13 +411,7 @@ class CausalLM:
             read: keys and values of the prompts are at hand.
         """
         kept = [i for i, prompt in enumerate(fitting) if prompt.ids]
-        nothing = np.zeros((2, 0), dtype=np.float32)
-        skipped = {
-            i: encoded[i].continued(self.tokenizer, (), nothing, stop="skipped", needs=needs)
-            for i, prompt in enumerate(fitting)
-            if not prompt.ids and i not in known
-        }
-        if skipped:
+        if skipped := self._skipped(encoded, fitting, needs, known):
             yield skipped
         sizes, old = [lengths[i] for i in kept], {n for n, i in enumerate(kept) if i in known}
         batches = self._batches.each(
@@ -422,6 +423,20 @@ class CausalLM:
         )
         for made in batches:
             yield {kept[i]: generation for i, generation in made.items()}
+
+
+def limits_of(prompts: Sequence[str], max_new_tokens: int | Sequence[int]) -> list[int]:
+    """Most tokens of each prompt's text.
+
+    Raises:
+        UserError: as many limits as there are prompts, or one, of at least 1, are not given.
+    """
+    limits = [max_new_tokens] * len(prompts) if isinstance(max_new_tokens, int) else list(max_new_tokens)
+    if len(limits) != len(prompts):
+        raise UserError(f"{len(prompts)} prompts but {len(limits)} limits in max_new_tokens were given")
+    if (max_new_tokens if isinstance(max_new_tokens, int) else min(limits, default=1)) < 1:
+        raise UserError(f"max_new_tokens={max_new_tokens} must be at least 1")
+    return limits
 
 
 def _longest_known(

@@ -120,7 +120,7 @@ def ece(
 ) -> Any:
     """Expected calibration error over ``bins`` bins of equal width, 0 is perfect.
 
-    Sum over bins of (share of examples) * |mean probability - share of events|.
+    Sum over bins of share of examples times distance of mean probability and share of events.
     """
     labels, probabilities = _checked(labels, probabilities)
     w = np.ones(len(labels)) if weights is None else weights

@@ -34,7 +34,7 @@ class MeanDifferenceHead(ProbeHead):
     """The mass-mean direction (Marks and Tegmark 2023, section 5): nothing is learned by gradient.
 
     With theta = mean of the wrong minus mean of the correct training states and m the
-    point midway between the two means, the margin is 2 theta.(x - m) / |theta|^2: 1 at the
+    point midway between the two means, the margin is ``2 theta.(x - m) / |theta|^2``: 1 at the
     mean of the wrong states, -1 at that of the correct ones, 0 midway, whatever the
     states' scale. As log-odds these units mean nothing until a temperature is fitted, which
     the prober does on validation data. The paper's other form, theta rotated by the inverse

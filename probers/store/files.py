@@ -17,6 +17,7 @@ from ..files import digest, read_json
 from ..options import shown
 from ..seeding import draw_key
 from ..types import POOLS, SITES, SPLITS, RunError, UserError, first_line
+from . import fp8
 from .spec import FeatureSpec
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ def read_specs(path: Path, manifest: Mapping[str, Any]) -> tuple[FeatureSpec, ..
         specs = tuple(FeatureSpec.from_dict(each) for each in [manifest["spec"], *manifest.get("more", ())])
         check_features(specs)
         for spec, suffix in zip(specs, state_suffixes(specs), strict=True):
-            row = len(spec.layers) * spec.width * np.dtype(spec.dtype).itemsize
+            row = spec.row_bytes
             for index, rows in enumerate(manifest["rows"] or ()):
                 name = shard_file(index, suffix)
                 if rows and manifest["files"][name]["bytes"] <= rows * row:
@@ -226,24 +227,36 @@ COLUMNS: dict[str, type] = {
     "entropy_before": float, "logprob_before": float, "max_prob_before": float, "margin_before": float,
 }  # fmt: skip
 _REQUIRED = ("id", "group", "split", "correct")
+#: Columns that are null where the engine did not hand out attention.
+_OF_ATTENTION = ("rind_max",)
 
 
 def encode_states(rows: Sequence[Mapping[str, Any]], states: np.ndarray, spec: FeatureSpec) -> bytes:
     """The states (n, layers, d) as safetensors, one tensor ``layer.<k>`` (n, d) per layer.
 
+    With dtype "fp8" these are codes, and a tensor ``scale`` (n, layers) says what to multiply them by.
+
     Raises:
         RunError: a value that is not finite in the store's number format; names example and layer.
     """
-    from safetensors.numpy import save
-
     # Layers first, in one pass: each layer's block is then contiguous, as the file has it.
     with np.errstate(over="ignore"):
-        stored = np.ascontiguousarray(np.asarray(states).transpose(1, 0, 2), dtype=spec.dtype)
-    if not np.isfinite(stored).all():
-        row, layer = (int(i[0]) for i in np.nonzero(~np.isfinite(stored).all(axis=2).T))
+        stored = np.ascontiguousarray(np.asarray(states).transpose(1, 0, 2), dtype=spec.read_as)
+    finite = np.abs(stored) < fp8.TOO_LARGE if spec.dtype == fp8.FP8 else np.isfinite(stored)
+    if not finite.all():
+        row, layer = (int(i[0]) for i in np.nonzero(~finite.all(axis=2).T))
         raise RunError(
             f"the states of {rows[row]['id']} at layer {spec.layers[layer]} are not finite in {spec.dtype}"
         )
+    if spec.dtype == fp8.FP8:
+        import torch
+        from safetensors.torch import save as save_tensors
+
+        codes, scales = fp8.encode(torch.from_numpy(stored))
+        tensors = {f"layer.{k}": codes[i] for i, k in enumerate(spec.layers)}
+        return save_tensors({"scale": scales.T.contiguous(), **tensors})
+    from safetensors.numpy import save
+
     return save({f"layer.{k}": stored[i] for i, k in enumerate(spec.layers)})
 
 
@@ -275,10 +288,13 @@ def encode_rows(rows: Sequence[Mapping[str, Any]]) -> bytes:
         kind = COLUMNS.get(name, type(rows[0][name]))
         if kind not in kinds:
             raise ValueError(f"column {name} holds {kind.__name__}; str, int, float and bool can be stored")
-        values = [kind(row[name]) for row in rows]
+        there = [row for row in rows if name not in _OF_ATTENTION or row[name] is not None]
+        values = [kind(row[name]) for row in there]
         if kind is float and not np.isfinite(values).all():
-            bad = rows[int(np.flatnonzero(~np.isfinite(values))[0])]
+            bad = there[int(np.flatnonzero(~np.isfinite(values))[0])]
             raise RunError(f"{name} of {bad['id']} is {bad[name]}: a score that is no number is an error")
+        if len(there) < len(rows):
+            values = [row[name] for row in rows]
         arrays.append(pa.array(values, type=kinds[kind]))
     buffer = io.BytesIO()
     pq.write_table(pa.table(dict(zip(order, arrays, strict=True))), buffer, compression="zstd")
@@ -315,7 +331,7 @@ def read_rows(
     for column, values in zip(table.column_names, table.columns, strict=True):
         allowed: tuple[Any, ...] | None = {"split": SPLITS, "correct": (0, 1)}.get(column)
         odd = allowed is not None and not set(values.unique().to_pylist()) <= set(allowed)
-        if values.null_count or odd:
+        if odd or (values.null_count and column not in _OF_ATTENTION):
             raise damaged(store, name, f"has a value of {column} that is none")
     return table
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from ..types import UserError
+from . import fp8
 from .files import damaged
 from .spec import FeatureSpec
 
@@ -25,13 +26,14 @@ _MOST_RESIDENT = 64 << 20
 _FAULT_AROUND = 64 << 10
 #: Bytes asked for ahead of their use in one request; the kernel cuts long ones short.
 _AHEAD = 128 << 10
-_FORMATS = {"float16": "F16", "float32": "F32", "float64": "F64"}
+_FORMATS = {"float16": "F16", "float32": "F32", "float64": "F64", fp8.FP8: "F8_E4M3"}
 
 
 class StateReader:
     """Some layers of a store's states; indexing by rows copies just those into a new array.
 
-    ``reader[rows]`` is (n, layers, d) for a slice or for row numbers in any order. The
+    ``reader[rows]`` is (n, layers, d) for a slice or for row numbers in any order. Whatever their order,
+    shards are read one after the other and each from its beginning to its end. The
     memory held between two calls does not grow with the store.
 
     Args:
@@ -43,7 +45,7 @@ class StateReader:
     Attributes:
         layers: as given.
         shape: (N, layers, d).
-        dtype: number format of the states.
+        dtype: number format in which they are given out.
 
     Raises:
         UserError: the store lacks a layer (lists those it has); when read, a shard that is
@@ -56,9 +58,11 @@ class StateReader:
         spec.select(layers)
         self.layers = tuple(layers)
         self.shape = (sum(counts), len(self.layers), spec.width)
-        self.dtype = np.dtype(spec.dtype)
+        self.dtype = spec.read_as
+        self._stored = np.dtype(np.uint8) if spec.dtype == fp8.FP8 else spec.read_as
         self._files, self._counts, self._spec = tuple(files), tuple(counts), spec
         self._starts = np.cumsum([0, *counts[:-1]])
+        self._columns = [spec.layers.index(k) for k in layers]
         self._layouts: dict[int, tuple[int, dict[int, int]]] = {}
         self._maps: dict[int, _Map] = {}
         self._resident = 0
@@ -80,31 +84,36 @@ class StateReader:
         rows = np.asarray(rows, dtype=np.int64)
         if rows.size and (rows.min() < 0 or rows.max() >= len(self)):
             raise IndexError(f"rows from {rows.min()} to {rows.max()}, but the store has {len(self)}")
-        result = np.empty((len(rows), *self.shape[1:]), dtype=self.dtype)
+        result = np.empty((len(rows), *self.shape[1:]), dtype=self._stored)
+        scales = np.empty(result.shape[:2], dtype=np.float32)
         shards = np.searchsorted(self._starts, rows, side="right") - 1
-        order = np.argsort(shards, kind="stable")
+        order = np.argsort(rows, kind="stable")
         for places in np.split(order, np.flatnonzero(np.diff(shards[order])) + 1):
             if places.size:
                 shard = int(shards[places[0]])
-                self._copy(shard, rows[places] - self._starts[shard], result, places)
-        return result
+                self._copy(shard, rows[places] - self._starts[shard], places, result, scales)
+        return fp8.decode(result, scales) if self._spec.dtype == fp8.FP8 else result
 
-    def _copy(self, shard: int, rows: np.ndarray, result: np.ndarray, places: np.ndarray) -> None:
-        """Copy rows of one shard to their places in the result."""
+    def _copy(
+        self, shard: int, rows: np.ndarray, places: np.ndarray, result: np.ndarray, scales: np.ndarray
+    ) -> None:
+        """Copy ascending rows of one shard, and the scales they may have, to their places."""
         if shard not in self._maps and len(self._maps) >= _MOST_MAPPED:
             self._drop()
         mapped = self._maps.get(shard) or self._map(shard)
         positions = [self._layouts[shard][1][k] for k in self.layers]
+        if mapped.scales is not None:
+            scales[places] = mapped.scales[rows[:, None], self._columns]
         if _consecutive(rows) and _consecutive(places):
             first, end, there = int(rows[0]), int(rows[-1]) + 1, slice(places[0], places[-1] + 1)
-            for column, position in enumerate(positions):
+            for position, column in sorted(zip(positions, range(len(positions)), strict=True)):
                 mapped.expect(position, first, end)
                 result[there, column] = mapped.data[position, first:end]
             touched = len(rows) * result[0].nbytes
         else:
             if mapped.touched < len(mapped.memory):  # else most of it has been read by now
-                for row in rows.tolist():
-                    for position in positions:
+                for position in sorted(positions):
+                    for row in rows.tolist():
                         mapped.expect(position, row, row + 1)
             result[places] = mapped.data[np.array(positions)[:, None], rows].swapaxes(0, 1)
             touched = len(rows) * len(positions) * max(_FAULT_AROUND, result[0, 0].nbytes)
@@ -132,20 +141,26 @@ class StateReader:
             self._layouts[shard] = _layout(path, memory, rows, self._spec)
         start, positions = self._layouts[shard]
         shape = (len(positions), rows, self._spec.width)
-        end = start + math.prod(shape) * self.dtype.itemsize
+        end = start + math.prod(shape) * self._stored.itemsize
         if len(memory) != end:
             raise _damaged(path, f"has {len(memory)} bytes instead of {end}")
-        data = np.ndarray(shape, self.dtype, memory, start)
-        mapped = self._maps[shard] = _Map(memory, data)
+        data, scales = np.ndarray(shape, self._stored, memory, start), None
+        if size := _scale_bytes(rows, self._spec):
+            scales = np.ndarray((rows, len(positions)), np.float32, memory, start - size)
+        mapped = self._maps[shard] = _Map(memory, data, scales)
         return mapped
 
 
 @dataclass(slots=True)
 class _Map:
-    """One shard in memory: its bytes, the states in them (layers, rows, d), and how much was touched."""
+    """One shard in memory: its bytes, the states in them (layers, rows, d), and how much was touched.
+
+    With dtype "fp8" the states are codes, and there are ``scales`` (rows, layers), by layer number.
+    """
 
     memory: mmap.mmap
     data: np.ndarray
+    scales: np.ndarray | None
     touched: int = 0
 
     def expect(self, position: int, first: int, end: int) -> None:
@@ -163,8 +178,8 @@ def _layout(path: Path, memory: mmap.mmap, rows: int, spec: FeatureSpec) -> tupl
     """Where a shard's states begin, and the position of each layer's block after that.
 
     Its header says so, and is held against what the manifest says. The format
-    leaves no gaps between tensors, and a shard's are all of one size, so a block's position is
-    its offset in units of that size.
+    leaves no gaps between tensors, and the layers' are all of one size, so a block's position is
+    its offset in units of that size. Scales come before them, as the format sorts by the size of a number.
     """
     length = int.from_bytes(memory[:8], "little")
     try:
@@ -173,13 +188,17 @@ def _layout(path: Path, memory: mmap.mmap, rows: int, spec: FeatureSpec) -> tupl
         header: dict[str, Any] = json.loads(memory[8 : 8 + length])
         header.pop("__metadata__", None)
         wanted = {f"layer.{k}": k for k in spec.layers}
+        if scale_bytes := _scale_bytes(rows, spec):
+            scale = {"dtype": "F32", "shape": [rows, len(wanted)], "data_offsets": [0, scale_bytes]}
+            if (found := header.pop("scale", None)) != scale:
+                raise ValueError(f"scale is {found} instead of {scale}")
         if set(header) != set(wanted):
             raise ValueError(f"it has the tensors {sorted(header)[:3]} ... instead of {list(wanted)[:3]} ...")
         expected = {"dtype": _FORMATS.get(spec.dtype), "shape": [rows, spec.width]}
-        size = rows * spec.width * np.dtype(spec.dtype).itemsize
+        size = rows * spec.vector_bytes
         positions = {}
         for name, tensor in header.items():
-            start, end = tensor.pop("data_offsets")
+            start, end = (offset - scale_bytes for offset in tensor.pop("data_offsets"))
             if tensor != expected or end - start != size or start % size:
                 raise ValueError(f"{name} is {tensor} instead of {expected}")
             positions[wanted[name]] = start // size
@@ -187,7 +206,12 @@ def _layout(path: Path, memory: mmap.mmap, rows: int, spec: FeatureSpec) -> tupl
             raise ValueError("tensors overlap")
     except (ValueError, TypeError, AttributeError, KeyError, RecursionError) as error:
         raise _damaged(path, f"has a header that cannot be used ({error})") from error
-    return 8 + length, positions
+    return 8 + length + scale_bytes, positions
+
+
+def _scale_bytes(rows: int, spec: FeatureSpec) -> int:
+    """Bytes of a shard's scales; 0 where the format has none."""
+    return rows * (spec.row_bytes - len(spec.layers) * spec.vector_bytes)
 
 
 def _consecutive(numbers: np.ndarray) -> bool:

@@ -12,14 +12,18 @@ from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from typing import Annotated, Any
 
+import numpy as np
 from pydantic import Field
 
 from ..options import Count, Line, Name, Natural, check_record
 from ..types import Needs, Pool, Site, UserError
+from .fp8 import FP8
 
 _LAYERS = 10_000  # more than any model has
 _Layers = Annotated[tuple[Natural, ...], Field(max_length=_LAYERS)]
-_Format = Annotated[str, Field(pattern="^float(16|32|64)$", description="float16, float32 or float64")]
+_Format = Annotated[
+    str, Field(pattern="^(float(16|32|64)|fp8)$", description="float16, float32, float64 or fp8")
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +73,7 @@ class FeatureSpec:
         site: where in the block.
         pool: how the tokens' vectors became one.
         position: over which tokens; "generated" leaves the prompt out.
-        dtype: number format of the stored vectors.
+        dtype: number format of the stored vectors; "fp8" is :mod:`.fp8`'s.
         prompt: fingerprint of the prompt template, "" where none was used.
     """
 
@@ -97,6 +101,21 @@ class FeatureSpec:
     def needs(self) -> Needs:
         """What a generation must record to give these features."""
         return Needs(layers=self.layers, site=self.site, pool=self.pool)
+
+    @property
+    def read_as(self) -> np.dtype:
+        """Number format in which stored vectors are given out."""
+        return np.dtype("float32" if self.dtype == FP8 else self.dtype)
+
+    @property
+    def vector_bytes(self) -> int:
+        """Bytes of one stored vector, a scale of its own not counted."""
+        return self.width * (1 if self.dtype == FP8 else self.read_as.itemsize)
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of all stored vectors of a row, with their scales."""
+        return len(self.layers) * (self.vector_bytes + 4 * (self.dtype == FP8))
 
     def select(self, layers: Sequence[int]) -> FeatureSpec:
         """The same feature with some of its layers.

@@ -4,7 +4,8 @@ Layout of a store folder::
 
     manifest.json            FeatureSpec, configuration, counts, checksums, complete or not
     shards/00000.parquet     one row per example (labels, texts, signals)
-    shards/00000.safetensors one tensor "layer.<k>" (rows, d) per layer
+    shards/00000.safetensors one tensor "layer.<k>" (rows, d) per layer; with dtype "fp8" also
+                             "scale" (rows, layers), by which they are multiplied
     shards/00000.<pool>.<site>.safetensors
                              the same of each further feature of the rows, where there are several
     shards/00000.json        sizes and checksums of these, the pieces of work the shard
@@ -227,7 +228,7 @@ class FeatureStore:
 
         Args:
             index: number of the shard, from 0; a shard that is there is replaced.
-            rows: one mapping per example, with the keys of :data:`COLUMNS` (id, group,
+            rows: one mapping per example, with the keys of :data:`probers.store.files.COLUMNS` (id, group,
                 split and correct at least) and any further ones; the same keys in every row.
             states: of each feature (len(rows), layers, width), in the order of its layers.
             units: ids of the pieces of work the shard covers, so that they are not done again.
@@ -264,10 +265,10 @@ class FeatureStore:
     def read_shard(
         self, index: int
     ) -> tuple[list[dict[str, Any]], list[np.ndarray], list[str], list[dict[str, Any]]]:
-        """What :meth:`write_shard` was given for a shard, states as stored; memory holds all of it."""
+        """What :meth:`write_shard` was given for a shard, states as they are read; memory holds all of it."""
         about = self._sidecar(index)
         rows: list[dict[str, Any]] = []
-        states = [np.zeros((0, len(spec.layers), spec.width), spec.dtype) for spec in self.features]
+        states = [np.zeros((0, len(spec.layers), spec.width), spec.read_as) for spec in self.features]
         if about["rows"]:
             rows = read_rows(self.path, index).to_pylist()
             states = [
@@ -283,15 +284,20 @@ class FeatureStore:
         rows: list[dict[str, Any]] = read_rows(self.path, index).to_pylist()
         return rows
 
-    def finish(self, summary: Mapping[str, Any] | None = None) -> None:
+    def finish(self, summary: Mapping[str, Any] | None = None, *, empty: bool = False) -> None:
         """Mark the store complete; ``summary`` is kept as plain figures.
+
+        Args:
+            summary: the figures.
+            empty: it may hold no row, as the store of a small part.
 
         Raises:
             RunError: shards are missing, all are empty, ids repeat, shards have different
                 columns, or the disk is full.
         """
         self._check_whole()
-        rows, files = self._counts(), self._shard_files()
+        rows = [about["rows"] for about in self._sidecars()] if empty else self._counts()
+        files = self._shard_files()
         check_rows(self.path, [i for i, n in enumerate(rows) if n])
         manifest = self._manifest() | {
             "complete": True, "shards": len(rows), "rows": rows, "files": files,

@@ -9,7 +9,7 @@ closed-book answers are the same at every threshold and are one more point of ea
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from probers.types import Retriever
+from probers.types import Question, Retriever
 
 from ..loop import RAG
 from ..queries.last_tokens import LastTokensQuery
@@ -44,7 +44,14 @@ class QueryTrajectory:
     retriever: Retriever | None = None
 
 
-def record_all(rag: RAG, runs: Iterable[MethodRun], out: Path) -> list[QueryTrajectory]:
+#: Writes a file of recorded answers, if they are there already: of the methods that ask with one query, of
+#: triggers, of questions.
+Made = Callable[[Path, Sequence[str], Sequence[str], Sequence[Question]], None]
+
+
+def record_all(
+    rag: RAG, runs: Iterable[MethodRun], out: Path, *, every: bool = False, made: Made | None = None
+) -> list[QueryTrajectory]:
     """A trajectory for every query that an adaptive method asked with.
 
     Triggers of whole answers are asked about each of its answers.
@@ -53,8 +60,10 @@ def record_all(rag: RAG, runs: Iterable[MethodRun], out: Path) -> list[QueryTraj
         rag: a loop whose model, retriever, prompt and limits are used.
         runs: of every method; questions without gold answers are left out.
         out: folder for the recorded answers.
+        every: also of methods that did not retrieve, which they may for other questions.
+        made: asked first for what is to be recorded.
     """
-    fired = [run for run in runs if run.method.adaptive and run.cost("retrievals").any()]
+    fired = [run for run in runs if run.method.adaptive and (every or run.cost("retrievals").any())]
     if not rag.max_retrievals or not fired or not len(fired[0].scored):
         return []
     answered = [q for q in fired[0].questions if q.answers]
@@ -68,13 +77,16 @@ def record_all(rag: RAG, runs: Iterable[MethodRun], out: Path) -> list[QueryTraj
     found = []
     for i, asking in enumerate(asked_alike):
         query, retriever = asking[0].method.query, asking[0].method.retriever
-        whole = {run.name: run.method.trigger for run in asking if judges_whole_answers(run)}
+        whole = {run.name: run.method.trigger for run in asking if judges_whole_answers(run, untried=every)}
         # One pass records what all of these need; the rare one that needs another pass has no curve.
         asked = next(iter(together(whole, query.needs)), {})
         others = sum(type(group[0].method.query) is type(query) for group in asked_alike[:i])
         name = name_of(query) + (f"_{others + 1}" if others else "")
+        file = out / f"{name}.json"
+        if made is not None:
+            made(file, [run.name for run in asking], list(asked), answered)
         trajectory = record_once(
-            out / f"{name}.json", asking[0].method.loop(rag), asked, answered,
+            file, asking[0].method.loop(rag), asked, answered,
             progress=f"replay {name}", matcher=asking[0].matcher,
         )  # fmt: skip
         found.append(QueryTrajectory(name, tuple(run.name for run in asking), trajectory, retriever))
@@ -86,13 +98,18 @@ def _same_search(one: Method, other: Method) -> bool:
     return one.query == other.query and one.retriever is other.retriever
 
 
-def judges_whole_answers(run: MethodRun) -> bool:
-    """Whether a method fires on whole answers only, which are then written anew."""
+def judges_whole_answers(run: MethodRun, *, untried: bool = False) -> bool:
+    """Whether a method fires on whole answers only, which are then written anew.
+
+    Args:
+        run: of the method.
+        untried: what says so of one that did not fire at all.
+    """
     trigger = run.method.trigger
     if run.method.untested or trigger.before or any(map(trigger.look_ahead, run.questions)):
         return False
     fired = [decision for decisions in run.decisions for decision in decisions if decision.fire]
-    return bool(fired) and all(decision.position is None for decision in fired)
+    return (bool(fired) or untried) and all(decision.position is None for decision in fired)
 
 
 def at_random(

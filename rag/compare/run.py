@@ -10,6 +10,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
+from probers.commands.part_runs import PartRuns, part_of
 from probers.commands.parts import (
     build,
     inputs,
@@ -26,20 +27,26 @@ from probers.equivalence import EntityMatcher
 from probers.evaluation.answers import RULES, Rule, right_by
 from probers.types import SPLITS, Needs, Question, UserError
 
-from ..build import LOCAL, find_prober, loop_options, remote
+from ..answered_parts import own
+from ..build import find_prober, loop_options, remote, served
 from ..contamination import Contamination
 from ..triggers.never import Never
 from .curves import record_all, rerun_all
 from .findings import Findings, write
 from .generation_cache import GenerationCache
+from .merged import REPLAY, RecordedParts, check_weights, index, take_answers
 from .methods import Method, MethodRun, build_methods, complete, parts_of, vary, with_retrievers
 from .probers import check_one_model, named
 from .shared_generations import SharedRAG, joined
 from .thresholds import Tuned, tune_once
 
 
-def run(cfg: DictConfig) -> Path:
+def run(cfg: DictConfig, parts: PartRuns | None = None) -> Path:
     """Compare ``cfg.triggers`` on ``cfg.questions``; returns the folder of the report.
+
+    Args:
+        cfg: the request.
+        parts: what these have answered is taken from them; what depends on all questions is done here.
 
     Raises:
         UserError: before any model runs, for whatever is wrong with the request.
@@ -47,6 +54,7 @@ def run(cfg: DictConfig) -> Path:
     from probers.bank.bank import ProbeBank
 
     banks: dict[str, ProbeBank] = {}
+    part = part_of(cfg)
     asked = question_source(cfg)
     matcher = load_matcher(cfg) if asked.mentions or cfg.wrong == "match" else None
     right = right_by(cfg.wrong, matcher)
@@ -91,24 +99,29 @@ def run(cfg: DictConfig) -> Path:
     corpus = load_passages(cfg)
     files = inputs(*asked.files, cfg.corpus, *prompt_files(cfg), *read)
     config = record_of(cfg) | {"inputs": files, "asked": found.record}
-    folder = RunFolder(Path(cfg.out), "compare", config)
-    if not folder.begin(what="comparison"):
+    out = Path(cfg.out)
+    folder = RunFolder(out if part is None else part.folder(out), "compare", config)
+    begun = folder.begin("comparison") if parts is None else parts.begin(folder, "comparison")
+    if not begun:
         return folder.path
+    if parts is not None:
+        take_answers(parts, questions, folder.path)
     print(
         f"{len(questions)} questions, {asked.spec} (split {split}), corpus {cfg.corpus} with {len(corpus)} "
         f"passages, model {cfg.model.name}",
         flush=True,
     )
     # The disk keeps no scores of servers.
-    kept = folder.path / "generations" if cfg.engine == LOCAL else None
+    kept = None if served(cfg.engine) else folder.path / "generations"
     rag = SharedRAG(
-        remote(cfg, folder) or load_model(cfg, folder),
+        remote(cfg, folder) or load_model(cfg, folder, engine=cfg.engine),
         build(cfg.retriever, corpus),
         Never(),
         **loop_options(cfg),
         cache=GenerationCache(megabytes=cfg.memory, folder=kept),
     )
     methods = with_retrievers(methods, corpus)
+    check_weights(parts, rag.lm)
     for method in methods:  # a trigger that refuses the model does so before anything runs
         method.loop(rag)
     if split == "all":
@@ -124,16 +137,37 @@ def run(cfg: DictConfig) -> Path:
 
     tuned = _tune(others_asked, rag, methods, folder.path, notes, split=others, right=right)
     recorded = _recorded_once(methods)
-    reference = _closed_book(replace(rag, also=recorded), methods, questions, folder.path, notes, matcher)
+    mine = own(questions, part)
+    reference = _closed_book(replace(rag, also=recorded), methods, mine, folder.path, notes, matcher)
     # Attention is large and read in the middle of answers, which methods hardly ever share.
     rag = replace(rag, also=replace(recorded, attention=False, attention_layer=None))
+    replay = folder.path / REPLAY
+    if part is not None:
+        methods = [method for method in methods if not method.matched or cfg.match not in _names(methods)]
+        runs = _run_all(cfg, rag, methods, tuned, reference, folder.path, notes)
+        index(record_all(rag, runs.values(), replay, every=True), replay)
+        rag.cache.remove()
+        return _end_part(folder, cfg, reference)
     runs = _run_all(cfg, rag, methods, tuned, reference, folder.path, notes)
-    replay = folder.path / "replay"
-    trajectories = record_all(rag, runs.values(), replay)
+    made = None if parts is None else RecordedParts(parts)
+    trajectories = record_all(rag, runs.values(), replay, made=made)
     reruns = rerun_all(rag, runs.values(), reference, trajectories, replay, points=cfg.sweep)
     findings = Findings(runs, reference, trajectories, reruns, corpus, banks, notes)
     rag.cache.remove()
     write(folder, cfg, findings, tuned=bool(tuned))
+    return folder.path
+
+
+def _names(methods: Sequence[Method]) -> list[str]:
+    return [method.name for method in methods]
+
+
+def _end_part(folder: RunFolder, cfg: DictConfig, reference: MethodRun) -> Path:
+    """What a part ends with: its figures are those of the whole alone."""
+    answered = len(reference.questions)
+    folder.finish({"n": answered, "part": cfg.part})
+    print(f"wrote the traces of {answered} questions, part {cfg.part}, to {folder.path / 'traces'}")
+    print(f"when every part is there: probers-merge {folder.path.parent}/*")
     return folder.path
 
 
@@ -241,7 +275,7 @@ def _run_all(
 ) -> dict[str, MethodRun]:
     """Answer the questions with every method, each into its trace file; in the order of the methods."""
     done = {reference.name: reference}
-    match = cfg.match if any(m.name == cfg.match for m in methods) else None
+    match = cfg.match if cfg.match in _names(methods) else None
     # A method whose budget is matched comes after the one that it is matched to.
     for method in sorted(methods, key=lambda m: m.matched and match is not None):
         if method is reference.method:

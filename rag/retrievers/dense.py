@@ -118,7 +118,8 @@ class Neighbours:
         self._method, self._vectors = method, vectors
         self._index: Any = None
         if method != "flat":
-            self._index = faiss.read_index(str(folder / "index.faiss"))
+            # Memory-mapped, so that several processes hold one copy.
+            self._index = faiss.read_index(str(folder / "index.faiss"), faiss.IO_FLAG_MMAP_IFC)
         if method == "ivfpq":
             self._index.nprobe = max(16, self._index.nlist // 50)
 
@@ -244,7 +245,7 @@ class Dense(EncoderOptions):
         index: "flat" (exact), "hnsw", "ivfpq", or "auto" for the one that fits the size of the corpus.
         cache: the folder for vectors and indexes.
 
-    The other options are those of :class:`.encoder.EncoderOptions`.
+    The other options are those of :class:`probers.rag.retrievers.encoder.EncoderOptions`.
 
     Raises:
         UserError: the extra "dense" is not installed, an empty corpus, a model that cannot be loaded,

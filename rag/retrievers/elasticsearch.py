@@ -1,4 +1,4 @@
-"""BM25 by an Elasticsearch or OpenSearch server, for corpora that one machine should not hold."""
+"""BM25 by Elasticsearch or OpenSearch servers, for corpora that one machine should not hold."""
 
 from __future__ import annotations
 
@@ -124,6 +124,14 @@ class Elasticsearch:
         lexical.check_k(k)
         return [self._best(query, min(k, len(self.passages))) for query in queries]
 
+    def drop(self) -> None:
+        """Remove the index from the server; the next retriever of the corpus makes it again.
+
+        Raises:
+            RunError: the server fails.
+        """
+        self._told(self._client.indices.delete, index=self._name, ignore_unavailable=True)
+
     def _best(self, query: str, size: int) -> list[Passage]:
         """What the server finds, if its answer is whole and of this corpus."""
         words = list(re.finditer(r"\w+", query))
@@ -196,7 +204,7 @@ class Elasticsearch:
             changed = [setting for setting, value in self._recipe.items() if made_of.get(setting) != value]
             if changed or self.rebuild:
                 print(f"index {name} is made anew for: {', '.join(changed) or 'rebuild=true'}")
-                self._told(indices.delete, index=name, ignore_unavailable=True)
+                self.drop()
         if not self._told(indices.exists, index=name):
             self._create()
         if self._count() == total:

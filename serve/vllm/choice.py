@@ -7,12 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from probers.bank.assessment import Assessor
+from probers.bank.assessment import Assessor, token_lists
 from probers.bank.bank import ProbeBank
 from probers.engine.tokens import TextStream, decode, token_offsets
-
-#: What a chunk tells of its own tokens.
-TOKEN_LISTS = ("token_scores", "token_p_wrong", "token_offsets", "token_logprobs")
 
 
 class Choice:
@@ -22,6 +19,7 @@ class Choice:
         ids: of its tokens, an end of sequence included.
         told: how many tokens the chunks so far have told of.
         scores: of its tokens; more come while it is written. None where nobody scores it.
+        distances: of the same tokens from the prober's domain; None where it has none.
 
     Args:
         prompt: ids of the prompt's tokens.
@@ -32,6 +30,7 @@ class Choice:
         self.prompt = list(prompt)
         self.ids: list[int] = []
         self.scores: list[float | None] | None = None
+        self.distances: list[float | None] | None = None
         self.told = 0
         self._text = ""
         self._logprobs: list[float | None] = []
@@ -68,18 +67,20 @@ class Choice:
         offsets = [(start, min(stop, end)) for start, stop in self._offsets[:kept]]
         lists = self._lists(0, kept, offsets)
         read = [i for i, score in enumerate(lists["token_scores"]) if score is not None]
+        far = None if self.distances is None else [self.distances[i] or 0.0 for i in read]
         said = assess(
             decode(self._tokenizer, self.prompt),
             self._text,
             [offsets[i] for i in read],
             [lists["token_scores"][i] for i in read],
+            distances=far,
         )
-        return {**said.to_dict(), **lists, "token_entropies": None, "domain": None}
+        return {**said.to_dict(), **lists}
 
     def _lists(self, start: int, end: int, offsets: Sequence[tuple[int, int]]) -> dict[str, Any]:
         scores = [*(self.scores or ())[start:end]]
         scores += [None] * (end - start - len(scores))
         read = self._bank.probability(np.array([score or 0.0 for score in scores])).tolist()
         p_wrong = [None if score is None else p for score, p in zip(scores, read, strict=True)]
-        lists = (scores, p_wrong, [list(span) for span in offsets[start:end]], self._logprobs[start:end])
-        return dict(zip(TOKEN_LISTS, lists, strict=True))
+        spans = [list(span) for span in offsets[start:end]]
+        return token_lists(scores, p_wrong, spans, self._logprobs[start:end], None)

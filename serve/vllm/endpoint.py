@@ -28,11 +28,12 @@ from vllm.entrypoints.serve.utils.api_utils import validate_json_request
 
 from probers.bank.assessment import Assessor
 from probers.bank.bank import ProbeBank
+from probers.engine.vllm import KEY
 from probers.types import UserError
 
 from .choice import Choice
 from .feed import Scored, ScoreFeed
-from .prober import KEY, Settings
+from .prober import Settings
 
 _Asked: TypeAlias = CompletionRequest | ChatCompletionRequest
 _DATA = "data: "
@@ -196,6 +197,7 @@ class _Response:
             await self._said.feed.until(lambda: self._name(answer, index) is not None, certain=True)
             name = self._name(answer, index)
             choice.scores = None if name is None else self._scored.texts[name]
+            choice.distances = None if name is None else self._scored.distances.get(name)
         return choice.scores is not None
 
     def _name(self, answer: str, index: int) -> str | None:

@@ -30,10 +30,12 @@ class Scored:
     Attributes:
         key: in ``extra_args`` of its texts' sampling parameters.
         texts: the scores of each by the id that vLLM gave it; None for a token that could not be read.
+        distances: the same of how far each token is from the prober's domain; none where it has none.
     """
 
     key: str = field(default_factory=lambda: uuid.uuid4().hex)
     texts: dict[str, list[float | None]] = field(default_factory=dict)
+    distances: dict[str, list[float | None]] = field(default_factory=dict)
 
 
 class ScoreFeed:
@@ -103,8 +105,10 @@ class ScoreFeed:
                 self._begun += 1
                 (found, *_) = await self._engine.collective_rpc("probers_scores", args=(released,))
                 for key, texts in found.items():
-                    for name, (start, scores) in texts.items() if key in self._open else ():
+                    for name, (start, scores, distances) in texts.items() if key in self._open else ():
                         self._open[key].texts.setdefault(name, [])[start:] = scores
+                        if distances is not None:
+                            self._open[key].distances.setdefault(name, [])[start:] = distances
                 self._end()
         except Exception:  # the engine says so itself to whoever waits for text
             logger.exception("The prober's scores cannot be fetched.")

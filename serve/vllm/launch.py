@@ -11,11 +11,11 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from probers.bank.bank import ProbeBank
-from probers.engine.gguf import dequantised, locate
-from probers.testbed.assets import model_path
+from probers.engine.loading import model_source
+from probers.engine.vllm import KEY
 from probers.types import UserError, first_line
 
-from .prober import KEY, Settings, model_spec
+from .prober import Settings, model_spec
 
 _WORKER = "probers.serve.vllm.worker.ScoringWorker"
 
@@ -38,35 +38,23 @@ def command(cfg: DictConfig, prober: str) -> tuple[list[str], dict[str, str]]:
             raise UserError(f"model.{name} is of backend=transformers alone: leave it out")
     settings = Settings(prober, bool(cfg.allow_other))
     bank = settings.load()
-    source = served_source(model)
+    source, revision = model_source(model.name, model.revision, gguf=model.gguf, cache=model.cache)
     dtype = bank.spec.model.dtype if model.dtype == "auto" else model.dtype
+    if Path(source).expanduser().is_dir():
+        source = str(Path(source).expanduser().absolute())
     _check(bank, model, source, dtype)
     argv = [sys.executable, "-m", *_program(), source]
     argv += ["--served-model-name", cfg.served_name or model.name, "--dtype", dtype]
     argv += ["--host", cfg.host, "--port", str(cfg.port), "--worker-cls", _WORKER]
     argv += ["--additional-config", json.dumps({KEY: settings.reading(bank)})]
-    if model.revision is not None:
-        argv += ["--revision", model.revision]
+    if revision is not None:
+        argv += ["--revision", revision]
     if model.trust_remote_code:
         argv.append("--trust-remote-code")
     environment = {"VLLM_PLUGINS": _plugins()}
     if key := cfg.api_key or os.environ.get("PROBERS_API_KEY"):
         environment["VLLM_API_KEY"] = key  # not among the arguments, which others on the machine see
     return argv, environment
-
-
-def served_source(model: DictConfig) -> str:
-    """The folder or hub id of a model; one of a GGUF file is de-quantised.
-
-    Args:
-        model: the block ``model`` of a configuration.
-    """
-    if model.name == "testbed":
-        return str(model_path())
-    if (file := locate(model.name, model.gguf, model.revision)) is not None:
-        return str(dequantised(file, Path(model.cache)).absolute())
-    folder = Path(model.name).expanduser()
-    return str(folder.absolute()) if folder.is_dir() else str(model.name)
 
 
 def _program() -> list[str]:

@@ -16,12 +16,10 @@ from probers.bank.bank import ProbeBank
 from probers.bank.running import check_running
 from probers.capture.hidden_states import StateTap
 from probers.engine.loading import fingerprint
+from probers.engine.vllm import KEY
 from probers.options import check_record
 from probers.store.spec import ModelSpec
 from probers.types import UserError
-
-#: The key of ``additional_config`` and of a request's ``extra_args``.
-KEY = "probers"
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,22 +19,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from vllm.config import VllmConfig
-from vllm.model_executor.models import ModelRegistry
-from vllm.platforms import current_platform
-from vllm.utils.import_utils import resolve_obj_by_qualname
 from vllm.v1.core.sched.output import NewRequestData, SchedulerOutput
 
 from probers.bank.running import RunningScores
-from probers.types import RunError, UserError
+from probers.engine.vllm import KEY
+from probers.engine.vllm.worker import ReadingWorker
+from probers.types import RunError
 
-from .model import readable
-from .prober import KEY, Settings, model_spec
+from .prober import Settings, model_spec
 
 _CLOSES = "probers_closes"
+#: New scores of a text: the place of the first, they, and distances from the prober's domain if it has one.
+_New: TypeAlias = tuple[int, list[float | None], list[float | None] | None]
 
 
 def closing(key: str, text: str, first: int) -> dict[str, Any]:
@@ -56,39 +56,33 @@ class _Text:
         name: the id of its request.
         first: the position whose state gives its first score.
         scores: of its tokens; None for one that could not be read.
+        distances: of the same from the prober's domain; None where it has none.
         sent: how many of them were handed out.
     """
 
     name: str
     first: int
+    distances: list[float | None] | None
     scores: list[float | None] = field(default_factory=list)
     sent: int = 0
 
+    def add(self, score: float | None, distance: float | None) -> None:
+        """Of its next token."""
+        self.scores.append(score)
+        if self.distances is not None:
+            self.distances.append(distance)
 
-def _stock() -> Any:
-    """The worker that vLLM itself would take on this machine."""
-    place = "cpu_worker.CPUWorker" if current_platform.is_cpu() else "gpu_worker.Worker"
-    place = "xpu_worker.XPUWorker" if current_platform.is_xpu() else place
-    return resolve_obj_by_qualname(f"vllm.v1.worker.{place}")
 
-
-class ScoringWorker(_stock()):  # type: ignore[misc]
+class ScoringWorker(ReadingWorker):
     """vLLM's worker, which scores what is written by the prober of ``additional_config``.
 
     Raises:
-        UserError: a prober of another model or of states that vLLM does not hand out; pipeline or data
-            parallelism, or speculation.
+        UserError: as of :class:`ReadingWorker`; a prober of another model or of states that vLLM does not
+            hand out.
     """
 
     def __init__(self, vllm_config: VllmConfig, *args: Any, **kwargs: Any) -> None:
-        parallel, model = vllm_config.parallel_config, vllm_config.model_config
-        for option, allowed in [
-            ("--pipeline-parallel-size", parallel.pipeline_parallel_size == 1),
-            ("--data-parallel-size", parallel.data_parallel_size == 1),
-            ("--speculative-config", vllm_config.speculative_config is None),
-        ]:
-            if not allowed:
-                raise UserError(f"{option} is not possible beside a prober: leave it out")
+        model = vllm_config.model_config
         settings = Settings.of(vllm_config.additional_config)
         self._bank = settings.load()
         dtype = str(model.dtype).removeprefix("torch.")
@@ -100,22 +94,12 @@ class ScoringWorker(_stock()):  # type: ignore[misc]
         super().__init__(vllm_config, *args, **kwargs)
 
     def load_model(self, **options: Any) -> None:
-        """Load the subclass of the model's class whose states can be read, and move the heads beside it."""
-        config = self.vllm_config.model_config
-        stock, name = ModelRegistry.resolve_model_cls(config.architectures, config)
-        ModelRegistry.register_model(name, readable(stock))
+        """As :class:`ReadingWorker`, and move the heads beside the model."""
         super().load_model(**options)
         self._bank.to(self.device)
 
-    def execute_model(self, scheduler_output: SchedulerOutput, *args: Any, **kwargs: Any) -> Any:
-        """As vLLM's, and score what it computed."""
-        made = super().execute_model(scheduler_output, *args, **kwargs)
-        if self.rank == 0:
-            self._score(scheduler_output)
-        return made
-
-    def probers_scores(self, release: Sequence[str] = ()) -> dict[str, dict[str, tuple[int, list[Any]]]]:
-        """Scores since the last call: key -> id of the request -> place of the first of them, scores.
+    def probers_scores(self, release: Sequence[str] = ()) -> dict[str, dict[str, _New]]:
+        """Scores since the last call, by key and id of the request.
 
         A text is named as soon as it is begun, and again with every new score.
 
@@ -125,11 +109,12 @@ class ScoringWorker(_stock()):  # type: ignore[misc]
         for key in release:
             for text in self._texts.pop(key, {}).values():
                 self._running.forget(text.name)
-        found: dict[str, dict[str, tuple[int, list[Any]]]] = {}
+        found: dict[str, dict[str, _New]] = {}
         for key, texts in self._texts.items():
             for text in texts.values():
                 if text.sent < len(text.scores) or not text.scores:
-                    found.setdefault(key, {})[text.name] = text.sent, text.scores[text.sent :]
+                    far = None if text.distances is None else text.distances[text.sent :]
+                    found.setdefault(key, {})[text.name] = text.sent, text.scores[text.sent :], far
                     text.sent = len(text.scores)
         return found
 
@@ -140,38 +125,31 @@ class ScoringWorker(_stock()):  # type: ignore[misc]
             return
         name, prompt = said.get(_CLOSES) or (request.req_id, len(ids))
         texts = self._texts.setdefault(key, {})
-        text = texts.setdefault(name, _Text(name, prompt - self._running.before))
+        far: list[float | None] | None = None if self._bank.domain is None else []
+        text = texts.setdefault(name, _Text(name, prompt - self._running.before, far))
         self._requests[request.req_id] = text
 
-    def _score(self, step: SchedulerOutput) -> None:
+    def read(self, step: SchedulerOutput) -> None:
+        """Score the newest token of each text."""
         for request in step.scheduled_new_reqs:
             self._begin(request)
-        cached = step.scheduled_cached_reqs
-        computed = dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
-        computed.update((request.req_id, request.num_computed_tokens) for request in step.scheduled_new_reqs)
         new: list[tuple[_Text, int]] = []
-        end = 0
-        for request in self._order() if step.num_scheduled_tokens else ():
-            end += (count := step.num_scheduled_tokens[request])
-            text = self._requests.get(request)
+        for name, position, rows in self.computed(step):
             # Of its tokens in this step only the last can be one that was not there before.
-            place = -1 if text is None else computed[request] + count - 1 - text.first
-            if text is not None and place >= len(text.scores):
-                text.scores += [None] * (place - len(text.scores))  # what another server computed
-                new.append((text, end - 1))
+            if (text := self._requests.get(name)) is None:
+                continue
+            place = position + len(rows) - 1 - text.first
+            if place >= len(text.scores):
+                for _ in range(place - len(text.scores)):  # what another server computed
+                    text.add(None, None)
+                new.append((text, rows[-1]))
         if new:
-            rows = self.model_runner.get_model().probers_states[[row for _, row in new]]
-            for (text, _), score in zip(new, self._scored([text for text, _ in new], rows), strict=True):
-                text.scores.append(score)
-        for request in step.finished_req_ids:
-            self._requests.pop(request, None)
-
-    def _order(self) -> Sequence[str]:
-        """The ids of the step's requests in the order of their tokens."""
-        state = self.model_runner.execute_model_state
-        batch = getattr(state, "input_batch", None) or self.model_runner.input_batch
-        ids: Sequence[str] = batch.req_ids
-        return ids
+            states = self.model_runner.get_model().probers_states[[row for _, row in new]]
+            for (text, _), score in zip(new, self._scored([text for text, _ in new], states), strict=True):
+                known = None if score is None else self._running.distances(text.name)
+                text.add(score, None if known is None else known[-1])
+        for name in step.finished_req_ids:
+            self._requests.pop(name, None)
 
     def _scored(self, texts: Sequence[_Text], rows: torch.Tensor) -> list[float | None]:
         """The score of each text's newest token (texts, layers, d); None for a broken state."""

@@ -20,7 +20,9 @@ from omegaconf import OmegaConf
 from probers.serve.vllm.launch import command
 from written import make_bank
 
+from probers.bank.assessment import Assessor
 from probers.bank.bank import ProbeBank
+from probers.bank.running import text_scores
 from probers.capture.pooling import as_stored
 from probers.commands.config import compose
 from probers.engine.model import CausalLM
@@ -90,7 +92,10 @@ def check_whole(told: Any, text: str) -> None:
     assert len({len(each) for each in lists}) == 1
     assert None not in told["token_scores"]
     assert [end for _, end in told["token_offsets"]][-1:] == [len(text)] * bool(text)
-    assert told["token_entropies"] is None and told["domain"] is None
+    assert told["token_entropies"] is None
+    assert told["score"] is None or told["domain"]["unlike"] == (
+        told["domain"]["distance"] > told["domain"]["limit"]
+    )
     assert told["fires"] == (told["score"] > told["threshold"])
     assert all(text[span["start"] : span["end"]].strip() for span in told["spans"])
 
@@ -107,6 +112,13 @@ def test_an_answer_carries_the_scores_of_our_engine(
         want = bank.score(as_stored(scored.states, bank.spec.dtype))
         np.testing.assert_allclose(choice.hallucination["token_scores"], want, rtol=1e-3, atol=0.05)
         np.testing.assert_allclose(choice.hallucination["token_logprobs"], scored.logprobs, atol=1e-3)
+        wanted = Assessor(bank).response(scored, *text_scores(bank, scored.states))
+        told = choice.hallucination
+        places = [[(span["start"], span["end"]) for span in each["spans"]] for each in (told, wanted)]
+        assert places[0] == places[1] and told["fires"] == wanted["fires"]
+        assert told["score"] == pytest.approx(wanted["score"], rel=1e-3, abs=0.05)
+        assert told["domain"]["limit"] == 30.0
+        assert told["domain"]["distance"] == pytest.approx(wanted["domain"]["distance"], rel=1e-2)
         assert choice.logprobs is None and choice.token_ids is None
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from probers.bank.bank import ProbeBank
+from probers.bank.domain import Domain
 from probers.capture.pooling import PER_TOKEN, as_stored
 from probers.engine.gguf import CACHE, dequantised, locate
 from probers.engine.model import CausalLM
@@ -43,7 +45,10 @@ def make_bank(lm: CausalLM, folder: Path, pool: Any, layers: tuple[int, ...]) ->
     width = 2 * lm.width if mind else lm.width
     spec = FeatureSpec(lm.spec, (lm.num_layers,) if mind else layers, width, pool=pool, dtype="float32")
     head = LinearHead([f"3/{k}" for k in spec.layers], width)
-    bank = ProbeBank(spec, head, aggregate="max" if pool == "tokens" else None)
+    rng = torch.Generator().manual_seed(0)
+    states = torch.randn(50, len(spec.layers), width, generator=rng)
+    domain = replace(Domain.fit(lambda: [states], 0.05), limit=30.0)
+    bank = ProbeBank(spec, head, aggregate="max" if pool == "tokens" else None, domain=domain)
     bank.save_pretrained(folder)
     return ProbeBank.from_pretrained(folder)
 
@@ -70,7 +75,7 @@ def write(
     made = llm.generate(prompts, asked, use_tqdm=False)
     found = llm.collective_rpc("probers_scores")[0]["all"]
     assert llm.collective_rpc("probers_scores", args=(["all"],))[0] == {}  # handed out once, then forgotten
-    scores = {name.rpartition("-")[0]: values for name, (start, values) in found.items() if start == 0}
+    scores = {name.rpartition("-")[0]: values for name, (start, values, _) in found.items() if start == 0}
     counters = {m.name: getattr(m, "value", 0) for m in llm.get_metrics()}
     llm.llm_engine.engine_core.shutdown()
     return [Written(o.prompt, tuple(o.outputs[0].token_ids), scores[o.request_id]) for o in made], counters

@@ -42,6 +42,10 @@ class Cut:
     def split(self) -> str:
         return self.article.split
 
+    @property
+    def group(self) -> str:
+        return self.article.id
+
 
 def cut_article(
     article: Article,

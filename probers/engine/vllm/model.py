@@ -15,17 +15,22 @@ from torch import Tensor, nn
 from vllm.config import VllmConfig
 from vllm.model_executor.models.interfaces import supports_eagle3
 
-from probers.types import UserError
+from ...types import UserError
+from ..forward import token_scores
+from . import KEY
 
-from .prober import Settings
 
-
-def readable(stock: type[nn.Module]) -> type[nn.Module]:
+def readable(stock: type[nn.Module], *, scores: bool = False) -> type[nn.Module]:
     """A subclass of a model class of vLLM that keeps the states of each step's tokens.
 
     Its instances have ``probers_states``, (tokens of a step at most, layers, d) in the model's number
-    format, the layers those of :class:`.prober.Settings` in ascending order; rows are the step's tokens
-    in the order in which they were scheduled. The layer after the last is the final norm's output.
+    format, the layers those that ``additional_config`` names under :data:`KEY`, ascending; rows are the
+    step's tokens in the order in which they were scheduled. The layer after the last is the final norm's
+    output.
+
+    Args:
+        scores: also keep as ``probers_scores``, (4, requests of the step), what
+            :func:`probers.engine.forward.token_scores` says of each request's likeliest next token.
 
     Raises:
         UserError: a class without the interface; names it.
@@ -33,15 +38,16 @@ def readable(stock: type[nn.Module]) -> type[nn.Module]:
     if not supports_eagle3(stock):
         raise UserError(
             f"vLLM's {stock.__name__} does not hand out the states of its blocks (it lacks SupportsEagle3): "
-            "serve another model, or this one with backend=transformers"
+            "take another model, or this one without vLLM"
         )
 
     class Readable(stock):  # type: ignore[misc, valid-type]
         probers_states: Tensor
+        probers_scores: Tensor
 
         def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
             super().__init__(vllm_config=vllm_config, prefix=prefix)
-            layers = Settings.of(vllm_config.additional_config).layers
+            layers = vllm_config.additional_config[KEY]["layers"]
             text = vllm_config.model_config.hf_text_config
             self._aux = tuple(k for k in layers if k <= text.num_hidden_layers)
             self._normed = len(self._aux) < len(layers)
@@ -60,6 +66,17 @@ def readable(stock: type[nn.Module]) -> type[nn.Module]:
             for place, state in enumerate([*states, hidden] if self._normed else states):
                 self.probers_states[: len(state), place].copy_(state)
             return hidden
+
+        def compute_logits(self, *args: Any, **kwargs: Any) -> Any:
+            logits = super().compute_logits(*args, **kwargs)
+            if scores and logits is not None:
+                # Here, because vLLM may change the logits before it draws.
+                self.probers_scores = token_scores(logits, logits.argmax(dim=-1), top=True)
+            return logits
+
+        def probers_read(self, hidden: Tensor, tokens: Tensor) -> Tensor:
+            """(4, n) as ``probers_scores``, of given tokens (n,) by the normed states before them (n, d)."""
+            return token_scores(super().compute_logits(hidden), tokens, top=True)
 
     Readable.__name__ = Readable.__qualname__ = stock.__name__
     return Readable

@@ -1,0 +1,136 @@
+"""How fast articles become labels with ``engine=vllm`` and with ``engine=transformers``, by turns.
+
+    python benchmarks/datagen_vllm.py --articles FILE.jsonl [--model smollm2] [--count 60] [--write]
+
+Run in the environment of ``make test-vllm``. Both engines stand in this process and label the same cuts with
+the defaults of ``probers-datagen --source wiki``. vLLM forgets its prefix cache before each round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import statistics
+import time
+from typing import Any
+
+from flags import positive
+from probers.datagen.labels.base import Examples
+from probers.datagen.labels.wiki import WikiBuilder
+from report import invocation, publish
+from timing import Results, ratios, spread, verdict
+
+from probers import CausalLM
+from probers.data.articles import open_articles
+from probers.data.articles.cuts import Cut, CutPlan
+from probers.engine.vllm.lm import VllmLM
+from probers.entities import Recogniser
+from probers.equivalence import EntityMatcher
+from probers.prompts import TESTBED_PROMPT
+from probers.types import Needs, Pool
+
+SECTION = "Labels from articles with vLLM (cpu)"
+OURS, VLLM = "transformers", "vllm"
+POOLS: tuple[Pool, ...] = ("mean", "predicting")
+
+
+def used() -> float:
+    """Seconds that this process has computed."""
+    own = resource.getrusage(resource.RUSAGE_SELF)
+    return own.ru_utime + own.ru_stime
+
+
+def labelled(builder: WikiBuilder, cuts: list[Cut]) -> tuple[Examples, float, float]:
+    """What comes of the cuts, seconds by the clock, and by the processor."""
+    begun, before, found = time.perf_counter(), used(), Examples()
+    for examples in builder.build(cuts, {}):
+        found.extend(examples)
+    return found, time.perf_counter() - begun, used() - before
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Measure, print, and write the section if asked to."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--articles", required=True, help="FILE.jsonl, as articles= of probers-datagen")
+    parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--count", type=positive, default=60, help="articles")
+    parser.add_argument("--per-article", type=positive, default=4)
+    parser.add_argument("--new-tokens", type=positive, default=48)
+    parser.add_argument("--rounds", type=positive, default=3)
+    parser.add_argument("--write", action="store_true", help="put the section into RESULTS.md")
+    options = parser.parse_args(argv)
+
+    recognise = Recogniser("rules", fine=True)
+    source = open_articles(options.articles, limit=options.count, seed=0)
+    plan = CutPlan(source, recognise, options.per_article, None, 0)
+    cuts = list(plan)
+    begun = time.perf_counter()
+    vllm = VllmLM.from_pretrained(options.model, dtype=options.dtype)
+    started = time.perf_counter() - begun
+    models: dict[str, CausalLM] = {
+        OURS: CausalLM.from_pretrained(options.model, dtype=options.dtype), VLLM: vllm,
+    }  # fmt: skip
+    results = Results(
+        {"vllm": "pool | engine | labels/s | of the first | by processor time | tokens/s | target | verdict"}
+    )
+    for pool in POOLS:
+        made, times = _by_turns(models, plan, cuts, pool, options)
+        labels = {name: found.labels() for name, found in made.items()}
+        ours = times[OURS]
+        for name in models:
+            rate = [len(made[name].rows) / clock for clock, _ in times[name]]
+            # Labels, not texts: an engine that makes fewer of the same cuts is no faster.
+            share = len(made[OURS].rows) / len(made[name].rows)
+            faster, cheaper = (
+                ratios([each[k] for each in ours], [each[k] * share for each in times[name]]) for k in (0, 1)
+            )
+            goal = (">= 1.8", verdict(statistics.median(faster) >= 1.8)) if name == VLLM else ()
+            tokens = [made[name].tokens / clock for clock, _ in times[name]]
+            row = (spread(rate, 1), spread(faster), spread(cheaper), spread(tokens, 0))
+            results.row("vllm", pool, name, *row, *goal)
+        texts = {name: {row["span"]: row["text"] for row in found.rows} for name, found in made.items()}
+        both = [span for span in texts[OURS] if span in texts[VLLM]]
+        alike = sum(texts[OURS][span] == texts[VLLM][span] for span in both)
+        same = sum(labels[OURS][span] == labels[VLLM][span] for span in both)
+        one = len(set(texts[OURS]) ^ set(texts[VLLM]))
+        results.note(
+            "vllm",
+            f"{pool}: of {len(both)} spans that both label {alike} have the same text and {same} the same "
+            f"label; {one} have a label from one engine alone.",
+        )
+    results.note(
+        "vllm",
+        f"{options.model} in {options.dtype}, {plan.articles} articles, {len(cuts)} cuts, at most "
+        f"{options.new_tokens} new tokens, all {vllm.num_layers + 1} layers, {options.rounds} rounds. "
+        f"Starting vLLM took {started:.0f} s, which is no part of the rates.",
+    )
+    given = ["--articles", "FILE.jsonl", "--count", str(options.count), "--rounds", str(options.rounds)]
+    publish({SECTION: results.body("vllm")}, invocation("datagen_vllm.py", given), write=options.write)
+
+
+def _by_turns(
+    models: dict[str, CausalLM], plan: CutPlan, cuts: list[Cut], pool: Pool, options: Any
+) -> tuple[dict[str, Examples], dict[str, list[tuple[float, float]]]]:
+    """What each engine made first, and its seconds by clock and processor in every round."""
+    made: dict[str, Examples] = {}
+    times: dict[str, list[tuple[float, float]]] = {name: [] for name in models}
+    for turn in range(options.rounds + 1):
+        for name, lm in models.items():
+            if isinstance(lm, VllmLM):
+                lm.forget()
+            needs = Needs(tuple(range(lm.num_layers + 1)), pool=pool)
+            builder = WikiBuilder(
+                lm, plan, needs, EntityMatcher(), Recogniser("rules", fine=True), TESTBED_PROMPT,
+                max_new_tokens=options.new_tokens, context=256,
+            )  # fmt: skip
+            found, clock, processor = labelled(builder, cuts if turn else cuts[:4])
+            if turn:  # the first is a warm-up
+                times[name].append((clock, processor))
+                made.setdefault(name, found)
+                print(turn, pool, name, f"{clock:.2f} s, {processor:.2f} s of processor", flush=True)
+    return made, times
+
+
+if __name__ == "__main__":
+    main()

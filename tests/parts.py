@@ -1,0 +1,75 @@
+"""One run in one piece and in parts: what is computed of each, without times and places."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from probers.checksums import sha256
+from probers.commands import main as cli
+
+#: What says where a run was and what it was typed as, and not what it computed.
+PAPERS = ("run.json", "config.yaml", "README.md", "report.html")
+
+
+def in_parts(command: str, typed: Sequence[str], out: Path, count: int) -> list[str]:
+    """Run a command in parts; returns their folders."""
+    return [
+        str(cli.run(command, [*typed, f"out={out}", f"part={number}/{count}"]))
+        for number in range(1, count + 1)
+    ]
+
+
+def merged(folders: Sequence[str], out: Path, *more: str) -> Path:
+    """What probers-merge makes of parts."""
+    found = cli.run("merge", [*folders, f"out={out}", *more])
+    assert isinstance(found, Path)
+    return found
+
+
+def computed(folder: Path) -> dict[str, Any]:
+    """Everything that a run computed, by file: JSON without times and places, else a checksum."""
+    found: dict[str, Any] = {}
+    for path in sorted(p for p in folder.rglob("*") if p.is_file()):
+        name = path.relative_to(folder)
+        if name.parts[0] == "parts" or path.name in PAPERS or path.name.startswith("."):
+            continue
+        if path.suffix == ".json":
+            found[str(name)] = untimed(json.loads(path.read_text()))
+        elif path.suffix == ".jsonl":
+            found[str(name)] = [untimed(json.loads(line)) for line in path.read_text().splitlines()]
+        else:
+            found[str(name)] = sha256(path)
+    return found
+
+
+def untimed(value: Any) -> Any:
+    """JSON without seconds, folders of the run, and checksums over these."""
+    if isinstance(value, dict):
+        return {k: untimed(v) for k, v in value.items() if k not in ("seconds", "out", "sha256", "config")}
+    return [untimed(each) for each in value] if isinstance(value, list) else value
+
+
+def apart(ours: Any, theirs: Any, tolerance: float, place: str = "") -> list[str]:
+    """The places where two pieces of JSON differ by more than rounding."""
+    if isinstance(theirs, dict) and isinstance(ours, dict):
+        keys = {*ours, *theirs}
+        return [d for k in keys for d in apart(ours.get(k), theirs.get(k), tolerance, f"{place}.{k}")]
+    if isinstance(theirs, list) and isinstance(ours, list) and len(ours) == len(theirs):
+        pairs = enumerate(zip(ours, theirs, strict=True))
+        return [d for i, (a, b) in pairs for d in apart(a, b, tolerance, f"{place}[{i}]")]
+    if isinstance(theirs, float) and isinstance(ours, float):
+        return [] if math.isclose(ours, theirs, rel_tol=tolerance) else [f"{place}: {ours} {theirs}"]
+    return [] if ours == theirs else [f"{place}: {ours} {theirs}"]
+
+
+def tree(folder: Path) -> dict[str, tuple[str, int]]:
+    """Every file of a folder with its content and when it was written."""
+    return {
+        str(p.relative_to(folder)): (sha256(p), p.stat().st_mtime_ns)
+        for p in sorted(folder.rglob("*"))
+        if p.is_file() and not p.name.endswith(".checked.json")
+    }

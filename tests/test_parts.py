@@ -1,0 +1,305 @@
+"""part=i/n and probers-merge of labels: n parts are the run in one piece; what is no part is refused."""
+
+import errno
+import json
+import re
+import shutil
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from parts import computed, in_parts, merged, tree
+
+from probers import FeatureStore
+from probers.commands import main as cli
+from probers.commands.runs import newest_store
+from probers.data.partition import Partition
+from probers.types import RunError, UserError
+
+#: One prompt at a time: the arithmetic is then the same however the work is cut.
+ALONE = ["layers=[0,6]", "shard_size=5", "batch_size=1"]
+COT = ["source=cot", "limit=12", *ALONE]
+WIKI = ["source=wiki", "limit=12", *ALONE]
+QUOTAS = ["source=cot", "limit={train: 30, validation: 16}", "balance_to={train: 8, validation: 4}", *ALONE]
+
+
+@pytest.fixture(scope="module")
+def cot(tmp_path_factory):
+    """The folder of a run in one piece, and those of its parts."""
+    folder = tmp_path_factory.mktemp("cot")
+    cli.run("datagen", [*COT, f"out={folder}/whole"])
+    return folder / "whole", in_parts("datagen", COT, folder / "parts_of_it", 2)
+
+
+def test_parts_are_cut_by_group_the_same_everywhere():
+    groups = [f"group {i}" for i in range(4000)]
+    parts = [Partition(i, 4) for i in range(1, 5)]
+    owners = [[part.number for part in parts if part.owns(group)] for group in groups]
+    assert all(len(owner) == 1 for owner in owners)
+    counts = Counter(owner[0] for owner in owners)
+    assert all(900 < counts[number] < 1100 for number in range(1, 5))
+    # Fixed for all time: parts that were made are merged by it later.
+    assert [owner[0] for owner in owners[:12]] == OWNERS
+    assert all(Partition(1, 1).owns(group) for group in groups)
+
+
+OWNERS = [4, 4, 3, 4, 1, 4, 2, 2, 4, 3, 2, 2]
+
+
+def test_a_block_of_layers_is_a_stretch_and_all_of_them_are_everything():
+    layers = list(range(1, 12))
+    blocks = [list(Partition(i, 3).block(layers)) for i in (1, 2, 3)]
+    assert [layer for block in blocks for layer in block] == layers and {len(b) for b in blocks} <= {3, 4}
+
+
+@pytest.mark.parametrize(
+    ("typed", "count"),
+    [
+        (COT, 3),
+        (WIKI, 2),
+        ([*WIKI, "negatives=untouched", "balance=true", "context=16"], 3),
+        ([*WIKI, "pool=tokens", "site=[resid_post,mlp_out]", "layers=[6]"], 2),
+        (QUOTAS, 2),
+    ],
+    ids=["cot", "wiki", "balance", "tokens", "quotas"],
+)
+def test_merged_labels_are_those_of_one_piece_to_the_last_byte(tmp_path, typed, count):
+    cli.run("datagen", [*typed, f"out={tmp_path}/whole"])
+    folders = in_parts("datagen", typed, tmp_path / "run", count)
+    assert folders == [f"{tmp_path}/run/parts/{i}of{count}" for i in range(1, count + 1)]
+    whole = FeatureStore.open(tmp_path / "whole")
+    each = [len(FeatureStore.open(folder).table()) for folder in folders]
+    assert (min(each) > 0 and max(each) < len(whole)) or "balance_to" in str(typed)
+    out = merged(folders[::-1], tmp_path / "run")
+    ours, theirs = computed(out), computed(tmp_path / "whole")
+    assert list(ours) == list(theirs)
+    for name, found in theirs.items():
+        assert ours[name] == found, name
+    assert (out / "manifest.json").read_bytes() == (tmp_path / "whole/manifest.json").read_bytes()
+    assert out == tmp_path / "run" and cli.run("datagen", [*typed, f"out={out}"]) == out  # complete
+
+
+def test_every_part_compares_names_by_the_vectors_of_all_articles(tmp_path):
+    typed = ["source=wiki", "limit=60", "per_article=1", "layers=[6]", "matcher.vectors=own", "batch_size=1"]
+    cli.run("datagen", [*typed, f"out={tmp_path}/whole"])
+    folders = in_parts("datagen", typed, tmp_path / "run", 2)
+    vectors = [(Path(folder) / "vectors.bin").read_bytes() for folder in [tmp_path / "whole", *folders]]
+    assert len(set(vectors)) == 1
+    assert computed(merged(folders, tmp_path / "run")) == computed(tmp_path / "whole")
+    shutil.rmtree(tmp_path / "run", ignore_errors=True)
+    again = in_parts("datagen", typed, tmp_path / "run", 2)
+    (Path(again[1]) / "vectors.bin").write_bytes(vectors[0][:-1] + b"x")
+    with pytest.raises(UserError, match=r"other word vectors"):
+        merged(again, tmp_path / "merged")
+
+
+def test_in_other_batches_labels_agree_and_states_up_to_rounding(cot, tmp_path):
+    typed = ["source=cot", "limit=12", "layers=[0,6]", "shard_size=5", "batch_size=8"]
+    cli.run("datagen", [*typed, f"out={tmp_path}/whole"])
+    out = merged(in_parts("datagen", typed, tmp_path / "run", 2), tmp_path / "run")
+    ours, theirs = FeatureStore.open(out), FeatureStore.open(tmp_path / "whole")
+    columns = ["id", "group", "split", "correct", "text", "answer"]
+    assert ours.table()[columns].equals(theirs.table()[columns])
+    assert abs(ours.states((6,)).astype(float) - theirs.states((6,)).astype(float)).max() < 0.02
+
+
+def test_more_parts_than_groups_leave_empty_ones_which_merge(tmp_path):
+    typed = ["source=cot", "limit=4", "layers=[6]", "batch_size=1"]
+    cli.run("datagen", [*typed, f"out={tmp_path}/whole"])
+    folders = in_parts("datagen", typed, tmp_path / "run", 9)
+    rows = [sum(json.loads((Path(f) / "manifest.json").read_text())["rows"]) for f in folders]
+    assert 0 in rows and sum(rows) == 8
+    assert computed(merged(folders, tmp_path / "run")) == computed(tmp_path / "whole")
+
+
+def test_a_part_that_died_is_done_again_by_the_same_command_and_by_no_other(tmp_path, monkeypatch, cot):
+    whole, _ = cot
+    write, out = FeatureStore.write_shard, tmp_path / "run"
+    with monkeypatch.context() as patch:
+        written = []
+
+        def once(self, *given, **named):
+            if written:
+                raise KeyboardInterrupt
+            written.append(1)
+            write(self, *given, **named)
+
+        patch.setattr(FeatureStore, "write_shard", once)
+        with pytest.raises(KeyboardInterrupt):
+            cli.run("datagen", [*COT, f"out={out}", "part=2/2"])
+    cli.run("datagen", [*COT, f"out={out}", "part=1/2"])
+    folders = [f"{out}/parts/1of2", f"{out}/parts/2of2"]
+    before = tree(Path(folders[0]))
+    with pytest.raises(UserError, match=r"2of2 is not finished: probers-datagen .* part=2/2 goes on with it"):
+        merged(folders, out)
+    assert not (out / "run.json").exists()
+    cli.run("datagen", [*COT, f"out={out}", "part=2/2"])
+    assert tree(Path(folders[0])) == before
+    assert computed(merged(folders, out)) == computed(whole)
+
+
+def test_a_merge_that_was_killed_goes_on_and_a_full_disk_is_said(cot, tmp_path, monkeypatch):
+    whole, folders = cot
+    before = [tree(Path(folder)) for folder in folders]
+    write, out = FeatureStore.write_shard, tmp_path / "merged"
+    for failure, expected in (
+        (KeyboardInterrupt(), KeyboardInterrupt),
+        (OSError(errno.ENOSPC, "No space left on device"), RunError),
+    ):
+        with monkeypatch.context() as patch:
+            written = []
+
+            def once(self, *given, written=written, failure=failure, **named):
+                if written and isinstance(failure, KeyboardInterrupt):
+                    raise failure
+                if written:
+                    patch.setattr("os.fsync", lambda _: (_ for _ in ()).throw(failure))
+                written.append(1)
+                write(self, *given, **named)
+
+            patch.setattr(FeatureStore, "write_shard", once)
+            with pytest.raises(expected) as told:
+                merged(folders, out)
+        if expected is RunError:
+            assert re.search(
+                r"cannot write .*: the disk is full; .* the same command resumes", str(told.value)
+            )
+    assert list(out.glob("shards/*.json"))
+    assert computed(merged(folders, out)) == computed(whole)
+    assert [tree(Path(folder)) for folder in folders] == before
+
+
+def test_a_part_is_not_taken_for_a_store_that_nobody_named(cot):
+    whole, folders = cot
+    assert newest_store(root=Path(folders[0]).parent) is None
+    assert newest_store(root=whole.parent) == whole
+
+
+def test_parts_that_were_made_twice_count_once_if_they_are_the_same(cot, tmp_path):
+    whole, folders = cot
+    twin = tmp_path / "twin"
+    shutil.copytree(folders[0], twin)
+    out = merged([*folders, str(twin), folders[0]], tmp_path / "merged")
+    assert computed(out) == computed(whole)
+    other = cli.run("datagen", [*COT, f"out={tmp_path}/x", "part=1/2", "batch_size=3"])
+    (Path(other) / "shards/00000.parquet").write_bytes(b"x")
+    with pytest.raises(UserError, match=r"1of2 and .*1of2 are both part 1/2, with other contents"):
+        merged([*folders, str(other)], tmp_path / "merged2")
+
+
+@pytest.mark.parametrize("part", ["0/4", "5/4", "x", "1/0", "1", "-1/2", "1/4/2", "01/4"])
+def test_a_part_that_is_none_is_refused_by_name(part, tmp_path):
+    with pytest.raises(UserError, match=rf"part={part} must be i/n, one of 1/n to n/n such as 2/4"):
+        cli.run("datagen", [f"part={part}", f"out={tmp_path}/x"])
+    assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["seed=1"], r"are parts of two runs \(.*seed: 1 in .*, 0 in "),
+        (["limit=11"], r"are parts of two runs \(.*limit: 11 in "),
+        (["layers=[6]"], r"are parts of two runs \(layers: "),
+    ],
+)
+def test_parts_of_two_runs_are_refused_by_the_option_that_differs(cot, tmp_path, given, message):
+    other = cli.run("datagen", [*COT, *given, f"out={tmp_path}/x", "part=2/2"])
+    with pytest.raises(UserError, match=message):
+        merged([cot[1][0], str(other)], tmp_path / "merged")
+    assert not (tmp_path / "merged").exists()
+
+
+def test_parts_that_do_not_make_a_run_are_refused_by_name(cot, tmp_path):
+    whole, folders = cot
+    out = tmp_path / "merged"
+    for given, message in (
+        ([], "there is nothing to merge: give the folders"),
+        (folders[:1], r"part 2/2 is missing: probers-datagen .*part=2/2.* makes 2/2"),
+        ([str(whole)], "is a whole run of probers-datagen: give folders that a command with part=i/n"),
+        ([str(tmp_path)], "is no run: give folders that"),
+        ([str(tmp_path / "nowhere")], "is no run: give folders that"),
+    ):
+        with pytest.raises(UserError, match=message):
+            merged(given, out)
+    third = cli.run("datagen", [*COT, f"out={tmp_path}/x", "part=2/3"])
+    with pytest.raises(UserError, match=r"is part 1/2 and .* part 2/3: give the parts of one run"):
+        merged([folders[0], str(third)], out)
+    assert not out.exists()
+
+
+def test_another_revision_of_the_model_is_refused_by_name(cot, tmp_path):
+    other = tmp_path / "other"
+    shutil.copytree(cot[1][1], other)
+    state = json.loads((other / "run.json").read_text())
+    assert state["chosen"]["model"].startswith("testbed@")
+    state["chosen"]["model"] = "testbed@0123456789ab (12 layers of width 128)"
+    (other / "run.json").write_text(json.dumps(state))
+    with pytest.raises(UserError, match=r"two runs \(model: testbed@0123456789ab .* in .*, testbed@"):
+        merged([cot[1][0], str(other)], tmp_path / "merged")
+
+
+def test_an_out_that_is_not_the_merged_runs_is_refused_and_kept(cot, tmp_path):
+    whole, folders = cot
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/notes.txt").write_text("x")
+    with pytest.raises(UserError, match="exists and is not a run of probers-datagen"):
+        merged(folders, tmp_path / "mine")
+    cli.run("datagen", [*COT, "seed=5", f"out={tmp_path}/other"])
+    with pytest.raises(UserError, match=r"holds a different run \(.*seed: 5 there, 0 now"):
+        merged(folders, tmp_path / "other")
+    with pytest.raises(UserError, match="overwrite=true would move the parts"):
+        merged(folders, Path(folders[0]).parent.parent, "overwrite=true")
+    assert (tmp_path / "mine/notes.txt").read_text() == "x"
+    out = merged(folders, tmp_path / "other", "overwrite=true")
+    assert computed(out) == computed(whole) and (tmp_path / "other.old-1").is_dir()
+
+
+def test_a_damaged_part_is_named(cot, tmp_path):
+    parts = tmp_path / "parts"
+    for folder in cot[1]:
+        shutil.copytree(folder, parts / Path(folder).name)
+    shard = next((parts / "2of2/shards").glob("*.safetensors"))
+    blob = bytearray(shard.read_bytes())
+    blob[-1] ^= 1
+    shard.write_bytes(bytes(blob))
+    with pytest.raises(UserError, match=r"2of2 is damaged: shards/.*safetensors was altered"):
+        merged([str(p) for p in parts.iterdir()], tmp_path / "merged")
+    (parts / "2of2/run.json").write_text("{")
+    with pytest.raises(UserError, match=r"2of2/run.json is damaged"):
+        merged([str(p) for p in parts.iterdir()], tmp_path / "merged")
+    (parts / "1of2/config.yaml").write_text("typed: 3")
+    with pytest.raises(UserError, match=r"config.yaml is damaged"):
+        merged([str(parts / "1of2")], tmp_path / "merged")
+
+
+def test_inputs_that_have_changed_since_are_refused(tmp_path):
+    articles = tmp_path / "articles.jsonl"
+    lines = [
+        json.dumps(
+            {"title": f"Town {i}", "text": f"It is old. It was built by Anna Berg in 19{i:02}. It is here."}
+        )
+        for i in range(8)
+    ]
+    articles.write_text("\n".join(lines))
+    typed = ["source=wiki", f"articles={articles}", "limit=8", "layers=[6]", "batch_size=1"]
+    folders = in_parts("datagen", typed, tmp_path / "run", 2)
+    articles.write_text("\n".join(lines[:-1]))
+    with pytest.raises(UserError, match=r"is not a part of the run that its command asks for now \(inputs"):
+        merged(folders, tmp_path / "run")
+    assert not (tmp_path / "run/run.json").exists()
+    articles.write_text("\n".join(lines))
+    merged(folders, tmp_path / "run")
+
+
+def test_the_command_takes_folders_as_a_shell_writes_them(cot, tmp_path, capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main("merge", [*cot[1], f"out={tmp_path}/a=b"])
+    assert ended.value.code == 0
+    assert "merging 2 parts of probers-datagen" in capsys.readouterr().out
+    with pytest.raises(SystemExit) as ended:
+        cli.main("merge", [cot[1][0], f"out={tmp_path}/b"])
+    assert ended.value.code == 2
+    assert "probers-merge: part 2/2 is missing" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as ended:
+        cli.main("merge", ["--help"])
+    assert ended.value.code == 0 and "folders of the parts" in capsys.readouterr().out

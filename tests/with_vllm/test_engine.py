@@ -1,0 +1,295 @@
+"""``engine=vllm`` writes, reads and records what our own engine does; the commands make the same of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from probers.datagen import filling
+from written import PROMPTS
+
+from probers.capture.hidden_states import StateTap
+from probers.commands import main as cli
+from probers.engine.model import CausalLM
+from probers.engine.stopping import SentenceEnd
+from probers.engine.vllm import lm as vllm_lm
+from probers.engine.vllm.lm import VllmLM
+from probers.store.store import FeatureStore
+from probers.types import Feature, Generation, Needs, RunError, UserError
+
+MODELS = ("testbed", "smollm2")
+
+
+start = VllmLM.from_pretrained
+
+
+@pytest.fixture(scope="module", autouse=True)
+def started_once() -> Iterator[None]:
+    """Starting vLLM takes longer than what is tested, so that commands get one that runs already."""
+    running: dict[Any, VllmLM] = {}
+
+    def once(name: str = "testbed", *, dtype: str = "auto", **options: Any) -> VllmLM:
+        if (name, dtype) not in running:
+            running[name, dtype] = start(name, dtype=dtype, **options)
+        return running[name, dtype]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(VllmLM, "from_pretrained", once)
+        yield
+    for lm in running.values():
+        lm.close()
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def engines(request: pytest.FixtureRequest) -> tuple[CausalLM, VllmLM]:
+    """Our engine and vLLM's, in float32."""
+    ours = CausalLM.from_pretrained(request.param, dtype="float32")
+    return ours, VllmLM.from_pretrained(request.param, dtype="float32", batch_size=16)
+
+
+def check(have: Generation, want: Generation) -> None:
+    """All that was recorded of the same tokens is the same to rounding."""
+    assert (have.prompt, have.prompt_ids, have.text, have.offsets) == (
+        want.prompt, want.prompt_ids, want.text, want.offsets,
+    )  # fmt: skip
+    np.testing.assert_allclose(have.logprobs, want.logprobs, atol=2e-3)
+    np.testing.assert_allclose(have.entropies, want.entropies, atol=2e-3)
+    assert (have.top is None) == (want.top is None)
+    if have.top is not None and want.top is not None:
+        np.testing.assert_allclose(have.top, want.top, atol=1e-3)
+    for one, other in zip((have.states, *have.more), (want.states, *want.more), strict=True):
+        assert (one is None) == (other is None)
+        if one is not None and other is not None:
+            assert one.dtype == other.dtype == np.float32 and one.shape == other.shape
+            np.testing.assert_allclose(one, other, rtol=1e-3, atol=2e-3 * np.abs(other).max())
+
+
+def needs_of(depth: int) -> list[Needs]:
+    """Every pool, alone or beside others."""
+    some = (0, depth // 2, depth)
+    return [
+        Needs(),
+        Needs(some, pool="predicting", top=True),
+        Needs(some, pool="positions", more=(Feature((depth,), pool="mind_tokens"),), top=True),
+        Needs(some, pool="mean", more=(Feature(some[::-1], pool="last"), Feature((depth,), pool="mind"))),
+        Needs(tuple(range(depth + 1)), pool="tokens"),
+    ]
+
+
+STOPS: list[Any] = [[], [" the ", "\n"], [SentenceEnd()], [lambda text: len(text.split()) > 4]]
+
+
+@pytest.mark.parametrize("stop", STOPS)
+def test_what_it_writes_is_recorded_as_ours(engines: tuple[CausalLM, VllmLM], stop: list[Any]) -> None:
+    ours, theirs = engines
+    assert theirs.spec == ours.spec and theirs.width == ours.width and theirs.num_layers == ours.num_layers
+    prompts = [*PROMPTS[::9], "A", PROMPTS[0]]
+    limits = [1 + 3 * i for i in range(len(prompts))]
+    for needs in needs_of(ours.num_layers):
+        made = theirs.generate(prompts, max_new_tokens=limits, needs=needs, stop=stop)
+        same = ours.generate(prompts, max_new_tokens=limits, needs=needs, stop=stop)
+        assert [(g.token_ids, g.stop) for g in made] == [(g.token_ids, g.stop) for g in same]
+        for have, want in zip(made, same, strict=True):
+            check(have, want)
+
+
+def test_what_it_reads_is_recorded_as_ours_also_what_the_cache_holds(
+    engines: tuple[CausalLM, VllmLM],
+) -> None:
+    ours, theirs = engines
+    written = theirs.generate(PROMPTS[:6], max_new_tokens=40)
+    prompts, texts = [g.prompt for g in written], [g.token_ids for g in written]
+    for needs in needs_of(ours.num_layers):
+        made = theirs.score(prompts, texts, needs=needs)
+        for have, want in zip(made, ours.score(prompts, texts, needs=needs), strict=True):
+            assert have.token_ids == want.token_ids and have.stop == want.stop
+            check(have, want)
+
+
+def test_texts_are_cached_preempted_left_and_known(
+    engines: tuple[CausalLM, VllmLM], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, theirs = engines
+    needs = Needs((0, ours.num_layers), pool="positions", top=True)
+    each = theirs.generate_each(PROMPTS, max_new_tokens=24, needs=needs)
+    first = next(each)
+    each.close()  # whoever asked has gone
+    assert first and not theirs._running and not theirs._engine.has_unfinished_requests()
+    half = {i for i in range(len(PROMPTS)) if i % 2}
+    made: dict[int, Generation] = {}
+    for batch in theirs.generate_each(PROMPTS, max_new_tokens=24, needs=needs, known=half):
+        made |= batch
+    assert set(made) == {*range(len(PROMPTS))} - half
+    for i, want in enumerate(ours.generate(PROMPTS, max_new_tokens=24, needs=needs)):
+        if i not in half:
+            assert made[i].token_ids == want.token_ids
+            check(made[i], want)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"needs": Needs((1,), site="mlp_out")}, "site=mlp_out is not there with engine=vllm"),
+        ({"needs": Needs((12,), site="lookback")}, "site=lookback is not there with engine=vllm"),
+        ({"needs": Needs(attention=True)}, "engine=vllm does not hand out attention"),
+        ({"needs": Needs((99,))}, "layer 99 does not exist"),
+        ({"max_new_tokens": 0}, "max_new_tokens=0"),
+        ({"max_new_tokens": 10**6}, "exceeds the model's context"),
+    ],
+)
+def test_what_it_does_not_have_is_refused_by_name(
+    engines: tuple[CausalLM, VllmLM], options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        engines[1].generate(PROMPTS[:1], **{"max_new_tokens": 2, **options})
+
+
+def make(folder: Path, engine: str, *given: str) -> FeatureStore:
+    """What the command makes, whole or gone on with."""
+    cli.run("datagen", [f"engine={engine}", f"out={folder}", *given])
+    return FeatureStore.open(folder)
+
+
+def rows_of(store: FeatureStore) -> dict[str, tuple[dict[str, Any], list[np.ndarray]]]:
+    """By id the columns and the states of each feature."""
+    found = {}
+    for index in range(store.next_shard):
+        rows, states, _, _ = store.read_shard(index)
+        found |= {row["id"]: (row, [each[i] for each in states]) for i, row in enumerate(rows)}
+    return found
+
+
+def held_against(one: FeatureStore, other: FeatureStore, close: float) -> int:
+    """Check that two stores are the same but where texts differ; how many do."""
+    assert one.features == other.features
+    mine, theirs = rows_of(one), rows_of(other)
+    gone = [{each["id"] for each in store.left_out()} for store in (one, other)]
+    assert {*mine} | gone[0] == {*theirs} | gone[1]
+    alike = [i for i in mine if i in theirs and mine[i][0]["text"] == theirs[i][0]["text"]]
+    for i in alike:
+        (row, states), (wanted, wanted_states) = mine[i], theirs[i]
+        for name, value in wanted.items():
+            if isinstance(value, float):
+                assert row[name] is None if name == "rind_max" else abs(row[name] - value) < 50 * close
+            else:
+                assert row[name] == value, name
+        for have, want in zip(states, wanted_states, strict=True):
+            difference = np.abs(have.astype(float) - want).max() / np.abs(want.astype(float)).max()
+            assert difference < close
+    return len({*mine} | {*theirs}) - len(alike)
+
+
+COT = ["source=cot", "limit=24", "pool=[mean,last]"]
+WIKI = ["source=wiki", "limit=24", "pool=[predicting,mean,mind]", "negatives=untouched"]
+
+
+@pytest.mark.parametrize("source", [COT, WIKI, ["source=wiki", "limit=24", "pool=tokens"]])
+def test_the_command_makes_the_same_store(source: list[str], tmp_path: Path) -> None:
+    given = [*source, "model.dtype=float32", "shard_size=16"]
+    theirs, ours = (make(tmp_path / name, name, *given) for name in ("vllm", "transformers"))
+    assert held_against(theirs, ours, 2e-3) == 0
+    with pytest.raises(UserError, match="engine: vllm there, transformers now"):
+        make(tmp_path / "vllm", "transformers", *given)
+
+
+def test_the_command_makes_the_same_store_in_bfloat16_but_for_texts_that_differ(tmp_path: Path) -> None:
+    articles = tmp_path / "articles.jsonl"
+    towns = ("Paris", "Rome", "Berlin", "Madrid", "Vienna", "Lisbon", "Dublin", "Athens")
+    lines = [
+        f'{{"title": "{town}", "sentences": ["{town} is a large city in the south of Europe in 1990.", '
+        f'"It was founded by the Romans in the year 200 near the river Rhine."]}}'
+        for town in towns
+    ]
+    articles.write_text("\n".join(lines))
+    given = ["source=wiki", f"articles={articles}", "model=smollm2", "model.dtype=bfloat16"]
+    given += ["doubtful=compared", "within=null", "per_article=4", "pool=[predicting,last]"]
+    theirs, ours = (make(tmp_path / name, name, *given) for name in ("vllm", "transformers"))
+    assert len(ours) > 10
+    assert held_against(theirs, ours, 0.1) < len(ours) / 2
+
+
+def test_a_run_that_was_cut_off_goes_on_and_ends_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = [*COT, "model.dtype=float32", "shard_size=8", "batch_size=4"]
+    whole = make(tmp_path / "whole", "vllm", *given)
+    monkeypatch.setattr(filling, "PART", 0.0)
+    add, left = filling._Progress.add, [6]
+
+    def counted(self: Any, examples: Any) -> None:
+        add(self, examples)
+        left[0] -= 1
+        if not left[0]:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(filling._Progress, "add", counted)
+    for _ in range(2):
+        left[0] = 6
+        with pytest.raises(KeyboardInterrupt):
+            make(tmp_path / "cut", "vllm", *given)
+        assert list((tmp_path / "cut" / "unfinished").rglob("*.parquet"))
+    left[0] = -1
+    assert held_against(make(tmp_path / "cut", "vllm", *given), whole, 1e-3) == 0
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_the_check_finds_the_states_the_same_and_names_a_wrong_layer(
+    model: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = ["engine=vllm", f"model={model}", "model.dtype=float32"]
+    cli.run("check", given)
+    said = capsys.readouterr().out
+    assert "engine=vllm gives the states that probers are trained on" in said
+
+    def one_too_low(feature: Feature) -> tuple[int, ...]:
+        layers = StateTap.layers_of(feature)
+        return layers if feature.of_mind else tuple(max(0, k - 1) for k in layers)
+
+    shifted = SimpleNamespace(layers_of=one_too_low)
+    monkeypatch.setattr("probers.engine.vllm.records.StateTap", shifted)
+    with pytest.raises(RunError, match="off by one: these are the states of layer"):
+        cli.run("check", given)
+
+
+def test_a_comparison_leaves_out_what_reads_attention_and_runs_the_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ["limit=6", "validation=6", "triggers=[never,flare,entropy,rind]", "model.dtype=float32"]
+    for engine in ("vllm", "transformers"):
+        cli.run("compare", [f"engine={engine}", f"out={tmp_path / engine}", *given, "resamples=100"])
+    assert "rind is left out: trigger=rind reads attention, which vllm does not" in capsys.readouterr().out
+    for name in ("never", "flare", "entropy"):
+        one, other = (
+            [json.loads(line) for line in (tmp_path / engine / "traces" / f"{name}.jsonl").open()]
+            for engine in ("vllm", "transformers")
+        )
+        assert [each["answer"] for each in one] == [each["answer"] for each in other]
+
+
+def test_a_small_cache_and_small_steps_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The last test: when one vLLM of a process ends, the others do.
+    monkeypatch.delenv("VLLM_CPU_KVCACHE_SPACE", raising=False)
+    ours = CausalLM.from_pretrained("testbed", dtype="float32")
+    config = ours.model.config
+    heads = config.num_key_value_heads / config.num_attention_heads
+    token = int(2 * 4 * ours.width * heads * ours.num_layers)  # bytes of keys and values
+    monkeypatch.setattr(vllm_lm, "_CACHE", token * (ours.context + 64))
+    monkeypatch.setattr(vllm_lm, "_STEP", 256)
+    theirs = start("testbed", dtype="float32", batch_size=64)
+    scheduler = theirs._engine.engine_core.engine_core.scheduler
+    preempt, preempted = scheduler._preempt_request, []
+    monkeypatch.setattr(
+        scheduler, "_preempt_request", lambda *a, **k: (preempted.append(a), preempt(*a, **k))[1]
+    )
+    needs = Needs((0, 12), pool="positions", more=(Feature((6,), pool="mean"),), top=True)
+    prompts = [f"{i} {prompt}" for i, prompt in enumerate(PROMPTS)]
+    made = theirs.generate(prompts, max_new_tokens=100, needs=needs)
+    for have, want in zip(made, ours.generate(prompts, max_new_tokens=100, needs=needs), strict=True):
+        assert have.token_ids == want.token_ids
+        check(have, want)
+    assert preempted
