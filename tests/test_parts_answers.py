@@ -5,7 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from parts import computed, in_parts, merged, tree
+from parts import apart, computed, in_parts, merged, tree
 from test_compare import place  # noqa: F401
 
 from probers.commands import main as cli
@@ -148,4 +148,8 @@ def test_the_testbeds_own_model_gives_the_same_report(tmp_path):
     typed = [*common, "validation=12", "resamples=100", "sweep=1", "examples=3"]
     whole = cli.run("compare", [*typed, f"out={tmp_path}/whole"])
     out = merged(in_parts("compare", typed, tmp_path / "run", 2), tmp_path / "run")
-    assert computed(out) == computed(whole)
+    ours, theirs = computed(out), computed(whole)
+    # What is generated anew by the merge had other texts before it, whose cached beginnings it goes on
+    # from, so that its scores are the same up to the last bits of float32; what is judged is the same.
+    assert apart(ours, theirs, 1e-4) == []
+    assert {n for n in theirs if ours[n] != theirs[n]} <= {n for n in theirs if n.startswith("replay/")}
