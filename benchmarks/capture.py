@@ -2,6 +2,7 @@
 
     python benchmarks/capture.py                              # testbed and a random 12-layer model
     python benchmarks/capture.py --models testbed,random,7b   # where there is a GPU
+    python benchmarks/capture.py --models smollm2 --prompt-tokens 256 --new-tokens 48
 
 Every figure is a ratio of ways that ran by turns in this process, so that a slow moment of the
 machine hits all of them; it is taken within each round, and of the rounds the median is shown
@@ -22,7 +23,7 @@ from cost import against_peers, speed
 from report import invocation, publish
 from reuse import batching, prefix
 from timing import Results
-from workload import ABOUT, SECTIONS, SHAPES, Options, build
+from workload import ABOUT, REAL, SECTIONS, SHAPES, Options, build
 
 from probers import CausalLM
 from probers.types import RunError, UserError
@@ -34,7 +35,7 @@ TITLES = {
     "batching": "Batches of prompts of mixed length",
 }
 HEADS = {
-    "capture": "model | batch | way | tokens/s | of plain | target | verdict",
+    "capture": "model | batch | way | tokens/s | of plain | of nothing asked | target | verdict",
     "peers": "model | batch | figure | peers | ours | ratio | target | verdict",
     "prefix": "model | way | seconds | times as fast | target | verdict",
     "batching": "model | way | prompts/s | times as fast | padding waste | target | verdict",
@@ -82,7 +83,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             break
     for section in [s for s in sections(options) if s in results.rows]:
         results.note(section, surroundings(device, load))
-        title, body = f"{TITLES[section]} ({device.type})", results.body(section)
+        of = f": {ABOUT[REAL]}" if REAL in args.models else ""
+        title, body = f"{TITLES[section]}{of} ({device.type})", results.body(section)
         publish({title: body}, invocation("capture.py", argv), write=args.write and not code)
     print(f"\n{(time.monotonic() - begun) / 60:.1f} minutes", file=sys.stderr)
     if not results.same:
@@ -123,6 +125,8 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     add("--slow", action="store_true", help="batching of the random model on a CPU as well")
     add("--write", action="store_true", help="replace the tables in benchmarks/RESULTS.md")
     args = parser.parse_args(argv)
+    if REAL in args.models and len(args.models) > 1:
+        parser.error(f"--models {REAL} is measured alone: its tables are sections of their own")
     if args.new_tokens < 2:
         parser.error("--new-tokens must be at least 2: the peers' way has no state of the last token")
     if args.quick:

@@ -30,6 +30,7 @@ from timing import Results, by_turns, ratios, spread, verdict
 from probers import CausalLM
 from probers.data.articles import open_articles
 
+TITLES = {"serve": "Serving (cpu)", "first": "Serving: seconds to the first token (cpu)"}
 _NEW = 64
 _WORDS = 40  # of the beginnings that are continued
 
@@ -59,8 +60,10 @@ def served(model: str, prober: str, rows: int) -> Iterator[str]:
         server.wait(30)
 
 
-async def stream(client: httpx.AsyncClient, url: str, model: str, prompt: str) -> tuple[int, float]:
-    """Tokens of one streamed text, and the seconds to its first."""
+async def stream(
+    client: httpx.AsyncClient, url: str, model: str, prompt: str, begun: asyncio.Event | None = None
+) -> tuple[int, float]:
+    """Tokens of one streamed text, and the seconds to its first, at which ``begun`` is set."""
     body = {
         "model": model, "prompt": prompt, "max_tokens": _NEW, "temperature": 0, "stream": True,
         "stream_options": {"include_usage": True},
@@ -70,6 +73,8 @@ async def stream(client: httpx.AsyncClient, url: str, model: str, prompt: str) -
         async for line in answer.aiter_lines():
             if line.startswith("data: {"):
                 first = first or time.perf_counter() - began
+                if begun is not None:
+                    begun.set()
                 if '"usage":' in line:
                     tokens = json.loads(line[6:])["usage"]["completion_tokens"]
     return tokens, first
@@ -91,8 +96,13 @@ def to_first_token(url: str, model: str, prompts: Sequence[str], new: str) -> fl
 
     async def run() -> float:
         async with httpx.AsyncClient(timeout=600) as client:
-            others = [asyncio.create_task(stream(client, url, model, prompt)) for prompt in prompts]
-            await asyncio.sleep(1.0 if prompts else 0)  # their prompts are read
+            written = [asyncio.Event() for _ in prompts]
+            others = [
+                asyncio.create_task(stream(client, url, model, prompt, begun))
+                for prompt, begun in zip(prompts, written, strict=True)
+            ]
+            for begun in written:
+                await begun.wait()
             _, first = await stream(client, url, model, new)
             await asyncio.gather(*others)
         return first
@@ -121,41 +131,57 @@ def one_at_a_time(lm: CausalLM, prompts: Sequence[str]) -> int:
     return tokens
 
 
-def measure(results: Results, model: str, prober: str, prompts: Sequence[str], rounds: int) -> None:
+def measure(
+    results: Results, model: str, prober: str, prompts: Sequence[str], rounds: int, only: Sequence[str]
+) -> None:
     """The rows of one model."""
-    lm = CausalLM.from_pretrained(model, dtype=_dtype(model))
     with served(model, "none", 16) as plain, served(model, prober, 16) as scored:
-        for streams in (1, 4, 16):
-            some = prompts[:streams]
-            calls: dict[str, Any] = {
-                "`CausalLM.generate`, one batch": partial(offline, lm, some),
-                "server without a prober": partial(together, plain, model, some),
-                "server with scores": partial(together, scored, model, some),
-                "transformers, all states, one by one": partial(one_at_a_time, lm, some[:2]),
-            }
-            took, made = by_turns(calls, warm=calls, least=rounds, exactly=rounds, device=torch.device("cpu"))
-            names = list(calls)
-            per_token = {name: [s / made[name] for s in took[name]] for name in names}
-            for name in names:
-                rate = spread([1 / s for s in per_token[name]], 1)
-                of_engine = ratios(per_token[names[0]], per_token[name])
-                of_plain = ratios(per_token[names[1]], per_token[name])
-                row: list[str] = [spread(of_engine), "", "", ""]
-                if name == names[1]:
-                    row[2:] = [">= 0.90 of the engine", verdict(statistics.median(of_engine) >= 0.9)]
-                if name == names[2]:
-                    row[1:] = [
-                        spread(of_plain),
-                        ">= 0.95 of no scores",
-                        verdict(statistics.median(of_plain) >= 0.95),
-                    ]
-                results.row("serve", model, streams, name, rate, *row)
-        alone = [to_first_token(scored, model, [], prompts[16 + i]) for i in range(rounds + 1)][1:]
-        busy = [to_first_token(scored, model, prompts[:15], prompts[16 + i]) for i in range(rounds)]
-        share = statistics.median(busy) / statistics.median(alone)
-        results.row(
-            "first", model, spread(alone, 3), spread(busy, 3), f"{share:.2f}", "<= 1.5", verdict(share <= 1.5)
-        )
+        if "serve" in only:
+            throughput(results, model, plain, scored, prompts, rounds)
+        if "first" in only:
+            first_tokens(results, model, scored, prompts, rounds)
+
+
+def throughput(
+    results: Results, model: str, plain: str, scored: str, prompts: Sequence[str], rounds: int
+) -> None:
+    """Tokens per second of the servers at two URLs, of the engine, and of a request after the other."""
+    lm = CausalLM.from_pretrained(model, dtype=_dtype(model))
+    for streams in (1, 4, 16):
+        some = prompts[:streams]
+        calls: dict[str, Any] = {
+            "`CausalLM.generate`, one batch": partial(offline, lm, some),
+            "server without a prober": partial(together, plain, model, some),
+            "server with scores": partial(together, scored, model, some),
+            "transformers, all states, one by one": partial(one_at_a_time, lm, some[:2]),
+        }
+        took, made = by_turns(calls, warm=calls, least=rounds, exactly=rounds, device=torch.device("cpu"))
+        names = list(calls)
+        per_token = {name: [s / made[name] for s in took[name]] for name in names}
+        for name in names:
+            rate = spread([1 / s for s in per_token[name]], 1)
+            of_engine = ratios(per_token[names[0]], per_token[name])
+            of_plain = ratios(per_token[names[1]], per_token[name])
+            row: list[str] = [spread(of_engine), "", "", ""]
+            if name == names[1]:
+                row[2:] = [">= 0.90 of the engine", verdict(statistics.median(of_engine) >= 0.9)]
+            if name == names[2]:
+                row[1:] = [
+                    spread(of_plain),
+                    ">= 0.95 of no scores",
+                    verdict(statistics.median(of_plain) >= 0.95),
+                ]
+            results.row("serve", model, streams, name, rate, *row)
+
+
+def first_tokens(results: Results, model: str, url: str, prompts: Sequence[str], rounds: int) -> None:
+    """Seconds to the first token at an idle server, and while fifteen other texts are written."""
+    alone = [to_first_token(url, model, [], prompts[16 + i]) for i in range(rounds + 1)][1:]
+    busy = [to_first_token(url, model, prompts[:15], prompts[16 + i]) for i in range(rounds)]
+    share = statistics.median(busy) / statistics.median(alone)
+    results.row(
+        "first", model, spread(alone, 3), spread(busy, 3), f"{share:.2f}", "<= 1.5", verdict(share <= 1.5)
+    )
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -165,6 +191,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--model", nargs="+", default=["smollm2"])
     parser.add_argument("--prober", nargs="+", default=["smollm2"], help="one for each model")
     parser.add_argument("--rounds", type=positive, default=3)
+    parser.add_argument("--only", nargs="+", choices=TITLES, default=list(TITLES))
     parser.add_argument("--write", action="store_true", help="put the sections into RESULTS.md")
     options = parser.parse_args(argv)
     articles = open_articles(options.articles, limit=200, seed=0)
@@ -175,18 +202,16 @@ def main(argv: list[str] | None = None) -> None:
         "first": "model | idle, s | 15 others being written, s | ratio | target | verdict",
     })  # fmt: skip
     for model, prober in zip(options.model, options.prober, strict=True):
-        measure(results, model, prober, prompts, options.rounds)
+        measure(results, model, prober, prompts, options.rounds, options.only)
     note = (
-        f"Beginnings of {_WORDS} words, {_NEW} new tokens, greedy; {options.rounds} rounds by turns; streams "
-        "are read by a client on the same cores. One by one are two texts at most: only their rate counts."
+        f"torch's threads, of every process: {torch.get_num_threads()}. Beginnings of {_WORDS} words, {_NEW} "
+        f"new tokens, greedy; {options.rounds} rounds by turns; streams are read by a client on the same "
+        "cores. One by one are two texts at most: only their rate counts."
     )
-    for section in ("serve", "first"):
+    for section in options.only:
         results.note(section, note)
     command = invocation("serve.py", ["--articles", "FILE.jsonl", "--rounds", str(options.rounds)])
-    sections = {
-        "Serving (cpu)": results.body("serve"),
-        "Serving: seconds to the first token (cpu)": results.body("first"),
-    }
+    sections = {TITLES[section]: results.body(section) for section in options.only}
     publish(sections, command, write=options.write)
 
 

@@ -67,13 +67,17 @@ SHAPES = {
     "random": Shape("random, 12 layers of width 768, untied", 12, 768, 12, 2048, 32_000),
     "7b": Shape("random, 7B, bfloat16, untied", 32, 4096, 32, 11_008, 32_000, cuda_only=True),
 }
-ABOUT = {"testbed": "testbed"} | {name: shape.about for name, shape in SHAPES.items()}
+#: The pretrained model.
+REAL = "smollm2"
+_GIVEN = {REAL: "SmolLM2-135M, bfloat16", "testbed": "testbed"}
+ABOUT = _GIVEN | {name: shape.about for name, shape in SHAPES.items()}
 
 
 def build(name: str, device: torch.device) -> CausalLM:
     """The model called ``name``, which never ends a text by itself: all are as long as asked."""
-    if name == "testbed":
-        lm = CausalLM.from_pretrained("testbed", device=str(device), dtype="float32")
+    if name in (REAL, "testbed"):
+        dtype = "float32" if name == "testbed" else "bfloat16"
+        lm = CausalLM.from_pretrained(name, device=str(device), dtype=dtype)
         model, tokenizer = lm.model, lm.tokenizer
     else:
         shape = SHAPES[name]
