@@ -241,7 +241,7 @@ def test_a_failure_keeps_what_was_measured(
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["--models", "huge"], "'huge' is unknown; choose among testbed"),
+        (["--models", "huge"], "'huge' is unknown; choose among smollm2, testbed"),
         (["--only", "speed"], "'speed' is unknown"),
         (["--batches", "1,0"], "'0' is not a whole number above 0"),
         (["--new-tokens", "1"], "at least 2"),
