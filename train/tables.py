@@ -205,8 +205,9 @@ def _calibration(entry: Mapping[str, Any]) -> str:
     others = "".join(
         f"; {kind}: ECE {number(f['ece'])}, Brier {number(f['brier'])}" for kind, f in entry["other"].items()
     )
+    chance = f" ({number(entry['by_chance'])} if it were exact, by chance)" if "by_chance" in entry else ""
     line = (
-        f"calibration ({entry['method']}): ECE {number(before['ece'])} -> {number(after['ece'])}, "
+        f"calibration ({entry['method']}): ECE {number(before['ece'])} -> {number(after['ece'])}{chance}, "
         f"Brier {number(before['brier'])} -> {number(after['brier'])}{others}"
     )
     return fill(line, 98, subsequent_indent="  ")

@@ -26,8 +26,9 @@ from .bootstrap import Bootstrap, Interval, Sample, holm, mean
 
 __all__ = [
     "F1", "Bootstrap", "Interval", "Ranking", "Sample", "accuracy", "accuracy_contains", "auprc", "auroc",
-    "balanced_accuracy", "brier", "ece", "exact_match", "extract_answer", "f1_detection", "f1_score", "holm",
-    "mean", "normalize_answer", "precision_recall_max", "prr", "ranking", "recall_at_fpr", "risk_coverage",
+    "balanced_accuracy", "brier", "ece", "ece_by_chance", "exact_match", "extract_answer", "f1_detection",
+    "f1_score", "holm", "mean", "normalize_answer", "precision_recall_max", "prr", "ranking",
+    "recall_at_fpr", "risk_coverage",
 ]  # fmt: skip
 
 
@@ -124,9 +125,27 @@ def ece(
     """
     labels, probabilities = _checked(labels, probabilities)
     w = np.ones(len(labels)) if weights is None else weights
-    place = np.clip((probabilities * bins).astype(int), 0, bins - 1)
-    members = (place[None, :] == np.arange(bins)[:, None]) * (probabilities - labels)
+    members = _bins(probabilities, bins) * (probabilities - labels)
     return np.abs(members @ w).sum(axis=0) / w.sum(axis=0)
+
+
+def _bins(probabilities: np.ndarray, bins: int) -> np.ndarray:
+    """Which examples are in which bin, (bins, n)."""
+    place = np.clip((probabilities * bins).astype(int), 0, bins - 1)
+    found: np.ndarray = place[None, :] == np.arange(bins)[:, None]
+    return found
+
+
+def ece_by_chance(probabilities: np.ndarray, *, draws: int = 1000, seed: int = 0) -> float:
+    """The :func:`ece` that probabilities (n,) have on average where they are exactly right.
+
+    It is not 0, because the share of events in a bin of few examples is not the mean probability: what
+    lies near it is no evidence of miscalibration (Bröcker and Smith 2007, consistency resampling). Labels
+    are drawn independently, so that of texts of one group, which are alike, it says too little.
+    """
+    labels = np.random.default_rng(seed).random((len(probabilities), draws)) < probabilities[:, None]
+    members = _bins(probabilities, 10) @ (probabilities[:, None] - labels)
+    return float(np.abs(members).sum(axis=0).mean() / len(probabilities))
 
 
 class _Levels(NamedTuple):
