@@ -341,6 +341,7 @@ class ContinuousBatch:
 
     def _draw(self, texts: Sequence[LiveText], logits: Tensor) -> Tensor:
         """The next token (texts, 1) of each text; of one that is written it is of no account."""
+        logits = logits.float()  # once; on a CPU the largest of bfloat16 numbers is slow to find
         tokens = logits.argmax(dim=-1)
         drawn: dict[tuple[float, int, float], list[int]] = {}
         for i, text in enumerate(texts):
@@ -411,5 +412,5 @@ def _row(cache: Any, row: int, pad: int) -> list[tuple[Tensor, Tensor]]:
 
 def _alternatives(logits: Tensor, count: int) -> list[list[tuple[int, float]]]:
     """The likeliest tokens of each row of logits (rows, vocabulary) with their log-probabilities."""
-    values, ids = logits.float().log_softmax(dim=-1).topk(count, dim=-1)
+    values, ids = logits.log_softmax(dim=-1).topk(count, dim=-1)
     return [list(zip(*each, strict=True)) for each in zip(ids.tolist(), values.tolist(), strict=True)]

@@ -222,7 +222,8 @@ class Batch:
             capacity = self.width + max(request.limit for request in requests)
             self._cache, columns = begin_cache(decoder, tokens, self._prefixes, capacity)
             ids, self._positions = ids[:, columns:], self._positions[:, columns:]
-        self.logits = decoder(ids, self._mask, self._positions, cache=self._cache)
+        # Float32 once: on a CPU the largest of bfloat16 numbers is slow to find.
+        self.logits = decoder(ids, self._mask, self._positions, cache=self._cache).float()
 
     @property
     def can_drop(self) -> bool:
@@ -262,7 +263,7 @@ class Batch:
             following = torch.cat([self._positions, following], dim=1)
             self._ids = tokens = torch.cat([self._ids, tokens], dim=1)
         self._positions = following
-        self.logits = self._decoder(tokens, self._mask, following, keep=count, cache=self._cache)
+        self.logits = self._decoder(tokens, self._mask, following, keep=count, cache=self._cache).float()
 
     def drop(self, count: int) -> None:
         """Take back the last ``count`` tokens of every row."""

@@ -29,10 +29,7 @@ class Decoder:
     def __call__(
         self, ids: Tensor, mask: Tensor | None, positions: Tensor, *, keep: int = 1, cache: Any = None
     ) -> Tensor:
-        """Logits (batch, keep, vocabulary) of the last ``keep`` positions, float32.
-
-        On a CPU the largest of bfloat16 numbers takes twice as long to find, and whatever is made of
-        logits is made of float32.
+        """Logits (batch, keep, vocabulary) of the last ``keep`` positions, in the model's number format.
 
         Args:
             ids: (batch, length).
@@ -47,7 +44,7 @@ class Decoder:
         if self._keeps:
             options["logits_to_keep"] = keep
         logits: Tensor = self.model(input_ids=ids, attention_mask=mask, **options).logits
-        return logits[:, -keep:].float()
+        return logits[:, -keep:]
 
     def pad(self, sequences: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor | None, Tensor]:
         """Left-padded ids, mask (None when nothing had to be padded) and positions, each (batch, length).
