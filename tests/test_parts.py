@@ -57,7 +57,7 @@ def test_a_block_of_layers_is_a_stretch_and_all_of_them_are_everything():
     [
         (COT, 3),
         (WIKI, 2),
-        ([*WIKI, "negatives=untouched", "balance=true", "context=16"], 3),
+        ([*WIKI, "negatives=untouched", "balance=true", "context=16", "dtype=fp8"], 3),
         ([*WIKI, "pool=tokens", "site=[resid_post,mlp_out]", "layers=[6]"], 2),
         (QUOTAS, 2),
     ],
