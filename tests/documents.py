@@ -40,6 +40,8 @@ _MARK = re.compile(
     r"|(?P<idle>accepted|not run); (?P<why>\S.*?)|file (?P<file>[\w.]+)) -->"
 )
 _COMMAND = re.compile(r"^(?:[$%] )?(?:probers-\w+|make|pip|python3?)(?: |$)", re.MULTILINE)
+#: A command of ours up to its comment or the next command, with the variables set for it.
+_TYPED = re.compile(r"^(?:\w+=\S+ )*(probers-\w+)(?:'[^']*'|\"[^\"]*\"|[^#;&|\n])*", re.MULTILINE)
 _HERE = re.compile(r"(<<-?\s*'?(\w+)'?[^\n]*\n).*?\n\2$", re.DOTALL | re.MULTILINE)
 _OF_A_MACHINE = re.compile(r"(?<![\w./])/(?:work|home|root|Users|mnt)/\S*")
 _IN_THE_TREE = re.compile(
@@ -72,15 +74,14 @@ class Block:
         """A shell's block with its options behind the commands that have them."""
 
         def more(match: re.Match[str]) -> str:
-            return " ".join([match[0].rstrip(), *map(shlex.quote, self.added([match[1]]))])
+            return " ".join([match[0].rstrip(), *map(shlex.quote, self.added([match[1]])), ""])
 
-        joined = self.text.replace("\\\n", " ")
-        return re.sub(r"^(?:\w+=\S+ )*(probers-\w+)(?:'[^']*'|\"[^\"]*\"|[^#\n])*", more, joined, flags=re.MULTILINE)
+        return _TYPED.sub(more, self.text.replace("\\\n", " "))
 
 
 @dataclass
 class Page:
-    """A page's blocks, where it links to, its headings, what it has as code within lines, and faults of form."""
+    """A page's blocks, links, headings, what it has as code within lines, and faults of form."""
 
     name: str
     text: str
@@ -154,7 +155,7 @@ def _anchor(children: list[Token], there: list[str]) -> str:
     """A heading's anchor, as GitHub and MyST make it."""
     title = "".join(child.content for child in children).lower()
     name = re.sub(r"[^\w\- ]", "", title).replace(" ", "-")
-    again = sum(other == name or re.fullmatch(rf"{re.escape(name)}-\d+", other) is not None for other in there)
+    again = len([other for other in there if re.fullmatch(rf"{re.escape(name)}(-\d+)?", other)])
     return f"{name}-{again}" if again else name
 
 

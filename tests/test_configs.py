@@ -82,17 +82,6 @@ def test_the_prompt_config_is_the_testbeds_prompt():
     assert instantiate(cli.compose("datagen", []).prompt).fingerprint == TESTBED_PROMPT.fingerprint
 
 
-def test_the_commands_of_the_readme_compose():
-    import shlex
-    from pathlib import Path
-
-    lines = (Path(__file__).parents[1] / "README.md").read_text().splitlines()
-    commands = [shlex.split(line.split(" # ")[0]) for line in lines if line.startswith("    probers-")]
-    assert len(commands) >= 6
-    for name, *arguments in commands:
-        cli.compose(name.removeprefix("probers-"), cli.normalise(name.removeprefix("probers-"), arguments))
-
-
 def test_a_class_of_ones_own_has_none_of_the_options_of_the_part_in_whose_place_it_stands():
     own = ["trigger._target_=mine.Trigger", "+trigger.k=2", "query._target_=mine.Query"]
     cfg = compose("rag", [*own, "retriever._target_=mine.Retriever"])

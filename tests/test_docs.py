@@ -1,19 +1,18 @@
-"""README and site: every block of code is run or says why not, every command is accepted, every link leads somewhere.
+"""README and site: blocks of code are run or say why not, commands are accepted, links lead somewhere.
 
 How a block is marked stands in tests/documents.py.
 """
 
 from __future__ import annotations
 
-import json
+import importlib
 import os
+import re
 import shutil
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -35,6 +34,51 @@ DATA = ROOT.parent / "shared" / "data"
 @pytest.mark.parametrize("name", PAGES)
 def test_a_page_has_no_faults(name):
     assert faults(page(name)) == []
+
+
+def test_the_readme_is_short_and_its_tables_fit_on_a_phone():
+    lines = (ROOT / "README.md").read_text().splitlines()
+    assert len(lines) <= 150
+    rows = [
+        " | ".join(cell.strip() for cell in line.strip("|").split("|"))
+        for line in lines
+        if line.startswith("|")
+    ]
+    assert rows and max(map(len, rows)) <= 60
+    assert {line.count("|") for line in lines if line.startswith("|")} <= {4, 5}  # three or four columns
+
+
+@pytest.mark.parametrize("command", cli._TARGETS)
+def test_every_command_has_its_page_in_the_reference(command):
+    folder = ROOT / "docs" / "reference" / "commands"
+    assert f"{{command-help}} {command}\n" in (folder / f"{command}.md").read_text()
+    assert command in (folder / "index.md").read_text().partition("{toctree}")[2].split()
+
+
+def documented() -> set[str]:
+    """Public names of the modules and classes that the reference is made of."""
+    text = "".join(path.read_text() for path in (ROOT / "docs" / "reference" / "python").glob("*.md"))
+    found = set(re.findall(r"auto(?:class|function):: ([\w.]+)", text))
+    for name in re.findall(r"automodule:: ([\w.]+)", text):
+        found |= {
+            f"{name}.{each}" for each in vars(importlib.import_module(name)) if not each.startswith("_")
+        }
+    return found
+
+
+#: Packages whose public names programs import.
+DOORS = ["probers", "probers.rag", "probers.rag.triggers", "probers.rag.queries", "probers.rag.retrievers"]
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_every_public_class_is_in_the_reference(door):
+    there = documented()
+    package = importlib.import_module(door)
+    for name in package.__all__:
+        thing = getattr(package, name)
+        if callable(thing):
+            assert f"{thing.__module__}.{thing.__qualname__}" in there, name
+    assert "probers.lazy.lazily" not in there
 
 
 # What a fault is: each of these pages has one, and the same page without it has none.
@@ -114,7 +158,12 @@ def test_what_is_wrong_with_a_page_is_told(there, instead, told):
 
 
 def test_options_stand_behind_the_commands_that_have_them():
-    block = Block(1, "bash", "probers-datagen out=a  # '\nA=1 probers-train 'x=#' \\\n  out=b\necho", options=("limit=3", "epochs=1"))
+    block = Block(
+        1,
+        "bash",
+        "probers-datagen out=a  # '\nA=1 probers-train 'x=#' \\\n  out=b\necho",
+        options=("limit=3", "epochs=1"),
+    )
     told = [line.split() for line in block.shortened().splitlines()]
     assert told[0][:3] == ["probers-datagen", "out=a", "limit=3"] and "epochs=1" not in told[0]
     assert told[1] == ["A=1", "probers-train", "'x=#'", "out=b", "epochs=1"] and told[2] == ["echo"]
@@ -142,7 +191,11 @@ def place(tmp_path, kept, monkeypatch) -> Path:
 
 
 def test_a_block_that_fails_fails_its_page(place):
-    for code in ("```python\nassert False\n```", "```bash\nfalse\ntrue\n```", "```bash\nprobers-rag trigger=x\n```"):
+    for code in (
+        "```python\nassert False\n```",
+        "```bash\nfalse\ntrue\n```",
+        "```bash\nprobers-rag trigger=x\n```",
+    ):
         with pytest.raises((AssertionError, subprocess.CalledProcessError)):
             perform(read("README.md", code), place)
         perform(read("README.md", f"<!-- test: not run; it fails -->\n{code}"), place, slow=True)
@@ -155,7 +208,10 @@ def test_blocks_of_a_page_share_names_and_folder(place):
     perform(read("README.md", text), place)
 
 
-@pytest.mark.parametrize("name", [n for n in RUN if any(b.how == "run" and b.language in ("bash", "python") for b in page(n).blocks)])
+@pytest.mark.parametrize(
+    "name",
+    [n for n in RUN if any(b.how == "run" and b.language in ("bash", "python") for b in page(n).blocks)],
+)
 def test_the_quick_blocks_of_a_page_run(name, place):
     perform(page(name), place)
 
@@ -169,7 +225,9 @@ def test_all_blocks_of_a_page_run(name, place):
         if not (DATA / "wiki_articles.jsonl").exists():
             pytest.skip("there are no articles")
         with (DATA / "wiki_articles.jsonl").open() as lines:
-            (place / "ARTICLES.jsonl").write_text("".join(line for line, _ in zip(lines, range(400))))
+            (place / "ARTICLES.jsonl").write_text(
+                "".join(line for line, _ in zip(lines, range(400), strict=False))
+            )
     perform(page(name), place, slow=True)
 
 
@@ -188,7 +246,9 @@ def perform(of: Page, folder: Path, *, slow: bool = False) -> None:
             if block.file:
                 (folder / block.file).write_text(block.text)
             elif block.how == "run" or (slow and block.how == "slow"):
-                text = (block.shortened() if block.language == "bash" else block.text).replace(":8000", f":{port}")
+                text = (block.shortened() if block.language == "bash" else block.text).replace(
+                    ":8000", f":{port}"
+                )
                 if block.language == "python":
                     exec(compile(text, f"{of.name}:{block.line}", "exec"), names)
                 elif any(command[0] == "probers-serve" for command in block.commands):
