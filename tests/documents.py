@@ -27,9 +27,11 @@ from urllib.parse import unquote
 import yaml
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
+from probers.rag.compare.methods import vary
 
 from probers.commands import main as cli
 from probers.commands.config import compose, help_of, normalise, request
+from probers.commands.presets import choices
 from probers.types import UserError
 
 ROOT = Path(__file__).parents[1]
@@ -67,7 +69,7 @@ class Block:
 
     def added(self, command: list[str]) -> list[str]:
         """Those of the block's options that a command of it has."""
-        keys = _keys(command[0].removeprefix("probers-"))
+        keys = _keys(command[0])
         return [option for option in self.options if option.split("=")[0].split(".")[0] in keys]
 
     def shortened(self) -> str:
@@ -175,8 +177,9 @@ def _commands(text: str) -> Iterator[list[str]]:
 
 
 @cache
-def _keys(command: str) -> set[str]:
-    return {*map(str, compose(command, [])), "model"}
+def _keys(program: str) -> set[str]:
+    name = program.removeprefix("probers-")
+    return {*map(str, compose(name, []))} if name in cli._TARGETS else set()
 
 
 @cache
@@ -214,7 +217,13 @@ def refused(command: list[str]) -> str | None:
         typed = [re.sub(r"\$[A-Z_]+", "1", word) for word in words]
         overrides = normalise(name, [word for word in typed if word not in ("-m", "--cfg", "job")])
         for job in cli.combinations(overrides) if "-m" in words else [overrides]:
-            request(name, job)
+            config = request(name, job)
+            if name == "compare":  # whose methods are built when it runs
+                unknown = {*map(str, config.triggers)} - {*map(str, config.methods)}
+                unknown |= {*map(str, config.queries or ())} - {*choices("query")}
+                if unknown:
+                    return f"there is no method or query {', '.join(sorted(unknown))}"
+                vary(config)
     except UserError as error:
         return str(error)
     return None
@@ -252,9 +261,9 @@ def _of_block(block: Block) -> Iterator[str]:
         return
     unused = set(block.options)
     for command in commands:
-        added = block.added(command) if unused and command[0].startswith("probers-") else []
+        added = block.added(command)
         unused -= set(added)
-        told = refused([*command, *added])
+        told = refused(command) or (refused([*command, *added]) if added else None)
         if told:
             yield f"{shlex.join(command)}: {told}"
     if unused:
@@ -288,7 +297,8 @@ def faults(of: Page) -> list[str]:
         found += [f"line {block.line}: {told}" for told in _of_block(block)]
     for text in of.code:
         if re.match(r"(probers-\w+|make) \S", text):
-            told = refused(shlex.split(text))
+            # What is left open is not checked.
+            told = refused([word for word in shlex.split(text) if not word.endswith("..")])
             found += [f"`{text}`: {told}"] if told else []
         elif _IN_THE_TREE.fullmatch(text) and not any(ROOT.glob(f"{text}*")):
             found.append(f"there is no `{text}`")
