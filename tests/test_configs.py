@@ -82,6 +82,14 @@ def test_the_prompt_config_is_the_testbeds_prompt():
     assert instantiate(cli.compose("datagen", []).prompt).fingerprint == TESTBED_PROMPT.fingerprint
 
 
+def test_no_number_of_a_command_has_the_name_of_a_group():
+    """It could not be given: its value would be taken for the name of a file."""
+    for command in cli._TARGETS:
+        config = compose(command, [])
+        assert [key for key in GROUPS if isinstance(config.get(key), int)] == [], command
+    assert compose("testbed", ["limit=7"]).limit == 7
+
+
 def test_a_class_of_ones_own_has_none_of_the_options_of_the_part_in_whose_place_it_stands():
     own = ["trigger._target_=mine.Trigger", "+trigger.k=2", "query._target_=mine.Query"]
     cfg = compose("rag", [*own, "retriever._target_=mine.Retriever"])
