@@ -192,7 +192,8 @@ def _extras() -> set[str]:
     return set(metadata("probers").get_all("Provides-Extra") or ())
 
 
-def refused(command: list[str]) -> str | None:
+@cache
+def refused(command: tuple[str, ...]) -> str | None:
     """Why a command as typed is refused, before anything is read or run; None where it is not."""
     program, *words = command
     if program == "make":
@@ -263,7 +264,7 @@ def _of_block(block: Block) -> Iterator[str]:
     for command in commands:
         added = block.added(command)
         unused -= set(added)
-        told = refused(command) or (refused([*command, *added]) if added else None)
+        told = refused((*command,)) or (refused((*command, *added)) if added else None)
         if told:
             yield f"{shlex.join(command)}: {told}"
     if unused:
@@ -290,15 +291,15 @@ def _anchors_of_commands() -> set[str]:
     return {f"{name}-{part}" for name in cli._TARGETS for part in ("keys", *help_of(name).groups)}
 
 
-def faults(of: Page) -> list[str]:
-    """All that is wrong with a page, of what can be said without running its blocks."""
+def faults(of: Page, *, blocks: bool = True) -> list[str]:
+    """All that is wrong with a page, of what can be said without running its blocks; or without these."""
     found = list(of.faults)
-    for block in of.blocks:
+    for block in of.blocks if blocks else ():
         found += [f"line {block.line}: {told}" for told in _of_block(block)]
     for text in of.code:
         if re.match(r"(probers-\w+|make) \S", text):
             # What is left open is not checked.
-            told = refused([word for word in shlex.split(text) if not word.endswith("..")])
+            told = refused(tuple(word for word in shlex.split(text) if not word.endswith("..")))
             found += [f"`{text}`: {told}"] if told else []
         elif _IN_THE_TREE.fullmatch(text) and not any(ROOT.glob(f"{text}*")):
             found.append(f"there is no `{text}`")
