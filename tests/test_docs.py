@@ -298,31 +298,31 @@ def perform(of: Page, folder: Path, *, slow: bool = False) -> None:
         for block in of.blocks:
             if block.file:
                 (folder / block.file).write_text(block.text)
-            elif block.how == "run" or (slow and block.how == "slow"):
-                text = (block.shortened() if block.language == "bash" else block.text).replace(
-                    ":8000", f":{port}"
-                )
-                if block.language == "python":
-                    exec(compile(text, f"{of.name}:{block.line}", "exec"), names)
-                elif any(command[0] == "probers-serve" for command in block.commands):
-                    servers.append(serving(text, port))
-                elif block.language == "bash":
-                    subprocess.run(["bash", "-euo", "pipefail", "-c", text], check=True, cwd=folder)
+            elif block.how != "run" and not (slow and block.how == "slow"):
+                continue
+            elif block.language == "python":
+                code = block.text.replace(":8000", f":{port}")
+                exec(compile(code, f"{of.name}:{block.line}", "exec"), names)
+            elif any(command[0] == "probers-serve" for command in block.commands):
+                (command,) = block.commands
+                servers.append(serving([*command, *block.added(command), f"port={port}"]))
+            elif block.language == "bash":
+                subprocess.run(["bash", "-euo", "pipefail", "-c", block.shortened()], check=True, cwd=folder)
     finally:
         for server in servers:
             server.terminate()
             server.wait()
 
 
-def serving(command: str, port: int) -> subprocess.Popen[bytes]:
-    """A server, once it answers."""
+def serving(command: list[str]) -> subprocess.Popen[bytes]:
+    """A server, once it answers at the port that its last word names."""
     import httpx
 
-    server = subprocess.Popen(["bash", "-c", f"exec {command.strip()} port={port}"])
+    server = subprocess.Popen(command)
     while True:
         assert server.poll() is None, f"{command} ended with {server.returncode}"
         try:
-            if httpx.get(f"http://127.0.0.1:{port}/health").is_success:
-                return server
-        except httpx.TransportError:
+            httpx.get(f"http://127.0.0.1:{command[-1].removeprefix('port=')}/health").raise_for_status()
+            return server
+        except httpx.HTTPError:
             time.sleep(1)
