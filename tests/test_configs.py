@@ -82,15 +82,12 @@ def test_the_prompt_config_is_the_testbeds_prompt():
     assert instantiate(cli.compose("datagen", []).prompt).fingerprint == TESTBED_PROMPT.fingerprint
 
 
-def test_the_commands_of_the_readme_compose():
-    import shlex
-    from pathlib import Path
-
-    lines = (Path(__file__).parents[1] / "README.md").read_text().splitlines()
-    commands = [shlex.split(line.split(" # ")[0]) for line in lines if line.startswith("    probers-")]
-    assert len(commands) >= 6
-    for name, *arguments in commands:
-        cli.compose(name.removeprefix("probers-"), cli.normalise(name.removeprefix("probers-"), arguments))
+def test_no_number_of_a_command_has_the_name_of_a_group():
+    """It could not be given: its value would be taken for the name of a file."""
+    for command in cli._TARGETS:
+        config = compose(command, [])
+        assert [key for key in GROUPS if isinstance(config.get(key), int)] == [], command
+    assert compose("testbed", ["limit=7"]).limit == 7
 
 
 def test_a_class_of_ones_own_has_none_of_the_options_of_the_part_in_whose_place_it_stands():

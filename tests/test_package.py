@@ -1,12 +1,17 @@
 """The wheel: one import name, everything in it, commands that run from anywhere."""
 
+import os
 import re
+import shutil
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
 
 import pytest
+from documents import page
+
+from probers.commands import main as cli
 
 ROOT = Path(__file__).parents[1]
 
@@ -24,12 +29,29 @@ def test_datagen_train_and_rag_import_what_is_shared_and_never_each_other():
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory):
-    out = tmp_path_factory.mktemp("wheel")
-    subprocess.run(
-        [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", str(out), str(ROOT)], check=True
-    )
-    return next(out.glob("*.whl"))
+def source(tmp_path_factory) -> Path:
+    """A copy of the repository, for what a build leaves behind."""
+    left_out = shutil.ignore_patterns(".*", "build", "dist", "runs", "*.egg-info", "__pycache__")
+    return Path(shutil.copytree(ROOT, tmp_path_factory.mktemp("source") / "probers", ignore=left_out))
+
+
+@pytest.fixture(scope="module")
+def wheel(source) -> Path:
+    """The wheel, by the build backend itself, which needs no network."""
+    build = "from setuptools.build_meta import build_wheel; build_wheel('wheel')"
+    subprocess.run([sys.executable, "-c", build], cwd=source, check=True, capture_output=True)
+    return next((source / "wheel").glob("*.whl"))
+
+
+def environment(wheel: Path, folder: Path) -> Path:
+    """The programs of a fresh environment with its own ``probers`` and this one's dependencies."""
+    subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
+    subprocess.run([folder / "bin/python", "-m", "pip", "install", "-q", "--no-deps", str(wheel)], check=True)
+    site = next((folder / "lib").glob("python*/site-packages"))
+    # In a folder that is named so no further .pth is read: what is installed editable there is not seen.
+    borrowed = [path for path in sys.path if path.endswith("site-packages")]
+    (site / "dependencies.pth").write_text("".join(f"{path}\n" for path in borrowed))
+    return folder / "bin"
 
 
 def test_the_wheel_holds_one_top_level_name_and_every_file(wheel):
@@ -44,33 +66,86 @@ def test_the_wheel_holds_one_top_level_name_and_every_file(wheel):
     }
     for folder, target in {**folders, "configs": "probers/configs"}.items():
         for path in (ROOT / folder).rglob("*"):
-            if path.suffix in (".py", ".yaml", ".css", ".j2", ".safetensors", ".json", ".typed"):
+            if path.suffix in (
+                ".py",
+                ".yaml",
+                ".css",
+                ".js",
+                ".html",
+                ".j2",
+                ".safetensors",
+                ".json",
+                ".typed",
+            ):
                 assert f"{target}/{path.relative_to(ROOT / folder)}" in names
     model = sum(i.file_size for i in zipfile.ZipFile(wheel).infolist() if "testbed/model" in i.filename)
     assert 0 < model <= 12 * 2**20
 
 
+def test_a_file_that_is_read_at_run_time_is_in_the_wheel(wheel):
+    names = set(zipfile.ZipFile(wheel).namelist())
+    needed = [
+        "configs/rag.yaml", "configs/trigger/rind.yaml", "page.html.j2", "rag/report/page.html.j2",
+        "serve/page/index.html", "serve/page/page.js", "bank/shipped/smollm2/heads.safetensors",
+        "testbed/model/config.json", "py.typed",
+    ]  # fmt: skip
+    assert {f"probers/{name}" for name in needed} <= names
+    assert not [name for name in names if name.startswith(("tests/", "docs/", "benchmarks/"))]
+
+
+def test_the_version_is_one():
+    import yaml
+
+    import probers
+
+    assert f'\nversion = "{probers.__version__}"\n' in (ROOT / "pyproject.toml").read_text()
+    assert f"\n## {probers.__version__} (" in (ROOT / "CHANGELOG.md").read_text()
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert citation["version"] == probers.__version__
+    # What the format asks for.
+    assert citation["cff-version"] == "1.2.0" and citation["type"] == "software"
+    assert all(citation[key] for key in ("message", "title", "authors", "license"))
+    assert all(work["type"] and work["title"] and work["authors"] for work in citation["references"])
+
+
 def test_commands_run_from_another_directory(wheel, tmp_path):
-    """A fresh environment that borrows this one's dependencies but has its own ``probers``."""
-    subprocess.run([sys.executable, "-m", "venv", str(tmp_path / "venv")], check=True)
-    python = tmp_path / "venv/bin/python"
-    subprocess.run([python, "-m", "pip", "install", "-q", "--no-deps", str(wheel)], check=True)
-    site = next((tmp_path / "venv/lib").glob("python*/site-packages"))
-    dependencies = next(p for p in sys.path if p.endswith("site-packages"))
-    (site / "dependencies.pth").write_text(dependencies + "\n")
+    programs = environment(wheel, tmp_path / "venv")
     elsewhere = tmp_path / "empty"
     elsewhere.mkdir()
-    for command in ("demo", "datagen", "train", "rag", "compare", "score", "testbed", "check"):
+    for command in cli._TARGETS:
         done = subprocess.run(
-            [tmp_path / f"venv/bin/probers-{command}", "--help"],
+            [programs / f"probers-{command}", "--help"],
             cwd=elsewhere,
             capture_output=True,
             text=True,
         )
         assert done.returncode == 0 and f"probers-{command}" in done.stdout, done.stderr
     where = subprocess.run(
-        [python, "-c", "import probers, probers.rag; print(probers.__file__, probers.rag.__file__)"],
+        [programs / "python", "-c", "import probers.rag; print(probers.__file__, probers.rag.__file__)"],
         cwd=elsewhere, capture_output=True, text=True, check=True,
     ).stdout  # fmt: skip
     assert all(Path(p).is_relative_to(tmp_path) for p in where.split())
     assert not list(elsewhere.iterdir())
+
+
+@pytest.mark.slow
+def test_what_is_published_passes_and_runs_the_commands_of_the_readme(source, tmp_path):
+    """The wheel that is built from the sdist, far from the repository."""
+    out = tmp_path / "dist"
+    build = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(out), str(source)]
+    subprocess.run(build, check=True, capture_output=True)
+    made = sorted(map(str, out.iterdir()))
+    assert [Path(name).suffix for name in made] == [".whl", ".gz"]
+    subprocess.run([sys.executable, "-m", "twine", "check", "--strict", *made], check=True)
+    programs = environment(Path(made[0]), tmp_path / "venv")
+    elsewhere = tmp_path / "empty"
+    shutil.copytree(ROOT / "tests" / "data" / "docs", elsewhere)
+    blocks = [each for each in page("README.md").blocks if (each.how, each.language) == ("slow", "bash")]
+    assert len(blocks) >= 3
+    for block in blocks:
+        if "probers-serve" not in block.text:
+            subprocess.run(
+                ["bash", "-euo", "pipefail", "-c", block.shortened()],
+                cwd=elsewhere, check=True, env={**os.environ, "PATH": f"{programs}:{os.environ['PATH']}"},
+            )  # fmt: skip
+    assert list(elsewhere.rglob("scores.html")) and list(elsewhere.rglob("report.html"))

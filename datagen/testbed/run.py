@@ -164,7 +164,7 @@ def _evaluate(cfg: DictConfig, folder: Path) -> dict[str, Any]:
     world = load_world(folder)
     lm = CausalLM.from_pretrained(str(folder), dtype="float32", device=cfg.device)
     retriever = instantiate(cfg.retriever, load_corpus(world))
-    figures = evaluate(lm, world, retriever=retriever, questions=cfg.questions, seed=cfg.seed)
+    figures = evaluate(lm, world, retriever=retriever, questions=cfg.limit, seed=cfg.seed)
     print(json.dumps(figures, indent=1))
     return figures
 

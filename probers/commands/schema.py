@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
@@ -459,7 +459,7 @@ class Testbed(_Run):
 
     out: Name
     evaluate: Name | None
-    questions: Count
+    limit: Count
     threads: Natural
     device: Device
     world: World
@@ -486,9 +486,7 @@ def check(command: str, config: DictConfig) -> None:
     values = OmegaConf.to_container(config, resolve=True)
     assert isinstance(values, dict)
     schema = SCHEMAS[command]
-    # The testbed counts its questions under the key that elsewhere names a set.
-    own = {field.name for field in fields(schema)}
-    parts = [group for group in PARTS if group in values and group not in own]
+    parts = [group for group in PARTS if group in values]
     check_options(schema, {str(k): v for k, v in values.items()}, also=[*parts, *_OF_PRESETS])
     for group in parts:
         _check_part(group, values[group])

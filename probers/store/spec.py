@@ -73,7 +73,7 @@ class FeatureSpec:
         site: where in the block.
         pool: how the tokens' vectors became one.
         position: over which tokens; "generated" leaves the prompt out.
-        dtype: number format of the stored vectors; "fp8" is :mod:`.fp8`'s.
+        dtype: number format of the stored vectors; "fp8" is :mod:`probers.store.fp8`'s.
         prompt: fingerprint of the prompt template, "" where none was used.
     """
 

