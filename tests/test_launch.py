@@ -111,7 +111,7 @@ def test_a_cluster_without_the_package_is_one_sentence(tmp_path, monkeypatch):
 
 
 class FakeRay:
-    """Workers that answer at once: ``answers`` one after the other, of which errors are raised, then "done"."""
+    """Workers that answer at once: ``answers`` in turn, of which errors are raised, then "done"."""
 
     def __init__(self, parts: Parts, answers: list) -> None:
         self.parts, self.answers = parts, answers
