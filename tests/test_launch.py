@@ -309,6 +309,7 @@ def test_parts_of_another_request_or_model_are_not_taken_for_done(made, tmp_path
         ("train", ["launch=dask"], "unknown launch 'dask': choose one of ray, submitit"),
         ("score", ["launch=ray"], "unknown key 'launch'"),
         ("datagen", ["launch=submitit", "launch.cluster=pbs"], "launch.cluster=pbs must be slurm or local"),
+        ("datagen", ["launch=submitit"], 'launch.cluster=slurm: Could not detect "srun"'),
         ("datagen", ["launch=submitit", "launch.slurm={speed: 9}"], "launch.cluster=local: .*speed"),
     ],
 )

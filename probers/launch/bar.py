@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterable
 from types import TracebackType
@@ -12,6 +13,7 @@ from ..data.partition import Partition
 from .parts import Parts
 from .worker import read_state, state_file
 
+_OFTEN, _SELDOM = 0.5, 30.0  # seconds between two pictures of the bar, on a terminal and in a file
 _FORMAT = "{desc}: {percentage:3.0f}%|{bar}| {n:.2f}/{total} parts [{elapsed}{postfix}]"
 
 
@@ -26,7 +28,7 @@ class PartsBar:
     def __init__(self, parts: Parts, left: Iterable[Partition]) -> None:
         self._parts, self._left = parts, list(left)
         self._done = dict.fromkeys(self._left, 0)
-        self._made, self._since = 0, time.monotonic()
+        self._made, self._since, self._shown = 0, time.monotonic(), 0.0
         for part in self._left:
             state_file(parts, part).unlink(missing_ok=True)
         self._bar = tqdm(
@@ -49,11 +51,14 @@ class PartsBar:
             self._made += max(0, state["done"] - self._done[part])
             self._done[part] = state["done"]
             reached, unit = reached + min(1.0, state["share"]), state["unit"] or unit
+        now = time.monotonic()
         if unit:
-            rate = self._made / max(1e-9, time.monotonic() - self._since)
+            rate = self._made / max(1e-9, now - self._since)
             self._bar.set_postfix_str(f"{self._made} {unit}, {rate:.1f}/s", refresh=False)
         self._bar.n = self._parts.count - len(self._left) + reached
-        self._bar.refresh()
+        if now - self._shown > (_OFTEN if sys.stderr.isatty() else _SELDOM):
+            self._shown = now
+            self._bar.refresh()
 
     def finished(self, part: Partition, where: str) -> None:
         """A part is done; says so in a line."""

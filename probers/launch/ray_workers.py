@@ -8,6 +8,7 @@ is begun again, which goes on from what is in its folder.
 from __future__ import annotations
 
 import os
+import time
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -49,8 +50,6 @@ class Worker:
 
     def make(self, command: str, typed: Sequence[str], out: str, part: str) -> list[str]:
         """As :func:`.worker.make_part`."""
-        import time
-
         one = Partition.parse(part)
         became, told = make_part(Parts(command, tuple(typed), out, one.count), one)
         if became == BUSY:

@@ -9,6 +9,7 @@ from omegaconf import DictConfig
 
 from ..commands.config import quote, request
 from ..commands.main import load
+from ..commands.part_runs import key_of
 from ..commands.parts import build
 from ..commands.runs import read_state
 from ..types import UserError
@@ -27,7 +28,7 @@ def run(command: str, cfg: DictConfig) -> Any:
             make the run.
         RunError: a part failed again and again.
     """
-    name = next(o.partition("=")[2] for o in cfg.typed if o.startswith("launch="))
+    name = next(option.partition("=")[2] for option in cfg.typed if key_of(option) == "launch")
     if cfg.part is not None:
         raise UserError(f"part={cfg.part} is one part, and launch={name} makes all of them: leave one out")
     if cfg.get("question") is not None:
