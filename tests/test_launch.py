@@ -5,6 +5,7 @@ import json
 import pickle
 import random
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -24,7 +25,7 @@ from probers.commands.runs import read_state
 from probers.data.partition import Partition
 from probers.launch import ray_workers, submitit_jobs, worker
 from probers.launch.bar import PartsBar
-from probers.launch.parts import Parts, count_begun
+from probers.launch.parts import Parts, count_begun, logs
 from probers.types import RunError, UserError
 
 #: One prompt at a time: the arithmetic is then the same however the work is cut.
@@ -300,7 +301,7 @@ def test_parts_of_another_request_or_model_are_not_taken_for_done(made, tmp_path
             ["launch=ray", "question=Who?", "out=x"],
             "launch=ray cuts many questions in parts, and quest",
         ),
-        ("rag", ["launch=submitit"], "launch=submitit needs the folder to write, .*: give out=FOLDER"),
+        ("rag", ["launch=submitit"], "launch=submitit needs the folder to write, .*: out=FOLDER"),
         ("datagen", ["launch=ray", "overwrite=true"], "overwrite=true would make parts again that are there"),
         ("datagen", ["launch=ray", "launch.parts=0"], "launch.parts=0 must be a whole number of 1 or more"),
         ("compare", ["launch=submitit", "launch.parts=0"], "launch.parts=0 must be a whole number of 1 or"),
@@ -309,6 +310,12 @@ def test_parts_of_another_request_or_model_are_not_taken_for_done(made, tmp_path
         ("train", ["launch=dask"], "unknown launch 'dask': choose one of ray, submitit"),
         ("score", ["launch=ray"], "unknown key 'launch'"),
         ("datagen", ["launch=submitit", "launch.cluster=pbs"], "launch.cluster=pbs must be slurm or local"),
+        ("datagen", ["launch=ray", "launch.address=127.0.0.1:1"], "no Ray cluster answers at launch.address"),
+        (
+            "datagen",
+            ["launch=ray", "launch.address=here:x"],
+            "no Ray cluster answers at launch.address=here:x",
+        ),
         ("datagen", ["launch=submitit"], 'launch.cluster=slurm: Could not detect "srun"'),
         ("datagen", ["launch=submitit", "launch.slurm={speed: 9}"], "launch.cluster=local: .*speed"),
     ],
@@ -327,6 +334,14 @@ def test_a_launcher_that_is_not_installed_says_the_extra(name, tmp_path, monkeyp
     monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(UserError, match=rf'pip install "probers\[{name}\]"'):
         cli.run("datagen", [*COT, f"out={tmp_path}/x", f"launch={name}"])
+
+
+def test_what_a_driver_needs_is_not_torch():
+    code = "import sys, probers.launch.ray_workers, probers.launch.submitit_jobs, probers.launch.run as r;"
+    code += "from probers.commands.main import request; request('datagen', ['launch=ray']);"
+    code += "print({'torch', 'ray', 'submitit'} & set(sys.modules))"
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert told.stdout == "set()\n"
 
 
 def test_what_is_launched_is_no_part_of_the_run():
@@ -370,7 +385,7 @@ def test_a_task_that_is_lost_is_queued_again(tmp_path, monkeypatch):
 
 def test_the_bar_counts_parts_and_what_is_made_of_them(tmp_path):
     parts = Parts("datagen", COT, str(tmp_path), 4)
-    worker.logs(str(tmp_path)).mkdir(parents=True)
+    logs(str(tmp_path)).mkdir(parents=True)
     one, two = Partition(2, 4), Partition(3, 4)
     with PartsBar(parts, [one, two]) as bar:
         worker.state_file(parts, one).write_text('{"done": 30, "unit": "cuts", "share": 0.5}')
@@ -386,26 +401,32 @@ def test_the_bar_counts_parts_and_what_is_made_of_them(tmp_path):
 
 @pytest.mark.slow
 def test_twenty_kills_of_workers_and_driver_end_in_the_same_bytes(tmp_path, capsys):
-    limit, rng, kills = 160, random.Random(0), {"worker": 0, "driver": 0}
-    typed = ["source=cot", f"limit={limit}", *ALONE]
-    one = cli.run("datagen", [*typed, f"out={tmp_path}/whole"])
-    out, ended = tmp_path / "run", None
+    limit, rng = 160, random.Random(0)
+    one = cli.run("datagen", ["source=cot", f"limit={limit}", *ALONE, f"out={tmp_path}/whole"])
+    out, kills = tmp_path / "run", {"worker": 0, "driver": 0, "interrupted": 0}
     with (tmp_path / "log").open("w") as log:
-        options = ("launch.parts=5", "launch.workers=2", "launch.tries=100")
-        process = driver(out, *options, limit=limit, stdout=log, stderr=log)
+        begin = partial(
+            driver, out, "launch.parts=5", "launch.workers=2", "launch.tries=100",
+            limit=limit, stdout=log, stderr=log,
+        )  # fmt: skip
+        process = begin()
         while sum(kills.values()) < 20:
             time.sleep(rng.uniform(0, 4))
-            what = rng.choice(["worker", "worker", "driver"])
+            what = rng.choice(["worker", "worker", "driver", "interrupted"])
             if what == "worker":
                 rng.choice(wait_for(partial(working, process), process)).kill()
             else:
+                if what == "interrupted":
+                    wait_for(partial(working, process), process)
                 assert process.poll() is None, "the run ended before it could be killed: raise limit"
-                process.kill()
-                process.wait()
-                process = driver(out, *options, limit=limit, stdout=log, stderr=log)
+                below = ray_processes(process.pid)
+                process.send_signal(signal.SIGKILL if what == "driver" else signal.SIGINT)
+                assert process.wait() == (-signal.SIGKILL if what == "driver" else 130)
+                assert psutil.wait_procs(below, timeout=300)[1] == []
+                process = begin()
             kills[what] += 1
-        ended = process.wait()
-    assert ended == 0 and min(kills.values()) > 3
+        assert process.wait() == 0 and min(kills.values()) > 1
+    assert (tmp_path / "log").read_text().count("the same command goes on from there") == kills["interrupted"]
     assert computed(out) == computed(one)
     with capsys.disabled():
         print(f"\n{kills}: the bytes of one piece")

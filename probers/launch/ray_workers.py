@@ -8,6 +8,7 @@ is begun again, which goes on from what is in its folder.
 from __future__ import annotations
 
 import os
+import socket
 import time
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
@@ -25,6 +26,7 @@ from .worker import BUSY, DONE, REFUSED, enter, make_part
 
 _LOOK = 0.5  # seconds between two looks at how far the parts are
 _AGAIN = 2.0  # seconds before a part is asked for again that another process writes
+_PATIENCE = 10.0  # seconds for a cluster to answer
 _STORE = 100 << 20  # bytes of Ray's object store, which holds sentences
 
 
@@ -105,6 +107,8 @@ class Ray:
             raise UserError(
                 'launch=ray needs Ray: pip install "probers[ray]", or type part=i/n for each part'
             ) from error
+        if self.address is not None:
+            _check_address(self.address)
         given: dict[str, Any] = {"log_to_driver": False, "logging_level": "error"}
         if self.address is None:
             cores = max(os.cpu_count() or 1, (self.workers or 0) * self.cpus_per_worker)
@@ -141,6 +145,20 @@ class Ray:
                 f"launch.cpus_per_worker={self.cpus_per_worker}: the cluster has {there.get('CPU', 0):g} CPUs"
             )
         return min(room, self.workers or room)
+
+
+def _check_address(address: str) -> None:
+    """Refuse an address where nobody listens (UserError), for which Ray itself takes minutes."""
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if not colon:  # "auto"
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _PATIENCE).close()
+    except (OSError, ValueError, OverflowError) as error:
+        raise UserError(
+            f"no Ray cluster answers at launch.address={address} ({first_line(error)}): give HOST:PORT, or "
+            "auto on a machine of the cluster"
+        ) from error
 
 
 class _Crew:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from ..data.partition import Partition
@@ -56,7 +56,7 @@ class Submitit:
     cpus_per_worker: Count = 1
     gpus_per_worker: Natural = 0
     timeout_min: Count = 1440
-    slurm: Mapping[str, Any] = field(default_factory=dict)
+    slurm: Mapping[str, Any] | None = None
     tries: Count = 3
     wait: bool = True
     merge: bool = True
@@ -95,7 +95,7 @@ class Submitit:
                 'launch=submitit needs submitit: pip install "probers[submitit]", or type part=i/n for each '
                 "part"
             ) from error
-        given = dict(self.slurm)
+        given = dict(self.slurm or {})
         if self.workers is not None:
             given["array_parallelism"] = self.workers
         try:

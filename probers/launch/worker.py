@@ -20,7 +20,7 @@ from ..commands.runs import BusyError
 from ..data.partition import Partition
 from ..progress import listening
 from ..types import RunError, UserError
-from .parts import Parts, logs
+from .parts import Parts
 
 #: What became of a part.
 DONE, BUSY, REFUSED, FAILED = "done", "busy", "refused", "failed"
@@ -122,6 +122,3 @@ def read_state(file: Path) -> dict[str, Any]:
         return {"done": int(found["done"]), "unit": str(found["unit"]), "share": float(found["share"])}
     except (OSError, ValueError, LookupError, TypeError):
         return {"done": 0, "unit": "", "share": 0.0}
-
-
-__all__ = ["BUSY", "DONE", "FAILED", "REFUSED", "enter", "logs", "make_part", "read_state", "state_file"]
