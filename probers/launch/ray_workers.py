@@ -101,6 +101,7 @@ class Ray:
     def _cluster(self) -> Iterator[Any]:
         """Ray, connected."""
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        os.environ.setdefault("RAY_worker_niceness", "0")  # workers are what runs here
         try:
             import ray
         except ImportError as error:
