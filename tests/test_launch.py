@@ -82,14 +82,14 @@ def test_a_worker_and_the_driver_are_killed_and_the_same_command_makes_the_run_o
         given = {"stdout": file, "stderr": file}
         first = driver(out, "launch.parts=3", "launch.workers=2", **given)
         wait_for(lambda: working(first), first)[0].kill()
-        wait_for(lambda: "is begun again" in log.read_text(), first)
+        wait_for(lambda: "is begun again" in log.read_text() and list(out.glob("parts/*of3")), first)
         mine = ray_processes(first.pid)
         heard = {c.laddr.port for p in mine for c in p.net_connections("tcp") if c.status == "LISTEN"}
         assert 8265 not in heard  # Ray's dashboard
         assert not [p for p in mine if p.name().startswith("probers")]
         first.kill()
         first.wait()
-        _, alive = psutil.wait_procs(mine, timeout=120)
+        _, alive = psutil.wait_procs(mine, timeout=300)
         assert alive == []
         # How many parts it was cut into is found there.
         assert driver(out, "launch.workers=2", **given).wait() == 0
