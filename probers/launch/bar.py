@@ -54,7 +54,7 @@ class PartsBar:
         now = time.monotonic()
         if unit:
             rate = self._made / max(1e-9, now - self._since)
-            self._bar.set_postfix_str(f"{self._made} {unit}, {rate:.1f}/s", refresh=False)
+            self._bar.set_postfix_str(f"{self._made} {unit}, {rate:.2f}/s", refresh=False)
         self._bar.n = self._parts.count - len(self._left) + reached
         if now - self._shown > (_OFTEN if sys.stderr.isatty() else _SELDOM):
             self._shown = now
