@@ -52,9 +52,9 @@ def ray_processes(of: int | None = None) -> list[psutil.Process]:
     return psutil.Process(of).children(recursive=True)
 
 
-def driver(out: Path, *more: str, limit: int = 8, **given) -> subprocess.Popen:
+def driver(out: Path, *more: str, limit: int = 8, before: str = "", **given) -> subprocess.Popen:
     """The command as it is typed, in a process of its own."""
-    code = "from probers.commands.main import datagen; datagen()"
+    code = f"from probers.commands.main import datagen\n{before}\ndatagen()"
     typed = ["source=cot", f"limit={limit}", *ALONE, f"out={out}", "launch=ray", *more]
     return subprocess.Popen([sys.executable, "-c", code, *typed], text=True, **given)
 
@@ -102,13 +102,15 @@ def test_a_worker_and_the_driver_are_killed_and_the_same_command_makes_the_run_o
     assert "examples of part 3/3" in printed and "examples of part 3/3" not in said
 
 
-def test_a_cluster_without_the_package_is_one_sentence(tmp_path, monkeypatch):
-    (tmp_path / "probers").mkdir()
-    (tmp_path / "probers/__init__.py").touch()  # stands before the one that is installed
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    with pytest.raises(UserError, match="the machines of the cluster lack the package probers"):
-        cli.run("datagen", [*COT, f"out={tmp_path}/run", "launch=ray", "launch.workers=1"])
-    assert ray_processes() == []
+def test_a_cluster_without_the_package_is_one_sentence(tmp_path):
+    (tmp_path / "other/probers").mkdir(parents=True)
+    (tmp_path / "other/probers/__init__.py").touch()  # workers find it before the one that is installed
+    before = f"import os; os.environ['PYTHONPATH'] = '{tmp_path}/other'"
+    process = driver(
+        tmp_path / "run", "launch.workers=1", before=before, cwd=tmp_path, stderr=subprocess.PIPE
+    )
+    assert "probers-datagen: the machines of the cluster lack the package" in process.communicate()[1]
+    assert process.returncode == 2 and not (tmp_path / "run/parts").exists()
 
 
 class FakeRay:
@@ -305,7 +307,11 @@ def test_parts_of_another_request_or_model_are_not_taken_for_done(made, tmp_path
         ("datagen", ["launch=ray", "overwrite=true"], "overwrite=true would make parts again that are there"),
         ("datagen", ["launch=ray", "launch.parts=0"], "launch.parts=0 must be a whole number of 1 or more"),
         ("compare", ["launch=submitit", "launch.parts=0"], "launch.parts=0 must be a whole number of 1 or"),
-        ("datagen", ["launch=ray", "launch.speed=9"], "unknown key 'launch.speed' .*: the keys are launch.add"),
+        (
+            "datagen",
+            ["launch=ray", "launch.speed=9"],
+            "unknown key 'launch.speed' .*: the keys are launch.add",
+        ),
         ("datagen", ["launch.parts=4"], "launch.parts is of launch=NAME: add one of launch=ray, launch=su"),
         ("train", ["launch=dask"], "unknown launch 'dask': choose one of ray, submitit"),
         ("score", ["launch=ray"], "unknown key 'launch'"),
