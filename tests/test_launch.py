@@ -109,7 +109,7 @@ def test_a_cluster_without_the_package_is_one_sentence(tmp_path):
     process = driver(
         tmp_path / "run", "launch.workers=1", before=before, cwd=tmp_path, stderr=subprocess.PIPE
     )
-    assert "probers-datagen: the machines of the cluster lack the package" in process.communicate()[1]
+    assert "probers-datagen: the workers of the cluster lack the package" in process.communicate()[1]
     assert process.returncode == 2 and not (tmp_path / "run/parts").exists()
 
 
@@ -195,6 +195,21 @@ def test_a_refusal_ends_all_workers_and_a_part_that_another_writes_is_asked_for_
     ray.run(1)
     assert sorted(ray.asked) == ["1/2"] * 4 + ["2/2"] * 3
     assert capsys.readouterr().out.count("is looked at again: out=x is being written") == 2
+
+
+def test_a_worker_that_cannot_begin_is_told_of_as_such(tmp_path):
+    ray = FakeRay(Parts("datagen", COT, str(tmp_path), 1), [])
+    told = "The actor with name Worker failed to import on the worker.\nNo module named 'probers'"
+    ray.get = lambda call: (_ for _ in ()).throw(LostError(told))
+    with pytest.raises(
+        UserError, match=r"lack the package probers .* \(No module named 'probers'\): install"
+    ):
+        ray.run(1)
+    ray.get = lambda call: (_ for _ in ()).throw(LostError("no memory"))
+    with pytest.raises(
+        RunError, match=r"a worker was begun 3 times, .* did not begin was lost \(no memory\)$"
+    ):
+        ray.run(1)
 
 
 def test_a_worker_of_another_version_is_refused(tmp_path, monkeypatch):

@@ -27,6 +27,7 @@ from .worker import BUSY, DONE, REFUSED, enter, make_part
 _LOOK = 0.5  # seconds between two looks at how far the parts are
 _AGAIN = 2.0  # seconds before a part is asked for again that another process writes
 _PATIENCE = 10.0  # seconds for a cluster to answer
+_NO_IMPORT = "failed to import on the worker"  # in what Ray says of a class that is not there
 _STORE = 100 << 20  # bytes of Ray's object store, which holds sentences
 
 
@@ -253,10 +254,10 @@ class _Crew:
     def _lost(self, worker: Any, part: Partition | None, error: Exception) -> None:
         """A worker is gone: another takes its place."""
         where = self._end(worker)
-        if "No module named 'probers" in str(error):
+        if _NO_IMPORT in str(error):
             raise UserError(
-                f"the machines of the cluster lack the package probers {__version__}: install it in the "
-                "environment that Ray runs in"
+                f"the workers of the cluster lack the package probers {__version__} "
+                f"({str(error).splitlines()[-1]}): install it in the environment that Ray runs in"
             ) from error
         self._again(part, f"{where} was lost ({first_line(error).rstrip('.')})")
         self._begin()
