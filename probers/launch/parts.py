@@ -65,7 +65,8 @@ class Parts:
             UserError: they do not make one run, or not the one that is asked for.
         """
         found = gather([part.folder(Path(self.out)) for part in self.all])
-        return found.merge([*self.typed, f"out={quote(self.out)}"])
+        # Another driver may be merging them.
+        return found.merge([*self.typed, f"out={quote(self.out)}", "wait=true"])
 
 
 def logs(out: str) -> Path:
