@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
+from probers.progress import tell
 from probers.store.files import MANIFEST, written_shards
 from probers.store.store import FeatureStore
 from probers.types import UserError
@@ -136,7 +137,7 @@ class _Progress:
         self._builder, self._bar, self._clock = builder, bar, clock
         self._begun = clock()
         self._tokens, self._labels = 0, Counter[int]()
-        self._before = self._earlier = self._units = self._made = 0
+        self._before = self._earlier = self._units = self._made = self._told = 0
 
     def begin(self, before: int, units: int, known: int) -> None:
         """A shard begins.
@@ -162,12 +163,14 @@ class _Progress:
         self._labels.update(label for label in labels.values() if label is not None)
         seconds, total = max(1e-9, self._clock() - self._begun), self._labels.total()
         share = f"{self._labels[0] / total:.2f} {self._builder.wrong_name}" if total else "no label"
-        units = f"{self._earlier + self._of(self._units)} {self._builder.unit_name}s"
+        units, unit = self._earlier + self._of(self._units), f"{self._builder.unit_name}s"
         self._bar.set_postfix_str(
-            f"{units}, {total} labels, {total / seconds:.1f} labels/s, "
+            f"{units} {unit}, {total} labels, {total / seconds:.1f} labels/s, "
             f"{self._tokens / seconds:.0f} tokens/s, {share}"
         )
         self._bar.update(self._reached - self._bar.n)
+        tell(units - self._told, unit, self._bar.n / self._bar.total if self._bar.total else 0.0)
+        self._told = units
 
     def end(self) -> None:
         """The shard is written."""

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from probers.engine.kv_cache import PrefixCache
 from probers.engine.stopping import SentenceEnd, Stop
 from probers.evaluation.answers import final_answer
+from probers.progress import tell
 from probers.prompts import TESTBED_PROMPT, PromptTemplate, passages_that_fit
 from probers.text import split_sentences
 from probers.types import Generation, Needs, Question, Retriever, UserError
@@ -366,6 +367,10 @@ class RAG:
         """
         from tqdm import tqdm
 
+        def ended(count: int) -> None:
+            bar.update(count)
+            tell(count, "questions", bar.n / total)
+
         file = TraceFile(path)
         answers = file.resume(questions)
         total, found = len(questions), sum(answer is not None for answer in answers)
@@ -378,7 +383,7 @@ class RAG:
                 if not chunk:
                     continue
                 between = any(answers[chunk[0] :])
-                more = self.answer([questions[i] for i in chunk], ended=bar.update)
+                more = self.answer([questions[i] for i in chunk], ended=ended)
                 for i, answer in zip(chunk, more, strict=True):
                     answers[i] = answer
                 if between:

@@ -17,7 +17,7 @@ from probers.prompts import TESTBED_PROMPT
 from probers.testbed.assets import world_config
 from probers.testbed.world import WorldConfig
 
-GROUPS = ("trigger", "query", "retriever", "head", "prompt", "model", "questions")
+GROUPS = ("trigger", "query", "retriever", "head", "prompt", "model", "questions", "launch")
 
 
 @pytest.mark.parametrize("group", GROUPS)
@@ -43,7 +43,7 @@ def test_every_target_is_a_class_that_has_the_keys():
 
     from hydra.utils import get_class
 
-    for group in ("trigger", "query", "retriever", "prompt", "questions"):
+    for group in ("trigger", "query", "retriever", "prompt", "questions", "launch"):
         for name in choices(group):
             node = OmegaConf.load(str(resources.files("probers.configs").joinpath(group, f"{name}.yaml")))
             if "defaults" in node:

@@ -26,6 +26,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from probers.files import digest, regular, write_bytes, writing
+from probers.progress import tell
 from probers.types import first_line
 
 from .batches import Schedule, StoreData
@@ -220,6 +221,7 @@ class _Progress(Callback):
             loss = float(pl_module.recent[self._probing].mean())
             self._bar.set_postfix_str(f"loss {loss:.3f}{self._best}", refresh=False)
         self._bar.update()
+        tell(1, "steps", self._bar.n / self._bar.total)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         assert isinstance(pl_module, ProberModule)

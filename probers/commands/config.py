@@ -80,6 +80,8 @@ def _of_file(argument: str) -> list[str]:
 _FREE = re.compile(r"\+*(question|prompt\.\w+|trigger\.prompt|retriever\.\w+_prefix)")
 _KEY = re.compile(r"\+{0,2}(?!hydra\b)[A-Za-z_]\w*(\.\w+)*")
 _DEEPEST = 20  # brackets within brackets
+#: Choices of nothing, for which Hydra has no word.
+_NONE = ("experiment=null", "launch=null")
 
 
 def _quoted(command: str, argument: str) -> str:
@@ -140,8 +142,8 @@ def request(command: str, overrides: Sequence[str]) -> DictConfig:
 
     config = compose(command, overrides)
     check(command, config)
-    if config.get("part") is not None:
-        with open_dict(config):  # which a merge repeats without the part
+    if config.get("part") is not None or config.get("launch") is not None:
+        with open_dict(config):  # which a merge repeats without the part, and a launcher with one
             config.typed = [literal(override) for override in overrides]
     return config
 
@@ -163,7 +165,7 @@ def compose(command: str, overrides: Sequence[str]) -> DictConfig:
         _check_form(override)
     for override in overrides:
         _check_kind(command, override)
-    overrides = [o for o in overrides if o != "experiment=null"]  # Hydra has no word for "none"
+    overrides = [o for o in overrides if o not in _NONE]
     pairs = (override.partition("=") for override in overrides)
     # Without the marks and quotes of Hydra's grammar.
     typed = {key.lstrip("+"): value.strip("'\"") for key, _, value in pairs}
@@ -247,7 +249,7 @@ def _check_kind(command: str, override: str) -> None:
             f"text with a comma as \"{key}='a,b'\""
         )
     group = key.lstrip("+")
-    if group in _groups(command) and not isinstance(read.value(), str) and override != "experiment=null":
+    if group in _groups(command) and not isinstance(read.value(), str) and override not in _NONE:
         raise UserError(f"{told} is no name: give {group}=NAME, one of {', '.join(_names(command, group))}")
 
 
@@ -298,6 +300,8 @@ def _unknown(command: str, key: str, overrides: Sequence[str]) -> str:
     group = key.partition(".")[0]
     chosen = [o for o in overrides if o.partition("=")[0] == group]
     config = compose(command, chosen if group in _groups(command) else [])
+    if group == "launch" and group in _groups(command) and not chosen:
+        return f"{key} is of launch=NAME: add one of {', '.join(f'launch={name}' for name in choices(group))}"
     block = key.rpartition(".")[0]
     while block and not OmegaConf.is_dict(OmegaConf.select(config, block)):
         block = block.rpartition(".")[0]

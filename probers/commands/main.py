@@ -96,6 +96,8 @@ _TARGETS = {
     "check": "probers.serve.check:run",
     "merge": "probers.commands.part_runs:run",
 }
+#: What runs a command in parts where ``launch`` is given, from the command's name and configuration.
+_LAUNCHER = "probers.launch.run:run"
 #: Command -> function (what each job varied, folders) -> the table that a sweep ends in.
 _TABLES = {"train": "probers.train.tables:compare_runs"}
 
@@ -111,13 +113,13 @@ def main(command: str, argv: Sequence[str] | None = None) -> None:
             finally:
                 err.end_line()
     except KeyboardInterrupt:
-        told = "interrupted; what was finished is kept, the same command goes on from there"
-        code = _fail(f"probers-{command}: {told}", 130)
+        goes_on = "what was finished is kept, the same command goes on from there"
+        code = _fail(f"probers-{command}: interrupted; {goes_on}", 130)
     except BrokenPipeError:  # the reader of our output went away (`| head`)
         sys.stderr.close()
         code = 1
     except (UserError, RunError, OSError) as error:
-        message, code = _told(error)
+        message, code = told(error)
         _fail(f"probers-{command}: {message}", code)
     sys.exit(code)
 
@@ -219,16 +221,21 @@ def _main(command: str, arguments: list[str]) -> int:
         for config in configs:
             print(OmegaConf.to_yaml(config, resolve=True), end="")
         return 0
-    target = load(command)
+    targets = [_target(command, config) for config in configs]
     # The same of many jobs is told once.
-    told = [note for job, config in zip(jobs, configs, strict=True) for note in notes(job, config)]
-    for note in dict.fromkeys(told):
+    noted = [note for job, config in zip(jobs, configs, strict=True) for note in notes(job, config)]
+    for note in dict.fromkeys(noted):
         print(f"note: {note}")
     if len(jobs) > 1:
-        return _run_all(command, target, jobs, configs)
+        return _run_all(command, targets, jobs, configs)
     with taking_back():
-        target(configs[0])
+        targets[0](configs[0])
     return 0
+
+
+def _target(command: str, config: DictConfig) -> Callable[[DictConfig], Any]:
+    """What does as asked: the command itself, or what launches its parts."""
+    return load(command) if config.get("launch") is None else partial(_imported(_LAUNCHER), command)
 
 
 def _with_folders(command: str, jobs: list[list[str]]) -> list[list[str]]:
@@ -243,7 +250,10 @@ def _with_folders(command: str, jobs: list[list[str]]) -> list[list[str]]:
 
 
 def _run_all(
-    command: str, target: Callable[[DictConfig], Any], jobs: list[list[str]], configs: list[DictConfig]
+    command: str,
+    targets: Sequence[Callable[[DictConfig], Any]],
+    jobs: list[list[str]],
+    configs: list[DictConfig],
 ) -> int:
     """Run the jobs of a sweep, going on after one that fails, and compare those that did not.
 
@@ -253,7 +263,7 @@ def _run_all(
     names = [[part for part in job if not part.startswith("suffix=")] for job in varied(jobs)]
     done: list[tuple[list[str], Path]] = []
     worst = 0
-    for name, config in zip(names, configs, strict=True):
+    for name, target, config in zip(names, targets, configs, strict=True):
         print(f"== {' '.join(name)}", flush=True)
         try:
             with taking_back():
@@ -261,7 +271,7 @@ def _run_all(
         except (UserError, RunError, OSError) as error:
             if isinstance(error, BrokenPipeError):
                 raise
-            message, code = _told(error)
+            message, code = told(error)
             worst = max(worst, _fail(f"probers-{command}: {' '.join(name)}: {message}", code))
             continue
         if isinstance(folder, Path) and config.get("part") is None:
@@ -273,7 +283,7 @@ def _run_all(
     return worst
 
 
-def _told(error: Exception) -> tuple[str, int]:
+def told(error: Exception) -> tuple[str, int]:
     """What to say of an error, and the exit code."""
     if isinstance(error, OSError):
         return f"{error.strerror or error}" + (f" ({error.filename})" if error.filename else ""), 1
@@ -292,8 +302,9 @@ def _imported(name: str) -> Callable[..., Any]:
 
 def run(command: str, overrides: Sequence[str]) -> Any:
     """Run a command inside this process, as ``probers-demo`` does; returns what it returns."""
+    config = request(command, normalise(command, overrides))
     with taking_back():
-        return load(command)(request(command, normalise(command, overrides)))
+        return _target(command, config)(config)
 
 
 def _take_cfg_flag(arguments: list[str]) -> bool:

@@ -77,7 +77,7 @@ class PartRun:
 
     def command(self, part: Partition | None = None) -> str:
         """What is typed for this part, or for another of the same run."""
-        typed = [o if part is None or _key(o) != "part" else f"part={part}" for o in self.typed]
+        typed = [o if part is None or key_of(o) != "part" else f"part={part}" for o in self.typed]
         return " ".join([f"probers-{self.state['command']}", *map(shlex.quote, typed)])
 
 
@@ -129,6 +129,22 @@ class PartRuns:
             if key != "model":  # of parts alone
                 folder.choose(key, value)
         return True
+
+    def merge(self, typed: Sequence[str]) -> Any:
+        """Make the run that they are of, as its command is typed; returns what that returns.
+
+        Raises:
+            UserError: what the command refuses.
+        """
+        from .main import load
+
+        data = self.runs[0].whole.get("data")
+        if data and not any(key_of(option) == "data" for option in typed):
+            # The newest store then may not be so now.
+            typed = [*typed, f"data=[{','.join(map(quote, data))}]"]
+        made = request(self.command, typed)
+        print(f"merging {len(self.runs)} parts of probers-{self.command} into {made.out}", flush=True)
+        return load(self.command)(made, self)
 
     @property
     def place(self) -> Path | None:
@@ -223,7 +239,8 @@ def _untimed(traces: Path) -> str:
     return "\n".join(found)
 
 
-def _key(override: str) -> str:
+def key_of(override: str) -> str:
+    """The key that an option sets."""
     return override.partition("=")[0].lstrip("+")
 
 
@@ -233,8 +250,6 @@ def run(cfg: DictConfig) -> Any:
     Raises:
         UserError: parts that do not make one run; what the command refuses.
     """
-    from .main import load
-
     found = gather(cfg.parts)
     out = Path(cfg.out) if cfg.out is not None else found.place
     if out is None:
@@ -243,11 +258,8 @@ def run(cfg: DictConfig) -> Any:
         raise UserError(
             f"overwrite=true would move the parts with out={out}, where they stand: choose another out"
         )
-    typed = [o for o in found.runs[0].typed if _key(o) not in _OF_A_PART]
+    typed = [o for o in found.runs[0].typed if key_of(o) not in _OF_A_PART]
     typed += [f"out={quote(str(out))}", f"overwrite={cfg.overwrite}".lower(), f"wait={cfg.wait}".lower()]
-    if (data := found.runs[0].whole.get("data")) and not any(_key(o) == "data" for o in typed):
-        typed.append(f"data=[{','.join(map(quote, data))}]")  # the newest store then may not be so now
     if cfg.device is not None and found.command != "train":
         typed.append(f"model.device={cfg.device}")
-    print(f"merging {len(found.runs)} parts of probers-{found.command} into {out}", flush=True)
-    return load(found.command)(request(found.command, typed), found)
+    return found.merge(typed)

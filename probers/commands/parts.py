@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.resolvers.oc import env
 
+from ..files import canonical_json
 from ..types import Passage, UserError, first_line
 from .config import literal
 
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 _ENDS = 1 << 20  # bytes
 
 
+#: The model that was loaded last, by what it was asked for as; None where none is kept.
+_kept: dict[str, CausalLM] | None = None
 #: What a run keeps of the model's number format, where the processor was to say.
 _DTYPE = "model.dtype"
 
@@ -40,26 +43,31 @@ def load_model(cfg: DictConfig, folder: RunFolder | None = None, *, engine: str 
     begun = None if folder is None else folder.chosen.get(_DTYPE)
     if begun is not None:
         print(f"{_DTYPE}={begun}, in which this run began", file=sys.stderr)
-    lm = (VllmLM if engine == "vllm" else CausalLM).from_pretrained(
-        cfg.model.name,
-        revision=cfg.model.revision,
-        gguf=cfg.model.gguf,
-        cache=cfg.model.cache,
-        dtype=begun or cfg.model.dtype,
-        device=cfg.model.device,
-        device_map=plain_value(cfg.model.device_map),
-        quantization=plain_value(cfg.model.quantization),
-        attn=cfg.model.attn,
-        trust_remote_code=cfg.model.trust_remote_code,
-        use_safetensors=cfg.model.use_safetensors,
-        on_too_long=cfg.model.on_too_long,
-        batch_size=cfg.batch_size,
-    )
+    options = plain(cfg.model) | {"dtype": begun or cfg.model.dtype, "batch_size": cfg.batch_size}
+    lm = _loaded(VllmLM if engine == "vllm" else CausalLM, options)
     if folder is not None and cfg.model.dtype == "auto" and begun is None:
         folder.choose(_DTYPE, lm.spec.dtype)
     if folder is not None and folder.config.get("part") is not None:
         _check_weights(lm, folder)
     return lm
+
+
+def keep_model() -> None:
+    """Have :func:`load_model` hand out the model that it loaded last where the same is asked for again."""
+    global _kept
+    _kept = {}
+
+
+def _loaded(kind: type[CausalLM], options: dict[str, Any]) -> CausalLM:
+    if _kept is None:
+        return kind.from_pretrained(**options)
+    key = canonical_json([kind.__name__, options])
+    if key in _kept:
+        _kept[key].forget()
+    else:
+        _kept.clear()  # its memory is free before the next one is loaded
+        _kept[key] = kind.from_pretrained(**options)
+    return _kept[key]
 
 
 def _check_weights(lm: CausalLM, folder: RunFolder) -> None:

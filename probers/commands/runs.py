@@ -27,6 +27,11 @@ from ..files import canonical_json, digest, read_json, write_text, writing
 from ..options import shown
 from ..types import UserError, first_line
 
+
+class BusyError(UserError):
+    """Another process writes to the folder of a run."""
+
+
 #: Options of ``retriever=elasticsearch`` about the server and the way to it.
 _OF_SERVERS = ("url", "shards", "timeout", "retries", "verify", "ca_file", "rebuild")
 #: Keys (dotted) that say how a run is carried out, not what it computes.
@@ -263,7 +268,7 @@ class RunFolder:
         except Timeout:
             told = f"out={self.path} is being written by {_writer(path)}"
             if self.config.get("wait") is not True:
-                raise UserError(f"{told}: choose another out, or wait for it with wait=true") from None
+                raise BusyError(f"{told}: choose another out, or wait for it with wait=true") from None
             print(f"{told}: waiting until it ends", flush=True)
             lock.acquire()
         _HELD[path] = lock

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 #: Blocks that are parts: their ``_target_`` says what they take.
-PARTS = ("questions", "prompt", "retriever", "trigger", "query", "head")
+PARTS = ("questions", "prompt", "retriever", "trigger", "query", "head", "launch")
 #: Blocks that presets bring for their own references.
 _OF_PRESETS = ("published",)
 

@@ -80,11 +80,12 @@ class CausalLM:
         self.width = int(model.config.get_text_config().hidden_size)
         self.on_too_long: TooLong = on_too_long
         self.use_cache = use_cache
-        self._batches = Batches(batch_size, self.device)
+        self._batch_size = batch_size
         self._name, self._revision = name or type(model).__name__, revision
         self.decoder = Decoder(model)
         self.context = context_length(model.config)
         self._prefix: tuple[str, CachedPrefix] | None = None
+        self._batches = Batches(batch_size, self.device)
 
     @classmethod
     def from_pretrained(
@@ -136,6 +137,11 @@ class CausalLM:
             trust_remote_code=trust_remote_code,
         )  # fmt: skip
         return cls(model, tokenizer, name=name, revision=fingerprint(source, model), **options)
+
+    def forget(self) -> None:
+        """Be as it was when loaded: no beginning of prompts is kept, and batches are sized anew."""
+        self._prefix = None
+        self._batches = Batches(self._batch_size, self.device)
 
     def check(self, needs: Needs) -> None:
         """Refuse what cannot be had of this model (UserError)."""

@@ -124,7 +124,8 @@ class VllmLM(CausalLM):
         self._engine.engine_core.shutdown()
 
     def forget(self) -> None:
-        """Empty the cache of what prompts began with."""
+        """As :meth:`CausalLM.forget`; vLLM's cache of beginnings is emptied."""
+        super().forget()
         self._engine.reset_prefix_cache()
 
     def check(self, needs: Needs) -> None:

@@ -1,0 +1,1 @@
+"""A run's parts, driven over several processes or machines."""

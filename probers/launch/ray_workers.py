@@ -1,0 +1,274 @@
+"""``launch=ray``: parts over the machines of a Ray cluster, a process for each model.
+
+The driver holds the queue; a worker is an actor that is told which part to do, and answers in a
+sentence. What it makes is in the part's folder. A worker that is lost is replaced, and its part
+is begun again, which goes on from what is in its folder.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from .. import __version__
+from ..data.partition import Partition
+from ..options import Count, Name, NotNegative
+from ..types import RunError, UserError, first_line
+from .bar import PartsBar
+from .parts import Parts, count_begun, logs
+from .worker import BUSY, DONE, REFUSED, enter, make_part
+
+_LOOK = 0.5  # seconds between two looks at how far the parts are
+_AGAIN = 2.0  # seconds before a part is asked for again that another process writes
+_PATIENCE = 10.0  # seconds for a cluster to answer
+_NO_IMPORT = "failed to import on the worker"  # in what Ray says of a class that is not there
+_STORE = 100 << 20  # bytes of Ray's object store, which holds sentences
+
+
+class Worker:
+    """An actor that does parts in its own process.
+
+    Args:
+        folder: to work in.
+        threads: of the arithmetic.
+    """
+
+    def __init__(self, folder: str, threads: int) -> None:
+        self._folder, self._threads = folder, threads
+
+    def hello(self) -> list[str]:
+        """Version of the package, machine and process, and what keeps it from working there, or ""."""
+        problem = ""
+        try:
+            enter(self._folder, self._threads)
+        except UserError as error:
+            problem = str(error)
+        return [__version__, f"{os.uname().nodename}, process {os.getpid()}", problem]
+
+    def make(self, command: str, typed: Sequence[str], out: str, part: str) -> list[str]:
+        """As :func:`.worker.make_part`."""
+        one = Partition.parse(part)
+        became, told = make_part(Parts(command, tuple(typed), out, one.count), one)
+        if became == BUSY:
+            time.sleep(_AGAIN)
+        return [became, told]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ray:
+    """Parts over a Ray cluster; the fields are the keys of ``configs/launch/ray.yaml``."""
+
+    parts: Count | None = None
+    address: Name | None = None
+    workers: Count | None = None
+    cpus_per_worker: Count = 1
+    gpus_per_worker: NotNegative | None = None
+    tries: Count = 3
+    merge: bool = True
+
+    def make(self, command: str, typed: tuple[str, ...], out: str) -> Parts | None:
+        """Make the parts that are missing; returns them all once they are there.
+
+        Raises:
+            UserError: Ray is missing or has no room, or what a worker refuses.
+            RunError: a part was begun ``tries`` times in vain.
+        """
+        count = self.parts or count_begun(out)
+        if count is not None and not Parts(command, typed, out, count).left:
+            return Parts(command, typed, out, count)
+        with self._cluster() as ray:
+            gpus = self._gpus(ray)
+            room = self._room(ray, gpus)
+            parts = Parts(command, typed, out, count or room)
+            left = len(parts.left)
+            print(
+                f"{left} of {parts.count} parts are left, for {min(room, left)} workers of "
+                f"{self.cpus_per_worker} CPUs and {gpus:g} GPUs; what they print is in {logs(out)}",
+                flush=True,
+            )
+            actor = ray.remote(Worker).options(
+                num_cpus=self.cpus_per_worker, num_gpus=gpus, scheduling_strategy="SPREAD", max_restarts=0
+            )
+            _Crew(ray, actor, parts, self).run(room)
+        return parts
+
+    @contextmanager
+    def _cluster(self) -> Iterator[Any]:
+        """Ray, connected."""
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        os.environ.setdefault("RAY_worker_niceness", "0")  # workers are what runs here
+        try:
+            import ray
+        except ImportError as error:
+            raise UserError(
+                'launch=ray needs Ray: pip install "probers[ray]", or type part=i/n for each part'
+            ) from error
+        if self.address is not None:
+            _check_address(self.address)
+        given: dict[str, Any] = {"log_to_driver": False, "logging_level": "error"}
+        if self.address is None:
+            cores = max(os.cpu_count() or 1, (self.workers or 0) * self.cpus_per_worker)
+            given |= {"include_dashboard": False, "object_store_memory": _STORE, "num_cpus": cores}
+        try:
+            ray.init(self.address or "local", **given)
+        except (ConnectionError, ValueError, RuntimeError, OSError) as error:
+            where = "on this machine" if self.address is None else f"at launch.address={self.address}"
+            raise UserError(f"no Ray cluster {where}: {first_line(error)}") from error
+        try:
+            yield ray
+        finally:
+            ray.shutdown()
+
+    def _gpus(self, ray: Any) -> float:
+        """GPUs of a worker."""
+        there = float(ray.cluster_resources().get("GPU", 0))
+        if self.gpus_per_worker is None:
+            return min(1.0, there)
+        if self.gpus_per_worker > there:
+            raise UserError(
+                f"launch.gpus_per_worker={self.gpus_per_worker:g}: the cluster has {there:g} GPUs"
+            )
+        return self.gpus_per_worker
+
+    def _room(self, ray: Any, gpus: float) -> int:
+        """How many workers there are to be."""
+        there = ray.cluster_resources()
+        room = int(there.get("CPU", 0) // self.cpus_per_worker)
+        if gpus:
+            room = min(room, int(there["GPU"] / gpus + 1e-6))
+        if not room:
+            raise UserError(
+                f"launch.cpus_per_worker={self.cpus_per_worker}: the cluster has {there.get('CPU', 0):g} CPUs"
+            )
+        return min(room, self.workers or room)
+
+
+def _check_address(address: str) -> None:
+    """Refuse an address where nobody listens (UserError), for which Ray itself takes minutes."""
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if not colon:  # "auto"
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _PATIENCE).close()
+    except (OSError, ValueError, OverflowError) as error:
+        raise UserError(
+            f"no Ray cluster answers at launch.address={address} ({first_line(error)}): give HOST:PORT, or "
+            "auto on a machine of the cluster"
+        ) from error
+
+
+class _Crew:
+    """The workers of a run and the queue of its parts.
+
+    Args:
+        ray: the module, connected.
+        actor: makes a :class:`Worker`.
+        parts: the run.
+        options: how.
+    """
+
+    def __init__(self, ray: Any, actor: Any, parts: Parts, options: Ray) -> None:
+        self._ray, self._actor, self._parts, self._options = ray, actor, parts, options
+        self._queue = deque(parts.left)
+        self._tries: Counter[Partition | None] = Counter()
+        self._where: dict[Any, str] = {}  # of each worker
+        self._calls: dict[Any, tuple[Any, Partition | None]] = {}  # a worker's answer -> what it was asked
+        self._waited: set[Partition] = set()
+
+    def run(self, workers: int) -> None:
+        """Have all parts made."""
+        with PartsBar(self._parts, self._queue) as self._bar:
+            try:
+                for _ in range(min(workers, len(self._queue))):
+                    self._begin()
+                while self._calls:
+                    answered, _ = self._ray.wait(list(self._calls), timeout=_LOOK)
+                    self._bar.look()
+                    for call in answered:
+                        self._take(call)
+            finally:
+                for worker in list(self._where):
+                    self._end(worker)
+
+    def _begin(self) -> None:
+        worker = self._actor.remote(os.getcwd(), self._options.cpus_per_worker)
+        self._where[worker] = "a worker that did not begin"
+        self._calls[worker.hello.remote()] = (worker, None)
+
+    def _end(self, worker: Any) -> str:
+        self._ray.kill(worker)
+        return self._where.pop(worker)
+
+    def _take(self, call: Any) -> None:
+        """Go on from what a worker answered."""
+        worker, part = self._calls.pop(call)
+        try:
+            answer = self._ray.get(call)
+        except self._ray.exceptions.RayError as error:
+            self._lost(worker, part, error)
+            return
+        if part is None:
+            version, self._where[worker], problem = answer
+            if version != __version__:
+                problem = (
+                    f"the package probers is {version} on {self._where[worker]} and {__version__} here: "
+                    "install the same"
+                )
+            if problem:
+                raise UserError(problem)
+        else:
+            self._made(worker, part, *answer)
+        if worker in self._where:
+            self._next(worker)
+
+    def _next(self, worker: Any) -> None:
+        """Give a worker the next part, or let it go."""
+        if not self._queue:
+            self._end(worker)
+            return
+        part = self._queue.popleft()
+        call = worker.make.remote(self._parts.command, list(self._parts.typed), self._parts.out, str(part))
+        self._calls[call] = (worker, part)
+
+    def _made(self, worker: Any, part: Partition, became: str, told: str) -> None:
+        if became == DONE:
+            self._bar.finished(part, self._where[worker])
+        elif became == REFUSED:
+            raise UserError(told)
+        elif became == BUSY:
+            if part not in self._waited:
+                self._bar.say(f"part {part} is looked at again: {told}")
+            self._waited.add(part)
+            self._queue.append(part)
+        else:
+            self._again(part, told)
+            if len(self._where) > 1:  # the fault may be its machine's
+                self._bar.say(f"no more parts for {self._end(worker)}")
+
+    def _lost(self, worker: Any, part: Partition | None, error: Exception) -> None:
+        """A worker is gone: another takes its place."""
+        where = self._end(worker)
+        if _NO_IMPORT in str(error):
+            raise UserError(
+                f"the workers of the cluster lack the package probers {__version__} "
+                f"({str(error).splitlines()[-1]}): install it in the environment that Ray runs in"
+            ) from error
+        self._again(part, f"{where} was lost ({first_line(error).rstrip('.')})")
+        self._begin()
+
+    def _again(self, part: Partition | None, told: str) -> None:
+        """Put a part back that was begun in vain."""
+        self._tries[part] += 1
+        what = "a worker" if part is None else f"part {part}"
+        if self._tries[part] >= self._options.tries:
+            log = "" if part is None else f"; {self._parts.log(part)} has what it printed"
+            raise RunError(f"{what} was begun {self._tries[part]} times, and the last time {told}{log}")
+        self._bar.say(f"{what} is begun again: {told}")
+        if part is not None:
+            self._queue.append(part)

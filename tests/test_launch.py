@@ -1,0 +1,482 @@
+"""launch=ray and launch=submitit: parts by workers are the run in one piece, whatever is lost on the way."""
+
+import errno
+import json
+import pickle
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+
+import psutil
+import pytest
+from filelock import FileLock
+from parts import computed, in_parts
+
+from probers import FeatureStore
+from probers.commands import main as cli
+from probers.commands import parts as shared
+from probers.commands.runs import read_state
+from probers.data.partition import Partition
+from probers.launch import ray_workers, submitit_jobs, worker
+from probers.launch.bar import PartsBar
+from probers.launch.parts import Parts, count_begun, logs
+from probers.types import RunError, UserError
+
+#: One prompt at a time: the arithmetic is then the same however the work is cut.
+ALONE = ("layers=[6]", "shard_size=4", "batch_size=1")
+COT = ("source=cot", "limit=8", *ALONE)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The folder of the run in one piece."""
+    return cli.run("datagen", [*COT, f"out={tmp_path_factory.mktemp('whole')}/run"])
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """The folder of a run whose two parts are there, not merged."""
+    folder = tmp_path_factory.mktemp("parts") / "run"
+    in_parts("datagen", COT, folder, 2)
+    return folder
+
+
+def ray_processes(of: int | None = None) -> list[psutil.Process]:
+    """What runs below a process, by default this one."""
+    return psutil.Process(of).children(recursive=True)
+
+
+def driver(out: Path, *more: str, limit: int = 8, before: str = "", **given) -> subprocess.Popen:
+    """The command as it is typed, in a process of its own."""
+    code = f"from probers.commands.main import datagen\n{before}\ndatagen()"
+    typed = ["source=cot", f"limit={limit}", *ALONE, f"out={out}", "launch=ray", *more]
+
+    def heard() -> None:  # also where who runs the tests does not hear Ctrl-C
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+    return subprocess.Popen([sys.executable, "-c", code, *typed], text=True, preexec_fn=heard, **given)
+
+
+def wait_for(what, process: subprocess.Popen, seconds: float = 300):
+    """The first true value of ``what()``."""
+    end = time.monotonic() + seconds
+    while not (found := what()):
+        assert process.poll() is None and time.monotonic() < end, "it ended, or stands still"
+        time.sleep(0.05)
+    return found
+
+
+def working(process: subprocess.Popen) -> list[psutil.Process]:
+    """The workers of a driver that have been told what to do."""
+    try:
+        return [p for p in ray_processes(process.pid) if p.name().startswith("ray::Worker.make")]
+    except psutil.NoSuchProcess:
+        return []
+
+
+def test_a_worker_and_the_driver_are_killed_and_the_same_command_makes_the_run_of_one_piece(whole, tmp_path):
+    out, log = tmp_path / "run", tmp_path / "log"
+    with log.open("w") as file:
+        given = {"stdout": file, "stderr": file}
+        first = driver(out, "launch.parts=3", "launch.workers=2", **given)
+        wait_for(lambda: working(first), first)[0].kill()
+        wait_for(lambda: "is begun again" in log.read_text() and list(out.glob("parts/*of3")), first)
+        mine = ray_processes(first.pid)
+        heard = {c.laddr.port for p in mine for c in p.net_connections("tcp") if c.status == "LISTEN"}
+        assert 8265 not in heard  # Ray's dashboard
+        assert not [p for p in mine if p.name().startswith("probers")]
+        first.kill()
+        first.wait()
+        _, alive = psutil.wait_procs(mine, timeout=300)
+        assert alive == []
+        # How many parts it was cut into is found there.
+        assert driver(out, "launch.workers=2", **given).wait() == 0
+    assert count_begun(str(out)) == 3
+    assert computed(out) == computed(whole)
+    assert (out / "manifest.json").read_bytes() == (whole / "manifest.json").read_bytes()
+    said = log.read_text()
+    assert "part 3/3 is done" in said and "merging 3 parts of probers-datagen" in said
+    printed = (out / "parts/.launch/3of3.log").read_text()
+    assert "examples of part 3/3" in printed and "examples of part 3/3" not in said
+
+
+def test_a_cluster_without_the_package_is_one_sentence(tmp_path):
+    (tmp_path / "other/probers").mkdir(parents=True)
+    (tmp_path / "other/probers/__init__.py").touch()  # workers find it before the one that is installed
+    before = f"import os; os.environ['PYTHONPATH'] = '{tmp_path}/other'"
+    process = driver(
+        tmp_path / "run", "launch.workers=1", before=before, cwd=tmp_path, stderr=subprocess.PIPE
+    )
+    assert "probers-datagen: the workers of the cluster lack the package" in process.communicate()[1]
+    assert process.returncode == 2 and not (tmp_path / "run/parts").exists()
+
+
+class FakeRay:
+    """Workers that answer at once: ``answers`` in turn, of which errors are raised, then "done"."""
+
+    def __init__(self, parts: Parts, answers: list) -> None:
+        self.parts, self.answers = parts, answers
+        self.asked, self.begun, self.ended = [], [], []
+        self.exceptions = SimpleNamespace(RayError=LostError)
+
+    def run(self, workers: int, **options):
+        ray_workers._Crew(self, self, self.parts, ray_workers.Ray(**options)).run(workers)
+
+    def remote(self, *_):
+        made = FakeWorker(self, f"w{len(self.begun) + 1}")
+        self.begun.append(made)
+        return made
+
+    def wait(self, calls, timeout):
+        return calls[:1], calls[1:]
+
+    def get(self, call):
+        if isinstance(call.value, Exception):
+            raise call.value
+        return call.value
+
+    def kill(self, made):
+        self.ended.append(made)
+
+
+class LostError(Exception):
+    pass
+
+
+class FakeWorker:
+    def __init__(self, ray: FakeRay, name: str) -> None:
+        self.hello = SimpleNamespace(remote=lambda: Answer([ray_workers.__version__, name, ""]))
+        self.make = SimpleNamespace(remote=self._make)
+        self._ray = ray
+
+    def _make(self, command, typed, out, part):
+        self._ray.asked.append(part)
+        return Answer(self._ray.answers.pop(0) if self._ray.answers else ["done", ""])
+
+
+class Answer:
+    def __init__(self, value) -> None:
+        self.value = value
+
+
+def test_a_part_whose_worker_is_lost_goes_to_another_and_not_for_ever(tmp_path, capsys):
+    parts, lost = Parts("datagen", COT, str(tmp_path), 2), LostError("it died.\nTrace")
+    ray = FakeRay(parts, [lost])
+    ray.run(1)
+    assert ray.asked == ["1/2", "2/2", "1/2"] and len(ray.begun) == 2 and set(ray.ended) == set(ray.begun)
+    assert "part 1/2 is begun again: w1 was lost (it died)" in capsys.readouterr().out
+    ray = FakeRay(parts, [lost, ["done", ""], lost])
+    with pytest.raises(
+        RunError, match=r"part 1/2 was begun 2 times, .* was lost \(it died\); .*1of2.log has"
+    ):
+        ray.run(1, tries=2)
+    assert set(ray.ended) == set(ray.begun)
+
+
+def test_a_worker_that_fails_gets_no_more_parts_while_there_are_others(tmp_path, capsys):
+    parts, full = Parts("datagen", COT, str(tmp_path), 3), ["failed", "cannot write x: the disk is full"]
+    ray = FakeRay(parts, [full])
+    ray.run(2)
+    assert sorted(ray.asked) == ["1/3", "1/3", "2/3", "3/3"]
+    assert "no more parts for w1" in capsys.readouterr().out
+    with pytest.raises(RunError, match=r"part 1/1 was begun 3 times, and the last time cannot write x"):
+        FakeRay(Parts("datagen", COT, str(tmp_path), 1), [full] * 3).run(1)
+
+
+def test_a_refusal_ends_all_workers_and_a_part_that_another_writes_is_asked_for_again(tmp_path, capsys):
+    parts = Parts("datagen", COT, str(tmp_path), 2)
+    ray = FakeRay(parts, [["refused", "layers=[99] is out of range"]])
+    with pytest.raises(UserError, match=r"layers=\[99\] is out of range"):
+        ray.run(2)
+    assert set(ray.ended) == set(ray.begun)
+    ray = FakeRay(parts, [["busy", "out=x is being written"]] * 5)
+    ray.run(1)
+    assert sorted(ray.asked) == ["1/2"] * 4 + ["2/2"] * 3
+    assert capsys.readouterr().out.count("is looked at again: out=x is being written") == 2
+
+
+def test_a_worker_that_cannot_begin_is_told_of_as_such(tmp_path):
+    ray = FakeRay(Parts("datagen", COT, str(tmp_path), 1), [])
+    told = "The actor with name Worker failed to import on the worker.\nNo module named 'probers'"
+    ray.get = lambda call: (_ for _ in ()).throw(LostError(told))
+    with pytest.raises(
+        UserError, match=r"lack the package probers .* \(No module named 'probers'\): install"
+    ):
+        ray.run(1)
+    ray.get = lambda call: (_ for _ in ()).throw(LostError("no memory"))
+    with pytest.raises(
+        RunError, match=r"a worker was begun 3 times, .* did not begin was lost \(no memory\)$"
+    ):
+        ray.run(1)
+
+
+def test_a_worker_of_another_version_is_refused(tmp_path, monkeypatch):
+    ray = FakeRay(Parts("datagen", COT, str(tmp_path), 2), [])
+    begin = ray.remote
+
+    def other(*given):
+        made = begin(*given)
+        made.hello = SimpleNamespace(remote=lambda: Answer(["9.9", "w1", ""]))
+        return made
+
+    monkeypatch.setattr(ray, "remote", other)
+    with pytest.raises(UserError, match=r"the package probers is 9\.9 on w1 and .* here: install the same"):
+        ray.run(1)
+
+
+def test_a_part_is_written_by_one_process_and_left_alone_by_another(made, tmp_path):
+    out = tmp_path / "run"
+    parts, part = Parts("datagen", COT, str(out), 2), Partition(1, 2)
+    shutil.copytree(made, out)
+    state = read_state(out / "parts/1of2")
+    (out / "parts/1of2/run.json").write_text(json.dumps(state | {"complete": False}))
+    with FileLock(out / "parts/1of2/.lock"):
+        became, told = worker.make_part(parts, part)
+    assert became == worker.BUSY and "is being written by" in told
+    assert worker.make_part(parts, part) == (worker.DONE, "")
+    assert "already holds" not in parts.log(part).read_text()
+    assert worker.make_part(parts, part) == (worker.DONE, "")  # a second worker, by mistake
+    assert "already holds this run, complete" in parts.log(part).read_text()
+
+
+def test_a_worker_says_how_far_its_part_is(tmp_path, monkeypatch):
+    monkeypatch.setattr(worker, "_OFTEN", 0.0)
+    parts, part = Parts("datagen", COT, str(tmp_path / "run"), 2), Partition(1, 2)
+    assert worker.make_part(parts, part) == (worker.DONE, "")
+    state = worker.read_state(worker.state_file(parts, part))
+    own = FeatureStore.open(part.folder(tmp_path / "run")).units
+    assert state["unit"] == "questions" and state["done"] == len(own) > 0 and 0.5 < state["share"] <= 1
+
+
+def test_the_failures_of_a_worker_are_sentences(tmp_path, monkeypatch):
+    parts, part = Parts("datagen", COT, str(tmp_path), 2), Partition(1, 2)
+    full = OSError(errno.ENOSPC, "No space left on device", "x")
+    for error, expected in (
+        (full, (worker.FAILED, "No space left on device (x)")),
+        (UserError("seed is odd"), (worker.REFUSED, "seed is odd")),
+        (ZeroDivisionError("by zero"), (worker.FAILED, "ZeroDivisionError: by zero")),
+    ):
+        monkeypatch.setattr(worker.main, "run", lambda *_, error=error: (_ for _ in ()).throw(error))
+        assert worker.make_part(parts, part) == expected
+    assert "Traceback" in parts.log(part).read_text()
+
+
+def test_a_folder_that_a_machine_lacks_is_named(tmp_path):
+    with pytest.raises(UserError, match=r"nowhere cannot be entered on .*: begin the run in a folder that"):
+        worker.enter(str(tmp_path / "nowhere"), 1)
+
+
+def test_the_model_is_kept_between_parts_as_if_loaded_anew(monkeypatch):
+    monkeypatch.setattr(shared, "_kept", None)
+    cfg = cli.request("datagen", [])
+    assert shared.load_model(cfg) is not shared.load_model(cfg)
+    shared.keep_model()
+    first = shared.load_model(cfg)
+    first._batches._shrink(8)
+    first._prefix = ("x", None)
+    assert shared.load_model(cfg) is first and first._prefix is None and first._batches.size == 32
+    assert shared.load_model(cli.request("datagen", ["model.on_too_long=skip"])) is not first
+
+
+def test_parts_that_are_there_are_merged_without_ray(made, whole, tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    out = tmp_path / "run"
+    shutil.copytree(made, out)
+    assert cli.run("datagen", [*COT, f"out={out}", "launch=ray", "launch.merge=false"]) is None
+    assert f"every part is there: probers-merge {out}/parts/*" in capsys.readouterr().out
+    assert cli.run("datagen", [*COT, f"out={out}", "launch=ray"]) == out
+    assert computed(out) == computed(whole)
+    shutil.rmtree(out / "parts")
+    assert cli.run("datagen", [*COT, f"out={out}", "launch=ray"]) == out
+    assert "already holds this run, complete" in capsys.readouterr().out
+    with pytest.raises(UserError, match="holds a different run"):
+        cli.run("datagen", [*COT, "seed=1", f"out={out}", "launch=ray"])
+
+
+def test_parts_of_another_request_or_model_are_not_taken_for_done(made, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    out = tmp_path / "run"
+    shutil.copytree(made, out)
+    assert Parts("datagen", COT, str(out), 2).left == []
+    assert Parts("datagen", (*COT, "seed=1"), str(out), 2).left == [Partition(1, 2), Partition(2, 2)]
+    assert count_begun(str(out)) == 2
+    state = read_state(out / "parts/2of2")
+    state["chosen"]["model"] = "testbed@0123456789ab (12 layers of width 128)"
+    (out / "parts/2of2/run.json").write_text(json.dumps(state))
+    with pytest.raises(UserError, match=r"two runs \(model: testbed@0123456789ab "):
+        cli.run("datagen", [*COT, f"out={out}", "launch=ray"])
+
+
+@pytest.mark.parametrize(
+    ("command", "typed", "message"),
+    [
+        ("datagen", ["launch=ray", "part=1/2"], "part=1/2 is one part, and launch=ray makes all of them"),
+        (
+            "rag",
+            ["launch=ray", "question=Who?", "out=x"],
+            "launch=ray cuts many questions in parts, and quest",
+        ),
+        ("rag", ["launch=submitit"], "launch=submitit needs the folder to write, .*: out=FOLDER"),
+        ("datagen", ["launch=ray", "overwrite=true"], "overwrite=true would make parts again that are there"),
+        ("datagen", ["launch=ray", "launch.parts=0"], "launch.parts=0 must be a whole number of 1 or more"),
+        ("compare", ["launch=submitit", "launch.parts=0"], "launch.parts=0 must be a whole number of 1 or"),
+        (
+            "datagen",
+            ["launch=ray", "launch.speed=9"],
+            "unknown key 'launch.speed' .*: the keys are launch.add",
+        ),
+        ("datagen", ["launch.parts=4"], "launch.parts is of launch=NAME: add one of launch=ray, launch=su"),
+        ("train", ["launch=dask"], "unknown launch 'dask': choose one of ray, submitit"),
+        ("score", ["launch=ray"], "unknown key 'launch'"),
+        ("datagen", ["launch=submitit", "launch.cluster=pbs"], "launch.cluster=pbs must be slurm or local"),
+        ("datagen", ["launch=ray", "launch.address=127.0.0.1:1"], "no Ray cluster answers at launch.address"),
+        (
+            "datagen",
+            ["launch=ray", "launch.address=here:x"],
+            "no Ray cluster answers at launch.address=here:x",
+        ),
+        ("datagen", ["launch=submitit"], 'launch.cluster=slurm: Could not detect "srun"'),
+        ("datagen", ["launch=submitit", "launch.slurm={speed: 9}"], "launch.cluster=local: .*speed"),
+    ],
+)
+def test_what_cannot_be_launched_is_one_sentence(command, typed, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    if "launch.slurm" in str(typed):
+        typed = [*typed, "launch.cluster=local"]
+    with pytest.raises(UserError, match=message):
+        cli.run(command, typed)
+    assert not [p for p in tmp_path.rglob("*") if p.is_file()]
+
+
+@pytest.mark.parametrize("name", ["ray", "submitit"])
+def test_a_launcher_that_is_not_installed_says_the_extra(name, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(UserError, match=rf'pip install "probers\[{name}\]"'):
+        cli.run("datagen", [*COT, f"out={tmp_path}/x", f"launch={name}"])
+
+
+def test_what_a_driver_needs_is_not_torch():
+    code = "import sys, probers.launch.ray_workers, probers.launch.submitit_jobs, probers.launch.run as r;"
+    code += "from probers.commands.main import request; request('datagen', ['launch=ray']);"
+    code += "print({'torch', 'ray', 'submitit'} & set(sys.modules))"
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert told.stdout == "set()\n"
+
+
+def test_what_is_launched_is_no_part_of_the_run():
+    plain, launched = cli.request("datagen", []), cli.request("datagen", ["launch=null"])
+    assert plain == launched and "launch" not in plain
+
+
+def test_submitit_sends_texts_and_the_name_of_a_class():
+    task = submitit_jobs.Task("datagen", COT, "out", "/", 1)
+    assert pickle.loads(pickle.dumps(task)) == task
+    assert {type(v) for v in vars(task).values()} == {str, tuple, int} and set(map(type, COT)) == {str}
+    again = task.checkpoint("1/2")
+    assert again.function is task and again.args == ("1/2",)
+
+
+def test_tasks_of_submitit_make_the_run_of_one_piece(whole, tmp_path, capfd):
+    out = tmp_path / "run"
+    typed = [*COT, f"out={out}", "launch=submitit", "launch.cluster=local", "launch.parts=2"]
+    assert cli.run("datagen", typed) == out
+    assert computed(out) == computed(whole)
+    assert "2 of 2 parts are queued" in capfd.readouterr().out
+
+
+def test_a_task_that_is_lost_is_queued_again(tmp_path, monkeypatch):
+    asked = []
+
+    def submit(self, parts, left):
+        asked.append(list(map(str, left)))
+        lost = SimpleNamespace(done=lambda: True, exception=lambda: RuntimeError("node fail"), job_id="7")
+        return [lost] * len(left)
+
+    monkeypatch.setattr(submitit_jobs.Submitit, "_submit", submit)
+    monkeypatch.setattr(submitit_jobs, "_LOOK", 0)
+    with pytest.raises(
+        RunError, match=r"part 1/2 was begun 2 times, .* job 7 was lost \(node fail\); .*1of2"
+    ):
+        submitit_jobs.Submitit(parts=2, tries=2).make("datagen", COT, str(tmp_path))
+    assert asked == [["1/2", "2/2"]] * 2
+    assert submitit_jobs.Submitit(parts=2, wait=False).make("datagen", COT, str(tmp_path)) is None
+
+
+def test_the_bar_counts_parts_and_what_is_made_of_them(tmp_path):
+    parts = Parts("datagen", COT, str(tmp_path), 4)
+    logs(str(tmp_path)).mkdir(parents=True)
+    one, two = Partition(2, 4), Partition(3, 4)
+    with PartsBar(parts, [one, two]) as bar:
+        worker.state_file(parts, one).write_text('{"done": 30, "unit": "cuts", "share": 0.5}')
+        worker.state_file(parts, two).write_text("{")
+        bar.look()
+        assert bar._bar.n == 2.5 and "30 cuts" in bar._bar.postfix
+        worker.state_file(parts, one).write_text('{"done": 4, "unit": "cuts", "share": 0.1}')  # begun again
+        bar.look()
+        worker.state_file(parts, one).write_text('{"done": 9, "unit": "cuts", "share": 0.2}')
+        bar.finished(one, "here")
+        assert bar._bar.n == 3 and "35 cuts" in bar._bar.postfix
+
+
+def killed(folder: Path, limit: int, most: int) -> dict[str, int]:
+    """Kill workers and driver of a run at random moments, and compare it with the run in one piece."""
+    rng, out = random.Random(0), folder / "run"
+    one = cli.run("datagen", ["source=cot", f"limit={limit}", *ALONE, f"out={folder}/whole"])
+    kills = {"worker": 0, "driver": 0, "interrupted": 0}
+    with (folder / "log").open("w") as log:
+        begin = partial(
+            driver, out, "launch.parts=5", "launch.workers=2", "launch.tries=100",
+            limit=limit, stdout=log, stderr=log,
+        )  # fmt: skip
+        process = begin()
+        while sum(kills.values()) < most:
+            time.sleep(rng.uniform(0, 4))
+            what = rng.choice(["worker", "worker", "driver", "interrupted"])
+            if what == "worker":
+                rng.choice(wait_for(partial(working, process), process)).kill()
+            else:
+                if what == "interrupted":
+                    wait_for(partial(working, process), process)
+                assert process.poll() is None, "the run ended before it could be killed: raise limit"
+                below = ray_processes(process.pid)
+                process.send_signal(signal.SIGKILL if what == "driver" else signal.SIGINT)
+                assert process.wait() == (-signal.SIGKILL if what == "driver" else 130)
+                assert psutil.wait_procs(below, timeout=300)[1] == []
+                process = begin()
+            kills[what] += 1
+        assert process.wait() == 0
+    assert (folder / "log").read_text().count("the same command goes on from there") == kills["interrupted"]
+    assert computed(out) == computed(one)
+    return kills
+
+
+@pytest.mark.slow
+def test_twenty_kills_of_workers_and_driver_end_in_the_same_bytes(tmp_path, capsys):
+    kills = killed(tmp_path, 160, 20)
+    assert min(kills.values()) > 1
+    with capsys.disabled():
+        print(f"\n{kills}: the bytes of one piece")
+
+
+@pytest.mark.slow
+def test_a_task_that_is_preempted_goes_on_with_its_part(tmp_path, monkeypatch):
+    typed = ["source=cot", "limit=120", *ALONE]
+    one = cli.run("datagen", [*typed, f"out={tmp_path}/whole"])
+    out, watch = tmp_path / "run", submitit_jobs.Submitit._watch
+
+    def preempted(self, parts, jobs):
+        job, folder = jobs[Partition(1, 2)], Partition(1, 2).folder(out)
+        wait_for(lambda: list(folder.glob("shards/*.json")), job._process)
+        job._interrupt()
+        return watch(self, parts, jobs)
+
+    monkeypatch.setattr(submitit_jobs.Submitit, "_watch", preempted)
+    cli.run("datagen", [*typed, f"out={out}", "launch=submitit", "launch.cluster=local", "launch.parts=2"])
+    assert (out / "parts/.launch/1of2.log").read_text().count("== datagen") == 2
+    assert computed(out) == computed(one)
