@@ -60,7 +60,10 @@ class ReadingWorker(_stock()):  # type: ignore[misc]
         config = self.vllm_config.model_config
         stock, name = ModelRegistry.resolve_model_cls(config.architectures, config)
         ModelRegistry.register_model(name, readable(stock, scores=self.scores))
-        super().load_model(**options)
+        try:
+            super().load_model(**options)
+        finally:  # the next model of the class in this process is not made of this one's subclass
+            ModelRegistry.register_model(name, stock)
 
     def execute_model(self, scheduler_output: SchedulerOutput, *args: Any, **kwargs: Any) -> Any:
         """As vLLM's, and read what it computed."""
