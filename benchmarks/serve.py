@@ -210,7 +210,8 @@ def main(argv: list[str] | None = None) -> None:
     )
     for section in options.only:
         results.note(section, note)
-    command = invocation("serve.py", ["--articles", "FILE.jsonl", "--rounds", str(options.rounds)])
+    typed = ["--articles", "FILE.jsonl", "--model", *options.model, "--only", *options.only]
+    command = invocation("serve.py", [*typed, "--rounds", str(options.rounds)])
     sections = {TITLES[section]: results.body(section) for section in options.only}
     publish(sections, command, write=options.write)
 

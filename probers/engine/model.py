@@ -290,10 +290,7 @@ class CausalLM:
     ) -> Iterator[dict[int, Generation]]:
         """As :meth:`score`, batch by batch; ``known`` and what is yielded are as of :meth:`generate_each`."""
         self.check(needs)
-        if len(prompts) != len(continuations):
-            raise UserError(f"{len(prompts)} prompts but {len(continuations)} continuations were given")
-        encoded = encode_prompts(self.tokenizer, prompts, names)
-        ids = [encode_continuation(self.tokenizer, p, c) for p, c in zip(encoded, continuations, strict=True)]
+        encoded, ids = self._encode_texts(prompts, continuations, names)
         shared = self._shared(prefix, encoded)
         more = [len(tokens) for tokens in ids]
         fitting = self._fit(encoded, more, [f"its continuation of {n}" for n in more])
@@ -388,6 +385,19 @@ class CausalLM:
                 file=sys.stderr,
             )
         return found
+
+    def _encode_texts(
+        self,
+        prompts: Sequence[str],
+        continuations: Sequence[str | Sequence[int]],
+        names: Sequence[str] | None,
+    ) -> tuple[list[Prompt], list[tuple[int, ...]]]:
+        """Prompts and the tokens of what stands behind each; as many of one as of the other (UserError)."""
+        if len(prompts) != len(continuations):
+            raise UserError(f"{len(prompts)} prompts but {len(continuations)} continuations were given")
+        encoded = encode_prompts(self.tokenizer, prompts, names)
+        pairs = zip(encoded, continuations, strict=True)
+        return encoded, [encode_continuation(self.tokenizer, prompt, text) for prompt, text in pairs]
 
     def _skipped(
         self, encoded: Sequence[Prompt], fitting: Sequence[Prompt], needs: Needs, known: Container[int]

@@ -30,7 +30,7 @@ from ..kv_cache import PrefixCache
 from ..loading import fingerprint, load_empty, model_source
 from ..model import NOTHING, CausalLM, limits_of
 from ..stopping import Stop
-from ..tokens import Prompt, encode_continuation, encode_prompts
+from ..tokens import Prompt, encode_prompts
 from .records import Recorded, TextRecord
 
 if TYPE_CHECKING:
@@ -188,10 +188,7 @@ class VllmLM(CausalLM):
     ) -> Iterator[dict[int, Generation]]:
         """As :meth:`CausalLM.score_each`, as texts are read; ``prefix`` is of no account."""
         self.check(needs)
-        if len(prompts) != len(continuations):
-            raise UserError(f"{len(prompts)} prompts but {len(continuations)} continuations were given")
-        encoded = encode_prompts(self.tokenizer, prompts, names)
-        ids = [encode_continuation(self.tokenizer, p, c) for p, c in zip(encoded, continuations, strict=True)]
+        encoded, ids = self._encode_texts(prompts, continuations, names)
         more = [len(tokens) for tokens in ids]
         fitting = self._fit(encoded, more, [f"its continuation of {n}" for n in more])
         if skipped := self._skipped(encoded, fitting, needs, known):
