@@ -5,9 +5,13 @@ VENV := .venv
 PYTHON ?= python3
 seed ?= 1
 scale ?= 1
+# Processes of make test and make slow.
+workers ?= 2
 articles ?= ../shared/data/wiki_articles.jsonl
 full ?= false
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check
+# What the tests of a file share is made once.
+PYTEST := $(VENV)/bin/python -m pytest -n $(workers) --dist loadfile
 
 # The environment of make test-vllm; one that is given is taken as it is.
 ifeq ($(origin VLLM_VENV),undefined)
@@ -25,13 +29,13 @@ real: $(VENV)/.installed-real
 		out=runs/real$(if $(filter true,$(full)),-full)
 
 test: $(VENV)/.installed-test
-	$(VENV)/bin/python -m pytest
+	$(PYTEST)
 
 test-vllm: $(VLLM_INSTALLED)
 	$(VLLM_VENV)/bin/python -m pytest tests/with_vllm
 
 slow: $(VENV)/.installed-test
-	$(VENV)/bin/python -m pytest -m slow
+	$(PYTEST) -m slow
 
 # only=KIND or KIND:CASE, report=FILE and folder=FOLDER (inputs that are kept) may be given too.
 attack: $(VENV)/.installed-test

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 import time
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .. import __version__
+from ..commands.main import load
 from ..data.partition import Partition
 from ..options import Count, Name, NotNegative
 from ..types import RunError, UserError, first_line
@@ -95,6 +97,8 @@ class Ray:
             actor = ray.remote(Worker).options(
                 num_cpus=self.cpus_per_worker, num_gpus=gpus, scheduling_strategy="SPREAD", max_restarts=0
             )
+            if self.merge:  # what merges is loaded while the workers work
+                threading.Thread(target=load, args=[command], daemon=True).start()
             _Crew(ray, actor, parts, self).run(room)
         return parts
 
