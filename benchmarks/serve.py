@@ -27,7 +27,7 @@ from flags import positive
 from report import invocation, publish
 from timing import Results, by_turns, ratios, spread, verdict
 
-from probers import CausalLM
+from probers import CausalLM, ProbeBank
 from probers.data.articles import open_articles
 
 TITLES = {"serve": "Serving (cpu)", "first": "Serving: seconds to the first token (cpu)"}
@@ -137,16 +137,22 @@ def measure(
     """The rows of one model."""
     with served(model, "none", 16) as plain, served(model, prober, 16) as scored:
         if "serve" in only:
-            throughput(results, model, plain, scored, prompts, rounds)
+            throughput(results, model, prober, plain, scored, prompts, rounds)
         if "first" in only:
             first_tokens(results, model, scored, prompts, rounds)
 
 
 def throughput(
-    results: Results, model: str, plain: str, scored: str, prompts: Sequence[str], rounds: int
+    results: Results, model: str, prober: str, plain: str, scored: str, prompts: Sequence[str], rounds: int
 ) -> None:
     """Tokens per second of the servers at two URLs, of the engine, and of a request after the other."""
     lm = CausalLM.from_pretrained(model, dtype=_dtype(model))
+    head = ProbeBank.from_pretrained(prober).head
+    of_model, of_heads = (sum(p.numel() for p in each.parameters()) / 1e6 for each in (lm.model, head))
+    results.note(
+        "serve",
+        f"{model}: {of_model:.1f} million parameters, its {len(head.streams)} heads {of_heads:.1f} million.",
+    )
     for streams in (1, 4, 16):
         some = prompts[:streams]
         calls: dict[str, Any] = {
