@@ -123,7 +123,10 @@ class Ray:
             ray.init(self.address or "local", **given)
         except (ConnectionError, ValueError, RuntimeError, OSError) as error:
             where = "on this machine" if self.address is None else f"at launch.address={self.address}"
-            raise UserError(f"no Ray cluster {where}: {first_line(error)}") from error
+            told = f"no Ray cluster {where}: {first_line(error)}"
+            if self.address is not None and "RAY_AUTH_MODE" not in os.environ:
+                told += "; one that asks for a token needs RAY_AUTH_MODE=token"
+            raise UserError(told) from error
         try:
             yield ray
         finally:
