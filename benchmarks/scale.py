@@ -155,8 +155,8 @@ def parts(folder: Path, sizes: Sequence[int], results: Results) -> None:
             )  # fmt: skip
     results.note(
         "parts",
-        "As above. A part reads all articles, loads the model and does its own; "
-        "seconds are of a processor, from the start of Python to its end.",
+        "The testbed and the options of the growth with articles. A part reads all articles, loads the model "
+        "and does its own; seconds are of a processor, from the start of Python to its end.",
     )
 
 
