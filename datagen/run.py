@@ -208,7 +208,7 @@ def _wiki(cfg: DictConfig) -> Make:
         compare, vectors = matcher, folder / VECTORS[0]
         if own:
             if not trained(vectors):
-                print(f"training Word2Vec on the articles -> {vectors}", flush=True)
+                print(f"reading the articles for Word2Vec -> {vectors}", flush=True)
             try:
                 train_vectors(map(natural, articles()), vectors, seed=cfg.seed, least=FEW if auto else 0)
                 compare = replace(matcher, vectors=str(vectors))

@@ -230,6 +230,14 @@ def refused(command: tuple[str, ...]) -> str | None:
     return None
 
 
+def written_to(command: list[str]) -> str | None:
+    """The folder that a command of ours writes its run to, where its options name one."""
+    name = command[0].removeprefix("probers-")
+    if name not in cli._TARGETS or {"--help", "-h"} & set(command):
+        return None
+    return request(name, normalise(name, command[1:])).get("out")
+
+
 def _gone(code: str) -> Iterator[str]:
     """Names that Python code imports from the package and that are not there."""
     for node in ast.walk(ast.parse(code)):

@@ -10,6 +10,7 @@ import itertools
 import json
 import os
 import re
+import shlex
 import shutil
 import socket
 import subprocess
@@ -19,7 +20,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from documents import ROOT, Block, Page, faults, page, read
+from documents import ROOT, Block, Page, faults, page, read, written_to
 
 from probers.commands import main as cli
 
@@ -36,6 +37,18 @@ DATA = ROOT.parent / "shared" / "data"
 @pytest.mark.parametrize("name", PAGES)
 def test_a_page_has_no_faults(name):
     assert faults(page(name), blocks=name != "docs/tables.md") == []
+
+
+def test_pages_can_be_followed_one_after_the_other_in_one_folder():
+    """A run's folder takes one command: another is refused there."""
+    written: dict[str, dict[str, str]] = {}
+    for name in RUN:
+        for block in page(name).blocks:
+            for command in block.commands if block.how in ("run", "slow") else ():
+                if out := written_to(command):
+                    written.setdefault(out, {})[shlex.join(command)] = name
+    assert {"runs/datagen/cot", "runs/spans"} <= written.keys()
+    assert {out: commands for out, commands in written.items() if len(commands) > 1} == {}
 
 
 def test_the_readme_is_short_and_its_tables_fit_on_a_phone():

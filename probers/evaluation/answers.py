@@ -96,7 +96,7 @@ def accuracy_contains(
         text: the whole generated text, rationale included.
         answers: accepted answers; one that normalises to nothing is never contained.
         mode: "tokens" asks for whole words; "substring" is the rule of Probing-RAG's released
-            code (Baek et al., NAACL 2025), for which "no" stands in "know".
+            code (Baek et al., Findings of NAACL 2025), for which "no" stands in "know".
     """
     if mode not in ("tokens", "substring"):
         raise ValueError(f"mode={mode!r} is unknown: choose tokens or substring")
