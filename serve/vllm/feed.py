@@ -1,4 +1,8 @@
-"""Scores on their way from the worker to the responses: one call every few milliseconds for all of them."""
+"""Scores on their way from the workers to the responses: one call every few milliseconds for all of them.
+
+With data parallelism vLLM's client spreads requests over several engines, and there may be several servers;
+each server fetches the scores of its own requests from all engines.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +17,7 @@ from vllm.inputs import TokensPrompt
 from vllm.logger import init_logger
 from vllm.sampling_params import RequestOutputKind
 
-from .worker import closing
+from .worker import New, closing
 
 #: Seconds between two calls.
 _PERIOD = 0.02
@@ -31,18 +35,22 @@ class Scored:
         key: in ``extra_args`` of its texts' sampling parameters.
         texts: the scores of each by the id that vLLM gave it; None for a token that could not be read.
         distances: the same of how far each token is from the prober's domain; none where it has none.
+        engines: which engine writes each text, from 0.
     """
 
     key: str = field(default_factory=lambda: uuid.uuid4().hex)
     texts: dict[str, list[float | None]] = field(default_factory=dict)
     distances: dict[str, list[float | None]] = field(default_factory=dict)
+    engines: dict[str, int] = field(default_factory=dict)
 
 
 class ScoreFeed:
-    """Fetches new scores from the worker while somebody waits for them."""
+    """Fetches new scores from the workers while somebody waits for them."""
 
     def __init__(self, engine: EngineClient) -> None:
         self._engine = engine
+        # Of its client, for the engine's own collective_rpc answers for the first engine alone.
+        self._call_all = engine.engine_core.call_utility_all_async
         self._open: dict[str, Scored] = {}
         self._released: list[str] = []
         self._begun = self._ended = 0  # number of the latest call
@@ -90,7 +98,8 @@ class ScoreFeed:
         )  # fmt: skip
         whole = TokensPrompt(prompt_token_ids=[*prompt, *text])
         try:
-            async for _ in self._engine.generate(whole, params, f"probers-{uuid.uuid4().hex}"):
+            request, place = f"probers-{uuid.uuid4().hex}", scored.engines[name]
+            async for _ in self._engine.generate(whole, params, request, data_parallel_rank=place):
                 pass
         except ValueError:  # the text fills the context: there is no room for one more
             return
@@ -103,18 +112,27 @@ class ScoreFeed:
                 await asyncio.sleep(_PERIOD)
                 released, self._released = self._released, []
                 self._begun += 1
-                (found, *_) = await self._engine.collective_rpc("probers_scores", args=(released,))
-                for key, texts in found.items():
-                    for name, (start, scores, distances) in texts.items() if key in self._open else ():
-                        self._open[key].texts.setdefault(name, [])[start:] = scores
-                        if distances is not None:
-                            self._open[key].distances.setdefault(name, [])[start:] = distances
+                asked = (released, list(self._open))
+                answers = await self._call_all("collective_rpc", "probers_scores", None, asked, None)
+                for engine, (found, *_) in enumerate(answers):
+                    self._take(engine, found)
                 self._end()
         except Exception:  # the engine says so itself to whoever waits for text
             logger.exception("The prober's scores cannot be fetched.")
             self._end()
         finally:
             self._task = None
+
+    def _take(self, engine: int, found: dict[str, dict[str, New]]) -> None:
+        """What an engine's worker has handed out."""
+        for key, texts in found.items():
+            if (scored := self._open.get(key)) is None:
+                continue
+            for name, (start, scores, distances) in texts.items():
+                scored.engines[name] = engine
+                scored.texts.setdefault(name, [])[start:] = scores
+                if distances is not None:
+                    scored.distances.setdefault(name, [])[start:] = distances
 
     def _end(self) -> None:
         self._ended = self._begun

@@ -34,7 +34,7 @@ from .prober import Settings, model_spec
 
 _CLOSES = "probers_closes"
 #: New scores of a text: the place of the first, they, and distances from the prober's domain if it has one.
-_New: TypeAlias = tuple[int, list[float | None], list[float | None] | None]
+New: TypeAlias = tuple[int, list[float | None], list[float | None] | None]
 
 
 def closing(key: str, text: str, first: int) -> dict[str, Any]:
@@ -98,20 +98,23 @@ class ScoringWorker(ReadingWorker):
         super().load_model(**options)
         self._bank.to(self.device)
 
-    def probers_scores(self, release: Sequence[str] = ()) -> dict[str, dict[str, _New]]:
+    def probers_scores(
+        self, release: Sequence[str] = (), keys: Sequence[str] | None = None
+    ) -> dict[str, dict[str, New]]:
         """Scores since the last call, by key and id of the request.
 
         A text is named as soon as it is begun, and again with every new score.
 
         Args:
             release: keys that nobody will ask for again.
+            keys: of the texts that are asked for; None is all. What is not asked for is kept.
         """
         for key in release:
             for text in self._texts.pop(key, {}).values():
                 self._running.forget(text.name)
-        found: dict[str, dict[str, _New]] = {}
-        for key, texts in self._texts.items():
-            for text in texts.values():
+        found: dict[str, dict[str, New]] = {}
+        for key in self._texts if keys is None else keys:
+            for text in self._texts.get(key, {}).values():
                 if text.sent < len(text.scores) or not text.scores:
                     far = None if text.distances is None else text.distances[text.sent :]
                     found.setdefault(key, {})[text.name] = text.sent, text.scores[text.sent :], far

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import re
 import socket
 import subprocess
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -37,14 +39,9 @@ def lm() -> CausalLM:
     return CausalLM.from_pretrained("testbed", dtype="float32")
 
 
-@pytest.fixture(scope="module")
-def bank(lm: CausalLM, tmp_path_factory: pytest.TempPathFactory) -> ProbeBank:
-    return make_bank(lm, tmp_path_factory.mktemp("prober") / "prober", "tokens", (6, 12))
-
-
-@pytest.fixture(scope="module")
-def url(bank: ProbeBank, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    folder = tmp_path_factory.getbasetemp() / "prober0" / "prober"
+@contextmanager
+def served(folder: Path, *flags: str) -> Iterator[str]:
+    """The URL of a server with the prober in ``folder``, which it also logs to."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -60,8 +57,8 @@ def url(bank: ProbeBank, tmp_path_factory: pytest.TempPathFactory) -> Iterator[s
         }
     )
     argv, environment = command(cfg, str(folder))
-    argv += ["--max-model-len", "256", "--max-num-seqs", "16", "--chat-template", TEMPLATE]
-    log = (folder.parent / "server.log").open("w")
+    argv += ["--max-model-len", "256", "--max-num-seqs", "16", "--chat-template", TEMPLATE, *flags]
+    log = (folder.parent / f"server-{port}.log").open("w")
     server = subprocess.Popen(argv, env={**os.environ, **environment}, stdout=log, stderr=log)
     base = f"http://127.0.0.1:{port}"
     try:
@@ -79,6 +76,22 @@ def url(bank: ProbeBank, tmp_path_factory: pytest.TempPathFactory) -> Iterator[s
         server.terminate()
         server.wait(60)
         log.close()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("prober") / "prober"
+
+
+@pytest.fixture(scope="module")
+def bank(lm: CausalLM, folder: Path) -> ProbeBank:
+    return make_bank(lm, folder, "tokens", (6, 12))
+
+
+@pytest.fixture(scope="module")
+def url(bank: ProbeBank, folder: Path) -> Iterator[str]:
+    with served(folder) as address:
+        yield address
 
 
 @pytest.fixture(scope="module")
@@ -178,13 +191,15 @@ def test_the_requests_threshold_and_what_is_refused(client: openai.OpenAI) -> No
         openai.OpenAI(base_url=client.base_url, api_key="no").models.list()
 
 
-def test_a_thousand_requests_and_no_score_is_lost(url: str) -> None:
+async def answers(url: str, count: int) -> list[Any]:
+    """``count`` random requests, 16 at a time and every other one streamed: (prompt, text, what is said)."""
     rng, client = random.Random(0), openai.AsyncOpenAI(base_url=url, api_key=KEY, timeout=600)
     turn = asyncio.Semaphore(16)
 
-    async def one(i: int) -> None:
+    async def one(i: int) -> tuple[str, str, Any]:
+        prompt = f"Question {i % 50}: Who was born in {1900 + i % 37}?\nAnswer:"
         asked = {
-            "model": "testbed", "prompt": f"Question {i % 50}: Who was born in {1900 + i % 37}?\nAnswer:",
+            "model": "testbed", "prompt": prompt,
             "max_tokens": rng.randint(1, 12), "temperature": 0.8, "seed": i,
         }  # fmt: skip
         async with turn:
@@ -192,9 +207,31 @@ def test_a_thousand_requests_and_no_score_is_lost(url: str) -> None:
                 made = [c.choices[0] async for c in await client.completions.create(**asked, stream=True)]
             else:
                 made = (await client.completions.create(**asked)).choices
-        check_whole(made[-1].hallucination, "".join(c.text for c in made))
+        return prompt, "".join(c.text for c in made), made[-1].hallucination
 
-    async def every() -> None:
-        await asyncio.gather(*(one(i) for i in range(1000)))
+    return list(await asyncio.gather(*(one(i) for i in range(count))))
 
-    asyncio.run(every())
+
+def test_a_thousand_requests_and_no_score_is_lost(url: str) -> None:
+    for _, text, told in asyncio.run(answers(url, 1000)):
+        check_whole(told, text)
+
+
+def test_two_engines_behind_one_address(lm: CausalLM, bank: ProbeBank, folder: Path) -> None:
+    with served(folder, "--data-parallel-size", "2", "--enforce-eager") as url:
+        made = asyncio.run(answers(url, 60))
+        said = httpx.get(url.removesuffix("v1") + "metrics").text
+    written = {
+        found[1]: float(found[2])
+        for found in re.finditer(r'vllm:generation_tokens_total\{engine="(\d)".*\} (\S+)', said)
+    }
+    assert set(written) == {"0", "1"} and min(written.values()) > 0
+    scored = lm.score([prompt for prompt, *_ in made], [text for _, text, _ in made], needs=bank.needs)
+    compared = 0
+    for (_, text, told), want in zip(made, scored, strict=True):
+        check_whole(told, text)
+        if [tuple(span) for span in told["token_offsets"]] == list(want.offsets):  # text may be cut otherwise
+            wanted = bank.score(as_stored(want.states, bank.spec.dtype))
+            np.testing.assert_allclose(told["token_scores"], wanted, rtol=1e-3, atol=0.05)
+            compared += 1
+    assert compared > 30

@@ -39,7 +39,9 @@ class ReadingWorker(_stock()):  # type: ignore[misc]
         scores: the model also tells the scores of likeliest tokens.
 
     Raises:
-        UserError: a model that does not hand out its states; pipeline or data parallelism, or speculation.
+        UserError: a model that does not hand out its states; pipeline parallelism, speculation, or data
+            parallelism of a model with experts (the copies of another are independent engines: vLLM tells
+            each that it is alone).
     """
 
     scores = False
