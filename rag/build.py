@@ -9,9 +9,10 @@ from typing import Any, Literal, NoReturn
 from omegaconf import DictConfig, OmegaConf
 
 from probers.bank.io import shipped
+from probers.commands.newest import ProberKind, newest_classifier, newest_prober
 from probers.commands.parts import build, maker
 from probers.commands.presets import choices, text_of
-from probers.commands.runs import ProberKind, RunFolder, newest_classifier, newest_prober
+from probers.commands.runs import RunFolder
 from probers.types import UserError
 
 from .remote import RemoteLM

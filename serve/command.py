@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import DictConfig
 
 from probers.commands.config import compose
+from probers.commands.newest import ProberKind, newest_prober
 from probers.commands.parts import build, load_model, load_passages
-from probers.commands.runs import ProberKind, newest_prober
 from probers.types import UserError
 
 if TYPE_CHECKING:

@@ -34,7 +34,8 @@ from probers.bank.question_classifier import (
 )
 from probers.checksums import sealed_lines
 from probers.commands import main as cli
-from probers.commands.runs import RunFolder, newest_classifier
+from probers.commands.newest import newest_classifier
+from probers.commands.runs import RunFolder
 from probers.data.overlap import Seen
 from probers.prompts import TESTBED_PROMPT
 from probers.store.spec import FeatureSpec

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from omegaconf import DictConfig
 
+from probers.commands.newest import newest_store
 from probers.commands.part_runs import PartRuns, part_of
 from probers.commands.parts import maker, plain_value, record_of
-from probers.commands.runs import RunFolder, newest_store
+from probers.commands.runs import RunFolder
 from probers.files import canonical_json, write_text
 from probers.store.files import fingerprint
 from probers.types import UserError

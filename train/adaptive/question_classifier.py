@@ -14,8 +14,9 @@ from omegaconf import DictConfig
 
 from probers.bank.question_classifier import STRATEGIES, AdaptiveClassifier
 from probers.commands.config import compose
+from probers.commands.newest import newest_store
 from probers.commands.parts import build, inputs, record_of
-from probers.commands.runs import RunFolder, newest_store
+from probers.commands.runs import RunFolder
 from probers.evaluation.bootstrap import Bootstrap
 from probers.evaluation.metrics import auroc
 from probers.files import canonical_json, write_text
