@@ -1,11 +1,11 @@
-# make docs: the documentation.  make demo: the whole job on the embedded testbed.  make test: the test suite; make test-vllm: that of vLLM.
+# make docs: the documentation.  make demo: the whole job on the embedded testbed.  make test, long, slow and test-vllm: the tests.
 # make real: the same on SmolLM2-135M and real articles; articles=FILE are others, full=true takes more of them.
 # make attack scale=0.02: wrong options, damaged files, kills and lying servers (docs/reliability.md).
 VENV := .venv
 PYTHON ?= python3
 seed ?= 1
 scale ?= 1
-# Processes of make test and make slow.
+# Processes of make test, long and slow.
 workers ?= 2
 articles ?= ../shared/data/wiki_articles.jsonl
 full ?= false
@@ -19,7 +19,7 @@ VLLM_VENV := .venv-vllm
 VLLM_INSTALLED := $(VLLM_VENV)/.installed
 endif
 
-.PHONY: demo real test test-vllm slow attack lint docs clean
+.PHONY: demo real test test-vllm long slow attack lint docs clean
 
 demo: $(VENV)/.installed
 	$(VENV)/bin/probers-demo
@@ -33,6 +33,9 @@ test: $(VENV)/.installed-test
 
 test-vllm: $(VLLM_INSTALLED)
 	$(VLLM_VENV)/bin/python -m pytest tests/with_vllm
+
+long: $(VENV)/.installed-test
+	$(PYTEST) -m 'long and not slow'
 
 slow: $(VENV)/.installed-test
 	$(PYTEST) -m slow

@@ -383,6 +383,7 @@ def test_unlike_answers_are_counted_and_need_a_reason() -> None:
     assert not results.same and "1 differ without a reason" in results.notes["dragin"][2]
 
 
+@pytest.mark.long
 def test_the_tables_of_the_loop_are_complete(
     small: CausalLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

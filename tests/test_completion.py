@@ -2,6 +2,7 @@
 
 import json
 from functools import partial
+from itertools import islice
 
 import pytest
 
@@ -159,6 +160,7 @@ def test_the_prompt_is_the_bare_text_below_the_passages():
     assert shown[start:end] == "It lies in"
 
 
+@pytest.mark.long
 def test_commands_answer_completions_and_judge_them(tmp_path):
     out = tmp_path / "cmp"
     cli.run("compare", [
@@ -214,14 +216,20 @@ def test_other_sets_have_no_such_figure(tmp_path):
     assert "match" not in entry
 
 
+@pytest.mark.long
 def test_a_prober_trained_on_completions_is_asked_about_other_articles_only(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    cli.run("datagen", ["--source", "cot", *overrides("store", limit=60, label="match", layers="[8,12]")])
+    lines = [
+        {"title": a.title, "sentences": list(a.sentences)} for a in islice(open_articles("testbed"), 200)
+    ]
+    (tmp_path / "articles.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    from_file = partial(overrides, **{"questions.articles": "articles.jsonl"})
+    cli.run("datagen", ["--source", "cot", *from_file("store", limit=60, label="match", layers="[8,12]")])
     cli.run("train", ["data=store", "layer=all", "out=prober", "resamples=100"])
-    cli.run("rag", [*overrides("r", limit="null", split="null"), "prober=prober", "trigger=probing"])
+    cli.run("rag", [*from_file("r", limit="null", split="null"), "prober=prober", "trigger=probing"])
     known = {json.loads(line)["id"] for line in (tmp_path / "r/traces.jsonl").read_text().splitlines()}
     seen = Seen.read(tmp_path / "prober")
-    everything = open_questions("completion", articles="testbed").questions
+    everything = open_questions("completion", articles="articles.jsonl").questions
     assert known == {q.id for q in everything if seen.split_of(q) not in ("train", "validation")}
     assert any(seen.split_of(q) == "train" for q in everything)
 

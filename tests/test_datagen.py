@@ -69,6 +69,7 @@ def test_states_are_those_of_a_fresh_forward_over_the_answer(cot):
     np.testing.assert_allclose(ours, states[0, prompt.shape[1] :].mean(0), rtol=0.02, atol=0.02)
 
 
+@pytest.mark.long
 def test_a_killed_run_ends_in_the_same_bytes(tmp_path):
     """SIGKILL at random moments, then the same command: byte-identical to an undisturbed run."""
     arguments = ["source=cot", "limit=40", "shard_size=8", "layers=[12]", "batch_size=8"]
@@ -106,6 +107,7 @@ def quotas(tmp_path_factory):
     return FeatureStore.open(out)
 
 
+@pytest.mark.long
 def test_quotas_end_with_so_many_examples_and_make_hardly_more(quotas):
     rows = quotas.table()
     counts = rows.groupby(["split", "condition", "correct"]).size()
@@ -115,6 +117,7 @@ def test_quotas_end_with_so_many_examples_and_make_hardly_more(quotas):
     assert quotas.summary["questions"]["limit"] == {"train": None, "validation": 200}
 
 
+@pytest.mark.long
 def test_quotas_are_met_by_the_same_examples_in_other_batches(quotas, tmp_path):
     arguments = [*QUOTAS, f"out={tmp_path}/x"]
     cli.run("datagen", [*arguments, "shard_size=7", "batch_size=3"])
@@ -126,6 +129,7 @@ def test_quotas_are_met_by_the_same_examples_in_other_batches(quotas, tmp_path):
     assert found[0] == found[1]
 
 
+@pytest.mark.long
 def test_a_run_with_quotas_that_was_interrupted_ends_in_the_same_bytes(quotas, tmp_path, monkeypatch):
     """Stopped after every shard, while it is balanced, and with a shard that was lost."""
     arguments = [*QUOTAS, f"out={tmp_path}/x", "shard_size=24", "batch_size=16"]

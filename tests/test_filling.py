@@ -177,6 +177,7 @@ def test_parts_of_another_shard_or_that_are_damaged_are_not_used(tmp_path):
     assert not (store.path / "unfinished").exists()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "arguments",
     [

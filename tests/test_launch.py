@@ -80,6 +80,7 @@ def working(process: subprocess.Popen) -> list[psutil.Process]:
         return []
 
 
+@pytest.mark.long
 def test_a_worker_and_the_driver_are_killed_and_the_same_command_makes_the_run_of_one_piece(whole, tmp_path):
     out, log = tmp_path / "run", tmp_path / "log"
     with log.open("w") as file:
@@ -106,6 +107,7 @@ def test_a_worker_and_the_driver_are_killed_and_the_same_command_makes_the_run_o
     assert "examples of part 3/3" in printed and "examples of part 3/3" not in said
 
 
+@pytest.mark.long
 def test_a_cluster_without_the_package_is_one_sentence(tmp_path):
     (tmp_path / "other/probers").mkdir(parents=True)
     (tmp_path / "other/probers/__init__.py").touch()  # workers find it before the one that is installed
@@ -382,6 +384,7 @@ def test_submitit_sends_texts_and_the_name_of_a_class():
     assert again.function is task and again.args == ("1/2",)
 
 
+@pytest.mark.long
 def test_tasks_of_submitit_make_the_run_of_one_piece(whole, tmp_path, capfd):
     out = tmp_path / "run"
     typed = [*COT, f"out={out}", "launch=submitit", "launch.cluster=local", "launch.parts=2"]

@@ -16,6 +16,8 @@ from probers.commands.newest import newest_store
 from probers.data.partition import Partition
 from probers.types import RunError, UserError
 
+pytestmark = pytest.mark.long
+
 #: One prompt at a time: the arithmetic is then the same however the work is cut.
 ALONE = ["layers=[0,6]", "shard_size=5", "batch_size=1"]
 COT = ["source=cot", "limit=12", *ALONE]

@@ -12,6 +12,8 @@ from probers.bank.bank import ProbeBank
 from probers.commands import main as cli
 from probers.types import RunError, UserError
 
+pytestmark = pytest.mark.long
+
 FAST = ["epochs=1", "checks=2", "resamples=100", "head=linear"]
 
 

@@ -16,6 +16,8 @@ from probers import FeatureStore
 from probers.commands import main as cli
 from probers.types import Feature, UserError
 
+pytestmark = pytest.mark.long
+
 COT = ["limit=60", "shard_size=32", "batch_size=16", "layers=[6,12]"]
 WIKI = ["--source", "wiki", "limit=12", "shard_size=16", "batch_size=8", "layers=[6,12]"]
 

@@ -490,6 +490,7 @@ def save_prober(place: Place, tiny: Path, preset: str, *, bias: float = 0.0) -> 
     return str(place.folder / "prober")
 
 
+@pytest.mark.long
 def test_dragins_table_runs_from_its_preset(place):
     here = place("hotpotqa")
     preset, version = "dragin_llama2_13b_hotpotqa", "published.version=first"
@@ -640,6 +641,7 @@ def test_every_method_runs_as_a_command(preset, method, place, tiny, capsys):
     assert name in capsys.readouterr().out
 
 
+@pytest.mark.long
 def test_dragins_timing_and_query_tables_run(place):
     here = place("hotpotqa")
     preset, small = "dragin_llama2_7b_hotpotqa", "max_new_tokens=36"

@@ -84,6 +84,7 @@ def test_a_terminated_server_ends_what_it_began(tmp_path: Path) -> None:
     assert len("".join(texts).split()) > 5
 
 
+@pytest.mark.long
 def test_a_killed_server_starts_again_at_its_address(tmp_path: Path) -> None:
     with serving(*NONE, cwd=tmp_path) as (server, url):
         port = url.rpartition(":")[2]

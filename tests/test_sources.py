@@ -663,6 +663,7 @@ def test_the_report_counts_by_kind_and_names_the_first(tmp_path):
     assert list(clean) and clean.problems.lines() == []
 
 
+@pytest.mark.long
 def test_memory_does_not_grow_with_the_number_of_articles(tmp_path):
     path = tmp_path / "many.jsonl"
     with path.open("w") as file:

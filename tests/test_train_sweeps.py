@@ -17,6 +17,8 @@ from probers.commands import main as cli
 from probers.store.store import FeatureStore
 from probers.types import UserError
 
+pytestmark = pytest.mark.long
+
 PLAIN = ["batch_size=32", "lr=0.003", "head.hidden=24", "resamples=100", "device=cpu", "learning_curve=false"]
 FOLDER = [
     "README.md", "config.json", "domain.safetensors", "heads.safetensors", "metrics.json", "plots",

@@ -503,6 +503,7 @@ class Forgetful:
         return written(ANSWERS).generate_each(prompts, **options)
 
 
+@pytest.mark.long
 def test_memory_does_not_grow_with_the_number_of_articles(tmp_path):
     """A thousand articles more take a few dozen bytes each: numbers of lines, hashes of ids."""
     small, large = peak(tmp_path, 500), peak(tmp_path, 2500)
