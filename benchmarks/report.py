@@ -13,7 +13,7 @@ from pathlib import Path
 
 RESULTS = Path(__file__).with_name("RESULTS.md")
 _HEAD = """\
-# Results
+# Benchmarks
 
 Each section was written by the command it names, on the machine it names; running the command again with
 `--write` replaces it. Compare the ratios within a section: both sides of a ratio were measured in one run.

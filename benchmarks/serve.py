@@ -10,11 +10,9 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -25,13 +23,13 @@ import httpx
 import torch
 from flags import positive
 from report import invocation, publish
+from streams import NEW, stream, together
 from timing import Results, by_turns, ratios, spread, verdict
 
 from probers import CausalLM, ProbeBank
 from probers.data.articles import open_articles
 
 TITLES = {"serve": "Serving (cpu)", "first": "Serving: seconds to the first token (cpu)"}
-_NEW = 64
 _WORDS = 40  # of the beginnings that are continued
 
 
@@ -60,35 +58,9 @@ def served(model: str, prober: str, rows: int) -> Iterator[str]:
         server.wait(30)
 
 
-async def stream(
-    client: httpx.AsyncClient, url: str, model: str, prompt: str, begun: asyncio.Event | None = None
-) -> tuple[int, float]:
-    """Tokens of one streamed text, and the seconds to its first, at which ``begun`` is set."""
-    body = {
-        "model": model, "prompt": prompt, "max_tokens": _NEW, "temperature": 0, "stream": True,
-        "stream_options": {"include_usage": True},
-    }  # fmt: skip
-    began, first, tokens = time.perf_counter(), 0.0, 0
-    async with client.stream("POST", f"{url}/v1/completions", json=body) as answer:
-        async for line in answer.aiter_lines():
-            if line.startswith("data: {"):
-                first = first or time.perf_counter() - began
-                if begun is not None:
-                    begun.set()
-                if '"usage":' in line:
-                    tokens = json.loads(line[6:])["usage"]["completion_tokens"]
-    return tokens, first
-
-
-def together(url: str, model: str, prompts: Sequence[str]) -> int:
+def tokens_of(url: str, model: str, prompts: Sequence[str]) -> int:
     """Tokens of as many streams at once as there are prompts."""
-
-    async def run() -> int:
-        async with httpx.AsyncClient(timeout=600) as client:
-            made = await asyncio.gather(*(stream(client, url, model, prompt) for prompt in prompts))
-        return sum(tokens for tokens, _ in made)
-
-    return asyncio.run(run())
+    return sum(made.tokens for made in together(url, model, prompts))
 
 
 def to_first_token(url: str, model: str, prompts: Sequence[str], new: str) -> float:
@@ -98,21 +70,21 @@ def to_first_token(url: str, model: str, prompts: Sequence[str], new: str) -> fl
         async with httpx.AsyncClient(timeout=600) as client:
             written = [asyncio.Event() for _ in prompts]
             others = [
-                asyncio.create_task(stream(client, url, model, prompt, begun))
+                asyncio.create_task(stream(client, url, model, prompt, begun=begun))
                 for prompt, begun in zip(prompts, written, strict=True)
             ]
             for begun in written:
                 await begun.wait()
-            _, first = await stream(client, url, model, new)
+            made = await stream(client, url, model, new)
             await asyncio.gather(*others)
-        return first
+        return made.first
 
     return asyncio.run(run())
 
 
 def offline(lm: CausalLM, prompts: Sequence[str]) -> int:
     """Tokens of one batch of the engine."""
-    return sum(len(made.token_ids) for made in lm.generate(prompts, max_new_tokens=_NEW))
+    return sum(len(made.token_ids) for made in lm.generate(prompts, max_new_tokens=NEW))
 
 
 def one_at_a_time(lm: CausalLM, prompts: Sequence[str]) -> int:
@@ -122,7 +94,7 @@ def one_at_a_time(lm: CausalLM, prompts: Sequence[str]) -> int:
         given = lm.tokenizer(prompt, return_tensors="pt")
         made = lm.model.generate(
             **given,
-            max_new_tokens=_NEW,
+            max_new_tokens=NEW,
             do_sample=False,
             output_hidden_states=True,
             return_dict_in_generate=True,
@@ -157,8 +129,8 @@ def throughput(
         some = prompts[:streams]
         calls: dict[str, Any] = {
             "`CausalLM.generate`, one batch": partial(offline, lm, some),
-            "server without a prober": partial(together, plain, model, some),
-            "server with scores": partial(together, scored, model, some),
+            "server without a prober": partial(tokens_of, plain, model, some),
+            "server with scores": partial(tokens_of, scored, model, some),
             "transformers, all states, one by one": partial(one_at_a_time, lm, some[:2]),
         }
         took, made = by_turns(calls, warm=calls, least=rounds, exactly=rounds, device=torch.device("cpu"))
@@ -210,7 +182,7 @@ def main(argv: list[str] | None = None) -> None:
     for model, prober in zip(options.model, options.prober, strict=True):
         measure(results, model, prober, prompts, options.rounds, options.only)
     note = (
-        f"torch's threads, of every process: {torch.get_num_threads()}. Beginnings of {_WORDS} words, {_NEW} "
+        f"torch's threads, of every process: {torch.get_num_threads()}. Beginnings of {_WORDS} words, {NEW} "
         f"new tokens, greedy; {options.rounds} rounds by turns; streams are read by a client on the same "
         "cores. One by one are two texts at most: only their rate counts."
     )

@@ -2,28 +2,44 @@
 
     VLLM_CPU_KVCACHE_SPACE=1 python benchmarks/serve_vllm.py [--model smollm2] [--prober smollm2] [--write]
 
-Run in the environment of ``make test-vllm``. Both engines stand side by side; every round takes each
-of the three ways once: plain, with the worker but unscored, and scored (scores fetched once, at the end).
-Beside the clock the processor time of the engine's processes is told, which neighbours disturb less.
+Run in the environment of ``make test-vllm``. Both engines stand side by side. Of the engine alone every round
+takes each of three ways once: plain, with the worker but unscored, and scored (scores fetched once, at the
+end). Of the servers, ``vllm serve`` and the command of ``probers-serve backend=vllm``, it streams over HTTP,
+every chunk with its scores; the clients run on the same processor. Beside the clock the processor time of
+their processes is told, which neighbours disturb less.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
+import socket
 import statistics
+import subprocess
 import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import chain
 from typing import Any
 
+import httpx
 import psutil
 from flags import positive
 from report import invocation, publish
+from streams import NEW, together
 from timing import Results, ratios, spread, verdict
 
+from probers.commands.config import compose
 from probers.engine.gguf import CACHE, dequantised, locate
 from probers.testbed.assets import model_path
 
-STREAMS, TOKENS = 16, 64
+TITLES = {"engine": "vLLM with scores (cpu)", "served": "vLLM with scores, served (cpu)"}
+HEADS = {
+    "engine": "way | tokens/s | of plain | by processor time | target | verdict",
+    "served": "way | tokens/s | of plain | by processor time | between, ms | of plain's | target | verdict",
+}
+STREAMS = 16
+CONTEXT = {"max_model_len": 256, "max_num_seqs": STREAMS, "max_num_batched_tokens": 512}
 
 
 def folder(model: str) -> str:
@@ -34,22 +50,16 @@ def folder(model: str) -> str:
     )
 
 
-def main(argv: list[str] | None = None) -> None:
-    """Measure, print, and write the section if asked to."""
+def prompts_of(turn: int) -> list[str]:
+    """Of a round, none of which the prefix cache has seen."""
+    return [f"Round {turn}, article {i}: The history of the town begins in" for i in range(STREAMS)]
+
+
+def engine(results: Results, model: str, prober: str, rounds: int) -> None:
+    """The engine alone."""
     from vllm import SamplingParams
 
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--model", default="smollm2")
-    parser.add_argument("--prober", default="smollm2")
-    parser.add_argument("--rounds", type=positive, default=7)
-    parser.add_argument("--write", action="store_true", help="put the section into RESULTS.md")
-    asked_for = parser.parse_args(argv)
-    model, prober, rounds = asked_for.model, asked_for.prober, asked_for.rounds
-
-    options: dict[str, Any] = {
-        "model": folder(model), "served_model_name": model, "dtype": "bfloat16", "max_model_len": 256,
-        "max_num_seqs": STREAMS, "max_num_batched_tokens": 512,
-    }  # fmt: skip
+    options = {"model": folder(model), "served_model_name": model, "dtype": "bfloat16", **CONTEXT}
     plain, of_plain = started(options)
     worker = "probers.serve.vllm.worker.ScoringWorker"
     ours, of_ours = started(
@@ -63,32 +73,98 @@ def main(argv: list[str] | None = None) -> None:
     measured: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
     for turn in range(rounds + 1):
         for name, (llm, processes, extra) in ways.items():
-            asked = SamplingParams(max_tokens=TOKENS, temperature=0.0, ignore_eos=True, extra_args=extra)
-            prompts = [
-                f"Round {turn}, article {i}: The history of the town begins in" for i in range(STREAMS)
-            ]
+            asked = SamplingParams(max_tokens=NEW, temperature=0.0, ignore_eos=True, extra_args=extra)
             begun, before = time.perf_counter(), used(processes)
-            llm.generate(prompts, asked, use_tqdm=False)
+            llm.generate(prompts_of(turn), asked, use_tqdm=False)
             if extra:
                 found = llm.collective_rpc("probers_scores")[0]["all"]
                 llm.collective_rpc("probers_scores", args=(["all"],))
-                assert sum(len(scores) for _, scores, _ in found.values()) == STREAMS * (TOKENS - 1)
+                assert sum(len(scores) for _, scores, _ in found.values()) == STREAMS * (NEW - 1)
             if turn:  # the first is a warm-up
                 measured[name].append((time.perf_counter() - begun, used(processes) - before))
         if turn:
             print(turn, {name: tuple(round(x, 2) for x in each[-1]) for name, each in measured.items()})
-    results = Results({"vllm": "way | tokens/s | of plain | by processor time | target | verdict"})
+    for llm in (plain, ours):
+        llm.llm_engine.engine_core.shutdown()
     for name, values in measured.items():
-        speeds = [STREAMS * TOKENS / seconds for seconds, _ in values]
-        clock, processor = (
-            ratios([each[k] for each in measured["plain"]], [each[k] for each in values]) for k in (0, 1)
-        )
+        clock, processor = compared(measured["plain"], values)
         goal = (">= 0.95", verdict(statistics.median(clock) >= 0.95)) if name == "scored" else ()
-        results.row("vllm", name, spread(speeds, 0), spread(clock), spread(processor), *goal)
-    note = f"{model} in bfloat16, {STREAMS} streams of {TOKENS} tokens, {rounds} rounds by turns."
-    results.note("vllm", note)
-    section = {"vLLM with scores (cpu)": results.body("vllm")}
-    publish(section, invocation("serve_vllm.py", []), write=asked_for.write)
+        results.row("engine", name, speeds(values), spread(clock), spread(processor), *goal)
+
+
+def served(results: Results, model: str, prober: str, rounds: int) -> None:
+    """The servers, over HTTP."""
+    ways = {"vllm serve": False, "with scores": True}
+    measured: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
+    between: dict[str, list[float]] = {name: [] for name in ways}
+    with serving(model, prober, scored=False) as plain, serving(model, prober, scored=True) as ours:
+        for turn in range(rounds + 1):
+            for name, (url, processes) in zip(ways, (plain, ours), strict=True):
+                begun, before = time.perf_counter(), used(processes)
+                made = together(url, model, prompts_of(turn), ignore_eos=True)
+                assert {text.tokens for text in made} == {NEW}
+                if turn:
+                    measured[name].append((time.perf_counter() - begun, used(processes) - before))
+                    between[name].append(statistics.mean(text.between for text in made))
+            if turn:
+                print(turn, {name: round(each[-1][0], 2) for name, each in measured.items()})
+    for name, scored in ways.items():
+        clock, processor = compared(measured["vllm serve"], measured[name])
+        waits = ratios(between[name], between["vllm serve"])
+        met = statistics.median(clock) >= 0.95 and statistics.median(waits) <= 1.05
+        results.row(
+            "served", name, speeds(measured[name]), spread(clock), spread(processor),
+            spread([1000 * seconds for seconds in between[name]], 0), spread(waits),
+            *((">= 0.95, <= 1.05", verdict(met)) if scored else ()),
+        )  # fmt: skip
+
+
+def compared(plain: Sequence[tuple[float, float]], ours: Sequence[tuple[float, float]]) -> list[list[float]]:
+    """How many times as fast, by the clock and by processor time, round by round."""
+    return [ratios([each[k] for each in plain], [each[k] for each in ours]) for k in (0, 1)]
+
+
+def speeds(measured: Sequence[tuple[float, float]]) -> str:
+    """Tokens per second of rounds."""
+    return spread([STREAMS * NEW / seconds for seconds, _ in measured], 0)
+
+
+@contextmanager
+def serving(model: str, prober: str, *, scored: bool) -> Iterator[tuple[str, list[psutil.Process]]]:
+    """A server's URL and processes."""
+    from probers.serve.vllm.launch import command
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    typed = ["backend=vllm", f"model={model}", "model.dtype=bfloat16", f"port={port}"]
+    argv, environment = command(compose("serve", typed), prober)
+    if not scored:
+        environment = {}
+        for option in ("--worker-cls", "--additional-config"):
+            place = argv.index(option)
+            del argv[place : place + 2]
+    argv += [word for name, value in CONTEXT.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+    server = subprocess.Popen(argv, env={**os.environ, **environment}, stdout=subprocess.DEVNULL)
+    url = f"http://127.0.0.1:{port}"
+    try:
+        while not alive(url):
+            if server.poll() is not None:
+                raise SystemExit(f"{' '.join(argv)} did not start")
+            time.sleep(1)
+        whole = psutil.Process(server.pid)
+        yield url, [whole, *whole.children(recursive=True)]
+    finally:
+        server.terminate()
+        server.wait(60)
+
+
+def alive(url: str) -> bool:
+    """Whether a server answers."""
+    try:
+        return httpx.get(f"{url}/health").status_code == 200
+    except httpx.HTTPError:
+        return False
 
 
 def started(options: dict[str, Any]) -> tuple[Any, list[psutil.Process]]:
@@ -105,6 +181,27 @@ def used(processes: list[psutil.Process]) -> float:
     """Seconds that processes have computed."""
     times = [each.cpu_times() for each in processes]
     return sum(chain.from_iterable((each.user, each.system) for each in times))
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Measure, print, and write the sections if asked to."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--prober", default="smollm2")
+    parser.add_argument("--rounds", type=positive, default=7)
+    parser.add_argument("--only", nargs="+", choices=TITLES, default=list(TITLES))
+    parser.add_argument("--write", action="store_true", help="put the sections into RESULTS.md")
+    asked = parser.parse_args(argv)
+    results = Results(HEADS)
+    for section in asked.only:
+        {"engine": engine, "served": served}[section](results, asked.model, asked.prober, asked.rounds)
+        note = (
+            f"{asked.model} in bfloat16, {STREAMS} streams of {NEW} tokens, {asked.rounds} rounds by turns."
+        )
+        results.note(section, note)
+    bodies = {TITLES[section]: results.body(section) for section in asked.only}
+    typed = [] if len(asked.only) == len(TITLES) else ["--only", *asked.only]
+    publish(bodies, invocation("serve_vllm.py", typed), write=asked.write)
 
 
 if __name__ == "__main__":

@@ -325,6 +325,7 @@ def interruptible():
     signal.signal(signal.SIGINT, earlier)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("bar", ["", "\r 50%", " 50%\n"])
 def test_an_interrupt_in_a_destructor_is_heard(monkeypatch, capsys, bar):

@@ -66,6 +66,7 @@ def trace(place, out, method):  # noqa: F811
     return lines
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("queries", ["null", "[question,last_sentence]"])
 def test_each_prober_comes_out_as_in_a_comparison_of_its_own(probers, queries):
     given = f"queries={queries}"

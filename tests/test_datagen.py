@@ -181,6 +181,7 @@ def test_the_order_of_a_file_says_nothing_about_which_examples_meet_a_quota(tmp_
     assert len(stores[0].units) < 40
 
 
+@pytest.mark.long
 def test_quotas_that_cannot_be_met_are_told(tmp_path, capsys):
     out = tmp_path / "x"
     cli.run("datagen", [f"out={out}", "limit={train: 40}", "balance_to={train: 400}", "layers=[12]"])

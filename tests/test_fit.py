@@ -299,6 +299,7 @@ def test_a_damaged_checkpoint_is_named_and_the_training_begins_anew(
     assert (tmp_path / f"{path.name}.old/notes.txt").exists() == (told == "is a folder")
 
 
+@pytest.mark.long
 def test_no_flipped_bit_of_a_checkpoint_is_used_silently(interrupted: Path, tmp_path: Path) -> None:
     """Anywhere in header and tensors; converse: one that is whole is read."""
     blob = interrupted.read_bytes()

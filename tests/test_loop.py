@@ -533,6 +533,7 @@ def test_a_damaged_line_is_named_and_its_question_is_answered_again(tmp_path, ca
         assert lm.prompts == [] and capsys.readouterr().out == ""
 
 
+@pytest.mark.long
 def test_no_flipped_bit_of_a_trace_is_used_silently(tmp_path, capsys):
     path = tmp_path / "traces.jsonl"
     answers = make(Entropy(0.05))[0].run(QUESTIONS[:2], path)

@@ -264,6 +264,7 @@ def test_what_comes_from_the_environment_is_used_and_not_written(tmp_path, monke
     assert record_of(unset) == {"seed": "${oc.env:NOPE,3}"}
 
 
+@pytest.mark.long
 @rarely
 @given(
     st.sampled_from(sorted(SCHEMAS)),

@@ -153,6 +153,7 @@ TRIGGERS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("trigger", "kind", "unchanged"),
     [

@@ -24,6 +24,7 @@ from probers.capture.pooling import as_stored
 from probers.testbed.assets import load_articles
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="needs /proc")
 def test_several_processes_hold_one_copy_of_an_index(tmp_path: Path) -> None:
     """Claim: of its files two hold together what one holds; converse: of the rest each has its own."""
@@ -62,6 +63,7 @@ def test_a_dense_index_is_mapped_and_finds_what_one_in_memory_finds(tmp_path: Pa
     assert mapped.search(vectors[:50], 5) == read.search(vectors[:50], 5)
 
 
+@pytest.mark.long
 def test_every_step_with_rows_is_done_and_measured_in_a_process_of_its_own(tmp_path: Path) -> None:
     scale.write_rows(tmp_path / "all", 0, 600)
     for half in (0, 1):

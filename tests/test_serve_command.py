@@ -40,6 +40,7 @@ def serving(*arguments: str, cwd: Path) -> Iterator[tuple[subprocess.Popen[str],
         server.wait()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
@@ -66,6 +67,7 @@ def test_a_port_that_is_taken(tmp_path: Path) -> None:
     assert f"host=127.0.0.1 port={port} cannot be listened at (Address already in use)" in told
 
 
+@pytest.mark.long
 def test_a_terminated_server_ends_what_it_began(tmp_path: Path) -> None:
     with serving(*NONE, cwd=tmp_path) as (server, url):
         assert httpx.get(f"{url}/").status_code == 200  # the page
