@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,6 +15,12 @@ if TYPE_CHECKING:
 
 # The models here are so small that threads cost more than they give.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+with suppress(ImportError):  # the environment of vLLM's tests has none
+    from hypothesis import settings
+
+    settings.register_profile("probers", deadline=None)  # a loaded machine is no failure
+    settings.load_profile("probers")
 
 
 @pytest.fixture(scope="session")

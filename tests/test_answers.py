@@ -81,7 +81,7 @@ def test_em_and_f1_agree_with_torchmetrics_on_thousands_of_pairs() -> None:
     assert 1000 < right < 5000 and partial > 500  # the pairs tell the implementations apart
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(prediction=st.text(max_size=30), answers=st.lists(st.text(max_size=30), min_size=1, max_size=3))
 @example(prediction="", answers=[""])
 @example(prediction="", answers=["the"])
@@ -95,7 +95,7 @@ def test_em_and_f1_agree_on_any_text(prediction: str, answers: list[str]) -> Non
     agree(answers[0], answers)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.lists(st.sampled_from(PIECES), max_size=6), st.lists(st.sampled_from(PIECES), max_size=6))
 def test_f1_is_the_harmonic_mean_and_swaps_precision_with_recall(one: list[str], other: list[str]) -> None:
     forth, back = f1_score(" ".join(one), [" ".join(other)]), f1_score(" ".join(other), [" ".join(one)])
@@ -152,7 +152,7 @@ def test_acc_at_token_boundaries_and_as_released(
     assert accuracy_contains(text, [answer], mode="substring") == substring
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.lists(st.sampled_from(PIECES), max_size=8), st.lists(st.sampled_from(PIECES), max_size=3))
 def test_acc_is_containment_of_the_normalised_words(text: list[str], answer: list[str]) -> None:
     written, gold = " ".join(text), " ".join(answer)

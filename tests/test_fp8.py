@@ -61,7 +61,7 @@ def vectors(draw: st.DrawFn) -> np.ndarray:
     return found.astype(np.float32)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(vectors())
 def test_each_number_is_as_near_as_said_and_the_nearest_there_is(given: np.ndarray) -> None:
     found = read_again(given).astype(np.float64)
@@ -76,7 +76,7 @@ def test_each_number_is_as_near_as_said_and_the_nearest_there_is(given: np.ndarr
     np.testing.assert_array_equal(found[largest[:, 0] > 0], expected[largest[:, 0] > 0])
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(vectors())
 def test_what_is_read_is_written_in_the_same_bytes(given: np.ndarray) -> None:
     once = fp8.encode(torch.from_numpy(given))

@@ -20,7 +20,6 @@ from probers.commands.runs import RunFolder, read_state, taking_back
 from probers.types import RunError, UserError
 
 often = settings(
-    deadline=None,
     derandomize=True,
     max_examples=120,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
@@ -394,7 +393,6 @@ def _places(values: list[Any], most: int = 40) -> Iterator[tuple[Any, Any]]:
 
 @pytest.mark.parametrize("damaged", READERS, indirect=True)
 @settings(
-    deadline=None,
     derandomize=True,
     max_examples=60,
     suppress_health_check=[HealthCheck.function_scoped_fixture],

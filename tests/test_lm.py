@@ -370,7 +370,7 @@ def waste(lengths: list[int], sizes: list[int]) -> tuple[int, float]:
     return total - sum(lengths), 1 - sum(lengths) / total
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(st.integers(1, 2000), min_size=1, max_size=150), st.integers(1, 40))
 def test_little_of_a_batch_is_padding(lengths, size):
     lengths = sorted(lengths, reverse=True)
@@ -388,7 +388,7 @@ def test_batches_are_full_where_that_wastes_little():
     assert batch_size.cut([40, 20, 11, 3], 32) == [4]  # a few padded places cost less than another batch
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(st.integers(1, 300), min_size=1, max_size=9), st.integers(1, 9), st.sampled_from([0, 40, 10_000])
 )

@@ -141,7 +141,7 @@ PIECES += ["century", "million", "s", "'", "BC", "$", "km", "J", "Jr", "New", "Y
 PIECES += ["ß", "é", "中", "\x00"]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(*2 * [st.lists(st.sampled_from(PIECES), min_size=1, max_size=6)], st.sampled_from([" ", ""]))
 def test_anything_can_be_compared_in_either_order(left, right, gap):
     matcher = EntityMatcher(stages=PLAIN)

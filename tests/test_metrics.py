@@ -174,7 +174,7 @@ def test_one_class_is_undefined_and_nan_an_error() -> None:
         m.auroc(np.array([0, 2]), np.array([0.1, 0.2]))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(st.tuples(st.booleans(), st.integers(-5, 5)), min_size=2, max_size=40))
 def test_auroc_is_the_share_of_ordered_pairs(pairs: list[tuple[bool, int]]) -> None:
     labels, scores = np.array([p[0] for p in pairs]), np.array([p[1] for p in pairs])
@@ -271,7 +271,7 @@ def test_p_values_of_nothing_are_below_their_level_as_often_as_it_says() -> None
     assert np.mean(np.array(moved) < 0.05) > 0.9
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(st.sampled_from([0.001, 0.004, 0.01, 0.02, 0.03, 0.2, 0.5, 1.0]), max_size=12))
 def test_holm_against_its_formula(p: list[float]) -> None:
     """The formula of statsmodels' multipletests(method="holm"), and Holm's own step-down decision."""

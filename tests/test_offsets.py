@@ -66,7 +66,7 @@ def test_special_tokens_have_no_characters():
 
 @pytest.mark.parametrize("name", TOKENIZERS)
 @given(data=st.data())
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 def test_any_tokens_at_all(name, data):
     tokenizer = TOKENIZERS[name]()
     token = st.integers(0, len(tokenizer) - 1)

@@ -35,9 +35,8 @@ from probers.options import (
 )
 from probers.types import UserError
 
-often = settings(deadline=None, derandomize=True, max_examples=300)
+often = settings(derandomize=True, max_examples=300)
 rarely = settings(
-    deadline=None,
     derandomize=True,
     max_examples=25,
     suppress_health_check=[HealthCheck.function_scoped_fixture],

@@ -614,7 +614,7 @@ def test_every_query_works_with_every_trigger(query, lm):
             assert bool(rag.retriever.asked) == (not isinstance(trigger, Never)), trigger
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(seed=st.integers(0, 10_000), norm=st.sampled_from(["minmax", "zscore"]), top_n=st.integers(1, 12))
 def test_cioqf_asks_with_unique_places_in_order_whatever_the_scale_of_attention(seed, norm, top_n):
     rng = np.random.default_rng(seed)
@@ -648,7 +648,7 @@ class Noisy:
         return [(spans, AttentionRows((rows * self.scale(n)).astype(np.float32), None))]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(seed=st.integers(0, 10_000), variant=st.sampled_from(["paper", "released"]), top_n=st.integers(1, 8))
 def test_qfs_does_not_depend_on_the_scale_of_attention(seed, variant, top_n):
     rng = np.random.default_rng(seed)
@@ -667,7 +667,7 @@ def test_qfs_does_not_depend_on_the_scale_of_attention(seed, variant, top_n):
     assert asked[0] == asked[1]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     seed=st.integers(0, 10_000),
     variant=st.sampled_from(["paper", "released"]),

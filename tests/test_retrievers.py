@@ -85,7 +85,7 @@ WORDS = [f"w{i}" for i in range(25)]
 TEXTS = st.lists(st.sampled_from(WORDS), min_size=1, max_size=12).map(" ".join)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     texts=st.lists(TEXTS, min_size=1, max_size=30),
     query=TEXTS,
@@ -245,7 +245,7 @@ def test_a_stored_corpus_without_a_word_is_refused(tmp_path):
         RankBM25(stored(tmp_path, ["...", "?!"]))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(
     words=st.sets(st.text(st.characters(categories=["L", "N"]), min_size=1, max_size=4)),
     other=st.text(max_size=4),

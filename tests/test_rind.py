@@ -111,7 +111,7 @@ WORDS = st.sampled_from(["the", "is", "don't", "of,", "Jomholm", "mill.", "1912"
 @given(
     chosen=st.lists(WORDS, min_size=1, max_size=12), seed=st.integers(0, 999), variant=st.sampled_from([0, 1])
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_stop_words_score_nothing_and_the_rest_stays_in_bounds(chosen, seed, variant):
     random = np.random.default_rng(seed)
     n = len(chosen)
@@ -130,7 +130,7 @@ def test_stop_words_score_nothing_and_the_rest_stays_in_bounds(chosen, seed, var
 
 
 @given(chosen=st.lists(WORDS, min_size=1, max_size=12), seed=st.integers(0, 999), power=st.integers(-6, 6))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_scores_follow_the_entropys_scale_and_the_released_ones_not_that_of_attention(chosen, seed, power):
     random = np.random.default_rng(seed)
     n, factor = len(chosen), 2.0**power
@@ -153,7 +153,7 @@ def test_scores_follow_the_entropys_scale_and_the_released_ones_not_that_of_atte
 
 
 @given(order=st.permutations(range(5)), seed=st.integers(0, 999))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_released_scores_do_not_depend_on_other_sentences(order, seed):
     random = np.random.default_rng(seed)
     values = random.random((5, 2, 3)).astype(np.float32) + 0.01  # of sentence, kind and word
@@ -293,7 +293,7 @@ def test_sentences(text, sentences):
 
 
 @given(st.text(alphabet="aB .!?\n\"'(é1", max_size=60))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_every_visible_character_is_in_one_sentence(text):
     spans = split_sentences(text)
     assert all(start < end for start, end in spans)

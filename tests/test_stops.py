@@ -57,7 +57,7 @@ WORDS = st.sampled_from(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(WORDS, min_size=1, max_size=12), st.integers(1, 2))
 def test_what_was_safe_is_never_cut(words, count):
     text = " ".join(words)

@@ -858,7 +858,7 @@ def test_a_section_of_the_results_is_replaced_and_the_others_stay(tmp_path: Path
     for name, body in (("a", "one"), ("b", "two\n\n### part"), ("a", "three \\1"), ("a b", "four")):
         report.write_section(name, "python x", body, file=file)
     text = file.read_text()
-    assert text.startswith("# Results") and report.machine() in text
+    assert text.startswith("# Benchmarks") and report.machine() in text
     assert [line for line in text.splitlines() if line.startswith("## ")] == ["## a", "## b", "## a b"]
     assert "one" not in text.split("## a")[1] and "three \\1\n\n## b" in text and "### part\n\n## a b" in text
     report.write_section("a b", "python x", "four", file=file)

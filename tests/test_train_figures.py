@@ -456,7 +456,7 @@ def test_the_table_fits_the_terminal(keys: Any) -> None:
     st.lists(st.floats(-0.2, 1.2), min_size=1, max_size=14),
     st.floats(0.01, 0.07),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_labels_are_moved_apart_in_order_and_stay_inside(wanted: list[float], gap: float) -> None:
     places = spread(sorted(wanted), gap, 0.0, 1.0)
     assert len(places) == len(wanted)
