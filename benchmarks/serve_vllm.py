@@ -29,7 +29,7 @@ from report import invocation, publish
 from streams import NEW, together
 from timing import Results, ratios, spread, verdict
 
-from probers.commands.config import compose
+from probers.commands.config import request
 from probers.engine.gguf import CACHE, dequantised, locate
 from probers.testbed.assets import model_path
 
@@ -137,8 +137,8 @@ def serving(model: str, prober: str, *, scored: bool) -> Iterator[tuple[str, lis
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    typed = ["backend=vllm", f"model={model}", "model.dtype=bfloat16", f"port={port}"]
-    argv, environment = command(compose("serve", typed), prober)
+    typed = ["backend=vllm", f"model.name={model}", "model.dtype=bfloat16", f"port={port}"]
+    argv, environment = command(request("serve", typed), prober)
     if not scored:
         environment = {}
         for option in ("--worker-cls", "--additional-config"):
