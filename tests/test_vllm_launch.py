@@ -28,9 +28,10 @@ def lm() -> CausalLM:
     return CausalLM.from_pretrained("testbed", dtype="float32")
 
 
-def make_bank(lm: CausalLM, site: Any = "resid_post") -> ProbeBank:
+def make_bank(lm: CausalLM, site: Any = "resid_post", pool: Any = "tokens") -> ProbeBank:
     head = LinearHead(["0/6", "0/12"], lm.width)
-    return ProbeBank(FeatureSpec(lm.spec, (6, 12), lm.width, site, "tokens"), head, aggregate="max")
+    aggregate = "max" if pool == "tokens" else None
+    return ProbeBank(FeatureSpec(lm.spec, (6, 12), lm.width, site, pool), head, aggregate=aggregate)
 
 
 def asked(model: dict[str, Any] | None = None, **fields: Any) -> DictConfig:
@@ -55,6 +56,15 @@ def test_the_command_names_model_prober_and_worker_and_hides_the_key(
         "VLLM_PLUGINS": "theirs,probers",
         "VLLM_API_KEY": "secret",
     }
+
+
+@pytest.mark.parametrize(("pool", "lengthened"), [("tokens", True), ("mean", True), ("predicting", False)])
+def test_a_scheduler_of_our_own_only_where_the_last_token_must_be_read(
+    lm: CausalLM, tmp_path: Path, pool: str, lengthened: bool
+) -> None:
+    make_bank(lm, pool=pool).save_pretrained(tmp_path)
+    argv, _ = command(asked(), str(tmp_path))
+    assert ("--scheduler-cls" in argv) == lengthened
 
 
 @pytest.mark.parametrize(

@@ -213,7 +213,7 @@ class _Response:
             return None
         scores, name = choice.scores, self._name(answer, index)
         assert scores is not None and name is not None
-        await self._said.feed.until(lambda: len(scores) >= kept, certain=True)
+        await self._said.feed.until(lambda: len(scores) >= kept or name in self._scored.ended)
         if kept and len(scores) == kept - 1:
             await self._said.feed.close(self._scored, name, choice.prompt, choice.ids[:kept])
         return await self._said.whole(choice, kept, self._threshold)

@@ -36,12 +36,14 @@ class Scored:
         texts: the scores of each by the id that vLLM gave it; None for a token that could not be read.
         distances: the same of how far each token is from the prober's domain; none where it has none.
         engines: which engine writes each text, from 0.
+        ended: texts of which no more is computed, unless they are closed.
     """
 
     key: str = field(default_factory=lambda: uuid.uuid4().hex)
     texts: dict[str, list[float | None]] = field(default_factory=dict)
     distances: dict[str, list[float | None]] = field(default_factory=dict)
     engines: dict[str, int] = field(default_factory=dict)
+    ended: set[str] = field(default_factory=set)
 
 
 class ScoreFeed:
@@ -86,23 +88,22 @@ class ScoreFeed:
                 return
 
     async def close(self, scored: Scored, name: str, prompt: Sequence[int], text: Sequence[int]) -> None:
-        """Have the last token of a text scored.
+        """Have the last token of an ended text scored; of one that fills the context it cannot be.
 
         Args:
             name: of the text, in ``scored.texts``.
             prompt, text: its tokens.
         """
+        if len(prompt) + len(text) >= self._engine.model_config.max_model_len:
+            return
         params = SamplingParams(
             max_tokens=1, temperature=0.0, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY,
             extra_args=closing(scored.key, name, len(prompt)),
         )  # fmt: skip
         whole = TokensPrompt(prompt_token_ids=[*prompt, *text])
-        try:
-            request, place = f"probers-{uuid.uuid4().hex}", scored.engines[name]
-            async for _ in self._engine.generate(whole, params, request, data_parallel_rank=place):
-                pass
-        except ValueError:  # the text fills the context: there is no room for one more
-            return
+        request, place = f"probers-{uuid.uuid4().hex}", scored.engines[name]
+        async for _ in self._engine.generate(whole, params, request, data_parallel_rank=place):
+            pass
         count = len(text)
         await self.until(lambda: len(scored.texts[name]) >= count, certain=True)
 
@@ -128,11 +129,13 @@ class ScoreFeed:
         for key, texts in found.items():
             if (scored := self._open.get(key)) is None:
                 continue
-            for name, (start, scores, distances) in texts.items():
+            for name, (start, scores, distances, ended) in texts.items():
                 scored.engines[name] = engine
                 scored.texts.setdefault(name, [])[start:] = scores
                 if distances is not None:
                     scored.distances.setdefault(name, [])[start:] = distances
+                if ended:
+                    scored.ended.add(name)
 
     def _end(self) -> None:
         self._ended = self._begun

@@ -11,6 +11,7 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from probers.bank.bank import ProbeBank
+from probers.capture.pooling import BEFORE
 from probers.engine.loading import model_source
 from probers.engine.vllm import KEY
 from probers.types import UserError, first_line
@@ -18,6 +19,7 @@ from probers.types import UserError, first_line
 from .prober import Settings, model_spec
 
 _WORKER = "probers.serve.vllm.worker.ScoringWorker"
+_SCHEDULER = "probers.serve.vllm.scheduler.ScoringScheduler"
 
 
 def command(cfg: DictConfig, prober: str) -> tuple[list[str], dict[str, str]]:
@@ -47,6 +49,8 @@ def command(cfg: DictConfig, prober: str) -> tuple[list[str], dict[str, str]]:
     argv += ["--served-model-name", cfg.served_name or model.name, "--dtype", dtype]
     argv += ["--host", cfg.host, "--port", str(cfg.port), "--worker-cls", _WORKER]
     argv += ["--additional-config", json.dumps({KEY: settings.reading(bank)})]
+    if bank.spec.pool not in BEFORE:
+        argv += ["--scheduler-cls", _SCHEDULER]
     if revision is not None:
         argv += ["--revision", revision]
     if model.trust_remote_code:

@@ -6,9 +6,10 @@ scores of a key are handed out by ``collective_rpc("probers_scores")`` and kept 
 
 A step computes one new token of a text at most, and its position says which. A position that is computed
 again, as after a preemption, has its score already, and a text's pooled state takes each token once: the
-scores do not depend on how vLLM schedules. vLLM does not forward the last token of a text. A request for
-one further token behind prompt and text, its sampling parameters from :func:`closing`, has it scored; the
-cache holds nearly all that is before it.
+scores do not depend on how vLLM schedules. vLLM does not forward the last token of a text; the scheduler
+beside this worker does (:mod:`.scheduler`). Where it could not, a request for one further token behind prompt
+and text, its sampling parameters from :func:`closing`, has the token scored; the prefix cache holds the full
+blocks before it.
 
 Memory: a buffer of tokens of a step at most x layers x d numbers on the device, however long the texts are;
 a number for each token of the texts whose keys are not released, and for heads of pooled states one vector
@@ -24,6 +25,7 @@ from typing import Any, TypeAlias
 import torch
 from vllm.config import VllmConfig
 from vllm.v1.core.sched.output import NewRequestData, SchedulerOutput
+from vllm.v1.request import Request
 
 from probers.bank.running import RunningScores
 from probers.engine.vllm import KEY
@@ -33,8 +35,17 @@ from probers.types import RunError
 from .prober import Settings, model_spec
 
 _CLOSES = "probers_closes"
-#: New scores of a text: the place of the first, they, and distances from the prober's domain if it has one.
-New: TypeAlias = tuple[int, list[float | None], list[float | None] | None]
+#: New of a text: the place of the first score, the scores, distances from the prober's domain if it has one,
+#: and whether these were the last.
+New: TypeAlias = tuple[int, list[float | None], list[float | None] | None, bool]
+
+
+def key_of(request: NewRequestData | Request) -> str | None:
+    """Under which key a request's text is scored; None where it is not."""
+    said = (request.sampling_params and request.sampling_params.extra_args) or {}
+    if request.prompt_token_ids is None or request.mm_features or request.lora_request:
+        return None
+    return key if isinstance(key := said.get(KEY), str) else None
 
 
 def closing(key: str, text: str, first: int) -> dict[str, Any]:
@@ -48,6 +59,12 @@ def closing(key: str, text: str, first: int) -> dict[str, Any]:
     return {KEY: key, _CLOSES: [text, first]}
 
 
+def closes(request: NewRequestData | Request) -> tuple[str, int] | None:
+    """What :func:`closing` was told; None for a request that writes a text."""
+    said = (request.sampling_params and request.sampling_params.extra_args) or {}
+    return tuple(found) if (found := said.get(_CLOSES)) else None
+
+
 @dataclass(slots=True)
 class _Text:
     """A text that is being written.
@@ -58,6 +75,8 @@ class _Text:
         scores: of its tokens; None for one that could not be read.
         distances: of the same from the prober's domain; None where it has none.
         sent: how many of them were handed out.
+        ended: vLLM computes no more of it.
+        told: that it has ended was handed out.
     """
 
     name: str
@@ -65,6 +84,8 @@ class _Text:
     distances: list[float | None] | None
     scores: list[float | None] = field(default_factory=list)
     sent: int = 0
+    ended: bool = False
+    told: bool = False
 
     def add(self, score: float | None, distance: float | None) -> None:
         """Of its next token."""
@@ -103,30 +124,31 @@ class ScoringWorker(ReadingWorker):
     ) -> dict[str, dict[str, New]]:
         """Scores since the last call, by key and id of the request.
 
-        A text is named as soon as it is begun, and again with every new score.
+        A text is named as soon as it is begun, again with every new score, and when it has ended.
 
         Args:
             release: keys that nobody will ask for again.
             keys: of the texts that are asked for; None is all. What is not asked for is kept.
         """
-        for key in release:
-            for text in self._texts.pop(key, {}).values():
-                self._running.forget(text.name)
+        gone = {text.name for key in release for text in self._texts.pop(key, {}).values()}
+        for name in gone:
+            self._running.forget(name)
+        # Nor is more of them scored: a step may be under way, or a text go on that nobody waits for.
+        self._requests = {name: text for name, text in self._requests.items() if text.name not in gone}
         found: dict[str, dict[str, New]] = {}
         for key in self._texts if keys is None else keys:
             for text in self._texts.get(key, {}).values():
-                if text.sent < len(text.scores) or not text.scores:
+                if text.sent < len(text.scores) or not text.scores or text.ended > text.told:
                     far = None if text.distances is None else text.distances[text.sent :]
-                    found.setdefault(key, {})[text.name] = text.sent, text.scores[text.sent :], far
-                    text.sent = len(text.scores)
+                    new = text.sent, text.scores[text.sent :], far, text.ended
+                    found.setdefault(key, {})[text.name] = new
+                    text.sent, text.told = len(text.scores), text.ended
         return found
 
     def _begin(self, request: NewRequestData) -> None:
-        said = (request.sampling_params and request.sampling_params.extra_args) or {}
-        ids, key = request.prompt_token_ids, said.get(KEY)
-        if not isinstance(key, str) or ids is None or request.mm_features or request.lora_request:
+        if (key := key_of(request)) is None:
             return
-        name, prompt = said.get(_CLOSES) or (request.req_id, len(ids))
+        name, prompt = closes(request) or (request.req_id, len(request.prompt_token_ids or ()))
         texts = self._texts.setdefault(key, {})
         far: list[float | None] | None = None if self._bank.domain is None else []
         text = texts.setdefault(name, _Text(name, prompt - self._running.before, far))
@@ -152,7 +174,8 @@ class ScoringWorker(ReadingWorker):
                 known = None if score is None else self._running.distances(text.name)
                 text.add(score, None if known is None else known[-1])
         for name in step.finished_req_ids:
-            self._requests.pop(name, None)
+            if (text := self._requests.pop(name, None)) is not None:
+                text.ended = True
 
     def _scored(self, texts: Sequence[_Text], rows: torch.Tensor) -> list[float | None]:
         """The score of each text's newest token (texts, layers, d); None for a broken state."""

@@ -176,6 +176,31 @@ def test_several_prompts_and_choices_each_have_their_own(client: openai.OpenAI) 
         )
 
 
+def requests(url: str) -> float:
+    """How many the engine has answered, those to close a text included."""
+    said = httpx.get(url.removesuffix("v1") + "metrics").text
+    return sum(float(value) for value in re.findall(r"vllm:request_success_total\{.*\} (\S+)", said))
+
+
+@pytest.mark.parametrize(("prompt", "stop"), [(PROMPT, []), (PROMPT, ["."]), (" town" * 226, [])])
+def test_the_last_token_is_scored_and_costs_a_request_at_a_stop_string_alone(
+    url: str, client: openai.OpenAI, prompt: str, stop: list[str]
+) -> None:
+    before = requests(url)
+    extra = {"include_stop_str_in_output": True, "ignore_eos": True}
+    made = client.completions.create(
+        model="testbed", prompt=prompt, max_tokens=30, temperature=0, stop=stop, extra_body=extra
+    )
+    [choice] = made.choices
+    assert choice.finish_reason == ("stop" if stop else "length")
+    scores = choice.hallucination["token_scores"]
+    assert made.usage.completion_tokens == len(scores) and (len(scores) == 30 or stop)
+    full = made.usage.total_tokens == 256  # there is no room for the token after the last
+    assert full == (prompt != PROMPT) == (scores[-1] is None)
+    assert None not in scores[:-1]
+    assert requests(url) - before in ((1, 2) if stop else (1,))  # the next step may be under way already
+
+
 def test_the_requests_threshold_and_what_is_refused(client: openai.OpenAI) -> None:
     def ask(**extra: Any) -> Any:
         return client.completions.create(model="testbed", prompt=PROMPT, max_tokens=3, extra_body=extra)

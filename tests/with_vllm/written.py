@@ -20,6 +20,7 @@ from probers.testbed.assets import model_path
 from probers.types import Needs
 
 WORKER = "probers.serve.vllm.worker.ScoringWorker"
+SCHEDULER = "probers.serve.vllm.scheduler.ScoringScheduler"
 #: 64 prompts; groups of eight begin alike.
 PROMPTS = [
     f"In the old days of {place}, when the {lord} was away and nobody knew when there would be another, it "
@@ -73,9 +74,16 @@ def write(
     )  # fmt: skip
     asked = SamplingParams(max_tokens=32, temperature=0.0, ignore_eos=True, extra_args={"probers": "all"})
     made = llm.generate(prompts, asked, use_tqdm=False)
-    found = llm.collective_rpc("probers_scores")[0]["all"]
+    scores: dict[str, list[float | None]] = {}
+    going = {o.request_id for o in made}
+    while going:  # vLLM's own client does not wait for the steps after a text
+        for named, (start, values, _, ended) in (
+            llm.collective_rpc("probers_scores")[0].get("all", {}).items()
+        ):
+            name = named.rpartition("-")[0]
+            scores.setdefault(name, [])[start:] = values
+            going -= {name} if ended else set()
     assert llm.collective_rpc("probers_scores", args=(["all"],))[0] == {}  # handed out once, then forgotten
-    scores = {name.rpartition("-")[0]: values for name, (start, values, _) in found.items() if start == 0}
     counters = {m.name: getattr(m, "value", 0) for m in llm.get_metrics()}
     llm.llm_engine.engine_core.shutdown()
     return [Written(o.prompt, tuple(o.outputs[0].token_ids), scores[o.request_id]) for o in made], counters
