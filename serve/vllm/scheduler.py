@@ -17,7 +17,7 @@ from vllm.v1.request import Request
 from .worker import closes, key_of
 
 
-class ScoringScheduler(AsyncScheduler):
+class ScoringScheduler(AsyncScheduler):  # type: ignore[misc]
     """vLLM's scheduler, for heads that read the state of the token that they score.
 
     Not lengthened are texts that fill the context, and those that vLLM cuts at a stop string, which it
