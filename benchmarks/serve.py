@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import random
 import statistics
 import subprocess
 import sys
@@ -63,8 +64,8 @@ def tokens_of(url: str, model: str, prompts: Sequence[str]) -> int:
     return sum(made.tokens for made in together(url, model, prompts))
 
 
-def to_first_token(url: str, model: str, prompts: Sequence[str], new: str) -> float:
-    """Seconds to the first token of one more text while the others are written."""
+def to_first_token(url: str, model: str, prompts: Sequence[str], new: str, wait: float = 0) -> float:
+    """Seconds to the first token of one more text, asked for ``wait`` seconds after all others have begun."""
 
     async def run() -> float:
         async with httpx.AsyncClient(timeout=600) as client:
@@ -75,6 +76,7 @@ def to_first_token(url: str, model: str, prompts: Sequence[str], new: str) -> fl
             ]
             for begun in written:
                 await begun.wait()
+            await asyncio.sleep(wait)
             made = await stream(client, url, model, new)
             await asyncio.gather(*others)
         return made.first
@@ -153,9 +155,16 @@ def throughput(
 
 
 def first_tokens(results: Results, model: str, url: str, prompts: Sequence[str], rounds: int) -> None:
-    """Seconds to the first token at an idle server, and while fifteen other texts are written."""
-    alone = [to_first_token(url, model, [], prompts[16 + i]) for i in range(rounds + 1)][1:]
-    busy = [to_first_token(url, model, prompts[:15], prompts[16 + i]) for i in range(rounds)]
+    """Seconds to the first token at an idle server, and while fifteen other texts are written.
+
+    It is asked for at any moment of a step of the others: right after they have begun would always be at
+    the beginning of one.
+    """
+    moments, alone, busy = random.Random(0), list[float](), list[float]()
+    to_first_token(url, model, [], prompts[-1])
+    for new in prompts[16 : 16 + rounds]:
+        alone.append(to_first_token(url, model, [], new))
+        busy.append(to_first_token(url, model, prompts[:15], new, moments.uniform(0, 1)))
     share = statistics.median(busy) / statistics.median(alone)
     results.row(
         "first", model, spread(alone, 3), spread(busy, 3), f"{share:.2f}", "<= 1.5", verdict(share <= 1.5)

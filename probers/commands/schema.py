@@ -1,8 +1,8 @@
 """The schema of every command: what each key of its configuration may be, checked before anything is read.
 
 A field stands for the key of the same name in the command's file under ``configs``, which has its
-default and its meaning; a dataclass stands for a block of keys. Parts with a ``_target_`` are held
-against the parameters of their own class.
+default and its meaning; a dataclass of :mod:`.blocks` stands for a block of keys. Parts with a
+``_target_`` are held against the parameters of their own class.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from ..options import (
     NotNegative,
     Positive,
     Seed,
-    Share,
     allowed_keys,
     check_options,
     check_part,
@@ -32,6 +31,7 @@ from ..options import (
     text_keys,
 )
 from ..types import Site, UserError, first_line
+from .blocks import Curriculum, DemoModel, Device, Matcher, Model, Names, Recipe, Wikipedia, World
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -41,10 +41,6 @@ PARTS = ("questions", "prompt", "retriever", "trigger", "query", "head", "launch
 #: Blocks that presets bring for their own references.
 _OF_PRESETS = ("published",)
 
-Device = Annotated[
-    str,
-    Field(pattern=r"^(auto|cpu|cuda(:\d{1,3})?)$", description="auto, cpu, cuda or cuda:<number>"),
-]
 BatchSize = Literal["auto"] | Count
 #: Records keep it, so that it holds no secret.
 Engine = Annotated[
@@ -59,7 +55,6 @@ Balance = Literal["none", "weights", "sampling"]
 #: Fewer give no 95% interval.
 Resamples = Annotated[int, Field(ge=100)]
 _Each = TypeVar("_Each")
-Verdict = Literal["equivalent", "different", "undecided"]
 Split = Literal["train", "validation", "test"]
 #: Pools of stores.
 ReadPool = Literal["mean", "last", "mind", "tokens", "predicting"]
@@ -85,63 +80,6 @@ Part = Annotated[
     AfterValidator(_is_part),
     Field(description="i/n, one of 1/n to n/n such as 2/4, or null for the whole"),
 ]
-#: ``file`` as it is given for articles, corpora and stores, or several of them.
-Names = Name | list[Name]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Model:
-    """The block ``model``."""
-
-    name: Name
-    revision: Name | None
-    gguf: Name | None
-    cache: Name
-    dtype: Literal["auto", "float32", "bfloat16", "float16"]
-    device: Device
-    device_map: Name | Mapping[str, int | str] | None
-    quantization: Mapping[str, Any] | None
-    on_too_long: Literal["error", "skip", "truncate_left"]
-    attn: Name | None
-    trust_remote_code: bool
-    use_safetensors: bool
-
-
-@dataclass(frozen=True, kw_only=True)
-class Matcher:
-    """The block ``matcher``; its fields are those of the matcher of mentions."""
-
-    partial: Verdict
-    family: Verdict
-    related: Verdict
-    whole: Verdict
-    stages: list[Literal["date", "number", "string", "alias", "acronym", "name", "wordnet", "vectors"]]
-    aliases: str
-    wordnet: str
-    vectors: str
-    same_cosine: Annotated[float, Field(ge=-1, le=1)]
-    different_cosine: Annotated[float, Field(ge=-1, le=1)]
-    unknown: Verdict
-    unit_tolerance: NotNegative
-
-
-@dataclass(frozen=True, kw_only=True)
-class Wikipedia:
-    """The block ``wikipedia``."""
-
-    titles: Names | None
-    category: Name | None
-    depth: Natural
-    random: bool
-    language: Name
-    contact: Name | None
-    cache: Name
-    rate: Positive
-    retries: Natural
-    backoff: NotNegative
-    max_wait: NotNegative
-    timeout: Positive
-    api_url: Name | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -340,13 +278,6 @@ class Check:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DemoModel:
-    """The block ``model`` of the demo."""
-
-    name: Name
-
-
-@dataclass(frozen=True, kw_only=True)
 class Demo(_Run):
     """``probers-demo``."""
 
@@ -400,57 +331,6 @@ class Merge:
     device: Device | None
     overwrite: bool
     wait: bool
-
-
-@dataclass(frozen=True, kw_only=True)
-class World:
-    """The block ``world``."""
-
-    seed: Seed
-    known: Mapping[str, Count]
-    split: tuple[Share, Share, Share]
-    volatile_rate: tuple[Share, Share]
-    misbelieved_rate: Share
-
-
-@dataclass(frozen=True, kw_only=True)
-class Curriculum:
-    """The block ``curriculum``."""
-
-    article: Share
-    one_hop: Share
-    two_hop: Share
-    passing: Share
-    reading: Share
-    zipf: NotNegative
-    trait_weight: Positive
-    recall_share: Share
-    max_passages: Count
-    context_weight: NotNegative
-
-
-@dataclass(frozen=True, kw_only=True)
-class Recipe:
-    """The block ``recipe``."""
-
-    seed: Seed
-    layers: Count
-    width: Count
-    heads: Count
-    mlp: Count
-    vocab_size: Count
-    max_positions: Count
-    tokens: Count
-    step_documents: Count
-    lengths: list[Count]
-    row_multiple: Count
-    muon_lr: Positive
-    adam_lr: Positive
-    weight_decay: NotNegative
-    warmup_steps: Natural
-    cooldown: Share
-    clip: Positive
-    compile: bool
 
 
 @dataclass(frozen=True, kw_only=True)
