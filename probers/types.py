@@ -28,11 +28,45 @@ SPLITS = ("train", "validation", "test")
 STEERING = "\\x00-\\x1f\\x7f-\\x9f\\u2028-\\u202e\\u2066-\\u2069"
 
 
-class UserError(Exception):
+#: Stable names of what went wrong, for programs and tests; messages may be reworded at any time.
+Code = Literal[
+    # arguments and options
+    "argument", "unknown-key", "unknown-choice", "bad-value", "missing-value", "conflict", "unsupported",
+    # files, folders and what they hold
+    "no-file", "bad-file", "bad-line", "damaged", "changed", "out-taken", "busy", "no-artifact", "empty",
+    # what does not belong together
+    "mismatch", "overlap", "labels", "parts",
+    # models and code of others
+    "model", "layers", "too-long", "own-class", "missing-extra",
+    # while running
+    "server", "network", "disk", "memory", "timeout", "worker", "failed",
+]  # fmt: skip
+
+
+class ProbersError(Exception):
+    """An error of this package, told in one sentence.
+
+    Attributes:
+        code: stable name of the kind of error.
+    """
+
+    def __init__(self, message: str, code: Code = "failed") -> None:
+        super().__init__(message)
+        self.code = code
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Keep the code when the error crosses to another process."""
+        return type(self), (str(self), self.code)
+
+
+class UserError(ProbersError):
     """A mistake in the request: shown as one sentence without a traceback, exit code 2."""
 
+    def __init__(self, message: str, code: Code = "bad-value") -> None:
+        super().__init__(message, code)
 
-class RunError(Exception):
+
+class RunError(ProbersError):
     """A failure while running: shown as one sentence, exit code 1; finished work is kept."""
 
 

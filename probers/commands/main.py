@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from ..files import digest
 from ..options import shown
-from ..types import STEERING, RunError, UserError
+from ..types import STEERING, ProbersError, RunError, UserError
+from .console import console
 from .config import compose, help_text, normalise, quote, request
 from .presets import notes
 from .runs import taking_back
@@ -107,7 +108,7 @@ def main(command: str, argv: Sequence[str] | None = None) -> None:
     arguments = list(sys.argv[1:] if argv is None else argv)
     out, err = _Printable(sys.stdout), _Printable(sys.stderr)
     try:
-        with redirect_stdout(out), redirect_stderr(err), _heard():
+        with redirect_stdout(out), redirect_stderr(err), console(), _heard():
             try:
                 code = _main(command, arguments)
             finally:
@@ -287,7 +288,8 @@ def told(error: Exception) -> tuple[str, int]:
     """What to say of an error, and the exit code."""
     if isinstance(error, OSError):
         return f"{error.strerror or error}" + (f" ({error.filename})" if error.filename else ""), 1
-    return str(error), 2 if isinstance(error, UserError) else 1
+    code = f" [{error.code}]" if isinstance(error, ProbersError) else ""
+    return f"{error}{code}", 2 if isinstance(error, UserError) else 1
 
 
 def load(command: str) -> Callable[..., Any]:
