@@ -18,14 +18,14 @@ from typing import Any
 from unittest.mock import patch
 
 from flags import positive
-from probers.datagen.labels.base import Examples
-from probers.datagen.labels.wiki import WikiBuilder
 from report import invocation, publish
 from timing import Results, by_turns, ratios, spread, verdict
 
 from probers import CausalLM
 from probers.data.articles import open_articles
 from probers.data.articles.cuts import Cut, CutPlan
+from probers.datagen.labels.base import Examples
+from probers.datagen.labels.wiki import WikiBuilder
 from probers.entities import Recogniser
 from probers.equivalence import EntityMatcher
 from probers.prompts import TESTBED_PROMPT
@@ -86,7 +86,7 @@ def main(argv: list[str] | None = None) -> None:
         layers = tuple(range(lm.num_layers // 3 + 1, lm.num_layers + 1, 2))
         prompt = replace(TESTBED_PROMPT, name="mind")
         return WikiBuilder(
-            lm, plan, Needs(layers, pool="predicting"), matcher, recognise, prompt,
+            lm, plan, Needs.of(layers, pool="predicting"), matcher, recognise, prompt,
             max_new_tokens=16, context=context,
         )  # fmt: skip
 

@@ -15,14 +15,14 @@ import time
 from typing import Any
 
 from flags import positive
-from probers.datagen.labels.base import Examples
-from probers.datagen.labels.wiki import WikiBuilder
 from report import invocation, publish
 from timing import Results, ratios, spread, verdict
 
 from probers import CausalLM
 from probers.data.articles import open_articles
 from probers.data.articles.cuts import Cut, CutPlan
+from probers.datagen.labels.base import Examples
+from probers.datagen.labels.wiki import WikiBuilder
 from probers.engine.vllm.lm import VllmLM
 from probers.entities import Recogniser
 from probers.equivalence import EntityMatcher
@@ -119,7 +119,7 @@ def _by_turns(
         for name, lm in models.items():
             if isinstance(lm, VllmLM):
                 lm.forget()
-            needs = Needs(tuple(range(lm.num_layers + 1)), pool=pool)
+            needs = Needs.of(tuple(range(lm.num_layers + 1)), pool=pool)
             builder = WikiBuilder(
                 lm, plan, needs, EntityMatcher(), Recogniser("rules", fine=True), TESTBED_PROMPT,
                 max_new_tokens=options.new_tokens, context=256,

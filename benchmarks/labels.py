@@ -21,14 +21,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from probers.datagen.filling import fill
-from probers.datagen.labels.wiki import WikiBuilder
 from report import publish
 from timing import by_turns, ratios, spread, verdict
 
 from probers import CausalLM, FeatureStore
 from probers.data.articles import open_articles
 from probers.data.articles.cuts import Cut, CutPlan
+from probers.datagen.filling import fill
+from probers.datagen.labels.wiki import WikiBuilder
 from probers.entities import Recogniser
 from probers.equivalence import EntityMatcher
 from probers.prompts import TESTBED_PROMPT
@@ -78,11 +78,11 @@ def ours(lm: CausalLM, data: Path, articles: int) -> dict[str, float]:
     recogniser = TimedRecogniser(Recogniser("rules", fine=True, quiet=True))
     matcher = TimedMatcher(EntityMatcher().match)
     builder: Any = WikiBuilder(
-        lm, plan(data, articles, recogniser), Needs(layers), matcher, recogniser, TESTBED_PROMPT,
+        lm, plan(data, articles, recogniser), Needs.of(layers), matcher, recogniser, TESTBED_PROMPT,
         max_new_tokens=48,
     )  # fmt: skip
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stderr(io.StringIO()):
-        store = FeatureStore.create(Path(folder) / "s", FeatureSpec(lm.spec, layers, lm.width), config={})
+        store = FeatureStore.create(Path(folder) / "s", [FeatureSpec(lm.spec, layers, lm.width)], config={})
         fill(store, builder, shard_size=256)
         store.finish({})
         spans = len(store)

@@ -70,10 +70,11 @@ class ScoredText(LiveText):
 
     def recorded(self, tokenizer: Any, needs: Needs = _NOTHING) -> Generation:
         """The text as a generation with the states that ``needs`` asks for, if any."""
-        kept, states = self.row.kept, None
-        if needs.layers and kept and self.vectors:
-            stacked = torch.stack(self.vectors[:kept]).numpy()
-            states = stacked if needs.pool in PER_TOKEN else pool_tokens(stacked, needs.pool)
+        states: dict[Feature, np.ndarray] = {}
+        if self.row.kept and self.vectors:
+            stacked = torch.stack(self.vectors[: self.row.kept]).numpy()
+            for each in needs.features:
+                states[each] = stacked if each.pool in PER_TOKEN else pool_tokens(stacked, each.pool)
         return self.generation(tokenizer, needs, states)
 
 

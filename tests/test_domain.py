@@ -7,8 +7,6 @@ import numpy as np
 import pytest
 import torch
 from planted import make_store, make_token_store
-from probers.train.assemble import AssemblySettings, fit_domain
-from probers.train.data import Column, Dataset
 from serving import PROMPT, bank_for, running
 from test_bank import make_bank, make_states
 
@@ -18,6 +16,8 @@ from probers.bank.domain import FILE, Domain, limit_of
 from probers.bank.running import RunningScores, text_needs, text_scores
 from probers.commands import main as cli
 from probers.engine.model import CausalLM
+from probers.train.assemble import AssemblySettings, fit_domain
+from probers.train.data import Column, Dataset
 from probers.types import RunError, UserError
 
 
@@ -196,7 +196,7 @@ def test_a_server_says_it_of_what_it_wrote(pool):
             model="testbed", prompt=PROMPT, max_tokens=12, temperature=0
         ).choices
     (read,) = lm.score([PROMPT], [made.text], needs=text_needs(bank))
-    scores, distances = text_scores(bank, read.states)
+    scores, distances = text_scores(bank, read.state)
     told = Assessor(bank)(PROMPT, read.text, read.offsets, scores, distances=distances).domain
     assert made.hallucination["domain"]["distance"] == pytest.approx(told.distance, rel=1e-3)
     assert made.hallucination["domain"]["unlike"] == told.unlike

@@ -126,7 +126,7 @@ NEAR = {torch.bfloat16: (0.025, 0.1), torch.float32: (0.05, 0.25)}
 @pytest.mark.parametrize("family", FAMILIES)
 def test_in_bfloat16_all_that_is_recorded_is_near_plain_transformers(family: str) -> None:
     half = tiny_lm(family, dtype="bfloat16", batch_size=len(PROMPTS))
-    needs = Needs(layers=(0, 1, 2), pool="tokens")
+    needs = Needs.of((0, 1, 2), pool="tokens")
     written = half.generate(PROMPTS, max_new_tokens=10, needs=needs)
     scored = half.score(PROMPTS, [g.token_ids for g in written], needs=needs)
     assert half.spec.dtype == "bfloat16"
@@ -144,6 +144,6 @@ def test_in_bfloat16_all_that_is_recorded_is_near_plain_transformers(family: str
             entropies = torch.distributions.Categorical(logits=all_of).entropy()
             for found in (one, other):
                 room = of_states * np.abs(states).max()
-                np.testing.assert_allclose(found.states, states, rtol=0, atol=room)
+                np.testing.assert_allclose(found.state, states, rtol=0, atol=room)
                 np.testing.assert_allclose(found.logprobs, expected, rtol=0, atol=of_logprobs)
                 np.testing.assert_allclose(found.entropies, entropies, rtol=0, atol=of_logprobs)

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+
 from probers.datagen.audit import draw, draw_undecided, sample_html
 from probers.datagen.audit.sample import MOST_UNDECIDED
-
 from probers.equivalence import EntityMatcher
 from probers.store.spec import FeatureSpec, ModelSpec
 from probers.store.store import FeatureStore
@@ -87,7 +87,7 @@ def make_rows(n: int = 400) -> list[dict[str, Any]]:
 
 def make_store(path: Path, rows: list[dict[str, Any]], shard: int) -> FeatureStore:
     starts = range(0, len(rows), shard)
-    store = FeatureStore.create(path, SPEC, config={}, shards=len(starts))
+    store = FeatureStore.create(path, [SPEC], config={}, shards=len(starts))
     for index, start in enumerate(starts):
         part = rows[start : start + shard]
         store.write_shard(index, part, np.zeros((len(part), 1, 2), np.float32))

@@ -12,14 +12,14 @@ import httpx
 import numpy as np
 import openai
 import pytest
-from probers.rag import RAG
-from probers.rag.triggers import Flare, Rind
 from serving import PROMPT, QUESTION, Running, bank_for, running
 
 from probers import CausalLM
 from probers.bank.assessment import Assessor
 from probers.bank.running import text_needs, text_scores
 from probers.engine.decode import Sampling
+from probers.rag import RAG
+from probers.rag.triggers import Flare, Rind
 
 PROMPTS = [PROMPT, "Question: Where was Lena Zaser born?\nAnswer:", "Lena Zaser was born in", "The"]
 
@@ -51,8 +51,8 @@ def test_scores_are_those_of_a_pass_over_the_whole_text(lm: CausalLM, pool: Any)
         told = choice.hallucination
         assert choice.text == own.text
         (read,) = lm.score([own.prompt], [own.token_ids], needs=text_needs(bank))
-        assert read.states is not None
-        scores, _ = text_scores(bank, read.states)
+        assert read.state is not None
+        scores, _ = text_scores(bank, read.state)
         np.testing.assert_allclose(told["token_scores"], scores, atol=1e-4)
         np.testing.assert_allclose(told["token_p_wrong"], bank.probability(scores), atol=1e-4)
         np.testing.assert_allclose(told["token_logprobs"], own.logprobs, atol=1e-4)

@@ -69,7 +69,7 @@ class RunningScores:
             RunError: a state that is NaN or infinite; names the layer.
         """
         for _, layer in (~all_finite(states)).nonzero().tolist():
-            raise broken_state(self._bank.spec.needs, layer, "a token of a running text")
+            raise broken_state(self._bank.spec.feature, layer, "a token of a running text")
         vectors = token_vectors(states, self._bank.spec.pool)
         if self._bank.spec.pool not in PER_TOKEN:
             vectors = torch.cat(
@@ -103,7 +103,7 @@ class RunningScores:
 
 def text_needs(bank: ProbeBank) -> Needs:
     """What must be recorded of a text for :func:`text_scores`."""
-    return replace(bank.needs, pool=token_pool(bank.spec.pool))
+    return Needs((replace(bank.spec.feature, pool=token_pool(bank.spec.pool)),))
 
 
 def text_scores(bank: ProbeBank, vectors: np.ndarray) -> tuple[list[float], list[float] | None]:

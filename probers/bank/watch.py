@@ -92,7 +92,8 @@ def _check(bank: Prober, model: Any) -> None:
     if bank.head.tokens:
         raise UserError(
             "this prober's heads pool all tokens of a span and cannot follow a text token by token: record "
-            'its states with Needs(pool="tokens") and call bank.score_spans, or train heads of single tokens'
+            'its states with Needs.of(layers, pool="tokens") and call bank.score_spans, or train heads of '
+            "single tokens"
         )
     name = str(getattr(model, "name_or_path", "") or "")
     spec = ModelSpec(
@@ -221,7 +222,7 @@ class WatchedBatch:
             where = (
                 f"generated token {place}" if place >= 0 else "the prompt's last token"
             ) + f" of row {row}"
-            self.problem = broken_state(self._bank.spec.needs, layer, where)
+            self.problem = broken_state(self._bank.spec.feature, layer, where)
             return
         try:
             scores = self._bank.score(as_stored(vectors[live], self._bank.spec.dtype)).tolist()
@@ -319,7 +320,7 @@ class GenerationWatcher(ExitStack):
         self._per, self._keep_cache = per, keep_cache
         self._special = _ids(model, tokenizer, "eos_token_id"), _ids(model, tokenizer, "pad_token_id")
         self._names = list(inspect.signature(model.forward).parameters)
-        self._tap = tap_of(model, bank.spec.needs)
+        self._tap = tap_of(model, bank.spec.feature)
 
     def __enter__(self) -> Self:
         self.enter_context(self._tap)

@@ -311,7 +311,7 @@ def check_readable(lm: CausalLM | RemoteLM, trigger: Trigger, query: Any) -> Non
             "trigger, or a probers-serve with a prober"
         )
     named = {f"trigger={trigger.name}": trigger.needs, f"query={name_of(query)}": query.needs}
-    reading = [name for name, needs in named.items() if needs.layers]
+    reading = [name for name, needs in named.items() if needs.features]
     if reading and not lm.spec.layers:
         raise UserError(f"{' and '.join(reading)} read hidden states, which a server does not hand out")
     wanting = [f"trigger={trigger.name}"] if trigger.needs.attention or trigger.attends_alone else []
@@ -356,10 +356,11 @@ def states_for(bank: ProbeBank, generation: Generation, trigger: Trigger) -> np.
     """
     from probers.capture.pooling import as_stored  # loads torch
 
-    if generation.states is None:
+    if generation.state is None:
         raise RunError(f"trigger={trigger.name} needs hidden states and the generation has none recorded")
-    place = {layer: i for i, layer in enumerate(generation.needs.layers)}
-    chosen = generation.states[..., [place[layer] for layer in bank.layers], :]
+    (feature,) = generation.needs.features
+    place = {layer: i for i, layer in enumerate(feature.layers)}
+    chosen = generation.state[..., [place[layer] for layer in bank.layers], :]
     return as_stored(chosen, bank.spec.dtype).numpy()
 
 
