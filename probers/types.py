@@ -195,7 +195,7 @@ class Needs:
             layers.setdefault((feature.site, feature.pool), set()).update(feature.layers)
         places = [{(feature.site, feature.pool) for feature in one.features} for one in (self, other)]
         if layers.keys() not in places:
-            raise ValueError(f"will not record {' and '.join('/'.join(p) for p in layers)} in one pass")
+            raise ValueError(f"cannot record {' and '.join('/'.join(p) for p in layers)} in one pass")
         if self.attention and other.attention and self.attention_layer != other.attention_layer:
             raise ValueError(
                 f"cannot record the attention of layers {self.attention_layer or 'last'} and "

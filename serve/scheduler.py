@@ -117,7 +117,7 @@ class Scheduler:
     @property
     def feature(self) -> Feature | None:
         """What is read of every token."""
-        return None if self.bank is None else self.bank.needs.features[0]
+        return None if self.bank is None else self.bank.spec.feature
 
     def start(self) -> None:
         """Begin to write."""
@@ -198,10 +198,10 @@ class Scheduler:
     def _score(self, texts: Sequence[LiveText], states: Tensor) -> None:
         """Score the newest token of some texts; one whose state is no number is given up alone."""
         assert self.bank is not None and self._running is not None
-        needs = self.bank.needs
+        feature = self.bank.spec.feature
         for row, layer in (~all_finite(states)).nonzero().tolist():
             place = f"a token of {texts[row].request.prompt.name}"
-            texts[row].error = texts[row].error or broken_state(needs, layer, place)
+            texts[row].error = texts[row].error or broken_state(feature, layer, place)
         good = [i for i, text in enumerate(texts) if text.error is None]
         if not good:
             return
@@ -215,4 +215,4 @@ class Scheduler:
             text.p_wrong.append(chance)
             text.distances = self._running.distances(text)
             if text.vectors is not None:
-                text.vectors.append(token_vectors(own, needs.pool).cpu())
+                text.vectors.append(token_vectors(own, feature.pool).cpu())

@@ -14,7 +14,7 @@ from probers.capture.attention import AttentionTap
 from probers.capture.blocks import decoder_layers
 from probers.capture.hidden_states import StateTap
 from probers.engine.model import CausalLM
-from probers.types import Needs, RunError, UserError
+from probers.types import Feature, Needs, RunError, UserError
 
 CLOSE = {"rtol": 0, "atol": 1e-4}
 LAYERS = (0, 1, 2, 3)
@@ -180,7 +180,7 @@ def test_nothing_is_read_that_nobody_asked_for(monkeypatch):
 def test_a_tap_that_is_not_armed_keeps_nothing():
     lm = tiny_lm("llama")
     ids = torch.tensor([[4, 5, 6]])
-    with StateTap(lm.model, Needs.of((0, 2))) as tap, torch.no_grad():
+    with StateTap(lm.model, Feature((0, 2))) as tap, torch.no_grad():
         lm.model(ids)
         assert tap.take() is None
         tap.read(lambda states: states[:, -1])

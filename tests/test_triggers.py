@@ -34,7 +34,7 @@ from probers.rag.triggers import (
 )
 from probers.rag.triggers.base import UNANSWERED, Trigger, decide, name_of
 from probers.store.spec import FeatureSpec
-from probers.types import AttentionRows, Decision, Needs, Question, RunError, UserError
+from probers.types import AttentionRows, Decision, Feature, Needs, Question, RunError, UserError
 
 BOTH = Needs.of((1, 2))
 QUESTION = Question("q", "Who?", answers=("Ana",))
@@ -256,7 +256,7 @@ def test_the_decision_of_probing_rag_by_hand(combine, theta, retrieves):
     layers = (0, 1, 2)
     made = replace(
         generation(" a b"),
-        states=np.array([[1.0, 0, 0, 0], [1.0, 0, 0, 0], [-3.0, 0, 0, 0]]),
+        states={Feature(layers): np.array([[1.0, 0, 0, 0], [1.0, 0, 0, 0], [-3.0, 0, 0, 0]])},
         needs=Needs.of(layers),
     )
     decision = Probing(bank(layers), theta=theta, combine=combine)(made, state())
@@ -265,8 +265,8 @@ def test_the_decision_of_probing_rag_by_hand(combine, theta, retrieves):
 
 
 def test_probing_reads_its_own_layers_among_those_recorded():
-    made = probed(0.0, Needs.of((0, 1, 2)))
-    made = replace(made, states=np.array([[9.0, 0, 0, 0], [1.0, 0, 0, 0], [2.0, 0, 0, 0]]))
+    states = np.array([[9.0, 0, 0, 0], [1.0, 0, 0, 0], [2.0, 0, 0, 0]])
+    made = replace(probed(0.0, Needs.of((0, 1, 2))), states={Feature((0, 1, 2)): states})
     assert Probing(bank((1, 2)))(made, state()).score == 3.0
     assert Probing(bank((2,)))(made, state()).score == 2.0
 
