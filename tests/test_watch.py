@@ -18,10 +18,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
 from probers.bank.bank import ProbeBank
 from probers.bank.calibration import Temperature
-from probers.bank.streaming import Scores, StopOnScore
 from probers.capture.hidden_states import decoder_layers
 from probers.engine.model import CausalLM
 from probers.heads import AttentionPoolHead, LinearHead, ProbingRagHead
+from probers.online.watch import Scores, StopOnScore
 from probers.store.spec import FeatureSpec, ModelSpec
 from probers.types import Needs, RunError, UserError
 
