@@ -262,7 +262,7 @@ class StopOnScore(StoppingCriteria):
 
 
 def _tokenizer(watcher: GenerationWatcher) -> Any:
-    """The tokenizer that entities are found with (UserError: none, or heads that read no state before one)."""
+    """The tokenizer to find entities with (UserError: none, or heads that read no state before one)."""
     if watcher.bank.spec.pool != "predicting":
         raise UserError(
             f"this prober reads {watcher.bank.spec.pool} states and cannot score entities before they are "
