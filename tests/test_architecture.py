@@ -31,8 +31,8 @@ PRINTING = {"probers.commands.main", "probers.rag.command"}
 COMPOSING = "probers.commands.compose"
 #: From the ground up; a room imports what stands before it, and itself.
 ROOMS = [
-    "shared", "entities", "equivalence", "evaluation", "data", "store", "capture", "engine", "heads", "online",
-    "bank", "commands", "launch", "datagen", "train", "rag", "serve",
+    "shared", "entities", "equivalence", "evaluation", "data", "store", "capture", "engine", "heads",
+    "online", "bank", "commands", "launch", "adaptive", "datagen", "train", "rag", "serve",
 ]  # fmt: skip
 #: Modules that stand in no folder, and the two rooms that only hold what is shared.
 SHARED = {

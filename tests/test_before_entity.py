@@ -180,7 +180,7 @@ def test_what_cannot_be_asked_is_said() -> None:
     spec = replace(bank.spec, pool="mean", position="generated")
     with ProbeBank(spec, bank.head).watch(model, tokenizer=tokenizer) as scores:
         model.generate(**batch(tokenizer), max_new_tokens=3, do_sample=False)
-    with pytest.raises(UserError, match="reads mean states and says nothing of entities"):
+    with pytest.raises(UserError, match="reads mean states and cannot score entities"):
         _ = scores.entities
     with pytest.raises(UserError, match="probers-datagen --source wiki pool=predicting"):
         BeforeEntity(None)

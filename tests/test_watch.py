@@ -409,7 +409,7 @@ def test_thresholds_without_end() -> None:
     assert written(threshold=-np.inf, min_tokens=4) == 5
     with pytest.raises(UserError, match="min_tokens=0 must be at least 1"):
         written(min_tokens=0)
-    with pytest.raises(UserError, match="threshold=nan is no number"):
+    with pytest.raises(UserError, match="threshold=nan is not a number"):
         written(threshold=np.nan)
     stop = make_bank(threshold=-1e9).stopping_criteria(model, tokenizer)
     assert stop.threshold == -1e9

@@ -14,7 +14,7 @@ from .base import LookAhead, State, Trigger, ruled
 from .fixed_sentence import after_a_sentence
 
 if TYPE_CHECKING:
-    from probers.bank.question_classifier import Classifier
+    from probers.adaptive.classifiers import Classifier
 
 
 @dataclass
@@ -27,7 +27,7 @@ class Adaptive(Trigger):
 
     Attributes:
         classifier: folder of a trained
-            :class:`~probers.bank.question_classifier.AdaptiveClassifier`, path or hub id of a model
+            :class:`~probers.adaptive.classifiers.AdaptiveClassifier`, path or hub id of a model
             of transformers that writes A, B or C (the paper's T5) or whose labels are no, single
             and multi (or A, B and C), or an object with ``probabilities``.
     """
@@ -46,7 +46,7 @@ class Adaptive(Trigger):
                 "head=adaptive' and pass its folder as trigger.classifier, or a model with the labels "
                 "no, single and multi"
             )
-        from probers.bank.question_classifier import load_classifier
+        from probers.adaptive.classifiers import load_classifier
 
         given = self.classifier
         self._classifier = load_classifier(given) if isinstance(given, str) else given
@@ -67,7 +67,7 @@ class Adaptive(Trigger):
 
     def _classified(self, questions: Sequence[Question]) -> list[tuple[str, float]]:
         """Strategy and score of every question."""
-        from probers.bank.question_classifier import STRATEGIES
+        from probers.adaptive.classifiers import STRATEGIES
 
         texts = [q.question for q in questions]
         new = [t for t in dict.fromkeys(texts) if t not in self._known]
