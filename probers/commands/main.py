@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 from ..files import digest
 from ..options import shown
 from ..types import STEERING, ProbersError, RunError, UserError
-from .console import console
 from .config import compose, help_text, normalise, quote, request
+from .console import console
 from .presets import notes
 from .runs import taking_back
 
