@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 import os
 import shlex
 import socket
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig
 
+from probers.commands.artifacts import find_prober
 from probers.commands.config import compose
-from probers.commands.newest import ProberKind, newest_prober
 from probers.commands.parts import build, load_model, load_passages
 from probers.types import UserError
 
@@ -130,23 +130,11 @@ def _serve(cfg: DictConfig, key: str | None, listening: socket.socket) -> None:
 
 
 def _prober(cfg: DictConfig) -> str | None:
-    """The prober asked for, the newest of this model that scores texts as they grow, or the one we ship."""
-    from probers.bank.io import shipped
-
+    """Find the prober that is to score, if any."""
     if cfg.prober == "none":
         return None
-    found: Any = cfg.prober
-    if found is None:
-        kinds: tuple[ProberKind, ...] = ("tokens", "answers", "entities")
-        newest = (newest_prober(kind, model=cfg.model.name) for kind in kinds)
-        found = next((one for one in newest if one is not None), None) or shipped(cfg.model.name)
-        if found is None:
-            raise UserError(
-                f"there is no prober of model={cfg.model.name}: train one (probers-train), pass prober=PATH, "
-                "or prober=none to serve without scores"
-            )
-    print(f"prober: {found}", file=sys.stderr)
-    return str(found)
+    # Standard output is for the command that print_command=true prints.
+    return find_prober(cfg, "tokens", "answers", "entities", asks="probers-serve", level=logging.WARNING)
 
 
 def _bank(cfg: DictConfig) -> ProbeBank | None:

@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[1]
 #: From the ground up; a room imports what stands before it, and itself.
 ROOMS = [
     "shared", "entities", "equivalence", "evaluation", "data", "store", "capture", "engine", "heads", "bank",
-    "commands", "launch", "datagen", "train", "rag", "serve",
+    "commands", "launch", "datagen", "train", "rag", "serve", "score",
 ]  # fmt: skip
 #: Modules that stand in no folder, and the two rooms that only hold what is shared.
 SHARED = {

@@ -9,12 +9,6 @@ import numpy as np
 import pytest
 import torch
 from fake_lm import SPEC, FakeLM
-from probers.rag.compare import findings as showcase
-from probers.rag.compare.methods import build_methods
-from probers.rag.compare.outcomes import Comparison, Outcomes
-from probers.rag.queries import QFS
-from probers.rag.traces import Answer, Counters
-from probers.rag.triggers import Rind
 
 from probers.bank.bank import ProbeBank
 from probers.bank.thresholds import ThresholdRule
@@ -24,6 +18,12 @@ from probers.commands.presets import choices
 from probers.data.overlap import Seen
 from probers.heads import HEADS, WRONG
 from probers.prompts import TESTBED_PROMPT
+from probers.rag.compare import findings as showcase
+from probers.rag.compare.methods import build_methods
+from probers.rag.compare.outcomes import Comparison, Outcomes
+from probers.rag.queries import QFS
+from probers.rag.traces import Answer, Counters
+from probers.rag.triggers import Rind
 from probers.store.spec import FeatureSpec
 from probers.types import Decision, Question, Round, UserError
 

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from probers import CausalLM
-from probers.commands.newest import newest_prober, newest_run
+from probers.commands.artifacts import newest_prober, newest_run
 from probers.commands.runs import RunFolder, read_state, taking_back
 from probers.types import RunError, UserError
 
@@ -217,7 +217,6 @@ def _aliases(folder: Path) -> Any:
 
 def _traces(folder: Path) -> Any:
     from probers.rag.traces import TraceFile
-
     from probers.types import Question
 
     return TraceFile(folder / "traces.jsonl").resume([Question("q0", "Who?"), Question("q1", "Where?")])

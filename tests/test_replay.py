@@ -5,6 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from fake_lm import FakeLM, FakeRetriever, passage
+
+from probers.engine.stopping import SentenceEnd
 from probers.rag.compare.generation_cache import GenerationCache
 from probers.rag.compare.outcomes import Outcomes
 from probers.rag.compare.shared_generations import SharedRAG, narrowed
@@ -24,8 +26,6 @@ from probers.rag.triggers.entropy import Entropy
 from probers.rag.triggers.never import Never
 from probers.rag.triggers.oracle import Oracle
 from probers.rag.triggers.random import Random
-
-from probers.engine.stopping import SentenceEnd
 from probers.types import AttentionRows, Feature, Generation, Needs, Question
 
 QUESTIONS = [Question(f"q{i}", f"Where is town {i}?", (f"Land{i}",)) for i in range(60)]

@@ -8,9 +8,6 @@ from typing import Any
 
 import pytest
 from omegaconf import DictConfig, OmegaConf
-from probers.serve.vllm.choice import Choice
-from probers.serve.vllm.launch import command
-from probers.serve.vllm.prober import Settings
 
 from probers.bank.assessment import Assessor
 from probers.bank.bank import ProbeBank
@@ -18,6 +15,9 @@ from probers.commands.config import compose
 from probers.commands.main import main
 from probers.engine.model import CausalLM
 from probers.heads import LinearHead
+from probers.serve.vllm.choice import Choice
+from probers.serve.vllm.launch import command
+from probers.serve.vllm.prober import Settings
 from probers.store.spec import FeatureSpec
 from probers.testbed.assets import model_path
 from probers.types import UserError

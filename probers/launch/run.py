@@ -9,7 +9,7 @@ from omegaconf import DictConfig
 
 from ..commands.config import quote, request
 from ..commands.main import load
-from ..commands.part_runs import key_of
+from ..commands.merge import key_of
 from ..commands.parts import build
 from ..commands.runs import read_state
 from ..types import UserError

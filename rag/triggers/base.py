@@ -19,7 +19,7 @@ from probers.uncertainty import Part, Variant, parts
 
 if TYPE_CHECKING:
     from probers.bank.bank import ProbeBank
-    from probers.commands.newest import ProberKind
+    from probers.commands.artifacts import ProberKind
     from probers.engine.model import CausalLM
     from probers.store.spec import ModelSpec
 

@@ -13,8 +13,8 @@ import numpy as np
 from omegaconf import DictConfig
 
 from probers.bank.question_classifier import STRATEGIES, AdaptiveClassifier
+from probers.commands.artifacts import newest_store
 from probers.commands.config import compose
-from probers.commands.newest import newest_store
 from probers.commands.parts import build, inputs, record_of
 from probers.commands.runs import RunFolder
 from probers.evaluation.bootstrap import Bootstrap

@@ -57,7 +57,7 @@ def scores_html(
     scored = [(one, r["hallucination"]) for one, r in zip(texts, records, strict=True) if r["hallucination"]]
     scored.sort(key=lambda pair: (pair[1]["score"] is None, -(pair[1]["score"] or 0.0)))
     return render(
-        "probers.serve/scores.html.j2",
+        "probers.score/scores.html.j2",
         shown=[(one, told, list(parts(one.answer, told, limit))) for one, told in scored[:most]],
         rest=len(scored) - min(most, len(scored)), about=about, results=results, limit=limit,
         levels=LEVELS, above=ABOVE, tail=_tail,
