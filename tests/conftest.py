@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -20,6 +21,12 @@ with suppress(ImportError):  # the environment of vLLM's tests has none
 
     settings.register_profile("probers", deadline=None)  # a loaded machine is no failure
     settings.load_profile("probers")
+
+
+@pytest.fixture(autouse=True)
+def info_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """Have ``caplog`` hold what commands show."""
+    caplog.set_level(logging.INFO, "probers")
 
 
 @pytest.fixture(scope="session")

@@ -433,12 +433,6 @@ def test_brackets_without_end_in_a_table_beside_questions_are_one_sentence(tmp_p
         read(file)
 
 
-def test_a_folder_within_a_thousand_others_is_one_sentence(tmp_path):
-    with pytest.raises(UserError, match="folders within each other: choose one with at most 100"):
-        RunFolder(Path("a/" * 1200), "rag", {}).claim()
-    assert RunFolder(tmp_path.joinpath(*"abc" * 10), "rag", {}).claim() is False
-
-
 def test_a_device_map_of_numbers_is_one_sentence():
     with pytest.raises(UserError, match=r"device_map=\{1: 2\} must name modules"):
         CausalLM.from_pretrained("testbed", device_map={1: 2})

@@ -39,11 +39,11 @@ def rag(place):  # noqa: F811
     return run
 
 
-def test_one_question_streams_where_it_fired_what_it_asked_and_fetched(rag, capsys):
+def test_one_question_streams_where_it_fired_what_it_asked_and_fetched(rag, capsys, caplog):
     assert rag("question=Where is town 3?", "trigger=probing", "prober=prober") is None
     shown = capsys.readouterr().out
+    assert "prober: prober" in caplog.text
     for part in (
-        "prober: prober",
         "Question: Where is town 3?",
         "[1] It must be Nowhere. So the answer is Nowhere.",
         "▲ probing fired on the whole answer: score 2, threshold 0",
@@ -381,7 +381,7 @@ def finished(folder, summary):
 finished.time = 1000
 
 
-def test_the_newest_of_the_kind_that_is_wanted_is_taken(rag, capsys):
+def test_the_newest_of_the_kind_that_is_wanted_is_taken(rag, caplog):
     runs = rag.path / "runs" / "train"
     runs.mkdir(parents=True)
     for name in ("answers", "answers of another"):
@@ -403,7 +403,7 @@ def test_the_newest_of_the_kind_that_is_wanted_is_taken(rag, capsys):
     assert find_prober(cfg, "tokens") == "runs/train/tokens"
     assert find_prober(cfg, "entities") == "runs/train/entities"
     assert find_classifier(cfg) == "runs/train/adaptive"
-    capsys.readouterr()
+    caplog.clear()
     for trigger, found in (
         ("probing", "prober: runs/train/answers (the newest of whole answers for model=testbed)"),
         ("radio", "prober: runs/train/tokens (the newest of single tokens for model=testbed)"),
@@ -414,7 +414,7 @@ def test_the_newest_of_the_kind_that_is_wanted_is_taken(rag, capsys):
         ("adaptive", "classifier: runs/train/adaptive (the newest for model=testbed)"),
     ):
         rag("question=Where is town 3?", f"trigger={trigger}")
-        assert found in capsys.readouterr().out
+        assert found in caplog.text
     # What was trained counts as the run's input, whether it was found or named.
     out = rag("trigger=adaptive", "split=test", "limit=2", "out=a")
     found = json.loads((out / "results.json").read_text())["config"]["inputs"]
