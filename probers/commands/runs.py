@@ -232,9 +232,9 @@ class RunFolder:
         if path in _HELD:
             return
         lock = FileLock(path / _LOCK)
-        try:
+        with suppress(Timeout):
             lock.acquire(timeout=0)
-        except Timeout:
+        if not lock.is_locked:
             told = f"out={self.path} is being written by {_writer(path)}"
             if self.config.get("wait") is not True:
                 raise UserError(f"{told}: choose another out, or wait for it with wait=true", "busy")
