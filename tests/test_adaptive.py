@@ -309,7 +309,7 @@ def cot_store(path, *, splits=("train", "train", "validation", "test"), label=la
     return FeatureStore.open(path)
 
 
-def test_the_command_trains_measures_and_writes_what_the_trigger_takes(tmp_path, monkeypatch, capsys):
+def test_the_command_trains_measures_and_writes_what_the_trigger_takes(tmp_path, monkeypatch, capsys, caplog):
     monkeypatch.chdir(tmp_path)
     store = cot_store(tmp_path / "runs" / "datagen" / "cot")
     out = cli.run("train", ["head=adaptive", "resamples=200"])
@@ -340,7 +340,7 @@ def test_the_command_trains_measures_and_writes_what_the_trigger_takes(tmp_path,
         True,
     ]
     assert cli.run("train", ["head=adaptive", "resamples=200"]) == out
-    assert "complete" in capsys.readouterr().out
+    assert "complete" in caplog.text
 
 
 def both(chances):
