@@ -18,10 +18,10 @@ import torch
 from omegaconf import DictConfig
 
 from ..bank.bank import ProbeBank
-from ..bank.running import check_running, text_needs, text_scores
 from ..commands.artifacts import find_prober
 from ..commands.parts import load_model, plain_value
 from ..data.records import what_is_wrong
+from ..online.scores import check_growing, text_needs, text_scores
 from ..types import Feature, Generation, Needs, RunError, UserError, first_line
 
 if TYPE_CHECKING:
@@ -215,7 +215,7 @@ def _check_server(
     url: str, lm: CausalLM, bank: ProbeBank, prompts: Sequence[str], length: int, tolerance: float
 ) -> None:
     """Compare the scores of a server with ours of the same tokens."""
-    check_running(bank)
+    check_growing(bank)
     answers = [_asked(url, prompt, length) for prompt in prompts]
     known = [(p, a) for p, a in zip(prompts, answers, strict=True) if a["text"]]
     read = lm.score([p for p, _ in known], [a["text"] for _, a in known], needs=_neighbours(lm, bank))

@@ -49,10 +49,10 @@ def run(cfg: DictConfig) -> Path:
     name = find_prober(cfg, asks="probers-score")
     from ..bank.assessment import Assessor
     from ..bank.bank import ProbeBank
-    from ..bank.running import check_running
+    from ..online.scores import check_growing
 
     bank = ProbeBank.from_pretrained(name, allow_other=cfg.allow_other)
-    check_running(bank)
+    check_growing(bank)
     out = Path(cfg.out or f"runs/score/{Path(cfg.texts).name.partition('.')[0]}")
     config = record_of(cfg) | {"inputs": inputs(cfg.texts, name)}
     folder = RunFolder(out, "score", config)
@@ -96,7 +96,7 @@ def score(
         file: name of the file in messages.
         unfinished: file of finished lines, written batch by batch and read by a run that resumes.
     """
-    from ..bank.running import text_needs, text_scores
+    from ..online.scores import text_needs, text_scores
 
     made = _resumed(unfinished, texts)
     batches = lm.score_each(
