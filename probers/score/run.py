@@ -113,7 +113,7 @@ def score(
             if written.token_ids:
                 assert written.states is not None
                 scores, distances = text_scores(bank, written.states)
-                told = assessor.response(written, scores, distances)
+                told = assessor.of_generation(written, scores, distances)
             ours = {"id": texts[place].id, "text": texts[place].answer, "hallucination": told}
             new[place] = {**texts[place].record, **ours}
         _keep(unfinished, new)
