@@ -209,8 +209,8 @@ class Answering:
             (made,) = self._lm.score([prompt], [text], needs=text_needs(bank))
         except UserError:  # the text was joined from several, and no tokens of the model read as it
             return None
-        assert made.states is not None
-        scores, distances = text_scores(bank, made.states)
+        assert made.state is not None
+        scores, distances = text_scores(bank, made.state)
         return Assessor(bank).of_generation(made, scores, distances)
 
 

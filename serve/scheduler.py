@@ -15,6 +15,7 @@ from concurrent.futures import Future
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -75,10 +76,11 @@ class ScoredText(LiveText):
 
     def recorded(self, tokenizer: Any, needs: Needs = NOTHING) -> Generation:
         """Make a generation of the text, with the states that ``needs`` asks for."""
-        kept, states = self.row.kept, None
-        if needs.layers and kept and self.vectors:
-            stacked = torch.stack(self.vectors[:kept]).numpy()
-            states = stacked if needs.pool in PER_TOKEN else pool_tokens(stacked, needs.pool)
+        states: dict[Feature, np.ndarray] = {}
+        if self.row.kept and self.vectors:
+            stacked = torch.stack(self.vectors[: self.row.kept]).numpy()
+            for each in needs.features:
+                states[each] = stacked if each.pool in PER_TOKEN else pool_tokens(stacked, each.pool)
         return self.generation(tokenizer, needs, states)
 
 
@@ -121,7 +123,7 @@ class Scheduler:
     @property
     def feature(self) -> Feature | None:
         """The states read of every token; None without a prober."""
-        return None if self.bank is None else self.bank.needs.features[0]
+        return None if self.bank is None else self.bank.spec.feature
 
     def start(self) -> None:
         """Start the thread."""
@@ -202,10 +204,10 @@ class Scheduler:
     def _score(self, texts: Sequence[LiveText], states: Tensor) -> None:
         """Score the newest token of some texts; a text with NaN or infinite states ends in an error alone."""
         assert self.bank is not None and self._running is not None
-        needs = self.bank.needs
+        feature = self.bank.spec.feature
         for row, layer in (~all_finite(states)).nonzero().tolist():
             place = f"a token of {texts[row].request.prompt.name}"
-            texts[row].error = texts[row].error or broken_state(needs, layer, place)
+            texts[row].error = texts[row].error or broken_state(feature, layer, place)
         good = [i for i, text in enumerate(texts) if text.error is None]
         if not good:
             return
@@ -217,7 +219,7 @@ class Scheduler:
             text.scores.append(score)
             text.distances = self._running.distances(text)
             if text.vectors is not None:
-                text.vectors.append(token_vectors(own, needs.pool).cpu())
+                text.vectors.append(token_vectors(own, feature.pool).cpu())
 
 
 class SharedLM(CausalLM):
@@ -272,7 +274,7 @@ class SharedLM(CausalLM):
         texts = [
             ScoredText(
                 Request(prompt, limit), self.tokenizer, self.stops(stop),
-                keep=bool(needs.layers), changed=changed.set,
+                keep=bool(needs.features), changed=changed.set,
             )
             for prompt, limit in zip(fitting, limits, strict=True)
         ]  # fmt: skip

@@ -66,7 +66,7 @@ class ServedProber:
 
     def with_layers(self, bank: ProbeBank) -> dict[str, Any]:
         """The settings as plain containers, with the layers that ``bank`` reads."""
-        return {**asdict(self), "layers": list(StateTap.layers_of(bank.spec.needs))}
+        return {**asdict(self), "layers": list(StateTap.layers_of(bank.spec.feature))}
 
     def load(self) -> ProbeBank:
         """Load the prober.
