@@ -27,10 +27,8 @@ def digest(folder):
 
 
 @pytest.fixture(scope="module")
-def cot(tmp_path_factory):
-    out = tmp_path_factory.mktemp("cot") / "store"
-    cli.run("datagen", [f"out={out}", "limit=60", "shard_size=16", "layers=[0,6,12]", "batch_size=16"])
-    return FeatureStore.open(out)
+def cot(artefacts, tmp_path_factory):
+    return FeatureStore.open(artefacts.copy("cot", tmp_path_factory.mktemp("cot") / "store"))
 
 
 def test_every_question_has_both_conditions_in_one_split(cot):

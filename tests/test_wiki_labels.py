@@ -70,10 +70,8 @@ ARTICLE = ("It lies in Spain today.", "It is near Madrid today.", "It was led by
 
 
 @pytest.fixture(scope="module")
-def testbed(tmp_path_factory):
-    out = tmp_path_factory.mktemp("wiki") / "store"
-    cli.run("datagen", ["--source", "wiki", f"out={out}", "limit=200", "shard_size=64", "layers=[6,12]"])
-    return FeatureStore.open(out)
+def testbed(artefacts):
+    return FeatureStore.open(artefacts("wiki"))
 
 
 def test_every_cut_is_a_row_or_left_out_with_its_reason(tmp_path):
