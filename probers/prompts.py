@@ -51,7 +51,7 @@ class PromptTemplate:
             the names it may have.
     """
 
-    name: str
+    name: str = "testbed"
     exemplars: str = ""
     context: str = "Context:\n"
     passage: str = "[{i}] {text}\n"

@@ -46,7 +46,7 @@ class Probing(Trigger):
     that its recogniser finds in it, each by all of its tokens; an answer without one by all it has.
     """
 
-    bank: ProbeBank | str | None
+    bank: ProbeBank | str | None = None
     threshold: float | None = None
     theta: InitVar[float | None] = None
     combine: Literal["logits", "probabilities"] | None = None

@@ -41,7 +41,7 @@ class Radio(Trigger):
         above_mean: s_i must exceed the mean over the generated tokens as well.
     """
 
-    bank: ProbeBank | str | None
+    bank: ProbeBank | str | None = None
     threshold: float = 0.5
     above_mean: bool = True
     _bank: ProbeBank = field(init=False, repr=False)

@@ -43,7 +43,7 @@ class Letters:
         max_tokens: a longer question is cut.
     """
 
-    bias: Bias
+    bias: Bias = field(default_factory=BIAS.copy)
     model: Name = "google-t5/t5-large"
     epochs: Count = 35
     batch_size: Count = 32

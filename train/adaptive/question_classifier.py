@@ -27,7 +27,7 @@ from probers.types import UserError
 from ..controls import SHUFFLED
 from ..evaluate import as_figures
 from ..tables import bounded, number
-from .strategies import HOW, Answers, Bias, Labelled, joined, label, read, seen
+from .strategies import BIAS, HOW, Answers, Bias, Labelled, joined, label, read, seen
 
 #: The heads that are classifiers of questions: of words, and a T5 that writes letters.
 TARGETS = (
@@ -50,7 +50,7 @@ class Words:
         min_count: words and pairs of words of fewer questions are left out.
     """
 
-    bias: Bias
+    bias: Bias = field(default_factory=BIAS.copy)
     c: Positive = 1.0
     min_count: Count = 2
 

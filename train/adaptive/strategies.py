@@ -28,6 +28,11 @@ Bias = Annotated[
     Mapping[str, Literal["single", "multi", "leave_out"]],
     Field(description="single, multi or leave_out for each data set, as {nq: single}"),
 ]
+#: Of the question sets that are known: those of several hops need several retrievals (Adaptive-RAG, section 3.2).
+BIAS = {
+    "nq": "single", "triviaqa": "single", "hotpotqa": "multi", "2wikimultihopqa": "multi", "musique": "multi",
+    "strategyqa": "multi", "iirc": "multi", "testbed": "multi",
+}  # fmt: skip
 #: The trigger that is a strategy of each kind in a comparison.
 TRIGGERS = {"no": "never", "single": "always", "multi": "fixed_sentence"}
 #: The command that tries them.
