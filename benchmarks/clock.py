@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+
 from probers.train import fit
 from probers.train.batches import StoreData
 from probers.train.module import ProberModule

@@ -18,14 +18,14 @@ from typing import Any
 from unittest.mock import patch
 
 from flags import positive
-from probers.datagen.labels.base import Examples
-from probers.datagen.labels.wiki import WikiBuilder
 from report import invocation, publish
 from timing import Results, by_turns, ratios, spread, verdict
 
 from probers import CausalLM
 from probers.data.articles import open_articles
 from probers.data.articles.cuts import Cut, CutPlan
+from probers.datagen.labels.base import Examples
+from probers.datagen.labels.wiki import WikiBuilder
 from probers.entities import Recogniser
 from probers.equivalence import EntityMatcher
 from probers.prompts import TESTBED_PROMPT

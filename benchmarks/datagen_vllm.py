@@ -15,14 +15,14 @@ import time
 from typing import Any
 
 from flags import positive
-from probers.datagen.labels.base import Examples
-from probers.datagen.labels.wiki import WikiBuilder
 from report import invocation, publish
 from timing import Results, ratios, spread, verdict
 
 from probers import CausalLM
 from probers.data.articles import open_articles
 from probers.data.articles.cuts import Cut, CutPlan
+from probers.datagen.labels.base import Examples
+from probers.datagen.labels.wiki import WikiBuilder
 from probers.engine.vllm.lm import VllmLM
 from probers.entities import Recogniser
 from probers.equivalence import EntityMatcher

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from probers.rag.retrievers.lexical import tokenize
 
 from probers.data.corpus import PassageStore, load_corpus
+from probers.rag.retrievers.lexical import tokenize
 from probers.types import Passage
 
 NAMES = {

@@ -16,14 +16,14 @@ from typing import Any
 import numpy as np
 import torch
 from clock import COLD, PARTS, Clock
-from probers.train import fit
-from probers.train.data import Column, Dataset, Examples, StoreStates, load_examples
-from probers.train.module import FitSettings, head_losses
 from store import peaks
 
 from probers import FeatureStore
 from probers.heads import ProbingRagHead
 from probers.heads.base import Linear
+from probers.train import fit
+from probers.train.data import Column, Dataset, Examples, StoreStates, load_examples
+from probers.train.module import FitSettings, head_losses
 
 #: How often a step reads or writes all parameters or as many numbers, see :func:`as_plain`.
 _MATRIX_PASSES, _ADAMW_PASSES = 3, 7

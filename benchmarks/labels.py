@@ -21,14 +21,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from probers.datagen.filling import fill
-from probers.datagen.labels.wiki import WikiBuilder
 from report import publish
 from timing import by_turns, ratios, spread, verdict
 
 from probers import CausalLM, FeatureStore
 from probers.data.articles import open_articles
 from probers.data.articles.cuts import Cut, CutPlan
+from probers.datagen.filling import fill
+from probers.datagen.labels.wiki import WikiBuilder
 from probers.entities import Recogniser
 from probers.equivalence import EntityMatcher
 from probers.prompts import TESTBED_PROMPT

@@ -24,10 +24,6 @@ from typing import Any
 
 import torch
 from peers import forwards
-from probers.rag import RAG, Answer
-from probers.rag.queries import QFS
-from probers.rag.retrievers import BM25
-from probers.rag.triggers import Probing, Rind
 from released import Plain, Released
 from report import invocation, publish
 from timing import Results, by_turns, ratios, spread, verdict
@@ -36,6 +32,10 @@ from transformers import AutoModelForCausalLM
 from probers import CausalLM
 from probers.bank.bank import ProbeBank
 from probers.prompts import TESTBED_PROMPT, PromptTemplate
+from probers.rag import RAG, Answer
+from probers.rag.queries import QFS
+from probers.rag.retrievers import BM25
+from probers.rag.triggers import Probing, Rind
 from probers.testbed.assets import load_corpus, load_questions, model_path
 from probers.types import Generation, Question, Retriever, RunError, UserError
 

@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from probers.rag.retrievers.lexical import tokenize
 
 from probers.evaluation.answers import extract_answer
 from probers.prompts import PromptTemplate
+from probers.rag.retrievers.lexical import tokenize
 from probers.text import is_content
 from probers.types import Question, Retriever
 

@@ -29,9 +29,9 @@ from typing import Any
 
 import numpy as np
 from engines import NAMES, key, made_and_used, measure, stored
+
 from probers.rag.retrievers.bm25 import COMPILED_FROM
 from probers.rag.retrievers.lexical import tokens_of
-
 from probers.types import Passage
 
 DATASETS = ("hotpotqa", "2wikimultihopqa", "nq")

@@ -22,13 +22,13 @@ from pathlib import Path
 
 import numpy as np
 from flags import positive
-from probers.rag.retrievers.bm25 import BM25
-from probers.rag.retrievers.elasticsearch import Elasticsearch
-from probers.rag.retrievers.lexical import tokens_of
 from report import invocation, publish
 from timing import Results, verdict
 
 from probers.data.corpus import load_corpus
+from probers.rag.retrievers.bm25 import BM25
+from probers.rag.retrievers.elasticsearch import Elasticsearch
+from probers.rag.retrievers.lexical import tokens_of
 from probers.types import Passage
 
 SECTION = "A search server and the embedded index"

@@ -260,6 +260,7 @@ def training_memory(path: Path, steps: int) -> tuple[int, int]:
 def as_trainer(path: str, steps: str) -> None:
     """Read a store as ``probers-train`` does, and print how the memory grew; runs in a process of its own."""
     import torch
+
     from probers.train.batches import Batches, Schedule, StoreData
     from probers.train.data import CHUNK, Column, StoreStates
     from probers.train.fit import moments

@@ -15,9 +15,9 @@ from langchain_core.prompts import PromptTemplate
 from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import RunnablePassthrough
 from langchain_openai import OpenAI
-from probers.rag.retrievers.bm25 import BM25
 
 from probers.data import load_corpus
+from probers.rag.retrievers.bm25 import BM25
 from probers.testbed.assets import load_questions
 
 

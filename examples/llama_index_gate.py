@@ -11,9 +11,9 @@ import sys
 import openai
 from llama_index.core.retrievers import BaseRetriever
 from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
-from probers.rag.retrievers.bm25 import BM25
 
 from probers.data import load_corpus
+from probers.rag.retrievers.bm25 import BM25
 from probers.testbed.assets import load_questions
 
 url, model = sys.argv[1:]

@@ -9,14 +9,14 @@ from typing import Any, Literal, NoReturn
 from omegaconf import DictConfig, OmegaConf
 
 from probers.bank.io import shipped
+from probers.commands.components import choices, node_of
 from probers.commands.newest import ProberKind, newest_classifier, newest_prober
 from probers.commands.parts import build, maker
-from probers.commands.presets import choices, text_of
 from probers.commands.runs import RunFolder
 from probers.types import UserError
 
+from .protocol import Trigger, as_trigger, name_of
 from .remote import RemoteLM
-from .triggers.base import Trigger, as_trigger, name_of
 from .triggers.probing import Probing, ServedProbing
 
 #: ``engine`` of a model in this process; what runs it.
@@ -192,9 +192,7 @@ def named_part(group: str, name: str | Mapping[str, Any], options: Mapping[str, 
     if isinstance(name, str):
         if name not in choices(group):
             raise UserError(f"unknown {group} {name!r}: choose one of {', '.join(choices(group))}")
-        own: Any = OmegaConf.create(text_of(group, name))
-        bases = [OmegaConf.create(text_of(group, base)) for base in own.pop("defaults", ())]
-        node = OmegaConf.merge(*bases, own)
+        node = OmegaConf.create(node_of(group, name))
         known = [str(k) for k in node if k != "_target_"]
         for key in options:
             if key not in known:

@@ -15,12 +15,12 @@ import httpx
 import numpy as np
 import torch
 from omegaconf import DictConfig
-from probers.rag.build import find_prober
 
 from probers.bank.bank import ProbeBank
 from probers.bank.running import check_running, text_needs, text_scores
 from probers.commands.parts import load_model, plain_value
 from probers.data.records import what_is_wrong
+from probers.rag.build import find_prober
 from probers.types import Feature, Generation, Needs, RunError, UserError, first_line
 
 if TYPE_CHECKING:

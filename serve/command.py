@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig
 
-from probers.commands.config import compose
+from probers.commands.compose import compose
 from probers.commands.newest import ProberKind, newest_prober
 from probers.commands.parts import build, load_model, load_passages
 from probers.types import UserError

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from omegaconf import DictConfig
-from probers.rag.build import find_prober
 
 from probers.checksums import sealed_lines, unseal
 from probers.commands.parts import inputs, load_model, record_of
 from probers.commands.runs import RunFolder
 from probers.files import canonical_json, regular, write_text, writing
 from probers.pages import count
+from probers.rag.build import find_prober
 from probers.types import UserError
 
 from .texts import Text, Texts

@@ -14,9 +14,11 @@ from probers.options import Count, Name, Natural, NotNegative, Positive, Seed
 
 @dataclass(frozen=True, kw_only=True)
 class Serve(Settings):
-    """Serve a model through OpenAI's API, with the scores of a prober beside every answer, and a page to look at.
+    """Serve a model through OpenAI's API, with the scores of a prober beside every answer, and a page to look
+    at.
 
-    POST /v1/completions and /v1/chat/completions; /v1/models, /health and /metrics; the page at / (docs/serving.md).
+    POST /v1/completions and /v1/chat/completions; /v1/models, /health and /metrics; the page at /
+    (docs/serving.md).
     """
 
     model: Model = field(default_factory=Model)
@@ -25,16 +27,18 @@ class Serve(Settings):
     port: Annotated[int, Field(ge=0, le=65535)] = 8000
     """port; 0 takes a free one and prints it"""
     backend: Literal["transformers", "vllm"] = "transformers"
-    """transformers is our own engine; vllm is plain vllm serve with our plugins (pip install "probers[vllm]")"""
+    """transformers is our own engine; vllm is plain vllm serve with our plugins (pip install
+    "probers[vllm]")"""
     print_command: bool = False
     """true prints the command of backend=vllm and ends"""
     served_name: Name | None = None
     """name of the model in requests; null is model.name"""
     api_key: Name | None = None
-    """key that requests must send as Authorization: Bearer KEY; PROBERS_API_KEY in the environment sets it too"""
+    """key that requests must send as Authorization: Bearer KEY; PROBERS_API_KEY in the environment sets
+    it too"""
     prober: Name | None = None
-    """prober folder or hub id; null is the newest of this model, or the one that comes with the package; none scores
-    nothing"""
+    """prober folder or hub id; null is the newest of this model, or the one that comes with the package;
+    none scores nothing"""
     corpus: Name | None = None
     """passages for requests with retrieval: testbed, FILE.jsonl[.gz] or FILE.tsv[.gz]; null offers none"""
     passage_words: Count | None = None
@@ -52,7 +56,8 @@ class Serve(Settings):
     rows: Count = 16
     """texts written at the same time"""
     threads: Count | None = None
-    """torch threads on the CPU; null is one fewer than torch would take, so that requests are not kept waiting"""
+    """torch threads on the CPU; null is one fewer than torch would take, so that requests are not kept
+    waiting"""
     queue: Natural = 64
     """texts that may wait; further requests get 429"""
     max_tokens: Count = 1024
@@ -79,9 +84,9 @@ class Serve(Settings):
 class Score(Run):
     """Score texts that exist already: probers-score FILE, or texts=FILE.
 
-    Every line has prompt (or messages of a chat) and answer, and optionally id and wrong (true or false). The answer is
-    put right behind the prompt. out/scores.jsonl and a page to read, out/scores.html, are written; an interrupted run
-    resumes with the same command.
+    Every line has prompt (or messages of a chat) and answer, and optionally id and wrong (true or
+    false). The answer is put right behind the prompt. out/scores.jsonl and a page to read,
+    out/scores.html, are written; an interrupted run resumes with the same command.
     """
 
     model: Model = field(default_factory=Model)
@@ -113,11 +118,11 @@ class Check(Settings):
 
     model: Model = field(default_factory=Model)
     engine: Name = "transformers"
-    """engine to compare with our capture: transformers (plain output_hidden_states), vllm (states of every layer that
-    engine=vllm reads), or the URL of a server with a prober (its scores)"""
+    """engine to compare with our capture: transformers (plain output_hidden_states), vllm (states of
+    every layer that engine=vllm reads), or the URL of a server with a prober (its scores)"""
     prober: Name | None = None
-    """prober folder or hub id whose layers are checked; null checks all layers, and for a server takes the newest of
-    this model or the one that comes with the package"""
+    """prober folder or hub id whose layers are checked; null checks all layers, and for a server takes
+    the newest of this model or the one that comes with the package"""
     prompts: Annotated[list[str], Field(min_length=1, description="a list of texts")] = field(
         default_factory=lambda: [
             "The capital of France is",

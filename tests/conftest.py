@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from probers.train.data import Examples
-
     from probers.store.store import FeatureStore
+    from probers.train.data import Examples
 
 # The models here are so small that threads cost more than they give.
 os.environ.setdefault("OMP_NUM_THREADS", "1")

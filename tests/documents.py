@@ -27,11 +27,11 @@ from urllib.parse import unquote
 import yaml
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
-from probers.rag.compare.methods import vary
 
 from probers.commands import main as cli
-from probers.commands.config import compose, help_of, normalise, request
-from probers.commands.presets import choices
+from probers.commands.components import choices
+from probers.commands.compose import compose, help_of, normalise, request
+from probers.rag.compare.methods import vary
 from probers.types import UserError
 
 ROOT = Path(__file__).parents[1]

@@ -11,19 +11,19 @@ from typing import Any
 
 import openai
 import uvicorn
-from probers.rag.queries.answer import AnswerQuery
-from probers.rag.retrievers.bm25 import BM25
-from probers.serve.app import Served, make_app
-from probers.serve.guard import Limits
-from probers.serve.metrics import Metrics
-from probers.serve.retrieval import Retrieving
-from probers.serve.scheduler import Scheduler
 
 from probers import CausalLM, ProbeBank
 from probers.bank.calibration import Platt
 from probers.data import load_corpus
 from probers.heads import LinearHead
 from probers.prompts import TESTBED_PROMPT
+from probers.rag.queries import AnswerQuery
+from probers.rag.retrievers.bm25 import BM25
+from probers.serve.app import Served, make_app
+from probers.serve.guard import Limits
+from probers.serve.metrics import Metrics
+from probers.serve.retrieval import Retrieving
+from probers.serve.scheduler import Scheduler
 from probers.store.spec import FeatureSpec
 from probers.types import Pool
 

@@ -8,10 +8,6 @@ import numpy as np
 import pytest
 import torch
 from fake_lm import SPEC
-from probers.rag.triggers import Adaptive, State
-from probers.train.adaptive.letter_classifier import Letters
-from probers.train.adaptive.question_classifier import measure, write_card
-from probers.train.adaptive.strategies import Labelled, joined, label, of_store, read, seen
 from safetensors.numpy import load_file, save_file
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
@@ -38,8 +34,12 @@ from probers.commands.newest import newest_classifier
 from probers.commands.runs import RunFolder
 from probers.data.overlap import Seen
 from probers.prompts import TESTBED_PROMPT
+from probers.rag.triggers import Adaptive, State
 from probers.store.spec import FeatureSpec
 from probers.store.store import FeatureStore
+from probers.train.adaptive.letter_classifier import Letters
+from probers.train.adaptive.question_classifier import measure, write_card
+from probers.train.adaptive.strategies import Labelled, joined, label, of_store, read, seen
 from probers.types import Question, UserError
 
 KINDS = {

@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from probers.datagen.audit import Audit, audit
-from probers.datagen.audit import labels as audit_module
-from probers.datagen.audit.drawn import draw_rows, stored_columns
-from probers.datagen.audit.leaks import depths
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 from sklearn.preprocessing import StandardScaler
 
+from probers.datagen.audit import Audit, audit
+from probers.datagen.audit import labels as audit_module
+from probers.datagen.audit.drawn import draw_rows, stored_columns
+from probers.datagen.audit.leaks import depths
 from probers.evaluation import baselines, bootstrap
 from probers.store.spec import FeatureSpec, ModelSpec
 from probers.store.store import FeatureStore

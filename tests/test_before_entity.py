@@ -9,9 +9,6 @@ import torch
 from fake_lm import SPEC, FakeLM, FakeRetriever, passage
 from hypothesis import given
 from hypothesis import strategies as st
-from probers.rag.loop import RAG
-from probers.rag.queries import CIOQF, QFS
-from probers.rag.triggers import BeforeEntity, EntitySignal, State
 from test_watch import PROMPTS, batch, plain
 from tiny import tiny_lm
 
@@ -22,6 +19,9 @@ from probers.engine.tokens import decode, token_offsets
 from probers.entities import Recogniser, find_entities, tokens_of, with_scores, written_entities
 from probers.heads import CORRECT, WRONG, LinearHead
 from probers.prompts import TESTBED_PROMPT
+from probers.rag.loop import RAG
+from probers.rag.queries import CIOQF, QFS
+from probers.rag.triggers import BeforeEntity, EntitySignal, State
 from probers.store.spec import FeatureSpec
 from probers.types import Needs, Question, RunError, UserError
 

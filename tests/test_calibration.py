@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from probers.train.calibrate import fit_calibration, fit_ensemble, fit_entropy_model, fit_temperature
 from scipy.optimize import minimize
 from sklearn.isotonic import IsotonicRegression
 from sklearn.linear_model import LogisticRegression
@@ -19,6 +18,7 @@ from probers.bank.ensemble import Ensemble, aggregate, extend
 from probers.bank.thresholds import ThresholdRule
 from probers.commands.main import compose, normalise
 from probers.evaluation import metrics as m
+from probers.train.calibrate import fit_calibration, fit_ensemble, fit_entropy_model, fit_temperature
 from probers.types import RunError, UserError
 
 TYPED = ["balanced_accuracy", "f1", "accuracy", "budget=0.3", "recall_at_fpr=0.1", "cost=5"]

@@ -6,13 +6,13 @@ import httpx
 import numpy as np
 import pytest
 import torch
-from probers.serve import check
-from probers.serve.check import compare_states, our_states, relative_difference
 from serving import bank_for, running
 from tiny import PROMPTS, tiny_lm
 
 from probers import CausalLM
 from probers.commands import main as cli
+from probers.serve import check
+from probers.serve.check import compare_states, our_states, relative_difference
 
 TOLERANCE = 1e-3
 

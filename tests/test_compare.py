@@ -9,21 +9,21 @@ import numpy as np
 import pytest
 import torch
 from fake_lm import SPEC, FakeLM
+
+from probers.bank.bank import ProbeBank
+from probers.bank.thresholds import ThresholdRule
+from probers.checksums import unsealed_lines
+from probers.commands import main as cli
+from probers.commands.components import choices
+from probers.data.overlap import Seen
+from probers.heads import HEADS, WRONG
+from probers.prompts import TESTBED_PROMPT
 from probers.rag.compare import findings as showcase
 from probers.rag.compare.methods import build_methods
 from probers.rag.compare.outcomes import Comparison, Outcomes
 from probers.rag.queries import QFS
 from probers.rag.traces import Answer, Counters
 from probers.rag.triggers import Rind
-
-from probers.bank.bank import ProbeBank
-from probers.bank.thresholds import ThresholdRule
-from probers.checksums import unsealed_lines
-from probers.commands import main as cli
-from probers.commands.presets import choices
-from probers.data.overlap import Seen
-from probers.heads import HEADS, WRONG
-from probers.prompts import TESTBED_PROMPT
 from probers.store.spec import FeatureSpec
 from probers.types import Decision, Question, Round, UserError
 
@@ -424,7 +424,7 @@ def test_a_threshold_that_is_given_is_kept(place):
 
 
 def test_methods_of_ones_own_by_dotted_path(place):
-    mine = "+methods.mine={trigger: {_target_: probers.rag.triggers.always.Always}, query: question}"
+    mine = "+methods.mine={trigger: {_target_: probers.rag.triggers.Always}, query: question}"
     results = place.compare("triggers=[never,mine]", mine)
     assert results["methods"]["mine"]["em"] == 1.0
 

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 from fake_lm import SPEC
-from probers.rag.compare.probers import named
 from test_compare import TEST, VALIDATION, place  # noqa: F401
 
 from probers.bank.bank import ProbeBank
@@ -17,6 +16,7 @@ from probers.commands import main as cli
 from probers.data.overlap import Seen
 from probers.heads import HEADS, WRONG
 from probers.prompts import TESTBED_PROMPT
+from probers.rag.compare.probers import named
 from probers.store.spec import FeatureSpec
 from probers.types import UserError
 

@@ -5,14 +5,14 @@ from dataclasses import asdict
 
 import pytest
 from omegaconf import OmegaConf
+
+from probers.commands import main as cli
+from probers.commands.components import choices
+from probers.commands.compose import compose
+from probers.data.questions import DATASETS, source_class
 from probers.datagen.testbed.curriculum import Curriculum
 from probers.datagen.testbed.recipe import Recipe
 from probers.datagen.testbed.run import _dataclass
-
-from probers.commands import main as cli
-from probers.commands.config import compose
-from probers.commands.presets import choices
-from probers.data.questions import DATASETS, source_class
 from probers.prompts import TESTBED_PROMPT
 from probers.testbed.assets import world_config
 from probers.testbed.world import WorldConfig

@@ -4,9 +4,9 @@ import random
 from collections import Counter
 
 import pytest
+
 from probers.datagen.testbed.curriculum import KINDS, Curriculum, DocumentStream
 from probers.datagen.testbed.recipe import Recipe, _Batcher, rate, train_tokenizer
-
 from probers.testbed.world import World, WorldConfig
 
 SIZES = (("person", 60), ("town", 25), ("company", 25), ("film", 20), ("river", 8))

@@ -5,10 +5,10 @@ import re
 from itertools import pairwise
 
 import pytest
-from probers.datagen.labels.wiki import Settled, one_sentence, stop_rule
 
 from probers.data.articles import open_articles
 from probers.data.articles.cuts import CutPlan, cut_article, shortened
+from probers.datagen.labels.wiki import Settled, one_sentence, stop_rule
 from probers.entities import find_entities, head_entity
 from probers.testbed.assets import load_articles
 from probers.types import Article, UserError

@@ -12,11 +12,11 @@ import time
 
 import numpy as np
 import pytest
-from probers.datagen.labels.cot import parse_label
-from probers.datagen.run import layers_to_read
 
 from probers import FeatureStore
 from probers.commands import main as cli
+from probers.datagen.labels.cot import parse_label
+from probers.datagen.run import layers_to_read
 from probers.evaluation.answers import accuracy_contains, exact_match, f1_score
 from probers.types import UserError
 

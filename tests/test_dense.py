@@ -6,12 +6,12 @@ import json
 
 import numpy as np
 import pytest
+
+from probers.data.corpus import load_corpus
 from probers.rag.retrievers import BM25, Dense, encoder
 from probers.rag.retrievers import dense as dense_module
 from probers.rag.retrievers import dense as neighbours
 from probers.rag.retrievers import dense as vectors
-
-from probers.data.corpus import load_corpus
 from probers.types import Passage, RunError, UserError
 
 for extra in ("sentence_transformers", "faiss"):

@@ -7,8 +7,6 @@ import numpy as np
 import pytest
 import torch
 from planted import make_store, make_token_store
-from probers.train.assemble import AssemblySettings, fit_domain
-from probers.train.data import Column, Dataset
 from serving import PROMPT, bank_for, running
 from test_bank import make_bank, make_states
 
@@ -18,6 +16,8 @@ from probers.bank.domain import FILE, Domain, limit_of
 from probers.bank.running import RunningScores, text_needs, text_scores
 from probers.commands import main as cli
 from probers.engine.model import CausalLM
+from probers.train.assemble import AssemblySettings, fit_domain
+from probers.train.data import Column, Dataset
 from probers.types import RunError, UserError
 
 

@@ -1,9 +1,9 @@
 """What is left undecided though it differs or agrees, and what is not."""
 
 import pytest
-from probers.datagen.labels.doubt import doubt
 
 from probers.data.articles.cuts import cut_article
+from probers.datagen.labels.doubt import doubt
 from probers.entities import find_entities, head_entity, same_kind
 from probers.equivalence import EntityMatcher, Match
 from probers.types import Article

@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 from fake_elasticsearch import FULL, FakeElasticsearch, FakeIndex
 from omegaconf import OmegaConf
-from probers.rag.build import named_part
-from probers.rag.retrievers import BM25, connections, elasticsearch
-from probers.rag.retrievers.elasticsearch import Elasticsearch
 
 from probers.commands import config
 from probers.commands.parts import build
+from probers.rag.build import named_part
+from probers.rag.retrievers import BM25, connections, elasticsearch
+from probers.rag.retrievers.elasticsearch import Elasticsearch
 from probers.types import Passage, RunError, UserError
 
 for client in ("elasticsearch", "opensearchpy"):

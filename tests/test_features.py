@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from probers.datagen.labels.wiki import span_needs, span_rows
 from tiny import PROMPTS, tiny_lm, tiny_path
 from transformers import AutoModelForCausalLM
 
 from probers.capture.pooling import token_pool
+from probers.datagen.labels.wiki import span_needs, span_rows
 from probers.engine.kv_cache import PrefixCache
 from probers.types import Feature, Needs, RunError, UserError
 

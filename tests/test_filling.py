@@ -9,17 +9,17 @@ from typing import ClassVar
 import numpy as np
 import pytest
 from fake_lm import SPEC, FakeLM, FakeRetriever, passage
-from probers.datagen import filling
-from probers.datagen.filling import PART, fill
-from probers.datagen.labels.base import balance
-from probers.datagen.labels.cot import CotBuilder
-from probers.datagen.labels.wiki import WikiBuilder
 
 from probers import FeatureStore
 from probers.commands import main as cli
 from probers.data.articles import open_articles
 from probers.data.articles.cuts import CutPlan
 from probers.data.questions import Excluded, QuestionSet
+from probers.datagen import filling
+from probers.datagen.filling import PART, fill
+from probers.datagen.labels.base import balance
+from probers.datagen.labels.cot import CotBuilder
+from probers.datagen.labels.wiki import WikiBuilder
 from probers.engine.batch_size import Batches
 from probers.entities import Recogniser
 from probers.equivalence import EntityMatcher

@@ -16,6 +16,19 @@ import numpy as np
 import pytest
 import torch
 from planted import damage, make_store, make_token_store
+from safetensors.torch import save as encode
+from sklearn.metrics import roc_auc_score
+
+from probers.heads import (
+    AttentionPoolHead,
+    LinearHead,
+    MeanDifferenceHead,
+    MindHead,
+    Moments,
+    ProbingRagHead,
+    RadioHead,
+)
+from probers.store.store import FeatureStore
 from probers.train.assemble import score_everything
 from probers.train.batches import Batches, Schedule, balancing
 from probers.train.data import (
@@ -33,19 +46,6 @@ from probers.train.fit import Fitted, Task, fit, moments, targets_of
 from probers.train.module import FitSettings, ProberModule, head_losses
 from probers.train.trainer import Checkpoint, checksum
 from probers.train.trainer import read_tensors as read_checkpoint
-from safetensors.torch import save as encode
-from sklearn.metrics import roc_auc_score
-
-from probers.heads import (
-    AttentionPoolHead,
-    LinearHead,
-    MeanDifferenceHead,
-    MindHead,
-    Moments,
-    ProbingRagHead,
-    RadioHead,
-)
-from probers.store.store import FeatureStore
 from probers.types import RunError, UserError
 
 small_head = partial(ProbingRagHead, hidden=24)

@@ -217,7 +217,6 @@ def _aliases(folder: Path) -> Any:
 
 def _traces(folder: Path) -> Any:
     from probers.rag.traces import TraceFile
-
     from probers.types import Question
 
     return TraceFile(folder / "traces.jsonl").resume([Question("q0", "Who?"), Question("q1", "Where?")])

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from probers.datagen.run import layers_to_read
 from test_capture import NO_SDPA
 from test_families import make
 from test_watch import batch, hooks, plain
@@ -15,6 +14,7 @@ from tiny import FAMILIES, PROMPTS, tiny_lm
 
 from probers.bank.bank import ProbeBank
 from probers.bank.calibration import Temperature
+from probers.datagen.run import layers_to_read
 from probers.engine.model import CausalLM
 from probers.heads import ProbingRagHead
 from probers.store.spec import FeatureSpec

@@ -7,9 +7,18 @@ import numpy as np
 import pytest
 import torch
 from fake_lm import SPEC, FakeRetriever, passage
+from test_loop import KNOWN, QUESTIONS, SILENT, asked, find, make, without_seconds
+from tiny import tiny_lm
+
+from probers.bank.bank import ProbeBank
+from probers.commands import main as cli
+from probers.engine.model import CausalLM
+from probers.heads import HEADS, WRONG
+from probers.prompts import TESTBED_PROMPT
 from probers.rag.compare.methods import build_methods
 from probers.rag.compare.thresholds import tune
 from probers.rag.loop import RAG
+from probers.rag.protocol import UNANSWERED, Trigger
 from probers.rag.queries import AnswerQuery, QuestionQuery
 from probers.rag.retrievers import BM25
 from probers.rag.triggers import (
@@ -30,15 +39,6 @@ from probers.rag.triggers import (
     Random,
     Rind,
 )
-from probers.rag.triggers.base import UNANSWERED, Trigger
-from test_loop import KNOWN, QUESTIONS, SILENT, asked, find, make, without_seconds
-from tiny import tiny_lm
-
-from probers.bank.bank import ProbeBank
-from probers.commands import main as cli
-from probers.engine.model import CausalLM
-from probers.heads import HEADS, WRONG
-from probers.prompts import TESTBED_PROMPT
 from probers.store.spec import FeatureSpec
 from probers.testbed.assets import load_corpus, load_questions
 from probers.types import Needs, RunError, UserError

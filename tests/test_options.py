@@ -12,14 +12,14 @@ import yaml
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
-
 from probers.commands.blocks import Device, Names
-from probers.commands.config import compose, normalise, request
+from probers.commands.schema import PARTS, SCHEMAS, BatchSize
+
+from probers.commands.compose import compose, normalise, request
 from probers.commands.main import combinations
 from probers.commands.parts import build, record_of
 from probers.commands.presets import choices, methods, presets, text_of
 from probers.commands.runs import RunFolder, taking_back
-from probers.commands.schema import PARTS, SCHEMAS, BatchSize
 from probers.options import (
     Count,
     Name,

@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from omegaconf import OmegaConf
-from probers.datagen.run import features_to_read
-from probers.train.stores import by_site, chosen
 
 from probers import FeatureStore
 from probers.commands import main as cli
+from probers.datagen.run import features_to_read
+from probers.train.stores import by_site, chosen
 from probers.types import Feature, UserError
 
 pytestmark = pytest.mark.long

@@ -15,22 +15,22 @@ import torch
 from hydra import compose, initialize_config_module
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf, open_dict
-from probers.datagen.labels.cot import parse_label
-from probers.datagen.run import layers_to_read
-from probers.rag.compare.methods import build_methods, vary
-from probers.rag.loop import RAG
-from probers.rag.queries import QFS
-from probers.rag.triggers import Always, FixedLength, Never, Radio, Rind
 from tiny import save_tiny, tiny_lm
 
 from probers.bank.bank import ProbeBank
 from probers.commands import main as cli
 from probers.commands import presets as published
+from probers.commands.components import choices
 from probers.commands.parts import build
-from probers.commands.presets import choices
 from probers.data.overlap import Seen
+from probers.datagen.labels.cot import parse_label
+from probers.datagen.run import layers_to_read
 from probers.engine.model import CausalLM
 from probers.heads import HEADS, WRONG
+from probers.rag.compare.methods import build_methods, vary
+from probers.rag.loop import RAG
+from probers.rag.queries import QFS
+from probers.rag.triggers import Always, FixedLength, Never, Radio, Rind
 from probers.store.spec import FeatureSpec
 from probers.store.store import FeatureStore
 from probers.types import Passage, Question, UserError

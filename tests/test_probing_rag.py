@@ -10,15 +10,15 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pytest
 import torch
-from probers.rag.loop import RAG
-from probers.rag.queries import AnswerQuery
-from probers.rag.retrievers import BM25
-from probers.rag.triggers import Entropy, Probing
 
 from probers.bank.bank import ProbeBank
 from probers.engine.model import CausalLM
 from probers.heads import HEADS
 from probers.prompts import TESTBED_PROMPT
+from probers.rag.loop import RAG
+from probers.rag.queries import AnswerQuery
+from probers.rag.retrievers import BM25
+from probers.rag.triggers import Entropy, Probing
 from probers.store.spec import FeatureSpec
 from probers.testbed.assets import load_corpus, load_questions
 from probers.types import Generation, Needs, Passage

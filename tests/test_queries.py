@@ -10,6 +10,9 @@ import torch
 from fake_lm import FakeLM
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiny import tiny_lm
+
+from probers.prompts import TESTBED_PROMPT
 from probers.rag.loop import RAG
 from probers.rag.queries import (
     CIOQF,
@@ -36,9 +39,6 @@ from probers.rag.triggers import (
     Rind,
     State,
 )
-from tiny import tiny_lm
-
-from probers.prompts import TESTBED_PROMPT
 from probers.types import AttentionRows, Decision, Needs, Passage, Question, RunError, UserError
 
 ASKED = Question("q", "Where was Mara Telka born?")

@@ -11,18 +11,18 @@ import pytest
 from fake_elasticsearch import FakeElasticsearch
 from fake_lm import SPEC
 from hydra.utils import get_class
-from probers.rag.build import find_classifier, find_prober, named_part
 from test_compare import model, place  # noqa: F401
 
 from probers.bank.bank import ProbeBank
 from probers.bank.question_classifier import AdaptiveClassifier
 from probers.commands import main as cli
+from probers.commands.components import choices
 from probers.commands.main import compose
 from probers.commands.parts import build
-from probers.commands.presets import choices
 from probers.commands.runs import RunFolder
 from probers.data.overlap import Seen
 from probers.heads import HEADS
+from probers.rag.build import find_classifier, find_prober, named_part
 from probers.store.spec import FeatureSpec
 from probers.types import RunError, UserError
 

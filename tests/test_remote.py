@@ -17,6 +17,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy.stats import entropy
+from serving import PROMPT, Running, bank_for, running
+
+from probers import CausalLM
+from probers.commands import main as cli
+from probers.data import load_corpus
+from probers.engine.stopping import SentenceEnd, Stops
 from probers.rag import RAG
 from probers.rag.remote import RemoteLM
 from probers.rag.retrievers.bm25 import BM25
@@ -31,13 +38,6 @@ from probers.rag.triggers import (
     Rind,
     ServedProbing,
 )
-from scipy.stats import entropy
-from serving import PROMPT, Running, bank_for, running
-
-from probers import CausalLM
-from probers.commands import main as cli
-from probers.data import load_corpus
-from probers.engine.stopping import SentenceEnd, Stops
 from probers.testbed.assets import load_questions
 from probers.types import Needs, RunError, UserError
 

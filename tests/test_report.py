@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
+from probers.pages import esc, num
 from probers.rag.report import write_report
 from probers.rag.report.lookup import assign
 from probers.rag.report.svg import Axis, overlap, place, spread
-
-from probers.pages import esc, num
 
 PAYLOAD = "</span><script>alert('x')</script><img src=x onerror=\"alert(1)\">&\"'\x00\ud800"
 METHODS = {  # closed-book EM is .46: name -> EM, retrievals, none, single, AUROC

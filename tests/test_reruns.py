@@ -7,6 +7,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 from fake_lm import FakeLM, FakeRetriever, passage
+
 from probers.rag.compare.curves import Setting, record_all, rerun_all
 from probers.rag.compare.methods import Method, MethodRun
 from probers.rag.compare.shared_generations import SharedRAG
@@ -25,7 +26,6 @@ from probers.rag.triggers import (
     Random,
     Rind,
 )
-
 from probers.types import Question
 
 QUESTIONS = [Question(f"q{i}", f"Where is town {i}?", (f"Land{i}",)) for i in range(40)]

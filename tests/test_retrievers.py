@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from probers.data.corpus import load_corpus
 from probers.rag.retrievers import BM25, RankBM25, bm25, rank_bm25
 from probers.rag.retrievers import bm25_disk as bm25_index
 from probers.rag.retrievers.bm25_disk import Vocabulary, build_index, write_vocabulary
 from probers.rag.retrievers.lexical import document_tokens, tokenize
-
-from probers.data.corpus import load_corpus
 from probers.types import Passage, UserError
 
 ENGINES = [BM25, RankBM25]

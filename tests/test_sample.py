@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+
 from probers.datagen.audit import draw, draw_undecided, sample_html
 from probers.datagen.audit.sample import MOST_UNDECIDED
-
 from probers.equivalence import EntityMatcher
 from probers.store.spec import FeatureSpec, ModelSpec
 from probers.store.store import FeatureStore

@@ -16,11 +16,11 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 import fp8 as fp8_benchmark
 import scale
 import sharing
-from probers.rag.retrievers.dense import Method, Neighbours, build
 from timing import Results
 
 from probers import FeatureStore
 from probers.capture.pooling import as_stored
+from probers.rag.retrievers.dense import Method, Neighbours, build
 from probers.testbed.assets import load_articles
 
 

@@ -7,9 +7,6 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 import torch
-from probers.serve import score as command
-from probers.serve.scores_page import level, parts
-from probers.serve.texts import Texts
 from tiny import CONTEXT, byte_level, save_tiny
 
 from probers.bank.bank import ProbeBank
@@ -19,6 +16,9 @@ from probers.commands import main as cli
 from probers.engine.model import CausalLM
 from probers.evaluation.metrics import auroc
 from probers.heads import AttentionPoolHead, ProbingRagHead
+from probers.serve import score as command
+from probers.serve.scores_page import level, parts
+from probers.serve.texts import Texts
 from probers.store.spec import FeatureSpec
 from probers.types import UserError
 

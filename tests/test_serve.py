@@ -12,14 +12,14 @@ import httpx
 import numpy as np
 import openai
 import pytest
-from probers.rag import RAG
-from probers.rag.triggers import Flare, Rind
 from serving import PROMPT, QUESTION, Running, bank_for, running
 
 from probers import CausalLM
 from probers.bank.assessment import Assessor
 from probers.bank.running import text_needs, text_scores
 from probers.engine.decode import Sampling
+from probers.rag import RAG
+from probers.rag.triggers import Flare, Rind
 
 PROMPTS = [PROMPT, "Question: Where was Lena Zaser born?\nAnswer:", "Lena Zaser was born in", "The"]
 

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from probers.rag.build import find_prober
-from probers.rag.triggers import Probing
 
 from probers.bank.bank import ProbeBank
 from probers.bank.io import FILES, locate, shipped
-from probers.commands.config import compose
+from probers.commands.compose import compose
+from probers.rag.build import find_prober
+from probers.rag.triggers import Probing
 from probers.types import UserError
 
 FOLDER = Path(__file__).parents[1] / "probers" / "bank" / "shipped" / "smollm2"

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 from planted import SPEC, make_store, make_token_store
-from probers.train.data import SPLITS, Examples, SplitRequest, as_texts, load_examples
 
 from probers.store.store import FeatureStore
+from probers.train.data import SPLITS, Examples, SplitRequest, as_texts, load_examples
 from probers.types import UserError
 
 

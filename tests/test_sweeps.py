@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 from omegaconf import DictConfig, OmegaConf
-from probers.train.tables import compare_runs
 
 from probers.commands import main as cli
 from probers.commands.main import combinations, folder_names, varied
+from probers.train.tables import compare_runs
 from probers.types import RunError, UserError
 
 

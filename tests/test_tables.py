@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from probers.commands import main as cli
-from probers.commands.config import compose, normalise, request
+from probers.commands.compose import compose, normalise, request
 from probers.commands.main import combinations
 from probers.commands.presets import choices, methods, text_of
 

@@ -13,10 +13,6 @@ import numpy as np
 import pytest
 import torch
 from planted import SPEC, make_store, make_token_store
-from probers.train.controls import control_detectors
-from probers.train.data import CHUNK, Examples, SplitRequest, load_examples
-from probers.train.module import ProberModule
-from probers.train.stores import by_site
 from sklearn.metrics import roc_auc_score
 from torch import nn
 
@@ -25,6 +21,10 @@ from probers.commands import main as cli
 from probers.heads import LinearHead
 from probers.store.reader import StateReader
 from probers.store.store import FeatureStore
+from probers.train.controls import control_detectors
+from probers.train.data import CHUNK, Examples, SplitRequest, load_examples
+from probers.train.module import ProberModule
+from probers.train.stores import by_site
 from probers.types import UserError
 from probers.uncertainty import SIGNALS
 

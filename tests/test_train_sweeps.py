@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from planted import make_store, make_token_store
-from probers.train.data import Examples
-from probers.train.sweeps import SweepRequest
 from safetensors.numpy import load_file
 
 from probers.bank.bank import ProbeBank
 from probers.commands import main as cli
 from probers.store.store import FeatureStore
+from probers.train.data import Examples
+from probers.train.sweeps import SweepRequest
 from probers.types import UserError
 
 pytestmark = pytest.mark.long

@@ -8,7 +8,14 @@ import torch
 from fake_lm import NONE, SPEC, FakeLM
 from hypothesis import given
 from hypothesis import strategies as st
+
+from probers.bank.bank import ProbeBank
+from probers.bank.calibration import EntropyModel
+from probers.bank.ensemble import Ensemble
+from probers.heads import HEADS, WRONG
+from probers.prompts import TESTBED_PROMPT
 from probers.rag.build import named_part
+from probers.rag.protocol import UNANSWERED, Trigger, decide, name_of
 from probers.rag.triggers import (
     Adaptive,
     Always,
@@ -26,13 +33,6 @@ from probers.rag.triggers import (
     Rind,
     State,
 )
-from probers.rag.triggers.base import UNANSWERED, Trigger, decide, name_of
-
-from probers.bank.bank import ProbeBank
-from probers.bank.calibration import EntropyModel
-from probers.bank.ensemble import Ensemble
-from probers.heads import HEADS, WRONG
-from probers.prompts import TESTBED_PROMPT
 from probers.store.spec import FeatureSpec
 from probers.types import AttentionRows, Decision, Needs, Question, RunError, UserError
 

@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 from omegaconf import DictConfig, OmegaConf
-from probers.serve.vllm.choice import Choice
-from probers.serve.vllm.launch import command
-from probers.serve.vllm.prober import Settings
 
 from probers.bank.assessment import Assessor
 from probers.bank.bank import ProbeBank
-from probers.commands.config import compose
+from probers.commands.compose import compose
 from probers.commands.main import main
 from probers.engine.model import CausalLM
 from probers.heads import LinearHead
+from probers.serve.vllm.choice import Choice
+from probers.serve.vllm.launch import command
+from probers.serve.vllm.prober import Settings
 from probers.store.spec import FeatureSpec
 from probers.testbed.assets import model_path
 from probers.types import UserError

@@ -14,14 +14,14 @@ import numpy as np
 import pytest
 import torch
 from fake_lm import SPEC, FakeLM
-from probers.datagen.filling import fill
-from probers.datagen.labels.base import balance
-from probers.datagen.labels.wiki import WikiBuilder
 
 from probers import CausalLM, FeatureStore
 from probers.commands import main as cli
 from probers.data.articles import open_articles
 from probers.data.articles.cuts import CutPlan
+from probers.datagen.filling import fill
+from probers.datagen.labels.base import balance
+from probers.datagen.labels.wiki import WikiBuilder
 from probers.entities import Recogniser
 from probers.equivalence import EntityMatcher
 from probers.equivalence.vectors import train_vectors, trained

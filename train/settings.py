@@ -71,8 +71,8 @@ class Assembling:
     """How heads become one score and a decision; errors as of :class:`Fitting`."""
 
     combine: Literal["logits", "probabilities", "best", "stacked"] = "logits"
-    """how layers become one score: the sum of their logits (paper) or probabilities (released code), the mean of the
-    best_k layers (best), or logistic regression (stacked)"""
+    """how layers become one score: the sum of their logits (paper) or probabilities (released code), the
+    mean of the best_k layers (best), or logistic regression (stacked)"""
     best_k: Count = 3
     """layers of combine=best, by validation AUROC"""
     aggregate: Literal["max", "mean", "last"] = "max"
@@ -82,11 +82,11 @@ class Assembling:
     with_entropy: bool = True
     """also fit a logistic model over the score of the heads and the entropies"""
     threshold: Name = "balanced_accuracy"
-    """rule that chooses the threshold on validation: balanced_accuracy, f1, accuracy, budget=0.4 (share that fires),
-    recall_at_fpr=0.1, or cost=5 (of a miss, where a false alarm costs 1)"""
+    """rule that chooses the threshold on validation: balanced_accuracy, f1, accuracy, budget=0.4 (share
+    that fires), recall_at_fpr=0.1, or cost=5 (of a miss, where a false alarm costs 1)"""
     domain: Annotated[float, Field(gt=0, lt=1)] | None = 0.05
-    """also describe the states of the training texts, to warn of texts unlike them: those beyond the distance that
-    this share of validation texts exceeds; null does not"""
+    """also describe the states of the training texts, to warn of texts unlike them: those beyond the
+    distance that this share of validation texts exceeds; null does not"""
 
     def __post_init__(self) -> None:
         check_options(type(self), vars(self))
@@ -94,7 +94,7 @@ class Assembling:
 
 @dataclass(frozen=True, kw_only=True)
 class Train(Fitting, Assembling, Run):
-    """Train heads on the hidden states of a feature store, calibrate them, and evaluate them next to controls.
+    """Train heads on the hidden states of a feature store, calibrate and evaluate them next to controls.
 
     One head per layer; together they are the prober. All layers, sites and seeds train in one pass.
     """
@@ -102,25 +102,28 @@ class Train(Fitting, Assembling, Run):
     layer: Layers | Natural | list[Natural] = "all"
     """layers to train on: all, 10, 1-20 or [6,8,10]; layer k is the residual stream after block k"""
     data: Names | None = None
-    """feature store (a folder); null takes the newest complete one under runs/. Several, as [a,b], are read as one when
-    they hold different texts; when they hold the same texts at several sites, the prober keeps the best site"""
+    """feature store (a folder); null takes the newest complete one under runs/. Several, as [a,b], are
+    read as one when they hold different texts; when they hold the same texts at several sites, the
+    prober keeps the best site"""
     pool: ReadPool | None = None
     """pool to train on, for a store with several; null takes its first"""
     site: Site | Several[Site] | None = None
-    """sites to train on, for a store with several: one, or a list as [resid_post,mlp_out]; null takes all of the pool"""
+    """sites to train on, for a store with several: one, or a list as [resid_post,mlp_out]; null takes all
+    of the pool"""
     out: Name | None = None
     """prober folder; null is runs/train/<store>-<layers>, with pool and site where they are given"""
     suffix: Name | None = None
     """text added to the name of the default folder; a sweep (-m) sets it"""
     split: Literal["store"] | tuple[Positive, Positive, Positive] = "store"
-    """store keeps the splits of the store; [0.6,0.2,0.2] are shares of train, validation and test, split by group"""
+    """store keeps the splits of the store; [0.6,0.2,0.2] are shares of train, validation and test, split
+    by group"""
     train_on: list[str] = field(default_factory=lambda: [])
     """data sets to train and validate on; [] is all, or all except those of test_on"""
     test_on: list[str] = field(default_factory=lambda: [])
     """data sets to test on; [] is those of train_on"""
     sizes: list[Count] = field(default_factory=lambda: [])
-    """also train a prober on each number of training texts, as [1000,3000], in out/sizes/<number>: whole groups drawn
-    by seed, each set within the next and as balanced as the whole"""
+    """also train a prober on each number of training texts, as [1000,3000], in out/sizes/<number>: whole
+    groups drawn by seed, each set within the next and as balanced as the whole"""
     layer_sets: list[Literal["each"] | Natural | list[Natural]] = field(default_factory=lambda: [])
     """also make a prober of each set of the trained layers, in out/layers/<set>: [each] is every layer alone,
     [[2,4],[8,10],each] two sets and these"""
@@ -131,7 +134,8 @@ class Train(Fitting, Assembling, Run):
     checksums: bool = True
     """compare the files of the store with their checksums on first use; false compares sizes"""
     part: Part | None = None
-    """i/n trains the heads of one of n stretches of the layers, in out/parts/iofn; probers-merge joins them"""
+    """i/n trains the heads of one of n stretches of the layers, in out/parts/iofn; probers-merge joins
+    them"""
     head: Component = choice("probing_rag")
     launch: Component | None = choice(None)
 

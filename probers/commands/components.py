@@ -20,31 +20,31 @@ from .signatures import Signature, signature
 #: Group -> name -> class, relative to the package.
 COMPONENTS: dict[str, dict[str, str]] = {
     "trigger": {
-        "adaptive": "rag.triggers.adaptive.Adaptive",
-        "always": "rag.triggers.always.Always",
-        "before_entity": "rag.triggers.before_entity.BeforeEntity",
-        "entity_signal": "rag.triggers.before_entity.EntitySignal",
-        "entropy": "rag.triggers.entropy.Entropy",
-        "fixed_length": "rag.triggers.fixed_length.FixedLength",
-        "fixed_sentence": "rag.triggers.fixed_sentence.FixedSentence",
-        "flare": "rag.triggers.flare.Flare",
-        "llm_judge": "rag.triggers.llm_judge.LlmJudge",
-        "never": "rag.triggers.never.Never",
-        "oracle": "rag.triggers.oracle.Oracle",
-        "probing": "rag.triggers.probing.Probing",
-        "radio": "rag.triggers.radio.Radio",
-        "random": "rag.triggers.random.Random",
-        "rind": "rag.triggers.rind.Rind",
+        "adaptive": "rag.triggers.Adaptive",
+        "always": "rag.triggers.Always",
+        "before_entity": "rag.triggers.BeforeEntity",
+        "entity_signal": "rag.triggers.EntitySignal",
+        "entropy": "rag.triggers.Entropy",
+        "fixed_length": "rag.triggers.FixedLength",
+        "fixed_sentence": "rag.triggers.FixedSentence",
+        "flare": "rag.triggers.Flare",
+        "llm_judge": "rag.triggers.LlmJudge",
+        "never": "rag.triggers.Never",
+        "oracle": "rag.triggers.Oracle",
+        "probing": "rag.triggers.Probing",
+        "radio": "rag.triggers.Radio",
+        "random": "rag.triggers.Random",
+        "rind": "rag.triggers.Rind",
     },
     "query": {
-        "answer": "rag.queries.answer.AnswerQuery",
-        "cioqf": "rag.queries.cioqf.CIOQF",
-        "flare": "rag.queries.flare.FlareQuery",
-        "full_context": "rag.queries.full_context.FullContextQuery",
-        "last_sentence": "rag.queries.last_sentence.LastSentenceQuery",
-        "last_tokens": "rag.queries.last_tokens.LastTokensQuery",
-        "qfs": "rag.queries.qfs.QFS",
-        "question": "rag.queries.question.QuestionQuery",
+        "answer": "rag.queries.AnswerQuery",
+        "cioqf": "rag.queries.CIOQF",
+        "flare": "rag.queries.FlareQuery",
+        "full_context": "rag.queries.FullContextQuery",
+        "last_sentence": "rag.queries.LastSentenceQuery",
+        "last_tokens": "rag.queries.LastTokensQuery",
+        "qfs": "rag.queries.QFS",
+        "question": "rag.queries.QuestionQuery",
     },
     "head": {
         "adaptive": "train.adaptive.question_classifier.Words",
@@ -58,11 +58,11 @@ COMPONENTS: dict[str, dict[str, str]] = {
         "radio": "heads.RadioHead",
     },
     "retriever": {
-        "bm25": "rag.retrievers.bm25.BM25",
-        "dense": "rag.retrievers.dense.Dense",
-        "elasticsearch": "rag.retrievers.elasticsearch.Elasticsearch",
-        "opensearch": "rag.retrievers.elasticsearch.Elasticsearch",
-        "rank_bm25": "rag.retrievers.rank_bm25.RankBM25",
+        "bm25": "rag.retrievers.BM25",
+        "dense": "rag.retrievers.Dense",
+        "elasticsearch": "rag.retrievers.Elasticsearch",
+        "opensearch": "rag.retrievers.Elasticsearch",
+        "rank_bm25": "rag.retrievers.RankBM25",
     },
     "questions": {
         "2wikimultihopqa": "data.questions.twowikimultihopqa.TwoWikiMultihopQA",
@@ -111,8 +111,8 @@ def told_of(group: str, name: str) -> Signature:
 
 
 _OWN = """\
-A class of your own derived from torch.nn.Module, as +head._target_=my_package.MyHead. It takes the width first
-and maps states (n, width) to logits (n, 2), wrong and correct, or to one logit of "correct". Its options are
+A class of your own derived from torch.nn.Module, as +head._target_=my_package.MyHead. It takes the width
+first and maps states (n, width) to logits (n, 2), wrong and correct, or to one logit of "correct". Its options are
 +head.OPTION=value."""
 
 

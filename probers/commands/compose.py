@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import itertools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, Field, fields, is_dataclass
 from functools import cache
 from pathlib import Path
@@ -169,7 +169,7 @@ def request(command: str, overrides: Sequence[str]) -> Settings:
     Raises:
         UserError: as :func:`compose`, or a value that is not allowed.
     """
-    from omegaconf import OmegaConf
+    from omegaconf import OmegaConf, open_dict
 
     config, kind = compose(command, overrides), settings_of(command)
     # Hydra's mark of a value that is still to come; a component without a class says so itself.
@@ -183,7 +183,10 @@ def request(command: str, overrides: Sequence[str]) -> Settings:
     values = _resolved(config)
     for key in _OF_PRESETS:
         values.pop(key, None)
-    return read(kind, values, record)
+    with open_dict(config):
+        if "typed" in record:
+            config.typed = record["typed"]
+    return read(kind, values, _record=record, _config=config)
 
 
 def _resolved(config: DictConfig) -> dict[str, Any]:
@@ -415,5 +418,3 @@ def _unknown(command: str, key: str, overrides: Sequence[str]) -> str:
     hint = f" (did you mean {near[0]}?)" if near else ""
     listed = f"the keys are {', '.join(keys)}" if keys else f"{block} has none"
     return f"unknown key {key!r}{hint}: {listed}; --help explains them"
-
-

@@ -13,7 +13,7 @@ from ..options import allowed, field_types
 from .components import COMPONENTS, FILES, choices, told_of
 from .compose import groups_of, settings_of
 from .presets import methods, presets
-from .settings import Settings, default_component
+from .settings import default_component
 from .signatures import Option, signature
 
 _WIDTH = 100

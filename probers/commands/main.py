@@ -9,7 +9,7 @@ interrupted). Nothing heavy is imported before the request is known to be right.
 from __future__ import annotations
 
 import _thread
-import importlib
+import inspect
 import io
 import itertools
 import re
@@ -19,18 +19,19 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from functools import partial
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, TextIO
 
 from ..files import digest
 from ..options import shown
 from ..types import STEERING, ProbersError, RunError, UserError
+from .compose import COMMANDS, compose, normalise, quote, request
 from .console import console
-from .config import compose, help_text, normalise, quote, request
 from .presets import notes
 from .runs import taking_back
 
 if TYPE_CHECKING:
-    from omegaconf import DictConfig
+    from .settings import Settings
 
 _LONGEST = 100  # characters of a folder's name; file systems allow 255 bytes
 
@@ -84,23 +85,10 @@ def folder_names(jobs: Sequence[Sequence[str]]) -> list[str]:
     return names
 
 
-#: Command -> function that runs it, imported only when needed.
-_TARGETS = {
-    "demo": "probers.commands.demo:run",
-    "datagen": "probers.datagen.run:run",
-    "train": "probers.train.run:run",
-    "rag": "probers.rag.command:run",
-    "compare": "probers.rag.compare.run:run",
-    "score": "probers.serve.score:run",
-    "testbed": "probers.datagen.testbed.run:run",
-    "serve": "probers.serve.command:run",
-    "check": "probers.serve.check:run",
-    "merge": "probers.commands.part_runs:run",
-}
 #: What runs a command in parts where ``launch`` is given, from the command's name and configuration.
-_LAUNCHER = "probers.launch.run:run"
+_LAUNCHER = "probers.launch.run.run"
 #: Command -> function (what each job varied, folders) -> the table that a sweep ends in.
-_TABLES = {"train": "probers.train.tables:compare_runs"}
+_TABLES = {"train": "probers.train.tables.compare_runs"}
 
 
 def main(command: str, argv: Sequence[str] | None = None) -> None:
@@ -156,8 +144,8 @@ def _heard() -> Iterator[None]:
 
 
 #: The console scripts.
-demo, datagen, train, rag, compare, score, testbed, serve, check, merge = (
-    partial(main, command) for command in _TARGETS
+demo, datagen, train, rag, compare, score, serve, check, merge = (
+    partial(main, command) for command in COMMANDS
 )
 
 
@@ -206,6 +194,8 @@ def _fail(message: str, code: int) -> int:
 
 def _main(command: str, arguments: list[str]) -> int:
     if {"-h", "--help"} & set(arguments):
+        from .help import help_text
+
         print(help_text(command))
         return 0
     flags = {a for a in arguments if a in ("-m", "--multirun")}
@@ -219,8 +209,8 @@ def _main(command: str, arguments: list[str]) -> int:
     if show:
         from omegaconf import OmegaConf
 
-        for config in configs:
-            print(OmegaConf.to_yaml(config, resolve=True), end="")
+        for job in jobs:
+            print(OmegaConf.to_yaml(compose(command, job), resolve=True), end="")
         return 0
     targets = [_target(command, config) for config in configs]
     # The same of many jobs is told once.
@@ -234,9 +224,16 @@ def _main(command: str, arguments: list[str]) -> int:
     return 0
 
 
-def _target(command: str, config: DictConfig) -> Callable[[DictConfig], Any]:
+def _target(command: str, settings: Settings) -> Callable[[Settings], Any]:
     """What does as asked: the command itself, or what launches its parts."""
-    return load(command) if config.get("launch") is None else partial(_imported(_LAUNCHER), command)
+    launched = getattr(settings, "launch", None) is not None
+    return _asked(partial(resolve_name(_LAUNCHER), command)) if launched else load(command)
+
+
+def _asked(run: Callable[..., Any]) -> Callable[..., Any]:
+    """A command that takes its settings."""
+    takes = next(iter(inspect.signature(run).parameters))
+    return (lambda settings, *more: run(settings._config, *more)) if takes == "cfg" else run
 
 
 def _with_folders(command: str, jobs: list[list[str]]) -> list[list[str]]:
@@ -252,9 +249,9 @@ def _with_folders(command: str, jobs: list[list[str]]) -> list[list[str]]:
 
 def _run_all(
     command: str,
-    targets: Sequence[Callable[[DictConfig], Any]],
+    targets: Sequence[Callable[[Settings], Any]],
     jobs: list[list[str]],
-    configs: list[DictConfig],
+    configs: list[Settings],
 ) -> int:
     """Run the jobs of a sweep, going on after one that fails, and compare those that did not.
 
@@ -275,10 +272,10 @@ def _run_all(
             message, code = told(error)
             worst = max(worst, _fail(f"probers-{command}: {' '.join(name)}: {message}", code))
             continue
-        if isinstance(folder, Path) and config.get("part") is None:
+        if isinstance(folder, Path) and getattr(config, "part", None) is None:
             done.append((name, folder))
     if command in _TABLES and done:
-        table = _imported(_TABLES[command])([name for name, _ in done], [folder for _, folder in done])
+        table = resolve_name(_TABLES[command])([name for name, _ in done], [folder for _, folder in done])
         if table:
             print(table)
     return worst
@@ -293,13 +290,8 @@ def told(error: Exception) -> tuple[str, int]:
 
 
 def load(command: str) -> Callable[..., Any]:
-    """What runs a command, from its resolved configuration."""
-    return _imported(_TARGETS[command])
-
-
-def _imported(name: str) -> Callable[..., Any]:
-    module, _, function = name.partition(":")
-    return getattr(importlib.import_module(module), function)
+    """What runs a command, from its settings."""
+    return _asked(resolve_name(f"probers.{COMMANDS[command][1]}"))
 
 
 def run(command: str, overrides: Sequence[str]) -> Any:

@@ -73,9 +73,7 @@ def check_preset(command: str, typed: Mapping[str, str]) -> None:
         return
     assert preset is not None
     if preset not in choices("experiment"):
-        raise UserError(
-            f"unknown experiment {preset!r}: choose one of {', '.join(known)}", "unknown-choice"
-        )
+        raise UserError(f"unknown experiment {preset!r}: choose one of {', '.join(known)}", "unknown-choice")
     if preset not in known:
         own = _listed(_commands("experiment", preset))
         raise UserError(
@@ -99,7 +97,9 @@ def check_preset(command: str, typed: Mapping[str, str]) -> None:
         raise UserError(f"unknown method {method!r}: {choose}", "unknown-choice")
     if command not in _commands("method", method):
         own = _listed(_commands("method", method))
-        raise UserError(f"method={method} is for {own}, not for probers-{command}: {choose}", "unknown-choice")
+        raise UserError(
+            f"method={method} is for {own}, not for probers-{command}: {choose}", "unknown-choice"
+        )
     raise UserError(
         f"method={method} needs numbers that experiment={preset} does not give: {choose}", "unknown-choice"
     )

@@ -1,4 +1,4 @@
-"""Settings: the typed options of a command, each told once, as a field with its type, default and description.
+"""Typed options of commands, each told once: a field with its type, default and description.
 
 A command's class stands beside the command and derives from what is here. Its fields are the keys that users
 type; the texts below them are the help.
@@ -58,6 +58,7 @@ class Settings:
     """The options of a command."""
 
     _record: Mapping[str, Any] | None = field(default=None, repr=False, compare=False)
+    _config: Any = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for each in fields(self):  # of settings that are made in Python
@@ -89,26 +90,28 @@ def plain(value: Any) -> Any:
     return value
 
 
-def read(kind: type[Kind], values: Mapping[str, Any], record: Mapping[str, Any] | None = None) -> Kind:
+def read(kind: type[Kind], values: Mapping[str, Any], **kept: Any) -> Kind:
     """Settings of a class from plain values, every one checked.
 
     Args:
         kind: the class.
         values: by key; blocks and components as mappings.
-        record: what :attr:`Settings.record` is to be.
+        kept: what the settings keep beside them.
 
     Raises:
         UserError: a value that is not allowed.
     """
     types, made = field_types(kind), dict(values)
-    components = {f.name: f.metadata.get("fixed") for f in fields(kind) if {"choice", "fixed"} & {*f.metadata}}  # type: ignore[arg-type]
+    components = {
+        f.name: f.metadata.get("fixed") for f in fields(kind) if {"choice", "fixed"} & {*f.metadata}
+    }  # type: ignore[arg-type]
     check_options(kind, {key: value for key, value in values.items() if key not in components})
     for name, value in values.items():
         if name in components:
             made[name] = None if value is None else Component.read(name, value, components[name])
         elif is_dataclass(types[name]):
             made[name] = read(types[name], value)
-    return kind(**made, **({} if record is None else {"_record": record}))
+    return kind(**made, **kept)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,22 +165,22 @@ class Reading(Run):
     corpus: Name = "testbed"
     """passages: testbed, FILE.jsonl[.gz] with id, title and text or sentences, or FILE.tsv[.gz] (DPR)"""
     passage_words: Count | None = None
-    """cut the texts of the corpus into passages of so many words; null leaves them as they are, and articles in
-    whole sentences of up to 100 words"""
+    """cut the texts of the corpus into passages of so many words; null leaves them as they are, and
+    articles in whole sentences of up to 100 words"""
     corpus_cache: Name = "runs/cache/corpus"
     """folder for converted large corpora"""
     on_bad_line: OnBadLine = "error"
     """what a malformed input line does: stop before the model runs, or be left out"""
     batch_size: BatchSize = "auto"
-    """prompts per forward pass; auto halves when memory runs out. With engine=URL: number of concurrent requests
-    (auto = 8)"""
+    """prompts per forward pass; auto halves when memory runs out. With engine=URL: number of concurrent
+    requests (auto = 8)"""
     k: Count = 3
     """passages per retrieval"""
     max_new_tokens: Count = 48
     """most tokens of an answer"""
     part: Part | None = None
-    """i/n does one of n parts of the work, split by hash of groups of questions, in out/parts/iofn; probers-merge
-    joins them"""
+    """i/n does one of n parts of the work, split by hash of groups of questions, in out/parts/iofn;
+    probers-merge joins them"""
     questions: Component = choice("testbed")
     prompt: Component = choice("testbed")
     matcher: Component = fixed("probers.equivalence.matcher.EntityMatcher", vectors="auto")
@@ -190,14 +193,15 @@ class Answering(Reading):
     """Options of the commands that answer with retrieval."""
 
     engine: Engine = "transformers"
-    """what runs the model: transformers, vllm (pip install "probers[vllm]"; no attention), or the URL of a server
-    with OpenAI's /v1/completions, as http://host:8000/v1: model= names its model, OPENAI_API_KEY holds the key.
-    Through a URL neither states nor attention can be read; trigger=probing takes the scores of a probers-serve"""
+    """what runs the model: transformers, vllm (pip install "probers[vllm]"; no attention), or the URL of
+    a server with OpenAI's /v1/completions, as http://host:8000/v1: model= names its model,
+    OPENAI_API_KEY holds the key. Through a URL neither states nor attention can be read;
+    trigger=probing takes the scores of a probers-serve"""
     limit: Count | None = 200
     """questions, drawn by seed; null takes all"""
     prober: Name | None = None
-    """prober of trigger=probing, radio or before_entity: a folder or hub id; null takes the newest that fits this
-    model"""
+    """prober of trigger=probing, radio or before_entity: a folder or hub id; null takes the newest that
+    fits this model"""
     allow_overlap: bool = False
     """true also asks questions on which the prober or classifier was trained or tuned, and says so"""
     allow_other: bool = False
@@ -233,18 +237,20 @@ class Demo(Run):
     """folder for everything; report.html and results.json stand at its top"""
     model: DemoModel = field(default_factory=DemoModel)
     articles: Name = "testbed"
-    """testbed, or FILE.jsonl[.gz] of real articles (title, and text or sentences), which are labelled, completed and
-    searched; give model= too"""
+    """testbed, or FILE.jsonl[.gz] of real articles (title, and text or sentences), which are labelled,
+    completed and searched; give model= too"""
     cot: Count | None = None
-    """questions for the cot labels, each with and without passages; null is 1600, with articles 250, with articles
-    and full=true 1000"""
+    """questions for the cot labels, each with and without passages; null is 1600, with articles 250, with
+    articles and full=true 1000"""
     wiki: Count | None = None
     """articles for the wiki labels; null is 600, with articles 250, with articles and full=true 2000"""
     compare: Count | None = None
-    """test questions that every trigger answers; null is 200, with articles 60, with articles and full=true 300"""
+    """test questions that every trigger answers; null is 200, with articles 60, with articles and
+    full=true 300"""
     full: bool = False
-    """true also draws the learning curves of the heads and the curves of triggers that fire within an answer (sweep=4
-    of probers-compare), which takes as long again; with articles it also takes more of them"""
+    """true also draws the learning curves of the heads and the curves of triggers that fire within an
+    answer (sweep=4 of probers-compare), which takes as long again; with articles it also takes more of
+    them"""
     batch_size: BatchSize = "auto"
     """prompts per forward pass; auto halves when memory runs out"""
 
@@ -253,9 +259,10 @@ class Demo(Run):
 class Merge(Settings):
     """Join the parts of a run: probers-merge runs/x/parts/*, after the same command with part=1/n to part=n/n.
 
-    The result is the run in one piece: the same examples in the same order, with answers and heads from the parts;
-    what depends on the whole (balance, audit, calibration, report) is done here by the code of the command. It reads
-    the inputs of the command, so run it where the command was run. The parts are only read; a killed merge goes on.
+    The result is the run in one piece: the same examples in the same order, with answers and heads from
+    the parts; what depends on the whole (balance, audit, calibration, report) is done here by the code
+    of the command. It reads the inputs of the command, so run it where the command was run. The parts
+    are only read; a killed merge goes on.
     """
 
     parts: list[Name] = field(default_factory=lambda: [])

@@ -17,6 +17,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+#: Types of values that a configuration can hold.
+_WRITTEN = {
+    "str", "int", "float", "bool", "list", "tuple", "dict", "Mapping", "Literal", "Annotated", "Component",
+}  # fmt: skip
 _PACKAGE = Path(__file__).resolve().parents[1]
 
 
@@ -79,9 +83,15 @@ def _module(name: str) -> ast.Module:
     return ast.parse(file.read_text("utf-8"))
 
 
+def _statements(module: str) -> Iterator[ast.stmt]:
+    """Statements of a module, those under ``if TYPE_CHECKING`` as well."""
+    for statement in _module(module).body:
+        yield from statement.body if isinstance(statement, ast.If) else [statement]
+
+
 def _find(module: str, name: str) -> tuple[ast.ClassDef, str]:
     """A class and the module that defines it, followed through imports."""
-    for node in _module(module).body:
+    for node in _statements(module):
         if isinstance(node, ast.ClassDef) and node.name == name:
             return node, module
         if isinstance(node, ast.ImportFrom):
@@ -126,9 +136,9 @@ def _fields(node: ast.ClassDef, module: str) -> Iterator[Option]:
         if not isinstance(statement, ast.AnnAssign) or not isinstance(statement.target, ast.Name):
             continue
         name, annotation = statement.target.id, _annotation(statement.annotation, module)
-        if annotation.startswith("ClassVar") or name.startswith("_") or statement.value is None:
-            continue
         annotation = re.sub(r"^InitVar\[(.*)\]$", r"\1", annotation)
+        if name.startswith("_") or statement.value is None or not _is_written(annotation, module):
+            continue
         about = ""
         if isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant):
             about = inspect.cleandoc(str(following.value.value))
@@ -142,15 +152,30 @@ def _parameters(node: ast.ClassDef, module: str) -> Iterator[Option]:
             given = statement.args
             for argument, default in zip(given.kwonlyargs, given.kw_defaults, strict=True):
                 annotation = _annotation(argument.annotation, module) if argument.annotation else ""
-                if default is not None:
+                if default is not None and _is_written(annotation, module):
                     yield Option(argument.arg, _default(default, module), annotation, "")
 
 
+def _is_written(annotation: str, module: str) -> bool:
+    """Whether a configuration can hold a value of this type: objects such as a loaded corpus are no options."""
+    node = ast.parse(annotation or "None", mode="eval").body
+    members = [node]
+    while isinstance(members[0], ast.BinOp):  # a | b | c
+        members[:1] = [members[0].left, members[0].right]
+    members = [_resolved(member, module) for member in members]
+    bases = {ast.unparse(m.value if isinstance(m, ast.Subscript) else m) for m in members}
+    return bool(bases & _WRITTEN)
+
+
 def _annotation(node: ast.expr, module: str) -> str:
-    """An annotation as text, a name for a ``Literal`` replaced by it."""
+    return ast.unparse(_resolved(node, module))
+
+
+def _resolved(node: ast.expr, module: str) -> ast.expr:
+    """An annotation, a name for a ``Literal`` or ``Annotated`` type replaced by it."""
     if isinstance(node, ast.Name) and isinstance(found := _constant(node, module), ast.Subscript):
-        node = found if ast.unparse(found.value) == "Literal" else node
-    return ast.unparse(node)
+        return found if ast.unparse(found.value) in ("Annotated", "Literal") else node
+    return node
 
 
 def _default(node: ast.expr, module: str) -> Any:
@@ -179,7 +204,7 @@ def _constant(node: ast.expr, module: str) -> ast.expr | None:
         name, inner = node.value.id, ast.Name(node.attr)
     else:
         name, inner = ast.unparse(node), None
-    for statement in _module(module).body:
+    for statement in _statements(module):
         if isinstance(statement, ast.ImportFrom):
             for alias in statement.names:
                 if (alias.asname or alias.name) == name:
@@ -191,9 +216,9 @@ def _constant(node: ast.expr, module: str) -> ast.expr | None:
                         if inner is None
                         else _constant(inner, f"{source}.{alias.name}")
                     )
-        elif isinstance(statement, ast.AnnAssign) and ast.unparse(statement.target) == name:
-            return statement.value
-        elif isinstance(statement, ast.Assign) and name in map(ast.unparse, statement.targets):
+        elif (isinstance(statement, ast.AnnAssign) and ast.unparse(statement.target) == name) or (
+            isinstance(statement, ast.Assign) and name in map(ast.unparse, statement.targets)
+        ):
             return statement.value
         elif isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Tuple):
             names = [ast.unparse(target) for target in statement.targets[0].elts]
@@ -205,7 +230,9 @@ def _constant(node: ast.expr, module: str) -> ast.expr | None:
 def _told(docstring: str) -> dict[str, str]:
     """Descriptions under ``Attributes:`` and ``Args:`` of a docstring in Google's style."""
     found: dict[str, str] = {}
-    for section in re.findall(r"^(?:Attributes|Args):\n((?:^ +.*\n?|^\n)+)", inspect.cleandoc(docstring), re.M):
+    for section in re.findall(
+        r"^(?:Attributes|Args):\n((?:^ +.*\n?|^\n)+)", inspect.cleandoc(docstring), re.M
+    ):
         for entry in re.split(r"\n(?=\w)", inspect.cleandoc(section)):
             name, _, text = entry.partition(":")
             for each in name.split(", "):

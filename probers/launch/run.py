@@ -7,7 +7,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from ..commands.config import quote, request
+from ..commands.compose import quote, request
 from ..commands.main import load
 from ..commands.part_runs import key_of
 from ..commands.parts import build

@@ -86,9 +86,9 @@ class Request:
 def keys(command: str) -> tuple[str, ...]:
     """Every dotted key of a command, and those of all its parts."""
     from omegaconf import OmegaConf
+    from probers.commands.schema import PARTS, SCHEMAS
 
     from probers.commands.presets import choices, text_of
-    from probers.commands.schema import PARTS, SCHEMAS
     from probers.options import allowed_keys
 
     found = [key for key, _ in allowed_keys(SCHEMAS[command])]
@@ -104,8 +104,9 @@ def keys(command: str) -> tuple[str, ...]:
 @functools.cache
 def parts(command: str) -> tuple[tuple[str, str], ...]:
     """Group and name of every choice of a command's parts, presets and methods."""
-    from probers.commands.presets import choices, methods, presets, text_of
     from probers.commands.schema import PARTS
+
+    from probers.commands.presets import choices, methods, presets, text_of
 
     own = [g for g in PARTS if f"- {g}: " in text_of("", command)]
     found = [(g, name) for g in own for name in choices(g) if name not in _NOT_HERE]

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from probers.datagen import filling
 from written import PROMPTS
 
 from probers.capture.hidden_states import StateTap
 from probers.commands import main as cli
+from probers.datagen import filling
 from probers.engine.model import CausalLM
 from probers.engine.stopping import SentenceEnd
 from probers.engine.vllm import lm as vllm_lm

@@ -19,15 +19,15 @@ import numpy as np
 import openai
 import pytest
 from omegaconf import OmegaConf
-from probers.serve.vllm.launch import command
 from written import make_bank
 
 from probers.bank.assessment import Assessor
 from probers.bank.bank import ProbeBank
 from probers.bank.running import text_scores
 from probers.capture.pooling import as_stored
-from probers.commands.config import compose
+from probers.commands.compose import compose
 from probers.engine.model import CausalLM
+from probers.serve.vllm.launch import command
 
 KEY = "secret"
 PROMPT = "Who does Lena Zaser work for?\nAnswer:"

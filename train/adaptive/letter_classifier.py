@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -24,7 +24,7 @@ from probers.types import RunError
 
 from ..module import FitSettings
 from ..trainer import LARGE, one_thread, quiet
-from .strategies import Bias, Labelled
+from .strategies import BIAS, Bias, Labelled
 
 _IGNORED = -100  # what the loss of transformers leaves out
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ import numpy as np
 from omegaconf import DictConfig
 
 from probers.bank.question_classifier import STRATEGIES, AdaptiveClassifier
-from probers.commands.config import compose
+from probers.commands.compose import compose
 from probers.commands.newest import newest_store
 from probers.commands.parts import build, inputs, record_of
 from probers.commands.runs import RunFolder

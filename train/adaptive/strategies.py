@@ -28,7 +28,7 @@ Bias = Annotated[
     Mapping[str, Literal["single", "multi", "leave_out"]],
     Field(description="single, multi or leave_out for each data set, as {nq: single}"),
 ]
-#: Of the question sets that are known: those of several hops need several retrievals (Adaptive-RAG, section 3.2).
+#: Labels for the known question sets; those of several hops need several retrievals (Adaptive-RAG, 3.2).
 BIAS = {
     "nq": "single", "triviaqa": "single", "hotpotqa": "multi", "2wikimultihopqa": "multi", "musique": "multi",
     "strategyqa": "multi", "iirc": "multi", "testbed": "multi",

@@ -1,17 +1,69 @@
-"""Ask with the words the model attended to where it hesitated (DRAGIN's QFS)."""
+"""Queries made of the words attention points to: QFS (DRAGIN), and the base class of CIOQF."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from probers.text import is_content, split_sentences
-from probers.types import Decision, Generation, Question
+from probers.types import Decision, Generation, Needs, Question, RunError
 from probers.uncertainty import Part, Variant, words
 
-from ..triggers.base import PaperOrReleased, State, one_of
-from .base import AttentionQuery, before, context_words, hit_tokens, own_row
+from ..protocol import PaperOrReleased, State, at_least_one, name_of, one_of
+from .text import LimitedQuery, whole_text
+
+
+@dataclass(frozen=True, slots=True)
+class ContextWord:
+    """A word of question or answer.
+
+    Attributes:
+        text: without the punctuation around it.
+        columns: its tokens, as columns of the attention rows (prompt tokens first).
+        asked: it is the question's, not the answer's.
+    """
+
+    text: str
+    columns: tuple[int, ...]
+    asked: bool
+
+
+class AttentionQuery(LimitedQuery):
+    """Words of question and answer so far that attention points to, in the order of the text.
+
+    Exemplars and passages in the prompt are not asked about.
+
+    Attributes:
+        top_n: how many are asked for.
+    """
+
+    top_n: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least_one("query.top_n", self.top_n)
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(attention=True)
+
+    def best(self, words: Sequence[str], scores: Sequence[float] | np.ndarray) -> str:
+        """The ``top_n`` words of the highest scores; of equal ones the first."""
+        ranked = sorted(range(len(words)), key=lambda i: (-scores[i], i))
+        return " ".join(words[i] for i in sorted(ranked[: self.top_n]))
+
+    def rows(self, generation: Generation) -> np.ndarray:
+        """The generation's attention, (n + 1, p + n): see :class:`~probers.types.AttentionRows`.
+
+        Raises:
+            RunError: none was recorded.
+        """
+        if generation.attention is None:
+            raise RunError(f"query={name_of(self)} needs attention and the generation has none recorded")
+        return generation.attention.rows
 
 
 @dataclass(frozen=True)
@@ -98,3 +150,54 @@ def _seen_by(word: Part, rows: np.ndarray) -> np.ndarray:
         total = row.sum()
         weights[:first] += row / total if total > 0 else row
     return weights / len(word.tokens)
+
+
+def context_words(generation: Generation, state: State) -> list[ContextWord]:
+    """Words of the question, the accepted text and the generation, in this order.
+
+    Exemplars and passages in the prompt are left out, and so are words without a
+    letter or digit, and quotes and commas around the others.
+    """
+    text, offsets = whole_text(generation)
+    found = []
+    for asked, (start, end) in (
+        (True, state.question_span),
+        (False, (len(generation.prompt) - len(state.partial), len(text))),
+    ):
+        part = text[start:end]
+        for word in words(part, [(a - start, b - start) for a, b in offsets]):
+            stripped = bare(part[word.start : word.end])
+            if stripped:
+                found.append(ContextWord(stripped, word.tokens, asked))
+    return found
+
+
+def before(found: Sequence[ContextWord], column: int) -> list[ContextWord]:
+    """The words that end before a token."""
+    return [w for w in found if w.columns[-1] < column]
+
+
+def own_row(rows: np.ndarray, token: int) -> np.ndarray:
+    """(p + n,) the attention of a generated token itself, or of the last whose attention is known."""
+    row: np.ndarray = rows[min(token + 1, len(rows) - 1)]
+    return row
+
+
+def bare(word: str) -> str:
+    """A word without the punctuation around it."""
+    return re.sub(r"^[\W_]+|[\W_]+$", "", word)
+
+
+def hit_tokens(generation: Generation, decision: Decision) -> tuple[int, ...]:
+    """The tokens from which a query looks back: those that fired.
+
+    For a trigger that names none, the first token behind its position; for a verdict on
+    the whole answer, the last token.
+    """
+    if decision.tokens:
+        return decision.tokens
+    last = max(len(generation.token_ids) - 1, 0)
+    if decision.position is None:
+        return (last,)
+    behind = (i for i, (start, _) in enumerate(generation.offsets) if start >= decision.position)
+    return (next(behind, last),)

@@ -1,4 +1,4 @@
-"""What a trigger is, what it is told, and what most of them are made of."""
+"""Contract between the loop, triggers and query formulations."""
 
 from __future__ import annotations
 
@@ -6,24 +6,23 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, is_dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 from weakref import WeakSet
 
 import numpy as np
 
 from probers.engine.stopping import SentenceEnd
 from probers.prompts import PromptTemplate
-from probers.text import content_filter, split_sentences
+from probers.text import content_filter
 from probers.types import Decision, Generation, Needs, Passage, Question, RunError, UserError
-from probers.uncertainty import Part, Variant, parts
+from probers.uncertainty import Variant
 
 if TYPE_CHECKING:
-    from probers.bank.bank import ProbeBank
     from probers.commands.newest import ProberKind
     from probers.engine.model import CausalLM
     from probers.store.spec import ModelSpec
 
-    from ..remote import RemoteLM
+    from .remote import RemoteLM
 
 
 #: How much of a text: none of it, its first sentence, all of it.
@@ -31,12 +30,12 @@ Share = Literal["nothing", "sentence", "all"]
 
 
 def _cannot_generate(prompts: Sequence[str], **options: Any) -> list[Generation]:
-    raise RunError("a trigger asks the model for text and was given a state without generate")
+    raise RunError("a trigger asked the model for text, but its state has no generate function")
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """Where a question stands when a trigger or a query formulation is asked about it.
+    """Progress of one question, as triggers and query formulations see it.
 
     Attributes:
         lm: the model that generates, for methods that need another pass of it.
@@ -44,7 +43,7 @@ class State:
         prompt: the template behind ``generation.prompt``.
         question_span: [start, end) of the question's own text in ``generation.prompt``.
         partial: accepted answer text, with which ``generation.prompt`` ends.
-        passages: what the prompt shows, best first.
+        passages: the prompt's passages, best first.
         retrievals: searches made for this question so far.
         fresh: the passages were fetched for the very place where this generation
             begins, by a trigger that fired there.
@@ -77,7 +76,7 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class LookAhead:
-    """How much of a text a trigger looks at before it fires.
+    """Length of text that a trigger needs before it can fire.
 
     Attributes:
         tokens: it fires as soon as there are more tokens than this; None for no such rule.
@@ -90,14 +89,14 @@ class LookAhead:
     def limit(self, budget: int, stop: Sequence[str]) -> int:
         """Tokens to write at most, of ``budget`` that may be.
 
-        One more than are looked at shows that the text goes on. A stop string that begins
+        One token more than the look-ahead shows that the text goes on. A stop string that begins
         right there takes its tokens back, so its length comes on top: a text that is cut
         short must not have been about to end.
         """
         return budget if self.tokens is None else min(budget, self.tokens + 1 + _reach(stop))
 
     def over(self, stop: Sequence[str]) -> Callable[[str], bool] | None:
-        """Whether a growing text holds more sentences than are looked at; None without such a rule."""
+        """Build a test for a growing text having more sentences than the look-ahead; None without a limit."""
         if self.sentences is None:
             return None
         end, reach = SentenceEnd(self.sentences), _reach(stop)
@@ -110,25 +109,24 @@ def _reach(stop: Sequence[str]) -> int:
 
 
 class Trigger:
-    """Decides on what the model just wrote: whether to retrieve, and how sure that is.
+    """Base class of triggers: decides from a generation whether to retrieve, with a score.
 
-    A trigger says so in :meth:`__call__`, or in :meth:`decide` where a whole batch is better
-    looked at together; all else has a default. Its options are the fields of a dataclass.
+    A subclass implements :meth:`__call__` for one generation, or :meth:`decide` where a batch is better
+    judged together; all else has a default. Its options are the fields of a dataclass.
 
     Attributes:
         before: it may retrieve with the question before anything is generated.
         after: it may retrieve once something is written.
-        decides_by: what its score says something of: the text, the question alone, or nothing,
-            for it follows a rule or chance.
+        decides_by: source of its score: the text, the question alone, a rule, or chance.
         judges_answer: it compares the final answer with the gold answers. Every text is completed to
             one before it is asked, and ``state.answer`` is that answer.
         attends_alone: it asks for ``state.lm.attention_alone``.
         filters: it asks which words carry content, see :func:`probers.text.is_content`.
-        takes: what it takes without a look of a text that is written from fetched passages. "nothing":
-            it judges all of it, and the passages stay until others take their place. Of "sentence", the
-            first one, and "all" the passages are for nothing else: what follows is written without
-            any, and judged.
-        prober: the heads that it reads states with: of whole "answers" or of single "tokens".
+        takes: part of a text written from fetched passages that is accepted without judging it. With
+            "nothing" all of it is judged, and the passages stay until others replace them. With
+            "sentence" (the first one) or "all", the passages are dropped afterwards: what follows is
+            written without any, and judged.
+        prober: the kind of heads that it reads states with: for whole "answers" or single "tokens".
         served: it reads the scores of the server that writes.
     """
 
@@ -141,7 +139,7 @@ class Trigger:
 
     @property
     def needs(self) -> Needs:
-        """All that is recorded of a generation for it; by default what costs nothing."""
+        """Signals to record during generation; by default only those that cost nothing."""
         return Needs()
 
     @property
@@ -168,8 +166,9 @@ class Trigger:
         without = [q.id for q in questions if not q.answers]
         if without and self.judges_answer:
             raise UserError(
-                f"trigger={self.name} needs gold answers and {len(without)} of {len(questions)} questions "
-                f'have none, {without[0]!r} among them: give them "answers" or choose another trigger'
+                f"trigger={self.name} needs gold answers, but {len(without)} of {len(questions)} questions "
+                f'have none ({without[0]!r} for example): add "answers" or choose another trigger',
+                code="labels",
             )
 
     def decide_before(self, states: Sequence[State]) -> Sequence[Decision | None]:
@@ -177,9 +176,9 @@ class Trigger:
         return [None] * len(states)
 
     def look_ahead(self, question: Question) -> LookAhead | None:
-        """How much of a text it looks at before it fires, where that is known beforehand; None is all.
+        """Length of text it needs before it can fire, if known beforehand; None for the whole text.
 
-        The loop has no more of the text written than that.
+        The loop generates no more than that.
         """
         return None
 
@@ -198,7 +197,7 @@ class Trigger:
 
     @property
     def name(self) -> str:
-        """How messages and files call it: as the configuration does."""
+        """Its name in configurations, messages and files."""
         return name_of(self)
 
     @property
@@ -217,11 +216,22 @@ class Trigger:
         return "threshold" if "threshold" in self.options else None
 
 
-class PaperOrReleased:
-    """What DRAGIN's trigger and query ask for, by their ``variant``.
+class QueryFormulator(Protocol):
+    """Formulates one query; ``needs`` names the signals to record for it."""
 
-    The paper's reads the attention recorded on the way; the released one looks again, in a pass over
-    what was written without passages, and only at words that carry content.
+    @property
+    def needs(self) -> Needs: ...
+
+    def __call__(
+        self, question: Question, generation: Generation, decision: Decision, state: State
+    ) -> str: ...
+
+
+class PaperOrReleased:
+    """Requirements of DRAGIN's trigger and query, by their ``variant``.
+
+    The paper's variant reads the attention recorded while generating. The released one runs another pass
+    over the written text without passages, and reads only words that carry content.
     """
 
     variant: Variant
@@ -232,17 +242,15 @@ class PaperOrReleased:
 
     @property
     def attends_alone(self) -> bool:
-        """Whether it asks the model for attention in a pass of its own."""
         return self.variant == "released"
 
     @property
     def filters(self) -> bool:
-        """Whether it asks which words carry content, see :func:`probers.text.is_content`."""
         return self.variant == "released"
 
 
 class _Adapted(Trigger):
-    """An object with ``needs`` and ``__call__`` that derives from nothing: with the defaults of all else."""
+    """An object with ``needs`` and ``__call__`` that does not derive from Trigger, with its defaults."""
 
     def __init__(self, own: Any) -> None:
         self._own = own
@@ -262,12 +270,12 @@ class _Adapted(Trigger):
 
 
 def as_trigger(part: Any) -> Trigger:
-    """A trigger as it is; any other object with ``needs`` and ``__call__`` made into one."""
+    """Return a trigger unchanged; wrap any other object with ``needs`` and ``__call__``."""
     return part if isinstance(part, Trigger) else _Adapted(part)
 
 
 def decide(trigger: Trigger, generations: Sequence[Generation], states: Sequence[State]) -> list[Decision]:
-    """The decision on every generation.
+    """Decide on every generation.
 
     Raises:
         RunError: a score is NaN: a broken score is never taken for "certain".
@@ -278,42 +286,47 @@ def decide(trigger: Trigger, generations: Sequence[Generation], states: Sequence
 
 
 def refuse_nan(trigger: Trigger, decisions: Sequence[Decision | None], questions: Sequence[Question]) -> None:
-    """Stop where a trigger's score of a question is no number.
+    """Stop if a trigger's score for a question is NaN.
 
     Raises:
-        RunError: it is NaN.
+        RunError: it is.
     """
     for decision, question in zip(decisions, questions, strict=True):
         if decision and (math.isnan(decision.score) or any(map(math.isnan, decision.token_scores))):
             raise RunError(
-                f"trigger={trigger.name} gave no number (NaN) on question {question.id!r}: "
-                "the states or logits of the model are broken there"
+                f"trigger={trigger.name} gave NaN on question {question.id!r}: "
+                "the model's states or logits are broken there",
+                code="model",
             )
 
 
-#: Models that have shown that their attention can be read.
+#: Models whose attention has been read successfully.
 _READABLE: WeakSet[CausalLM | RemoteLM] = WeakSet()
 _NOTHING = np.zeros(0, dtype=np.float32)
 _ONE_TOKEN = Generation("", (), (), (0,), "", ((0, 0),), _NOTHING, _NOTHING, "length")
 
 
 def check_readable(lm: CausalLM | RemoteLM, trigger: Trigger, query: Any) -> None:
-    """Whether a model shows what trigger and query will read, before anything runs.
+    """Check before the run that the model provides the signals trigger and query read.
 
-    Of attention, that of one token is read.
+    Attention is tried on one token.
 
     Raises:
-        UserError: it cannot be read from this model; names who wants it.
+        UserError: a signal cannot be read from this model; names who needs it.
     """
     if trigger.served and getattr(lm, "prober", None) is None:
         raise UserError(
-            f"trigger={trigger.name} reads the scores of a server, and it has no prober: choose another "
-            "trigger, or a probers-serve with a prober"
+            f"trigger={trigger.name} reads a server's scores, but this server has no prober: choose another "
+            "trigger, or a probers-serve with a prober",
+            code="unsupported",
         )
     named = {f"trigger={trigger.name}": trigger.needs, f"query={name_of(query)}": query.needs}
     reading = [name for name, needs in named.items() if needs.layers]
     if reading and not lm.spec.layers:
-        raise UserError(f"{' and '.join(reading)} read hidden states, which a server does not hand out")
+        raise UserError(
+            f"{' and '.join(reading)} read hidden states, which a server does not hand out",
+            code="unsupported",
+        )
     wanting = [f"trigger={trigger.name}"] if trigger.needs.attention or trigger.attends_alone else []
     if query.needs.attention or getattr(query, "attends_alone", False):
         wanting.append(f"query={name_of(query)}")
@@ -322,49 +335,25 @@ def check_readable(lm: CausalLM | RemoteLM, trigger: Trigger, query: Any) -> Non
     try:
         lm.attention_alone([_ONE_TOKEN])
     except (RunError, UserError) as error:
-        raise UserError(f"{' and '.join(wanting)} cannot be used with this model: {error}") from error
+        raise UserError(
+            f"{' and '.join(wanting)} cannot be used with this model: {error}", code="unsupported"
+        ) from error
     _READABLE.add(lm)
 
 
 def filter_of(trigger: Trigger, query: Any) -> str | None:
-    """What decides about content words (:func:`probers.text.content_filter`); None where neither asks."""
+    """Name of the content-word filter (:func:`probers.text.content_filter`); None where neither uses one."""
     return content_filter() if trigger.filters or getattr(query, "filters", False) else None
 
 
 def name_of(part: object) -> str:
-    """How messages call a trigger or query, or a class of them: as the configuration does."""
+    """Name of a trigger or query, or of a class of them, as configurations write it."""
     name = (part if isinstance(part, type) else type(part)).__name__
     # Capitals in a row are one word.
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name.removesuffix("Query") or name).lower()
 
 
-def load_bank(bank: ProbeBank | str) -> ProbeBank:
-    """A prober as it is, or the one in a folder."""
-    from probers.bank.bank import ProbeBank
-
-    return bank if isinstance(bank, ProbeBank) else ProbeBank.from_pretrained(bank)
-
-
-def states_for(bank: ProbeBank, generation: Generation, trigger: Trigger) -> np.ndarray:
-    """What a bank reads of a generation, rounded as its training features were.
-
-    Returns:
-        (layers of the bank, d) float32, or (n, layers, d) where every token's states are kept.
-
-    Raises:
-        RunError: no states were recorded; names the trigger.
-    """
-    from probers.capture.pooling import as_stored  # loads torch
-
-    if generation.states is None:
-        raise RunError(f"trigger={trigger.name} needs hidden states and the generation has none recorded")
-    place = {layer: i for i, layer in enumerate(generation.needs.layers)}
-    chosen = generation.states[..., [place[layer] for layer in bank.layers], :]
-    return as_stored(chosen, bank.spec.dtype).numpy()
-
-
-#: Stands for the score of an answer without a single token, which has none, and is no answer: finite,
-#: and above any threshold a method would use.
+#: Score of an answer without a single token: finite, and above any threshold a method would use.
 UNANSWERED = 1e4
 
 
@@ -376,55 +365,18 @@ def verdict(score: float, threshold: float, **where: Any) -> Decision:
 def ruled(fire: bool, score: float = 1.0, **where: Any) -> Decision:
     """The decision of a rule that does not look at the text, in the form of a score above a threshold.
 
-    The score says nothing of this text and stays the same; the threshold moves.
+    The score says nothing about this text and stays the same; the threshold moves.
     """
     return Decision(fire=fire, score=score, threshold=0.0 if fire else max(score, 0.0), **where)
 
 
 def one_of(option: str, value: str, *choices: str) -> None:
-    """Refuse a value that is none of the choices of an option, which messages call ``option``."""
+    """Refuse a value that is none of an option's choices; messages call the option ``option``."""
     if value not in choices:
-        raise UserError(f"{option}={value!r} is unknown: choose {' or '.join(choices)}")
+        raise UserError(f"{option}={value!r} is unknown: choose {' or '.join(choices)}", "unknown-choice")
 
 
 def at_least_one(option: str, value: int) -> None:
     """Refuse a value below 1."""
     if value < 1:
         raise UserError(f"{option}={value} must be 1 or more")
-
-
-def sentences(generation: Generation) -> list[Part]:
-    """The sentences of a generation's text with their tokens, those of no token left out."""
-    return [each for each in parts(split_sentences(generation.text), generation.offsets) if each.tokens]
-
-
-def first_above(
-    generation: Generation,
-    state: State,
-    values: np.ndarray,
-    reduce: Callable[[np.ndarray], float],
-    threshold: float,
-) -> Decision:
-    """Fires before the first sentence whose score is above the threshold.
-
-    A sentence that was written right there from fresh passages is taken as it is:
-    otherwise the same place could fire for ever.
-
-    Args:
-        values: (n,) one per token, higher is less sure.
-        reduce: the score of a sentence of its tokens' values.
-
-    Returns:
-        Its score is that of the highest sentence that may fire, 0 where there is none; its
-        tokens are those of the sentence that fired whose own value is above the threshold.
-    """
-    shown = tuple(map(float, values))
-    found = sentences(generation)[1 if state.fresh else 0 :]
-    scores = [float(reduce(values[list(each.tokens)])) for each in found]
-    # max() would pass over a NaN.
-    top = float(np.max(scores)) if scores else 0.0
-    for sentence, score in zip(found, scores, strict=True):
-        if score > threshold:
-            tokens = tuple(i for i in sentence.tokens if values[i] > threshold)
-            return verdict(top, threshold, position=sentence.start, tokens=tokens, token_scores=shown)
-    return verdict(top, threshold, token_scores=shown)

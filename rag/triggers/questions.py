@@ -1,20 +1,28 @@
-"""Let the question decide how often to retrieve: not at all, once, or step by step (Adaptive-RAG)."""
+"""Triggers that judge the question before anything is written: Adaptive-RAG, the model's own word."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from probers.prompts import PromptTemplate
 from probers.types import Decision, Generation, Question, UserError
 
-from .base import LookAhead, State, Trigger, ruled
-from .fixed_sentence import after_a_sentence
+from ..protocol import LookAhead, State, Trigger, at_least_one, ruled, verdict
+from .rules import after_a_sentence
 
 if TYPE_CHECKING:
     from probers.bank.question_classifier import Classifier
+
+
+PROMPT = (
+    "Question: {question}\nCan you answer this question correctly from what you know? Say yes or no.\nReply:"
+)
+_WORD = re.compile(r"\b(yes|no)\b", re.IGNORECASE)
 
 
 @dataclass
@@ -77,3 +85,50 @@ class Adaptive(Trigger):
             for text, row, best in zip(new, chances, chances.argmax(axis=1), strict=True):
                 self._known[text] = STRATEGIES[best], float(np.max(row[1:]) - row[0])
         return [self._known[text] for text in texts]
+
+
+@dataclass(frozen=True)
+class LlmJudge(Trigger):
+    """Retrieves once, with the question, before anything is written, unless the model says yes.
+
+    The first "yes" or "no" of its reply counts. A reply with neither is taken for a no, so that
+    it always retrieves with a model that follows no instruction. Asking is a generation of its
+    own and is counted as one.
+
+    Attributes:
+        prompt: what the model is asked, without the answer prompt's exemplars, with ``{question}``.
+        max_new_tokens: tokens of the reply.
+    """
+
+    prompt: str = PROMPT
+    max_new_tokens: int = 8
+
+    before = True
+    after = False
+    decides_by = "question"
+
+    def __post_init__(self) -> None:
+        if "{question}" not in self.prompt:
+            raise UserError(f"trigger.prompt={self.prompt[:40]!r} has no {{question}}: put it in")
+        at_least_one("trigger.max_new_tokens", self.max_new_tokens)
+
+    def decide_before(self, states: Sequence[State]) -> list[Decision]:
+        """The model's word on every question; it is asked about all of them at once."""
+        if not states:
+            return []
+        form = PromptTemplate("judge", question_form="{question}", chat=states[0].prompt.chat)
+        if form.chat:
+            form = form.bind(states[0].lm.tokenizer)
+        asked = [form.question(self.prompt.replace("{question}", s.question.question)) for s in states]
+        replies = states[0].generate(
+            asked, max_new_tokens=self.max_new_tokens, names=[s.question.id for s in states]
+        )
+        decisions = []
+        for reply, state in zip(replies, states, strict=True):
+            state.spend(reply)
+            found = _WORD.search(reply.text)
+            decisions.append(verdict(float(found is None or found.group().lower() == "no"), 0.5))
+        return decisions
+
+    def __call__(self, generation: Generation, state: State) -> Decision:
+        return ruled(False, 0.0 if state.verdict is None else state.verdict.score)
