@@ -47,8 +47,8 @@ COMPONENTS: dict[str, dict[str, str]] = {
         "question": "rag.queries.QuestionQuery",
     },
     "head": {
-        "adaptive": "train.adaptive.question_classifier.Words",
-        "adaptive_t5": "train.adaptive.letter_classifier.Letters",
+        "adaptive": "adaptive.training.Words",
+        "adaptive_t5": "adaptive.t5.Letters",
         "attention_pool": "heads.AttentionPoolHead",
         "linear": "heads.LinearHead",
         "mean_difference": "heads.MeanDifferenceHead",

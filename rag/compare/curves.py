@@ -21,7 +21,7 @@ from probers.types import Question, Retriever
 
 from ..loop import RAG
 from ..protocol import name_of
-from ..queries.last_tokens import LastTokensQuery
+from ..queries.text import LastTokensQuery
 from .methods import Method, MethodRun
 from .outcomes import Comparison, Outcomes, correct
 from .trajectories import FIGURES, RetrievalTrajectory, record_once, together
