@@ -112,8 +112,8 @@ def told_of(group: str, name: str) -> Signature:
 
 _OWN = """\
 A class of your own derived from torch.nn.Module, as +head._target_=my_package.MyHead. It takes the width
-first and maps states (n, width) to logits (n, 2), wrong and correct, or to one logit of "correct". Its options are
-+head.OPTION=value."""
+first and maps states (n, width) to logits (n, 2), wrong and correct, or to one logit of "correct". Its
+options are +head.OPTION=value."""
 
 
 def node_of(group: str, name: str) -> dict[str, Any]:

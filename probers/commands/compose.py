@@ -213,7 +213,7 @@ def _unread(config: DictConfig) -> dict[str, Any]:
 
 
 @cache
-def _store(command: str) -> None:
+def fill_store(command: str) -> None:
     """Tell Hydra the defaults of a command and of every component that it may choose."""
     from hydra.core.config_store import ConfigStore
 
@@ -257,7 +257,7 @@ def compose(command: str, overrides: Sequence[str]) -> DictConfig:
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    _store(command)
+    fill_store(command)
     for override in overrides:
         _check_form(override)
     for override in overrides:

@@ -138,7 +138,7 @@ def _chosen(group: str, name: str) -> dict[str, str]:
     """Group -> choice of a file's defaults list."""
     found = {}
     for entry in _values(group, name).get("defaults", ()):
-        for key, value in entry.items():
+        for key, value in entry.items() if isinstance(entry, dict) else ():
             if "/" in key:
                 found[key.rpartition("/")[2]] = value
     return found

@@ -257,7 +257,7 @@ class Demo(Run):
 
 @dataclass(frozen=True, kw_only=True)
 class Merge(Settings):
-    """Join the parts of a run: probers-merge runs/x/parts/*, after the same command with part=1/n to part=n/n.
+    """Join the parts of a run: probers-merge runs/x/parts/*, after the command with part=1/n to part=n/n.
 
     The result is the run in one piece: the same examples in the same order, with answers and heads from
     the parts; what depends on the whole (balance, audit, calibration, report) is done here by the code

@@ -72,7 +72,10 @@ def signature(target: str) -> Signature:
     module, _, name = target.rpartition(".")
     node, where = _find(module, name)
     text = inspect.cleandoc(ast.get_docstring(node) or "")
-    options = {option.name: option for option in _options(node, where)}
+    options: dict[str, Option] = {}
+    for option in _options(node, where):
+        before = options.get(option.name, option)  # of a base whose default is another here
+        options[option.name] = replace(option, about=option.about or before.about)
     return Signature(text.split("\n\nAttributes:")[0].split("\n\nArgs:")[0], tuple(options.values()))
 
 
@@ -157,14 +160,11 @@ def _parameters(node: ast.ClassDef, module: str) -> Iterator[Option]:
 
 
 def _is_written(annotation: str, module: str) -> bool:
-    """Whether a configuration can hold a value of this type: objects such as a loaded corpus are no options."""
-    node = ast.parse(annotation or "None", mode="eval").body
-    members = [node]
-    while isinstance(members[0], ast.BinOp):  # a | b | c
-        members[:1] = [members[0].left, members[0].right]
-    members = [_resolved(member, module) for member in members]
-    bases = {ast.unparse(m.value if isinstance(m, ast.Subscript) else m) for m in members}
-    return bool(bases & _WRITTEN)
+    """Whether a configuration can hold a value of this type, unlike objects such as a loaded corpus."""
+    node = _resolved(ast.parse(annotation or "None", mode="eval").body, module)
+    if isinstance(node, ast.BinOp):  # a | b
+        return any(_is_written(ast.unparse(member), module) for member in (node.left, node.right))
+    return ast.unparse(node.value if isinstance(node, ast.Subscript) else node) in _WRITTEN
 
 
 def _annotation(node: ast.expr, module: str) -> str:
@@ -172,9 +172,11 @@ def _annotation(node: ast.expr, module: str) -> str:
 
 
 def _resolved(node: ast.expr, module: str) -> ast.expr:
-    """An annotation, a name for a ``Literal`` or ``Annotated`` type replaced by it."""
-    if isinstance(node, ast.Name) and isinstance(found := _constant(node, module), ast.Subscript):
-        return found if ast.unparse(found.value) in ("Annotated", "Literal") else node
+    """An annotation, a name for another type replaced by it."""
+    if isinstance(node, ast.Name) and isinstance(
+        found := _constant(node, module), (ast.Subscript, ast.BinOp)
+    ):
+        return found
     return node
 
 
