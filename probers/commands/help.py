@@ -159,7 +159,7 @@ def help_text(command: str) -> str:
 
 
 def _shown(key: Key, indent: str) -> Iterator[str]:
-    yield f"{indent}{key.name}={key.default}"
+    yield from _wrapped(f"{key.name}={key.default}", indent)
     about = f"{key.about} [{key.allowed}]" if key.allowed else key.about
     yield from _wrapped(about, f"{indent}    ")
 

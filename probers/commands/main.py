@@ -8,30 +8,29 @@ interrupted). Nothing heavy is imported before the request is known to be right.
 
 from __future__ import annotations
 
-import _thread
 import inspect
-import io
 import itertools
+import logging
 import re
 import sys
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 from ..files import digest
 from ..options import shown
-from ..types import STEERING, ProbersError, RunError, UserError
+from ..types import ProbersError, RunError, UserError
 from .compose import COMMANDS, compose, normalise, quote, request
-from .console import console
+from .console import console, printable
 from .presets import notes
 from .runs import taking_back
 
 if TYPE_CHECKING:
     from .settings import Settings
+
+log = logging.getLogger(__name__)
 
 _LONGEST = 100  # characters of a folder's name; file systems allow 255 bytes
 
@@ -94,16 +93,13 @@ _TABLES = {"train": "probers.train.tables.compare_runs"}
 def main(command: str, argv: Sequence[str] | None = None) -> None:
     """Run a command with ``argv`` (default: the process's) and exit with its code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    out, err = _Printable(sys.stdout), _Printable(sys.stderr)
     try:
-        with redirect_stdout(out), redirect_stderr(err), console(), _heard():
-            try:
-                code = _main(command, arguments)
-            finally:
-                err.end_line()
+        with console():
+            code = _main(command, arguments)
     except KeyboardInterrupt:
-        goes_on = "what was finished is kept, the same command goes on from there"
-        code = _fail(f"probers-{command}: interrupted; {goes_on}", 130)
+        code = _fail(
+            f"probers-{command}: interrupted; finished work is kept, the same command resumes", 130
+        )
     except BrokenPipeError:  # the reader of our output went away (`| head`)
         sys.stderr.close()
         code = 1
@@ -113,82 +109,14 @@ def main(command: str, argv: Sequence[str] | None = None) -> None:
     sys.exit(code)
 
 
-_SOON = 0.01  # seconds
-
-
-@contextmanager
-def _heard() -> Iterator[None]:
-    """Have Ctrl-C come again where it came within a destructor, in which Python prints and drops it."""
-    before = sys.unraisablehook
-
-    def again(told: sys.UnraisableHookArgs) -> None:
-        if issubclass(told.exc_type, KeyboardInterrupt):
-            threading.Timer(_SOON, interrupt).start()
-        else:
-            before(told)
-
-    def interrupt() -> None:
-        frame = sys._current_frames().get(threading.main_thread().ident or 0)
-        while frame is not None and frame.f_code is not again.__code__:
-            frame = frame.f_back
-        if frame is None:
-            _thread.interrupt_main()
-        else:  # in the hook it would be dropped as well
-            threading.Timer(_SOON, interrupt).start()
-
-    sys.unraisablehook = again
-    try:
-        yield
-    finally:
-        sys.unraisablehook = before
-
-
 #: The console scripts.
 demo, datagen, train, rag, compare, score, serve, check, merge = (
     partial(main, command) for command in COMMANDS
 )
 
 
-#: What steers a terminal, but for ends of lines, tabs and colours: control and direction characters.
-_STEERING = re.compile(f"(?!\x1b\\[[0-9]{{1,2}}m|[\\n\\t])[{STEERING}]")
-#: How what is written begins where a progress bar draws: at the start of its line, or lines above.
-_BAR = re.compile("\r|\n*(\x1b\\[A)*")
-
-
-class _Printable(io.TextIOBase):
-    """A stream that drops what steers a terminal: names and texts come from models and foreign files."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-        self._begun = False
-
-    def end_line(self) -> None:
-        """End the line that a progress bar left standing, so that what follows stands on its own."""
-        if self._begun:
-            self.write("\n")
-
-    @property
-    def encoding(self) -> str:  # type: ignore[override]
-        return self._stream.encoding
-
-    def fileno(self) -> int:
-        return self._stream.fileno()
-
-    def write(self, text: str) -> int:
-        moves = _BAR.match(text)[0]  # type: ignore[index]
-        self._stream.write(moves + _STEERING.sub("", text[len(moves) :]))
-        self._begun = not text.endswith("\n") if text else self._begun
-        return len(text)
-
-    def flush(self) -> None:
-        self._stream.flush()
-
-    def isatty(self) -> bool:
-        return self._stream.isatty()
-
-
 def _fail(message: str, code: int) -> int:
-    print(_STEERING.sub("", " ".join(message.splitlines())), file=sys.stderr)
+    print(printable(" ".join(message.splitlines())), file=sys.stderr)
     return code
 
 
@@ -216,7 +144,7 @@ def _main(command: str, arguments: list[str]) -> int:
     # The same of many jobs is told once.
     noted = [note for job, config in zip(jobs, configs, strict=True) for note in notes(job, config)]
     for note in dict.fromkeys(noted):
-        print(f"note: {note}")
+        log.info("note: %s", note)
     if len(jobs) > 1:
         return _run_all(command, targets, jobs, configs)
     with taking_back():
@@ -262,7 +190,7 @@ def _run_all(
     done: list[tuple[list[str], Path]] = []
     worst = 0
     for name, target, config in zip(names, targets, configs, strict=True):
-        print(f"== {' '.join(name)}", flush=True)
+        log.info("== %s", " ".join(name))
         try:
             with taking_back():
                 folder = target(config)
@@ -277,7 +205,7 @@ def _run_all(
     if command in _TABLES and done:
         table = resolve_name(_TABLES[command])([name for name, _ in done], [folder for _, folder in done])
         if table:
-            print(table)
+            log.info(table)
     return worst
 
 

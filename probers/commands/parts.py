@@ -211,6 +211,8 @@ def prompt_files(cfg: Any) -> tuple[str, ...]:
 
 def plain(cfg: Any) -> dict[str, Any]:
     """The resolved configuration as plain containers."""
+    if not OmegaConf.is_config(cfg):
+        return dict(cfg.options) if isinstance(cfg, Component) else plainly(cfg)
     found = OmegaConf.to_container(cfg, resolve=True)
     assert isinstance(found, dict)
     return {str(k): v for k, v in found.items()}
