@@ -1,17 +1,14 @@
 """Arguments in, one sentence and the right exit code out."""
 
-import io
 import json
 import logging
 import os
 import re
-import signal
 import subprocess
 import sys
 import time
 
 import pytest
-from tqdm import tqdm
 
 from probers.commands import main as cli
 from probers.types import RunError, UserError

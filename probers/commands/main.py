@@ -97,9 +97,7 @@ def main(command: str, argv: Sequence[str] | None = None) -> None:
         with console():
             code = _main(command, arguments)
     except KeyboardInterrupt:
-        code = _fail(
-            f"probers-{command}: interrupted; finished work is kept, the same command resumes", 130
-        )
+        code = _fail(f"probers-{command}: interrupted; finished work is kept, the same command resumes", 130)
     except BrokenPipeError:  # the reader of our output went away (`| head`)
         sys.stderr.close()
         code = 1

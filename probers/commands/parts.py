@@ -16,6 +16,7 @@ from ..types import Passage, UserError, first_line
 from .components import Component
 from .compose import literal
 from .settings import Settings
+from .settings import plain as plainly
 
 if TYPE_CHECKING:
     from ..data.questions import QuestionSource
