@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from probers.commands.part_runs import PartRuns, part_of
+from probers.commands.merge import PartRuns, part_of
 from probers.commands.parts import inputs as fingerprints
 from probers.commands.parts import (
     load_matcher,

@@ -29,10 +29,10 @@ COMMANDS = {
     "train": ("train.settings.Train", "train.run.run"),
     "rag": ("rag.settings.Rag", "rag.command.run"),
     "compare": ("rag.settings.Compare", "rag.compare.run.run"),
-    "score": ("serve.settings.Score", "serve.score.run"),
+    "score": ("score.settings.Score", "score.run.run"),
     "serve": ("serve.settings.Serve", "serve.command.run"),
-    "check": ("serve.settings.Check", "serve.check.run"),
-    "merge": ("commands.settings.Merge", "commands.part_runs.run"),
+    "check": ("score.settings.Check", "score.check.run"),
+    "merge": ("commands.settings.Merge", "commands.merge.run"),
 }
 #: Groups whose choice a preset makes together with options of that very choice.
 _OF_A_CHOICE = ("trigger", "query")
