@@ -120,7 +120,6 @@ RAGS: dict[str, tuple[Callable[[], Any], Callable[[CausalLM], Any]]] = {
 }
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("name", RAGS)
 def test_the_loop_goes_the_same_way(lm: CausalLM, server: Running, corpus: BM25, name: str) -> None:
     served, own = RAGS[name]
@@ -164,7 +163,6 @@ def command(server: Running, tmp_path: Path, *given: str) -> Any:
     return json.loads((out / "results.json").read_text())
 
 
-@pytest.mark.long
 def test_the_command_answers_the_same_and_resumes(
     server: Running, bare: Running, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any
 ) -> None:
