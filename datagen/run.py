@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: Makes the builder from the model (None for a merge, which has the examples), its needs, and the run's folder.
+#: Makes the builder from the model (None for a merge, which has the examples), needs and the run's folder.
 Make = Callable[["CausalLM | None", Needs, Path], "LabelBuilder"]
 
 #: Pools of each source.
@@ -179,8 +179,8 @@ def _wiki(settings: Datagen) -> Make:
 
     if isinstance(settings.limit, Mapping):
         raise UserError(
-            f"limit={shown(settings.limit)} is for source=cot: give one number with source=wiki, whose articles "
-            "are drawn before they are split; balance_to sets the number of examples per split",
+            f"limit={shown(settings.limit)} is for source=cot: give one number with source=wiki, whose "
+            "articles are drawn before they are split; balance_to sets the number of examples per split",
             "conflict",
         )
 

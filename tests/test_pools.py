@@ -113,7 +113,7 @@ def test_which_features_are_read() -> None:
         ),
         (
             ["source=cot", "pool=[mean,predicting]"],
-            "pool=predicting is not there for source=cot: choose mean",
+            "source=cot has no pool=predicting: choose mean",
         ),
         (["source=cot", "pool=[mean,mean]"], r"pool=\[mean,mean\] names one twice"),
         (["source=cot", "site=[mlp_out,mlp_out]"], r"site=\[mlp_out,mlp_out\] names one twice"),
