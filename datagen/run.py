@@ -177,9 +177,10 @@ def _wiki(settings: Datagen) -> Make:
 
     from .labels.wiki import WikiBuilder
 
-    if isinstance(settings.limit, Mapping):
+    limit = settings.limit
+    if isinstance(limit, Mapping):
         raise UserError(
-            f"limit={shown(settings.limit)} is for source=cot: give one number with source=wiki, whose "
+            f"limit={shown(limit)} is for source=cot: give one number with source=wiki, whose "
             "articles are drawn before they are split; balance_to sets the number of examples per split",
             "conflict",
         )
@@ -187,7 +188,7 @@ def _wiki(settings: Datagen) -> Make:
     def articles() -> ArticleSource:
         return open_articles(
             settings.articles,
-            limit=settings.limit,
+            limit=limit,
             seed=settings.seed,
             on_bad_line=settings.on_bad_line,
             min_sentences=settings.min_sentences,
