@@ -18,7 +18,7 @@ from probers.types import Decision, Generation, Needs, Passage, Question, RunErr
 from probers.uncertainty import Variant
 
 if TYPE_CHECKING:
-    from probers.commands.newest import ProberKind
+    from probers.commands.artifacts import ProberKind
     from probers.engine.model import CausalLM
     from probers.store.spec import ModelSpec
 
@@ -321,7 +321,7 @@ def check_readable(lm: CausalLM | RemoteLM, trigger: Trigger, query: Any) -> Non
             code="unsupported",
         )
     named = {f"trigger={trigger.name}": trigger.needs, f"query={name_of(query)}": query.needs}
-    reading = [name for name, needs in named.items() if needs.layers]
+    reading = [name for name, needs in named.items() if needs.features]
     if reading and not lm.spec.layers:
         raise UserError(
             f"{' and '.join(reading)} read hidden states, which a server does not hand out",

@@ -127,7 +127,7 @@ def test_saved_and_loaded_it_is_the_same(tmp_path: Path, way: str) -> None:
     np.testing.assert_array_equal(again.logits(states), bank.logits(states))
     for name in bank.__dataclass_fields__:
         assert name == "head" or getattr(again, name) == getattr(bank, name), name
-    assert again.needs == Needs(layers=(2, 5), site="resid_post", pool=bank.spec.pool)
+    assert again.needs == Needs.of((2, 5), site="resid_post", pool=bank.spec.pool)
     again.save_pretrained(tmp_path / "b")
     files = sorted(f.name for f in (tmp_path / "a").iterdir())
     assert files == sorted(FILES)
@@ -206,7 +206,7 @@ def test_missing_and_damaged_files_are_named(tmp_path: Path) -> None:
         ({"head": {"name": "mine.Head", "options": {}}}, "pass .*head_class"),
         ({"threshold": None}, "damaged"),
         ({"calibration": {"method": "temperature", "value": 0}}, "damaged .*above 0"),
-        ({"calibration": {"method": "magic"}}, "damaged .*none of temperature, platt and isotonic"),
+        ({"calibration": {"method": "magic"}}, "damaged .*not temperature, platt or isotonic"),
         ({"ensemble": {"kind": "best", "weights": [1], "intercept": 0}}, "damaged .*does not fit"),
         ({"ensemble": {"kind": "mix", "weights": [1], "intercept": 0}}, "combine=mix is unknown"),
         ({"ensemble": {}}, "damaged"),
@@ -546,7 +546,7 @@ def edited(folder: Path, **changes: Any) -> Path:
         ({"aggregate": ["max"]}, "aggregate=.* must be text or null"),
         ({"calibration__value": "much"}, r"calibration\.value=much must be a number"),
         ({"calibration__slope": 1}, "a Temperature has the fields .*slope"),
-        ({"calibration__method": {}}, "calibration {} is none of temperature"),
+        ({"calibration__method": {}}, "calibration {} is not temperature"),
         ({"entropy_model__weights": [1.0]}, "not one number for each of its 5 inputs"),
         ({"entropy_model__scale": [0.0] * 5}, "not one number for each of its 5 inputs"),
         ({"entropy_model__mean": None}, r"entropy_model\.mean=null must be a list"),

@@ -34,6 +34,8 @@ from probers.train.figures.curves import PROBER, Level, Series, canvas, coverage
 from probers.train.report import table, warnings, write_card
 from probers.types import RunError
 
+pytestmark = pytest.mark.usefixtures("pictures")
+
 RESAMPLES = 100
 
 

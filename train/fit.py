@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from probers.commands.part_runs import PartRuns
+from probers.commands.merge import PartRuns
 from probers.data.partition import Partition
 from probers.heads import Moments, ProbeHead
 from probers.seeding import draw_key

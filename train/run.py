@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from omegaconf import DictConfig
 
-from probers.commands.newest import newest_store
-from probers.commands.part_runs import PartRuns, part_of
+from probers.commands.artifacts import newest_store
+from probers.commands.merge import PartRuns, part_of
 from probers.commands.parts import maker, plain_value, record_of
 from probers.commands.runs import RunFolder
 from probers.files import canonical_json, write_text
@@ -177,7 +177,7 @@ def _next(bank: ProbeBank, out: Path, further: Sequence[Path]) -> str:
         return command
     load = f"ProbeBank.from_pretrained({str(out)!r})"
     if bank.head.tokens:
-        needs = f'Needs({bank.layers}, site="{bank.spec.site}", pool="{bank.spec.pool}")'
+        needs = f'Needs.of({bank.layers}, site="{bank.spec.site}", pool="{bank.spec.pool}")'
         return f"{load}.score_spans takes the states of a CausalLM asked for {needs}"
     return f"{load}.watch(model) scores what a model writes"
 

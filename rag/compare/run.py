@@ -10,7 +10,8 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from probers.commands.part_runs import PartRuns, part_of
+from probers.commands.artifacts import find_prober
+from probers.commands.merge import PartRuns, part_of
 from probers.commands.parts import (
     build,
     inputs,
@@ -28,7 +29,7 @@ from probers.evaluation.answers import RULES, Rule, right_by
 from probers.types import SPLITS, Needs, Question, UserError
 
 from ..answered_parts import own
-from ..build import find_prober, loop_options, remote, served
+from ..build import loop_options, remote, served
 from ..contamination import Contamination
 from ..triggers.rules import Never
 from .curves import record_all, rerun_all
@@ -247,7 +248,9 @@ def _recorded_once(methods: Sequence[Method]) -> Needs:
     """What the closed-book pass records for the methods that begin with it: as much as one pass can."""
     needs = Needs()
     parts = [part for m in methods for part in (m.trigger, m.query)]
-    for part in sorted(parts, key=lambda part: part.needs.pool != "mean"):  # vectors of every token are large
+    for part in sorted(
+        parts, key=lambda part: any(f.pool != "mean" for f in part.needs.features)
+    ):  # vectors of every token are large
         needs = joined(needs, part.needs)
     return needs
 

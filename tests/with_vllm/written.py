@@ -20,7 +20,7 @@ from probers.testbed.assets import model_path
 from probers.types import Needs
 
 WORKER = "probers.serve.vllm.worker.ScoringWorker"
-SCHEDULER = "probers.serve.vllm.scheduler.ScoringScheduler"
+SCHEDULER = "probers.serve.vllm.worker.ScoringScheduler"
 #: 64 prompts; groups of eight begin alike.
 PROMPTS = [
     f"In the old days of {place}, when the {lord} was away and nobody knew when there would be another, it "
@@ -94,11 +94,11 @@ def ours(lm: CausalLM, bank: ProbeBank, written: list[Written]) -> list[np.ndarr
     pool, dtype = bank.spec.pool, bank.spec.dtype
     if pool in PER_TOKEN:
         made = lm.score([w.prompt for w in written], [w.ids for w in written], needs=bank.needs)
-        return [bank.score(as_stored(g.states, dtype)) for g in made]
-    needs = Needs(bank.spec.layers, pool=pool)
+        return [bank.score(as_stored(g.state, dtype)) for g in made]
+    needs = Needs.of(bank.spec.layers, pool=pool)
     found = []
     for w in written:
         prefixes = [w.ids[: n + 1] for n in range(len(w.ids))]
         made = lm.score([w.prompt] * len(prefixes), prefixes, needs=needs)
-        found.append(bank.score(as_stored(np.stack([g.states for g in made]), dtype)))
+        found.append(bank.score(as_stored(np.stack([g.state for g in made]), dtype)))
     return found
