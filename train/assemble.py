@@ -19,7 +19,6 @@ from probers.bank.fitting import (
     fit_ensemble,
     fit_entropy_model,
 )
-from probers.commands.schema import Assembling
 from probers.heads import CORRECT, WRONG, ProbeHead
 from probers.online.scores import Aggregate, aggregate
 from probers.types import RunError
@@ -28,6 +27,7 @@ from probers.uncertainty import SIGNALS
 from .controls import EMBEDDING, SHUFFLED, WITH_ENTROPY, Detector, control_detectors
 from .data import CHUNK, Column, Dataset, Examples, Padded
 from .fit import Fitted, Task, targets_of
+from .settings import Assembling
 
 
 @dataclass(frozen=True)

@@ -14,13 +14,13 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from probers.commands.schema import Balance, Fitting, Loss
 from probers.evaluation.metrics import auroc
 from probers.heads import CORRECT, WRONG, ProbeHead
 from probers.seeding import draw_key
 from probers.types import UserError
 
 from .data import CHUNK, Padded, States, TokenStates
+from .settings import Balance, Fitting, Loss
 
 #: Values of the states that are validated on at once.
 _VALUES = 4 << 20
