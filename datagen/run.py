@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from omegaconf import DictConfig
 
+from probers.checksums import inputs
 from probers.commands.part_runs import PartRuns, part_of
 from probers.commands.parts import (
     build,
@@ -23,7 +24,6 @@ from probers.commands.parts import (
     question_source,
     record_of,
 )  # fmt: skip
-from probers.commands.parts import inputs as fingerprints
 from probers.commands.runs import RunFolder, identity
 from probers.data.questions import open_questions
 from probers.files import write_text
@@ -249,7 +249,7 @@ def run(cfg: DictConfig, parts: PartRuns | None = None) -> Path:
     make = {"cot": _cot, "wiki": _wiki}[cfg.source](cfg)
     named = (cfg.articles, cfg.corpus, cfg.matcher.aliases, cfg.matcher.vectors)
     files = (*build(cfg.questions).files, *prompt_files(cfg), *filter(None, named))
-    config = record_of(cfg) | {"inputs": fingerprints(*files)}
+    config = record_of(cfg) | {"inputs": inputs(*files)}
     if (cfg.source == "wiki" or cfg.label == "match") and cfg.matcher.wordnet == "auto":
         from probers.equivalence import wordnet_available
 

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
-import os
+import logging
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from omegaconf import DictConfig
 
-from probers.checksums import sealed_lines, unseal
-from probers.commands.parts import inputs, load_model, record_of
+from probers.checksums import inputs
+from probers.commands.parts import load_model, record_of
 from probers.commands.runs import RunFolder
-from probers.files import canonical_json, regular, write_text, writing
+from probers.files import canonical_json, write_text
+from probers.journal import Journal
 from probers.pages import count
 from probers.rag.build import find_prober
 from probers.types import UserError
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
     from probers.bank.assessment import Assessor
     from probers.bank.bank import ProbeBank
     from probers.engine.model import CausalLM
+
+log = logging.getLogger(__name__)
 
 _SCORES, _UNFINISHED, _RESULTS, _PAGE = "scores.jsonl", "unfinished.jsonl", "results.json", "scores.html"
 _WORST = 5  # spans printed
@@ -89,7 +93,8 @@ def score(
     """
     from probers.bank.running import text_needs, text_scores
 
-    made = _resumed(unfinished, texts)
+    journal = Journal(unfinished)
+    made = _resumed(journal, texts)
     batches = lm.score_each(
         [one.prompt_for(lm.tokenizer, file) for one in texts],
         [one.answer for one in texts],
@@ -107,38 +112,27 @@ def score(
                 told = assessor.response(written, scores, distances)
             ours = {"id": texts[place].id, "text": texts[place].answer, "hallucination": told}
             new[place] = {**texts[place].record, **ours}
-        _keep(unfinished, new)
+        journal.append(_kept(new))
         made |= new
     return [made[place] for place in range(len(texts))]
 
 
-def _keep(path: Path, new: Mapping[int, Mapping[str, Any]]) -> None:
-    lines = sealed_lines({"place": place, "line": line} for place, line in new.items())
-    with writing(path), path.open("ab") as file:
-        file.write(lines.encode())
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _resumed(path: Path, texts: Sequence[Text]) -> dict[int, dict[str, Any]]:
-    """The lines that an earlier run kept; what was cut off or altered is scored again."""
-    try:
-        regular(path)
-    except FileNotFoundError:
+def _resumed(journal: Journal, texts: Sequence[Text]) -> dict[int, dict[str, Any]]:
+    """Read the lines that an earlier run kept; texts whose line is damaged are scored again."""
+    if not journal.path.exists():
         return {}
-    except ValueError as error:
-        raise UserError(f"{path} {error}: remove it") from error
     found: dict[int, dict[str, Any]] = {}
-    for line in path.read_bytes().splitlines():
-        try:
-            kept = unseal(json.loads(line), older=False)
+    for kept in journal.read().records.values():
+        with suppress(LookupError, TypeError):
             if kept["line"]["id"] == texts[kept["place"]].id:
                 found[kept["place"]] = kept["line"]
-        except (ValueError, LookupError, TypeError, RecursionError):
-            continue
-    print(f"{count(len(found), 'text')} of {len(texts)} were scored before: going on from there", flush=True)
-    write_text(path, sealed_lines({"place": place, "line": line} for place, line in found.items()))
+    log.info("%s of %d were scored before: going on from there", count(len(found), "text"), len(texts))
+    journal.rewrite(_kept(found))
     return found
+
+
+def _kept(lines: Mapping[int, Mapping[str, Any]]) -> list[dict[str, Any]]:
+    return [{"place": place, "line": line} for place, line in lines.items()]
 
 
 def _results(

@@ -28,11 +28,11 @@ from probers.bank.question_classifier import (
     LetterClassifier,
     load_classifier,
 )
-from probers.checksums import sealed_lines
 from probers.commands import main as cli
 from probers.commands.newest import newest_classifier
 from probers.commands.runs import RunFolder
 from probers.data.overlap import Seen
+from probers.journal import sealed_lines
 from probers.prompts import TESTBED_PROMPT
 from probers.rag.triggers import Adaptive, State
 from probers.store.spec import FeatureSpec

@@ -42,6 +42,7 @@ SHARED = {
     "deadline",
     "text",
     "files",
+    "journal",
     "seeding",
     "lazy",
     "progress",

@@ -11,10 +11,9 @@ import tracemalloc
 
 import pytest
 
-from probers import checksums
 from probers.data import cache as builds
 from probers.data import corpus, load_corpus
-from probers.data.cache import Estimate, build_once, file_digest
+from probers.data.cache import Estimate, build_once
 from probers.data.corpus import PassageStore, fingerprint
 from probers.data.corpus_formats import LONG
 from probers.types import Passage, RunError, UserError
@@ -316,17 +315,3 @@ def test_an_estimate_comes_first_and_a_full_disk_is_seen_before_the_work(tmp_pat
     with pytest.raises(RunError, match="needs 5 MB"):
         build_once(tmp_path / "b", "thing", make, lambda: Estimate(1, 5e6, 1))
     assert not (tmp_path / "b").exists()
-
-
-def test_a_hash_is_remembered_only_for_files_that_have_come_to_rest(tmp_path, monkeypatch):
-    path = tmp_path / "f"
-    path.write_text("one")
-    first = file_digest(path, tmp_path / "cache")
-    assert not (tmp_path / "cache").exists()  # written a moment ago
-    monkeypatch.setattr(checksums, "_RACY", -1)
-    assert file_digest(path, tmp_path / "cache") == first
-    monkeypatch.setattr(builds.hashlib, "blake2b", None)
-    assert file_digest(path, tmp_path / "cache") == first  # not read again
-    monkeypatch.undo()
-    path.write_text("two")
-    assert file_digest(path, tmp_path / "cache") != first

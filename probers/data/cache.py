@@ -7,12 +7,9 @@ may go on with it.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import shutil
 import sys
-import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -21,8 +18,8 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from ..checksums import check, hashed, sealed, settled, take, unsealed
-from ..files import RESUMES, canonical_json, digest, write_text, writing
+from ..checksums import check, sealed, take, unsealed
+from ..files import RESUMES, write_text, writing
 from ..types import RunError
 
 #: The file that says what the folder holds; written last.
@@ -92,29 +89,6 @@ def build_once(
         with suppress(OSError):
             partial.rmdir()  # which only goes where nothing is in it
         lock.release()
-
-
-def file_digest(path: Path, cache: Path) -> str:
-    """A hash of a file's bytes, read again only when its size or times have changed.
-
-    Args:
-        path: the file.
-        cache: where the hashes of files are remembered.
-    """
-    stat = path.stat()
-    here = [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino]
-    memory = cache / "files" / f"{digest(str(path.resolve()), 24)}.json"
-    try:
-        known = json.loads(memory.read_bytes())
-        if known["stat"] == here:
-            return str(known["digest"])
-    except (OSError, ValueError, KeyError, TypeError):
-        pass
-    started = time.time_ns()
-    found = hashed(path, hashlib.blake2b(digest_size=16))
-    if settled(started, stat.st_mtime_ns, stat.st_ctime_ns):
-        write_text(memory, canonical_json({"path": str(path), "stat": here, "digest": found}))
-    return found
 
 
 def duration(seconds: float) -> str:

@@ -23,10 +23,11 @@ from typing import Any, overload
 import numpy as np
 from tqdm import tqdm
 
+from ..checksums import file_digest
 from ..files import digest
 from ..seeding import draw_key
 from ..types import Passage, RunError, UserError
-from .cache import Estimate, build_once, file_digest
+from .cache import Estimate, build_once
 from .corpus_formats import BadLines, read_passages
 from .records import BadLine, check_bad_line
 

@@ -10,10 +10,10 @@ from typing import Any
 
 from omegaconf import DictConfig
 
+from probers.checksums import inputs
 from probers.commands.part_runs import PartRuns, part_of
 from probers.commands.parts import (
     build,
-    inputs,
     load_matcher,
     load_model,
     load_passages,

@@ -13,9 +13,10 @@ import numpy as np
 from omegaconf import DictConfig
 
 from probers.bank.question_classifier import STRATEGIES, AdaptiveClassifier
+from probers.checksums import inputs
 from probers.commands.config import compose
 from probers.commands.newest import newest_store
-from probers.commands.parts import build, inputs, record_of
+from probers.commands.parts import build, record_of
 from probers.commands.runs import RunFolder
 from probers.evaluation.bootstrap import Bootstrap
 from probers.evaluation.metrics import auroc

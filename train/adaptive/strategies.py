@@ -16,9 +16,10 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import Field
 
 from probers.bank.question_classifier import STRATEGIES
-from probers.checksums import sha256, unsealed_lines
+from probers.checksums import sha256
 from probers.commands.runs import read_state
 from probers.data.overlap import Seen
+from probers.journal import unsealed_lines
 from probers.store.files import fingerprint
 from probers.store.store import FeatureStore
 from probers.types import SPLITS, UserError, first_line
