@@ -15,7 +15,7 @@ from tqdm import tqdm
 from probers.commands import main as cli
 from probers.types import RunError, UserError
 
-COMMANDS = ("demo", "datagen", "train", "rag", "compare", "score", "testbed", "check")
+COMMANDS = ("demo", "datagen", "train", "rag", "compare", "score", "check")
 
 
 def run(command, argv):
@@ -299,10 +299,10 @@ def test_what_steers_a_terminal_reaches_neither_stream(capsys, monkeypatch):
         raise UserError(steering + "\nsecond line")
 
     monkeypatch.setattr(cli, "load", lambda command: target)
-    assert run("testbed", []) == 2
+    assert run("demo", []) == 2
     out, err = capsys.readouterr()
     assert out == "a[2Jb]0;title\n" and err.startswith("a[2Jb]0;title\n")
-    assert err.endswith("probers-testbed: a[2Jb]0;title second line\n")
+    assert err.endswith("probers-demo: a[2Jb]0;title second line [bad-value]\n")
     assert not re.search("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202e]", err)
     assert "\rbar: 100%" in err  # a bar still draws over itself
     moved = io.StringIO()

@@ -1,7 +1,6 @@
 """Every shipped configuration composes, and says the same as the code's defaults."""
 
 import inspect
-from dataclasses import asdict
 
 import pytest
 from omegaconf import OmegaConf
@@ -10,9 +9,6 @@ from probers.commands import main as cli
 from probers.commands.config import compose
 from probers.commands.presets import choices
 from probers.data.questions import DATASETS, source_class
-from probers.datagen.testbed.curriculum import Curriculum
-from probers.datagen.testbed.recipe import Recipe
-from probers.datagen.testbed.run import _dataclass
 from probers.prompts import TESTBED_PROMPT
 from probers.testbed.assets import world_config
 from probers.testbed.world import WorldConfig
@@ -65,13 +61,6 @@ def test_the_question_sets_in_the_configs_are_those_of_the_code():
         assert {k: v for k, v in node.items() if k != "_target_"}.items() <= defaults.items()
 
 
-def test_the_testbed_recipe_in_the_config_is_that_of_the_code():
-    cfg = cli.compose("testbed", [])
-    assert asdict(_dataclass(WorldConfig, cfg.world)) == asdict(WorldConfig())
-    assert _dataclass(Recipe, cfg.recipe) == Recipe()
-    assert _dataclass(Curriculum, cfg.curriculum) == Curriculum()
-
-
 def test_the_shipped_checkpoint_was_trained_on_the_default_world():
     assert world_config() == WorldConfig()
 
@@ -87,7 +76,7 @@ def test_no_number_of_a_command_has_the_name_of_a_group():
     for command in cli._TARGETS:
         config = compose(command, [])
         assert [key for key in GROUPS if isinstance(config.get(key), int)] == [], command
-    assert compose("testbed", ["limit=7"]).limit == 7
+    assert compose("rag", ["limit=7"]).limit == 7
 
 
 def test_a_class_of_ones_own_has_none_of_the_options_of_the_part_in_whose_place_it_stands():

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from ..options import Count, Name, Natural, NotNegative, Positive, Seed, Share
+from ..options import Name, Natural, NotNegative, Positive
 
 Device = Annotated[
     str,
@@ -79,54 +79,3 @@ class DemoModel:
     """The block ``model`` of the demo."""
 
     name: Name
-
-
-@dataclass(frozen=True, kw_only=True)
-class World:
-    """The block ``world``."""
-
-    seed: Seed
-    known: Mapping[str, Count]
-    split: tuple[Share, Share, Share]
-    volatile_rate: tuple[Share, Share]
-    misbelieved_rate: Share
-
-
-@dataclass(frozen=True, kw_only=True)
-class Curriculum:
-    """The block ``curriculum``."""
-
-    article: Share
-    one_hop: Share
-    two_hop: Share
-    passing: Share
-    reading: Share
-    zipf: NotNegative
-    trait_weight: Positive
-    recall_share: Share
-    max_passages: Count
-    context_weight: NotNegative
-
-
-@dataclass(frozen=True, kw_only=True)
-class Recipe:
-    """The block ``recipe``."""
-
-    seed: Seed
-    layers: Count
-    width: Count
-    heads: Count
-    mlp: Count
-    vocab_size: Count
-    max_positions: Count
-    tokens: Count
-    step_documents: Count
-    lengths: list[Count]
-    row_multiple: Count
-    muon_lr: Positive
-    adam_lr: Positive
-    weight_decay: NotNegative
-    warmup_steps: Natural
-    cooldown: Share
-    clip: Positive
-    compile: bool

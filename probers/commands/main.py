@@ -92,7 +92,6 @@ _TARGETS = {
     "rag": "probers.rag.command:run",
     "compare": "probers.rag.compare.run:run",
     "score": "probers.serve.score:run",
-    "testbed": "probers.datagen.testbed.run:run",
     "serve": "probers.serve.command:run",
     "check": "probers.serve.check:run",
     "merge": "probers.commands.part_runs:run",
@@ -156,7 +155,7 @@ def _heard() -> Iterator[None]:
 
 
 #: The console scripts.
-demo, datagen, train, rag, compare, score, testbed, serve, check, merge = (
+demo, datagen, train, rag, compare, score, serve, check, merge = (
     partial(main, command) for command in _TARGETS
 )
 

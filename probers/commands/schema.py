@@ -31,7 +31,7 @@ from ..options import (
     text_keys,
 )
 from ..types import Site, UserError, first_line
-from .blocks import Curriculum, DemoModel, Device, Matcher, Model, Names, Recipe, Wikipedia, World
+from .blocks import DemoModel, Device, Matcher, Model, Names, Wikipedia
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -333,23 +333,9 @@ class Merge:
     wait: bool
 
 
-@dataclass(frozen=True, kw_only=True)
-class Testbed(_Run):
-    """``probers-testbed``."""
-
-    out: Name
-    evaluate: Name | None
-    limit: Count
-    threads: Natural
-    device: Device
-    world: World
-    curriculum: Curriculum
-    recipe: Recipe
-
-
 SCHEMAS: dict[str, Any] = {
     "demo": Demo, "datagen": Datagen, "train": Train, "rag": Rag, "compare": Compare, "score": Score,
-    "testbed": Testbed, "serve": Serve, "check": Check, "merge": Merge,
+    "serve": Serve, "check": Check, "merge": Merge,
 }  # fmt: skip
 
 

@@ -68,7 +68,7 @@ _PATIENCE = 10.0  # seconds after which what was asked for is taken to be long
 PROFILES: dict[str, tuple[str, int]] = {
     "datagen": ("datagen", 3), "wiki": ("wiki", 3), "train": ("train", 3), "classifier": ("classifier", 2),
     "ask": ("ask", 3), "rag": ("rag", 3), "compare": ("compare", 3), "probing": ("probing", 1),
-    "demo": ("demo", 1), "testbed": ("testbed", 2),
+    "demo": ("demo", 1),
 }  # fmt: skip
 
 
