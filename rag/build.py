@@ -15,8 +15,8 @@ from probers.commands.presets import choices, text_of
 from probers.commands.runs import RunFolder
 from probers.types import UserError
 
+from .protocol import Trigger, as_trigger, name_of
 from .remote import RemoteLM
-from .triggers.base import Trigger, as_trigger, name_of
 from .triggers.probing import Probing, ServedProbing
 
 #: ``engine`` of a model in this process; what runs it.

@@ -42,8 +42,8 @@ from .build import (
 from .compare.outcomes import Comparison, Outcomes, table_lines
 from .contamination import Contamination
 from .loop import RAG
+from .protocol import as_trigger, filter_of
 from .traces import Answer, TraceFile
-from .triggers.base import as_trigger, filter_of
 
 _TRACES = "traces.jsonl"
 _DISCARDED = 4  # words shown of a text that is discarded

@@ -21,11 +21,9 @@ from probers.prompts import TESTBED_PROMPT, PromptTemplate, passages_that_fit
 from probers.text import split_sentences
 from probers.types import Generation, Needs, Question, Retriever, UserError
 
-from .queries.answer import AnswerQuery
-from .queries.base import QueryFormulator
-from .traces import Answer, Listener, OpenQuestion, TraceFile
-from .triggers.base import (
+from .protocol import (
     LookAhead,
+    QueryFormulator,
     State,
     Trigger,
     as_trigger,
@@ -34,6 +32,8 @@ from .triggers.base import (
     filter_of,
     refuse_nan,
 )
+from .queries.text import AnswerQuery
+from .traces import Answer, Listener, OpenQuestion, TraceFile
 
 if TYPE_CHECKING:
     from probers.engine.model import CausalLM

@@ -2,7 +2,7 @@
 
 Asked is ``POST /v1/completions`` with ``logprobs``, by OpenAI's own client: it waits as long as Retry-After
 says and asks again. Hidden states and attention are handed out by no server; instead of them the scores of
-probers-serve can decide (:class:`probers.rag.triggers.probing.ServedProbing`).
+probers-serve can decide (:class:`probers.rag.triggers.ServedProbing`).
 """
 
 from __future__ import annotations

@@ -8,15 +8,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from probers.bank.assessment import Assessor
-from probers.bank.running import text_needs, text_scores
 from probers.commands.parts import build
 from probers.commands.presets import choices
+from probers.online.scores import text_needs, text_scores
 from probers.prompts import PromptTemplate
 from probers.rag.build import named_part, with_bank
 from probers.rag.loop import RAG
-from probers.rag.queries.base import QueryFormulator
+from probers.rag.protocol import QueryFormulator, Trigger, as_trigger
 from probers.rag.traces import Answer
-from probers.rag.triggers.base import Trigger, as_trigger
 from probers.types import Passage, Question, Retriever, Round, RunError, UserError
 
 from .answers import Frame, sse

@@ -156,8 +156,7 @@ class FakeElasticsearch:
     Attributes:
         greeting: what GET / answers.
         faults: endpoint -> faults of its next requests: (status, headers, body), "reset" (nothing is
-            done), "lost" (done, the answer never comes), "cut" (done, half of the answer comes), "hang",
-            or a function that answers by itself, as those of hostile.py.
+            done), "lost" (done, the answer never comes), "cut" (done, half of the answer comes), or "hang".
         put_off: document -> how often a bulk request answers 429 for it.
         refuse: document -> why a bulk request refuses it.
         lose: documents that are acknowledged and dropped.
@@ -325,8 +324,6 @@ class FakeElasticsearch:
                 assert endpoint == "root" or ("compatible-with=8" in kind) == fake.elastic, kind
                 fake.requests.append((endpoint, body))
                 fault = fake.faults[endpoint].pop(0) if fake.faults[endpoint] else None
-                if callable(fault):
-                    return fault(self)
                 if fault == "hang":
                     fake._stop.wait(5)
                 if fault in ("hang", "reset"):

@@ -17,7 +17,7 @@ from probers.bank.calibration import Platt
 from probers.data import load_corpus
 from probers.heads import LinearHead
 from probers.prompts import TESTBED_PROMPT
-from probers.rag.queries.answer import AnswerQuery
+from probers.rag.queries import AnswerQuery
 from probers.rag.retrievers.bm25 import BM25
 from probers.serve.app import Served, make_app
 from probers.serve.guard import Limits

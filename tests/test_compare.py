@@ -424,7 +424,7 @@ def test_a_threshold_that_is_given_is_kept(place):
 
 
 def test_methods_of_ones_own_by_dotted_path(place):
-    mine = "+methods.mine={trigger: {_target_: probers.rag.triggers.always.Always}, query: question}"
+    mine = "+methods.mine={trigger: {_target_: probers.rag.triggers.Always}, query: question}"
     results = place.compare("triggers=[never,mine]", mine)
     assert results["methods"]["mine"]["em"] == 1.0
 

@@ -3,14 +3,12 @@
 import importlib.util
 import logging
 import os
-import random
 import shutil
 import subprocess
-import threading
 import time
 import uuid
+from contextlib import contextmanager
 
-import hostile
 import numpy as np
 import pytest
 from fake_elasticsearch import FULL, FakeElasticsearch, FakeIndex
@@ -19,7 +17,7 @@ from omegaconf import OmegaConf
 from probers.commands import config
 from probers.commands.parts import build
 from probers.rag.build import named_part
-from probers.rag.retrievers import BM25, connections, elasticsearch
+from probers.rag.retrievers import BM25, elasticsearch
 from probers.rag.retrievers.elasticsearch import Elasticsearch
 from probers.types import Passage, RunError, UserError
 
@@ -67,6 +65,16 @@ def connect(server, passages, **options):
 
 def ids(rows):
     return [[p.id for p in row] for row in rows]
+
+
+@contextmanager
+def fails(kind, code, *named):
+    """One line with a code, in which everything is named; yields the error."""
+    with pytest.raises(kind) as caught:
+        yield caught
+    message = str(caught.value)
+    assert caught.value.code == code and "\n" not in message
+    assert all(name in message for name in named), message
 
 
 # --- ranking ----------------------------------------------------------------------------------------
@@ -125,7 +133,7 @@ def test_an_analyzer_of_the_server_with_stop_words_and_two_fields(server):
     both = english.search(["heron inlet"], 2)[0]
     alone = english.search(["heron"], 2)[0]
     assert both[0].score > alone[0].score
-    with pytest.raises(UserError, match=r"\[klingon\] has not been configured.*check .*retriever\.analyzer"):
+    with fails(UserError, "server", "[klingon] has not been configured", "retriever.analyzer"):
         connect(server, passages, analyzer="klingon")
 
 
@@ -147,17 +155,17 @@ def test_a_query_with_too_many_words_is_cut_from_its_beginning(server):
     long = "early " * 200 + "cedar " * 1000
     assert ids(retriever.search([long, "amber", long], 5)) == [["p1"], ["p0"], ["p1"]]
     server.most_clauses = 8  # the server's own limit, which none of ours knows
-    with pytest.raises(UserError, match="HTTP 400 .*maxClauseCount is set to 8; check .*max_clause_count"):
+    with fails(UserError, "server", "HTTP 400", "maxClauseCount is set to 8", "max_clause_count"):
         retriever.search(["basil", long], 5)
 
 
 def test_k_is_checked_and_may_exceed_the_corpus(server):
     retriever = connect(server, corpus("amber", "amber basil"))
     assert len(retriever.search(["amber"], 10**9)[0]) == 2
-    with pytest.raises(UserError, match="k=0"):
+    with fails(UserError, "bad-value", "k=0"):
         retriever.search(["amber"], 0)
     retriever.passages = range(10**6)
-    with pytest.raises(UserError, match="HTTP 400 .*Result window is too large"):
+    with fails(UserError, "server", "HTTP 400", "Result window is too large"):
         retriever.search(["amber"], 10_001)
     assert retriever.search([], 3) == []
 
@@ -180,13 +188,14 @@ def test_a_complete_index_is_used_again_and_another_corpus_or_setting_is_not(ser
 
 
 @BOTH
-def test_a_named_index_is_made_anew_when_its_corpus_changed(server, capsys):
+def test_a_named_index_is_made_anew_when_its_corpus_changed(server, caplog):
+    caplog.set_level(logging.INFO, "probers")
     connect(server, corpus("amber", "basil"), index="wiki")
     changed = connect(server, corpus("cedar", "basil"), index="wiki")
-    assert "wiki is made anew for: corpus" in capsys.readouterr().out
+    assert caplog.messages[-1].endswith(" wiki is made anew for: corpus")
     assert ids(changed.search(["amber", "cedar"], 2)) == [[], ["p0"]] and len(server.indices) == 1
     connect(server, corpus("cedar", "basil"), index="wiki", b=0.1)
-    assert "made anew for: b\n" in capsys.readouterr().out
+    assert caplog.messages[-1].endswith("made anew for: b")
     server.requests.clear()
     connect(server, corpus("cedar", "basil"), index="wiki", b=0.1, rebuild=True)
     assert len(server.asked("delete")) == 1 and len(server.asked("bulk")) == 1
@@ -197,7 +206,7 @@ def test_an_index_of_someone_else_is_left_alone(server):
     body = {"settings": {}, "mappings": {"properties": {}}}
     server.indices["wiki"] = FakeIndex("wiki", body, False)
     for rebuild in (False, True):
-        with pytest.raises(UserError, match="index=wiki is not of probers and left alone"):
+        with fails(UserError, "out-taken", "index=wiki"):
             connect(server, corpus("amber"), index="wiki", rebuild=rebuild)
     assert server.indices["wiki"].mappings == body["mappings"] and not server.asked("delete")
 
@@ -207,7 +216,7 @@ def test_a_half_loaded_index_goes_on_where_it_stopped(server, monkeypatch):
     by(monkeypatch, 50)
     passages = corpus(*(f"word{i} amber" for i in range(500)))
     server.faults["bulk"] = [None] * 3 + ["reset"] * 10
-    with pytest.raises(RunError, match="once this is mended, the same command goes on"):
+    with fails(RunError, "network"):
         connect(server, passages)
     server.faults.clear()
     assert len(next(iter(server.indices.values())).docs) == 150
@@ -220,7 +229,7 @@ def test_a_half_loaded_index_goes_on_where_it_stopped(server, monkeypatch):
     assert ids(connect(server, passages).search(["word420"], 1)) == [["p420"]]
     index.docs["500"] = {"n": 500, "contents": "stray"}
     index.refresh()
-    with pytest.raises(RunError, match="holds 501: .*retriever.rebuild=true"):
+    with fails(RunError, "server", "holds 501", "retriever.rebuild=true"):
         connect(server, passages)
 
 
@@ -240,7 +249,7 @@ def test_bulk_requests_keep_to_their_sizes(server, monkeypatch):
 @BOTH
 def test_a_proxy_that_takes_less_is_told(server):
     server.largest_body = 9000
-    with pytest.raises(RunError, match="HTTP 413 <html>too large"):
+    with fails(RunError, "server", "HTTP 413", "<html>too large"):
         connect(server, corpus(*("amber " * 200 for _ in range(40))))
 
 
@@ -271,14 +280,13 @@ PASSING = [
 ENDPOINTS = ["root", "mapping", "create", "bulk", "refresh", "count", "search"]
 
 
+@BOTH
 @pytest.mark.parametrize(
     ("endpoint", "fault"),
-    [*((e, f) for e in ENDPOINTS for f in PASSING), ("bulk", "hang"), ("search", "hang")],
+    [(e, PASSING[1]) for e in ENDPOINTS] + [(e, f) for e in ("bulk", "search") for f in (*PASSING, "hang")],
     ids=lambda v: str(v[0] if isinstance(v, tuple) else v),
 )
-@pytest.mark.parametrize("product", ["Elasticsearch", "OpenSearch"])
-def test_a_passing_fault_is_tried_again_and_nothing_is_twice_there(server, product, endpoint, fault):
-    server.version("8.13.4" if product == "Elasticsearch" else "2.19.1", product=product)
+def test_a_passing_fault_is_tried_again_and_nothing_is_twice_there(server, endpoint, fault):
     passages = corpus(*WORDS)
     if endpoint == "mapping":
         connect(server, passages)  # there must be an index for it to be asked of
@@ -297,16 +305,15 @@ def test_a_passing_fault_is_tried_again_and_nothing_is_twice_there(server, produ
         ((429, {}, BUSY), "HTTP 429 es_rejected_execution_exception: queue is full"),
         ((503, {"Content-Type": "text/html"}, b"<html>no backend</html>"), "HTTP 503"),
         ("cut", "IncompleteRead"),
-        ("hang", "TimeoutError: timed out"),
+        ("hang", "timed out"),
     ],
     ids=["429", "503", "cut", "hang"],
 )
 def test_a_lasting_fault_in_a_search_is_one_clear_sentence_and_then_it_goes_on(server, fault, reason):
     retriever = connect(server, corpus("amber", "basil"), retries=1, timeout=0.5)
     server.faults["search"] = [fault] * 2
-    with pytest.raises(RunError) as error:
+    with fails(RunError, "server" if "HTTP" in reason else "network", reason, server.url):
         retriever.search(["amber"], 1)
-    assert reason in str(error.value) and server.url in str(error.value) and "\n" not in str(error.value)
     server.faults.clear()
     assert ids(retriever.search(["amber"], 1)) == [["p0"]]
 
@@ -353,7 +360,7 @@ def test_opensearch_is_a_name_for_the_same_retriever(server):
     assert type(made) is Elasticsearch and made.b == 0.4
     node = named_part("retriever", "opensearch", {"url": server.url, "shards": 2})
     assert ids(build(node, corpus("amber", "basil")).search(["basil"], 1)) == [["p1"]]
-    with pytest.raises(UserError, match="retriever opensearch has no option 'shard': its options are url, "):
+    with pytest.raises(UserError, match="'shard'"):
         named_part("retriever", "opensearch", {"shard": 2})
 
 
@@ -363,7 +370,7 @@ def test_an_index_is_dropped_and_made_again(server):
     retriever.drop()
     retriever.drop()
     assert not server.indices
-    with pytest.raises(RunError, match="no such index"):
+    with fails(RunError, "server", "no such index"):
         retriever.search(["amber"], 1)
     assert ids(connect(server, corpus("amber")).search(["amber"], 1)) == [["p0"]]
 
@@ -372,7 +379,7 @@ def test_an_index_is_dropped_and_made_again(server):
 def test_a_server_that_is_not_there_is_told(server):
     with FakeElasticsearch() as gone:
         pass
-    with pytest.raises(RunError, match=rf"^{gone.url}: .*Connection refused.* same command goes on"):
+    with fails(RunError, "network", gone.url, "Connection refused"):
         Elasticsearch(corpus("amber"), url=gone.url, **FAST)
 
 
@@ -384,16 +391,15 @@ def test_passages_put_off_are_sent_again_alone_and_those_refused_are_listed(serv
     assert [len(b.splitlines()) // 2 for b in server.asked("bulk")] == [15, 2, 1]
     server.refuse = {"4": "no such thing", "7": "nor this"}
     by(monkeypatch, 5)
-    with pytest.raises(RunError) as error:
+    reason = "mapper_parsing_exception: failed to parse no such thing"
+    with fails(RunError, "server", "2 passages", "'p4' (", "'p7' (", reason):
         connect(server, passages, index="two")
-    assert "2 passages are refused: 'p4' (" in str(error.value) and "'p7' (" in str(error.value)
-    assert "mapper_parsing_exception: failed to parse no such thing" in str(error.value)
     assert len(server.indices["two"].docs) == 13  # the others are loaded
     server.refuse = {}
     connect(server, passages, index="two")
     assert len(server.indices["two"].docs) == 15
     server.put_off = {"3": 99}
-    with pytest.raises(RunError, match=r"1 passages are refused: 'p3' \(es_rejected_execution_exception"):
+    with fails(RunError, "server", "'p3' (es_rejected_execution_exception"):
         connect(server, passages, index="three")
 
 
@@ -402,7 +408,7 @@ def test_many_refused_passages_stop_the_loading(server, monkeypatch):
     passages = corpus(*(f"word{i}" for i in range(200)))
     server.refuse = {str(i): "no" for i in range(200)}
     by(monkeypatch, 10)
-    with pytest.raises(RunError, match=r"10 passages are refused: .*'p9'"):
+    with fails(RunError, "server", "10 passages", "'p9'"):
         connect(server, passages)
     assert len(server.asked("bulk")) == 1
 
@@ -413,15 +419,13 @@ def test_a_full_disk_is_an_error_with_the_remedy(server, status, monkeypatch):
     passages = corpus(*WORDS)
     server.room = 8
     by(monkeypatch, 5)
-    with pytest.raises(RunError) as error:
+    with fails(RunError, "disk", "flood-stage watermark", '{"index.blocks.read_only_allow_delete": null}'):
         connect(server, passages)
-    assert "flood-stage watermark" in str(error.value)
-    assert '{"index.blocks.read_only_allow_delete": null}' in str(error.value)
-    assert "same command again" in str(error.value) and len(server.indices.popitem()[1].docs) == 8
+    assert len(server.indices.popitem()[1].docs) == 8
     server.room = None
     refusal = {"error": {"type": "cluster_block_exception", "reason": FULL.format("x")}, "status": status}
     server.faults["create"] = [(status, {}, refusal)] * 9
-    with pytest.raises(RunError, match="free its disk"):
+    with fails(RunError, "disk"):
         connect(server, corpus("amber"))
 
 
@@ -429,7 +433,7 @@ def test_a_full_disk_is_an_error_with_the_remedy(server, status, monkeypatch):
 def test_passages_that_vanish_in_silence_are_missed(server):
     passages = corpus(*WORDS)
     server.lose = {"9"}
-    with pytest.raises(RunError, match="acknowledged 15 passages but index .* holds 14: check its disk"):
+    with fails(RunError, "server", "acknowledged 15 passages", "holds 14"):
         connect(server, passages)
     server.lose = set()
     assert ids(connect(server, passages).search([WORDS[9]], 2)) == [["p9"]]
@@ -441,34 +445,22 @@ def test_a_document_that_is_not_of_the_corpus_is_never_returned_as_one(server):
     index = server.indices["wiki"]
     index.docs["7"] = {"n": 7, "contents": "amber"}
     index.refresh()
-    with pytest.raises(RunError, match="answers 'amber' .*not loaded into index wiki"):
+    with fails(RunError, "server", "'amber'", "index wiki"):
         retriever.search(["amber"], 2)
     del index.docs["7"]
     index.docs["mine"] = {"n": 1, "contents": "cedar"}
     index.refresh()
-    with pytest.raises(RunError, match="answers 'cedar' .*not loaded into index wiki"):
+    with fails(RunError, "server", "'cedar'", "index wiki"):
         retriever.search(["cedar"], 2)
 
 
-WHOLE = {"timed_out": False, "_shards": {"failed": 0}, "status": 200}
-
-
 @BOTH
-@pytest.mark.parametrize("answer", [
-    {**WHOLE, "timed_out": True, "hits": {"hits": []}},
-    {**WHOLE, "_shards": {"failed": 1}, "hits": {"hits": []}},
-    {**WHOLE, "hits": {"hits": [{"_id": "0", "sort": ["NaN", 0]}]}},
-    {**WHOLE, "hits": {"hits": [{"_id": "0", "sort": [1.0, "0"]}]}},
-    {**WHOLE, "hits": {"hits": [{"_id": "0", "sort": [1.0]}]}},
-    {**WHOLE, "hits": {"hits": [{"_id": "0", "sort": [1.0, 0]}] * 2}},
-    {**WHOLE, "hits": {"hits": [{"_id": str(i), "sort": [1.0, i]} for i in range(3)]}},
-    {**WHOLE, "hits": None},
-    {},
-])  # fmt: skip
-def test_an_answer_in_part_or_with_other_than_what_was_asked_is_refused(server, answer):
+@pytest.mark.parametrize("part", [{"timed_out": True}, {"_shards": {"failed": 1}}], ids=["late", "shard"])
+def test_an_answer_in_part_is_refused(server, part):
     retriever = connect(server, corpus("amber", "basil", "cedar"))
-    server.faults["search"] = [None, (200, {}, answer or {"took": 1})]
-    with pytest.raises(RunError, match="answers 'basil' in part, or with what was not loaded"):
+    answer = {"timed_out": False, "_shards": {"failed": 0}, "hits": {"hits": []}, **part}
+    server.faults["search"] = [None, (200, {}, answer)]
+    with fails(RunError, "server", "'basil'"):
         retriever.search(["amber", "basil", "cedar"], 2)
 
 
@@ -477,113 +469,11 @@ def test_a_query_that_cannot_be_answered_is_told(server):
     retriever = connect(server, corpus("amber", "basil", "cedar"))
     error = {"root_cause": [{"type": "query_shard_exception", "reason": "bad field"}], "reason": "all failed"}
     server.faults["search"] = [None, (400, {}, {"error": error, "status": 400})]
-    with pytest.raises(UserError, match="HTTP 400 query_shard_exception: bad field"):
+    with fails(UserError, "server", "HTTP 400 query_shard_exception: bad field"):
         retriever.search(["amber", "basil"], 1)
     server.indices.clear()
-    with pytest.raises(RunError, match="no such index"):
+    with fails(RunError, "server", "no such index"):
         retriever.search(["amber"], 1)
-
-
-# --- what is sent is never believed -----------------------------------------------------------------
-
-
-@BOTH
-@pytest.mark.parametrize("drip", hostile.DRIPS)
-def test_a_server_that_sends_byte_by_byte_ends_at_the_deadline_and_not_at_a_read(server, drip):
-    retriever = connect(server, corpus("amber", "basil"), timeout=0.5, retries=1)
-    server.faults["search"] = [drip] * 2
-    with pytest.raises(RunError) as error:
-        retriever.search(["amber"], 1)
-    message = str(error.value)
-    assert server.url in message and "within retriever.timeout=0.5 s" in message and "\n" not in message
-    assert not server.faults["search"]  # all tries were made
-    assert ids(retriever.search(["amber"], 1)) == [["p0"]]
-    waiting = [t for t in threading.enumerate() if t.daemon and "run" in t.name]
-    for thread in waiting:  # the exchanges that were given up
-        thread.join(10)
-    assert not any(thread.is_alive() for thread in waiting)
-
-
-@BOTH
-@pytest.mark.parametrize("endpoint", ["root", "count", "bulk"])
-def test_every_request_has_the_deadline(server, endpoint):
-    server.faults[endpoint] = [hostile.drip_body] * 9
-    with pytest.raises(RunError, match=r"within retriever\.timeout=0\.3 s"):
-        connect(server, corpus("amber"), timeout=0.3, retries=0)
-
-
-@BOTH
-def test_an_answer_beyond_all_measure_or_compressed_unasked_is_refused_while_it_arrives(server, monkeypatch):
-    monkeypatch.setattr(connections, "MOST_BYTES", 2 << 20)
-    retriever = connect(server, corpus("amber", "basil"), retries=0)
-    for fault, message in ((hostile.endless, "exceeds 2 MiB"), (hostile.bomb, "compressed, as 'gzip'")):
-        server.faults["search"] = [fault]
-        with pytest.raises(RunError, match=f"an answer .*{message}"):
-            retriever.search(["amber"], 1)
-    assert ids(retriever.search(["amber"], 1)) == [["p0"]]
-
-
-def hit(n, score=1.0, name=...):
-    return {"_id": str(n) if name is ... else name, "sort": [score, n]}
-
-
-@BOTH
-@pytest.mark.parametrize("endpoint", ["root", "mapping", "create", "bulk", "refresh", "count", "search"])
-@pytest.mark.parametrize("status", [200, 400])
-def test_whatever_json_is_answered_is_right_or_one_sentence(server, endpoint, status, capfd):
-    passages = corpus("amber basil", "basil", "cedar")
-    right = [["p1", "p0"]]
-    answers = {
-        "root": server.greeting, "create": {"acknowledged": True, "index": "wiki"},
-        "bulk": {"errors": True, "items": [{"create": {"_id": str(i), "status": 400, "error": {"type": "x"}}}
-                                           for i in range(3)]},
-        "refresh": {"_shards": {"failed": 0}}, "count": {"count": 3, "_shards": {"failed": 0}},
-        "search": {**WHOLE, "hits": {"hits": [hit(1, 0.6), hit(0, 0.5)]}},
-    }  # fmt: skip
-    index = connect(server, passages, index="wiki")._name
-    answers["mapping"] = {index: {"mappings": server.indices[index].mappings}}
-    if status == 400:
-        cause = {"type": "a", "reason": "b", "caused_by": {"type": "c", "reason": "d"}}
-        answers[endpoint] = {"error": {"root_cause": [cause], **cause}, "status": 400}
-    made = [answer for odd in hostile.ODD for answer in hostile.altered(answers[endpoint], odd)]
-    for answer in random.Random(0).sample(made, 60):
-        if endpoint in ("create", "bulk", "refresh"):
-            server.indices.clear()
-        server.faults[endpoint] = [(status, {"Warning": '299 x "\x1b[31m"'}, hostile.written(answer))]
-        try:
-            found = connect(server, passages, index="wiki", retries=0).search(["basil"], 2)
-            assert ids(found) in (right, [["p1"]], [["p0"]], [[]])
-        except (RunError, UserError) as error:
-            assert str(error).isprintable() and len(str(error)) < 900, answer
-        server.faults.clear()
-    assert "\x1b" not in "".join(capfd.readouterr())
-
-
-@pytest.mark.parametrize("hits", [
-    [hit(1, True)], [hit(1, "1.0")], [hit(1, 10**400)], [hit(1, [1.0])], [hit(1, None)],
-    [hit(True)], [hit(1.0)], [hit(-1)], [hit(9)], [hit("1")], [hit([1])],
-    [hit(1, name=1)], [hit(1, name="01")], [hit(1, name="\u0661")], [hit(1, name="2")], [hit(1, name=None)],
-    [{"_id": "1", "sort": [1.0, 1, 1]}], [{"_id": "1", "sort": "11"}], [{"_id": "1"}], [{"sort": [1.0, 1]}],
-    [hit(1), hit(1)], [hit(1), hit(0, 2.0)], [hit(1), hit(0)], [hit(0), hit(1), hit(2)],
-    [hit(1), None], [[hit(1)]], {"0": hit(1)}, "hits", 1, None,
-])  # fmt: skip
-def test_hits_that_are_none_are_refused(server, hits):
-    retriever = connect(server, corpus("amber", "basil", "cedar"))
-    for answer in ({**WHOLE, "hits": {"hits": hits}}, {**WHOLE, "hits": hits}):
-        server.faults["search"] = [(200, {}, answer)]
-        with pytest.raises(RunError, match="answers 'basil' in part, or with what was not loaded"):
-            retriever.search(["basil"], 2)
-
-
-@pytest.mark.parametrize("part", ["timed_out", "_shards"])
-@pytest.mark.parametrize(
-    "value", [None, 1, "", "false", {}, {"failed": None}, {"failed": False}, {"failed": -1}]
-)
-def test_an_answer_that_does_not_say_that_it_is_whole_is_refused(server, part, value):
-    retriever = connect(server, corpus("amber", "basil", "cedar"))
-    server.faults["search"] = [(200, {}, {**WHOLE, part: value, "hits": {"hits": [hit(1)]}})]
-    with pytest.raises(RunError, match="answers 'basil' in part"):
-        retriever.search(["basil"], 2)
 
 
 @BOTH
@@ -592,7 +482,7 @@ def test_a_redirection_is_not_followed(server, monkeypatch):
     with FakeElasticsearch() as other:
         for status in (301, 302, 307, 308):
             server.faults["root"] = [(status, {"Location": f"{other.url}/"}, b"")]
-            with pytest.raises(UserError, match=f"HTTP {status}"):
+            with fails(UserError, "server", f"HTTP {status}"):
                 connect(server, corpus("amber"))
         assert not other.requests
 
@@ -621,7 +511,7 @@ def test_servers_that_speak_it_are_taken(server, number, product):
 )
 def test_others_are_refused_before_anything_is_done(server, number, product, message):
     server.version(number, product=product)
-    with pytest.raises(UserError, match=f"{message}.* neither Elasticsearch 7 to 9 nor OpenSearch"):
+    with fails(UserError, "server", message, "retriever.url"):
         connect(server, corpus("amber"))
     assert {name for name, _ in server.requests} == {"root"}
 
@@ -633,14 +523,14 @@ def test_others_are_refused_before_anything_is_done(server, number, product, mes
         ((200, {}, b'{"version": {"num'), "JSONDecodeError"),
         ((404, {"Content-Type": "text/html"}, b"<html>nothing</html>"), "HTTP 404"),
         ((301, {"Location": "https://there:9200/"}, b""), "HTTP 301"),
-        ((200, {}, {"version": 3}), "HTTP 200"),
-        ((200, {}, ["a"]), "HTTP 200"),
+        ((200, {}, {"version": 3}), "Error"),
+        ((200, {}, ["a"]), "Error"),
     ],
 )
 def test_what_is_no_such_server_at_all_is_told(server, answer, message):
     server.version("", product="Another engine")
     server.faults["root"] = [answer]
-    with pytest.raises(UserError, match=f"{message}.* neither Elasticsearch 7 to 9 nor OpenSearch"):
+    with fails(UserError, "server", message, "retriever.url"):
         connect(server, corpus("amber"))
 
 
@@ -685,12 +575,12 @@ def test_a_missing_extra_is_one_sentence_with_the_line_that_installs_it(server, 
     found = importlib.util.find_spec
     gone = lambda name: None if name == "opensearchpy" else found(name)  # noqa: E731
     monkeypatch.setattr(importlib.util, "find_spec", gone)
-    with pytest.raises(UserError, match=r"needs opensearch-py: pip install 'probers\[search\]'"):
+    with fails(UserError, "missing-extra", "opensearch-py", "probers[search]"):
         connect(server, corpus("amber"))
 
 
 def test_an_empty_corpus_is_refused(server):
-    with pytest.raises(UserError, match="the corpus is empty"):
+    with fails(UserError, "empty"):
         connect(server, [])
     assert not server.requests
 
@@ -730,19 +620,19 @@ def test_credentials_come_from_the_environment_and_go_nowhere_else(
         seen = error.value
         while seen is not None:
             told.append(f"{seen!r} {seen}")
-            seen = seen.__cause__ or seen.__context__
+            seen = seen.__cause__ or (None if seen.__suppress_context__ else seen.__context__)
 
     server.faults["search"] = [(503, {}, {"error": f"{header} cannot be served"})] * 9
-    with pytest.raises(RunError, match=r"\*\*\* cannot be served") as error:
+    with fails(RunError, "server", "*** cannot be served") as error:
         retriever.search(["basil"], 1)
     note(error)
     server.faults.clear()
     server.forbidden = {"search"}
-    with pytest.raises(UserError, match="HTTP 403 .*'manage', 'read'") as error:
+    with fails(UserError, "server", "HTTP 403", "'manage', 'read'") as error:
         retriever.search(["basil"], 1)
     note(error)
     server.authorization = "another"
-    with pytest.raises(UserError, match="HTTP 401 .*mend ES_API_KEY, or ES_USERNAME") as error:
+    with fails(UserError, "server", "HTTP 401", "ES_API_KEY", "ES_USERNAME") as error:
         retriever.search(["basil"], 1)
     note(error)
     assert any(record.name.startswith(("elastic_transport", "opensearch")) for record in caplog.records)
@@ -756,7 +646,7 @@ def test_credentials_come_from_the_environment_and_go_nowhere_else(
 @BOTH
 def test_a_server_that_asks_who_it_is_names_the_variables(server):
     server.authorization = "Basic x"
-    with pytest.raises(UserError, match="HTTP 401.*set or mend ES_API_KEY, or ES_USERNAME and ES_PASSWORD"):
+    with fails(UserError, "server", "HTTP 401", "ES_API_KEY", "ES_USERNAME and ES_PASSWORD"):
         connect(server, corpus("amber"))
 
 
@@ -765,7 +655,7 @@ def test_a_server_that_asks_who_it_is_names_the_variables(server):
     ["http://reader:hidden@127.0.0.1:9", "http://hidden@x", "http://u:hid/den@x", "http://u:9#hidden@x"],
 )
 def test_an_address_with_a_password_is_refused_as_an_option_without_being_shown(server, url):
-    with pytest.raises(UserError, match="ES_URL") as error:
+    with fails(UserError, "bad-value", "ES_URL") as error:
         connect(server, corpus("amber"), url=url)
     assert "hid" not in str(error.value) and "den@" not in str(error.value)
     assert error.value.__cause__ is None
@@ -788,7 +678,7 @@ def test_an_address_with_a_password_is_refused_as_an_option_without_being_shown(
 def test_credentials_that_contradict_each_other_are_told(server, monkeypatch, environ):
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(UserError, match="set ES_API_KEY, .* or both ES_USERNAME and ES_PASSWORD") as error:
+    with fails(UserError, "conflict", "ES_API_KEY", "ES_USERNAME and ES_PASSWORD") as error:
         connect(server, corpus("amber"))
     assert "hid" not in str(error.value) and not server.requests
 
@@ -807,25 +697,16 @@ def certificate(tmp_path_factory):
 
 def test_certificates_are_checked_unless_told_otherwise(server, certificate):
     with FakeElasticsearch(tls=certificate) as secure:
-        with pytest.raises(UserError, match=r"certificate verify failed: self.signed.*retriever\.ca_file"):
+        with fails(UserError, "network", "certificate verify failed", "retriever.ca_file"):
             connect(secure, corpus("amber"))
-        for no_file in ("/no/such.pem", __file__):
-            with pytest.raises(UserError, match=r"PEM file as retriever\.ca_file, or retriever\.verify"):
+        for no_file, code in (("/no/such.pem", "no-file"), (__file__, "network")):
+            with fails(UserError, code, "PEM file", "retriever.ca_file"):
                 connect(secure, corpus("amber"), ca_file=no_file)
         assert not secure.requests
         for options in ({"ca_file": certificate[0]}, {"verify": False}):
             assert ids(connect(secure, corpus("amber"), **options).search(["amber"], 1)) == [["p0"]]
-        with pytest.raises(RunError, match="same command goes on"):
+        with fails(RunError, "network"):
             connect(secure, corpus("amber"), url=secure.url.replace("https", "http"), retries=0)
-
-
-def test_the_deadline_holds_with_tls(certificate):
-    with FakeElasticsearch(tls=certificate) as secure:
-        retriever = connect(secure, corpus("amber"), verify=False, timeout=0.5, retries=1)
-        secure.faults["search"] = [hostile.drip_head, hostile.drip_body]
-        with pytest.raises(RunError, match=r"within retriever\.timeout=0\.5 s"):
-            retriever.search(["amber"], 1)
-        assert ids(retriever.search(["amber"], 1)) == [["p0"]]
 
 
 # --- a real server ----------------------------------------------------------------------------------

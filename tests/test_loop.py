@@ -13,10 +13,10 @@ from fake_lm import FakeLM, FakeRetriever, passage
 from probers.prompts import TESTBED_PROMPT
 from probers.rag.command import Terminal
 from probers.rag.loop import RAG
+from probers.rag.protocol import LookAhead
 from probers.rag.queries import AnswerQuery, QuestionQuery
 from probers.rag.traces import Answer, TraceFile
 from probers.rag.triggers import Always, Entropy, Never, Oracle, Random, Trigger
-from probers.rag.triggers.base import LookAhead
 from probers.types import Decision, Needs, Question, RunError, UserError
 
 QUESTIONS = [Question(f"q{i}", f"Where is town {i}?", answers=(f"Land{i}",)) for i in range(8)]

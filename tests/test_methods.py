@@ -18,6 +18,7 @@ from probers.prompts import TESTBED_PROMPT
 from probers.rag.compare.methods import build_methods
 from probers.rag.compare.thresholds import tune
 from probers.rag.loop import RAG
+from probers.rag.protocol import UNANSWERED, Trigger
 from probers.rag.queries import AnswerQuery, QuestionQuery
 from probers.rag.retrievers import BM25
 from probers.rag.triggers import (
@@ -38,7 +39,6 @@ from probers.rag.triggers import (
     Random,
     Rind,
 )
-from probers.rag.triggers.base import UNANSWERED, Trigger
 from probers.store.spec import FeatureSpec
 from probers.testbed.assets import load_corpus, load_questions
 from probers.types import Needs, RunError, UserError

@@ -18,8 +18,8 @@ import yaml
 from fake_serving import PAGE, FakeServer, Prepared, Token
 
 from probers import text as rules
+from probers.rag.protocol import State, Trigger
 from probers.rag.triggers import Entropy, FixedSentence, Flare, Never
-from probers.rag.triggers.base import State, Trigger
 from probers.types import Generation, Question
 
 ROOT = Path(__file__).parents[1]

@@ -19,13 +19,8 @@ from probers.rag.compare.trajectories import (
     together,
 )
 from probers.rag.loop import RAG
-from probers.rag.queries.answer import AnswerQuery
-from probers.rag.queries.question import QuestionQuery
-from probers.rag.triggers.always import Always
-from probers.rag.triggers.entropy import Entropy
-from probers.rag.triggers.never import Never
-from probers.rag.triggers.oracle import Oracle
-from probers.rag.triggers.random import Random
+from probers.rag.queries import AnswerQuery, QuestionQuery
+from probers.rag.triggers import Always, Entropy, Never, Oracle, Random
 from probers.types import AttentionRows, Feature, Generation, Needs, Question
 
 QUESTIONS = [Question(f"q{i}", f"Where is town {i}?", (f"Land{i}",)) for i in range(60)]

@@ -71,7 +71,7 @@ def test_titles_are_searched_and_bad_requests_are_named(engine):
             retriever.search([query], 0)
     with pytest.raises(UserError, match="empty"):
         engine([])
-    with pytest.raises(UserError, match="holds a word"):
+    with pytest.raises(UserError, match="contains a word"):
         engine(corpus("...", "?!"))
     with pytest.raises(UserError, match=r"b=1\.5"):
         engine(corpus("a"), b=1.5)

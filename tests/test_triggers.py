@@ -15,6 +15,7 @@ from probers.bank.ensemble import Ensemble
 from probers.heads import HEADS, WRONG
 from probers.prompts import TESTBED_PROMPT
 from probers.rag.build import named_part
+from probers.rag.protocol import UNANSWERED, Trigger, decide, name_of
 from probers.rag.triggers import (
     Adaptive,
     Always,
@@ -32,7 +33,6 @@ from probers.rag.triggers import (
     Rind,
     State,
 )
-from probers.rag.triggers.base import UNANSWERED, Trigger, decide, name_of
 from probers.store.spec import FeatureSpec
 from probers.types import AttentionRows, Decision, Needs, Question, RunError, UserError
 

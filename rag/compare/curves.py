@@ -20,8 +20,8 @@ import numpy as np
 from probers.types import Question, Retriever
 
 from ..loop import RAG
-from ..queries.last_tokens import LastTokensQuery
-from ..triggers.base import name_of
+from ..protocol import name_of
+from ..queries.text import LastTokensQuery
 from .methods import Method, MethodRun
 from .outcomes import Comparison, Outcomes, correct
 from .trajectories import FIGURES, RetrievalTrajectory, record_once, together

@@ -19,8 +19,8 @@ from probers.files import canonical_json, write_text
 from probers.journal import sealed_lines
 from probers.types import Passage, Round
 
+from ..protocol import name_of
 from ..report import LEVEL, write_report
-from ..triggers.base import name_of
 from . import probers
 from .curves import QueryTrajectory, at_random, replays
 from .methods import MethodRun

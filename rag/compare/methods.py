@@ -17,9 +17,8 @@ from probers.types import Passage, Retriever, UserError
 
 from ..build import for_engine, for_other, named_part, unserved, with_bank
 from ..loop import RAG
-from ..queries.base import QueryFormulator
-from ..triggers.base import Trigger, as_trigger, filter_of
-from ..triggers.random import Random
+from ..protocol import QueryFormulator, Trigger, as_trigger, filter_of
+from ..triggers.rules import Random
 from .outcomes import Outcomes
 
 #: Parts that some methods need, by key, with how to make one.

@@ -30,7 +30,7 @@ from probers.types import SPLITS, Needs, Question, UserError
 from ..answered_parts import own
 from ..build import find_prober, loop_options, remote, served
 from ..contamination import Contamination
-from ..triggers.never import Never
+from ..triggers.rules import Never
 from .curves import record_all, rerun_all
 from .findings import Findings, write
 from .generation_cache import GenerationCache

@@ -19,7 +19,7 @@ from probers.evaluation.answers import Rule, right_by_em
 from probers.types import Question
 
 from ..loop import RAG
-from ..triggers.base import UNANSWERED, Trigger
+from ..protocol import UNANSWERED, Trigger
 from .trajectories import record, together
 
 

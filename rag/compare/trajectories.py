@@ -24,7 +24,7 @@ from probers.evaluation.answers import MATCH, accuracy_contains, exact_match, f1
 from probers.types import Decision, Generation, Needs, Question
 
 from ..loop import RAG
-from ..triggers.base import State, Trigger, decide, verdict
+from ..protocol import State, Trigger, decide, verdict
 
 #: Figures of an answer that are replayed; :data:`MATCH` only where a matcher judges that.
 FIGURES = ("em", "f1", "acc", MATCH)
@@ -76,7 +76,7 @@ class RetrievalTrajectory:
         """What random retrieval is expected to give at a mean number of retrievals per question.
 
         Every question is granted the same number or one more, each with the same chance, as
-        :class:`~probers.rag.triggers.random.Random` does; the figures are the mean over its
+        :class:`~probers.rag.triggers.Random` does; the figures are the mean over its
         draws. Beyond what the questions take at most, the budget is that.
 
         Args:

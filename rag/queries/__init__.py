@@ -1,18 +1,34 @@
-"""Query formulations: what to ask the retriever once a trigger has fired. Any of them meets any trigger."""
+"""Query formulations: what to ask the retriever once a trigger has fired. Each works with every trigger."""
 
 from __future__ import annotations
 
-from .answer import AnswerQuery
-from .base import QueryFormulator
-from .cioqf import CIOQF
-from .flare import FlareQuery
-from .full_context import FullContextQuery
-from .last_sentence import LastSentenceQuery
-from .last_tokens import LastTokensQuery
-from .qfs import QFS
-from .question import QuestionQuery
+from typing import TYPE_CHECKING
+
+from probers.lazy import lazily
+
+if TYPE_CHECKING:
+    from ..protocol import QueryFormulator
+    from .attention import QFS
+    from .cioqf import CIOQF
+    from .text import (
+        AnswerQuery,
+        FlareQuery,
+        FullContextQuery,
+        LastSentenceQuery,
+        LastTokensQuery,
+        QuestionQuery,
+    )
 
 __all__ = [
     "CIOQF", "QFS", "AnswerQuery", "FlareQuery", "FullContextQuery", "LastSentenceQuery", "LastTokensQuery",
     "QueryFormulator", "QuestionQuery",
 ]  # fmt: skip
+
+__getattr__ = lazily("probers.rag", {
+    "protocol": "QueryFormulator",
+    "queries.attention": "QFS",
+    "queries.cioqf": "CIOQF",
+    "queries.text": (
+        "AnswerQuery FlareQuery FullContextQuery LastSentenceQuery LastTokensQuery QuestionQuery"
+    ),
+})  # fmt: skip

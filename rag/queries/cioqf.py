@@ -12,8 +12,8 @@ import numpy as np
 from probers.text import load_vectors, split_sentences
 from probers.types import Decision, Generation, Question
 
-from ..triggers.base import State, one_of
-from .base import AttentionQuery, ContextWord, bare, before, context_words, hit_tokens, own_row
+from ..protocol import State, one_of
+from .attention import AttentionQuery, ContextWord, bare, before, context_words, hit_tokens, own_row
 
 if TYPE_CHECKING:
     from probers.engine.model import CausalLM

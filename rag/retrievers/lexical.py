@@ -1,4 +1,4 @@
-"""What the retrievers share: what they refuse, and for BM25 tokens, the formula and the best k.
+"""Checks shared by the retrievers; tokens, formula and ranking of the BM25 engines.
 
 Both BM25 engines score the same function, Lucene's BM25 (the one Elasticsearch uses):
 
@@ -53,7 +53,7 @@ def document_tokens(passages: Sequence[Passage]) -> list[list[str]]:
 
 
 class LexicalRetriever:
-    """What finds the passages that share tokens with a query; a subclass scores them.
+    """Retriever of passages that share tokens with a query; a subclass scores them.
 
     Args:
         passages: the corpus.
@@ -100,12 +100,16 @@ class LexicalRetriever:
 def check_corpus(passages: Sequence[Passage]) -> None:
     """Refuse a corpus without a passage."""
     if not len(passages):
-        raise UserError("the corpus is empty: give corpus=testbed or a JSONL file with at least one passage")
+        raise UserError(
+            "the corpus is empty: give corpus=testbed or a JSONL file with at least one passage", "empty"
+        )
 
 
 def no_word(passages: int) -> UserError:
     """The error for a corpus without a token."""
-    return UserError(f"none of the {passages} passages of the corpus holds a word: nothing to search")
+    return UserError(
+        f"none of the {passages} passages of the corpus contains a word: nothing to search", "empty"
+    )
 
 
 def check_options(k1: float, b: float) -> None:
@@ -123,8 +127,10 @@ def check_k(k: int) -> None:
 
 
 def check_extra(retriever: str, extra: str, packages: Mapping[str, str]) -> None:
-    """Refuse to go on without the packages of an extra, given by the modules they bring."""
+    """Refuse to go on without the packages of an extra, given by their modules."""
     missing = [package for module, package in packages.items() if importlib.util.find_spec(module) is None]
     if missing:
         names = " and ".join(missing)
-        raise UserError(f"retriever={retriever} needs {names}: pip install 'probers[{extra}]'")
+        raise UserError(
+            f"retriever={retriever} needs {names}: pip install 'probers[{extra}]'", "missing-extra"
+        )

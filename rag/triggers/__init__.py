@@ -1,28 +1,33 @@
-"""Triggers: when to retrieve, one file each. One's own derives from :class:`Trigger`.
+"""Triggers: deciding when to retrieve. A trigger of one's own derives from :class:`Trigger`.
 
-Any other class with ``needs`` and ``__call__`` will do as well, and has the defaults of all else.
+Any other class with ``needs`` and ``__call__`` works too, with the defaults of everything else.
 """
 
 from __future__ import annotations
 
-from .adaptive import Adaptive
-from .always import Always
-from .base import LookAhead, State, Trigger
-from .before_entity import BeforeEntity, EntitySignal
-from .entropy import Entropy
-from .fixed_length import FixedLength
-from .fixed_sentence import FixedSentence
-from .flare import Flare
-from .llm_judge import LlmJudge
-from .never import Never
-from .oracle import Oracle
-from .probing import Probing, ServedProbing
-from .radio import Radio
-from .random import Random
-from .rind import Rind
+from typing import TYPE_CHECKING
+
+from probers.lazy import lazily
+
+if TYPE_CHECKING:
+    from ..protocol import LookAhead, State, Trigger
+    from .before_entity import BeforeEntity, EntitySignal
+    from .probing import Probing, Radio, ServedProbing
+    from .questions import Adaptive, LlmJudge
+    from .rules import Always, FixedLength, FixedSentence, Never, Oracle, Random
+    from .uncertainty import Entropy, Flare, Rind
 
 __all__ = [
     "Adaptive", "Always", "BeforeEntity", "EntitySignal", "Entropy", "FixedLength", "FixedSentence", "Flare",
     "LlmJudge", "LookAhead", "Never", "Oracle", "Probing", "Radio", "Random", "Rind", "ServedProbing",
     "State", "Trigger",
 ]  # fmt: skip
+
+__getattr__ = lazily("probers.rag", {
+    "protocol": "LookAhead State Trigger",
+    "triggers.before_entity": "BeforeEntity EntitySignal",
+    "triggers.probing": "Probing Radio ServedProbing",
+    "triggers.questions": "Adaptive LlmJudge",
+    "triggers.rules": "Always FixedLength FixedSentence Never Oracle Random",
+    "triggers.uncertainty": "Entropy Flare Rind",
+})  # fmt: skip

@@ -16,7 +16,8 @@ from probers.entities.written import HEAD
 from probers.types import Decision, Generation, Needs, UserError
 from probers.uncertainty import margins
 
-from .base import State, Trigger, load_bank, one_of, states_for, verdict
+from ..protocol import State, Trigger, one_of, verdict
+from .probing import load_bank, states_for
 
 if TYPE_CHECKING:
     from probers.bank.bank import ProbeBank

@@ -1,0 +1,384 @@
+"""Classifiers of questions: answer without passages, with one retrieval, or step by step.
+
+Adaptive-RAG (Jeong et al. 2024) decides from the question's text alone. ``probers-train head=adaptive``
+trains a classifier of words, ``head=adaptive_t5`` a T5 that writes A, B or C, as the paper's; any such model
+of transformers and any sequence classifier can be used as well.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+import numpy as np
+
+from ..checksums import check, sealed, sha256, take, unsealed
+from ..evaluation.baselines import logistic_regression
+from ..files import digest, regular, write_bytes, write_text, writing
+from ..options import check_record
+from ..types import UserError, first_line
+
+if TYPE_CHECKING:
+    from sklearn.feature_extraction.text import TfidfVectorizer
+    from torch import Tensor
+
+#: From the cheapest to the most expensive; columns of probabilities have this order.
+STRATEGIES = ("no", "single", "multi")
+LETTERS = ("A", "B", "C")  # the labels of Adaptive-RAG's classifier, in the same order
+#: Sizes and checksums of a fine-tuned model's files, beside them.
+MODEL_FILE = "adaptive.json"
+_CONFIG, _WEIGHTS = "config.json", "adaptive.safetensors"
+_FORMAT, _SCHEMA = "probers-adaptive", 1
+_MODEL_FORMAT = "probers-adaptive-model"
+
+
+@dataclass(frozen=True)
+class _Config:
+    """The fields of ``config.json`` beside its own checksum.
+
+    Attributes:
+        weights: SHA-256 of the file of weights; None in files of earlier versions.
+    """
+
+    format: str
+    schema: int
+    weights: str | None
+    strategies: tuple[Literal["no", "single", "multi"], ...]
+    terms: tuple[str, ...]
+
+
+class Classifier(Protocol):
+    """A classifier of questions."""
+
+    def probabilities(self, questions: Sequence[str]) -> np.ndarray:
+        """(n, 3) in the order of :data:`STRATEGIES`."""
+        ...
+
+
+@dataclass(frozen=True)
+class AdaptiveClassifier:
+    """Multinomial logistic regression on the TF-IDF of a question's words and pairs of words.
+
+    Attributes:
+        terms: words and pairs of words, sorted; V of them.
+        idf: (V,) their inverse document frequencies.
+        weights: (3, V) one row per strategy.
+        intercepts: (3,); minus infinity for a strategy without training questions.
+    """
+
+    terms: tuple[str, ...]
+    idf: np.ndarray
+    weights: np.ndarray
+    intercepts: np.ndarray
+
+    @classmethod
+    def fit(
+        cls, questions: Sequence[str], strategies: Sequence[str], *, c: float = 1.0, min_count: int = 2
+    ) -> AdaptiveClassifier:
+        """Train on questions and their strategies.
+
+        Args:
+            questions: texts (n,).
+            strategies: "no", "single" or "multi" of each.
+            c: inverse strength of the L2 penalty.
+            min_count: terms that fewer questions have are left out.
+
+        Raises:
+            UserError: an option out of range, an unknown strategy, fewer than two different ones,
+                or no term in ``min_count`` questions.
+        """
+        if not c > 0 or min_count < 1:
+            option = f"c={c} must be above 0" if not c > 0 else f"min_count={min_count} must be 1 or more"
+            raise UserError(f"head.{option}")
+        odd = sorted(set(strategies) - set(STRATEGIES))
+        if odd:
+            raise UserError(
+                f"unknown strategy {odd[0]!r}: choose among {', '.join(STRATEGIES)}", code="unknown-choice"
+            )
+        if len(set(strategies)) < 2:
+            only = f"all {len(questions)} have {strategies[0]!r}" if strategies else "there are none"
+            raise UserError(
+                f"the training questions need at least two different strategies, but {only}", code="labels"
+            )
+        vectorizer = _vectorizer(min_df=min_count)
+        try:
+            features = vectorizer.fit_transform(questions)
+        except ValueError as error:
+            raise UserError(
+                f"the training questions have no word in common ({error}): give more", code="labels"
+            ) from error
+        labels = np.array([STRATEGIES.index(s) for s in strategies])
+        model = logistic_regression(features, labels, c=c)
+        weights = np.zeros((len(STRATEGIES), features.shape[1]))
+        intercepts = np.full(len(STRATEGIES), -np.inf)
+        # Two classes have one row: the log-odds of the second against the first.
+        learned = model.classes_ if len(model.classes_) > 2 else model.classes_[1:]
+        intercepts[model.classes_] = 0.0
+        weights[learned], intercepts[learned] = model.coef_, model.intercept_
+        return cls(tuple(vectorizer.get_feature_names_out()), vectorizer.idf_, weights, intercepts)
+
+    def probabilities(self, questions: Sequence[str]) -> np.ndarray:
+        """(n, 3) in the order of :data:`STRATEGIES`; rows sum to 1."""
+        vectorizer = _vectorizer(vocabulary={term: i for i, term in enumerate(self.terms)})
+        vectorizer.idf_ = self.idf
+        logits = vectorizer.transform(questions) @ self.weights.T + self.intercepts
+        found = np.exp(logits - logits.max(axis=1, keepdims=True))
+        return found / found.sum(axis=1, keepdims=True)
+
+    def predict(self, questions: Sequence[str]) -> list[str]:
+        """Name each question's most probable strategy; the cheapest among equals."""
+        return [STRATEGIES[i] for i in self.probabilities(questions).argmax(axis=1)]
+
+    def save(self, folder: str | Path) -> None:
+        """Write ``config.json`` and ``adaptive.safetensors``."""
+        from safetensors.numpy import save
+
+        folder = Path(folder)
+        present = np.isfinite(self.intercepts)
+        tensors = {
+            "idf": np.asarray(self.idf, dtype=np.float64),
+            "weights": np.asarray(self.weights[present], dtype=np.float64),
+            "intercepts": np.asarray(self.intercepts[present], dtype=np.float64),
+        }
+        strategies = [s for s, there in zip(STRATEGIES, present, strict=True) if there]
+        blob = save({k: np.ascontiguousarray(v) for k, v in tensors.items()})
+        config = {
+            "format": _FORMAT, "schema": _SCHEMA, "weights": digest(blob, 64),
+            "strategies": strategies, "terms": list(self.terms),
+        }  # fmt: skip
+        write_bytes(folder / _WEIGHTS, blob)
+        write_text(folder / _CONFIG, sealed(config))  # last: without it there is no classifier
+
+    @classmethod
+    def load(cls, folder: str | Path) -> AdaptiveClassifier:
+        """Inverse of :meth:`save`.
+
+        Raises:
+            UserError: no classifier there, or a damaged one.
+        """
+        from safetensors import SafetensorError, safe_open
+
+        folder = Path(folder)
+        file = folder / _CONFIG
+        try:
+            config = {"weights": None, **unsealed(file)}
+            check_record(_Config, config)
+            if (config["format"], config["schema"]) != (_FORMAT, _SCHEMA):
+                raise ValueError(f"is no {_FORMAT} of schema {_SCHEMA}")
+            rows = [STRATEGIES.index(name) for name in config["strategies"]]
+            terms = tuple(config["terms"])
+            if len(set(terms)) < len(terms) or len(set(rows)) < len(rows) or not rows:
+                raise ValueError("repeats a term or a strategy, or has none")
+            file = folder / _WEIGHTS
+            regular(file)
+            if config["weights"] not in (None, sha256(file)):
+                raise ValueError("was altered")
+            shapes = {"idf": [len(terms)], "weights": [len(rows), len(terms)], "intercepts": [len(rows)]}
+            with safe_open(file, framework="numpy") as tensors:
+                for name, shape in shapes.items():
+                    there = tensors.get_slice(name)
+                    if (there.get_dtype(), there.get_shape()) != ("F64", shape):
+                        raise ValueError(f"has {name} of {there.get_shape()}, not of {shape}")
+                found = {name: tensors.get_tensor(name) for name in shapes}
+            if not all(np.isfinite(numbers).all() for numbers in found.values()):
+                raise ValueError("holds a number that is not finite")
+            weights = np.zeros((len(STRATEGIES), len(terms)))
+            intercepts = np.full(len(STRATEGIES), -np.inf)
+            weights[rows], intercepts[rows] = found["weights"], found["intercepts"]
+            return cls(terms, found["idf"], weights, intercepts)
+        except FileNotFoundError as error:
+            raise UserError(
+                f"{folder} is no classifier of questions (no {Path(str(error.filename)).name}): "
+                "'probers-train head=adaptive' makes one",
+                code="no-artifact",
+            ) from None
+        except (ValueError, UserError, SafetensorError) as error:
+            reason = f"{file.name} {first_line(error)}"
+            raise UserError(
+                f"the classifier {folder} is damaged ({reason}): train it again", code="damaged"
+            ) from error
+
+
+class ModelClassifier:
+    """A sequence-classification model of transformers as a classifier of questions.
+
+    Args:
+        name: path or hub id; its ``id2label`` must name no, single and multi, or A, B and C. Its own
+            code is not run, and pickled weights, which can hold code, are not read.
+
+    Raises:
+        UserError: no such model, one that cannot be loaded so, or one with other labels.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._model, self._tokenizer = _pretrained(
+            "AutoModelForSequenceClassification", "sequence-classification", "trigger.classifier", name
+        )
+        self._columns = _columns(self._model.config.id2label, name)
+
+    def probabilities(self, questions: Sequence[str]) -> np.ndarray:
+        """(n, 3) in the order of :data:`STRATEGIES`."""
+        import torch
+
+        rows = []
+        with torch.inference_mode():
+            for question in questions:  # one at a time: padding would move the last digits
+                inputs = self._tokenizer(question, return_tensors="pt", truncation=True)
+                logits = self._model(**inputs).logits[0].double()
+                rows.append(logits[self._columns].softmax(dim=-1).numpy())
+        return np.stack(rows) if rows else np.empty((0, len(STRATEGIES)))
+
+
+class LetterClassifier:
+    """A sequence-to-sequence model of transformers (T5) that writes A, B or C, as the paper's classifier.
+
+    A strategy's probability is the softmax over the logits of the three letters at the first written
+    place, as in the released code.
+
+    Args:
+        name: path or hub id. Its own code is not run, and no pickled weights are read.
+        max_tokens: a longer question is cut; the released code's number.
+        option: the option that named it, for messages.
+
+    Raises:
+        UserError: no such model, one that cannot be loaded so, a tokenizer that does not tell the
+            letters apart, or an altered folder of ours.
+    """
+
+    def __init__(self, name: str, *, max_tokens: int = 384, option: str = "trigger.classifier") -> None:
+        _check_files(Path(name))
+        self.model, self.tokenizer = _pretrained(
+            "AutoModelForSeq2SeqLM", "sequence-to-sequence", option, name
+        )
+        start = getattr(self.model.config, "decoder_start_token_id", None)
+        self._start = self.model.generation_config.decoder_start_token_id if start is None else start
+        #: First token of each letter.
+        self.letters = [
+            next(iter(self.tokenizer(letter, add_special_tokens=False).input_ids), None) for letter in LETTERS
+        ]
+        if self._start is None or None in self.letters or len(set(self.letters)) < len(LETTERS):
+            lacks = "no token to begin with" if self._start is None else "no token each for A, B and C"
+            raise UserError(
+                f"{option}={name} cannot classify questions: it has {lacks}; take a T5", code="model"
+            )
+        self._max_tokens = max_tokens
+
+    def inputs(self, questions: Sequence[str]) -> dict[str, Any]:
+        """Token ids and attention mask of questions (n, longest), on the model's device."""
+        stripped = [question.strip() for question in questions]
+        found = self.tokenizer(
+            stripped, return_tensors="pt", padding=len(stripped) > 1, truncation=True,
+            max_length=self._max_tokens,
+        )  # fmt: skip
+        return {name: found[name].to(self.model.device) for name in ("input_ids", "attention_mask")}
+
+    def logits(self, questions: Sequence[str]) -> Tensor:
+        """(n, 3) of the letters at the first written place; as one batch."""
+        inputs = self.inputs(questions)
+        start = inputs["input_ids"].new_full((len(questions), 1), self._start)
+        return self.model(**inputs, decoder_input_ids=start).logits[:, 0, self.letters]
+
+    def probabilities(self, questions: Sequence[str]) -> np.ndarray:
+        """(n, 3) in the order of :data:`STRATEGIES`."""
+        import torch
+
+        with torch.inference_mode():  # one at a time: padding would move the last digits
+            rows = [self.logits([q])[0].double().softmax(dim=-1).cpu().numpy() for q in questions]
+        return np.stack(rows) if rows else np.empty((0, len(STRATEGIES)))
+
+    def save(self, folder: str | Path) -> None:
+        """Write the model's and tokenizer's files as transformers does, and ``adaptive.json`` last."""
+        folder = Path(folder)
+        with writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            with TemporaryDirectory(prefix=".model-", dir=folder) as whole:
+                self.model.save_pretrained(whole)
+                self.tokenizer.save_pretrained(whole)
+                written = sorted(file.name for file in Path(whole).iterdir())
+                for name in written:
+                    os.replace(Path(whole) / name, folder / name)
+        write_text(folder / MODEL_FILE, sealed({"format": _MODEL_FORMAT, "files": take(folder, written)}))
+
+
+def _pretrained(kind: str, what: str, option: str, name: str) -> tuple[Any, Any]:
+    """Load model and tokenizer from a folder or the Hub; ``option`` named it."""
+    import transformers
+
+    try:
+        # The model first: without one, the tokenizer's error would mislead.
+        model = (
+            getattr(transformers, kind)
+            .from_pretrained(name, trust_remote_code=False, use_safetensors=True)
+            .eval()
+        )
+        return model, transformers.AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+    except Exception as error:  # a foreign folder can make the libraries raise anything
+        reason = first_line(error).rstrip(".")
+        raise UserError(
+            f"{option}={name} is no folder of 'probers-train head=adaptive', and no {what} model either "
+            f"({reason})",
+            code="model",
+        ) from error
+
+
+def _check_files(folder: Path) -> None:
+    """Refuse a fine-tuned model whose files are not as they were written (UserError)."""
+    try:
+        wrong = check(folder, unsealed(folder / MODEL_FILE)["files"])
+    except (FileNotFoundError, NotADirectoryError):
+        return  # not one of ours
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        wrong = MODEL_FILE, first_line(error)
+    if wrong is not None:
+        raise UserError(
+            f"the classifier {folder} is damaged ({' '.join(wrong)}): train it again", code="damaged"
+        )
+
+
+def _columns(labels: dict[int, str], name: str) -> list[int]:
+    """The columns of the strategies in a model's logits, in their order."""
+    place = {str(label).lower(): int(column) for column, label in labels.items()}
+    for names in (STRATEGIES, LETTERS):
+        wanted = [each.lower() for each in names]
+        if set(wanted) == set(place) and sorted(place.values()) == list(range(len(names))):
+            return [place[each] for each in wanted]
+    raise UserError(
+        f"trigger.classifier={name} has the labels {', '.join(map(str, labels.values()))}: "
+        "its id2label must name no, single and multi (or A, B and C)",
+        code="model",
+    )
+
+
+def load_classifier(name: str) -> Classifier:
+    """Load the classifier in a folder of ours, or else a model of transformers by path or hub id.
+
+    Raises:
+        UserError: neither is there.
+    """
+    if (Path(name) / _WEIGHTS).exists():
+        return AdaptiveClassifier.load(name)
+    return LetterClassifier(name) if _writes_letters(name) else ModelClassifier(name)
+
+
+def _writes_letters(name: str) -> bool:
+    """Tell a sequence-to-sequence model from a sequence classifier."""
+    from transformers import AutoConfig
+
+    if (Path(name) / MODEL_FILE).exists():
+        return True
+    try:
+        config = AutoConfig.from_pretrained(name, trust_remote_code=False)
+    except Exception:  # loading it raises the full error
+        return False
+    classifies = any(kind.endswith("ForSequenceClassification") for kind in config.architectures or ())
+    return bool(config.is_encoder_decoder) and not classifies
+
+
+def _vectorizer(**options: Any) -> TfidfVectorizer:
+    from sklearn.feature_extraction.text import TfidfVectorizer
+
+    return TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True, **options)

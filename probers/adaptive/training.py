@@ -1,0 +1,279 @@
+"""``probers-train head=adaptive``: train a classifier of questions on which strategy answered right."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from omegaconf import DictConfig
+
+from ..checksums import inputs
+from ..commands.config import compose
+from ..commands.newest import newest_store
+from ..commands.parts import build, record_of
+from ..commands.runs import RunFolder
+from ..evaluation.bootstrap import UNDEFINED, Bootstrap, bounded, number
+from ..evaluation.metrics import auroc
+from ..files import canonical_json, write_text
+from ..options import Count, Positive
+from ..pages import public_model, public_path, render
+from ..types import UserError
+from .classifiers import STRATEGIES, AdaptiveClassifier
+from .strategies import HOW, Answers, Bias, Labelled, joined, label, read, seen
+
+log = logging.getLogger(__name__)
+
+#: The heads that are classifiers of questions: of words, and a T5 that writes letters.
+TARGETS = ("probers.adaptive.training.Words", "probers.adaptive.t5.Letters")
+_USED = ("data", "out", "suffix", "head", "resamples", "seed", "overwrite", "wait", "checksums")
+
+#: Names of what is measured: the classifier and its controls.
+CLASSIFIER, MAJORITY, WORDS, SHUFFLED = "classifier", "majority", "words alone", "shuffled labels"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Words:
+    """Settings for fitting the classifier of words.
+
+    Attributes:
+        bias: as of :func:`.strategies.label`.
+        c: inverse strength of the L2 penalty.
+        min_count: words and pairs of words that fewer questions have are left out.
+    """
+
+    bias: Bias
+    c: Positive = 1.0
+    min_count: Count = 2
+
+    def fit(self, labelled: Mapping[str, Labelled], *, seed: int, device: str) -> AdaptiveClassifier:
+        """Fit it to the training questions.
+
+        Raises:
+            UserError: they cannot be learned from.
+        """
+        train = labelled["train"]
+        return AdaptiveClassifier.fit(train.questions, train.strategies, c=self.c, min_count=self.min_count)
+
+
+def run(cfg: DictConfig) -> Path:
+    """Train the classifier, measure it on test questions and write its folder, which is returned.
+
+    Raises:
+        UserError: the request cannot be met; raised before anything is written.
+    """
+    _refuse_unused(cfg)
+    settings = build(cfg.head)
+    paths = _data(cfg.data)
+    log.info("reading %s", ", ".join(map(str, paths)))
+    parts = [read(path, checksums=cfg.checksums) for path in paths]
+    answers = joined(parts)
+    labelled, record = label(answers, settings.bias)
+    for split in ("train", "test"):
+        if split not in labelled:
+            told = ", ".join(map(str, paths))
+            raise UserError(f"{told} has no {split} question that every strategy was tried on", code="labels")
+    train, test = labelled["train"], labelled["test"]
+    words = settings if isinstance(settings, Words) else Words(bias=settings.bias)
+    by_words = words.fit(labelled, seed=cfg.seed, device=cfg.device)  # says what cannot be learned from
+    kind = "adaptive" if words is settings else "adaptive_t5"
+    name = ",".join([f"{'+'.join(path.name for path in paths)}-{kind}", *filter(None, [cfg.suffix])])
+    out = Path(cfg.out or Path("runs/train", name))
+    folder = RunFolder(out, "train", _identity(cfg, parts))
+    if not folder.begin(what="classifier"):
+        return out
+    if words is settings:
+        classifier = by_words
+        drawn = np.random.default_rng(cfg.seed).permutation(train.strategies).tolist()
+        shuffled = words.fit({"train": train._replace(strategies=drawn)}, seed=cfg.seed, device=cfg.device)
+        control = {SHUFFLED: shuffled.probabilities(test.questions)}
+    else:
+        classifier = settings.fit(labelled, seed=cfg.seed, device=cfg.device)
+        control = {WORDS: by_words.probabilities(test.questions)}
+    chances = {CLASSIFIER: classifier.probabilities(test.questions), **control}
+    majority = Counter(train.strategies).most_common(1)[0][0]
+    figures = measure(test, chances, majority, resamples=cfg.resamples, seed=cfg.seed)
+    figures["splits"] = {name: _split(part) for name, part in sorted(labelled.items())}
+    figures["labels"] = record
+    figures["base"] = None if words is settings else public_model(settings.model)
+    seen(answers.rows).save(out)
+    classifier.save(out)
+    write_text(out / "metrics.json", canonical_json(figures))
+    write_text(out / "README.md", write_card(figures, model=answers.model, data=paths, out=out))
+    accuracy = figures["detectors"][CLASSIFIER]["accuracy"]
+    folder.finish({"model": answers.model, "accuracy": accuracy})
+    log.info("%s", table(figures))
+    size = f"{len(classifier.terms)} terms" if words is settings else f"a fine-tuned {figures['base']}"
+    log.info("wrote a classifier of questions with %s to %s", size, out)
+    following = 'next: probers-rag question="..." trigger=adaptive query=last_sentence trigger.classifier=%s'
+    log.info(following, out)
+    return out
+
+
+def _identity(cfg: DictConfig, parts: list[Answers]) -> dict[str, Any]:
+    """The configuration with the inputs named by content."""
+    config = {key: record_of(cfg)[key] for key in _USED}
+    stores: Any = [part.fingerprint for part in parts]
+    paths: Any = [str(part.path) for part in parts]
+    if len(parts) == 1:
+        stores, paths = stores[0], paths[0]
+    base = {"model": inputs(cfg.head.model)} if "model" in cfg.head else {}
+    return config | {"data": paths, "inputs": {"store": stores, **base}}
+
+
+def _refuse_unused(cfg: DictConfig) -> None:
+    defaults = compose("train", [])
+    for key in map(str, defaults):
+        if key not in (*_USED, "device", "logger", "save_every") and cfg[key] != defaults[key]:
+            raise UserError(
+                f"a classifier of questions takes its options as head.NAME, not {key}={cfg[key]}: "
+                "leave it out",
+                code="conflict",
+            )
+
+
+def _data(given: Any) -> list[Path]:
+    """The runs and stores given, or the newest complete store with answered questions."""
+    if given is not None:
+        paths = [Path(str(path)) for path in ([given] if isinstance(given, str) else given)]
+        if not paths:
+            raise UserError("data=[] names no run or store: give a folder, or several", code="missing-value")
+        return paths
+    found = newest_store("cot")
+    if found is None:
+        raise UserError(
+            "head=adaptive needs a store of answered questions and there is none under runs/: "
+            f"'probers-datagen --source cot' makes one, or pass data=FOLDER, also of '{HOW}'",
+            code="no-artifact",
+        )
+    return [found]
+
+
+def _split(part: Labelled) -> dict[str, Any]:
+    """Numbers of questions and groups, and the strategies' shares."""
+    n, counts = len(part.questions), Counter(part.strategies)
+    shares = {name: count / n for name, count in sorted(counts.items())}
+    return {"n": n, "groups": len(set(part.groups)), "strategies": shares}
+
+
+def measure(
+    test: Labelled, chances: Mapping[str, np.ndarray], majority: str, *, resamples: int, seed: int
+) -> dict[str, Any]:
+    """The figures of ``metrics.json`` on test questions.
+
+    Args:
+        test: the questions with their strategies.
+        chances: (n, 3) probabilities of the classifier and of its controls.
+        majority: the most frequent strategy of the training questions.
+        resamples: of the bootstrap over groups.
+        seed: of its draws.
+    """
+    gold = np.array([STRATEGIES.index(s) for s in test.strategies])
+    said = {name: each.argmax(axis=1) for name, each in chances.items()}
+    predicted = said[CLASSIFIER]
+    bootstrap = Bootstrap(test.groups, resamples=resamples, seed=seed)
+    right = {CLASSIFIER: predicted == gold, MAJORITY: gold == STRATEGIES.index(majority)}
+    right |= {name: each == gold for name, each in said.items() if name != CLASSIFIER}
+    wrong = (gold > 0).astype(int)
+    tells = 0 < wrong.sum() < len(wrong)
+    scores = {name: _score(each) for name, each in chances.items()} if tells else {}
+    aurocs = {name: bootstrap.interval(each, partial(auroc, wrong)) for name, each in scores.items()}
+    pairs = {}
+    for name in [name for name in right if name != CLASSIFIER]:
+        found = bootstrap.difference(right[CLASSIFIER], right[name])
+        pair = {"diff": found.value, "ci95": [found.low, found.high]}
+        pairs[f"{CLASSIFIER} vs {name}"] = {"accuracy": pair}
+    confusion = np.zeros((len(STRATEGIES), len(STRATEGIES)), dtype=int)
+    np.add.at(confusion, (gold, predicted), 1)
+    return {
+        "schema": 1, "strategies": list(STRATEGIES), "majority": majority,
+        "detectors": {
+            name: bootstrap.interval(hits).figures("accuracy") | aurocs.get(name, UNDEFINED).figures("auroc")
+            for name, hits in right.items()
+        },
+        "pairs": pairs,
+        "confusion": confusion.tolist(),
+        "by_strategy": {
+            name: {
+                "n": int(confusion[i].sum()), "share": float(confusion[i].sum() / len(gold)),
+                "predicted_share": float(confusion[:, i].sum() / len(gold)),
+                "recall": _ratio(confusion[i, i], confusion[i].sum()),
+                "precision": _ratio(confusion[i, i], confusion[:, i].sum()),
+            }
+            for i, name in enumerate(STRATEGIES)
+        },
+    }  # fmt: skip
+
+
+def _score(chances: np.ndarray) -> np.ndarray:
+    """P(some retrieval) minus P(none) as the trigger scores it; (n,) of (n, 3)."""
+    return np.max(chances[:, 1:], axis=1) - chances[:, 0]
+
+
+def _ratio(part: int, whole: int) -> float | None:
+    return float(part / whole) if whole else None
+
+
+def table(figures: Mapping[str, Any]) -> str:
+    """The figures as text for the terminal."""
+    test, names = figures["splits"]["test"], figures["strategies"]
+    lines = [
+        f"test: {test['n']} questions, {test['groups']} groups; cheapest strategy that answers right, told "
+        "from the question alone",
+        f"  {'':20}{'accuracy':22}AUROC, no or some retrieval",
+    ]
+    lines.insert(1, f"labels: {_told(figures['labels'])}")
+    for name, entry in figures["detectors"].items():
+        shown = f"{name} ({figures['majority']})" if name == MAJORITY else name
+        lines.append(f"  {shown:20}{bounded(entry, 'accuracy'):22}{bounded(entry, 'auroc')}".rstrip())
+    titles = [*(f"said {name}" for name in names), "share", "recall"]
+    lines.append(f"  {'cheapest':10}" + "".join(f"{title:>13}" for title in titles))
+    for name, row in zip(names, figures["confusion"], strict=True):
+        entry = figures["by_strategy"][name]
+        cells = [*map(str, row), _percent(entry["share"]), _percent(entry["recall"])]
+        lines.append(f"  {name:10}" + "".join(f"{cell:>13}" for cell in cells).rstrip())
+    said = [_percent(figures["by_strategy"][name]["predicted_share"]) for name in names]
+    lines.append(f"  {'share':10}" + "".join(f"{share:>13}" for share in said))
+    return "\n".join([*lines, *(f"note: {note}" for note in _notes(figures))])
+
+
+def _told(labels: Mapping[str, Any]) -> str:
+    """The source of the labels."""
+    counted = [
+        f"{e['n']} of {name or 'no data set'} ({e['label']})" for name, e in labels["unanswered"].items()
+    ]
+    none = ", ".join(counted) or "no question"
+    if "multi" in labels["tried"]:
+        return f"all three strategies were tried (right by {labels['rule']}); none answers {none}"
+    return f"several retrievals were not tried; neither strategy answers {none}"
+
+
+def write_card(figures: Mapping[str, Any], *, model: str, data: Sequence[Path], out: Path) -> str:
+    """The text of ``README.md``."""
+    return render(
+        "probers.adaptive/card.md.j2",
+        figures=figures, model=public_model(model), data=[public_path(path, "DATA") for path in data],
+        out=public_path(out, "CLASSIFIER"), notes=_notes(figures), bounded=bounded,
+        tried="multi" in figures["labels"]["tried"],
+    )  # fmt: skip
+
+
+def _percent(value: float | None) -> str:
+    return number(value, ".0%", absent="")
+
+
+def _notes(figures: Mapping[str, Any]) -> list[str]:
+    """Figures that speak against the classifier, one sentence each."""
+    found: list[str] = []
+    low = figures["pairs"][f"{CLASSIFIER} vs {MAJORITY}"]["accuracy"]["ci95"][0]
+    if not low > 0:
+        found.append(f"it is not shown to be better than saying {figures['majority']!r} of every question")
+    silent = [n for n, e in figures["by_strategy"].items() if e["n"] and not e["predicted_share"]]
+    if silent:
+        found.append(f"it never says {' or '.join(map(repr, silent))}")
+    return found

@@ -1,0 +1,391 @@
+"""Tokens and states read from someone else's generation loop.
+
+Hooks listen to a plain transformers model. They never change, delay or break off a generation; a loop that
+cannot be followed leaves its problem on the batch, for whoever asks for a score.
+
+- ``generate`` forwards the prompt in one pass and each generated token in a pass of its own. A
+  token's states are read in its own pass; a prompt's are not read.
+- The last generated token is sampled but not forwarded, so it is not read;
+  :meth:`probers.online.watch.Scores.finish` forwards it.
+- A row that has ended is still fed until all rows have. End-of-sequence and padding tokens do not count,
+  nor does anything after an end of sequence. Their ids come from model.generation_config, and from the
+  tokenizer where one is given.
+- A pass without earlier keys and values begins a new text: a second call starts afresh.
+- Beam search, assisted decoding, chunked prefill, a cache filled beforehand, a static
+  cache and ``use_cache=False`` are refused when a score is asked for. One case looks like decoding to
+  ``Scores``, and only the stopping criterion notices it: a prompt prefilled in two chunks, the second
+  of one token, which then counts as generated.
+- Heads of single tokens score each token, and the text so far as the span of its tokens.
+- Heads of ``pool=predicting`` score the state before each token, beginning with the prompt's last;
+  :mod:`.entities` finds the tokens where an entity begins.
+- Heads that pool a span's tokens themselves need all of its states, which are not kept: refused.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import weakref
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor, nn
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+
+from ..capture.blocks import decoder_layers
+from ..capture.hidden_states import broken_state, check_needs, tap_of
+from ..capture.pooling import all_finite, as_stored, token_vectors
+from ..engine.forward import Decoder
+from ..engine.loading import fingerprint
+from ..store.spec import ModelSpec
+from ..types import RunError, UserError
+from .scores import GrowingVectors, Prober, check_growing, extend
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+Per = Literal["sequence", "token"]
+
+_UNREADABLE = (
+    "these passes cannot be followed (beam search, assisted decoding, chunked prefill or a cache filled "
+    "beforehand): call generate with num_beams=1 and the whole prompt, and let it make the cache"
+)
+_STATIC = (
+    "a static cache, whose passes are compiled, cannot be followed: call generate with its default cache"
+)
+_NO_CACHE = "passes without keys and values cannot be followed: call generate with use_cache=True"
+
+#: Tokens whose vectors wait until the heads run on all of them at once: one at a time the heads' weights
+#: would be read for every token, all at the end a long text's vectors would fill the memory.
+_BLOCK = 32
+
+
+def _check(bank: Prober, model: Any) -> None:
+    """Refuse heads that cannot follow a text, and a model they were not trained on (UserError).
+
+    Depth and width are always compared, and the weights where the model knows the hub id
+    or folder it came from. A change after loading goes unnoticed.
+    """
+    check_growing(bank)
+    name = str(getattr(model, "name_or_path", "") or "")
+    spec = ModelSpec(
+        id=name or bank.spec.model.id,
+        revision=fingerprint(name, model) if name else "",
+        layers=len(decoder_layers(model)),
+        width=int(model.config.get_text_config().hidden_size),
+        dtype=str(model.dtype).removeprefix("torch."),
+    )
+    bank.check_model(spec)
+    check_needs(bank.spec.needs, model)
+
+
+class WatchedBatch:
+    """Forwarded tokens of one batch's rows, and their scores.
+
+    Attributes:
+        rows: number of rows.
+        prompt: ids (rows, columns) of the prompt in what ``generate`` returns; no columns for embeddings.
+        tokens: (rows,) ids of each pass after the first.
+        predicting: the heads read the state before a token, beginning with the prompt's last.
+        eos: ids that end a row.
+        stopped: (rows,) rows that a caller has stopped; none of their further tokens count.
+        problem: why the loop could not be followed or scored.
+
+    Args:
+        per: score the "sequence" so far after each token, or the "token" alone.
+        special: ids that end a row, and ids that are not part of it.
+        length: positions before the first generated token, padding included.
+    """
+
+    def __init__(
+        self, bank: Prober, per: Per, special: tuple[Tensor, Tensor], rows: int, length: int, prompt: Tensor
+    ) -> None:
+        self.rows, self.prompt = rows, prompt
+        self.predicting = bank.spec.pool == "predicting"
+        self.tokens: list[Tensor] = []
+        self.stopped = torch.zeros(rows, dtype=torch.bool)
+        self.problem: UserError | RunError | None = None
+        self._bank, self._per, self._length = bank, per, length
+        self.eos, self._special = special[0], torch.cat(special)
+        self._ended = torch.zeros(rows, dtype=torch.bool)
+        self._live = torch.zeros(rows, dtype=torch.bool)  # whether the last token counts
+        self._lives: list[Tensor] = []  # the same of every token
+        self._added = 0
+        self._vectors = GrowingVectors(bank.spec.pool)
+        self._waiting: list[tuple[list[int], Tensor, Tensor]] = []  # of a token: live rows, vectors, finite
+        self._scores: list[list[float]] = [[] for _ in range(rows)]
+        self._mask: Tensor | None = None
+        self._positions: Tensor | None = None
+        self._keys: weakref.ref[Tensor] | None = None
+        self._asked = 0
+
+    @property
+    def begun(self) -> bool:
+        """Whether any states were read."""
+        return self._added > 0
+
+    def refuse(self, why: str) -> None:
+        """Read no more: the loop cannot be followed."""
+        self.problem = self.problem or UserError(why, code="unsupported")
+
+    def expects(self, rows: int, length: int, past: int, cache: Any) -> bool:
+        """Whether a pass over (rows, length) after ``past`` positions is one more token of each row."""
+        same = self._keys is None or self._keys() is _first_keys(cache)
+        return same and (rows, length, past) == (self.rows, 1, self._length + len(self.tokens))
+
+    def passed(self, cache: Any, given: dict[str, Any]) -> None:
+        """Record a pass: its inputs, and the keys and values that the next pass must come with."""
+        keys = _first_keys(cache)
+        self._keys = None if keys is None else weakref.ref(keys)
+        self._mask, self._positions = given.get("attention_mask"), given.get("position_ids")
+
+    def lengths(self, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+        """(rows,) tokens of the prompts without padding, and tokens forwarded after them.
+
+        Args:
+            mask: (rows, columns) of the newest pass, or one of another form.
+        """
+        written = len(self.tokens) + self.begun if self.predicting else len(self.tokens) + 1
+        prompts = torch.full((self.rows,), self._length)
+        if mask is not None and mask.dim() == 2:
+            prompts = mask[:, : self._length].sum(dim=1)
+        return prompts, torch.full_like(prompts, written)
+
+    def counted(self, tokens: Tensor) -> Tensor:
+        """(rows,) true where ``tokens`` (rows,) would be part of the rows' texts."""
+        over = self._ended.to(tokens.device) | self.stopped.to(tokens.device)
+        return ~(torch.isin(tokens, self._special.to(tokens.device)) | over)
+
+    def add(self, tokens: Tensor | None, states: Tensor) -> None:
+        """Take one forwarded token of each row.
+
+        Args:
+            tokens: (rows,); None for the prompt's last.
+            states: (rows, layers read, d), as :class:`StateTap` stacks them.
+        """
+        if tokens is None:
+            live = torch.ones(self.rows, dtype=torch.bool, device=states.device)
+        else:
+            self._live = live = self.counted(tokens).to(states.device)
+            self._ended = self._ended.to(tokens.device) | torch.isin(tokens, self.eos.to(tokens.device))
+            self._lives.append(live)
+            self.tokens.append(tokens)
+        rows, states = live.nonzero()[:, 0].tolist(), states[live]
+        vectors = token_vectors(states, self._bank.spec.pool)
+        if self._per == "sequence":
+            vectors = self._vectors.add(rows, vectors)
+        self._waiting.append((rows, vectors, all_finite(states)))
+        self._added += 1
+        if len(self._waiting) == _BLOCK:
+            self._score_waiting()
+
+    def _score_waiting(self) -> None:
+        """Score the waiting tokens; what is wrong with one becomes the batch's problem."""
+        if not self._waiting or self.problem is not None:
+            return
+        rows, vectors, finite = zip(*self._waiting, strict=True)
+        first = self._added - len(self._waiting) - self.predicting
+        self._waiting.clear()
+        for token, good in enumerate(finite, first):
+            for place, layer in (~good).nonzero().tolist():
+                name = f"generated token {token}" if token >= 0 else "the prompt's last token"
+                where = f"{name} of row {rows[token - first][place]}"
+                self.problem = broken_state(self._bank.spec.needs, layer, where)
+                return
+        try:
+            scores = self._bank.score(as_stored(torch.cat(vectors), self._bank.spec.dtype)).tolist()
+        except RunError as error:
+            self.problem = error
+            return
+        how = self._bank.aggregate if self._per == "sequence" else None
+        for row, score in zip([row for each in rows for row in each], scores, strict=True):
+            before = self._scores[row]
+            if how is not None:
+                score = extend(before[-1] if before else 0.0, len(before), score, how)
+            before.append(score)
+
+    def scores(self) -> list[list[float]]:
+        """The scores of each row, one after each token that counts; after its prompt when ``predicting``.
+
+        Raises:
+            UserError, RunError: the batch's problem.
+        """
+        self._score_waiting()
+        if self.problem is not None:
+            raise self.problem
+        return self._scores
+
+    def ask(self, ids: Tensor) -> None:
+        """Compare with a caller's ids (rows, columns): of all tokens read, and of one sampled since.
+
+        Raises:
+            UserError: other ids.
+        """
+        read = len(self.tokens)
+        same = read == self._asked and tuple(ids.shape) == (self.rows, self.prompt.shape[1] + read + 1)
+        if not same or (read and not torch.equal(ids[:, -2], self.tokens[-1].to(ids.device))):
+            raise UserError(
+                f"{_UNREADABLE}; and use a stopping criterion with the model it was made for",
+                code="unsupported",
+            )
+        self._asked += 1
+
+    def stop_above(self, threshold: float) -> None:
+        """Stop the rows whose last token counts and raised the score above ``threshold``."""
+        for row in self._live.nonzero()[:, 0].tolist():
+            self.stopped[row] = self._scores[row][-1] > threshold
+
+    def written(self, row: int) -> list[int]:
+        """Ids of a row's tokens that count."""
+        pairs = zip(self.tokens, self._lives, strict=True)
+        return [int(tokens[row]) for tokens, live in pairs if live[row]]
+
+    def forward(self, model: Any, last: Tensor, cache: Any) -> None:
+        """Forward ``last`` (rows, 1) as ``generate`` would, on a copy of ``cache``."""
+        mask, positions = self._mask, self._positions
+        if cache is None or (mask is not None and mask.dim() != 2):
+            raise UserError(
+                "the last token cannot be read: finish needs a loop whose passes return the cache and "
+                "have an attention mask of 2 dimensions, or none",
+                code="unsupported",
+            )
+        decoder = Decoder(model)
+        last = last.to(decoder.device)
+        if mask is not None:
+            mask = torch.cat([mask, mask.new_ones(self.rows, 1)], dim=1)
+        if positions is not None:
+            positions = positions[..., -1:] + 1
+        elif mask is not None:
+            positions = mask.sum(dim=1, keepdim=True) - 1
+        else:
+            positions = torch.full_like(last, self._length + len(self.tokens))
+        cache = _copied(cache)
+        self.passed(cache, {"attention_mask": self._mask, "position_ids": self._positions})
+        decoder(last, mask, positions, cache=cache)
+
+
+class GenerationWatcher(ExitStack):
+    """Listener on a model's passes, with a :class:`WatchedBatch` of the batch being written.
+
+    Hooks are on the model while it is entered; they hold the model, keys and values.
+
+    Attributes:
+        bank, model, tokenizer: as given.
+        batch: the newest; None before the first pass.
+        cache: keys and values of its last pass, with ``keep_cache``.
+
+    Args:
+        keep_cache: keep keys and values, so that one more token can be forwarded.
+
+    Raises:
+        UserError: heads that cannot follow a text, or a model they were not trained on.
+    """
+
+    def __init__(
+        self, bank: Prober, model: Any, tokenizer: Any, *, per: Per = "sequence", keep_cache: bool = False
+    ) -> None:
+        super().__init__()
+        _check(bank, model)
+        self.bank, self.model, self.tokenizer = bank, model, tokenizer
+        self.batch: WatchedBatch | None = None
+        self.cache: Any = None
+        self._per, self._keep_cache = per, keep_cache
+        self._special = _ids(model, tokenizer, "eos_token_id"), _ids(model, tokenizer, "pad_token_id")
+        self._names = list(inspect.signature(model.forward).parameters)
+        self._tap = tap_of(model, bank.spec.needs)
+
+    def __enter__(self) -> Self:
+        self.enter_context(self._tap)
+        for handle in (
+            self.model.register_forward_pre_hook(self._before, with_kwargs=True),
+            self.model.register_forward_hook(self._after, with_kwargs=True),
+        ):
+            self.callback(handle.remove)
+        self.callback(setattr, self, "cache", None)
+        return self
+
+    def _given(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        return {**dict(zip(self._names, args, strict=False)), **kwargs}
+
+    def _before(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Tell a prompt's pass from one generated token of each row, and from anything else."""
+        self._tap.read_last(0)
+        self.cache = None
+        given = self._given(args, kwargs)
+        ids, cache = given.get("input_ids"), given.get("past_key_values")
+        inputs = given.get("inputs_embeds") if ids is None else ids
+        if inputs is None:  # the model raises its own error
+            return
+        rows, length = inputs.shape[:2]
+        past = 0 if cache is None else int(cache.get_seq_length())
+        if past == 0 or self.batch is None:
+            prompt = inputs.new_zeros((rows, 0), dtype=torch.long) if ids is None else ids.detach()
+            self.batch = WatchedBatch(self.bank, self._per, self._special, rows, length, prompt)
+            if past:
+                self.batch.refuse(_UNREADABLE)
+            elif getattr(cache, "layers", None) and getattr(cache, "is_compileable", False):
+                self.batch.refuse(_STATIC)
+            elif self.batch.predicting:
+                self._tap.read_last(1)
+        elif self.batch.problem is None:
+            if ids is not None and self.batch.expects(rows, length, past, cache):
+                self._tap.read_last(1)
+            else:
+                self.batch.refuse(_UNREADABLE)
+
+    def _taken(self, batch: WatchedBatch | None, given: dict[str, Any]) -> Tensor | None:
+        """States read in this pass, (rows, layers, d)."""
+        if batch is None:
+            return None
+        states = self._tap.take_last(*batch.lengths(given.get("attention_mask")))
+        return None if states is None else states[:, -1]
+
+    def _after(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        batch, given = self.batch, self._given(args, kwargs)
+        states = self._taken(batch, given)
+        if batch is None or batch.problem is not None:
+            return
+        cache = getattr(output, "past_key_values", given.get("past_key_values"))
+        if cache is None and not isinstance(output, tuple):
+            batch.refuse(_NO_CACHE)
+            return
+        batch.passed(cache, given)
+        self.cache = cache if self._keep_cache else None
+        if states is not None:
+            begins = batch.predicting and not batch.begun
+            batch.add(None if begins else given["input_ids"][:, 0], states)
+
+
+def _first_keys(cache: Any) -> Tensor | None:
+    """The first layer's keys, where they stay the same tensor from one pass to the next.
+
+    Beam search, cropping and the like replace it, and are noticed by that.
+    """
+    if cache is None or getattr(cache, "offloading", False):
+        return None
+    for layer in getattr(cache, "layers", ()):
+        keys = getattr(layer, "keys", None)
+        if isinstance(keys, Tensor) and not getattr(layer, "record_past", False):
+            return keys
+    return None
+
+
+def _copied(cache: Any) -> Any:
+    """A cache that can be extended while ``cache`` stays as it is."""
+    layers = getattr(cache, "layers", None)
+    if layers and all(type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) for layer in layers):
+        # These put new tensors in the place of the old ones, which can therefore be shared.
+        twin = copy.copy(cache)
+        twin.layers = [copy.copy(layer) for layer in layers]
+        return twin
+    return copy.deepcopy(cache)
+
+
+def _ids(model: Any, tokenizer: Any, name: str) -> Tensor:
+    """The ids that model and tokenizer (may be None) have under ``name``."""
+    found: set[int] = set()
+    for owner in (getattr(model, "generation_config", None) or model.config, tokenizer):
+        ids = getattr(owner, name, None)
+        found.update(i for i in (ids if isinstance(ids, list) else [ids]) if i is not None)
+    return torch.tensor(sorted(found), dtype=torch.long)

@@ -1,0 +1,382 @@
+"""Contract between the loop, triggers and query formulations."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+from weakref import WeakSet
+
+import numpy as np
+
+from probers.engine.stopping import SentenceEnd
+from probers.prompts import PromptTemplate
+from probers.text import content_filter
+from probers.types import Decision, Generation, Needs, Passage, Question, RunError, UserError
+from probers.uncertainty import Variant
+
+if TYPE_CHECKING:
+    from probers.commands.newest import ProberKind
+    from probers.engine.model import CausalLM
+    from probers.store.spec import ModelSpec
+
+    from .remote import RemoteLM
+
+
+#: How much of a text: none of it, its first sentence, all of it.
+Share = Literal["nothing", "sentence", "all"]
+
+
+def _cannot_generate(prompts: Sequence[str], **options: Any) -> list[Generation]:
+    raise RunError("a trigger asked the model for text, but its state has no generate function")
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """Progress of one question, as triggers and query formulations see it.
+
+    Attributes:
+        lm: the model that generates, for methods that need another pass of it.
+        generate: continues prompts as :meth:`RAG.generate <probers.rag.loop.RAG.generate>` does.
+        prompt: the template behind ``generation.prompt``.
+        question_span: [start, end) of the question's own text in ``generation.prompt``.
+        partial: accepted answer text, with which ``generation.prompt`` ends.
+        passages: the prompt's passages, best first.
+        retrievals: searches made for this question so far.
+        fresh: the passages were fetched for the very place where this generation
+            begins, by a trigger that fired there.
+        verdict: the trigger's own, from before anything was written; None where it gave none.
+        answer: the final answer if the generation is accepted; only for triggers
+            with ``judges_answer``.
+        spend: adds a generation that the trigger asked the model for to the question's counters.
+    """
+
+    question: Question
+    lm: CausalLM | RemoteLM
+    prompt: PromptTemplate
+    question_span: tuple[int, int]
+    partial: str = ""
+    passages: tuple[Passage, ...] = ()
+    retrievals: int = 0
+    fresh: bool = False
+    verdict: Decision | None = None
+    answer: str | None = None
+    spend: Callable[[Generation], None] = lambda generation: None
+    generate: Callable[..., list[Generation]] = _cannot_generate
+
+    def completed(self, generation: Generation) -> str:
+        """The whole text if the generation is accepted, with the final answer that had to be asked for."""
+        text, cue = self.partial + generation.text, self.prompt.answer_cue
+        if cue.lower() not in text.lower() and self.answer:
+            text = f"{text} {cue} {self.answer}"
+        return text
+
+
+@dataclass(frozen=True, slots=True)
+class LookAhead:
+    """Length of text that a trigger needs before it can fire.
+
+    Attributes:
+        tokens: it fires as soon as there are more tokens than this; None for no such rule.
+        sentences: it fires as soon as there are more sentences than this.
+    """
+
+    tokens: int | None = None
+    sentences: int | None = None
+
+    def limit(self, budget: int, stop: Sequence[str]) -> int:
+        """Tokens to write at most, of ``budget`` that may be.
+
+        One token more than the look-ahead shows that the text goes on. A stop string that begins
+        right there takes its tokens back, so its length comes on top: a text that is cut
+        short must not have been about to end.
+        """
+        return budget if self.tokens is None else min(budget, self.tokens + 1 + _reach(stop))
+
+    def over(self, stop: Sequence[str]) -> Callable[[str], bool] | None:
+        """Build a test for a growing text having more sentences than the look-ahead; None without a limit."""
+        if self.sentences is None:
+            return None
+        end, reach = SentenceEnd(self.sentences), _reach(stop)
+        return lambda text: end.find(text[: max(0, len(text) - reach)]) is not None
+
+
+def _reach(stop: Sequence[str]) -> int:
+    """Characters at the end of a text that may yet prove to belong to a stop string."""
+    return max((len(each) for each in stop), default=1) - 1
+
+
+class Trigger:
+    """Base class of triggers: decides from a generation whether to retrieve, with a score.
+
+    A subclass implements :meth:`__call__` for one generation, or :meth:`decide` where a batch is better
+    judged together; all else has a default. Its options are the fields of a dataclass.
+
+    Attributes:
+        before: it may retrieve with the question before anything is generated.
+        after: it may retrieve once something is written.
+        decides_by: source of its score: the text, the question alone, a rule, or chance.
+        judges_answer: it compares the final answer with the gold answers. Every text is completed to
+            one before it is asked, and ``state.answer`` is that answer.
+        attends_alone: it asks for ``state.lm.attention_alone``.
+        filters: it asks which words carry content, see :func:`probers.text.is_content`.
+        takes: part of a text written from fetched passages that is accepted without judging it. With
+            "nothing" all of it is judged, and the passages stay until others replace them. With
+            "sentence" (the first one) or "all", the passages are dropped afterwards: what follows is
+            written without any, and judged.
+        prober: the kind of heads that it reads states with: for whole "answers" or single "tokens".
+        served: it reads the scores of the server that writes.
+    """
+
+    before: ClassVar[bool] = False
+    after: ClassVar[bool] = True
+    decides_by: ClassVar[Literal["text", "question", "rule", "chance"]] = "text"
+    judges_answer: ClassVar[bool] = False
+    prober: ClassVar[ProberKind | None] = None
+    served: ClassVar[bool] = False
+
+    @property
+    def needs(self) -> Needs:
+        """Signals to record during generation; by default only those that cost nothing."""
+        return Needs()
+
+    @property
+    def attends_alone(self) -> bool:
+        return False
+
+    @property
+    def takes(self) -> Share:
+        return "nothing"
+
+    @property
+    def filters(self) -> bool:
+        return False
+
+    def check(self, model: ModelSpec, prompt: PromptTemplate) -> None:
+        """Refuse a model or prompt that it was not made for, before anything runs."""
+
+    def check_questions(self, questions: Sequence[Question]) -> None:
+        """Refuse questions that it cannot be used on, before anything runs.
+
+        Raises:
+            UserError: it judges answers, and a question has no gold answer to judge by.
+        """
+        without = [q.id for q in questions if not q.answers]
+        if without and self.judges_answer:
+            raise UserError(
+                f"trigger={self.name} needs gold answers, but {len(without)} of {len(questions)} questions "
+                f'have none ({without[0]!r} for example): add "answers" or choose another trigger',
+                code="labels",
+            )
+
+    def decide_before(self, states: Sequence[State]) -> Sequence[Decision | None]:
+        """For a trigger with ``before``, the verdict on each question; None retrieves without one."""
+        return [None] * len(states)
+
+    def look_ahead(self, question: Question) -> LookAhead | None:
+        """Length of text it needs before it can fire, if known beforehand; None for the whole text.
+
+        The loop generates no more than that.
+        """
+        return None
+
+    def __call__(self, generation: Generation, state: State) -> Decision:
+        """The decision on one generation."""
+        return self.decide([generation], [state])[0]
+
+    def decide(self, generations: Sequence[Generation], states: Sequence[State]) -> list[Decision]:
+        """The decision on every generation of a batch."""
+        return [self(*each) for each in zip(generations, states, strict=True)]
+
+    @property
+    def probability(self) -> Callable[[np.ndarray], np.ndarray] | None:
+        """Calibrated P(answer is wrong) of scores (n,); None where its scores have no calibration."""
+        return None
+
+    @property
+    def name(self) -> str:
+        """Its name in configurations, messages and files."""
+        return name_of(self)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Its options as they were given, by name."""
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.init} if is_dataclass(self) else {}
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """Its plain options as they are in force, for records and reports."""
+        return {k: v for k, v in self.options.items() if v is None or isinstance(v, (bool, int, float, str))}
+
+    @property
+    def sweep_option(self) -> str | None:
+        """The option to move for a curve over its settings: its threshold, if it has one."""
+        return "threshold" if "threshold" in self.options else None
+
+
+class QueryFormulator(Protocol):
+    """Formulates one query; ``needs`` names the signals to record for it."""
+
+    @property
+    def needs(self) -> Needs: ...
+
+    def __call__(
+        self, question: Question, generation: Generation, decision: Decision, state: State
+    ) -> str: ...
+
+
+class PaperOrReleased:
+    """Requirements of DRAGIN's trigger and query, by their ``variant``.
+
+    The paper's variant reads the attention recorded while generating. The released one runs another pass
+    over the written text without passages, and reads only words that carry content.
+    """
+
+    variant: Variant
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(attention=self.variant == "paper")
+
+    @property
+    def attends_alone(self) -> bool:
+        return self.variant == "released"
+
+    @property
+    def filters(self) -> bool:
+        return self.variant == "released"
+
+
+class _Adapted(Trigger):
+    """An object with ``needs`` and ``__call__`` that does not derive from Trigger, with its defaults."""
+
+    def __init__(self, own: Any) -> None:
+        self._own = own
+
+    @property
+    def needs(self) -> Needs:
+        needs: Needs = self._own.needs
+        return needs
+
+    @property
+    def name(self) -> str:
+        return name_of(self._own)
+
+    def __call__(self, generation: Generation, state: State) -> Decision:
+        decision: Decision = self._own(generation, state)
+        return decision
+
+
+def as_trigger(part: Any) -> Trigger:
+    """Return a trigger unchanged; wrap any other object with ``needs`` and ``__call__``."""
+    return part if isinstance(part, Trigger) else _Adapted(part)
+
+
+def decide(trigger: Trigger, generations: Sequence[Generation], states: Sequence[State]) -> list[Decision]:
+    """Decide on every generation.
+
+    Raises:
+        RunError: a score is NaN: a broken score is never taken for "certain".
+    """
+    decisions = trigger.decide(generations, states)
+    refuse_nan(trigger, decisions, [state.question for state in states])
+    return decisions
+
+
+def refuse_nan(trigger: Trigger, decisions: Sequence[Decision | None], questions: Sequence[Question]) -> None:
+    """Stop if a trigger's score for a question is NaN.
+
+    Raises:
+        RunError: it is.
+    """
+    for decision, question in zip(decisions, questions, strict=True):
+        if decision and (math.isnan(decision.score) or any(map(math.isnan, decision.token_scores))):
+            raise RunError(
+                f"trigger={trigger.name} gave NaN on question {question.id!r}: "
+                "the model's states or logits are broken there",
+                code="model",
+            )
+
+
+#: Models whose attention has been read successfully.
+_READABLE: WeakSet[CausalLM | RemoteLM] = WeakSet()
+_NOTHING = np.zeros(0, dtype=np.float32)
+_ONE_TOKEN = Generation("", (), (), (0,), "", ((0, 0),), _NOTHING, _NOTHING, "length")
+
+
+def check_readable(lm: CausalLM | RemoteLM, trigger: Trigger, query: Any) -> None:
+    """Check before the run that the model provides the signals trigger and query read.
+
+    Attention is tried on one token.
+
+    Raises:
+        UserError: a signal cannot be read from this model; names who needs it.
+    """
+    if trigger.served and getattr(lm, "prober", None) is None:
+        raise UserError(
+            f"trigger={trigger.name} reads a server's scores, but this server has no prober: choose another "
+            "trigger, or a probers-serve with a prober",
+            code="unsupported",
+        )
+    named = {f"trigger={trigger.name}": trigger.needs, f"query={name_of(query)}": query.needs}
+    reading = [name for name, needs in named.items() if needs.layers]
+    if reading and not lm.spec.layers:
+        raise UserError(
+            f"{' and '.join(reading)} read hidden states, which a server does not hand out",
+            code="unsupported",
+        )
+    wanting = [f"trigger={trigger.name}"] if trigger.needs.attention or trigger.attends_alone else []
+    if query.needs.attention or getattr(query, "attends_alone", False):
+        wanting.append(f"query={name_of(query)}")
+    if not wanting or lm in _READABLE:
+        return
+    try:
+        lm.attention_alone([_ONE_TOKEN])
+    except (RunError, UserError) as error:
+        raise UserError(
+            f"{' and '.join(wanting)} cannot be used with this model: {error}", code="unsupported"
+        ) from error
+    _READABLE.add(lm)
+
+
+def filter_of(trigger: Trigger, query: Any) -> str | None:
+    """Name of the content-word filter (:func:`probers.text.content_filter`); None where neither uses one."""
+    return content_filter() if trigger.filters or getattr(query, "filters", False) else None
+
+
+def name_of(part: object) -> str:
+    """Name of a trigger or query, or of a class of them, as configurations write it."""
+    name = (part if isinstance(part, type) else type(part)).__name__
+    # Capitals in a row are one word.
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name.removesuffix("Query") or name).lower()
+
+
+#: Score of an answer without a single token: finite, and above any threshold a method would use.
+UNANSWERED = 1e4
+
+
+def verdict(score: float, threshold: float, **where: Any) -> Decision:
+    """The decision that follows from a score: fires above the threshold."""
+    return Decision(fire=score > threshold, score=score, threshold=threshold, **where)
+
+
+def ruled(fire: bool, score: float = 1.0, **where: Any) -> Decision:
+    """The decision of a rule that does not look at the text, in the form of a score above a threshold.
+
+    The score says nothing about this text and stays the same; the threshold moves.
+    """
+    return Decision(fire=fire, score=score, threshold=0.0 if fire else max(score, 0.0), **where)
+
+
+def one_of(option: str, value: str, *choices: str) -> None:
+    """Refuse a value that is none of an option's choices; messages call the option ``option``."""
+    if value not in choices:
+        raise UserError(f"{option}={value!r} is unknown: choose {' or '.join(choices)}", "unknown-choice")
+
+
+def at_least_one(option: str, value: int) -> None:
+    """Refuse a value below 1."""
+    if value < 1:
+        raise UserError(f"{option}={value} must be 1 or more")

@@ -1,0 +1,203 @@
+"""Queries made of the words attention points to: QFS (DRAGIN), and the base class of CIOQF."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from probers.text import is_content, split_sentences
+from probers.types import Decision, Generation, Needs, Question, RunError
+from probers.uncertainty import Part, Variant, words
+
+from ..protocol import PaperOrReleased, State, at_least_one, name_of, one_of
+from .text import LimitedQuery, whole_text
+
+
+@dataclass(frozen=True, slots=True)
+class ContextWord:
+    """A word of question or answer.
+
+    Attributes:
+        text: without the punctuation around it.
+        columns: its tokens, as columns of the attention rows (prompt tokens first).
+        asked: it is the question's, not the answer's.
+    """
+
+    text: str
+    columns: tuple[int, ...]
+    asked: bool
+
+
+class AttentionQuery(LimitedQuery):
+    """Words of question and answer so far that attention points to, in the order of the text.
+
+    Exemplars and passages in the prompt are not asked about.
+
+    Attributes:
+        top_n: how many are asked for.
+    """
+
+    top_n: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least_one("query.top_n", self.top_n)
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(attention=True)
+
+    def best(self, words: Sequence[str], scores: Sequence[float] | np.ndarray) -> str:
+        """The ``top_n`` words of the highest scores; of equal ones the first."""
+        ranked = sorted(range(len(words)), key=lambda i: (-scores[i], i))
+        return " ".join(words[i] for i in sorted(ranked[: self.top_n]))
+
+    def rows(self, generation: Generation) -> np.ndarray:
+        """The generation's attention, (n + 1, p + n): see :class:`~probers.types.AttentionRows`.
+
+        Raises:
+            RunError: none was recorded.
+        """
+        if generation.attention is None:
+            raise RunError(f"query={name_of(self)} needs attention and the generation has none recorded")
+        return generation.attention.rows
+
+
+@dataclass(frozen=True)
+class QFS(PaperOrReleased, AttentionQuery):
+    """The words of question and answer so far that are most attended to, in the order of the text.
+
+    Should no word qualify, the question is asked.
+
+    Attributes:
+        variant: "paper": the ``top_n`` most attended tokens before the one that fired, by its own
+            attention row, and the words that they belong to. "released": the ``top_n`` most
+            attended words, by another pass over question and answer alone, without exemplars and
+            passages, up to the sentence that fired: only content words qualify, with the
+            punctuation around them, and the words that fired do not.
+        top_n: how many of them.
+    """
+
+    variant: Variant = "released"
+    top_n: int = 25
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        one_of("query.variant", self.variant, "paper", "released")
+
+    def text(self, question: Question, generation: Generation, decision: Decision, state: State) -> str:
+        hits = hit_tokens(generation, decision)
+        if self.variant == "paper":
+            return self._paper(generation, hits[0], state)
+        return self._released(question, generation, hits, state)
+
+    def _paper(self, generation: Generation, hit: int, state: State) -> str:
+        rows, column = self.rows(generation), len(generation.prompt_ids) + hit
+        found, row = before(context_words(generation, state), column), own_row(rows, hit)
+        columns = sorted({c for w in found for c in w.columns})
+        ranked = set(sorted(columns, key=lambda c: (-row[c], c))[: self.top_n])
+        return " ".join(w.text for w in found if ranked & set(w.columns))
+
+    def _released(
+        self, question: Question, generation: Generation, hits: tuple[int, ...], state: State
+    ) -> str:
+        start, end = _sentence(generation, hits[0])
+        written = words(generation.text, generation.offsets)
+        current = [w for w in written if start <= w.start < end]
+        if not current:
+            return question.question
+        # Joined as the released code joins them: an empty part leaves a space more, which has a token.
+        text = " ".join([
+            question.question,
+            state.partial.strip(),
+            generation.text[:start].strip(),
+            *(generation.text[w.start : w.end] for w in current),
+        ])  # fmt: skip
+        ((offsets, attention),) = state.lm.attention_of([text])
+        found = words(text, offsets)
+        first = len(found) - len(current)
+        fired = [first + i for i, w in enumerate(current) if set(w.tokens) & set(hits)]
+        seen = np.zeros(len(offsets))
+        for i in fired:
+            seen += _seen_by(found[i], attention.rows) / len(fired)
+        content = is_content(text, [text[w.start : w.end] for w in found])
+        asked = [i for i in range(len(found)) if content[i] and i not in fired]
+        return self.best(
+            [text[found[i].start : found[i].end] for i in asked],
+            [float(np.sum(seen[list(found[i].tokens)])) for i in asked],
+        )
+
+
+def _sentence(generation: Generation, token: int) -> tuple[int, int]:
+    """[start, end) of the sentence that a token ends in; (0, 0) where nothing was written."""
+    place = max(generation.offsets[token][1] - 1, 0) if generation.offsets else 0
+    spans = split_sentences(generation.text)
+    return next((span for span in spans if span[1] > place), spans[-1] if spans else (0, 0))
+
+
+def _seen_by(word: Part, rows: np.ndarray) -> np.ndarray:
+    """(n,) the attention to what is before a word where its tokens were predicted, their mean.
+
+    Args:
+        rows: (n + 1, n) of the whole text; row i is of the position before token i.
+    """
+    first = word.tokens[0]
+    weights = np.zeros(rows.shape[1])
+    for row in rows[list(word.tokens), :first].astype(np.float64):
+        total = row.sum()
+        weights[:first] += row / total if total > 0 else row
+    return weights / len(word.tokens)
+
+
+def context_words(generation: Generation, state: State) -> list[ContextWord]:
+    """Words of the question, the accepted text and the generation, in this order.
+
+    Exemplars and passages in the prompt are left out, and so are words without a
+    letter or digit, and quotes and commas around the others.
+    """
+    text, offsets = whole_text(generation)
+    found = []
+    for asked, (start, end) in (
+        (True, state.question_span),
+        (False, (len(generation.prompt) - len(state.partial), len(text))),
+    ):
+        part = text[start:end]
+        for word in words(part, [(a - start, b - start) for a, b in offsets]):
+            stripped = bare(part[word.start : word.end])
+            if stripped:
+                found.append(ContextWord(stripped, word.tokens, asked))
+    return found
+
+
+def before(found: Sequence[ContextWord], column: int) -> list[ContextWord]:
+    """The words that end before a token."""
+    return [w for w in found if w.columns[-1] < column]
+
+
+def own_row(rows: np.ndarray, token: int) -> np.ndarray:
+    """(p + n,) the attention of a generated token itself, or of the last whose attention is known."""
+    row: np.ndarray = rows[min(token + 1, len(rows) - 1)]
+    return row
+
+
+def bare(word: str) -> str:
+    """A word without the punctuation around it."""
+    return re.sub(r"^[\W_]+|[\W_]+$", "", word)
+
+
+def hit_tokens(generation: Generation, decision: Decision) -> tuple[int, ...]:
+    """The tokens from which a query looks back: those that fired.
+
+    For a trigger that names none, the first token behind its position; for a verdict on
+    the whole answer, the last token.
+    """
+    if decision.tokens:
+        return decision.tokens
+    last = max(len(generation.token_ids) - 1, 0)
+    if decision.position is None:
+        return (last,)
+    behind = (i for i, (start, _) in enumerate(generation.offsets) if start >= decision.position)
+    return (next(behind, last),)

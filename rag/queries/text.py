@@ -1,0 +1,202 @@
+"""Queries made of text: the question, the answer so far, its last sentence or tokens, FLARE's sentence."""
+
+from __future__ import annotations
+
+import math
+import re
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+
+from probers.text import split_sentences
+from probers.types import Decision, Generation, Needs, Question, UserError
+
+from ..protocol import State, at_least_one
+from ..retrievers.lexical import tokenize
+
+#: Tokens of the retriever that a query keeps at most, the last ones (DRAGIN).
+QUERY_TOKENS = 64
+
+
+@dataclass(frozen=True)
+class QuestionQuery:
+    """The question as it stands, in every round."""
+
+    needs = Needs()
+
+    def __call__(self, question: Question, generation: Generation, decision: Decision, state: State) -> str:
+        return question.question
+
+
+@dataclass(frozen=True)
+class AnswerQuery:
+    """Question, rationale and answer, without the words that announce the answer.
+
+    A wrong answer still tends to name what the question is about, and in a
+    two-hop question the first hop.
+
+    Attributes:
+        question_first: ask with the question alone the first time, as the released code does.
+        with_passages: from the second retrieval on, put the passages seen so far
+            between question and rationale, as algorithm 1 of Probing-RAG is written.
+        whole_output: from the second retrieval on, ask with the prompt and all that was
+            written after it, exemplars included, as the released code of Probing-RAG does.
+    """
+
+    question_first: bool = False
+    with_passages: bool = False
+    whole_output: bool = False
+
+    needs = Needs()
+
+    def __post_init__(self) -> None:
+        if self.with_passages and self.whole_output:
+            raise UserError(
+                "query.with_passages=true and query.whole_output=true exclude each other: the whole output "
+                "holds the passages already"
+            )
+
+    def __call__(self, question: Question, generation: Generation, decision: Decision, state: State) -> str:
+        if self.question_first and not state.retrievals:
+            return question.question
+        if self.whole_output and state.retrievals:
+            return " ".join((generation.prompt + generation.text[: decision.position]).split())
+        cue = re.escape(state.prompt.answer_cue.strip())
+        parts = [question.question]
+        if self.with_passages:
+            parts += [p.text for p in state.passages]
+        parts += re.split(cue, text_so_far(generation, decision, state), flags=re.IGNORECASE)
+        return " ".join(" ".join(parts).split())
+
+
+@dataclass(frozen=True)
+class LimitedQuery(ABC):
+    """A text, cut to the last words that the retriever takes; the question where it would find none.
+
+    Attributes:
+        max_tokens: the query's last so many words for the retriever are kept.
+    """
+
+    max_tokens: int = field(default=QUERY_TOKENS, kw_only=True)
+
+    def __post_init__(self) -> None:
+        at_least_one("query.max_tokens", self.max_tokens)
+
+    @property
+    def needs(self) -> Needs:
+        return Needs()
+
+    @abstractmethod
+    def text(self, question: Question, generation: Generation, decision: Decision, state: State) -> str:
+        """What to ask, before it is cut."""
+
+    def __call__(self, question: Question, generation: Generation, decision: Decision, state: State) -> str:
+        found: list[str] = []
+        used = 0
+        for word in reversed(self.text(question, generation, decision, state).split()):
+            used += len(tokenize(word))
+            if used > self.max_tokens:
+                break
+            found.append(word)
+        query = " ".join(reversed(found))
+        return query if tokenize(query) else question.question
+
+
+@dataclass(frozen=True)
+class FullContextQuery(LimitedQuery):
+    """The question and the answer so far, as they stand; of a long answer the question is what is cut off."""
+
+    def text(self, question: Question, generation: Generation, decision: Decision, state: State) -> str:
+        return f"{question.question} {text_so_far(generation, decision, state)}"
+
+
+@dataclass(frozen=True)
+class LastSentenceQuery(LimitedQuery):
+    """The last sentence of the answer so far; the question as long as nothing is accepted."""
+
+    def text(self, question: Question, generation: Generation, decision: Decision, state: State) -> str:
+        text = text_so_far(generation, decision, state)
+        sentences = split_sentences(text)
+        return text[slice(*sentences[-1])] if sentences else ""
+
+
+@dataclass(frozen=True)
+class LastTokensQuery(LimitedQuery):
+    """The last ``n`` of the model's tokens of the answer so far; the question as long as nothing is accepted.
+
+    A token may be a part of a word, so that the query may begin with one.
+
+    Attributes:
+        n: tokens of the model.
+    """
+
+    n: int = 25
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least_one("query.n", self.n)
+
+    def text(self, question: Question, generation: Generation, decision: Decision, state: State) -> str:
+        shift = len(generation.prompt)
+        begin = shift - len(state.partial)
+        text, offsets = whole_text(generation)
+        end = len(text) if decision.position is None else shift + decision.position
+        # Of a token that the cut goes through, what is within counts.
+        starts = [max(a, begin) for a, b in offsets if max(a, begin) < min(b, end)]
+        return text[starts[-self.n :][0] : end] if starts else ""
+
+
+@dataclass(frozen=True)
+class FlareQuery(LimitedQuery):
+    """The sentence that fired without the tokens of probability below ``beta`` (Jiang et al. 2023).
+
+    This is the paper's implicit query. The sentence is the one of the first token that
+    fired; of a trigger that names no token, the one at its position; of a verdict on the
+    whole answer, all of it. What was accepted of the sentence earlier stays whatever its
+    probability. The spaces before tokens that are left out stay, so that no two words
+    become one. When nothing is left the question is asked.
+
+    Attributes:
+        beta: tokens of smaller probability are left out; 0 leaves none out.
+    """
+
+    beta: float = 0.4
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.beta <= 1:
+            raise UserError(f"query.beta={self.beta} is no probability: give one from 0 to 1")
+
+    def text(self, question: Question, generation: Generation, decision: Decision, state: State) -> str:
+        text = state.partial + generation.text
+        start, end = _sentence(text, generation, decision, len(state.partial))
+        kept = list(text)
+        for (a, b), logprob in zip(generation.offsets, generation.logprobs, strict=True):
+            if math.exp(float(logprob)) < self.beta:
+                for place in range(a + len(state.partial), b + len(state.partial)):
+                    kept[place] = kept[place] if kept[place].isspace() else ""
+        return "".join(kept[start:end])
+
+
+def _sentence(text: str, generation: Generation, decision: Decision, shift: int) -> tuple[int, int]:
+    """[start, end) in the answer of the sentence that fired."""
+    sentences = split_sentences(text)
+    if decision.tokens:
+        # The token's last character: its first may be the space before the sentence.
+        place = shift + max(generation.offsets[decision.tokens[0]][1] - 1, 0)
+    elif decision.position is not None:
+        place = shift + decision.position
+    else:
+        return 0, len(text)
+    return next((s for s in sentences if s[1] > place), sentences[-1] if sentences else (0, 0))
+
+
+def text_so_far(generation: Generation, decision: Decision, state: State) -> str:
+    """The answer up to where the trigger fired; all of it when the verdict is on the whole answer."""
+    return state.partial + generation.text[: decision.position]
+
+
+def whole_text(generation: Generation) -> tuple[str, list[tuple[int, int]]]:
+    """Prompt and generation as one text, and [start, end) in it of every token of both."""
+    shift = len(generation.prompt)
+    behind = ((a + shift, b + shift) for a, b in generation.offsets)
+    return generation.prompt + generation.text, [*generation.prompt_offsets, *behind]

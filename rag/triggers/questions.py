@@ -1,0 +1,134 @@
+"""Triggers that judge the question before anything is written: Adaptive-RAG, the model's own word."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from probers.prompts import PromptTemplate
+from probers.types import Decision, Generation, Question, UserError
+
+from ..protocol import LookAhead, State, Trigger, at_least_one, ruled, verdict
+from .rules import after_a_sentence
+
+if TYPE_CHECKING:
+    from probers.adaptive.classifiers import Classifier
+
+
+PROMPT = (
+    "Question: {question}\nCan you answer this question correctly from what you know? Say yes or no.\nReply:"
+)
+_WORD = re.compile(r"\b(yes|no)\b", re.IGNORECASE)
+
+
+@dataclass
+class Adaptive(Trigger):
+    """Retrieves as a classifier of the question's text says (Jeong et al. 2024).
+
+    "no": never. "single": once, with the question, before anything is generated. "multi": so
+    as well, and then after every sentence. Its score is how much more probable retrieving
+    is than not: max(P(single), P(multi)) - P(no), above 0 where it does.
+
+    Attributes:
+        classifier: folder of a trained
+            :class:`~probers.adaptive.classifiers.AdaptiveClassifier`, path or hub id of a model
+            of transformers that writes A, B or C (the paper's T5) or whose labels are no, single
+            and multi (or A, B and C), or an object with ``probabilities``.
+    """
+
+    classifier: str | Classifier | None
+    _classifier: Classifier = field(init=False, repr=False)
+    _known: dict[str, tuple[str, float]] = field(init=False, repr=False, default_factory=dict)
+
+    before = True
+    decides_by = "question"
+
+    def __post_init__(self) -> None:
+        if self.classifier is None:
+            raise UserError(
+                "trigger=adaptive needs a classifier of questions: train one with 'probers-train "
+                "head=adaptive' and pass its folder as trigger.classifier, or a model with the labels "
+                "no, single and multi"
+            )
+        from probers.adaptive.classifiers import load_classifier
+
+        given = self.classifier
+        self._classifier = load_classifier(given) if isinstance(given, str) else given
+
+    def decide_before(self, states: Sequence[State]) -> list[Decision]:
+        """Which questions to retrieve for; all that are new are classified at once."""
+        asked = [state.question for state in states]
+        return [ruled(name != "no", score) for name, score in self._classified(asked)]
+
+    def look_ahead(self, question: Question) -> LookAhead | None:
+        """One sentence of the questions that take several steps."""
+        ((name, _),) = self._classified([question])
+        return LookAhead(sentences=1) if name == "multi" else None
+
+    def __call__(self, generation: Generation, state: State) -> Decision:
+        ((name, score),) = self._classified([state.question])
+        return after_a_sentence(generation, score) if name == "multi" else ruled(False, score)
+
+    def _classified(self, questions: Sequence[Question]) -> list[tuple[str, float]]:
+        """Strategy and score of every question."""
+        from probers.adaptive.classifiers import STRATEGIES
+
+        texts = [q.question for q in questions]
+        new = [t for t in dict.fromkeys(texts) if t not in self._known]
+        if new:
+            chances = self._classifier.probabilities(new)
+            # Of equally probable ones the first, which is the cheapest.
+            for text, row, best in zip(new, chances, chances.argmax(axis=1), strict=True):
+                self._known[text] = STRATEGIES[best], float(np.max(row[1:]) - row[0])
+        return [self._known[text] for text in texts]
+
+
+@dataclass(frozen=True)
+class LlmJudge(Trigger):
+    """Retrieves once, with the question, before anything is written, unless the model says yes.
+
+    The first "yes" or "no" of its reply counts. A reply with neither is taken for a no, so that
+    it always retrieves with a model that follows no instruction. Asking is a generation of its
+    own and is counted as one.
+
+    Attributes:
+        prompt: what the model is asked, without the answer prompt's exemplars, with ``{question}``.
+        max_new_tokens: tokens of the reply.
+    """
+
+    prompt: str = PROMPT
+    max_new_tokens: int = 8
+
+    before = True
+    after = False
+    decides_by = "question"
+
+    def __post_init__(self) -> None:
+        if "{question}" not in self.prompt:
+            raise UserError(f"trigger.prompt={self.prompt[:40]!r} has no {{question}}: put it in")
+        at_least_one("trigger.max_new_tokens", self.max_new_tokens)
+
+    def decide_before(self, states: Sequence[State]) -> list[Decision]:
+        """The model's word on every question; it is asked about all of them at once."""
+        if not states:
+            return []
+        form = PromptTemplate("judge", question_form="{question}", chat=states[0].prompt.chat)
+        if form.chat:
+            form = form.bind(states[0].lm.tokenizer)
+        asked = [form.question(self.prompt.replace("{question}", s.question.question)) for s in states]
+        replies = states[0].generate(
+            asked, max_new_tokens=self.max_new_tokens, names=[s.question.id for s in states]
+        )
+        decisions = []
+        for reply, state in zip(replies, states, strict=True):
+            state.spend(reply)
+            found = _WORD.search(reply.text)
+            decisions.append(verdict(float(found is None or found.group().lower() == "no"), 0.5))
+        return decisions
+
+    def __call__(self, generation: Generation, state: State) -> Decision:
+        return ruled(False, 0.0 if state.verdict is None else state.verdict.score)

@@ -1,0 +1,185 @@
+"""Triggers of the model's own uncertainty: entropy, token probabilities (FLARE) and RIND (DRAGIN)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import InitVar, dataclass
+from typing import Literal
+
+import numpy as np
+
+from probers.text import split_sentences
+from probers.types import Decision, Generation
+from probers.uncertainty import Part, RindScores, Variant, parts, rind_scores, words
+
+from ..protocol import UNANSWERED, PaperOrReleased, Share, State, Trigger, one_of, verdict
+
+
+@dataclass(frozen=True)
+class Entropy(Trigger):
+    """Fires when the entropy of the tokens of an answer, or of a sentence, is above a threshold.
+
+    Attributes:
+        threshold: nats.
+        reduction: "mean" over the tokens of rationale and answer, or their "max".
+        scope: over the tokens of the whole "answer", which is then written anew; or of each
+            "sentence", and the text before the first that is above the threshold is kept.
+    """
+
+    threshold: float = 0.5
+    reduction: Literal["mean", "max"] = "mean"
+    scope: Literal["answer", "sentence"] = "answer"
+
+    def __post_init__(self) -> None:
+        one_of("trigger.reduction", self.reduction, "mean", "max")
+        one_of("trigger.scope", self.scope, "answer", "sentence")
+
+    def __call__(self, generation: Generation, state: State) -> Decision:
+        entropies = generation.entropies
+        reduce = np.mean if self.reduction == "mean" else np.max
+        if self.scope == "sentence":
+            return _first_above(generation, state, entropies, reduce, self.threshold)
+        if len(entropies) == 0:
+            return verdict(UNANSWERED, self.threshold)
+        return verdict(float(reduce(entropies)), self.threshold, token_scores=tuple(map(float, entropies)))
+
+
+@dataclass(frozen=True)
+class Flare(Trigger):
+    """Fires at the first sentence with improbable tokens, which is then written anew (Jiang et al. 2023).
+
+    With p the probabilities of a sentence's tokens, "paper" fires where some p is below theta,
+    which is max(1 - p) > 1 - theta. The sentence that is written anew with passages is taken as it is,
+    and what follows is written, and judged, without passages. "dragin" is FLARE as DRAGIN's
+    repository has it: it fires where mean(1 - p) > threshold, and takes all that is written
+    with the passages as it is.
+
+    One pass looks at all sentences instead of one pass each, which writes the same.
+
+    Attributes:
+        threshold: for 1 - p.
+        variant: "paper" or "dragin", for both formula and loop.
+        theta: the paper's form of the threshold, 1 minus it; given, it takes its place.
+    """
+
+    threshold: float = 0.2
+    variant: Literal["paper", "dragin"] = "paper"
+    theta: InitVar[float | None] = None
+
+    def __post_init__(self, theta: float | None) -> None:
+        one_of("trigger.variant", self.variant, "paper", "dragin")
+        if theta is not None:
+            # 0.2, not 0.19999999999999996, from 0.8.
+            object.__setattr__(self, "threshold", round(1.0 - theta, 12))
+
+    @property
+    def takes(self) -> Share:
+        return "sentence" if self.variant == "paper" else "all"
+
+    def __call__(self, generation: Generation, state: State) -> Decision:
+        unsure = -np.expm1(generation.logprobs.astype(np.float64))
+        reduce = np.max if self.variant == "paper" else np.mean
+        return _first_above(generation, state, unsure, reduce, self.threshold)
+
+
+@dataclass(frozen=True)
+class Rind(PaperOrReleased, Trigger):
+    """Fires at the first place whose RIND score (DRAGIN) is above the threshold.
+
+    The text before that place is kept and the model goes on from there with the
+    passages it fetched.
+
+    Attributes:
+        threshold: for the score; the two variants have scales of their own, and the
+            published 0.6 to 1.5 belong to the released one.
+        variant: formula (:func:`probers.uncertainty.rind_scores`) and loop.
+            "paper": the text ends before the word that fired; what is written from there with
+            the passages is judged as all else, but for that one word, which could fire for ever.
+            "released": it ends before the sentence of that word; one sentence is written with
+            the passages and taken as it is, and what follows is written, and judged, without any.
+    """
+
+    threshold: float = 1.0
+    variant: Variant = "released"
+
+    def __post_init__(self) -> None:
+        one_of("trigger.variant", self.variant, "paper", "released")
+
+    @property
+    def takes(self) -> Share:
+        return "sentence" if self.variant == "released" else "nothing"
+
+    def decide(self, generations: Sequence[Generation], states: Sequence[State]) -> list[Decision]:
+        """The decision on every generation; the released variant's pass runs once for all."""
+        if not generations:
+            return []
+        if self.variant == "paper":
+            scores = [rind_scores(g, "paper") for g in generations]
+        else:
+            alone = states[0].lm.attention_alone(generations)
+            scores = [
+                rind_scores(g, "released", attention_alone=a) for g, a in zip(generations, alone, strict=True)
+            ]
+        return [self._decide(*each) for each in zip(scores, generations, states, strict=True)]
+
+    def _decide(self, rind: RindScores, generation: Generation, state: State) -> Decision:
+        shown = tuple(map(float, rind.per_token(len(generation.token_ids))))
+        taken = _of_the_first_word(rind, generation) if state.fresh and self.variant == "paper" else 0
+        score, hits = rind.max(taken), rind.hits(self.threshold, taken)
+        if not hits:
+            return verdict(score, self.threshold, token_scores=shown)
+        if self.variant == "paper":
+            start, end = rind.spans[hits[0]]
+            found = words(generation.text, generation.offsets)
+            position = next((w.start for w in found if w.end > start and w.start < end), start)
+            tokens = set(rind.tokens[hits[0]])
+        else:
+            position = rind.sentences[rind.sentence(hits[0])][0]
+            tokens = {t for i in hits for t in rind.tokens[i]}
+        return verdict(
+            score, self.threshold, position=position, tokens=tuple(sorted(tokens)), token_scores=shown
+        )
+
+
+def _of_the_first_word(rind: RindScores, generation: Generation) -> int:
+    """Number of leading units that belong to the text's first word."""
+    first = words(generation.text, generation.offsets)[:1]
+    end = first[0].end if first else 0
+    return sum(start < end for start, _ in rind.spans)
+
+
+def sentences(generation: Generation) -> list[Part]:
+    """The sentences of a generation's text with their tokens; sentences without a token are left out."""
+    return [each for each in parts(split_sentences(generation.text), generation.offsets) if each.tokens]
+
+
+def _first_above(
+    generation: Generation,
+    state: State,
+    values: np.ndarray,
+    reduce: Callable[[np.ndarray], float],
+    threshold: float,
+) -> Decision:
+    """Fire before the first sentence whose score is above the threshold.
+
+    A sentence that was written right there from fresh passages is taken as it is:
+    otherwise the same place could fire for ever.
+
+    Args:
+        values: (n,) one per token, higher is less sure.
+        reduce: a sentence's score from its tokens' values.
+
+    Returns:
+        Its score is that of the highest sentence that may fire, 0 where there is none; its
+        tokens are those of the sentence that fired whose own value is above the threshold.
+    """
+    shown = tuple(map(float, values))
+    found = sentences(generation)[1 if state.fresh else 0 :]
+    scores = [float(reduce(values[list(each.tokens)])) for each in found]
+    # max() would pass over a NaN.
+    top = float(np.max(scores)) if scores else 0.0
+    for sentence, score in zip(found, scores, strict=True):
+        if score > threshold:
+            tokens = tuple(i for i in sentence.tokens if values[i] > threshold)
+            return verdict(top, threshold, position=sentence.start, tokens=tokens, token_scores=shown)
+    return verdict(top, threshold, token_scores=shown)
