@@ -15,8 +15,8 @@ from probers.commands import main as cli
 from probers.engine.model import CausalLM
 from probers.evaluation.metrics import auroc
 from probers.heads import AttentionPoolHead, ProbingRagHead
+from probers.journal import Journal
 from probers.online.scores import GrowingScores, text_needs, text_scores
-from probers.serve import score as command
 from probers.serve.scores_page import level, parts
 from probers.serve.texts import Texts
 from probers.store.spec import FeatureSpec
@@ -180,26 +180,24 @@ def test_colours_change_sides_at_the_threshold():
     assert level(0.5, 0.0) == 5 and level(0.0, 0.0) == 3 and level(1.0, 1.0) == 3
 
 
-def test_a_killed_run_goes_on_and_ends_in_the_same_bytes(place, monkeypatch, capsys):
+def test_a_killed_run_goes_on_and_ends_in_the_same_bytes(place, monkeypatch, capsys, caplog):
     write([line | {"id": str(i), "answer": line["answer"] + " and on" * i} for i, line in enumerate(WRITTEN)])
     whole = (score("out=whole", "batch_size=1") / "scores.jsonl").read_bytes()
-    keep, kept = command._keep, []
+    keep, kept = Journal.append, []
 
-    def killed(path, new):
+    def killed(journal, new):
         if len(kept) == 2:
             raise KeyboardInterrupt
         kept.append(new)
-        keep(path, new)
+        keep(journal, new)
 
-    monkeypatch.setattr(command, "_keep", killed)
-    with pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(Journal, "append", killed)
         score("out=cut", "batch_size=1")
-    monkeypatch.setattr(command, "_keep", keep)
     with open("cut/unfinished.jsonl", "ab") as file:
         file.write(b'{"place": 1, "li')
-    capsys.readouterr()
     assert (score("out=cut", "batch_size=1") / "scores.jsonl").read_bytes() == whole
-    assert "2 texts of 4 were scored before" in capsys.readouterr().out
+    assert "2 texts of 4 were scored before" in caplog.text
     assert not (place / "cut/unfinished.jsonl").exists()
     score("out=cut", "batch_size=1")
     assert "already holds this run" in capsys.readouterr().out
@@ -264,7 +262,7 @@ def test_what_else_is_wrong_with_a_request_is_one_sentence(place, capsys):
     assert "no prober (no config.json)" in refused(capsys, "prober=nowhere")
     assert "threshold" in refused(capsys, "threshold=high")
     make_bank(loaded(place / "model"), head=AttentionPoolHead).save_pretrained(place / "pooling")
-    assert "cannot score a text while it grows" in refused(capsys, "prober=pooling")
+    assert "[unsupported]" in refused(capsys, "prober=pooling")
     with pytest.raises(UserError, match="probers-score needs a prober of whole answers for model=testbed"):
         cli.run("score", ["texts.jsonl"])
     with pytest.raises(UserError, match="probers-score needs a file"):
