@@ -113,7 +113,7 @@ class RemoteLM:
             UserError: states or attention are asked for, or the server refuses the request.
             RunError: it cannot be reached, fails or is busy, also when asked again, or tells nonsense.
         """
-        if needs.layers or needs.more or needs.attention:
+        if needs.features or needs.attention:
             raise UserError(self._lacks("hidden states or attention"))
         stops = Stops.of(frozenset(), stop)
         how = _drawing(sampling) | ({"stop": list(stops.strings[:_STOPS])} if stops.strings else {})

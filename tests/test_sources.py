@@ -13,6 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
+from refusals import fails
 
 from probers.data.articles import open_articles
 from probers.data.articles.base import prose, sentences_of
@@ -169,7 +170,7 @@ def test_a_damaged_cache_file_is_fetched_again_and_an_unwritable_folder_is_said(
     assert fetch(wiki, titles=["Aston"]) == first and len(wiki.requests) == 2
     assert json.loads(file.read_bytes())["title"] == "Aston"
     (tmp_path / "taken").write_text("a file")
-    with pytest.raises(RunError, match=r"cannot write .*wikipedia\.cache"):
+    with fails("disk", "wikipedia.cache", kind=RunError):
         fetch(wiki, titles=["Aston"], cache=str(tmp_path / "taken"))
 
 
@@ -228,7 +229,7 @@ def test_a_category_is_followed_to_its_depth_once_round_a_circle_and_cached(wiki
     wiki.requests.clear()
     assert [a.title for a in fetch(wiki, category="Category:Towns", depth=2)[0]] == names[2]
     assert not wiki.requests
-    with pytest.raises(UserError, match=r"no usable article.*empty category"):
+    with fails("empty"):
         fetch(wiki, category="Nothing")
 
 
@@ -361,9 +362,9 @@ def test_a_dead_network_is_left_alone_and_the_cache_still_serves(wiki):
     articles, problems = fetch(wiki, titles=[*titles, "Aston"], retries=0)
     assert [a.title for a in articles] == ["Aston"]
     assert len(wiki.requests) == GIVE_UP and len(problems) == 30 and "in a row" in problems[-1][1]
-    with pytest.raises(RunError, match="no usable article: 30 not fetched"):
+    with fails("network", kind=RunError):
         fetch(wiki, titles=titles, retries=0)
-    with pytest.raises(RunError, match="was not fetched"):
+    with fails("network", kind=RunError):
         fetch(wiki, category="Towns", retries=0)
 
 
@@ -445,7 +446,7 @@ def test_a_smaller_limit_is_a_part_of_a_larger_one(tmp_path):
     assert [len(d) for d in drawn.values()] == [10, 30, 100]
     assert all(a in drawn[30] for a in drawn[10])
     assert [a.title for a in open_articles(path, limit=10, seed=1)] != [a.title for a in drawn[10]]
-    with pytest.raises(UserError, match="limit=0"):
+    with fails("bad-value", "limit=0"):
         open_articles(path, limit=0)
 
 
@@ -459,14 +460,14 @@ def test_a_smaller_limit_is_a_part_of_a_larger_one(tmp_path):
         ('{"title": "x", "text": ["x"]}', "text must be a string"),
         ('{"title": "x", "sentences": "y"}', "list of strings"),
         ("[1]", "JSON object"),
-        ("[" * 100_000, "too many brackets|Expecting"),
+        ("[" * 100_000, ""),
         ('{"id": "n", "title": "x", "text": "It is. It was."}', "already on line 1"),
     ],
 )
 def test_a_malformed_line_stops_before_the_first_article_or_is_listed(tmp_path, line, reason):
     path = tmp_path / "a.jsonl"
     path.write_text(json.dumps({"id": "n", **records(1)[0]}) + "\n\n" + line + "\n")
-    with pytest.raises(UserError, match=rf"a.jsonl line 3: .*(?:{reason}).*on_bad_line=skip"):
+    with fails("bad-line", "a.jsonl line 3: ", reason):
         open_articles(str(path))
     source = open_articles(str(path), on_bad_line="skip")
     assert len(list(source)) == 1 and [t for t, _ in source.problems] == ["line 3"]
@@ -519,16 +520,16 @@ def test_rules_are_options_and_nothing_usable_says_why(tmp_path):
     path = write(tmp_path / "a.jsonl", [*records(2), {"title": "One", "text": "A town."}])
     assert len(list(open_articles(path, min_sentences=1))) == 3
     assert next(open_articles(path, min_sentences=1, max_chars=16).articles).sentences == ("Town 0 is here.",)
-    with pytest.raises(UserError, match=r"no usable article: 3 too short \(first: Town 0: too short: 2"):
+    with fails("empty"):
         open_articles(path, min_sentences=9)
     for bad in ({"min_sentences": 0}, {"max_chars": 0}):
-        with pytest.raises(UserError, match="must be 1 or more"):
+        with fails("bad-value"):
             open_articles(path, **bad)
-    with pytest.raises(UserError, match="not a file: give testbed"):
+    with fails("no-file"):
         open_articles("wikipeda")
     empty = tmp_path / "empty.jsonl"
     empty.write_text("")
-    with pytest.raises(UserError, match="the source is empty"):
+    with fails("empty"):
         open_articles(str(empty))
 
 
@@ -593,9 +594,9 @@ def test_a_dataset_is_streamed_from_parquet_with_its_splits(tmp_path):
     assert len(list(open_articles(f"hf:{tmp_path}::test"))) == 10
     few = [[a.id for a in open_articles(f"hf:{tmp_path}", limit=n, seed=1)] for n in (5, 9)]
     assert len(few[1]) == 9 and few[0] == few[1][:5] != [a.id for a in articles[:5]]
-    with pytest.raises(UserError, match=r"no split validation: choose one of"):
+    with fails("unknown-choice"):
         open_articles(f"hf:{tmp_path}::validation")
-    with pytest.raises(UserError, match="cannot be opened"):
+    with fails("bad-value"):
         open_articles(f"hf:{tmp_path}:20230101.xx")
 
 
@@ -607,12 +608,12 @@ def test_a_dataset_of_json_lines_may_have_sentences(tmp_path):
 
 def test_a_dataset_that_is_not_there_or_has_other_columns_is_said(tmp_path):
     write(tmp_path / "train.jsonl", [{"name": "Aston", "text": "It is here."}])
-    with pytest.raises(UserError, match=r"needs the columns title and text or sentences: it has name, text"):
+    with fails("bad-file"):
         list(open_articles(f"hf:{tmp_path}"))
-    with pytest.raises(UserError, match="no such dataset"):
+    with fails("no-file"):
         open_articles(f"hf:{tmp_path}/nowhere")
     for spec in ("hf:", "hf:a:b:c:d"):
-        with pytest.raises(UserError, match="is not understood"):
+        with fails("bad-value"):
             open_articles(spec)
 
 
@@ -623,7 +624,7 @@ def test_a_hub_out_of_reach_is_a_failure_of_the_run(tmp_path, monkeypatch):
         raise ConnectionError("Couldn't reach 'a/b' on the Hub")
 
     monkeypatch.setattr(datasets, "load_dataset", unreachable)
-    with pytest.raises(RunError, match=r"hf:a/b cannot be reached.*Couldn't reach.*check the network"):
+    with fails("network", kind=RunError):
         open_articles("hf:a/b")
 
 

@@ -7,9 +7,9 @@ may go on with it.
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
-import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -21,6 +21,8 @@ from filelock import FileLock, Timeout
 from ..checksums import check, sealed, take, unsealed
 from ..files import RESUMES, write_text, writing
 from ..types import RunError
+
+log = logging.getLogger(__name__)
 
 #: The file that says what the folder holds; written last.
 MANIFEST = "built.json"
@@ -69,13 +71,13 @@ def build_once(
     try:
         lock.acquire(timeout=0)
     except Timeout:
-        print(f"another process is making the {what} in {folder}: waiting for it", file=sys.stderr)
+        log.warning("another process is making the %s in %s: waiting for it", what, folder)
         lock.acquire()
     try:
         if (found := _whole(folder)) is not None:
             return found
         if folder.exists():
-            print(f"the {what} in {folder} is damaged: making it again", file=sys.stderr)
+            log.warning("the %s in %s is damaged: making it again", what, folder)
             shutil.rmtree(folder)
         if (expected := estimate()) is not None:
             _announce(expected, what, folder)
@@ -122,9 +124,10 @@ def _seal(folder: Path, summary: Mapping[str, Any]) -> None:
 
 def _announce(estimate: Estimate, what: str, folder: Path) -> None:
     free = shutil.disk_usage(folder.parent).free
-    print(f"making the {what} in {folder}: {estimate}", file=sys.stderr)
+    log.warning("making the %s in %s: %s", what, folder, estimate)
     if free < estimate.disk:
         raise RunError(
             f"the {what} needs {size(estimate.disk)} in {folder.parent}, which has {size(free)} free: "
-            "free some space or give another folder as cache"
+            "free some space or give another folder as cache",
+            "disk",
         )

@@ -20,7 +20,7 @@ from probers.types import AttentionRows, Feature, Generation, Needs
 #: Prompt, token limit, what ends the text: all that greedy generation depends on.
 Key = tuple[str, int, tuple[str | SentenceEnd, ...]]
 Timed = tuple[Generation, float]
-_ARRAYS, _READ = ("logprobs", "entropies", "states", "top"), ("rows", "column_max")
+_ARRAYS, _READ = ("logprobs", "entropies", "top"), ("rows", "column_max")
 _TOLD = "told"  # in a file, everything but the arrays, as JSON in UTF-8
 
 
@@ -107,7 +107,7 @@ def _packed(entries: list[tuple[Key, Timed]]) -> bytes:
     for i, ((_, limit, ends), (generation, seconds)) in enumerate(entries):
         found = {name: getattr(generation, name) for name in _ARRAYS}
         found |= {name: getattr(generation.attention, name, None) for name in _READ}
-        found |= {f"more.{k}": states for k, states in enumerate(generation.more)}
+        found |= {f"states.{k}": states for k, states in enumerate(generation.states.values())}
         arrays |= {f"{i}.{n}": np.ascontiguousarray(a) for n, a in found.items() if a is not None}
         plain = {
             name: getattr(generation, name)
@@ -132,14 +132,15 @@ def _entry(told: dict[str, Any], place: int, arrays: dict[str, np.ndarray]) -> t
     found = {name: arrays.get(f"{place}.{name}") for name in _ARRAYS}
     rows, column_max = (arrays.get(f"{place}.{name}") for name in _READ)
     plain = told["generation"]
-    first, *more = (
-        each | {"layers": tuple(each["layers"])} for each in (plain["needs"], *plain["needs"].pop("more"))
+    features = tuple(
+        Feature(**each | {"layers": tuple(each["layers"])}) for each in plain["needs"]["features"]
     )
-    needs = Needs(**first, more=tuple(Feature(**each) for each in more))
+    needs = Needs(**plain["needs"] | {"features": features})
+    states = {feature: arrays.get(f"{place}.states.{k}") for k, feature in enumerate(features)}
     generation = Generation(
         **plain | found | {
             "needs": needs,
-            "more": tuple(arrays.get(f"{place}.more.{k}") for k in range(len(more))),
+            "states": {feature: each for feature, each in states.items() if each is not None},
             "attention": None if rows is None or column_max is None else AttentionRows(rows, column_max),
             **{name: tuple(plain[name]) for name in ("prompt_ids", "token_ids")},
             **{name: tuple((a, b) for a, b in plain[name]) for name in ("prompt_offsets", "offsets")},
@@ -159,7 +160,7 @@ def _covers(has: Needs, needs: Needs) -> bool:
 
 def _bytes(generation: Generation) -> int:
     """Memory that a generation takes, about."""
-    arrays = [getattr(generation, name) for name in _ARRAYS] + [*generation.more]
+    arrays = [getattr(generation, name) for name in _ARRAYS] + [*generation.states.values()]
     arrays += [getattr(generation.attention, name, None) for name in _READ]
     tokens = len(generation.prompt_ids) + len(generation.token_ids)
     texts = sys.getsizeof(generation.prompt) + sys.getsizeof(generation.text)

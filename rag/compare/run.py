@@ -247,7 +247,9 @@ def _recorded_once(methods: Sequence[Method]) -> Needs:
     """What the closed-book pass records for the methods that begin with it: as much as one pass can."""
     needs = Needs()
     parts = [part for m in methods for part in (m.trigger, m.query)]
-    for part in sorted(parts, key=lambda part: part.needs.pool != "mean"):  # vectors of every token are large
+    for part in sorted(
+        parts, key=lambda part: any(f.pool != "mean" for f in part.needs.features)
+    ):  # vectors of every token are large
         needs = joined(needs, part.needs)
     return needs
 
