@@ -13,7 +13,7 @@ from fake_lm import SPEC, FakeLM
 from probers.bank.bank import ProbeBank
 from probers.bank.thresholds import ThresholdRule
 from probers.commands import main as cli
-from probers.commands.presets import choices
+from probers.commands.components import choices
 from probers.data.overlap import Seen
 from probers.heads import HEADS, WRONG
 from probers.journal import unsealed_lines

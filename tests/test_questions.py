@@ -724,7 +724,12 @@ WRONG = [
     ("strategyqa", "strategyqa.json", {"facts": [1]}, "facts must be a list of strings"),
     ("iirc", "iirc.json", {"text": ""}, "text must be a non-empty string"),
     ("iirc", "iirc.json", answered(3), "answer must be an object"),
-    ("iirc", "iirc.json", answered({"type": "date"}), "the answer's type must be span, value, binary or none, found 'date'"),
+    (
+        "iirc",
+        "iirc.json",
+        answered({"type": "date"}),
+        "the answer's type must be span, value, binary or none, found 'date'",
+    ),
     ("iirc", "iirc.json", answered({"type": "value"}), "no 'answer_value'"),
     (
         "iirc",

@@ -137,13 +137,13 @@ def test_the_report_compares_with_every_control(prober: Path) -> None:
 
 
 def test_the_same_run_again_is_not_repeated_and_another_is_refused(
-    prober: Path, store: FeatureStore, capsys: pytest.CaptureFixture[str]
+    prober: Path, store: FeatureStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     same = [f"data={store.path}", f"out={prober}", "layer=all", *OVERRIDES]
     before = (prober / "heads.safetensors").stat().st_mtime_ns
     # `out` was not given the first time; where a run is written is not what it computes.
     cli.run("train", same)
-    assert "already holds this prober" in capsys.readouterr().out
+    assert "already holds this prober" in caplog.text
     assert (prober / "heads.safetensors").stat().st_mtime_ns == before
     for change in ("seed=1", "batch_size=16", "head=linear"):
         arguments = [a for a in same if not a.startswith(change.split("=")[0])]
@@ -240,7 +240,6 @@ class SpyReader:
         patch.setattr(StateReader, "__getitem__", spied)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("head", ["probing_rag", "linear"])
 def test_states_are_never_all_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, head: str) -> None:
     """Claim: standardising, training and scoring take a chunk at most; converse: a whole layer shows."""
@@ -260,7 +259,7 @@ def files_of(folder: Path) -> dict[str, str]:
     }  # fmt: skip
 
 
-@pytest.mark.long
+@pytest.mark.usefixtures("pictures")
 def test_a_killed_command_goes_on_and_ends_in_the_same_bytes(
     store: FeatureStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -292,7 +291,6 @@ def test_a_killed_command_goes_on_and_ends_in_the_same_bytes(
     assert found == expected and not [name for name in found if "checkpoint" in name]
 
 
-@pytest.mark.long
 def test_seeds_give_the_spread_and_the_first_is_kept(store: FeatureStore, tmp_path: Path) -> None:
     arguments = [f"data={store.path}", "layer=[1,2]", "head.hidden=24", *PLAIN]
     one = ProbeBank.from_pretrained(cli.run("train", [*arguments, f"out={tmp_path / 'one'}"]))
