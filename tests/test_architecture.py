@@ -40,7 +40,6 @@ SHARED = {
     "types",
     "options",
     "checksums",
-    "deadline",
     "text",
     "files",
     "journal",
