@@ -1,4 +1,4 @@
-"""What capture costs: against plain generation, and against the peers' way to the same features."""
+"""Cost of capture, compared with plain generation and with the peers' way to the same features."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Labels per second from real articles: batched and captured in one pass, against a call per token.
+"""Labels per second from real articles: batched and captured in one pass, against one call per token.
 
-``python benchmarks/labels.py [--data ../shared/data] [--articles 1000] [--write]``. The other side is what
-the released code of RaDIO and MIND does: one text at a time, one ``generate`` call for every
-token, each over the whole text again, and then a pass with all hidden states.
+``python benchmarks/labels.py [--data ../shared/data] [--articles 1000] [--write]``. The baseline follows the
+released code of RaDIO and MIND: one text at a time, one ``generate`` call for every token, each over the
+whole text again, and then a pass with all hidden states.
 """
 
 from __future__ import annotations

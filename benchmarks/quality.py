@@ -1,7 +1,7 @@
-"""How good labels from articles are: the matcher, the entity rules, and the testbed's known truth.
+"""Quality of labels from articles: the matcher, the entity rules, and the testbed's known truth.
 
 ``python benchmarks/quality.py [--data ../shared/data] [--nltk FOLDER] [--write]``. The pair set and the
-annotated spans are those of the tests; the articles, and the substitutions a model made, lie in ``--data``.
+annotated spans are those of the tests; the articles, and a model's substitutions in them, are in ``--data``.
 """
 
 from __future__ import annotations

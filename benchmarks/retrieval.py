@@ -1,16 +1,16 @@
-"""Retrievers side by side: what they find, how fast, and what they take.
+"""Comparison of retrievers: recall, speed and size.
 
 ``python benchmarks/retrieval.py`` writes two tables:
 
-- recall: of the gold passages of real questions over a real corpus, the share among the first 3 and the
+- recall: the share of the gold passages of real questions, over a real corpus, among the first 3 and the
   first 10 that each retriever returns;
 - growth: build time, disk, memory and query time at 10,000, 100,000 and 1,000,000 passages, next to
-  SQLite's FTS5. These passages are made of the real ones: sentences of different passages put together
-  at random, with as many words as a real one, and new words coming in at the rate at which they come in
-  in the real passages (Heaps' law), because the size of the vocabulary decides a part of the memory.
+  SQLite's FTS5. These passages are made from the real ones: sentences of different passages combined at
+  random, with the length of a real passage, and new words at the rate of the real passages (Heaps' law),
+  because the size of the vocabulary determines part of the memory.
 
-Every figure comes from a process of its own, which starts with nothing in memory. With ``--folder``,
-what was measured is kept, and a later run measures only what is missing.
+Every figure comes from its own process, which starts with nothing in memory. With ``--folder``,
+measurements are kept, and a later run measures only the missing ones.
 """
 
 from __future__ import annotations

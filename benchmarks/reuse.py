@@ -1,4 +1,4 @@
-"""What the engine does for many prompts: a shared beginning computed once, and batches of like length."""
+"""Speed of the engine on many prompts: a shared prefix computed once, and batches of similar length."""
 
 from __future__ import annotations
 

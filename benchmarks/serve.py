@@ -1,9 +1,9 @@
-"""What the server costs: against the engine without one, with and without scores, and one request at a time.
+"""Cost of the server, compared with the engine alone, with and without scores, and one request at a time.
 
     python benchmarks/serve.py --articles FILE.jsonl [--model smollm2] [--prober smollm2] [--write]
 
-Servers are processes of their own that are idle while the others work; the clients that read their streams
-run on the same processor as they do.
+Servers are separate processes that are idle while the others work; the clients that read their streams
+run on the same processor.
 """
 
 from __future__ import annotations

@@ -1,17 +1,17 @@
-"""All layers trained in one pass, against one layer after another and against one alone.
+"""Training of all layers in one pass, against one layer after another and against one alone.
 
 ``python benchmarks/train.py --data runs/datagen/cot`` measures, with the default head and settings:
 
-- a synthetic store of Gemma-2B's shape: one pass over its layers; layers one by one; where the time of a step
-  goes; the same heads in a bare loop, and what arithmetic and memory traffic alone would take;
+- a synthetic store of Gemma-2B's shape: one pass over its layers; layers one by one; the time of the parts of
+  a step; the same heads in a bare loop, and the time of arithmetic and memory traffic alone;
 - the store in ``--data``, with the command itself: ``layer=all`` against ``layer=1``, ``layer=2``, ...
 
-Every training runs in a process of its own, in turn, so that a slow moment of the machine hits all of them.
-Stores are in the page cache when the clock runs. Of the long trainings ``--steps`` optimiser steps are taken
-with all validations, and the steps left out are added at the mean of those taken.
+Every training runs in its own process, in turn, so a slow moment of the machine affects all of them.
+Stores are in the page cache when the clock starts. Long trainings run ``--steps`` optimiser steps with
+all validations; the steps left out are added at the mean of those that ran.
 
-The synthetic stores (2.9 GB with the defaults, half of one to see that memory does not grow) are made once in
-``--folder`` and stay there. Needs Linux.
+The synthetic stores (2.9 GB with the defaults; a second one of half the size shows that memory does not grow)
+are made once in ``--folder`` and stay there. Needs Linux.
 """
 
 from __future__ import annotations
