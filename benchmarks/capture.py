@@ -60,7 +60,7 @@ def surroundings(device: torch.device, load: Sequence[float]) -> str:
     """What the figures depend on besides the machine."""
     place = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
     loads = f"{load[0]:.1f} before and {os.getloadavg()[0]:.1f} after"
-    return f"On {place}, float32 unless said otherwise, {torch.get_num_threads()} threads, load {loads}."
+    return f"On {place}, float32 unless stated otherwise, {torch.get_num_threads()} threads, load {loads}."
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -124,7 +124,7 @@ def main(argv: list[str] | None = None) -> None:
         "labels",
         f"{options.model}, {plan.articles} articles, {len(cuts)} cuts with "
         f"{statistics.median(lengths):.0f} words before them in the middle and {max(lengths)} at most, "
-        f"{len(made[_BEFORE].rows)} labels; {options.repeats} rounds by turns. "
+        f"{len(made[_BEFORE].rows)} labels; {options.repeats} rounds in turn. "
         f"Labels are compared where both ways give one.",
     )
     command = invocation(

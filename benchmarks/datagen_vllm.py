@@ -103,7 +103,7 @@ def main(argv: list[str] | None = None) -> None:
         "vllm",
         f"{options.model} in {options.dtype}, {plan.articles} articles, {len(cuts)} cuts, at most "
         f"{options.new_tokens} new tokens, all {vllm.num_layers + 1} layers, {options.rounds} rounds. "
-        f"Starting vLLM took {started:.0f} s, which is no part of the rates.",
+        f"Starting vLLM took {started:.0f} s, not included in the rates.",
     )
     given = ["--articles", "FILE.jsonl", "--count", str(options.count), "--rounds", str(options.rounds)]
     publish({SECTION: results.body("vllm")}, invocation("datagen_vllm.py", given), write=options.write)

@@ -84,7 +84,7 @@ def main(argv: list[str] | None = None) -> None:
     results.note(
         "launch",
         f"testbed, {options.limit} questions with and without passages, all layers; {options.rounds} rounds "
-        "by turns. Of Ray are its start (on this machine), its workers' start, and the merge.",
+        "in turn. Of Ray are its start (on this machine), its workers' start, and the merge.",
     )
     given = ["--limit", str(options.limit), "--rounds", str(options.rounds)]
     publish({SECTION: results.body("launch")}, invocation("launch.py", given), write=options.write)

@@ -248,8 +248,8 @@ def probing(args: argparse.Namespace, questions: Sequence[Question], results: Re
     results.note(
         "probing",
         f"{len(questions)} questions one at a time, {len(written)} texts with {searches:.2f} searches per "
-        f"question; heads on layers {', '.join(map(str, bank.spec.layers))}. Both write the same tokens, "
-        "which the run checks.",
+        f"question; heads on layers {', '.join(map(str, bank.spec.layers))}. Both write the same tokens; "
+        "the run checks this.",
     )
 
 

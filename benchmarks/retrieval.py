@@ -121,8 +121,8 @@ def recall(data: Path, folder: Path, engines: Sequence[str]) -> str:
         f"{', '.join(f'{d} {len(q)} questions' for d, q in counts.items())}. "
         f"A passage is gold when its text is, up to white space; {absent} gold passages that the corpus does "
         "not hold, and questions left with none, do not count.",
-        "- Queries in batches of 32. Times are processor time of the one thread that works. Memory is the "
-        "most that the process held, anonymous / with mapped files; `bm25` and `dense` are made once and "
+        "- Queries in batches of 32. Times are CPU time of the single working thread. Memory is the "
+        "peak of the process, anonymous / with mapped files; `bm25` and `dense` are built once and "
         "opened by later runs.",
     ]
     return "\n".join(lines)
@@ -178,8 +178,8 @@ def growth(data: Path, folder: Path, sizes: Sequence[int]) -> str:
         f"- {len(json.loads(asked.read_text()))} real questions, all words, k=10, after three "
         "queries to warm up (the first one waits "
         f"{max(u['first'] for _, u in ours.values()):.1f} s for numba from {COMPILED_FROM:,} passages on). "
-        "Times are processor time of the one thread that works. Memory is the most that the process held, "
-        "anonymous / with mapped files, which the kernel can take back.",
+        "Times are CPU time of the single working thread. Memory is the peak of the process, "
+        "anonymous / with mapped files, which the kernel can reclaim.",
         f"- rank_bm25 is not run beyond {RANK_BM25_UP_TO:,} passages. FTS5 holds no texts (contentless).",
         *(
             f"- The passage store of {size:,}: {spell(s['seconds'])}, {megabytes(s['disk'])} of disk, "

@@ -197,9 +197,7 @@ def main(argv: list[str] | None = None) -> None:
     results = Results(HEADS)
     for section in asked.only:
         {"engine": engine, "served": served}[section](results, asked.model, asked.prober, asked.rounds)
-        note = (
-            f"{asked.model} in bfloat16, {STREAMS} streams of {NEW} tokens, {asked.rounds} rounds by turns."
-        )
+        note = f"{asked.model} in bfloat16, {STREAMS} streams of {NEW} tokens, {asked.rounds} rounds in turn."
         results.note(section, note)
     bodies = {TITLES[section]: results.body(section) for section in asked.only}
     typed = [] if len(asked.only) == len(TITLES) else ["--only", *asked.only]

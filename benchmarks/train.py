@@ -113,11 +113,11 @@ def big(title: str, stores: Sequence[Path], layers: Sequence[int], args: argpars
         took = f"{_ms(loop['step'])}: {_percent(loop['parts'], loop['step'])}"
         rows.append([title, what, took, f"{_ms(here)} in the trainer", f"{loop['step'] / here:.2f}", "", ""])
     taken, of = every[0]["taken"], every[0]["of"]
-    scaled = "all were taken" if taken == of else "the others are added at the mean of these"
+    scaled = "all were taken" if taken == of else "the others are added at their mean"
     floor = max(bare[0]["arithmetic"], bare[0]["traffic"]) / mean(alone, "step")
     notes = [
         f"{title}: shards of {SHARD} rows, float16, memory-mapped, in the page cache. {taken:,} of {of:,} "
-        f"steps, {scaled}; all validations. Seconds are of the training alone. "
+        f"steps, {scaled}; all validations. Seconds cover the training alone. "
         f"Validation accuracy: {mean(every, 'accuracy'):.2f}, the mean of {len(layers)} layers.",
         *(bounds(name, loop, runs[0]) for name, loop, runs in zip(names, bare, (every, alone), strict=True)),
         f"{len(layers)} layers against one: {bare[0]['step'] / bare[1]['step']:.1f} times the time of a step "
