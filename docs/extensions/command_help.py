@@ -68,10 +68,8 @@ class CommandHelp(SphinxDirective):
         """Make a section for the presets, and one for each group of components."""
         command = self.arguments[0]
         if told.presets:
-            names = [self.names("experiment", told.presets)]
-            yield self.section(
-                "experiment", names + [self.names("method", told.methods)] * bool(told.methods)
-            )
+            methods = [self.names("method", told.methods)] if told.methods else []
+            yield self.section("experiment", [self.names("experiment", told.presets), *methods])
         for group, named in told.groups.items():
             several = self.section(group, [self.names(group, list(named))])
             for name, choice in named.items():
