@@ -633,6 +633,7 @@ def test_the_best_epoch_on_validation_is_kept(tmp_path):
     assert not np.array_equal(chosen.probabilities(FRESH), last.probabilities(FRESH))
 
 
+@pytest.mark.long
 def test_the_command_fine_tunes_a_t5_on_what_was_tried(tmp_path, monkeypatch, caplog):
     monkeypatch.chdir(tmp_path)
     right = {"no": (1, 1, 1), "single": (0, 1, 0), "multi": (0, 0, 1)}

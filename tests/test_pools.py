@@ -52,10 +52,10 @@ def test_one_run_makes_what_several_would(cot: FeatureStore, single: FeatureStor
 
 
 @pytest.mark.parametrize("negatives", [pytest.param("generated", marks=pytest.mark.long), "untouched"])
-def test_spans_of_articles_too(tmp_path: Path, negatives: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_spans_of_articles_too(tmp_path: Path, negatives: str, caplog: pytest.LogCaptureFixture) -> None:
     arguments = [*WIKI, f"negatives={negatives}"]
     many = made(tmp_path / "m", *arguments, "pool=[predicting,mean,last]", "site=[resid_post,mlp_out]")
-    assert "each as pool=predicting site=resid_post (2 layers), pool=predicting" in capsys.readouterr().out
+    assert "each as pool=predicting site=resid_post (2 layers), pool=predicting" in caplog.text
     assert len(many.features) == 6
     for pool, site in (("predicting", "resid_post"), ("mean", "mlp_out"), ("last", "resid_post")):
         one = made(tmp_path / f"{pool}-{site}", *arguments, f"pool={pool}", f"site={site}")

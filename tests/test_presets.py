@@ -493,6 +493,7 @@ def save_prober(place: Place, tiny: Path, preset: str, *, bias: float = 0.0) -> 
     return str(place.folder / "prober")
 
 
+@pytest.mark.long
 def test_dragins_table_runs_from_its_preset(place):
     here = place("hotpotqa")
     preset, version = "dragin_llama2_13b_hotpotqa", "published.version=first"

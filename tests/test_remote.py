@@ -163,6 +163,7 @@ def command(server: Running, tmp_path: Path, *given: str) -> Any:
     return json.loads((out / "results.json").read_text())
 
 
+@pytest.mark.long
 def test_the_command_answers_the_same_and_resumes(
     server: Running, bare: Running, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any
 ) -> None:
