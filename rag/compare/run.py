@@ -28,16 +28,15 @@ from probers.evaluation.answers import RULES, Rule, right_by
 from probers.types import SPLITS, Needs, Question, UserError
 
 from ..answered_parts import own
-from ..build import find_prober, loop_options, remote, served
+from ..build import find_prober, loop_options, remote
 from ..contamination import Contamination
 from ..triggers.rules import Never
 from .curves import record_all, rerun_all
 from .findings import Findings, write
-from .generation_cache import GenerationCache
 from .merged import REPLAY, RecordedParts, check_weights, index, take_answers
 from .methods import Method, MethodRun, build_methods, complete, parts_of, vary, with_retrievers
 from .probers import check_one_model, named
-from .shared_generations import SharedRAG, joined
+from .shared_generations import GenerationCache, SharedRAG, joined
 from .thresholds import Tuned, tune_once
 
 
@@ -111,14 +110,12 @@ def run(cfg: DictConfig, parts: PartRuns | None = None) -> Path:
         f"passages, model {cfg.model.name}",
         flush=True,
     )
-    # The disk keeps no scores of servers.
-    kept = None if served(cfg.engine) else folder.path / "generations"
     rag = SharedRAG(
         remote(cfg, folder) or load_model(cfg, folder, engine=cfg.engine),
         build(cfg.retriever, corpus),
         Never(),
         **loop_options(cfg),
-        cache=GenerationCache(megabytes=cfg.memory, folder=kept),
+        cache=GenerationCache(megabytes=cfg.memory),
     )
     methods = with_retrievers(methods, corpus)
     check_weights(parts, rag.lm)
@@ -146,14 +143,12 @@ def run(cfg: DictConfig, parts: PartRuns | None = None) -> Path:
         methods = [method for method in methods if not method.matched or cfg.match not in _names(methods)]
         runs = _run_all(cfg, rag, methods, tuned, reference, folder.path, notes)
         index(record_all(rag, runs.values(), replay, every=True), replay)
-        rag.cache.remove()
         return _end_part(folder, cfg, reference)
     runs = _run_all(cfg, rag, methods, tuned, reference, folder.path, notes)
     made = None if parts is None else RecordedParts(parts)
     trajectories = record_all(rag, runs.values(), replay, made=made)
     reruns = rerun_all(rag, runs.values(), reference, trajectories, replay, points=cfg.sweep)
     findings = Findings(runs, reference, trajectories, reruns, corpus, banks, notes)
-    rag.cache.remove()
     write(folder, cfg, findings, tuned=bool(tuned))
     return folder.path
 
