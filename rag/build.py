@@ -1,23 +1,31 @@
-"""From a resolved configuration to the parts of the loop: prober, triggers, queries."""
+"""Trigger, query and probers of a run from its configuration, and the questions they were trained on."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import partial
-from typing import Any, Literal, NoReturn
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial, reduce
+from operator import or_
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from omegaconf import DictConfig, OmegaConf
 
-from probers.bank.io import shipped
+from probers.bank.io import CONFIG, locate, shipped
 from probers.commands.newest import ProberKind, newest_classifier, newest_prober
 from probers.commands.parts import build, maker
 from probers.commands.presets import choices, text_of
 from probers.commands.runs import RunFolder
-from probers.types import UserError
+from probers.data.overlap import Seen
+from probers.types import Question, UserError
 
 from .protocol import Trigger, as_trigger, name_of
 from .remote import RemoteLM
 from .triggers.probing import Probing, ServedProbing
+
+if TYPE_CHECKING:
+    from probers.bank.bank import ProbeBank
 
 #: ``engine`` of a model in this process; what runs it.
 LOCAL, VLLM = "transformers", "vllm"
@@ -207,3 +215,106 @@ def named_part(group: str, name: str | Mapping[str, Any], options: Mapping[str, 
     merged = OmegaConf.merge(node, dict(options))
     assert isinstance(merged, DictConfig)
     return merged
+
+
+@dataclass(frozen=True)
+class Contamination:
+    """Questions that the probers and classifiers of a run were trained or tuned on.
+
+    Attributes:
+        seen: by all of them together.
+        silent: probers and classifiers without a record of their training questions.
+        allowed: ``allow_overlap``: every question is asked, and the report says so.
+    """
+
+    seen: Seen
+    silent: Sequence[str]
+    allowed: bool
+
+    @classmethod
+    def of(cls, parts: Sequence[str], *, allowed: bool) -> Contamination:
+        """Read the record in the folders or hub repositories of probers and classifiers.
+
+        Raises:
+            UserError: one has no record of its training questions, and ``allowed`` is not set.
+        """
+        found = {part: Seen.read(locate(part)) for part in parts}
+        silent = [part for part, seen in found.items() if seen is None]
+        if silent and not allowed:
+            raise UserError(
+                f"{silent[0]} does not say which questions it was trained on, and the same could be asked: "
+                "train it again with probers-train, or pass allow_overlap=true, which the report shows",
+                "overlap",
+            )
+        known = (seen for seen in found.values() if seen is not None)
+        return cls(reduce(or_, known, Seen({})), silent, allowed)
+
+    def beside(self, part: str) -> Contamination:
+        """Add a prober without a record of its training questions."""
+        return replace(self, silent=[*self.silent, part])
+
+    def not_asked(self, question: Question) -> bool:
+        """Whether a question is left out: it was used for training or for choosing a threshold."""
+        return not self.allowed and self.seen.split_of(question) in ("train", "validation")
+
+    def not_tuned_on(self, question: Question) -> bool:
+        """Whether no threshold may be chosen on a question."""
+        return not self.allowed and self.seen.split_of(question) == "train"
+
+    def notes(self, questions: Sequence[Question]) -> list[str]:
+        """Notes on allowed overlap, and on probers without a record, for reports."""
+        sides = [self.seen.split_of(question) for question in questions]
+        told = []
+        if known := sum(side in ("train", "validation") for side in sides):
+            told.append(
+                f"Overlap: {known} of the {len(questions)} questions are among those that a part of this run "
+                "was trained or tuned on (allow_overlap=true); figures of that part are too good."
+            )
+        if self.silent:
+            told.append(f"Overlap unknown: {', '.join(self.silent)} does not say what it was trained on.")
+        return told
+
+
+def named(given: Sequence[str]) -> dict[str, str]:
+    """Name -> folder or hub id of each prober.
+
+    A folder of probers stands for all of them, in the order of the numbers in their names. A prober is
+    named after its folder, and after the folders above it where two names would be equal.
+
+    Raises:
+        UserError: the same prober twice.
+    """
+    paths = [found for path in given for found in _below(path)]
+    places = [Path(path).resolve() for path in paths]
+    for number, place in enumerate(places):
+        if (first := places.index(place)) < number:
+            raise UserError(f"probers names {paths[first]} and again {paths[number]}: once is enough")
+    names = [place.name for place in places]
+    for length in range(2, max((len(place.parts) for place in places), default=0)):
+        if len(set(names)) == len(names):
+            break
+        names = ["-".join(place.parts[-length:]) for place in places]
+    return dict(zip(names, paths, strict=True))
+
+
+def _below(path: str) -> list[str]:
+    folder = Path(path)
+    found = [] if (folder / CONFIG).is_file() else [file.parent for file in folder.glob(f"*/{CONFIG}")]
+    return sorted(map(str, found), key=_numbers) or [path]
+
+
+def _numbers(path: str) -> tuple[list[int], str]:
+    name = Path(path).name
+    return list(map(int, re.findall(r"\d+", name))), name
+
+
+def check_one_model(banks: Mapping[str, ProbeBank]) -> None:
+    """Refuse probers of different models; names two of them (UserError)."""
+    for path, bank in banks.items():
+        first, other = next(iter(banks.items()))
+        if not bank.spec.model.same_as(other.spec.model):
+            raise UserError(
+                f"probers: {first} reads the model {other.spec.model} and {path} reads {bank.spec.model}: a "
+                "comparison has one model",
+                "mismatch",
+            )

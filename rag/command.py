@@ -27,8 +27,8 @@ from probers.evaluation.metrics import exact_match
 from probers.files import canonical_json, write_text
 from probers.types import Decision, Passage, Question, Round, UserError
 
-from .answered_parts import join_traces, own
 from .build import (
+    Contamination,
     find_classifier,
     find_prober,
     for_engine,
@@ -40,8 +40,8 @@ from .build import (
     with_bank,
 )
 from .compare.outcomes import Comparison, Outcomes, table_lines
-from .contamination import Contamination
 from .loop import RAG
+from .parts import join_traces, own
 from .protocol import as_trigger, filter_of
 from .traces import Answer, TraceFile
 

@@ -559,7 +559,7 @@ def test_questions_without_answers_are_answered_and_their_figures_are_null(place
     for row in rows:
         row["answers"] = []
     (place.path / "questions.jsonl").write_text("".join(json.dumps(x) + "\n" for x in rows))
-    with pytest.raises(UserError, match=r"oracle needs gold answers and 40 of 40"):
+    with pytest.raises(UserError, match=r"oracle needs gold answers, but 40 of 40"):
         place.compare()
     results = place.compare("triggers=[never,entropy,probing]")
     entry = results["methods"]["probing"]

@@ -16,7 +16,7 @@ from probers.commands import main as cli
 from probers.data.overlap import Seen
 from probers.heads import HEADS, WRONG
 from probers.prompts import TESTBED_PROMPT
-from probers.rag.compare.probers import named
+from probers.rag.build import named
 from probers.store.spec import FeatureSpec
 from probers.types import UserError
 

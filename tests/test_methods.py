@@ -16,7 +16,7 @@ from probers.engine.model import CausalLM
 from probers.heads import HEADS, WRONG
 from probers.prompts import TESTBED_PROMPT
 from probers.rag.compare.methods import build_methods
-from probers.rag.compare.thresholds import tune
+from probers.rag.compare.trajectories import tune
 from probers.rag.loop import RAG
 from probers.rag.protocol import UNANSWERED, Trigger
 from probers.rag.queries import AnswerQuery, QuestionQuery
@@ -262,7 +262,7 @@ def test_a_classifier_without_a_number_is_an_error():
         def probabilities(self, questions):
             return np.full((len(questions), 3), np.nan)
 
-    with pytest.raises(RunError, match=r"adaptive gave no number.*'q3'"):
+    with pytest.raises(RunError, match=r"adaptive gave NaN.*'q3'"):
         told(Adaptive(Broken()))[0](QUESTIONS[3])
 
 

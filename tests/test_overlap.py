@@ -7,7 +7,7 @@ import pytest
 
 from probers.data.overlap import Seen
 from probers.data.questions import open_questions
-from probers.rag.contamination import Contamination
+from probers.rag.build import Contamination
 from probers.types import Question, UserError
 
 ASKED = Question("q1", "Where is Rome?", dataset="towns", group="rome")

@@ -291,7 +291,7 @@ def of_other_weights(prober):
 
 def test_questions_without_answers_are_refused_for_the_oracle_before_a_model_is_loaded(rag):
     (rag.path / "open.jsonl").write_text('{"id": "a", "question": "Where is town 3?"}\n')
-    with pytest.raises(UserError, match="^trigger=oracle needs gold answers and 1 of 1 questions have none"):
+    with pytest.raises(UserError, match="^trigger=oracle needs gold answers, but 1 of 1"):
         cli.run("rag", ["questions=open.jsonl", "corpus=corpus.jsonl", "trigger=oracle", "split=null"])
     assert not rag.models and not (rag.path / "runs").exists()
 

@@ -1,10 +1,10 @@
-"""What a comparison found: results.json, the data of the page, and a table on the terminal."""
+"""Findings of a comparison: results.json, data of the report, and a table on the terminal."""
 
 from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,6 @@ from probers.types import Passage, Round
 
 from ..protocol import name_of
 from ..report import LEVEL, write_report
-from . import probers
 from .curves import QueryTrajectory, at_random, replays
 from .methods import MethodRun
 from .outcomes import Comparison, Outcomes, table_lines
@@ -29,6 +28,9 @@ from .trajectories import thinned
 
 if TYPE_CHECKING:
     from probers.bank.bank import ProbeBank
+
+#: Figures of a prober on the test texts of its training.
+_FIGURES = ("accuracy", "accuracy_ci", "auroc", "auroc_ci")
 
 
 @dataclass(frozen=True)
@@ -104,9 +106,28 @@ def _results(config: Mapping[str, Any], found: Findings, comparison: Comparison)
         "pairs": comparison.pairs(runs),
         "random_at_budget": at_random(found.recorded, runs, comparison),
         "queries": {name: name_of(run.method.query) for name, run in runs.items()},
-        "probers": probers.figures(runs.values(), found.banks),
+        "probers": prober_figures(runs.values(), found.banks),
         "options": {name: run.method.trigger.record for name, run in runs.items()},
     }
+
+
+def prober_figures(runs: Iterable[MethodRun], banks: Mapping[str, ProbeBank]) -> dict[str, dict[str, Any]]:
+    """Prober, training data, layers and test figures of each method that has a prober."""
+    found = {}
+    for run in runs:
+        options = run.method.trigger.options
+        path = next((path for path, bank in banks.items() if bank is options.get("bank")), None)
+        if path is None:
+            continue
+        bank = banks[path]
+        training = bank.metrics.get("splits", {}).get("train", {})
+        measured = bank.metrics.get("with_entropy" if options.get("with_entropy") else "ensemble") or {}
+        found[run.name] = {
+            "prober": path, "site": bank.spec.site, "layers": list(bank.layers),
+            "texts": training.get("n"), "groups": training.get("groups"),
+            **{name: measured.get(name) for name in _FIGURES},
+        }  # fmt: skip
+    return found
 
 
 def outcomes(runs: Mapping[str, Outcomes], rule: str) -> Iterator[dict[str, Any]]:

@@ -27,17 +27,14 @@ from probers.equivalence import EntityMatcher
 from probers.evaluation.answers import RULES, Rule, right_by
 from probers.types import SPLITS, Needs, Question, UserError
 
-from ..answered_parts import own
-from ..build import find_prober, loop_options, remote
-from ..contamination import Contamination
+from ..build import Contamination, check_one_model, find_prober, loop_options, named, remote
+from ..parts import REPLAY, RecordedParts, check_weights, index, own, take_answers
 from ..triggers.rules import Never
 from .curves import record_all, rerun_all
 from .findings import Findings, write
-from .merged import REPLAY, RecordedParts, check_weights, index, take_answers
 from .methods import Method, MethodRun, build_methods, complete, parts_of, vary, with_retrievers
-from .probers import check_one_model, named
 from .shared_generations import GenerationCache, SharedRAG, joined
-from .thresholds import Tuned, tune_once
+from .trajectories import Tuned, tune_once
 
 
 def run(cfg: DictConfig, parts: PartRuns | None = None) -> Path:

@@ -10,8 +10,17 @@ from probers.files import write_text
 from probers.pages import render
 
 from .charts import controls_chart, layers_chart, roc_chart, tradeoff_charts
-from .examples import LEVELS, level, scales, shown_at_once, token_scores
-from .lookup import LEVEL, Findings, stem, verdict
+from .lookup import (
+    LEVEL,
+    LEVELS,
+    Findings,
+    level,
+    scales,
+    shown_at_once,
+    stem,
+    token_scores,
+    verdict,
+)
 from .svg import interval_glyph, level_glyph, mark_glyph, shares_glyph
 
 __all__ = ["LEVEL", "write_report"]
