@@ -1,4 +1,5 @@
-# make docs: the documentation.  make demo: the whole job on the embedded testbed.  make test, long, slow and test-vllm: the tests.
+# make docs: the documentation.  make demo: the whole job on the embedded testbed.
+# make test, slow, coverage, test-lowest and test-vllm: the tests.
 # make real: the same on SmolLM2-135M and real articles; articles=FILE are others, full=true takes more of them.
 # make attack scale=0.02: wrong options, damaged files, kills and lying servers (docs/reliability.md).
 VENV := .venv
@@ -13,13 +14,18 @@ PIP := $(VENV)/bin/python -m pip --disable-pip-version-check
 # What the tests of a file share is made once.
 PYTEST := $(VENV)/bin/python -m pytest -n $(workers) --dist loadfile
 
+# Dependencies that make test-lowest installs in their lowest version.
+MAIN := torch transformers lightning datasets spacy scikit-learn hydra-core pydantic pyarrow pandas numpy
+empty :=
+space := $(empty) $(empty)
+
 # The environment of make test-vllm; one that is given is taken as it is.
 ifeq ($(origin VLLM_VENV),undefined)
 VLLM_VENV := .venv-vllm
 VLLM_INSTALLED := $(VLLM_VENV)/.installed
 endif
 
-.PHONY: demo real test test-vllm long slow attack lint docs clean
+.PHONY: demo real test coverage test-lowest test-vllm long slow attack lint docs clean
 
 demo: $(VENV)/.installed
 	$(VENV)/bin/probers-demo
@@ -30,6 +36,14 @@ real: $(VENV)/.installed-real
 
 test: $(VENV)/.installed-test
 	$(PYTEST)
+
+# Branch coverage of the fast tests, the report into build/coverage.
+coverage: $(VENV)/.installed-test
+	$(PYTEST) --cov --cov-report=term --cov-report=html
+
+# With the lowest versions that pyproject.toml allows of the main dependencies.
+test-lowest: .venv-lowest/.installed
+	.venv-lowest/bin/python -m pytest -n $(workers) --dist loadfile
 
 test-vllm: $(VLLM_INSTALLED)
 	$(VLLM_VENV)/bin/python -m pytest tests/with_vllm
@@ -42,20 +56,17 @@ slow: $(VENV)/.installed-test
 
 # only=KIND or KIND:CASE, report=FILE and folder=FOLDER (inputs that are kept) may be given too.
 attack: $(VENV)/.installed-test
-	PYTHONPATH=tests $(VENV)/bin/python -m attack.campaign seed=$(seed) scale=$(scale) \
+	PYTHONPATH=tools:tests $(VENV)/bin/python -m attack.campaign seed=$(seed) scale=$(scale) \
 		'only=$(only)' 'report=$(report)' 'folder=$(folder)'
 
 # The site, into build/docs; warnings are errors.
 docs: $(VENV)/.installed-docs
 	$(VENV)/bin/sphinx-build -W --keep-going -q -d build/doctrees docs build/docs
 
-# mypy reads the package as it is installed, because the folders are mapped to one import name.
 lint: $(VENV)/.installed-test
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
-	rm -rf build
-	$(PIP) install -q --no-deps --target build/typed .
-	$(VENV)/bin/mypy build/typed/probers
+	$(VENV)/bin/mypy
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
@@ -77,6 +88,13 @@ $(VENV)/.installed-docs: $(VENV)/.installed
 
 $(VENV)/.installed-test: $(VENV)/.installed
 	$(PIP) install -q -c constraints.txt -e ".[test]"
+	touch $@
+
+.venv-lowest/.installed: pyproject.toml
+	$(PYTHON) -m venv .venv-lowest
+	sed -nE 's/^  "($(subst $(space),|,$(MAIN)))>=([0-9.]+).*/\1==\2/p' $< > .venv-lowest/constraints.txt
+	.venv-lowest/bin/python -m pip install -q -c .venv-lowest/constraints.txt torch
+	.venv-lowest/bin/python -m pip install -q -c .venv-lowest/constraints.txt -e ".[test]"
 	touch $@
 
 # vLLM pins torch and transformers. What it brings beside them is built for other versions of torch.

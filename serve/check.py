@@ -17,9 +17,9 @@ import torch
 from omegaconf import DictConfig
 
 from probers.bank.bank import ProbeBank
-from probers.bank.running import check_running, text_needs, text_scores
 from probers.commands.parts import load_model, plain_value
 from probers.data.records import what_is_wrong
+from probers.online.scores import check_growing, text_needs, text_scores
 from probers.rag.build import find_prober
 from probers.types import Feature, Generation, Needs, RunError, UserError, first_line
 
@@ -210,7 +210,7 @@ def _check_server(
     url: str, lm: CausalLM, bank: ProbeBank, prompts: Sequence[str], length: int, tolerance: float
 ) -> None:
     """A probers server's scores of what it writes against ours of the same tokens."""
-    check_running(bank)
+    check_growing(bank)
     answers = [_asked(url, prompt, length) for prompt in prompts]
     known = [(p, a) for p, a in zip(prompts, answers, strict=True) if a["text"]]
     read = lm.score([p for p, _ in known], [a["text"] for _, a in known], needs=_neighbours(lm, bank))

@@ -151,12 +151,12 @@ def _prober(cfg: DictConfig) -> str | None:
 
 def _bank(cfg: DictConfig) -> ProbeBank | None:
     from probers.bank.bank import ProbeBank
-    from probers.bank.running import check_running
+    from probers.online.scores import check_growing
 
     if (found := _prober(cfg)) is None:
         return None
     bank = ProbeBank.from_pretrained(found, allow_other=cfg.allow_other)
-    check_running(bank)
+    check_growing(bank)
     return bank
 
 

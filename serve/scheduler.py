@@ -17,12 +17,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from probers.bank.running import RunningScores
 from probers.capture.hidden_states import broken_state
 from probers.capture.pooling import PER_TOKEN, all_finite, pool_tokens, token_vectors
 from probers.engine.block_cache import BlockCache
 from probers.engine.continuous import ContinuousBatch, LiveText
 from probers.engine.stopping import Stops
+from probers.online.scores import GrowingScores
 from probers.types import Feature, Generation, Needs, RunError, first_line
 
 from .metrics import Metrics
@@ -105,7 +105,7 @@ class Scheduler:
         self.lm, self.bank = lm, bank
         self._metrics, self._rows, self._most_waiting = metrics, rows, most_waiting
         self._blocks = BlockCache(megabytes=cache_megabytes)
-        self._running = None if bank is None else RunningScores(bank)
+        self._running = None if bank is None else GrowingScores(bank)
         self._inbox: queue.SimpleQueue[Callable[[ContinuousBatch], None] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self.asked = 0

@@ -43,10 +43,10 @@ def run(cfg: DictConfig) -> Path:
     name = find_prober(cfg, asks="probers-score")
     from probers.bank.assessment import Assessor
     from probers.bank.bank import ProbeBank
-    from probers.bank.running import check_running
+    from probers.online.scores import check_growing
 
     bank = ProbeBank.from_pretrained(name, allow_other=cfg.allow_other)
-    check_running(bank)
+    check_growing(bank)
     out = Path(cfg.out or f"runs/score/{Path(cfg.texts).name.partition('.')[0]}")
     config = record_of(cfg) | {"inputs": inputs(cfg.texts, name)}
     folder = RunFolder(out, "score", config)
@@ -87,7 +87,7 @@ def score(
         file: what messages call the file.
         unfinished: where lines are kept batch by batch, and read again by a run that was killed.
     """
-    from probers.bank.running import text_needs, text_scores
+    from probers.online.scores import text_needs, text_scores
 
     made = _resumed(unfinished, texts)
     batches = lm.score_each(

@@ -1,7 +1,8 @@
-"""What every test has: one thread, and a store with a planted signal where it asks for one."""
+"""One thread for every test, runs that tests share, and a store with a planted signal."""
 
 from __future__ import annotations
 
+import logging
 import os
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -9,6 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
+    from artefacts import Artefacts
+
     from probers.store.store import FeatureStore
     from probers.train.data import Examples
 
@@ -20,6 +23,23 @@ with suppress(ImportError):  # the environment of vLLM's tests has none
 
     settings.register_profile("probers", deadline=None)  # a loaded machine is no failure
     settings.load_profile("probers")
+
+
+@pytest.fixture(autouse=True)
+def info_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """Have ``caplog`` hold what commands show."""
+    caplog.set_level(logging.INFO, "probers")
+
+
+@pytest.fixture(scope="session")
+def artefacts(tmp_path_factory: pytest.TempPathFactory) -> Artefacts:
+    """Runs that the workers of a session share."""
+    from artefacts import Artefacts
+
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "artefacts"
+    folder.mkdir(exist_ok=True)
+    return Artefacts(folder)
 
 
 @pytest.fixture(scope="session")

@@ -14,10 +14,10 @@ from tiny import tiny_lm
 
 from probers.bank.bank import ProbeBank
 from probers.bank.calibration import Isotonic, Platt, Temperature, sigmoid
-from probers.bank.entity_watch import GrowingText
 from probers.engine.tokens import decode, token_offsets
 from probers.entities import Recogniser, find_entities, tokens_of, with_scores, written_entities
 from probers.heads import CORRECT, WRONG, LinearHead
+from probers.online.watch import GrowingText
 from probers.prompts import TESTBED_PROMPT
 from probers.rag.loop import RAG
 from probers.rag.queries import CIOQF, QFS
@@ -180,7 +180,7 @@ def test_what_cannot_be_asked_is_said() -> None:
     spec = replace(bank.spec, pool="mean", position="generated")
     with ProbeBank(spec, bank.head).watch(model, tokenizer=tokenizer) as scores:
         model.generate(**batch(tokenizer), max_new_tokens=3, do_sample=False)
-    with pytest.raises(UserError, match="reads mean states and says nothing of entities"):
+    with pytest.raises(UserError, match="reads mean states and cannot score entities"):
         _ = scores.entities
     with pytest.raises(UserError, match="probers-datagen --source wiki pool=predicting"):
         BeforeEntity(None)

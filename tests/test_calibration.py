@@ -14,10 +14,11 @@ from sklearn.metrics import roc_auc_score
 from sklearn.preprocessing import StandardScaler
 
 from probers.bank.calibration import SIGNALS, Isotonic, Platt, Temperature, calibration_from_dict, fit_platt
-from probers.bank.ensemble import Ensemble, aggregate, extend
+from probers.bank.ensemble import Ensemble
 from probers.bank.thresholds import ThresholdRule
 from probers.commands.main import compose, normalise
 from probers.evaluation import metrics as m
+from probers.online.scores import aggregate, extend
 from probers.train.calibrate import fit_calibration, fit_ensemble, fit_entropy_model, fit_temperature
 from probers.types import RunError, UserError
 

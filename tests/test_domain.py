@@ -13,9 +13,9 @@ from test_bank import make_bank, make_states
 from probers.bank.assessment import Assessor
 from probers.bank.bank import ProbeBank
 from probers.bank.domain import FILE, Domain, limit_of
-from probers.bank.running import RunningScores, text_needs, text_scores
 from probers.commands import main as cli
 from probers.engine.model import CausalLM
+from probers.online.scores import GrowingScores, text_needs, text_scores
 from probers.train.assemble import AssemblySettings, fit_domain
 from probers.train.data import Column, Dataset
 from probers.types import RunError, UserError
@@ -157,7 +157,7 @@ def test_no_domain_is_made_of_numbers_that_are_none(field):
 def test_running_scores_know_the_distances_and_an_assessment_says_them():
     bank = make_bank(domain=some_domain(limit=1e3))
     states = torch.from_numpy(make_states(4)).float()
-    running = RunningScores(bank)
+    running = GrowingScores(bank)
     for state in states:
         scores = running.add(["a", "b"], torch.stack([state, -state]))
     pooled = states.half().float().cumsum(dim=0) / torch.arange(1, 5)[:, None, None]
@@ -168,7 +168,7 @@ def test_running_scores_know_the_distances_and_an_assessment_says_them():
     running.forget("a")
     assert running.distances("a") == []
     assert Assessor(bank)("p", "text", [(0, 4)], [0.0]).domain is None
-    assert RunningScores(make_bank()).distances("a") is None
+    assert GrowingScores(make_bank()).distances("a") is None
 
 
 def test_a_text_is_as_far_as_the_tokens_that_it_is_judged_by():

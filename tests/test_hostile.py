@@ -177,7 +177,7 @@ def _bank(folder: Path) -> Any:
 
 
 def _classifier(folder: Path) -> Any:
-    from probers.bank.question_classifier import AdaptiveClassifier
+    from probers.adaptive.classifiers import AdaptiveClassifier
 
     return AdaptiveClassifier.load(folder).probabilities(["Who?"])
 
@@ -273,7 +273,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from planted import make_store
     from test_bank import make_bank
 
-    from probers.bank.question_classifier import AdaptiveClassifier
+    from probers.adaptive.classifiers import AdaptiveClassifier
 
     top = tmp_path_factory.mktemp("whole")
     for name in ("run", "train"):

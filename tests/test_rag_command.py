@@ -13,8 +13,8 @@ from fake_lm import SPEC
 from hydra.utils import get_class
 from test_compare import model, place  # noqa: F401
 
+from probers.adaptive.classifiers import AdaptiveClassifier
 from probers.bank.bank import ProbeBank
-from probers.bank.question_classifier import AdaptiveClassifier
 from probers.commands import main as cli
 from probers.commands.main import compose
 from probers.commands.parts import build
@@ -111,7 +111,7 @@ class Says:
     ],
 )  # fmt: skip
 def test_the_score_of_a_question_is_shown_once(rag, capsys, monkeypatch, row, fired, verdicts):
-    monkeypatch.setattr("probers.bank.question_classifier.load_classifier", lambda name: Says(row))
+    monkeypatch.setattr("probers.adaptive.classifiers.load_classifier", lambda name: Says(row))
     lines = shown_of(
         rag, capsys, "trigger=adaptive", "trigger.classifier=any", "query=question", "max_retrievals=2"
     )

@@ -11,11 +11,11 @@ from tiny import CONTEXT, byte_level, save_tiny
 
 from probers.bank.bank import ProbeBank
 from probers.bank.calibration import Temperature
-from probers.bank.running import RunningScores, text_needs, text_scores
 from probers.commands import main as cli
 from probers.engine.model import CausalLM
 from probers.evaluation.metrics import auroc
 from probers.heads import AttentionPoolHead, ProbingRagHead
+from probers.online.scores import GrowingScores, text_needs, text_scores
 from probers.serve import score as command
 from probers.serve.scores_page import level, parts
 from probers.serve.texts import Texts
@@ -96,7 +96,7 @@ def test_a_text_read_whole_has_the_scores_that_it_had_while_it_grew(model, pool)
     handle = lm.model.model.norm.register_forward_pre_hook(lambda module, given: kept.append(given[0][0]))
     with handle, torch.inference_mode():
         states = lm.model(torch.tensor([[*read.prompt_ids, *ids]]), output_hidden_states=True).hidden_states
-    growing, scores = RunningScores(bank), []
+    growing, scores = GrowingScores(bank), []
     for place in range(before, before + len(ids)):
         at = place - growing.before
         scores += growing.add(["text"], torch.stack([states[1][0, at], kept[0][at]])[None])

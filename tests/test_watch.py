@@ -18,10 +18,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
 from probers.bank.bank import ProbeBank
 from probers.bank.calibration import Temperature
-from probers.bank.streaming import Scores, StopOnScore
 from probers.capture.hidden_states import decoder_layers
 from probers.engine.model import CausalLM
 from probers.heads import AttentionPoolHead, LinearHead, ProbingRagHead
+from probers.online.watch import Scores, StopOnScore
 from probers.store.spec import FeatureSpec, ModelSpec
 from probers.types import Needs, RunError, UserError
 
@@ -409,7 +409,7 @@ def test_thresholds_without_end() -> None:
     assert written(threshold=-np.inf, min_tokens=4) == 5
     with pytest.raises(UserError, match="min_tokens=0 must be at least 1"):
         written(min_tokens=0)
-    with pytest.raises(UserError, match="threshold=nan is no number"):
+    with pytest.raises(UserError, match="threshold=nan is not a number"):
         written(threshold=np.nan)
     stop = make_bank(threshold=-1e9).stopping_criteria(model, tokenizer)
     assert stop.threshold == -1e9

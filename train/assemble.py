@@ -11,10 +11,11 @@ import torch
 from probers.bank.bank import ProbeBank
 from probers.bank.calibration import Calibration, EntropyModel, sigmoid
 from probers.bank.domain import Domain, limit_of
-from probers.bank.ensemble import KINDS, Aggregate, Ensemble, aggregate, half_precision
+from probers.bank.ensemble import KINDS, Ensemble, half_precision
 from probers.bank.thresholds import ThresholdRule
 from probers.commands.schema import Assembling
 from probers.heads import CORRECT, WRONG, ProbeHead
+from probers.online.scores import Aggregate, aggregate
 from probers.types import RunError
 from probers.uncertainty import SIGNALS
 

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from probers.bank.bank import ProbeBank
+from probers.evaluation.bootstrap import bounded, bounds, number
 from probers.heads import head_name
 from probers.pages import hub_id, public_model, public_path, render
 
 from .controls import ENSEMBLE, WITH_ENTROPY
 from .moments import MOMENTS
-from .tables import ENSEMBLES, best_name, bounded, bounds, layer_name, moment_columns, number, warnings
+from .tables import ENSEMBLES, best_name, layer_name, moment_columns, warnings
 
 Json = Mapping[str, Any]
 

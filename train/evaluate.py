@@ -13,7 +13,7 @@ from tqdm import tqdm
 from probers.bank.calibration import fit_platt, sigmoid
 from probers.bank.thresholds import ThresholdRule
 from probers.evaluation import metrics
-from probers.evaluation.bootstrap import Bootstrap, Interval
+from probers.evaluation.bootstrap import UNDEFINED, Bootstrap, Interval
 
 from .controls import ENSEMBLE, SHUFFLED, WITH_ENTROPY, Detector
 from .data import Examples
@@ -136,7 +136,7 @@ class Evaluator:
         scores, wrong = detector.scores[rows], self._labels(detector)[rows]
         fired = (scores > detector.threshold).astype(float)
         # A constant ranks nothing, so that its figures of the order would say nothing.
-        ranked: Sequence[Interval | None] = [None] * len(_RANKING)
+        ranked: Sequence[Interval] = [UNDEFINED] * len(_RANKING)
         if np.ptp(scores) != 0:
             ranked = bootstrap.intervals(scores, partial(metrics.ranking, wrong))
         decided = bootstrap.intervals(
@@ -177,15 +177,8 @@ def _at_once(wrong: np.ndarray, *figures: Callable[..., Any]) -> Callable[..., l
     return several
 
 
-def _named(names: Sequence[str], intervals: Sequence[Interval | None]) -> Figures:
-    return {k: v for n, i in zip(names, intervals, strict=True) for k, v in as_figures(n, i).items()}
-
-
-def as_figures(name: str, interval: Interval | None) -> Figures:
-    """``{name: value, name_ci: [low, high]}``, null where undefined."""
-    if interval is None or np.isnan(interval.value):
-        return {name: None, f"{name}_ci": None}
-    return {name: interval.value, f"{name}_ci": interval.limits}
+def _named(names: Sequence[str], intervals: Sequence[Interval]) -> Figures:
+    return {k: v for n, i in zip(names, intervals, strict=True) for k, v in i.figures(n).items()}
 
 
 def split_sizes(examples: Examples) -> dict[str, Mapping[str, Any]]:
@@ -301,7 +294,7 @@ def _domain(trained: Trained, evaluator: Evaluator) -> Figures | None:
         return None
     beyond = (trained.distances[evaluator.test] > domain.limit).astype(float)
     size = {"limit": domain.limit, "rate": domain.rate, "components": domain.components.shape[1]}
-    return size | as_figures("false_alarms", evaluator.bootstrap.interval(beyond))
+    return size | evaluator.bootstrap.interval(beyond).figures("false_alarms")
 
 
 def _positive_control(trained: Trained, evaluator: Evaluator) -> Figures | None:
@@ -313,4 +306,4 @@ def _positive_control(trained: Trained, evaluator: Evaluator) -> Figures | None:
     auroc = evaluator.bootstrap.interval(margins, partial(metrics.auroc, other))
     accuracy = evaluator.bootstrap.interval((margins > 0).astype(float), partial(metrics.accuracy, other))
     base_rate = {"base_rate": float(np.mean(1 - other))}
-    return as_figures("auroc", auroc) | as_figures("accuracy", accuracy) | base_rate
+    return auroc.figures("auroc") | accuracy.figures("accuracy") | base_rate

@@ -37,8 +37,8 @@ def run(cfg: DictConfig, parts: PartRuns | None = None) -> Path:
     Raises:
         UserError: before anything is trained, for whatever is wrong with the request.
     """
-    from .adaptive.question_classifier import TARGETS
-    from .adaptive.question_classifier import run as run_classifier
+    from probers.adaptive.training import TARGETS
+    from probers.adaptive.training import run as run_classifier
 
     part = part_of(cfg)
     if cfg.head.get("_target_") in TARGETS:

@@ -8,6 +8,7 @@ from pathlib import Path
 from textwrap import fill
 from typing import Any
 
+from probers.evaluation.bootstrap import bounded, bounds, number
 from probers.files import read_json
 from probers.types import RunError
 
@@ -25,21 +26,6 @@ ENSEMBLES = {
     "logits": "sum of logits", "probabilities": "sum of probabilities", "best": "mean of the best",
     "stacked": "stacked logistic",
 }  # fmt: skip
-
-
-def number(value: float | None, form: str = ".2f", *, absent: str = "-") -> str:
-    """A figure, or what stands for one that is undefined."""
-    return absent if value is None else f"{value:{form}}"
-
-
-def bounds(ci: Sequence[float] | None, form: str = ".2f") -> str:
-    """``[low, high]``; nothing where there is no interval."""
-    return "" if ci is None else f"[{ci[0]:{form}}, {ci[1]:{form}}]"
-
-
-def bounded(entry: Mapping[str, Any], key: str, form: str = ".2f", *, absent: str = "") -> str:
-    """A figure of an entry with its interval."""
-    return f"{number(entry.get(key), form, absent=absent)} {bounds(entry.get(f'{key}_ci'), form)}".strip()
 
 
 def cut(text: str, width: int) -> str:

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..entities import Recogniser, tokens_of, with_scores, written_entities
+from ..online.scores import aggregate
 from ..types import Generation
-from .ensemble import aggregate
 
 if TYPE_CHECKING:
     from .bank import ProbeBank
@@ -121,7 +121,7 @@ class Assessor:
         Args:
             prompt: what it was written behind.
             offsets: [start, end) of each of its n tokens, characters.
-            scores: (n,) of its tokens, from :class:`.running.RunningScores`.
+            scores: (n,) of its tokens, from :class:`probers.online.scores.GrowingScores`.
             accepted: the part of the same text with which the prompt ends.
             distances: (n,) of its tokens from the prober's domain, from there as well.
         """

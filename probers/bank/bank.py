@@ -19,26 +19,19 @@ from huggingface_hub import ModelHubMixin
 
 from ..data.overlap import Seen
 from ..heads import CORRECT, WRONG, ProbeHead
+from ..online.scores import Aggregate, aggregate, check_aggregate, check_spans
 from ..store.spec import FeatureSpec, ModelSpec
 from ..types import Needs, UserError
 from .calibration import Calibration, EntropyModel, Temperature, calibration_from_dict, sigmoid
 from .domain import Domain
-from .ensemble import (
-    Aggregate,
-    Ensemble,
-    aggregate,
-    check_aggregate,
-    check_spans,
-    run_heads,
-    run_heads_on_spans,
-)
+from .ensemble import Ensemble, run_heads, run_heads_on_spans
 from .io import CONFIG, load_head, locate, read, save
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from .streaming import Scores, StopOnScore
+    from ..online.watch import Scores, StopOnScore
 
 
 @dataclass(frozen=True)
@@ -259,10 +252,9 @@ class ProbeBank(ModelHubMixin):
                 scores.finish(sequences)  # the last token too
             print(scores.sequence, scores.probability, scores.tokens)
 
-        Hooks are on the model inside the block only. What is read, and what cannot be, is
-        said in :mod:`probers.bank.watch`. With heads of ``pool=predicting`` there is a score before
-        every token, and ``scores.entities`` says at which of them an entity began
-        (:mod:`probers.bank.entity_watch`: what is known when).
+        Hooks are on the model inside the block only. :mod:`probers.online.loops` says which loops can be
+        followed. Heads of ``pool=predicting`` give a score before every token, and ``scores.entities``
+        lists the entities that began (:mod:`probers.online.watch`).
 
         Args:
             model: the transformers model this prober was trained on.
@@ -274,7 +266,7 @@ class ProbeBank(ModelHubMixin):
         Raises:
             UserError: another model; names both.
         """
-        from .streaming import Scores
+        from ..online.watch import Scores
 
         return Scores(self, model, per=per, tokenizer=tokenizer)
 
@@ -300,7 +292,7 @@ class ProbeBank(ModelHubMixin):
         Raises:
             UserError: another model; names both.
         """
-        from .streaming import StopOnScore
+        from ..online.watch import StopOnScore
 
         return StopOnScore(self, model, tokenizer, threshold, min_tokens=min_tokens)
 

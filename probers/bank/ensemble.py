@@ -93,10 +93,8 @@ def half_precision(head: ProbeHead) -> ProbeHead:
 
 
 Kind = Literal["logits", "probabilities", "best", "stacked"]
-Aggregate = Literal["max", "mean", "last"]
 
 KINDS: tuple[str, ...] = get_args(Kind)
-AGGREGATES: tuple[str, ...] = get_args(Aggregate)
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,58 +169,3 @@ class Ensemble:
 def _check_kind(kind: str) -> None:
     if kind not in KINDS:
         raise UserError(f"combine={kind} is unknown: choose one of {', '.join(KINDS)}")
-
-
-def check_aggregate(how: str) -> None:
-    """Refuse an unknown way to make a span's score of its tokens' (UserError)."""
-    if how not in AGGREGATES:
-        raise UserError(f"aggregate={how} is unknown: choose one of {', '.join(AGGREGATES)}")
-
-
-def aggregate(values: np.ndarray, spans: Any, how: Aggregate) -> np.ndarray:
-    """Values of spans from values of tokens.
-
-    Args:
-        values: (t, ...) one row per token.
-        spans: (n, 2) first token and the one after the last; spans may overlap.
-        how: "max", "mean" or "last" of a span's tokens.
-
-    Returns:
-        (n, ...) float64.
-
-    Raises:
-        UserError: an unknown ``how``.
-        ValueError: a span that is empty or not among the tokens.
-    """
-    check_aggregate(how)
-    values, bounds = np.asarray(values, dtype=np.float64), check_spans(spans, len(values))
-    if how == "last":
-        return values[bounds[:, 1] - 1]
-    if not len(bounds):
-        return np.empty((0, *values.shape[1:]))
-    reduce = np.max if how == "max" else np.mean
-    return np.stack([reduce(values[start:end], axis=0) for start, end in bounds])
-
-
-def check_spans(spans: Any, tokens: int) -> np.ndarray:
-    """Spans as an array (n, 2), each within ``tokens`` and not empty (ValueError otherwise)."""
-    bounds = np.asarray(spans, dtype=np.int64).reshape(-1, 2)
-    odd = np.flatnonzero((bounds[:, 0] < 0) | (bounds[:, 0] >= bounds[:, 1]) | (bounds[:, 1] > tokens))
-    if len(odd):
-        start, end = bounds[odd[0]].tolist()
-        raise ValueError(f"span {odd[0]} is [{start}, {end}): empty, or not among the {tokens} tokens")
-    return bounds
-
-
-def extend(before: float, tokens: int, score: float, how: Aggregate) -> float:
-    """The value of a span that grows by one token: ``aggregate`` without keeping the tokens.
-
-    Args:
-        before: value of the span so far; of no account where ``tokens`` is 0.
-        tokens: how many it has.
-        score: of the new token.
-        how: as in :func:`aggregate`.
-    """
-    if not tokens or how == "last":
-        return score
-    return max(before, score) if how == "max" else before + (score - before) / (tokens + 1)

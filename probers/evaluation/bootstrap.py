@@ -8,7 +8,7 @@ from the same resamples as the intervals; many of them at once are corrected by 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -46,6 +46,30 @@ class Interval(NamedTuple):
     def limits(self) -> list[float] | None:
         """Both limits; None where they are undefined."""
         return None if np.isnan(self.low) else [self.low, self.high]
+
+    def figures(self, name: str) -> dict[str, Any]:
+        """The figure for JSON: ``{name: value, name_ci: [low, high]}``, null where undefined."""
+        undefined = np.isnan(self.value)
+        return {name: None if undefined else self.value, f"{name}_ci": None if undefined else self.limits}
+
+
+#: An undefined figure.
+UNDEFINED = Interval(np.nan, np.nan, np.nan)
+
+
+def number(value: float | None, form: str = ".2f", *, absent: str = "-") -> str:
+    """A figure as text, or what stands for an undefined one."""
+    return absent if value is None else f"{value:{form}}"
+
+
+def bounds(ci: Sequence[float] | None, form: str = ".2f") -> str:
+    """``[low, high]`` as text; nothing where there is no interval."""
+    return "" if ci is None else f"[{ci[0]:{form}}, {ci[1]:{form}}]"
+
+
+def bounded(entry: Mapping[str, Any], key: str, form: str = ".2f", *, absent: str = "") -> str:
+    """A figure of an entry, as from :meth:`Interval.figures`, with its interval as text."""
+    return f"{number(entry.get(key), form, absent=absent)} {bounds(entry.get(f'{key}_ci'), form)}".strip()
 
 
 class Sample(NamedTuple):

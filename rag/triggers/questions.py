@@ -16,7 +16,7 @@ from ..protocol import LookAhead, State, Trigger, at_least_one, ruled, verdict
 from .rules import after_a_sentence
 
 if TYPE_CHECKING:
-    from probers.bank.question_classifier import Classifier
+    from probers.adaptive.classifiers import Classifier
 
 
 PROMPT = (
@@ -35,7 +35,7 @@ class Adaptive(Trigger):
 
     Attributes:
         classifier: folder of a trained
-            :class:`~probers.bank.question_classifier.AdaptiveClassifier`, path or hub id of a model
+            :class:`~probers.adaptive.classifiers.AdaptiveClassifier`, path or hub id of a model
             of transformers that writes A, B or C (the paper's T5) or whose labels are no, single
             and multi (or A, B and C), or an object with ``probabilities``.
     """
@@ -54,7 +54,7 @@ class Adaptive(Trigger):
                 "head=adaptive' and pass its folder as trigger.classifier, or a model with the labels "
                 "no, single and multi"
             )
-        from probers.bank.question_classifier import load_classifier
+        from probers.adaptive.classifiers import load_classifier
 
         given = self.classifier
         self._classifier = load_classifier(given) if isinstance(given, str) else given
@@ -75,7 +75,7 @@ class Adaptive(Trigger):
 
     def _classified(self, questions: Sequence[Question]) -> list[tuple[str, float]]:
         """Strategy and score of every question."""
-        from probers.bank.question_classifier import STRATEGIES
+        from probers.adaptive.classifiers import STRATEGIES
 
         texts = [q.question for q in questions]
         new = [t for t in dict.fromkeys(texts) if t not in self._known]

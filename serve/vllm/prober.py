@@ -13,10 +13,10 @@ from types import SimpleNamespace
 from typing import Any
 
 from probers.bank.bank import ProbeBank
-from probers.bank.running import check_running
 from probers.capture.hidden_states import StateTap
 from probers.engine.loading import fingerprint
 from probers.engine.vllm import KEY
+from probers.online.scores import check_growing
 from probers.options import check_record
 from probers.store.spec import ModelSpec
 from probers.types import UserError
@@ -64,7 +64,7 @@ class Settings:
             UserError: there is none; it reads what vLLM does not hand out, or cannot score a growing text.
         """
         bank = ProbeBank.from_pretrained(self.prober, allow_other=self.allow_other)
-        check_running(bank)
+        check_growing(bank)
         if bank.spec.site != "resid_post":
             raise UserError(
                 f"prober={self.prober} reads site={bank.spec.site}, and vLLM hands out the residual stream "

@@ -27,9 +27,9 @@ from vllm.config import VllmConfig
 from vllm.v1.core.sched.output import NewRequestData, SchedulerOutput
 from vllm.v1.request import Request
 
-from probers.bank.running import RunningScores
 from probers.engine.vllm import KEY
 from probers.engine.vllm.worker import ReadingWorker
+from probers.online.scores import GrowingScores
 from probers.types import RunError
 
 from .prober import Settings, model_spec
@@ -109,7 +109,7 @@ class ScoringWorker(ReadingWorker):
         dtype = str(model.dtype).removeprefix("torch.")
         self._bank.check_model(model_spec(model.served_model_name, model.model, model.hf_config, dtype))
         vllm_config.additional_config[KEY] = settings.reading(self._bank)
-        self._running = RunningScores(self._bank)
+        self._running = GrowingScores(self._bank)
         self._requests: dict[str, _Text] = {}
         self._texts: dict[str, dict[str, _Text]] = {}
         super().__init__(vllm_config, *args, **kwargs)

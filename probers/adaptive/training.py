@@ -1,7 +1,8 @@
-"""``probers-train head=adaptive``: a classifier of questions, trained on which strategy answered right."""
+"""``probers-train head=adaptive``: train a classifier of questions on which strategy answered right."""
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,42 +13,37 @@ from typing import Any
 import numpy as np
 from omegaconf import DictConfig
 
-from probers.bank.question_classifier import STRATEGIES, AdaptiveClassifier
-from probers.commands.config import compose
-from probers.commands.newest import newest_store
-from probers.commands.parts import build, inputs, record_of
-from probers.commands.runs import RunFolder
-from probers.evaluation.bootstrap import Bootstrap
-from probers.evaluation.metrics import auroc
-from probers.files import canonical_json, write_text
-from probers.options import Count, Positive
-from probers.pages import public_model, public_path, render
-from probers.types import UserError
-
-from ..controls import SHUFFLED
-from ..evaluate import as_figures
-from ..tables import bounded, number
+from ..commands.config import compose
+from ..commands.newest import newest_store
+from ..commands.parts import build, inputs, record_of
+from ..commands.runs import RunFolder
+from ..evaluation.bootstrap import UNDEFINED, Bootstrap, bounded, number
+from ..evaluation.metrics import auroc
+from ..files import canonical_json, write_text
+from ..options import Count, Positive
+from ..pages import public_model, public_path, render
+from ..types import UserError
+from .classifiers import STRATEGIES, AdaptiveClassifier
 from .strategies import HOW, Answers, Bias, Labelled, joined, label, read, seen
 
+log = logging.getLogger(__name__)
+
 #: The heads that are classifiers of questions: of words, and a T5 that writes letters.
-TARGETS = (
-    "probers.train.adaptive.question_classifier.Words",
-    "probers.train.adaptive.letter_classifier.Letters",
-)
+TARGETS = ("probers.adaptive.training.Words", "probers.adaptive.t5.Letters")
 _USED = ("data", "out", "suffix", "head", "resamples", "seed", "overwrite", "wait", "checksums")
 
-#: What the figures are of.
-CLASSIFIER, MAJORITY, WORDS = "classifier", "majority", "words alone"
+#: Names of what is measured: the classifier and its controls.
+CLASSIFIER, MAJORITY, WORDS, SHUFFLED = "classifier", "majority", "words alone", "shuffled labels"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Words:
-    """How the classifier of words is fitted.
+    """Settings for fitting the classifier of words.
 
     Attributes:
         bias: as of :func:`.strategies.label`.
         c: inverse strength of the L2 penalty.
-        min_count: words and pairs of words of fewer questions are left out.
+        min_count: words and pairs of words that fewer questions have are left out.
     """
 
     bias: Bias
@@ -65,22 +61,22 @@ class Words:
 
 
 def run(cfg: DictConfig) -> Path:
-    """Train the classifier on what was tried, measure it on test questions; returns its folder.
+    """Train the classifier, measure it on test questions and write its folder, which is returned.
 
     Raises:
-        UserError: before anything is written, for whatever is wrong with the request.
+        UserError: the request cannot be met; raised before anything is written.
     """
     _refuse_unused(cfg)
     settings = build(cfg.head)
     paths = _data(cfg.data)
-    print(f"reading {', '.join(map(str, paths))}", flush=True)
+    log.info("reading %s", ", ".join(map(str, paths)))
     parts = [read(path, checksums=cfg.checksums) for path in paths]
     answers = joined(parts)
     labelled, record = label(answers, settings.bias)
     for split in ("train", "test"):
         if split not in labelled:
             told = ", ".join(map(str, paths))
-            raise UserError(f"{told} has no {split} question that every strategy was tried on")
+            raise UserError(f"{told} has no {split} question that every strategy was tried on", code="labels")
     train, test = labelled["train"], labelled["test"]
     words = settings if isinstance(settings, Words) else Words(bias=settings.bias)
     by_words = words.fit(labelled, seed=cfg.seed, device=cfg.device)  # says what cannot be learned from
@@ -110,10 +106,11 @@ def run(cfg: DictConfig) -> Path:
     write_text(out / "README.md", write_card(figures, model=answers.model, data=paths, out=out))
     accuracy = figures["detectors"][CLASSIFIER]["accuracy"]
     folder.finish({"model": answers.model, "accuracy": accuracy})
-    print(table(figures))
+    log.info("%s", table(figures))
     size = f"{len(classifier.terms)} terms" if words is settings else f"a fine-tuned {figures['base']}"
-    print(f"wrote a classifier of questions with {size} to {out}")
-    print(f'next: probers-rag question="..." trigger=adaptive query=last_sentence trigger.classifier={out}')
+    log.info("wrote a classifier of questions with %s to %s", size, out)
+    following = 'next: probers-rag question="..." trigger=adaptive query=last_sentence trigger.classifier=%s'
+    log.info(following, out)
     return out
 
 
@@ -133,23 +130,25 @@ def _refuse_unused(cfg: DictConfig) -> None:
     for key in map(str, defaults):
         if key not in (*_USED, "device", "logger", "save_every") and cfg[key] != defaults[key]:
             raise UserError(
-                f"a classifier of questions takes its options as head.NAME, and {key}={cfg[key]} means "
-                "nothing there: leave it out"
+                f"a classifier of questions takes its options as head.NAME, not {key}={cfg[key]}: "
+                "leave it out",
+                code="conflict",
             )
 
 
 def _data(given: Any) -> list[Path]:
-    """What to read: the runs and stores given, or the newest complete store with answered questions."""
+    """The runs and stores given, or the newest complete store with answered questions."""
     if given is not None:
         paths = [Path(str(path)) for path in ([given] if isinstance(given, str) else given)]
         if not paths:
-            raise UserError("data=[] names no run or store: give a folder, or several")
+            raise UserError("data=[] names no run or store: give a folder, or several", code="missing-value")
         return paths
     found = newest_store("cot")
     if found is None:
         raise UserError(
             "head=adaptive needs a store of answered questions and there is none under runs/: "
-            f"'probers-datagen --source cot' makes one, or pass data=FOLDER, also of '{HOW}'"
+            f"'probers-datagen --source cot' makes one, or pass data=FOLDER, also of '{HOW}'",
+            code="no-artifact",
         )
     return [found]
 
@@ -168,7 +167,7 @@ def measure(
 
     Args:
         test: the questions with their strategies.
-        chances: (n, 3) probabilities of the classifier, and of those it is controlled with.
+        chances: (n, 3) probabilities of the classifier and of its controls.
         majority: the most frequent strategy of the training questions.
         resamples: of the bootstrap over groups.
         seed: of its draws.
@@ -193,7 +192,7 @@ def measure(
     return {
         "schema": 1, "strategies": list(STRATEGIES), "majority": majority,
         "detectors": {
-            name: as_figures("accuracy", bootstrap.interval(hits)) | as_figures("auroc", aurocs.get(name))
+            name: bootstrap.interval(hits).figures("accuracy") | aurocs.get(name, UNDEFINED).figures("auroc")
             for name, hits in right.items()
         },
         "pairs": pairs,
@@ -211,7 +210,7 @@ def measure(
 
 
 def _score(chances: np.ndarray) -> np.ndarray:
-    """How much more probable retrieving is than not, as the trigger has it; (n,) of (n, 3)."""
+    """P(some retrieval) minus P(none) as the trigger scores it; (n,) of (n, 3)."""
     return np.max(chances[:, 1:], axis=1) - chances[:, 0]
 
 
@@ -243,7 +242,7 @@ def table(figures: Mapping[str, Any]) -> str:
 
 
 def _told(labels: Mapping[str, Any]) -> str:
-    """Where the labels come from."""
+    """The source of the labels."""
     counted = [
         f"{e['n']} of {name or 'no data set'} ({e['label']})" for name, e in labels["unanswered"].items()
     ]
@@ -256,7 +255,7 @@ def _told(labels: Mapping[str, Any]) -> str:
 def write_card(figures: Mapping[str, Any], *, model: str, data: Sequence[Path], out: Path) -> str:
     """The text of ``README.md``."""
     return render(
-        "probers.train.adaptive/question_classifier.md.j2",
+        "probers.adaptive/card.md.j2",
         figures=figures, model=public_model(model), data=[public_path(path, "DATA") for path in data],
         out=public_path(out, "CLASSIFIER"), notes=_notes(figures), bounded=bounded,
         tried="multi" in figures["labels"]["tried"],
@@ -268,7 +267,7 @@ def _percent(value: float | None) -> str:
 
 
 def _notes(figures: Mapping[str, Any]) -> list[str]:
-    """What in the figures speaks against the classifier."""
+    """Figures that speak against the classifier, one sentence each."""
     found: list[str] = []
     low = figures["pairs"][f"{CLASSIFIER} vs {MAJORITY}"]["accuracy"]["ci95"][0]
     if not low > 0:

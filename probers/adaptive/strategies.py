@@ -1,8 +1,8 @@
-"""Which strategy answers a question right: the labels of a classifier of questions, from what was tried.
+"""Labels of a classifier of questions: the cheapest strategy that answered each question right.
 
-As in Adaptive-RAG (Jeong et al. 2024) a label is the cheapest strategy whose answer is right. A run of
-``probers-compare split=all`` tried all three; a store of ``probers-datagen --source cot`` has only those
-without and with passages, and every question that neither answers counts as "multi".
+The labels are those of Adaptive-RAG (Jeong et al. 2024). A run of ``probers-compare split=all`` tried all
+three strategies; a store of ``probers-datagen --source cot`` has only answers without and with passages, and
+every question that neither answers counts as "multi".
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field
 
-from probers.bank.question_classifier import STRATEGIES
-from probers.checksums import sha256, unsealed_lines
-from probers.commands.runs import read_state
-from probers.data.overlap import Seen
-from probers.store.files import fingerprint
-from probers.store.store import FeatureStore
-from probers.types import SPLITS, UserError, first_line
+from ..checksums import sha256, unsealed_lines
+from ..commands.runs import read_state
+from ..data.overlap import Seen
+from ..store.files import fingerprint
+from ..store.store import FeatureStore
+from ..types import SPLITS, UserError, first_line
+from .classifiers import STRATEGIES
 
 #: Label of the questions of a data set that no strategy answers right; "leave_out" gives them none.
 Bias = Annotated[
     Mapping[str, Literal["single", "multi", "leave_out"]],
     Field(description="single, multi or leave_out for each data set, as {nq: single}"),
 ]
-#: The trigger that is a strategy of each kind in a comparison.
+#: The trigger of a comparison that stands for each strategy.
 TRIGGERS = {"no": "never", "single": "always", "multi": "fixed_sentence"}
 #: The command that tries them.
 HOW = "probers-compare triggers=[never,always,fixed_sentence] split=all"
@@ -37,7 +37,7 @@ _OUTCOMES = "outcomes.jsonl"
 
 
 class Tried(NamedTuple):
-    """A question, and of every strategy that was tried whether its answer is right."""
+    """A question, and for every strategy tried on it, true where the answer is right."""
 
     id: str
     dataset: str
@@ -54,9 +54,9 @@ class Answers:
     Attributes:
         path: the run or store.
         model: name of the model that answered.
-        rule: by which figure an answer is right.
+        rule: the figure that decides whether an answer is right.
         strategies: those that were tried.
-        rows: of every question, also of those for which a strategy was not tried.
+        rows: all questions, also those on which a strategy was not tried.
         fingerprint: of the content.
     """
 
@@ -69,7 +69,7 @@ class Answers:
 
 
 class Labelled(NamedTuple):
-    """Questions (n) with the cheapest strategy that answers each right, and the groups they are of."""
+    """Questions (n), the cheapest strategy that answers each right, and their groups."""
 
     questions: list[str]
     strategies: list[str]
@@ -77,22 +77,25 @@ class Labelled(NamedTuple):
 
 
 def read(path: Path, *, checksums: bool = True) -> Answers:
-    """What was tried in a comparison's folder, or in a feature store of answers.
+    """Read the answers of a comparison's folder, or of a feature store.
 
     Raises:
-        UserError: neither is there, it is not finished, damaged, or tried too little.
+        UserError: neither is there, or it is unfinished or damaged or lacks a strategy.
     """
     state = read_state(path)
     if state is None or state["command"] != "compare":
         return of_store(FeatureStore.open(path, checksums=checksums))
     if not state["complete"]:
-        raise UserError(f"data={path} is not finished: run its command again, and it goes on")
+        raise UserError(
+            f"data={path} is not finished: run its command again to continue it", code="no-artifact"
+        )
     asked = state["identity"]
     methods = {s: _method(asked, trigger) for s, trigger in TRIGGERS.items()}
     if missing := [TRIGGERS[s] for s, name in methods.items() if name is None]:
         raise UserError(
             f"data={path} compared no method of trigger {' or '.join(missing)}: head=adaptive learns "
-            f"from all three strategies, '{HOW}'"
+            f"from all three strategies, '{HOW}'",
+            code="labels",
         )
     file = path / _OUTCOMES
     try:
@@ -106,7 +109,8 @@ def read(path: Path, *, checksums: bool = True) -> Answers:
         ]  # fmt: skip
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise UserError(
-            f"{file} is missing or damaged ({first_line(error)}): compare again with overwrite=true"
+            f"{file} is missing or damaged ({first_line(error)}): compare again with overwrite=true",
+            code="damaged",
         ) from error
     return Answers(path, asked["model"]["name"], asked["wrong"], STRATEGIES, rows, sha256(file)[:16])
 
@@ -117,7 +121,7 @@ def _method(asked: Mapping[str, Any], trigger: str) -> str | None:
 
 
 def of_store(store: FeatureStore) -> Answers:
-    """What a store of ``probers-datagen --source cot`` says of the answers without and with passages."""
+    """Read the answers without and with passages from a store of ``probers-datagen --source cot``."""
     found: dict[tuple[str, str], Tried] = {}
     right: dict[tuple[str, str], dict[str, bool]] = {}
     for table in store.tables() if store.spec.position == "generated" else ():
@@ -139,10 +143,10 @@ def of_store(store: FeatureStore) -> Answers:
 
 
 def joined(parts: Sequence[Answers]) -> Answers:
-    """Several of them as one.
+    """Join the answers of several runs.
 
     Raises:
-        UserError: of other models, rules or strategies, or with a question in two, or on two sides.
+        UserError: other models, rules or strategies; a question in two of them, a group in two splits.
     """
     first, sides, where = parts[0], dict[tuple[str, str], str](), dict[tuple[str, str], Path]()
     for part in parts:
@@ -151,18 +155,21 @@ def joined(parts: Sequence[Answers]) -> Answers:
             if mine != theirs:
                 raise UserError(
                     f"data={first.path} and data={part.path} cannot be joined: {name} is {_told(mine)} "
-                    f"in one and {_told(theirs)} in the other"
+                    f"in one and {_told(theirs)} in the other",
+                    code="mismatch",
                 )
         for row in part.rows:
             if where.setdefault((row.dataset, row.id), part.path) != part.path:
                 raise UserError(
                     f"question {row.id!r} is in data={where[row.dataset, row.id]} and data={part.path}: give "
-                    "every question once"
+                    "every question once",
+                    code="overlap",
                 )
             if sides.setdefault((row.dataset, row.group), row.split) != row.split:
                 raise UserError(
                     f"the group {row.group!r} has questions of the {sides[row.dataset, row.group]} and of "
-                    f"the {row.split} split (data={part.path}): deal them with one seed"
+                    f"the {row.split} split (data={part.path}): split them with one seed",
+                    code="overlap",
                 )
     rows = [row for part in parts for row in part.rows]
     return Answers(first.path, first.model, first.rule, first.strategies, rows, first.fingerprint)
@@ -173,15 +180,14 @@ def _told(value: str | tuple[str, ...]) -> str:
 
 
 def label(answers: Answers, bias: Bias) -> tuple[dict[str, Labelled], dict[str, Any]]:
-    """Questions and their labels by split, and a record of where the labels come from.
+    """Label questions by split; also returns a record of the labels' sources.
 
     Args:
-        answers: of one model; questions for which a strategy was not tried get no label.
-        bias: label of the questions that no strategy answers, by data set; where "multi" was not
-            tried, it is theirs.
+        answers: of one model; questions on which a strategy was not tried get no label.
+        bias: label of the questions that no strategy answers, by data set; "multi" where that was not tried.
 
     Raises:
-        UserError: no question is left, or ``bias`` says nothing of a data set that needs it.
+        UserError: no question is left, or ``bias`` lacks a data set that needs it.
     """
     found: dict[str, Labelled] = {}
     unanswered: Counter[str] = Counter()
@@ -200,7 +206,8 @@ def label(answers: Answers, bias: Bias) -> tuple[dict[str, Labelled], dict[str, 
     if not found:
         raise UserError(
             f"{answers.path} has no question that was answered both without and with passages: make some "
-            f"with '{HOW}' or 'probers-datagen --source cot'"
+            f"with '{HOW}' or 'probers-datagen --source cot'",
+            code="labels",
         )
     record = {
         "tried": list(answers.strategies), "rule": answers.rule,
@@ -215,8 +222,9 @@ def label(answers: Answers, bias: Bias) -> tuple[dict[str, Labelled], dict[str, 
 def _of_unanswered(dataset: str, bias: Bias) -> str:
     if dataset not in bias:
         raise UserError(
-            f"no strategy answers some questions of the data set {dataset!r}, and head.bias does not say "
-            f"what they are: pass +head.bias.{dataset or 'NAME'}=single, multi or leave_out"
+            f"no strategy answers some questions of the data set {dataset!r}, and head.bias does not "
+            f"label them: pass +head.bias.{dataset or 'NAME'}=single, multi or leave_out",
+            code="missing-value",
         )
     return bias[dataset]
 

@@ -1,25 +1,24 @@
-"""Following a loop that is not ours: which token a forward pass holds, its states, and their scores.
+"""Tokens and states read from someone else's generation loop.
 
-A plain transformers model is only listened to. Hooks never change, delay or break off a
-generation; what cannot be followed is kept as the batch's problem, for whoever asks.
+Hooks listen to a plain transformers model. They never change, delay or break off a generation; a loop that
+cannot be followed leaves its problem on the batch, for whoever asks for a score.
 
-- ``generate`` forwards the prompt in one pass and then every generated token in a pass
-  of its own. A token's states are read in its own pass, a prompt's never.
-- The last generated token is sampled and not forwarded any more, so it is not read;
-  :meth:`probers.bank.streaming.Scores.finish` makes up for that.
-- A row of the batch that has ended goes on being fed until all have. End-of-sequence and
-  padding tokens count for nothing, and neither does what follows an end of sequence.
-  Which ids these are, model.generation_config says, and the tokenizer where one is given.
+- ``generate`` forwards the prompt in one pass and each generated token in a pass of its own. A
+  token's states are read in its own pass; a prompt's are not read.
+- The last generated token is sampled but not forwarded, so it is not read;
+  :meth:`probers.online.watch.Scores.finish` forwards it.
+- A row that has ended is still fed until all rows have. End-of-sequence and padding tokens do not count,
+  nor does anything after an end of sequence. Their ids come from model.generation_config, and from the
+  tokenizer where one is given.
 - A pass without earlier keys and values begins a new text: a second call starts afresh.
 - Beam search, assisted decoding, chunked prefill, a cache filled beforehand, a static
-  cache and ``use_cache=False`` are refused when a score is asked for. One case cannot be
-  told from decoding by ``Scores``, only by the stopping criterion: a prompt prefilled
-  in two chunks of which the second has one token, which then counts as generated.
+  cache and ``use_cache=False`` are refused when a score is asked for. One case looks like decoding to
+  ``Scores``, and only the stopping criterion notices it: a prompt prefilled in two chunks, the second
+  of one token, which then counts as generated.
 - Heads of single tokens score each token, and the text so far as the span of its tokens.
-- Heads of ``pool=predicting`` score the state before each token, the prompt's last before the
-  first; :mod:`.entity_watch` says at which of them an entity begins.
-  Heads that pool a span's tokens themselves need all of its states, which are not kept
-  here: they are refused.
+- Heads of ``pool=predicting`` score the state before each token, beginning with the prompt's last;
+  :mod:`.entities` finds the tokens where an entity begins.
+- Heads that pool a span's tokens themselves need all of its states, which are not kept: refused.
 """
 
 from __future__ import annotations
@@ -28,22 +27,20 @@ import copy
 import inspect
 import weakref
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from ..capture.blocks import decoder_layers
 from ..capture.hidden_states import broken_state, check_needs, tap_of
-from ..capture.pooling import StreamingPool, all_finite, as_stored, token_vectors
+from ..capture.pooling import all_finite, as_stored, token_vectors
 from ..engine.forward import Decoder
 from ..engine.loading import fingerprint
-from ..heads import ProbeHead
-from ..store.spec import FeatureSpec, ModelSpec
+from ..store.spec import ModelSpec
 from ..types import RunError, UserError
-from .ensemble import Aggregate, extend
+from .scores import GrowingVectors, Prober, check_growing, extend
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -59,41 +56,18 @@ _STATIC = (
 )
 _NO_CACHE = "passes without keys and values cannot be followed: call generate with use_cache=True"
 
-#: Tokens whose vectors wait until the heads run on all of them at once. One at a time, the
-#: heads' weights would be read for every token; all at the end, a long text's vectors would
-#: fill the memory that reading on the fly saves.
+#: Tokens whose vectors wait until the heads run on all of them at once: one at a time the heads' weights
+#: would be read for every token, all at the end a long text's vectors would fill the memory.
 _BLOCK = 32
-
-
-class Prober(Protocol):
-    """What is asked of a :class:`probers.bank.bank.ProbeBank`, from which these objects are had."""
-
-    @property
-    def spec(self) -> FeatureSpec: ...
-    @property
-    def head(self) -> ProbeHead: ...
-    @property
-    def threshold(self) -> float: ...
-    @property
-    def aggregate(self) -> Aggregate | None: ...
-    @property
-    def recogniser(self) -> str | None: ...
-    def score(self, states: Tensor, /) -> np.ndarray: ...
-    def probability(self, score: np.ndarray, /) -> np.ndarray: ...
-    def check_model(self, model: ModelSpec, /) -> None: ...
 
 
 def _check(bank: Prober, model: Any) -> None:
     """Refuse heads that cannot follow a text, and a model they were not trained on (UserError).
 
     Depth and width are always compared, and the weights where the model knows the hub id
-    or folder it came from. What was changed after loading cannot be noticed.
+    or folder it came from. A change after loading goes unnoticed.
     """
-    if bank.head.tokens:
-        raise UserError(
-            "this prober's heads pool all tokens of a span and cannot follow a text token by token: record "
-            'its states with Needs(pool="tokens") and call bank.score_spans, or train heads of single tokens'
-        )
+    check_growing(bank)
     name = str(getattr(model, "name_or_path", "") or "")
     spec = ModelSpec(
         id=name or bank.spec.model.id,
@@ -107,21 +81,20 @@ def _check(bank: Prober, model: Any) -> None:
 
 
 class WatchedBatch:
-    """What is written in the rows of one batch, as far as it was forwarded, and its scores.
+    """Forwarded tokens of one batch's rows, and their scores.
 
     Attributes:
-        rows: how many.
-        prompt: ids (rows, columns) of the prompt in what ``generate`` returns; no columns where it was
-            embeddings.
+        rows: number of rows.
+        prompt: ids (rows, columns) of the prompt in what ``generate`` returns; no columns for embeddings.
         tokens: (rows,) ids of each pass after the first.
-        predicting: the heads read the state before a token, of the prompt's last one too.
+        predicting: the heads read the state before a token, beginning with the prompt's last.
         eos: ids that end a row.
-        stopped: (rows,) where nothing counts any more because a caller said so.
-        problem: why it could not be followed or scored.
+        stopped: (rows,) rows that a caller has stopped; none of their further tokens count.
+        problem: why the loop could not be followed or scored.
 
     Args:
-        per: score after each token the "sequence" so far, or the "token" alone.
-        special: ids that end a row, and those that are no part of it.
+        per: score the "sequence" so far after each token, or the "token" alone.
+        special: ids that end a row, and ids that are not part of it.
         length: positions before the first generated token, padding included.
     """
 
@@ -139,9 +112,8 @@ class WatchedBatch:
         self._live = torch.zeros(rows, dtype=torch.bool)  # whether the last token counts
         self._lives: list[Tensor] = []  # the same of every token
         self._added = 0
-        self._count = torch.zeros(rows)
-        self._pool = StreamingPool(bank.spec.pool, rows)
-        self._waiting: list[tuple[Tensor, Tensor, Tensor]] = []  # vectors, live and finite of a token
+        self._vectors = GrowingVectors(bank.spec.pool)
+        self._waiting: list[tuple[list[int], Tensor, Tensor]] = []  # of a token: live rows, vectors, finite
         self._scores: list[list[float]] = [[] for _ in range(rows)]
         self._mask: Tensor | None = None
         self._positions: Tensor | None = None
@@ -154,8 +126,8 @@ class WatchedBatch:
         return self._added > 0
 
     def refuse(self, why: str) -> None:
-        """Read no more of it, since it cannot be followed."""
-        self.problem = self.problem or UserError(why)
+        """Read no more: the loop cannot be followed."""
+        self.problem = self.problem or UserError(why, code="unsupported")
 
     def expects(self, rows: int, length: int, past: int, cache: Any) -> bool:
         """Whether a pass over (rows, length) after ``past`` positions is one more token of each row."""
@@ -163,7 +135,7 @@ class WatchedBatch:
         return same and (rows, length, past) == (self.rows, 1, self._length + len(self.tokens))
 
     def passed(self, cache: Any, given: dict[str, Any]) -> None:
-        """Take note of a pass: what it was given, and with which keys and values the next must come."""
+        """Record a pass: its inputs, and the keys and values that the next pass must come with."""
         keys = _first_keys(cache)
         self._keys = None if keys is None else weakref.ref(keys)
         self._mask, self._positions = given.get("attention_mask"), given.get("position_ids")
@@ -172,7 +144,7 @@ class WatchedBatch:
         """(rows,) tokens of the prompts without padding, and tokens forwarded after them.
 
         Args:
-            mask: (rows, columns) that the newest pass was given, or one of another form.
+            mask: (rows, columns) of the newest pass, or one of another form.
         """
         written = len(self.tokens) + self.begun if self.predicting else len(self.tokens) + 1
         prompts = torch.full((self.rows,), self._length)
@@ -181,7 +153,7 @@ class WatchedBatch:
         return prompts, torch.full_like(prompts, written)
 
     def counted(self, tokens: Tensor) -> Tensor:
-        """(rows,) whether ``tokens`` (rows,) would be part of the rows' texts."""
+        """(rows,) true where ``tokens`` (rows,) would be part of the rows' texts."""
         over = self._ended.to(tokens.device) | self.stopped.to(tokens.device)
         return ~(torch.isin(tokens, self._special.to(tokens.device)) | over)
 
@@ -199,44 +171,42 @@ class WatchedBatch:
             self._ended = self._ended.to(tokens.device) | torch.isin(tokens, self.eos.to(tokens.device))
             self._lives.append(live)
             self.tokens.append(tokens)
-        self._count = self._count.to(states.device) + live
+        rows, states = live.nonzero()[:, 0].tolist(), states[live]
         vectors = token_vectors(states, self._bank.spec.pool)
         if self._per == "sequence":
-            self._pool.add(vectors, slice(None), live)
-            vectors = self._pool.value(slice(None), self._count.clamp_min(1)[:, None, None])
-        self._waiting.append((vectors, live, all_finite(states) | ~live[:, None]))
+            vectors = self._vectors.add(rows, vectors)
+        self._waiting.append((rows, vectors, all_finite(states)))
         self._added += 1
         if len(self._waiting) == _BLOCK:
             self._score_waiting()
 
     def _score_waiting(self) -> None:
-        """Score what waits; what is wrong with it becomes the batch's problem."""
+        """Score the waiting tokens; what is wrong with one becomes the batch's problem."""
         if not self._waiting or self.problem is not None:
             return
-        vectors, live, finite = (torch.stack(parts) for parts in zip(*self._waiting, strict=True))
+        rows, vectors, finite = zip(*self._waiting, strict=True)
         first = self._added - len(self._waiting) - self.predicting
         self._waiting.clear()
-        for token, row, layer in (~finite).nonzero().tolist():
-            place = first + token
-            where = (
-                f"generated token {place}" if place >= 0 else "the prompt's last token"
-            ) + f" of row {row}"
-            self.problem = broken_state(self._bank.spec.needs, layer, where)
-            return
+        for token, good in enumerate(finite, first):
+            for place, layer in (~good).nonzero().tolist():
+                name = f"generated token {token}" if token >= 0 else "the prompt's last token"
+                where = f"{name} of row {rows[token - first][place]}"
+                self.problem = broken_state(self._bank.spec.needs, layer, where)
+                return
         try:
-            scores = self._bank.score(as_stored(vectors[live], self._bank.spec.dtype)).tolist()
+            scores = self._bank.score(as_stored(torch.cat(vectors), self._bank.spec.dtype)).tolist()
         except RunError as error:
             self.problem = error
             return
         how = self._bank.aggregate if self._per == "sequence" else None
-        for (_, row), score in zip(live.nonzero().tolist(), scores, strict=True):
+        for row, score in zip([row for each in rows for row in each], scores, strict=True):
             before = self._scores[row]
             if how is not None:
                 score = extend(before[-1] if before else 0.0, len(before), score, how)
             before.append(score)
 
     def scores(self) -> list[list[float]]:
-        """Of each row the score after each of its tokens that count; of its prompt when ``predicting``.
+        """The scores of each row, one after each token that counts; after its prompt when ``predicting``.
 
         Raises:
             UserError, RunError: the batch's problem.
@@ -247,19 +217,22 @@ class WatchedBatch:
         return self._scores
 
     def ask(self, ids: Tensor) -> None:
-        """Take note of what a caller knows: ids (rows, columns) of all read, and of one sampled since.
+        """Compare with a caller's ids (rows, columns): of all tokens read, and of one sampled since.
 
         Raises:
-            UserError: it is something else.
+            UserError: other ids.
         """
         read = len(self.tokens)
         same = read == self._asked and tuple(ids.shape) == (self.rows, self.prompt.shape[1] + read + 1)
         if not same or (read and not torch.equal(ids[:, -2], self.tokens[-1].to(ids.device))):
-            raise UserError(f"{_UNREADABLE}; and use a stopping criterion with the model it was made for")
+            raise UserError(
+                f"{_UNREADABLE}; and use a stopping criterion with the model it was made for",
+                code="unsupported",
+            )
         self._asked += 1
 
     def stop_above(self, threshold: float) -> None:
-        """Stop the rows whose last token counts and has taken the score above ``threshold``."""
+        """Stop the rows whose last token counts and raised the score above ``threshold``."""
         for row in self._live.nonzero()[:, 0].tolist():
             self.stopped[row] = self._scores[row][-1] > threshold
 
@@ -269,12 +242,13 @@ class WatchedBatch:
         return [int(tokens[row]) for tokens, live in pairs if live[row]]
 
     def forward(self, model: Any, last: Tensor, cache: Any) -> None:
-        """One more pass over ``last`` (rows, 1), as ``generate`` would make it, on a copy of ``cache``."""
+        """Forward ``last`` (rows, 1) as ``generate`` would, on a copy of ``cache``."""
         mask, positions = self._mask, self._positions
         if cache is None or (mask is not None and mask.dim() != 2):
             raise UserError(
                 "the last token cannot be read: finish needs a loop whose passes return the cache and "
-                "have an attention mask of 2 dimensions, or none"
+                "have an attention mask of 2 dimensions, or none",
+                code="unsupported",
             )
         decoder = Decoder(model)
         last = last.to(decoder.device)
@@ -292,17 +266,17 @@ class WatchedBatch:
 
 
 class GenerationWatcher(ExitStack):
-    """Listens to a model's passes and keeps a :class:`WatchedBatch` of the batch that is being written.
+    """Listener on a model's passes, with a :class:`WatchedBatch` of the batch being written.
 
-    While it is entered, hooks are on the model and hold on to it; keys and values go with them.
+    Hooks are on the model while it is entered; they hold the model, keys and values.
 
     Attributes:
         bank, model, tokenizer: as given.
         batch: the newest; None before the first pass.
-        cache: keys and values of its last pass, where they are to be kept.
+        cache: keys and values of its last pass, with ``keep_cache``.
 
     Args:
-        keep_cache: hold on to keys and values, so that one more token can be forwarded.
+        keep_cache: keep keys and values, so that one more token can be forwarded.
 
     Raises:
         UserError: heads that cannot follow a text, or a model they were not trained on.
@@ -335,13 +309,13 @@ class GenerationWatcher(ExitStack):
         return {**dict(zip(self._names, args, strict=False)), **kwargs}
 
     def _before(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Decide whether this pass holds a prompt, a generated token of each row, or something else."""
+        """Tell a prompt's pass from one generated token of each row, and from anything else."""
         self._tap.read_last(0)
         self.cache = None
         given = self._given(args, kwargs)
         ids, cache = given.get("input_ids"), given.get("past_key_values")
         inputs = given.get("inputs_embeds") if ids is None else ids
-        if inputs is None:  # the model will say so itself
+        if inputs is None:  # the model raises its own error
             return
         rows, length = inputs.shape[:2]
         past = 0 if cache is None else int(cache.get_seq_length())
@@ -361,7 +335,7 @@ class GenerationWatcher(ExitStack):
                 self.batch.refuse(_UNREADABLE)
 
     def _taken(self, batch: WatchedBatch | None, given: dict[str, Any]) -> Tensor | None:
-        """What was read, (rows, layers, d)."""
+        """States read in this pass, (rows, layers, d)."""
         if batch is None:
             return None
         states = self._tap.take_last(*batch.lengths(given.get("attention_mask")))
@@ -386,7 +360,7 @@ class GenerationWatcher(ExitStack):
 def _first_keys(cache: Any) -> Tensor | None:
     """The first layer's keys, where they stay the same tensor from one pass to the next.
 
-    Beam search, cropping and the like put another one in its place, which is how they are noticed.
+    Beam search, cropping and the like replace it, and are noticed by that.
     """
     if cache is None or getattr(cache, "offloading", False):
         return None

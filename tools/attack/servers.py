@@ -7,12 +7,10 @@ import os
 import random
 import signal
 import socket
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -21,8 +19,6 @@ from .damage import wrong_value
 
 if TYPE_CHECKING:
     from .grounds import Grounds
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
 PAGES = ("Aldenburg", "Brenne", "Marl", "Kelby")
 _SLOW = 0.7  # seconds between two bytes of a slow answer

@@ -1,8 +1,8 @@
 """Classifiers of questions: answer without passages, with one retrieval, or step by step.
 
-Adaptive-RAG (Jeong et al. 2024) decides from the question's text alone. Ours are trained by
-``probers-train head=adaptive`` (words) or ``head=adaptive_t5`` (a T5 that writes A, B or C, as the
-paper's); any such model of transformers, and any sequence classifier, may stand in.
+Adaptive-RAG (Jeong et al. 2024) decides from the question's text alone. ``probers-train head=adaptive``
+trains a classifier of words, ``head=adaptive_t5`` a T5 that writes A, B or C, as the paper's; any such model
+of transformers and any sequence classifier can be used as well.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from sklearn.feature_extraction.text import TfidfVectorizer
     from torch import Tensor
 
-#: From the cheapest to the dearest; columns of probabilities have this order.
+#: From the cheapest to the most expensive; columns of probabilities have this order.
 STRATEGIES = ("no", "single", "multi")
 LETTERS = ("A", "B", "C")  # the labels of Adaptive-RAG's classifier, in the same order
-#: Beside a fine-tuned model's files: their sizes and checksums.
+#: Sizes and checksums of a fine-tuned model's files, beside them.
 MODEL_FILE = "adaptive.json"
 _CONFIG, _WEIGHTS = "config.json", "adaptive.safetensors"
 _FORMAT, _SCHEMA = "probers-adaptive", 1
@@ -41,7 +41,7 @@ class _Config:
     """The fields of ``config.json`` beside its own checksum.
 
     Attributes:
-        weights: SHA-256 of the file of weights; None in what earlier versions wrote.
+        weights: SHA-256 of the file of weights; None in files of earlier versions.
     """
 
     format: str
@@ -52,7 +52,7 @@ class _Config:
 
 
 class Classifier(Protocol):
-    """Anything that knows how probable the strategies are for a question."""
+    """A classifier of questions."""
 
     def probabilities(self, questions: Sequence[str]) -> np.ndarray:
         """(n, 3) in the order of :data:`STRATEGIES`."""
@@ -67,7 +67,7 @@ class AdaptiveClassifier:
         terms: words and pairs of words, sorted; V of them.
         idf: (V,) their inverse document frequencies.
         weights: (3, V) one row per strategy.
-        intercepts: (3,); minus infinity for a strategy that no training question had.
+        intercepts: (3,); minus infinity for a strategy without training questions.
     """
 
     terms: tuple[str, ...]
@@ -85,31 +85,37 @@ class AdaptiveClassifier:
             questions: texts (n,).
             strategies: "no", "single" or "multi" of each.
             c: inverse strength of the L2 penalty.
-            min_count: terms of fewer questions are left out.
+            min_count: terms that fewer questions have are left out.
 
         Raises:
             UserError: an option out of range, an unknown strategy, fewer than two different ones,
-                or no term that is in ``min_count`` questions.
+                or no term in ``min_count`` questions.
         """
         if not c > 0 or min_count < 1:
             option = f"c={c} must be above 0" if not c > 0 else f"min_count={min_count} must be 1 or more"
             raise UserError(f"head.{option}")
         odd = sorted(set(strategies) - set(STRATEGIES))
         if odd:
-            raise UserError(f"unknown strategy {odd[0]!r}: choose among {', '.join(STRATEGIES)}")
+            raise UserError(
+                f"unknown strategy {odd[0]!r}: choose among {', '.join(STRATEGIES)}", code="unknown-choice"
+            )
         if len(set(strategies)) < 2:
             only = f"all {len(questions)} have {strategies[0]!r}" if strategies else "there are none"
-            raise UserError(f"the training questions need two different strategies at least, but {only}")
+            raise UserError(
+                f"the training questions need at least two different strategies, but {only}", code="labels"
+            )
         vectorizer = _vectorizer(min_df=min_count)
         try:
             features = vectorizer.fit_transform(questions)
         except ValueError as error:
-            raise UserError(f"the training questions have no word in common ({error}): give more") from error
+            raise UserError(
+                f"the training questions have no word in common ({error}): give more", code="labels"
+            ) from error
         labels = np.array([STRATEGIES.index(s) for s in strategies])
         model = logistic_regression(features, labels, c=c)
         weights = np.zeros((len(STRATEGIES), features.shape[1]))
         intercepts = np.full(len(STRATEGIES), -np.inf)
-        # Of two classes there is one row: the log-odds of the second against the first.
+        # Two classes have one row: the log-odds of the second against the first.
         learned = model.classes_ if len(model.classes_) > 2 else model.classes_[1:]
         intercepts[model.classes_] = 0.0
         weights[learned], intercepts[learned] = model.coef_, model.intercept_
@@ -124,7 +130,7 @@ class AdaptiveClassifier:
         return found / found.sum(axis=1, keepdims=True)
 
     def predict(self, questions: Sequence[str]) -> list[str]:
-        """The most probable strategy of each; of equally probable ones the cheapest."""
+        """Name each question's most probable strategy; the cheapest among equals."""
         return [STRATEGIES[i] for i in self.probabilities(questions).argmax(axis=1)]
 
     def save(self, folder: str | Path) -> None:
@@ -187,22 +193,25 @@ class AdaptiveClassifier:
         except FileNotFoundError as error:
             raise UserError(
                 f"{folder} is no classifier of questions (no {Path(str(error.filename)).name}): "
-                "'probers-train head=adaptive' makes one"
+                "'probers-train head=adaptive' makes one",
+                code="no-artifact",
             ) from None
         except (ValueError, UserError, SafetensorError) as error:
             reason = f"{file.name} {first_line(error)}"
-            raise UserError(f"the classifier {folder} is damaged ({reason}): train it again") from error
+            raise UserError(
+                f"the classifier {folder} is damaged ({reason}): train it again", code="damaged"
+            ) from error
 
 
 class ModelClassifier:
     """A sequence-classification model of transformers as a classifier of questions.
 
     Args:
-        name: path or hub id; its ``id2label`` must name no, single and multi, or A, B and C. Code
-            that comes with it is not run, and pickled weights, which can hold code, are not read.
+        name: path or hub id; its ``id2label`` must name no, single and multi, or A, B and C. Its own
+            code is not run, and pickled weights, which can hold code, are not read.
 
     Raises:
-        UserError: there is no such model, it cannot be loaded so, or it has other labels.
+        UserError: no such model, one that cannot be loaded so, or one with other labels.
     """
 
     def __init__(self, name: str) -> None:
@@ -227,17 +236,17 @@ class ModelClassifier:
 class LetterClassifier:
     """A sequence-to-sequence model of transformers (T5) that writes A, B or C, as the paper's classifier.
 
-    A strategy's probability is the softmax over the logits of the three letters at the first place
-    that is written, as in the released code.
+    A strategy's probability is the softmax over the logits of the three letters at the first written
+    place, as in the released code.
 
     Args:
-        name: path or hub id. Code that comes with it is not run, and no pickled weights are read.
+        name: path or hub id. Its own code is not run, and no pickled weights are read.
         max_tokens: a longer question is cut; the released code's number.
-        option: where the user named it, for messages.
+        option: the option that named it, for messages.
 
     Raises:
-        UserError: there is no such model, it cannot be loaded so, its tokenizer does not tell the
-            letters apart, or a folder of ours was altered.
+        UserError: no such model, one that cannot be loaded so, a tokenizer that does not tell the
+            letters apart, or an altered folder of ours.
     """
 
     def __init__(self, name: str, *, max_tokens: int = 384, option: str = "trigger.classifier") -> None:
@@ -253,7 +262,9 @@ class LetterClassifier:
         ]
         if self._start is None or None in self.letters or len(set(self.letters)) < len(LETTERS):
             lacks = "no token to begin with" if self._start is None else "no token each for A, B and C"
-            raise UserError(f"{option}={name} cannot classify questions: it has {lacks}; take a T5")
+            raise UserError(
+                f"{option}={name} cannot classify questions: it has {lacks}; take a T5", code="model"
+            )
         self._max_tokens = max_tokens
 
     def inputs(self, questions: Sequence[str]) -> dict[str, Any]:
@@ -266,7 +277,7 @@ class LetterClassifier:
         return {name: found[name].to(self.model.device) for name in ("input_ids", "attention_mask")}
 
     def logits(self, questions: Sequence[str]) -> Tensor:
-        """(n, 3) of the letters at the first place that is written; as one batch."""
+        """(n, 3) of the letters at the first written place; as one batch."""
         inputs = self.inputs(questions)
         start = inputs["input_ids"].new_full((len(questions), 1), self._start)
         return self.model(**inputs, decoder_input_ids=start).logits[:, 0, self.letters]
@@ -294,11 +305,11 @@ class LetterClassifier:
 
 
 def _pretrained(kind: str, what: str, option: str, name: str) -> tuple[Any, Any]:
-    """Model and tokenizer in a folder, or of a hub id; ``option`` is where the user named it."""
+    """Load model and tokenizer from a folder or the Hub; ``option`` named it."""
     import transformers
 
     try:
-        # The model first: of a folder without one the tokenizer's reason says nothing.
+        # The model first: without one, the tokenizer's error would mislead.
         model = (
             getattr(transformers, kind)
             .from_pretrained(name, trust_remote_code=False, use_safetensors=True)
@@ -309,7 +320,8 @@ def _pretrained(kind: str, what: str, option: str, name: str) -> tuple[Any, Any]
         reason = first_line(error).rstrip(".")
         raise UserError(
             f"{option}={name} is no folder of 'probers-train head=adaptive', and no {what} model either "
-            f"({reason})"
+            f"({reason})",
+            code="model",
         ) from error
 
 
@@ -318,15 +330,17 @@ def _check_files(folder: Path) -> None:
     try:
         wrong = check(folder, unsealed(folder / MODEL_FILE)["files"])
     except (FileNotFoundError, NotADirectoryError):
-        return  # another's
+        return  # not one of ours
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         wrong = MODEL_FILE, first_line(error)
     if wrong is not None:
-        raise UserError(f"the classifier {folder} is damaged ({' '.join(wrong)}): train it again")
+        raise UserError(
+            f"the classifier {folder} is damaged ({' '.join(wrong)}): train it again", code="damaged"
+        )
 
 
 def _columns(labels: dict[int, str], name: str) -> list[int]:
-    """Where a model's logits have the strategies, in their order."""
+    """The columns of the strategies in a model's logits, in their order."""
     place = {str(label).lower(): int(column) for column, label in labels.items()}
     for names in (STRATEGIES, LETTERS):
         wanted = [each.lower() for each in names]
@@ -334,12 +348,13 @@ def _columns(labels: dict[int, str], name: str) -> list[int]:
             return [place[each] for each in wanted]
     raise UserError(
         f"trigger.classifier={name} has the labels {', '.join(map(str, labels.values()))}: "
-        "its id2label must name no, single and multi (or A, B and C)"
+        "its id2label must name no, single and multi (or A, B and C)",
+        code="model",
     )
 
 
 def load_classifier(name: str) -> Classifier:
-    """The classifier in a folder of ours, or else a model of transformers by path or hub id.
+    """Load the classifier in a folder of ours, or else a model of transformers by path or hub id.
 
     Raises:
         UserError: neither is there.
@@ -350,14 +365,14 @@ def load_classifier(name: str) -> Classifier:
 
 
 def _writes_letters(name: str) -> bool:
-    """Whether a model of transformers writes text of its own after reading another."""
+    """Tell a sequence-to-sequence model from a sequence classifier."""
     from transformers import AutoConfig
 
     if (Path(name) / MODEL_FILE).exists():
         return True
     try:
         config = AutoConfig.from_pretrained(name, trust_remote_code=False)
-    except Exception:  # what is wrong with it is said when it is loaded
+    except Exception:  # loading it raises the full error
         return False
     classifies = any(kind.endswith("ForSequenceClassification") for kind in config.architectures or ())
     return bool(config.is_encoder_decoder) and not classifies

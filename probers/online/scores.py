@@ -1,0 +1,227 @@
+"""Scores of growing texts, and of spans of tokens.
+
+Heads of single tokens (``pool=tokens``) score each token, heads of the state before a token
+(``predicting``) score what would begin with it, and heads of pooled states score the text so far. A text's
+pooled state is a running sum, so only the score and the distance of each token are kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
+from typing import Any, Literal, Protocol, get_args
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..capture.hidden_states import broken_state
+from ..capture.pooling import (
+    BEFORE,
+    PER_TOKEN,
+    StreamingPool,
+    all_finite,
+    as_stored,
+    token_pool,
+    token_vectors,
+)
+from ..heads import ProbeHead
+from ..store.spec import FeatureSpec, ModelSpec
+from ..types import Needs, Pool, UserError
+
+#: Ways to make the score of a span of the scores of its tokens.
+Aggregate = Literal["max", "mean", "last"]
+AGGREGATES: tuple[str, ...] = get_args(Aggregate)
+
+
+class Prober(Protocol):
+    """The part of :class:`probers.bank.bank.ProbeBank` that this room uses."""
+
+    @property
+    def spec(self) -> FeatureSpec: ...
+    @property
+    def head(self) -> ProbeHead: ...
+    @property
+    def threshold(self) -> float: ...
+    @property
+    def aggregate(self) -> Aggregate | None: ...
+    @property
+    def recogniser(self) -> str | None: ...
+    @property
+    def domain(self) -> Callable[[Tensor], Tensor] | None: ...
+    def score(self, states: Tensor, /) -> np.ndarray: ...
+    def probability(self, score: np.ndarray, /) -> np.ndarray: ...
+    def check_model(self, model: ModelSpec, /) -> None: ...
+
+
+def check_growing(bank: Prober) -> None:
+    """Refuse heads that cannot score a text token by token (UserError)."""
+    if bank.head.tokens:
+        raise UserError(
+            "this prober's heads pool all tokens of a span and cannot score a growing text: record its "
+            'states with Needs(pool="tokens") and call bank.score_spans, or train heads of single tokens '
+            "(head=radio, linear, ..) or of pooled states",
+            code="unsupported",
+        )
+
+
+class GrowingVectors:
+    """Vectors that heads score of texts that grow side by side: pooled so far, or of the newest token."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        self._pools: dict[Hashable, tuple[StreamingPool, int]] = {}
+
+    def add(self, keys: Sequence[Hashable], vectors: Tensor) -> Tensor:
+        """Take one more token of some texts; the vector of each text after it.
+
+        Args:
+            keys: of the texts, each at most once.
+            vectors: (texts, heads, width) of the tokens, from :func:`probers.capture.pooling.token_vectors`.
+        """
+        if self._pool in PER_TOKEN or not len(vectors):
+            return vectors
+        return torch.cat([self._pooled(key, vector) for key, vector in zip(keys, vectors, strict=True)])
+
+    def forget(self, key: Hashable) -> None:
+        """Drop a text that has ended."""
+        self._pools.pop(key, None)
+
+    def _pooled(self, key: Hashable, vector: Tensor) -> Tensor:
+        pool, count = self._pools.get(key) or (StreamingPool(self._pool, 1), 0)
+        pool.add(vector[None], slice(None))
+        self._pools[key] = pool, count + 1
+        return pool.value(slice(None), count + 1)
+
+
+class GrowingScores:
+    """Scores of the newest tokens of texts that grow side by side, each under its own key.
+
+    Attributes:
+        before: heads read the state before a token; a text's first is the prompt's last.
+
+    Raises:
+        UserError: heads that pool a span's tokens themselves.
+    """
+
+    def __init__(self, bank: Prober) -> None:
+        check_growing(bank)
+        self._bank = bank
+        self.before = bank.spec.pool in BEFORE
+        self._vectors = GrowingVectors(bank.spec.pool)
+        self._distances: dict[Hashable, list[float]] = {}
+
+    def add(self, keys: Sequence[Hashable], states: Tensor) -> list[float]:
+        """Take one more token of some texts; the score of each text after it.
+
+        Args:
+            keys: of the texts, each at most once.
+            states: (texts, layers read, d) of the token, or of the position before it for heads of that.
+
+        Raises:
+            RunError: a NaN or infinite state; names the layer.
+        """
+        for _, layer in (~all_finite(states)).nonzero().tolist():
+            raise broken_state(self._bank.spec.needs, layer, "a token of a growing text")
+        vectors = self._vectors.add(keys, token_vectors(states, self._bank.spec.pool))
+        scores, distances = score_vectors(self._bank, vectors)
+        if distances is not None:
+            for key, distance in zip(keys, distances, strict=True):
+                self._distances.setdefault(key, []).append(distance)
+        return scores
+
+    def distances(self, key: Hashable) -> list[float] | None:
+        """Distance of each token of a text so far from the prober's domain; None without a domain."""
+        return None if self._bank.domain is None else self._distances.get(key, [])
+
+    def forget(self, key: Hashable) -> None:
+        """Drop a text that has ended."""
+        self._vectors.forget(key)
+        self._distances.pop(key, None)
+
+
+def score_vectors(bank: Prober, vectors: Tensor) -> tuple[list[float], list[float] | None]:
+    """Scores (n,) of vectors (n, heads, width), and their distances from the domain; None without one."""
+    vectors = as_stored(vectors, bank.spec.dtype)
+    return bank.score(vectors).tolist(), None if bank.domain is None else bank.domain(vectors).tolist()
+
+
+def text_needs(bank: Prober) -> Needs:
+    """The features of a text to record for :func:`text_scores`."""
+    return replace(bank.spec.needs, pool=token_pool(bank.spec.pool))
+
+
+def text_scores(bank: Prober, vectors: np.ndarray) -> tuple[list[float], list[float] | None]:
+    """Score a text that was read whole, token by token as :class:`GrowingScores` does.
+
+    Args:
+        vectors: (n, heads, width) of its n tokens, recorded with :func:`text_needs`.
+
+    Returns:
+        Scores (n,) and distances (n,); None for the distances of a prober without a domain.
+
+    Raises:
+        UserError: heads that pool a span's tokens themselves.
+    """
+    check_growing(bank)
+    growing, tokens = GrowingVectors(bank.spec.pool), torch.from_numpy(vectors)
+    if len(tokens):
+        tokens = torch.cat([growing.add(["text"], token) for token in tokens[:, None]])
+    return score_vectors(bank, tokens)
+
+
+def check_aggregate(how: str) -> None:
+    """Refuse an unknown way to make a span's score of its tokens' scores (UserError)."""
+    if how not in AGGREGATES:
+        raise UserError(
+            f"aggregate={how} is unknown: choose one of {', '.join(AGGREGATES)}", code="unknown-choice"
+        )
+
+
+def check_spans(spans: Any, tokens: int) -> np.ndarray:
+    """Spans as an array (n, 2), each within ``tokens`` and not empty (ValueError otherwise)."""
+    bounds = np.asarray(spans, dtype=np.int64).reshape(-1, 2)
+    odd = np.flatnonzero((bounds[:, 0] < 0) | (bounds[:, 0] >= bounds[:, 1]) | (bounds[:, 1] > tokens))
+    if len(odd):
+        start, end = bounds[odd[0]].tolist()
+        raise ValueError(f"span {odd[0]} is [{start}, {end}): empty, or not among the {tokens} tokens")
+    return bounds
+
+
+def aggregate(values: np.ndarray, spans: Any, how: Aggregate) -> np.ndarray:
+    """Values of spans from values of tokens.
+
+    Args:
+        values: (t, ...) one row per token.
+        spans: (n, 2) first token and the one after the last; spans may overlap.
+        how: "max", "mean" or "last" of a span's tokens.
+
+    Returns:
+        (n, ...) float64.
+
+    Raises:
+        UserError: an unknown ``how``.
+        ValueError: a span that is empty or not among the tokens.
+    """
+    check_aggregate(how)
+    values, bounds = np.asarray(values, dtype=np.float64), check_spans(spans, len(values))
+    if how == "last":
+        return values[bounds[:, 1] - 1]
+    if not len(bounds):
+        return np.empty((0, *values.shape[1:]))
+    reduce = np.max if how == "max" else np.mean
+    return np.stack([reduce(values[start:end], axis=0) for start, end in bounds])
+
+
+def extend(before: float, tokens: int, score: float, how: Aggregate) -> float:
+    """The value of a span that grows by one token: ``aggregate`` without keeping the tokens.
+
+    Args:
+        before: value of the span so far; ignored where ``tokens`` is 0.
+        tokens: of the span so far.
+        score: of the new token.
+        how: as in :func:`aggregate`.
+    """
+    if not tokens or how == "last":
+        return score
+    return max(before, score) if how == "max" else before + (score - before) / (tokens + 1)

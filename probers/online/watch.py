@@ -1,0 +1,356 @@
+"""Scores while ``model.generate`` of transformers runs, and a stopping criterion made of them.
+
+:mod:`probers.online.loops` says which loops can be followed. Heads of ``pool=predicting`` score the state
+from which a token is about to be written:
+
+- before a token is written, its score says how likely an entity beginning with it would be wrong. It says
+  nothing of any other token, nor whether an entity will begin there;
+- once its first word is whole, an entity is known to have begun. Its score was known before that word;
+- once the text is over, the ends of the entities are known, and which spans were none: the end of "New" shows
+  only with "York", and a later word may show that an apparent entity begins elsewhere.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import weakref
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import StoppingCriteria
+
+from ..engine.tokens import TextStream, decode, token_offsets
+from ..entities import Recognise, Recogniser, WrittenEntity, with_scores, written_entities
+from ..types import UserError
+from .loops import GenerationWatcher, Per, WatchedBatch
+from .scores import Prober
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+#: A text up to the end of its last whole word.
+_WHOLE_WORDS = re.compile(r".*[\s,;:!?)\]”\"]", re.DOTALL)
+
+
+class Scores(AbstractContextManager["Scores"]):
+    """Scores of the tokens that a model writes inside a ``with`` block: :meth:`.ProbeBank.watch`.
+
+    They belong to the newest call of ``generate``, row by row of its batch, and can be
+    read inside the block and after it. Higher is more likely wrong.
+    """
+
+    def __init__(self, bank: Prober, model: Any, *, per: Per = "sequence", tokenizer: Any = None) -> None:
+        if per not in ("sequence", "token"):
+            raise UserError(f"per={per!r} is unknown: choose sequence or token", code="unknown-choice")
+        self._watcher = GenerationWatcher(bank, model, tokenizer, per=per, keep_cache=True)
+        self._attached = False
+
+    def __enter__(self) -> Self:
+        if self._attached:
+            raise UserError(
+                "these scores are being gathered already: make others with bank.watch(model)", code="busy"
+            )
+        self._watcher.__enter__()
+        self._attached = True
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._watcher.close()
+        self._attached = False
+
+    @property
+    def tokens(self) -> list[np.ndarray]:
+        """Scores of each row (n,) float64, one for each generated token that was read.
+
+        With ``per="sequence"`` a score covers all tokens up to its own, pooled as the
+        prober's training features were, or joined by the prober's ``aggregate``; with ``per="token"`` it
+        covers the token's own states. Heads of ``pool=predicting`` score the state before a token and give
+        (n + 1,) scores, from before the first token to before the one to come. Each says how likely an
+        entity that begins there is wrong (``bank.probability`` of it), and nothing where none
+        begins: :attr:`entities`.
+
+        Raises:
+            UserError: nothing was generated, or by a loop that cannot be followed.
+            RunError: NaN or infinite states; names layer and token.
+        """
+        return [np.array(row, dtype=np.float64) for row in self._batch().scores()]
+
+    @property
+    def sequence(self) -> np.ndarray:
+        """(batch,) float64, the last score of each row.
+
+        Raises:
+            UserError: as :attr:`tokens`, or no token of a row was read.
+        """
+        tokens = self.tokens
+        empty = [row for row, scores in enumerate(tokens) if not len(scores)]
+        if empty:
+            raise UserError(
+                f"row {empty[0]} has no score because none of its tokens was read: "
+                "only scores.finish(sequences) reads the last token of a text",
+                code="empty",
+            )
+        return np.array([scores[-1] for scores in tokens], dtype=np.float64)
+
+    @property
+    def probability(self) -> np.ndarray:
+        """(batch,) P(wrong) of :attr:`sequence`, calibrated for whole texts, not for single tokens."""
+        return self._watcher.bank.probability(self.sequence)
+
+    @property
+    def entities(self) -> list[list[WrittenEntity]]:
+        """Entities of each row's text so far, each with the score of the state before it.
+
+        They are found by the recogniser that made the prober's labels. The last word, and what a further
+        word would change, show once more was read. Entities that begin a sentence are left out, as in
+        the labels.
+
+        Raises:
+            UserError: as :attr:`tokens`; heads that do not read the state before an entity; no tokenizer.
+        """
+        batch, tokenizer = self._batch(), _tokenizer(self._watcher)
+        recognise = Recogniser(self._watcher.bank.recogniser or "rules", quiet=True)
+        found = []
+        for row, scores in enumerate(batch.scores()):
+            prompt = batch.prompt[row].tolist()
+            text, offsets = token_offsets(tokenizer, batch.written(row), prompt)
+            entities = written_entities(text, recognise, prompt=decode(tokenizer, prompt))
+            found.append(with_scores(entities, offsets, scores))
+        return found
+
+    @torch.no_grad()
+    def finish(self, sequences: Any) -> None:
+        """Forward and read each row's last token as well; call it inside the block.
+
+        ``per="sequence"`` then gives the scores of whole texts, equal to those of
+        :meth:`.CausalLM.generate`'s records. It costs one pass of one token per row on a copy of the keys
+        and values, so that the caller's own stay unchanged. A second call does nothing.
+
+        Args:
+            sequences: what ``generate`` returned: ids (batch, length), or its output object.
+
+        Raises:
+            UserError: outside the block, or other sequences than those just generated.
+        """
+        if not self._attached:
+            raise UserError(
+                "scores.finish(sequences) forwards a token: call it inside the with block", code="conflict"
+            )
+        batch = self._batch()
+        batch.scores()
+        ids: Tensor = getattr(sequences, "sequences", sequences)
+        read = len(batch.tokens)
+        columns = batch.prompt.shape[1]
+        same = ids.dim() == 2 and len(ids) == batch.rows and 0 <= ids.shape[1] - columns - read <= 1
+        if same and read:
+            seen = torch.stack(batch.tokens, dim=1).to(ids.device)
+            same = torch.equal(ids[:, columns : columns + read], seen)
+        if not same:
+            raise UserError(
+                "these sequences are not what the model has just generated: pass what generate returned, "
+                f"unchanged ({read} generated tokens were read in each of {batch.rows} rows)",
+                code="mismatch",
+            )
+        last = ids[:, columns + read :]
+        if last.shape[1] and bool(batch.counted(last[:, 0]).any()):
+            batch.forward(self._watcher.model, last, self._watcher.cache)
+            self._watcher.cache = None
+
+    def _batch(self) -> WatchedBatch:
+        if self._watcher.batch is None:
+            raise UserError(
+                "nothing was watched: call model.generate inside `with bank.watch(model)`", code="empty"
+            )
+        return self._watcher.batch
+
+
+class StopOnScore(StoppingCriteria):
+    """Stopping criterion that ends a row above a threshold: :meth:`.ProbeBank.stopping_criteria`.
+
+    The hooks are on the model until the object is collected or :meth:`close` is called. It may serve any
+    number of ``generate`` calls.
+
+    With heads of ``pool=predicting`` a row ends as soon as an entity has begun whose score was above
+    the threshold. The score was known before the entity, its beginning only with its first word; the text
+    to keep ends before it, see :attr:`entities`.
+    """
+
+    def __init__(
+        self,
+        bank: Prober,
+        model: Any,
+        tokenizer: Any,
+        threshold: float | None = None,
+        *,
+        min_tokens: int = 1,
+    ) -> None:
+        if min_tokens < 1:
+            raise UserError(f"min_tokens={min_tokens} must be at least 1")
+        self.min_tokens = min_tokens
+        self.threshold = float(bank.threshold if threshold is None else threshold)
+        if math.isnan(self.threshold):
+            raise UserError(f"threshold={threshold} is not a number")
+        self._watcher = GenerationWatcher(bank, model, tokenizer)
+        self._recognise: Recogniser | None = None
+        if bank.spec.pool == "predicting":
+            _tokenizer(self._watcher)
+            self._recognise = Recogniser(bank.recogniser or "rules", quiet=True)
+        self._first: FirstEntities | None = None
+        self._watcher.__enter__()
+        # The hooks know the watcher only, so that this object is collected as soon as it is unused.
+        self._finalizer = weakref.finalize(self, self._watcher.close)
+        self._finalizer.atexit = False
+
+    @property
+    def fired(self) -> np.ndarray:
+        """(batch,) bool, true for rows that were ended in the newest call of ``generate``."""
+        batch = self._watcher.batch
+        return np.zeros(0, dtype=bool) if batch is None else batch.stopped.numpy().copy()
+
+    @property
+    def entities(self) -> list[WrittenEntity | None]:
+        """The entity that ended each row of the newest call, or None; with heads of ``pool=predicting``.
+
+        Keep ``sequences[row, : prompt + entity.tokens[0]]`` of what ``generate`` returned, or the text up to
+        ``entity.entity.start`` where a token holds the end of one word and the beginning of the entity.
+        """
+        return [] if self._first is None else list(self._first.found)
+
+    def close(self) -> None:
+        """Remove the hooks from the model; the criterion cannot be used afterwards."""
+        self._finalizer()
+
+    def __call__(self, input_ids: torch.LongTensor, scores: Any, **kwargs: Any) -> torch.BoolTensor:
+        """Decide which rows to stop, (batch,); ``generate`` asks after each token it has sampled.
+
+        That token was not forwarded yet: the decision rests on the tokens before it.
+
+        Raises:
+            UserError: a call that cannot be followed, or of another model than the watched one.
+            RunError: NaN or infinite states; names layer and token.
+        """
+        if not self._finalizer.alive:
+            raise UserError(
+                "this stopping criterion was closed: make another with bank.stopping_criteria",
+                code="conflict",
+            )
+        batch = self._watcher.batch
+        if batch is None:
+            raise UserError(
+                "this stopping criterion watches another model than the one that generates", code="mismatch"
+            )
+        if batch.problem is not None:
+            raise batch.problem
+        batch.ask(input_ids)
+        scores = batch.scores()
+        enough = len(batch.tokens) >= self.min_tokens
+        if self._recognise is not None:
+            if not batch.tokens or self._first is None:
+                prompts = batch.prompt.tolist()
+                self._first = FirstEntities(self._watcher.tokenizer, prompts, batch.eos, self._recognise)
+            last = input_ids[:, -1]
+            fired = self._first.push(last, batch.counted(last), scores, self.threshold, ask=enough)
+            batch.stopped |= torch.tensor(fired)
+        elif enough:
+            batch.stop_above(self.threshold)
+        return batch.stopped.to(input_ids.device)  # type: ignore[return-value]
+
+
+def _tokenizer(watcher: GenerationWatcher) -> Any:
+    """The tokenizer to find entities with (UserError: none, or heads that read no state before one)."""
+    if watcher.bank.spec.pool != "predicting":
+        raise UserError(
+            f"this prober reads {watcher.bank.spec.pool} states and cannot score entities before they are "
+            "written: train one on a store of 'probers-datagen --source wiki pool=predicting'",
+            code="unsupported",
+        )
+    if watcher.tokenizer is None:
+        raise UserError(
+            "entities are found in the text: pass the model's tokenizer, tokenizer=..", code="missing-value"
+        )
+    return watcher.tokenizer
+
+
+class GrowingText:
+    """A row's text, searched token by token for the first entity with too high a score.
+
+    Args:
+        prompt: ids before its first token.
+        recognise: finds entities; called whenever another word is whole.
+    """
+
+    def __init__(self, tokenizer: Any, prompt: Sequence[int], recognise: Recognise) -> None:
+        self._stream = TextStream(tokenizer, prompt)
+        self._prompt, self._recognise = decode(tokenizer, prompt), recognise
+        self._read = ""
+
+    def push(self, token: int) -> None:
+        """Take one more token."""
+        self._stream.push(token)
+
+    def first_above(self, threshold: float, scores: Sequence[float], *, over: bool) -> WrittenEntity | None:
+        """Find the first entity that has begun with a score above a threshold.
+
+        Args:
+            scores: of the state before each token pushed so far.
+            over: the text ends here: its last word is whole.
+        """
+        text = self._stream.visible
+        if not over:
+            whole = _WHOLE_WORDS.match(text)
+            text = whole.group() if whole else ""
+        if text == self._read:
+            return None
+        self._read = text
+        entities = written_entities(text, self._recognise, prompt=self._prompt)
+        begun = with_scores(entities, self._stream.offsets(), scores)
+        return next((each for each in begun if each.score > threshold), None)
+
+
+class FirstEntities:
+    """The first entity above a threshold in each row of a batch.
+
+    Attributes:
+        found: of each row; None while it has none.
+
+    Args:
+        prompts: ids of each row's prompt.
+        eos: ids that end a row.
+    """
+
+    def __init__(
+        self, tokenizer: Any, prompts: Sequence[Sequence[int]], eos: Tensor, recognise: Recognise
+    ) -> None:
+        self.found: list[WrittenEntity | None] = [None] * len(prompts)
+        self._texts = [GrowingText(tokenizer, prompt, recognise) for prompt in prompts]
+        self._eos = set(eos.tolist())
+
+    def push(
+        self,
+        tokens: Tensor,
+        counted: Tensor,
+        scores: Sequence[Sequence[float]],
+        threshold: float,
+        *,
+        ask: bool,
+    ) -> list[bool]:
+        """Take one sampled token of each row; true for each row that has an entity above the threshold.
+
+        Args:
+            tokens: (rows,).
+            counted: (rows,) true for a token of the row's text.
+            scores: of each row, of the state before each token of its text.
+            ask: look for entities; otherwise only take the tokens.
+        """
+        for row, (token, part) in enumerate(zip(tokens.tolist(), counted.tolist(), strict=True)):
+            if part:
+                self._texts[row].push(token)
+            over = token in self._eos
+            if ask and self.found[row] is None and (part or over):
+                self.found[row] = self._texts[row].first_above(threshold, scores[row], over=over)
+        return [entity is not None for entity in self.found]

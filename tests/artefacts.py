@@ -1,0 +1,55 @@
+"""Runs that many tests read: made once in a session, whatever the number of its workers."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from filelock import FileLock
+
+#: Name of a run -> its command and what is typed; {name} stands for the folder of another run.
+RUNS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "cot": ("datagen", ("source=cot", "limit=60", "shard_size=16", "layers=[0,6,12]", "batch_size=16")),
+    "wiki": ("datagen", ("source=wiki", "limit=60", "layers=[6,12]", "shard_size=16")),
+    "tokens": ("datagen", ("source=wiki", "limit=60", "layers=[6,12]", "pool=tokens")),
+    "predicting": ("datagen", ("source=wiki", "limit=60", "layers=[6,12]", "pool=predicting")),
+    "prober": ("train", ("data={cot}", "layer=[6]", "resamples=100", "learning_curve=false")),
+    "span_prober": ("train", ("data={tokens}", "layer=[6]", "resamples=100", "learning_curve=false")),
+    "radio": ("train", ("data={tokens}", "layer=[6]", "head=radio", "resamples=100", "learning_curve=false")),
+    "classifier": ("train", ("data={cot}", "head=adaptive", "resamples=100")),
+    "traces": ("rag", ("trigger=entropy", "limit=6", "max_new_tokens=24")),
+    "comparison": (
+        "compare",
+        ("triggers=[never,random,entropy,probing]", "prober={prober}", "limit=6", "validation=6", "sweep=1",
+         "resamples=100", "max_new_tokens=24", "match=entropy"),
+    ),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Artefacts:
+    """The runs of :data:`RUNS` below a folder that all workers share.
+
+    A folder that a test gets by calling is read only; one that is written to or damaged is a copy.
+    """
+
+    folder: Path
+
+    def __call__(self, name: str) -> Path:
+        """The folder of a run, which the first to ask makes."""
+        from probers.commands import main as cli
+
+        path, made = self.folder / name, self.folder / f"{name}.made"
+        with FileLock(self.folder / f"{name}.lock"):
+            if not made.exists():
+                command, typed = RUNS[name]
+                words = [re.sub(r"\{(\w+)\}", lambda other: str(self(other[1])), word) for word in typed]
+                cli.run(command, [*words, f"out={path}"])
+                made.touch()
+        return path
+
+    def copy(self, name: str, to: Path) -> Path:
+        """A copy of a run that may be changed."""
+        return Path(shutil.copytree(self(name), to))

@@ -1,0 +1,110 @@
+"""Twenty cases chosen from the campaign of attacks (tools/attack): one sentence and an exit code, or fine."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from attack.sandbox import INTERNALS
+
+from probers.commands import main as cli
+
+#: Typed wrong, each with the name that the message must hold.
+TYPED = [
+    ("datagen", ["limit=nan"], "limit"),
+    ("datagen", ["layers=[6,a]"], "layers"),
+    ("datagen", [f"seed={'9' * 5000}"], "seed"),
+    ("datagen", ["out=/dev/null/x", "limit=1"], "/dev/null/x"),
+    ("datagen", [f"layers={'[' * 5000}{']' * 5000}"], "layers"),
+    ("rag", ["trigger={_target_: os.system}", "question=x"], "trigger"),
+    ("rag", ["k=${oc.env:NOPE}", "question=x"], "NOPE"),
+    ("rag", ["corpus=loop", "question=x"], "loop"),
+    ("rag", ["question=x", "trigger.theta=\x1b[31m", "trigger=rind"], "theta"),
+    ("train", ["data=fifo"], "fifo"),
+    ("train", ["data=\udcff"], "data"),
+    ("compare", ["triggers=[never", "limit=1"], "triggers"),
+]
+
+
+def ends(command: str, typed: list[str], capsys) -> tuple[int, str]:
+    """How a command ends and the last line it says; any other exception than its exit passes through."""
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as ended:
+        cli.main(command, typed)
+    said = capsys.readouterr().err.strip().splitlines() or [""]
+    return int(ended.value.code or 0), said[-1]
+
+
+def check(code: int, said: str, command: str) -> None:
+    assert code in (1, 2)
+    assert said.startswith(f"probers-{command}: ") and said.isprintable() and not INTERNALS.search(said)
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch) -> Path:
+    """A folder with what a wrong path may point at."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "loop").symlink_to("loop")
+    os.mkfifo(tmp_path / "fifo")
+    return tmp_path
+
+
+@pytest.mark.parametrize(("command", "typed", "named"), TYPED, ids=lambda part: ascii(part)[:40])
+def test_a_wrong_option_is_one_sentence(command, typed, named, place, capsys):
+    before = sorted(path.name for path in place.iterdir())
+    code, said = ends(command, typed, capsys)
+    check(code, said, command)
+    assert named in said
+    assert sorted(path.name for path in place.iterdir()) == before
+
+
+TRAINING = ["layer=[6]", "resamples=100", "learning_curve=false", "out=new"]
+PROBING = ["trigger=probing", "limit=2", "max_new_tokens=8", "out=new", "prober=prober"]
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-7])
+
+
+def flip(path: Path) -> None:
+    blob = bytearray(path.read_bytes())
+    blob[len(blob) // 2] ^= 4
+    path.write_bytes(bytes(blob))
+
+
+def link(path: Path) -> None:
+    path.unlink()
+    path.symlink_to(path.name)
+
+
+def other(path: Path) -> None:
+    path.write_text(json.dumps([json.loads(path.read_text())]))
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "damage", "command", "typed"),
+    [
+        ("cot", "manifest.json", other, "train", ["data=cot", *TRAINING]),
+        ("cot", "manifest.json", link, "train", ["data=cot", *TRAINING]),
+        ("cot", "shards/00001.parquet", flip, "train", ["data=cot", *TRAINING]),
+        ("cot", "shards/00000.safetensors", flip, "train", ["data=cot", *TRAINING]),
+        ("cot", "shards/00003.safetensors", cut, "train", ["data=cot", *TRAINING]),
+        ("prober", "config.json", other, "rag", PROBING),
+        ("prober", "heads.safetensors", cut, "rag", PROBING),
+        (
+            "classifier",
+            "config.json",
+            cut,
+            "rag",
+            [*PROBING[1:], "trigger=adaptive", "trigger.classifier=classifier"],
+        ),
+    ],
+)
+def test_a_damaged_file_is_one_sentence(name, file, damage, command, typed, artefacts, place, capsys):
+    damage(artefacts.copy(name, place / name) / file)
+    if name != "prober" and command == "rag":
+        artefacts.copy("prober", place / "prober")
+    code, said = ends(command, typed, capsys)
+    check(code, said, command)
+    assert Path(file).name in said or name in said
+    assert not list(place.glob("new/*.safetensors")) and not list(place.glob("new/traces.jsonl"))

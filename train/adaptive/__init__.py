@@ -1,1 +1,0 @@
-"""Classifiers of questions (Adaptive-RAG): their labels, and how they are trained and measured."""
