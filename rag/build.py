@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -27,7 +28,9 @@ from .triggers.probing import Probing, ServedProbing
 if TYPE_CHECKING:
     from probers.bank.bank import ProbeBank
 
-#: ``engine`` of a model in this process; what runs it.
+log = logging.getLogger(__name__)
+
+#: ``engine`` of a model in this process: transformers or vLLM.
 LOCAL, VLLM = "transformers", "vllm"
 #: For each trained part the trigger that needs it, what it is, the commands that make one, and what to pass.
 _TRAINED: dict[ProberKind | Literal["questions"], tuple[str, str, str, str, str]] = {
@@ -45,7 +48,7 @@ _TRAINED: dict[ProberKind | Literal["questions"], tuple[str, str, str, str, str]
 
 
 def prober_kind(node: DictConfig) -> ProberKind:
-    """What kind of prober the trigger of a ``_target_`` node reads; of whole answers if it does not say."""
+    """Kind of prober read by the trigger of a ``_target_`` node; whole answers if it does not say."""
     target = _class_of(node)
     return target.prober or "answers" if issubclass(target, Trigger) else "answers"
 
@@ -62,10 +65,10 @@ def served(engine: str) -> bool:
 
 
 def remote(cfg: DictConfig, folder: RunFolder | None = None) -> RemoteLM | None:
-    """The model behind ``cfg.engine``; None where it is no URL.
+    """The model behind ``cfg.engine``; None unless that is a URL.
 
     Args:
-        folder: the run, which goes on only with a server that tells the same of itself.
+        folder: the run, which resumes only with a server of the same description.
 
     Raises:
         UserError, RunError: as of :class:`RemoteLM`.
@@ -73,20 +76,21 @@ def remote(cfg: DictConfig, folder: RunFolder | None = None) -> RemoteLM | None:
     if not served(cfg.engine):
         return None
     lm = RemoteLM(cfg.engine, cfg.model.name, at_once=8 if cfg.batch_size == "auto" else cfg.batch_size)
-    print(f"engine: {cfg.engine}, model {cfg.model.name} ({lm.told})", flush=True)
+    log.info("engine: %s, model %s (%s)", cfg.engine, cfg.model.name, lm.told)
     if folder is not None:
         begun = folder.chosen.get("engine", lm.told)
         if begun != lm.told:
             raise UserError(
                 f"{folder.path} was begun with another server ({begun}; now {lm.told}): choose another out, "
-                "or overwrite=true"
+                "or overwrite=true",
+                "mismatch",
             )
         folder.choose("engine", begun)
     return lm
 
 
 def unserved(engine: str, trigger: DictConfig, query: DictConfig) -> str | None:
-    """Why a trigger and a query cannot be used with an engine, as a sentence begins; None where they can."""
+    """Reason why a trigger and a query cannot be used with an engine, as part of a sentence, or None."""
     if engine == LOCAL:
         return None
     kind = _class_of(trigger)
@@ -112,7 +116,7 @@ def unserved(engine: str, trigger: DictConfig, query: DictConfig) -> str | None:
 
 
 def for_engine(engine: str, trigger: DictConfig) -> DictConfig:
-    """The configuration of a trigger as it is, or, where a server writes, that which reads its scores."""
+    """The configuration of a trigger, or of its counterpart that reads a server's scores."""
     if not served(engine) or not issubclass(_class_of(trigger), Probing):
         return trigger
     options = {key: trigger.get(key) for key in ("threshold", "theta")}
@@ -120,37 +124,37 @@ def for_engine(engine: str, trigger: DictConfig) -> DictConfig:
 
 
 def find_prober(cfg: DictConfig, kind: ProberKind = "answers", *, asks: str | None = None) -> str:
-    """The prober asked for, the newest of this kind trained for this model, or the one we ship; says which.
+    """Choose the prober asked for, the newest of this kind trained for this model, or the shipped one.
 
     Args:
-        asks: who needs it, for messages; None is the kind's trigger.
+        asks: the part that needs it, for messages; None is the kind's trigger.
 
     Raises:
         UserError: there is none; says which command makes one.
     """
     if cfg.prober is not None:
-        print(f"prober: {cfg.prober}")
+        log.info("prober: %s", cfg.prober)
         return str(cfg.prober)
     found = newest_prober(kind, model=cfg.model.name)
     own = shipped(cfg.model.name) if kind != "entities" else None
     if found is None and own is not None:
-        print(f"prober: {own} (comes with probers; of the tokens of entities in articles)")
+        log.info("prober: %s (comes with probers; for the tokens of entities in articles)", own)
         return own
     if found is None:
         _none(cfg, kind, asks)
     of = _TRAINED[kind][1].removeprefix("prober ")
-    print(f"prober: {found} (the newest {of} for model={cfg.model.name})")
+    log.info("prober: %s (the newest %s for model=%s)", found, of, cfg.model.name)
     return str(found)
 
 
 def find_classifier(cfg: DictConfig) -> str:
-    """The newest classifier of questions trained on answers of this model; says which.
+    """Choose the newest classifier of questions trained on answers of this model.
 
     Raises:
         UserError: there is none; says which command makes one.
     """
     found = newest_classifier(model=cfg.model.name) or _none(cfg, "questions")
-    print(f"classifier: {found} (the newest for model={cfg.model.name})")
+    log.info("classifier: %s (the newest for model=%s)", found, cfg.model.name)
     return str(found)
 
 
@@ -158,14 +162,15 @@ def _none(cfg: DictConfig, kind: ProberKind | Literal["questions"], asks: str | 
     trigger, what, data, training, given = _TRAINED[kind]
     raise UserError(
         f"{asks or f'trigger={trigger}'} needs a {what} for model={cfg.model.name} and there is none under "
-        f"runs/: make one with 'probers-datagen {data}' and 'probers-train {training}', or pass {given}"
+        f"runs/: make one with 'probers-datagen {data}' and 'probers-train {training}', or pass {given}",
+        "no-artifact",
     )
 
 
 def with_bank(
     node: DictConfig, bank: Callable[[], Any], classifier: Callable[[], Any] | None = None
 ) -> dict[str, Any]:
-    """Arguments that hand what ``bank`` and ``classifier`` make to a trigger that wants it and has none."""
+    """Arguments with a prober or classifier, made on demand, for a trigger that has none."""
     found = {}
     for key, make in (("bank", bank), ("classifier", classifier)):
         if make is not None and key in node and node[key] is None:
@@ -174,7 +179,7 @@ def with_bank(
 
 
 def for_other(bank: Any) -> dict[str, Any]:
-    """The argument that gives a trigger its prober by path as one that reads other weights as well."""
+    """Argument with the prober of a path, loaded so that it accepts a model with other weights."""
     from probers.bank.bank import ProbeBank
 
     return {"bank": ProbeBank.from_pretrained(bank, allow_other=True)} if isinstance(bank, str) else {}
@@ -187,7 +192,7 @@ def loop_options(cfg: DictConfig) -> dict[str, Any]:
 
 
 def named_part(group: str, name: str | Mapping[str, Any], options: Mapping[str, Any]) -> DictConfig:
-    """The configuration of a part by its name in a group, with some options changed.
+    """The configuration of a component by its name in a group, with some options changed.
 
     Args:
         group: "trigger", "query" or "retriever".
@@ -199,7 +204,9 @@ def named_part(group: str, name: str | Mapping[str, Any], options: Mapping[str, 
     """
     if isinstance(name, str):
         if name not in choices(group):
-            raise UserError(f"unknown {group} {name!r}: choose one of {', '.join(choices(group))}")
+            raise UserError(
+                f"unknown {group} {name!r}: choose one of {', '.join(choices(group))}", "unknown-choice"
+            )
         own: Any = OmegaConf.create(text_of(group, name))
         bases = [OmegaConf.create(text_of(group, base)) for base in own.pop("defaults", ())]
         node = OmegaConf.merge(*bases, own)
@@ -207,11 +214,13 @@ def named_part(group: str, name: str | Mapping[str, Any], options: Mapping[str, 
         for key in options:
             if key not in known:
                 listed = f"its options are {', '.join(known)}" if known else "it has none"
-                raise UserError(f"{group} {name} has no option {key!r}: {listed}")
+                raise UserError(f"{group} {name} has no option {key!r}: {listed}", "unknown-key")
     else:
         node = OmegaConf.create(dict(name))
         if "_target_" not in node:
-            raise UserError(f"a {group} of your own needs a _target_, its class by dotted path: {dict(name)}")
+            raise UserError(
+                f"a {group} of your own needs a _target_, its class by dotted path: {dict(name)}", "own-class"
+            )
     merged = OmegaConf.merge(node, dict(options))
     assert isinstance(merged, DictConfig)
     return merged
@@ -288,7 +297,9 @@ def named(given: Sequence[str]) -> dict[str, str]:
     places = [Path(path).resolve() for path in paths]
     for number, place in enumerate(places):
         if (first := places.index(place)) < number:
-            raise UserError(f"probers names {paths[first]} and again {paths[number]}: once is enough")
+            raise UserError(
+                f"probers names {paths[first]} and again {paths[number]}: once is enough", "conflict"
+            )
     names = [place.name for place in places]
     for length in range(2, max((len(place.parts) for place in places), default=0)):
         if len(set(names)) == len(names):

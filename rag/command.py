@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -45,6 +46,8 @@ from .parts import join_traces, own
 from .protocol import as_trigger, filter_of
 from .traces import Answer, TraceFile
 
+log = logging.getLogger(__name__)
+
 _TRACES = "traces.jsonl"
 _DISCARDED = 4  # words shown of a text that is discarded
 _CODES = {"dim": "2", "bold": "1", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
@@ -56,8 +59,8 @@ class Terminal:
     Args:
         trigger: what to call the trigger.
         out: where to print; colours only if it is a terminal and NO_COLOR is not set.
-        of: what its score is of. That of a rule says nothing, and is not printed; that of a
-            question is printed once.
+        of: source of its score. A rule's score says nothing and is not printed; a question's score
+            is printed once.
         before: it may retrieve before anything is written.
     """
 
@@ -80,7 +83,7 @@ class Terminal:
         self._judged = False  # whether a score was printed
 
     def text(self, question: Question, text: str) -> None:
-        """Print what the running generation has gained; ends of lines wait until more follows."""
+        """Print the new text of the running generation; line ends wait until more follows."""
         ready = text.rstrip()
         if ready.startswith(self._shown) and len(ready) > len(self._shown):
             self._start(ready)
@@ -88,7 +91,7 @@ class Terminal:
             self._shown = ready
 
     def round(self, question: Question, done: Round, passages: Sequence[Passage], left_out: int) -> None:
-        """Finish the round's text and print what was decided, asked and fetched."""
+        """Finish the round's text and print decision, query and passages."""
         first = self._before and not self._rounds and not done.text and done.query is not None
         if done.text.strip() or (done.decision is not None and not first):
             self.text(question, done.text)
@@ -134,7 +137,7 @@ class Terminal:
         return self._paint("red", f"▲ {self._trigger} fired {_place(done, decision)}{compared}{end}")
 
     def _compared(self, decision: Decision) -> str:
-        """Score and threshold, where they say something that was not said yet."""
+        """Score and threshold, unless they say nothing new."""
         if self._of == "rule" or (self._of == "question" and self._judged):
             return ""
         self._judged = True
@@ -161,7 +164,7 @@ class Terminal:
 
 
 def _safe(text: str) -> str:
-    """Text without control characters: what a model or corpus wrote must not steer the terminal."""
+    """Text without control characters: models and corpora must not steer the terminal."""
     return "".join(c for c in text if c.isprintable() or c in "\n\t")
 
 
@@ -171,7 +174,7 @@ def counted(n: int, noun: str) -> str:
 
 
 def _fetched(passages: Sequence[Passage], left_out: int) -> str:
-    """Titles of the passages that are shown, and how many more were found."""
+    """Titles of the passages in the prompt, and the number of others found."""
     if not passages and left_out:
         return f"fetched: {counted(left_out, 'passage')}, left out because none fits the model's context"
     titles = [(p.title or p.id) + ("" if p.score is None else f" ({p.score:.2f})") for p in passages] or [
@@ -182,7 +185,7 @@ def _fetched(passages: Sequence[Passage], left_out: int) -> str:
 
 
 def _kept(done: Round) -> str:
-    """What stays of a round's text, and how what goes begins."""
+    """Kept text of a round, and the beginning of the discarded text."""
     kept, gone = done.accepted.strip(), done.text[len(done.accepted) :].split()
     first = " ".join(gone[:_DISCARDED]) + (" …" if len(gone) > _DISCARDED else "")
     discarded = f" | discarded: {first}" if gone else ""
@@ -190,7 +193,7 @@ def _kept(done: Round) -> str:
 
 
 def _place(done: Round, decision: Decision) -> str:
-    """Where in the text it fired: the words of the tokens that did, and the first's place."""
+    """Place in the text where it fired: the words of the tokens that fired, and the first one's position."""
     if decision.position is None:
         return "on the whole answer"
     spans: list[tuple[int, int]] = []
@@ -211,7 +214,7 @@ def _place(done: Round, decision: Decision) -> str:
 
 
 def _word(text: str, start: int, end: int) -> tuple[int, int]:
-    """The word or words that a token belongs to, by white space."""
+    """Span of the words that a token belongs to, by white space."""
     while start < end and text[start].isspace():
         start += 1
     while start > 0 and not text[start - 1].isspace():
@@ -226,20 +229,22 @@ def run(cfg: DictConfig, parts: PartRuns | None = None) -> Path | None:
 
     Args:
         cfg: the request.
-        parts: the whole run is made of these, which have answered every question.
+        parts: finished parts of a split run, to be joined.
 
     Raises:
-        UserError: before any model runs, for whatever is wrong with the request.
+        UserError: the request is wrong; raised before any model runs.
     """
     if cfg.question is not None and not str(cfg.question).strip():
-        raise UserError("question is empty: write a question in words")
+        raise UserError("question is empty: write a question in words", "empty")
     one, part = cfg.question is not None, part_of(cfg)
     if one and part is not None:
-        raise UserError(f"part={part} is of many questions, and question= gives one: leave part out")
+        raise UserError(
+            f"part={part} splits many questions, but question= gives one: leave part out", "conflict"
+        )
     asked = question_source(cfg)
     corpus = load_passages(cfg)
     if why := unserved(cfg.engine, cfg.trigger, cfg.query):
-        raise UserError(f"{why}: choose another, or engine=transformers")
+        raise UserError(f"{why}: choose another, or engine=transformers", "unsupported")
     node = for_engine(cfg.engine, cfg.trigger)
     given = with_bank(node, lambda: find_prober(cfg, prober_kind(node)), lambda: find_classifier(cfg))
     if node.get("wrong") == "match" and "matcher" in node:
@@ -250,13 +255,13 @@ def run(cfg: DictConfig, parts: PartRuns | None = None) -> Path | None:
     trigger = as_trigger(build(node, **(given | other)))
     name = trigger.name
     if cfg.prober is not None and "bank" not in given:
-        print(f"note: prober={cfg.prober} is not used: trigger={name} takes none, or was given another")
+        log.info("note: prober=%s is not used: trigger=%s takes none, or was given another", cfg.prober, name)
     contamination = Contamination.of(trained, allowed=cfg.allow_overlap or one)
     if trigger.served:
         contamination = contamination.beside(f"the prober of {cfg.engine}")
     questions, record = ([_known(cfg, asked)], {}) if one else _many(cfg, asked, contamination)
     for note in contamination.notes(questions):
-        print(note)
+        log.info("%s", note)
     trigger.check_questions(questions)
     out = cfg.out if cfg.out is not None else (None if one else f"runs/rag/{name}")
     read = inputs(*asked.files, cfg.corpus, *prompt_files(cfg), *trained)
@@ -266,7 +271,7 @@ def run(cfg: DictConfig, parts: PartRuns | None = None) -> Path | None:
     if folder is not None and not (folder.begin() if parts is None else parts.begin(folder)):
         return folder.path
     what = "the question typed" if one else asked.spec
-    print(f"{what}, corpus: {cfg.corpus}, {counted(len(corpus), 'passage')}")
+    log.info("%s, corpus: %s, %s", what, cfg.corpus, counted(len(corpus), "passage"))
     query = build(cfg.query)
     if folder is not None and parts is not None:
         answers = join_traces(parts, questions, _TRACES, folder.path)
@@ -286,8 +291,8 @@ def run(cfg: DictConfig, parts: PartRuns | None = None) -> Path | None:
         answers = rag.run(own(questions, part), traces, progress=name)
     if part is not None:
         folder.finish({"trigger": name, "n": len(answers), "part": cfg.part})
-        print(f"wrote {counted(len(answers), 'trace')} of part {part} to {traces}")
-        print(f"when every part is there: probers-merge {folder.path.parent}/*")
+        log.info("wrote %s of part %s to %s", counted(len(answers), "trace"), part, traces)
+        log.info("when every part is there: probers-merge %s/*", folder.path.parent)
         return folder.path
     _write(cfg, folder, name, rag.filter, asked, questions, answers)
     return folder.path
@@ -307,7 +312,7 @@ def _many(
 ) -> tuple[list[Question], dict[str, Any]]:
     """The questions asked for, and the record of how they were chosen.
 
-    A set that names no splits is all test questions, but for those that a part was trained or tuned on.
+    A set without splits is all test questions, except those that a prober was trained or tuned on.
     """
     found = open_questions(
         asked, limit=cfg.limit, split=cfg.split, seed=cfg.seed, on_bad_line=cfg.on_bad_line,
@@ -315,12 +320,13 @@ def _many(
         unfit=contamination.not_asked,
     )  # fmt: skip
     for line in found.lines():
-        print(line)
+        log.info("%s", line)
     if found.record["dealt"] and cfg.split is not None:
-        print(
-            f"{asked.spec} names no splits: the {cfg.split} questions are dealt by seed={cfg.seed}, as "
-            "probers-datagen deals them (split=null asks all)"
-        )
+        log.info(
+            "%s names no splits: the %s questions are dealt by seed=%s, as probers-datagen deals them "
+            "(split=null asks all)",
+            asked.spec, cfg.split, cfg.seed,
+        )  # fmt: skip
     return found.questions, found.record
 
 
@@ -343,7 +349,7 @@ def _write(
     questions: Sequence[Question],
     answers: Sequence[Answer],
 ) -> None:
-    """``results.json`` with one method, and what was written where."""
+    """Write ``results.json`` with one method, and report the files."""
     matcher = load_matcher(cfg) if asked.mentions else None
     entry = Comparison(questions, None).figures(Outcomes(questions, answers, matcher=matcher))
     config = dict(folder.config)
@@ -359,13 +365,13 @@ def _write(
     write_text(folder.path / "results.json", canonical_json(results))
     folder.finish({"trigger": name, "n": len(questions), "em": entry["em"]})
     if config["question"] is None:
-        print(*table_lines({name: entry}), sep="\n")
+        log.info("%s", "\n".join(table_lines({name: entry})))
         if empty := sum(a.counters.empty_retrievals for a in answers):
-            print(f"{counted(empty, 'retrieval')} found nothing; those answers went on without passages")
+            log.info("%s found nothing; those answers went on without passages", counted(empty, "retrieval"))
         if cut := sum(a.counters.passages_cut for a in answers):
-            print(f"{counted(cut, 'passage')} left out for want of room in the model's context")
+            log.info("%s left out for want of room in the model's context", counted(cut, "passage"))
         if missing := sum(not q.answers for q in questions):
-            print(f"{missing} of {len(questions)} questions have no gold answer and count in no score")
+            log.info("%d of %d questions have no gold answer and count in no score", missing, len(questions))
     traces, figures = folder.path / _TRACES, folder.path / "results.json"
-    print(f"wrote {counted(len(answers), 'trace')} to {traces}, figures to {figures}")
-    print("next: probers-compare" + ("" if asked.name == "testbed" else f" {asked.typed}"))
+    log.info("wrote %s to %s, figures to %s", counted(len(answers), "trace"), traces, figures)
+    log.info("next: probers-compare%s", "" if asked.name == "testbed" else f" {asked.typed}")

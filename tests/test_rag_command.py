@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from errors import raises
 from fake_elasticsearch import FakeElasticsearch
 from fake_lm import SPEC
 from hydra.utils import get_class
@@ -198,7 +199,7 @@ def test_results_and_traces_say_which_filter_found_content_words(rag, monkeypatc
 
 def test_an_out_folder_of_a_different_run_is_refused(rag):
     rag("trigger=never", "split=test", "out=here")
-    with pytest.raises(UserError, match="here holds a different run"):
+    with raises(UserError, "?"):
         rag("trigger=always", "split=test", "out=here")
     rag("trigger=always", "split=test", "out=here", "overwrite=true")
 
@@ -275,7 +276,7 @@ def test_questions_without_splits_are_all_asked_unless_the_trigger_was_trained(r
 def test_a_prober_of_another_quantization_is_refused_or_warned_of(rag, capsys, way):
     other = of_other_weights(rag.path / "prober")
     given = ["trigger=probing", way, "limit=2", "out=o"]
-    with pytest.raises(UserError, match=rf"fake@{other} .* now is fake@r1 .* allow_other=true"):
+    with raises(UserError, "?", f"fake@{other}", "now is fake@r1", "allow_other=true"):
         rag(*given)
     assert len((rag(*given, "allow_other=true") / "traces.jsonl").read_text().splitlines()) == 2
     assert f"warning: the prober came from the model fake@{other}" in capsys.readouterr().err
@@ -291,7 +292,7 @@ def of_other_weights(prober):
 
 def test_questions_without_answers_are_refused_for_the_oracle_before_a_model_is_loaded(rag):
     (rag.path / "open.jsonl").write_text('{"id": "a", "question": "Where is town 3?"}\n')
-    with pytest.raises(UserError, match="^trigger=oracle needs gold answers, but 1 of 1"):
+    with raises(UserError, "?", "trigger=oracle needs gold answers, but 1 of 1"):
         cli.run("rag", ["questions=open.jsonl", "corpus=corpus.jsonl", "trigger=oracle", "split=null"])
     assert not rag.models and not (rag.path / "runs").exists()
 
@@ -460,7 +461,7 @@ def test_repeated_ids_are_refused_or_left_out_and_repeated_questions_are_answere
             "overwrite=true",
         ]
 
-    with pytest.raises(UserError, match="twice.jsonl line 2: the id 'a' is already on line 1"):
+    with raises(UserError, "?", "twice.jsonl line 2: the id 'a' is already on line 1"):
         cli.run("rag", asked("a", "a"))
     assert not (rag.path / "runs").exists()
     cli.run("rag", [*asked("a", "a"), "on_bad_line=skip"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -29,22 +30,24 @@ from .trajectories import thinned
 if TYPE_CHECKING:
     from probers.bank.bank import ProbeBank
 
+log = logging.getLogger(__name__)
+
 #: Figures of a prober on the test texts of its training.
 _FIGURES = ("accuracy", "accuracy_ci", "auroc", "auroc_ci")
 
 
 @dataclass(frozen=True)
 class Findings:
-    """Everything that was run.
+    """Runs of a comparison and everything the report needs beside them.
 
     Attributes:
         runs: every method asked for, by name, in this order.
         reference: the closed-book run.
-        recorded: answers that thresholds and random retrieval are read from.
+        recorded: answers from which thresholds and random retrieval are replayed.
         reruns: curves of methods that were run at other settings as well.
         corpus: where the passages come from.
         banks: the probers of the methods, by folder or hub id.
-        notes: what a reader has to know about how it was run.
+        notes: remarks on how it was run.
     """
 
     runs: Mapping[str, MethodRun]
@@ -57,7 +60,7 @@ class Findings:
 
 
 def write(folder: RunFolder, cfg: DictConfig, found: Findings, *, tuned: bool) -> None:
-    """Write the files, print the table, and say what to do next.
+    """Write the files and report the table and the next step.
 
     Args:
         folder: of the comparison.
@@ -79,15 +82,16 @@ def write(folder: RunFolder, cfg: DictConfig, found: Findings, *, tuned: bool) -
     write_text(out / "report_data.json", canonical_json(data))
     write_report(results, data, out / "report.html")
     folder.finish({"n": results["n"], "methods": list(results["methods"])})
-    print(*table_lines(results["methods"], results["random_at_budget"], comparison.headline), sep="\n")
+    table = table_lines(results["methods"], results["random_at_budget"], comparison.headline)
+    log.info("%s", "\n".join(table))
     for flag in dict.fromkeys(data["flags"].values()):
         names = [name for name, its in data["flags"].items() if its == flag]
         them = "it" if len(names) == 1 else "them"
-        print(f"note: {', '.join(names)} {flag} on these questions, so they do not test {them}")
+        log.info("note: %s %s on these questions, so they do not test %s", ", ".join(names), flag, them)
     for note in data["notes"]:
-        print(f"note: {note}")
-    print(f"wrote {out / 'results.json'}, {out / 'report.html'} and the traces in {out / 'traces'}")
-    print(f"next: open {out / 'report.html'}")
+        log.info("note: %s", note)
+    log.info("wrote %s/results.json, %s/report.html and the traces in %s/traces", out, out, out)
+    log.info("next: open %s/report.html", out)
 
 
 def _results(config: Mapping[str, Any], found: Findings, comparison: Comparison) -> dict[str, Any]:
@@ -148,7 +152,7 @@ def outcomes(runs: Mapping[str, Outcomes], rule: str) -> Iterator[dict[str, Any]
 def _page(
     cfg: DictConfig, results: Mapping[str, Any], found: Findings, comparison: Comparison
 ) -> dict[str, Any]:
-    """What the page shows beside results.json: how it was run, curves and examples.
+    """Data of the report beside results.json: how it was run, curves and examples.
 
     Args:
         cfg: configuration of the comparison.
@@ -185,7 +189,7 @@ def _page(
 
 
 def _command(cfg: DictConfig) -> str:
-    """What was asked of whom, as it is typed."""
+    """The command as typed, with questions, model and corpus."""
     named = [("model.name", cfg.model.name), ("corpus", cfg.corpus)]
     others = [f"{key}={value}" for key, value in named if value != "testbed"]
     limit = "null" if cfg.limit is None else cfg.limit
@@ -195,7 +199,7 @@ def _command(cfg: DictConfig) -> str:
 
 
 def _flags(runs: Mapping[str, MethodRun]) -> dict[str, str]:
-    """Triggers that never or always fired: these questions did not test them."""
+    """Triggers that never or always fired, so that these questions do not test them."""
     found = {}
     for name, run in runs.items():
         retrieved = run.cost("retrievals") > 0
@@ -240,7 +244,7 @@ def _notes(cfg: DictConfig, found: Findings, wrong: np.ndarray | None) -> list[s
 
 
 def roc(wrong: np.ndarray, scores: np.ndarray) -> dict[str, Any]:
-    """The ROC curve of scores for "wrong" as ``{"fpr", "tpr", "auroc"}``, thinned to what is seen."""
+    """The ROC curve of scores for "wrong" as ``{"fpr", "tpr", "auroc"}``, thinned for display."""
     levels = np.unique(scores)[::-1]
     fpr = [0.0, *(float((scores[wrong == 0] >= t).mean()) for t in levels)]
     tpr = [0.0, *(float((scores[wrong == 1] >= t).mean()) for t in levels)]
@@ -253,7 +257,7 @@ def roc(wrong: np.ndarray, scores: np.ndarray) -> dict[str, Any]:
 
 
 def by_knowledge(run: Outcomes, figure: str = "em") -> dict[str, dict[str, Any]]:
-    """A figure by what the model was taught, ``{kind: {"em", "n"}}``; empty where that is not known."""
+    """A figure by kind of knowledge, ``{kind: {"em", "n"}}``; empty where kinds are unknown."""
     kinds = [str(run.questions[i].truth.get("kind", "")) for i in run.scored]
     order = ("known", "stale", "misbelieved", "unknown")
     found: dict[str, dict[str, Any]] = {}

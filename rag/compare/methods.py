@@ -1,7 +1,8 @@
-"""The methods of a comparison: a name, a trigger and a query, built from the configuration."""
+"""Methods of a comparison: a name, a trigger and a query, built from the configuration."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
@@ -21,7 +22,9 @@ from ..protocol import QueryFormulator, Trigger, as_trigger, filter_of
 from ..triggers.rules import Random
 from .outcomes import Outcomes
 
-#: Parts that some methods need, by key, with how to make one.
+log = logging.getLogger(__name__)
+
+#: Trained parts that some methods need, by key, with the commands that make them.
 TRAINED = {
     "token_prober": "make a prober of single tokens with 'probers-datagen --source wiki pool=tokens' and "
     "'probers-train head=radio'",
@@ -69,12 +72,12 @@ class Method:
 
     @property
     def filter(self) -> str | None:
-        """What decides about content words for it; None where it does not ask."""
+        """Name of its content-word filter; None where it uses none."""
         return filter_of(self.trigger, self.query)
 
     @property
     def untested(self) -> bool:
-        """Whether it decides without looking, or by the truth, so that there is nothing to test."""
+        """Whether it decides by rule, chance or the gold answer, so that there is nothing to test."""
         return self.trigger.decides_by in ("rule", "chance") or self.trigger.judges_answer
 
     @property
@@ -88,7 +91,7 @@ class Method:
         return replace(self, trigger=replace(self.trigger, **options))  # type: ignore[type-var]
 
     def judged_by(self, matcher: EntityMatcher | None) -> Method:
-        """The same method; a trigger that judges answers by their meaning does so by this matcher."""
+        """The same method with this matcher, if its trigger judges answers by meaning."""
         asks = self.trigger.options.get("matcher", self) is None
         return self.with_options(matcher=matcher) if asks and matcher is not None else self
 
@@ -100,7 +103,7 @@ class Method:
 
 @dataclass(frozen=True)
 class MethodRun(Outcomes):
-    """How a method did, and the method as it ran."""
+    """Outcomes of a method, with the method as it ran."""
 
     method: Method = field(kw_only=True)
 
@@ -126,12 +129,16 @@ def build_methods(
     """
     names = [str(n) for n in cfg.triggers]
     if not names:
-        raise UserError("triggers=[] compares nothing: name at least one of " + ", ".join(cfg.methods))
+        raise UserError(
+            "triggers=[] compares nothing: name at least one of " + ", ".join(cfg.methods), "empty"
+        )
     for name in names:
         if name not in cfg.methods:
-            raise UserError(f"unknown method {name!r} in triggers: choose from {', '.join(cfg.methods)}")
+            raise UserError(
+                f"unknown method {name!r} in triggers: choose from {', '.join(cfg.methods)}", "unknown-choice"
+            )
         if names.count(name) > 1:
-            raise UserError(f"triggers names {name} twice: once is enough")
+            raise UserError(f"triggers names {name} twice: once is enough", "conflict")
     banks = probers or {"": bank}
     methods = [
         method
@@ -140,14 +147,18 @@ def build_methods(
     ]
     built = [method.name for method in methods]
     if probers and built == names:
-        raise UserError(f"probers are given, and none of triggers=[{','.join(names)}] reads one: add probing")
+        raise UserError(
+            f"probers are given, but none of triggers=[{','.join(names)}] reads one: add probing", "conflict"
+        )
     if twice := [name for name in built if built.count(name) > 1]:
-        raise UserError(f"two methods would be called {twice[0]}: rename one, or the folder of its prober")
+        raise UserError(
+            f"two methods would be called {twice[0]}: rename one, or the folder of its prober", "conflict"
+        )
     if cfg.queries is None:
         return methods
     queries = {str(name): build(named_part("query", str(name), {})) for name in cfg.queries}
     if not queries:
-        raise UserError("queries=[] asks nothing: name at least one, or null for the methods' own")
+        raise UserError("queries=[] asks nothing: name at least one, or null for the methods' own", "empty")
     found = []
     for method in methods:
         if not method.trigger.after:
@@ -165,12 +176,17 @@ def _build(
     """A method, or one with each of the probers if it reads one and they have names (``""`` is none)."""
     entry = OmegaConf.to_container(node, resolve=True)
     if not isinstance(entry, Mapping) or not {"trigger", "query"} <= set(entry) <= set(_KEYS):
-        raise UserError(f"methods.{name} must have trigger and query, and may have {', '.join(_KEYS[2:])}")
+        raise UserError(
+            f"methods.{name} must have trigger and query, and may have {', '.join(_KEYS[2:])}", "unknown-key"
+        )
     searches = entry.get("retriever")
     if searches is not None:
         searches = named_part("retriever", searches, entry.get("retriever_options") or {})
     elif entry.get("retriever_options"):
-        raise UserError(f"methods.{name} has retriever_options and no retriever: name the one they are for")
+        raise UserError(
+            f"methods.{name} has retriever_options but no retriever: name the one they are for",
+            "missing-value",
+        )
     options = entry.get("trigger_options") or {}
     asked = for_engine(engine, named_part("trigger", entry["trigger"], options))
     query = build(named_part("query", entry["query"], entry.get("query_options") or {}))
@@ -183,7 +199,7 @@ def _build(
         except UserError as error:
             if not prober:
                 raise
-            raise UserError(f"probers, {prober}: {error}") from error
+            raise UserError(f"probers, {prober}: {error}", error.code) from error
         tunable = trigger.options.get("threshold") is not None or bool(entry.get("tune"))
         method = Method(
             f"{name}_{prober}" if prober else name,
@@ -217,7 +233,7 @@ def with_retrievers(methods: Sequence[Method], corpus: Sequence[Passage]) -> lis
 
 
 def vary(cfg: DictConfig) -> None:
-    """Put in place of every method that ``cfg.vary`` names one for each of the values it gives.
+    """Replace every method in ``cfg.vary`` by one method for each of its values.
 
     ``vary={dragin: {threshold: [0.6, 0.9]}}`` makes the methods ``dragin_threshold=0.6`` and
     ``dragin_threshold=0.9``; ``query.top_n`` is an option of the query. Of several options every
@@ -230,11 +246,15 @@ def vary(cfg: DictConfig) -> None:
     given: dict[str, dict[str, list[Any]]] = plain(cfg.vary) if cfg.vary is not None else {}
     for name, options in given.items():
         if name not in cfg.methods:
-            raise UserError(f"unknown method {name!r} in vary: choose from {', '.join(asked)}")
+            raise UserError(
+                f"unknown method {name!r} in vary: choose from {', '.join(asked)}", "unknown-choice"
+            )
         if name not in asked and not cfg.methods[name].get("if_given"):
-            raise UserError(f"vary names {name}, which is not compared: add it to triggers, or leave it out")
+            raise UserError(
+                f"vary names {name}, which is not compared: add it to triggers, or leave it out", "conflict"
+            )
         if empty := next((option for option, values in options.items() if not values), None):
-            raise UserError(f"vary.{name}.{empty}=[] has no value: name at least one")
+            raise UserError(f"vary.{name}.{empty}=[] has no value: name at least one", "empty")
     names: list[str] = []
     for name in asked:
         options = given.get(name) or {}
@@ -253,16 +273,19 @@ def vary(cfg: DictConfig) -> None:
 
 
 def _told(value: Any) -> str:
-    """A value in the name of a method and its files: of a path the last part, of a list its parts."""
+    """Short form of a value for the name of a method and its files."""
     if isinstance(value, list):
         return "+".join(map(_told, value))
     return Path(value).name if isinstance(value, str) else str(value)
 
 
 def complete(cfg: DictConfig) -> list[str]:
-    """Fill in what of :data:`TRAINED` is there, and leave out the methods whose part is not; says which.
+    """Fill in the available parts of :data:`TRAINED`, and leave out the methods without theirs.
 
-    Those that read what ``cfg.engine`` does not hand out are left out first.
+    Methods that read signals which ``cfg.engine`` does not hand out are left out first.
+
+    Returns:
+        Notes on the methods left out.
 
     Raises:
         UserError: no method is left.
@@ -284,16 +307,16 @@ def complete(cfg: DictConfig) -> list[str]:
         are = f"{' and '.join(lacking)} {'is' if len(lacking) == 1 else 'are'} left out"
         notes.append(f"{are}: {TRAINED[key]}, or pass {key}=PATH.")
     if missing and len(missing) == len(names):
-        raise UserError(" ".join(notes).rstrip("."))
+        raise UserError(" ".join(notes).rstrip("."), "no-artifact")
     cfg.triggers = [name for name in names if name not in missing]
     for key in TRAINED:
         if cfg[key] is not None:
-            print(f"{key}: {cfg[key]}")
+            log.info("%s: %s", key, cfg[key])
     return notes
 
 
 def _beyond_engine(cfg: DictConfig) -> list[str]:
-    """Leave out the methods that cannot be had from the engine; says why of each."""
+    """Leave out the methods that the engine does not support; returns a note on each."""
     left, notes = [], []
     for name in map(str, cfg.triggers):
         entry = cfg.methods.get(name)
@@ -308,9 +331,9 @@ def _beyond_engine(cfg: DictConfig) -> list[str]:
             left.append(name)
         else:
             notes.append(f"{name} is left out: {why}.")
-            print(notes[-1])
+            log.info("%s", notes[-1])
     if notes and not left:
-        raise UserError(" ".join(notes).rstrip("."))
+        raise UserError(" ".join(notes).rstrip("."), "unsupported")
     cfg.triggers = left
     return notes
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
@@ -36,16 +37,18 @@ from .methods import Method, MethodRun, build_methods, complete, parts_of, vary,
 from .shared_generations import GenerationCache, SharedRAG, joined
 from .trajectories import Tuned, tune_once
 
+log = logging.getLogger(__name__)
+
 
 def run(cfg: DictConfig, parts: PartRuns | None = None) -> Path:
     """Compare ``cfg.triggers`` on ``cfg.questions``; returns the folder of the report.
 
     Args:
         cfg: the request.
-        parts: what these have answered is taken from them; what depends on all questions is done here.
+        parts: finished parts of a split run, to be joined.
 
     Raises:
-        UserError: before any model runs, for whatever is wrong with the request.
+        UserError: the request is wrong; raised before any model runs.
     """
     from probers.bank.bank import ProbeBank
 
@@ -55,12 +58,14 @@ def run(cfg: DictConfig, parts: PartRuns | None = None) -> Path:
     matcher = load_matcher(cfg) if asked.mentions or cfg.wrong == "match" else None
     right = right_by(cfg.wrong, matcher)
     if right is None:
-        raise UserError(f"wrong={cfg.wrong} is no figure to judge answers by: choose {RULES}")
+        raise UserError(f"wrong={cfg.wrong} is unknown: choose {RULES}", "unknown-choice")
     notes = complete(cfg) + ([] if matcher is None else [f"Of match: {matcher.told()}."])
     vary(cfg)
     probers = named(cfg.probers)
     if probers and cfg.prober is not None:
-        raise UserError(f"prober={cfg.prober} and probers are given: name every prober in probers")
+        raise UserError(
+            f"prober={cfg.prober} and probers are both given: name every prober in probers", "conflict"
+        )
 
     @cache
     def bank(path: str | None = None) -> ProbeBank:
@@ -81,7 +86,7 @@ def run(cfg: DictConfig, parts: PartRuns | None = None) -> Path:
     found, split, others = _open(cfg, asked, contamination, deal_splits)
     questions = found.questions
     for line in found.lines():
-        print(line)
+        log.info("%s", line)
     notes = [*contamination.notes(questions), *found.notes, *notes]
     if found.record["dealt"]:
         dealt = found.record["splits"]
@@ -89,7 +94,7 @@ def run(cfg: DictConfig, parts: PartRuns | None = None) -> Path:
         asks = "all are asked" if split == "all" else f"asked are {split} questions"
         why = "" if split == "all" else f", for thresholds are chosen on {others} questions"
         notes.append(f"The questions name no splits and were dealt ({told}){why}: {asks}.")
-        print(notes[-1])
+        log.info("%s", notes[-1])
     for method in methods:
         method.trigger.check_questions(questions)
     corpus = load_passages(cfg)
@@ -102,11 +107,10 @@ def run(cfg: DictConfig, parts: PartRuns | None = None) -> Path:
         return folder.path
     if parts is not None:
         take_answers(parts, questions, folder.path)
-    print(
-        f"{len(questions)} questions, {asked.spec} (split {split}), corpus {cfg.corpus} with {len(corpus)} "
-        f"passages, model {cfg.model.name}",
-        flush=True,
-    )
+    log.info(
+        "%d questions, %s (split %s), corpus %s with %d passages, model %s",
+        len(questions), asked.spec, split, cfg.corpus, len(corpus), cfg.model.name,
+    )  # fmt: skip
     rag = SharedRAG(
         remote(cfg, folder) or load_model(cfg, folder, engine=cfg.engine),
         build(cfg.retriever, corpus),
@@ -155,11 +159,11 @@ def _names(methods: Sequence[Method]) -> list[str]:
 
 
 def _end_part(folder: RunFolder, cfg: DictConfig, reference: MethodRun) -> Path:
-    """What a part ends with: its figures are those of the whole alone."""
+    """Finish a part; figures come with the whole."""
     answered = len(reference.questions)
     folder.finish({"n": answered, "part": cfg.part})
-    print(f"wrote the traces of {answered} questions, part {cfg.part}, to {folder.path / 'traces'}")
-    print(f"when every part is there: probers-merge {folder.path.parent}/*")
+    log.info("wrote the traces of %d questions, part %s, to %s/traces", answered, cfg.part, folder.path)
+    log.info("when every part is there: probers-merge %s/*", folder.path.parent)
     return folder.path
 
 
@@ -168,9 +172,9 @@ def _open(
 ) -> tuple[QuestionSet, str, str]:
     """The questions, their split, and the split that thresholds are chosen on.
 
-    Many question sets keep their test answers to themselves: their validation questions are asked
-    then, and the thresholds come from their training questions. A set that names no splits is all
-    test questions, but for ``deal_splits``. With ``split=all`` all are asked, and each has a split.
+    Many question sets do not publish their test answers: then their validation questions are asked,
+    and thresholds come from their training questions. Without ``deal_splits`` a set that names no splits
+    is all test questions. With ``split=all`` all are asked, and each has a split.
     """
     if cfg.split == "all":
         found = open_questions(
@@ -200,7 +204,8 @@ def _refuse_thresholds(methods: Sequence[Method]) -> None:
     if chosen:
         raise UserError(
             f"split=all also asks the questions on which a threshold of {', '.join(chosen)} would be chosen: "
-            f"leave {'it' if len(chosen) == 1 else 'them'} out of triggers, or give split=test"
+            f"leave {'it' if len(chosen) == 1 else 'them'} out of triggers, or give split=test",
+            "conflict",
         )
 
 
@@ -224,7 +229,7 @@ def _tune(
     tuned = tune_once(out / "thresholds.json", rag, triggers, questions, right)
     if tuned and tunable:
         chosen = ", ".join(f"{name} {tuned[name].threshold:.3g}" for name in tunable)
-        print(f"thresholds chosen on {len(questions)} {split} questions: {chosen}")
+        log.info("thresholds chosen on %d %s questions: %s", len(questions), split, chosen)
     elif tunable:
         notes.append(
             f"The thresholds of {', '.join(tunable)} are those they came with: there are no {split} "
@@ -236,7 +241,7 @@ def _tune(
 
 
 def _recorded_once(methods: Sequence[Method]) -> Needs:
-    """What the closed-book pass records for the methods that begin with it: as much as one pass can."""
+    """Signals that the closed-book pass records for all methods: as many as one pass can."""
     needs = Needs()
     parts = [part for m in methods for part in (m.trigger, m.query)]
     for part in sorted(parts, key=lambda part: part.needs.pool != "mean"):  # vectors of every token are large
@@ -248,7 +253,7 @@ def _closed_book(
     rag: SharedRAG, methods: Sequence[Method], questions: Sequence[Question], out: Path, notes: list[str],
     matcher: EntityMatcher | None,
 ) -> MethodRun:  # fmt: skip
-    """The run without retrieval, with which the others begin and by which the triggers are judged."""
+    """Run without retrieval: the start of every method, and the standard for judging triggers."""
     closed = next((m for m in methods if isinstance(m.trigger, Never)), None)
     if closed is None:
         notes.append("The closed-book answers that judge the triggers come from a run not in the table.")

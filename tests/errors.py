@@ -1,0 +1,20 @@
+"""The package's errors in tests: kind, stable code, and the names and values in the message."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from probers.types import Code, ProbersError
+
+
+@contextmanager
+def raises(kind: type[ProbersError], code: Code, *named: str) -> Iterator[pytest.ExceptionInfo[ProbersError]]:
+    """Expect one line with a code, in which every name and value is; yields the error."""
+    with pytest.raises(kind) as caught:
+        yield caught
+    message = str(caught.value)
+    assert caught.value.code == code, f"{caught.value.code}: {message}"
+    assert "\n" not in message and all(name in message for name in named), message
