@@ -53,7 +53,7 @@ def speed(name: str, lm: CausalLM, options: Options, results: Results) -> None:
     wanted: dict[str, tuple[Needs, float | None]] = {nothing: (Needs(), None)}
     if "capture" in options.only:
         target = {"7b": 0.99, REAL: 0.98}.get(name, 0.95)
-        wanted["+ mean of all layers"] = (Needs(layers=everything(lm).layers), target)
+        wanted["+ mean of all layers"] = (Needs.of(everything(lm).layers), target)
     if "attention" in options.only:
         wanted["+ last layer's attention rows"] = (Needs(attention=True), 0.90)
     calls: dict[str, Callable[..., Any]] = {"plain": partial(plain, lm)}

@@ -86,7 +86,7 @@ def main(argv: list[str] | None = None) -> None:
         layers = tuple(range(lm.num_layers // 3 + 1, lm.num_layers + 1, 2))
         prompt = replace(TESTBED_PROMPT, name="mind")
         return WikiBuilder(
-            lm, plan, Needs(layers, pool="predicting"), matcher, recognise, prompt,
+            lm, plan, Needs.of(layers, pool="predicting"), matcher, recognise, prompt,
             max_new_tokens=16, context=context,
         )  # fmt: skip
 

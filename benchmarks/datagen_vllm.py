@@ -119,7 +119,7 @@ def _by_turns(
         for name, lm in models.items():
             if isinstance(lm, VllmLM):
                 lm.forget()
-            needs = Needs(tuple(range(lm.num_layers + 1)), pool=pool)
+            needs = Needs.of(tuple(range(lm.num_layers + 1)), pool=pool)
             builder = WikiBuilder(
                 lm, plan, needs, EntityMatcher(), Recogniser("rules", fine=True), TESTBED_PROMPT,
                 max_new_tokens=options.new_tokens, context=256,

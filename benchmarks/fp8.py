@@ -53,7 +53,7 @@ def runs(data: Path, scale: int) -> dict[str, list[str]]:
 def converted(store: FeatureStore, out: Path, dtype: str) -> FeatureStore:
     """The same rows with their states in another number format."""
     features = [replace(spec, dtype=dtype) for spec in store.features]
-    made = FeatureStore.create(out, features[0], more=features[1:], config=store.config, shards=store.shards)
+    made = FeatureStore.create(out, features, config=store.config, shards=store.shards)
     for index in made.missing:
         rows, states, units, left_out = store.read_shard(index)
         made.write_shard(index, rows, *states, units=units, left_out=left_out)

@@ -78,11 +78,11 @@ def ours(lm: CausalLM, data: Path, articles: int) -> dict[str, float]:
     recogniser = TimedRecogniser(Recogniser("rules", fine=True, quiet=True))
     matcher = TimedMatcher(EntityMatcher().match)
     builder: Any = WikiBuilder(
-        lm, plan(data, articles, recogniser), Needs(layers), matcher, recogniser, TESTBED_PROMPT,
+        lm, plan(data, articles, recogniser), Needs.of(layers), matcher, recogniser, TESTBED_PROMPT,
         max_new_tokens=48,
     )  # fmt: skip
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stderr(io.StringIO()):
-        store = FeatureStore.create(Path(folder) / "s", FeatureSpec(lm.spec, layers, lm.width), config={})
+        store = FeatureStore.create(Path(folder) / "s", [FeatureSpec(lm.spec, layers, lm.width)], config={})
         fill(store, builder, shard_size=256)
         store.finish({})
         spans = len(store)

@@ -19,7 +19,7 @@ Tokens = list[tuple[int, ...]]
 
 def everything(lm: CausalLM) -> Needs:
     """All layers mean-pooled and the last layer's attention, with the scores that are always there."""
-    return Needs(layers=tuple(range(lm.num_layers + 1)), attention=True)
+    return Needs.of(tuple(range(lm.num_layers + 1)), attention=True)
 
 
 def pad_left(lm: CausalLM, prompts: Sequence[str]) -> tuple[Tensor, Tensor]:
@@ -181,15 +181,15 @@ def parity(lm: CausalLM, prompts: Sequence[str], new_tokens: int) -> float | Non
     """
     theirs = peers(lm, prompts, new_tokens)
     layers = tuple(range(lm.num_layers))
-    mine = ours(lm, prompts, new_tokens, Needs(layers=layers, pool="tokens", attention=True))
+    mine = ours(lm, prompts, new_tokens, Needs.of(layers, pool="tokens", attention=True))
     worst: float | None = None
     for row, generation in enumerate(mine):
         if generation.token_ids != theirs.tokens[row]:
             continue
-        assert generation.states is not None and generation.attention is not None
+        assert generation.state is not None and generation.attention is not None
         pad = theirs.rows.shape[2] - generation.attention.rows.shape[1]
         pairs = [
-            (generation.states[:-1].mean(axis=0), theirs.states[row, :-1]),
+            (generation.state[:-1].mean(axis=0), theirs.states[row, :-1]),
             (generation.logprobs, theirs.logprobs[row]),
             (generation.entropies, theirs.entropies[row]),
             (generation.attention.rows, theirs.rows[row, :, pad:]),

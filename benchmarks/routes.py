@@ -60,7 +60,7 @@ def generation() -> Callable[[], Any]:
     from probers import CausalLM, Needs
 
     lm = CausalLM.from_pretrained("testbed")
-    needs = Needs(layers=tuple(range(1, lm.num_layers + 1)))
+    needs = Needs.of(tuple(range(1, lm.num_layers + 1)))
     prompt = "Question: Who does Lena Zaser work for?\nAnswer:"
     return lambda: lm.generate([prompt], max_new_tokens=16, needs=needs)
 

@@ -163,7 +163,7 @@ def parts(folder: Path, sizes: Sequence[int], results: Results) -> None:
 def begun(path: Path, count: int) -> FeatureStore:
     """A store of so many rows with a state of eight numbers each, new or to be gone on with."""
     spec = FeatureSpec(ModelSpec("benchmark", "0", 1, 8, "float32"), (1,), 8)
-    return FeatureStore.create(path, spec, config={}, shards=-(-count // SHARD))
+    return FeatureStore.create(path, [spec], config={}, shards=-(-count // SHARD))
 
 
 def write_rows(path: Path, first: int, count: int) -> FeatureStore:

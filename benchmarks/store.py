@@ -167,7 +167,7 @@ def row(what: str, ours: str, other: str = "", ratio: float | None = None) -> li
 
 def write(path: Path, size: Size, raw: Path) -> tuple[float, float, int]:
     """Make a store; seconds for its shards, for the same bytes as they are, and how many bytes."""
-    store = FeatureStore.create(path, size.spec, config={}, shards=len(size.counts))
+    store = FeatureStore.create(path, [size.spec], config={}, shards=len(size.counts))
     rng = np.random.default_rng(0)
     # The libraries are loaded before the clock runs.
     store.write_shard(0, [example(0)], np.zeros((1, size.layers, size.width), np.float32))

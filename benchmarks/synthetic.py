@@ -19,7 +19,7 @@ def synthetic(folder: Path, examples: int, layers: int, width: int) -> Path:
     path = folder / f"{examples}x{layers}x{width}"
     model = ModelSpec("benchmark", "0", layers, width, "float32")
     spec = FeatureSpec(model, tuple(range(1, layers + 1)), width)
-    made = FeatureStore.create(path, spec, config={}, shards=-(-examples // SHARD))
+    made = FeatureStore.create(path, [spec], config={}, shards=-(-examples // SHARD))
     rng = np.random.default_rng(0)
     directions = rng.standard_normal((layers, width), dtype=np.float32) / np.float32(width**0.5)
     middle = (layers + 1) / 2

@@ -77,8 +77,7 @@ class Unfinished:
             self._all.left_out += left_out
 
     def _create(self) -> FeatureStore:
-        first, *more = self._store.features
-        return FeatureStore.create(self._path, first, more=more, config=self._config)
+        return FeatureStore.create(self._path, self._store.features, config=self._config)
 
     @property
     def labels(self) -> dict[str, int | None]:

@@ -271,12 +271,12 @@ def run(cfg: DictConfig, parts: PartRuns | None = None) -> Path:
     from .filling import fill
 
     if made is None:
-        builder, (first, *more) = _with_model(cfg, folder, make)
+        builder, features = _with_model(cfg, folder, make)
     else:
         made.take_vectors(VECTORS, folder.path)
-        first, *more = made.features
-        builder = make(None, first.needs, folder.path)
-    store = FeatureStore.create(folder.path, first, more=more, config=identity(config))
+        features = made.features
+        builder = make(None, Needs(tuple(spec.feature for spec in features)), folder.path)
+    store = FeatureStore.create(folder.path, features, config=identity(config))
     print(f"{cfg.source} -> {folder.path} (model={cfg.model.name}, prompt={cfg.prompt.name})", flush=True)
     # Only the whole knows what is enough.
     fill(
@@ -293,23 +293,28 @@ def run(cfg: DictConfig, parts: PartRuns | None = None) -> Path:
     found = audit(store, seed=cfg.seed)
     store.finish(figures | {"audit": found.figures})
     page = folder.path / "sample.html"
-    about = {"Model": str(first.model), "Source": cfg.source, "Prompt": cfg.prompt.name, "Labels": lines[0]}
+    about = {
+        "Model": str(store.spec.model),
+        "Source": cfg.source,
+        "Prompt": cfg.prompt.name,
+        "Labels": lines[0],
+    }
     undecided = draw_undecided(store.left_out(), seed=cfg.seed)
     write_text(page, sample_html(draw(store, seed=cfg.seed), about=about, undecided=undecided))
     folder.finish({"model": cfg.model.name, "source": cfg.source, **figures})
     for line in [*lines, *found.lines]:
         print(line)
     print(f"cases to look at: {page}")
-    if more:
+    if len(features) > 1:
         listed = ", ".join(f"pool={s.pool} site={s.site} ({len(s.layers)} layers)" for s in store.features)
         print(f"wrote {len(store)} examples to {folder.path}, each as {listed}")
     else:
-        print(f"wrote {len(store)} examples x {len(first.layers)} layers to {folder.path}")
+        print(f"wrote {len(store)} examples x {len(store.spec.layers)} layers to {folder.path}")
     if found.figures["wrong"] in (0, 1):
         print("all labels are the same, and a head needs both: try a higher limit or another model")
     else:
-        head = " head=radio" if first.pool == "tokens" else ""
-        pool = f" pool={first.pool}" if len({s.pool for s in store.features}) > 1 else ""
+        head = " head=radio" if store.spec.pool == "tokens" else ""
+        pool = f" pool={store.spec.pool}" if len({s.pool for s in store.features}) > 1 else ""
         print(f"next: probers-train layer=all{head}{pool} data={folder.path}")
     return folder.path
 
@@ -321,7 +326,7 @@ def _with_model(cfg: DictConfig, folder: RunFolder, make: Make) -> tuple[LabelBu
 
     lm = load_model(cfg, folder, engine=cfg.engine)
     features = features_to_read(cfg, lm.num_layers)
-    needs = Needs(features[0].layers, features[0].site, features[0].pool, more=tuple(features[1:]))
+    needs = Needs(tuple(features))
     lm.check(needs)
     builder = make(lm, needs, folder.path)
     specs = [

@@ -123,11 +123,11 @@ class Article:
 
 @dataclass(frozen=True, slots=True)
 class Feature:
-    """Hidden states of some layers at one place in the block, pooled over the generated tokens.
+    """Hidden states of some layers at one site of the block, pooled over the generated tokens.
 
     Attributes:
-        layers: 1-based (0 is the embedding output, k the residual stream after the k-th block,
-            before any final norm); none reads nothing.
+        layers: at least one, 1-based (0 is the embedding output, k the residual stream after the k-th
+            block, before any final norm).
         site: where in the block. "resid_post" is the stream after it, "resid_mid" the one
             between attention and MLP; "attn_out" and "mlp_out" are what those two add to
             the stream. Only "resid_post" has a layer 0. "lookback" is no state but the lookback ratios
@@ -140,12 +140,16 @@ class Feature:
             over layers 1 to L, then the mean over tokens of the last layer after the final
             norm. It belongs to no single layer: ``layers`` must be (L,). "mind_tokens" keeps what
             that vector is made of for every token (:func:`probers.capture.pooling.pool_tokens`), so
-            that it can be had of a part of the text.
+            that any part of the text can be pooled later.
     """
 
-    layers: tuple[int, ...] = ()
+    layers: tuple[int, ...]
     site: Site = "resid_post"
     pool: Pool = "mean"
+
+    def __post_init__(self) -> None:
+        if not self.layers:
+            raise ValueError("a feature needs at least one layer")
 
     @property
     def of_mind(self) -> bool:
@@ -154,53 +158,54 @@ class Feature:
 
 
 @dataclass(frozen=True, slots=True)
-class Needs(Feature):
+class Needs:
     """What a generation has to record; nothing else is captured.
 
-    Its layers, site and pool are those of the first feature, or of none.
-
     Attributes:
+        features: hidden states to read, all in the same pass.
         attention: attention rows and column maxima of one layer.
         attention_layer: which, 1-based; None is the last.
         top: the two highest probabilities of every token's distribution.
-        more: further features, read in the same pass.
 
     Log-probabilities and entropies cost nothing beside the logits and are always there.
     """
 
+    features: tuple[Feature, ...] = ()
     attention: bool = False
     attention_layer: int | None = None
     top: bool = False
-    more: tuple[Feature, ...] = ()
 
-    @property
-    def features(self) -> tuple[Feature, ...]:
-        """All features, the first of which is that of the fields, with or without layers."""
-        return (Feature(self.layers, self.site, self.pool), *self.more)
+    def __post_init__(self) -> None:
+        if len(set(self.features)) < len(self.features):
+            raise ValueError("the same feature is asked for twice")
+
+    @classmethod
+    def of(cls, layers: Sequence[int], site: Site = "resid_post", pool: Pool = "mean", **more: Any) -> Needs:
+        """One feature, and any of the other attributes."""
+        return cls((Feature(tuple(layers), site, pool),), **more)
 
     def union(self, other: Needs) -> Needs:
-        """Both needs at once; raises ValueError when sites, poolings or attention layers differ."""
-        if self.layers and other.layers and (self.site, self.pool) != (other.site, other.pool):
-            raise ValueError(
-                f"cannot record {self.site}/{self.pool} and {other.site}/{other.pool} in one pass"
-            )
+        """Both needs at once, the layers of each site and pool merged.
+
+        Raises:
+            ValueError: each reads a site and pool that the other does not, or their attention layers differ.
+        """
+        layers: dict[tuple[Site, Pool], set[int]] = {}
+        for feature in (*self.features, *other.features):
+            layers.setdefault((feature.site, feature.pool), set()).update(feature.layers)
+        places = [{(feature.site, feature.pool) for feature in one.features} for one in (self, other)]
+        if layers.keys() not in places:
+            raise ValueError(f"cannot record {' and '.join('/'.join(p) for p in layers)} in one pass")
         if self.attention and other.attention and self.attention_layer != other.attention_layer:
             raise ValueError(
                 f"cannot record the attention of layers {self.attention_layer or 'last'} and "
                 f"{other.attention_layer or 'last'} in one pass"
             )
-        states = self if self.layers else other
-        more: dict[tuple[Site, Pool], set[int]] = {}
-        for feature in (*self.more, *other.more):
-            more.setdefault((feature.site, feature.pool), set()).update(feature.layers)
         return Needs(
-            layers=tuple(sorted({*self.layers, *other.layers})),
-            site=states.site,
-            pool=states.pool,
+            tuple(Feature(tuple(sorted(found)), *place) for place, found in layers.items()),
             attention=self.attention or other.attention,
             attention_layer=(self if self.attention else other).attention_layer,
             top=self.top or other.top,
-            more=tuple(Feature(tuple(sorted(layers)), *place) for place, layers in more.items()),
         )
 
 
@@ -232,15 +237,14 @@ class Generation:
         offsets: [start, end) of each token in ``text``, characters.
         logprobs: (n,) float32, nats, from raw logits.
         entropies: (n,) float32, nats, of the distribution that produced each token.
-        states: (layers, d) for pooled needs, (n, layers, d) for pools "tokens" and "predicting",
-            (n + 1, layers, d) for "positions", (1, 2 d) for "mind", (n, 1, 2 d) for "mind_tokens", layers
-            in the order of ``needs.layers``; None when no layer was asked for.
+        states: for each feature of ``needs`` (layers, d) when it is pooled, (n, layers, d) for pools "tokens"
+            and "predicting", (n + 1, layers, d) for "positions", (1, 2 d) for "mind", (n, 1, 2 d) for
+            "mind_tokens", layers in the feature's order; empty when no token was written.
         prompt_offsets: [start, end) of each prompt token in ``prompt``.
         stop: why it ended: "eos", "stop" (a stop string, sentence end or callable), "length",
             or "skipped" for a prompt that was too long and left out; it has no tokens.
         top: (2, n) float32, the highest and the second highest probability of the distribution that
             produced each token; None where they were not asked for.
-        more: as ``states``, of each feature of ``needs.more``.
     """
 
     prompt: str
@@ -253,10 +257,20 @@ class Generation:
     entropies: np.ndarray
     stop: StopReason
     needs: Needs = Needs()
-    states: np.ndarray | None = None
+    states: Mapping[Feature, np.ndarray] = field(default_factory=dict)
     attention: AttentionRows | None = None
     top: np.ndarray | None = None
-    more: tuple[np.ndarray | None, ...] = ()
+
+    @property
+    def state(self) -> np.ndarray | None:
+        """The states of the only feature; None when nothing was recorded.
+
+        Raises:
+            ValueError: several features were recorded.
+        """
+        if len(self.needs.features) > 1:
+            raise ValueError("several features were recorded: read states[feature]")
+        return next(iter(self.states.values()), None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,7 +107,7 @@ def unserved(engine: str, trigger: DictConfig, query: DictConfig) -> str | None:
     parts: dict[str, Any] = {**looks, f"query={name_of(asks)}": asks}
     for name, part in parts.items():
         beyond = {
-            "hidden states": bool(part.needs.layers) and served(engine),
+            "hidden states": bool(part.needs.features) and served(engine),
             "attention": part.needs.attention or getattr(part, "attends_alone", False),
         }
         for what in (each for each, reads in beyond.items() if reads):

@@ -321,7 +321,7 @@ def check_readable(lm: CausalLM | RemoteLM, trigger: Trigger, query: Any) -> Non
             code="unsupported",
         )
     named = {f"trigger={trigger.name}": trigger.needs, f"query={name_of(query)}": query.needs}
-    reading = [name for name, needs in named.items() if needs.layers]
+    reading = [name for name, needs in named.items() if needs.features]
     if reading and not lm.spec.layers:
         raise UserError(
             f"{' and '.join(reading)} read hidden states, which a server does not hand out",

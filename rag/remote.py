@@ -118,7 +118,7 @@ class RemoteLM:
             UserError: states or attention are needed, or the server refuses the request.
             RunError: it cannot be reached, fails or stays busy, or its answer makes no sense.
         """
-        if needs.layers or needs.more or needs.attention:
+        if needs.features or needs.attention:
             raise UserError(self._lacks("hidden states or attention"), "unsupported")
         stops = Stops.of(frozenset(), stop)
         how = _drawing(sampling) | ({"stop": list(stops.strings[:_STOPS])} if stops.strings else {})

@@ -199,11 +199,11 @@ def tell(found: Sequence[LayerDifference], engine: str, tolerance: float) -> Non
 def our_states(lm: CausalLM, written: Sequence[Generation]) -> tuple[dict[int, np.ndarray], np.ndarray]:
     """Our states of written tokens, (n, d) of all texts: of every layer, and after the final norm."""
     last = Feature((lm.num_layers,), pool="mind_tokens")
-    needs = Needs(tuple(range(lm.num_layers + 1)), pool="tokens", more=(last,))
+    every = Feature(tuple(range(lm.num_layers + 1)), pool="tokens")
+    needs = Needs((every, last))
     read = lm.score([g.prompt for g in written], [g.token_ids for g in written], needs=needs)
-    states = np.concatenate([g.states for g in read if g.states is not None])
-    after = np.concatenate([g.more[0] for g in read if g.more[0] is not None])
-    return {layer: states[:, layer] for layer in needs.layers}, after[:, 0, lm.width :]
+    states, after = (np.concatenate([g.states[each] for g in read if g.states]) for each in (every, last))
+    return {layer: states[:, layer] for layer in every.layers}, after[:, 0, lm.width :]
 
 
 def _check_server(
@@ -247,17 +247,17 @@ def _check_server(
 
 def _neighbours(lm: CausalLM, bank: ProbeBank) -> Needs:
     """The prober's layers, and those one above and below each as far as there are any."""
-    needs = text_needs(bank)
+    (feature,) = text_needs(bank).features
     moved = [tuple(min(max(k + by, 0), lm.num_layers) for k in bank.layers) for by in (1, -1)]
-    return replace(needs, layers=tuple(sorted({*bank.layers, *moved[0], *moved[1]})))
+    return Needs((replace(feature, layers=tuple(sorted({*bank.layers, *moved[0], *moved[1]}))),))
 
 
 def _scores(read: Generation, bank: ProbeBank, by: int) -> np.ndarray:
     """(n,) scores of a text by the states of layers so many too high."""
-    assert read.states is not None
-    last = read.needs.layers[-1]
-    layers = [read.needs.layers.index(min(max(k + by, read.needs.layers[0]), last)) for k in bank.layers]
-    return np.array(text_scores(bank, read.states[:, layers])[0])
+    ((feature, states),) = read.states.items()
+    first, *_, last = feature.layers
+    layers = [feature.layers.index(min(max(k + by, first), last)) for k in bank.layers]
+    return np.array(text_scores(bank, states[:, layers])[0])
 
 
 def _asked(url: str, prompt: str, length: int) -> dict[str, Any]:

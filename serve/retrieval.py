@@ -209,8 +209,8 @@ class Answering:
             (made,) = self._lm.score([prompt], [text], needs=text_needs(bank))
         except UserError:  # no tokens of the model read as this text: it was put together from several
             return None
-        assert made.states is not None
-        scores, distances = text_scores(bank, made.states)
+        assert made.state is not None
+        scores, distances = text_scores(bank, made.state)
         return Assessor(bank).response(made, scores, distances)
 
 

@@ -70,10 +70,11 @@ class ScoredText(LiveText):
 
     def recorded(self, tokenizer: Any, needs: Needs = _NOTHING) -> Generation:
         """The text as a generation with the states that ``needs`` asks for, if any."""
-        kept, states = self.row.kept, None
-        if needs.layers and kept and self.vectors:
-            stacked = torch.stack(self.vectors[:kept]).numpy()
-            states = stacked if needs.pool in PER_TOKEN else pool_tokens(stacked, needs.pool)
+        states: dict[Feature, np.ndarray] = {}
+        if self.row.kept and self.vectors:
+            stacked = torch.stack(self.vectors[: self.row.kept]).numpy()
+            for each in needs.features:
+                states[each] = stacked if each.pool in PER_TOKEN else pool_tokens(stacked, each.pool)
         return self.generation(tokenizer, needs, states)
 
 
@@ -116,7 +117,7 @@ class Scheduler:
     @property
     def feature(self) -> Feature | None:
         """What is read of every token."""
-        return None if self.bank is None else self.bank.needs.features[0]
+        return None if self.bank is None else self.bank.spec.feature
 
     def start(self) -> None:
         """Begin to write."""
@@ -197,10 +198,10 @@ class Scheduler:
     def _score(self, texts: Sequence[LiveText], states: Tensor) -> None:
         """Score the newest token of some texts; one whose state is no number is given up alone."""
         assert self.bank is not None and self._running is not None
-        needs = self.bank.needs
+        feature = self.bank.spec.feature
         for row, layer in (~all_finite(states)).nonzero().tolist():
             place = f"a token of {texts[row].request.prompt.name}"
-            texts[row].error = texts[row].error or broken_state(needs, layer, place)
+            texts[row].error = texts[row].error or broken_state(feature, layer, place)
         good = [i for i, text in enumerate(texts) if text.error is None]
         if not good:
             return
@@ -214,4 +215,4 @@ class Scheduler:
             text.p_wrong.append(chance)
             text.distances = self._running.distances(text)
             if text.vectors is not None:
-                text.vectors.append(token_vectors(own, needs.pool).cpu())
+                text.vectors.append(token_vectors(own, feature.pool).cpu())

@@ -102,8 +102,8 @@ def score(
         for place, written in batch.items():
             told = None
             if written.token_ids:
-                assert written.states is not None
-                scores, distances = text_scores(bank, written.states)
+                assert written.state is not None
+                scores, distances = text_scores(bank, written.state)
                 told = assessor.response(written, scores, distances)
             ours = {"id": texts[place].id, "text": texts[place].answer, "hallucination": told}
             new[place] = {**texts[place].record, **ours}

@@ -75,7 +75,7 @@ class SharedLM(CausalLM):
         texts = [
             ScoredText(
                 Request(prompt, limit), self.tokenizer, self.stops(stop),
-                keep=bool(needs.layers), changed=changed.set,
+                keep=bool(needs.features), changed=changed.set,
             )
             for prompt, limit in zip(fitting, limits, strict=True)
         ]  # fmt: skip

@@ -7,7 +7,7 @@ from itertools import pairwise
 import numpy as np
 
 from probers.store.spec import ModelSpec
-from probers.types import AttentionRows, Generation, Needs, Passage
+from probers.types import AttentionRows, Feature, Generation, Needs, Passage
 
 NONE = Needs()
 SPEC = ModelSpec("fake", "r1", 2, 4, "float32")
@@ -120,15 +120,14 @@ class FakeLM:
             entropies=entropies,
             stop=reason,
             needs=needs,
-            states=self._states(text, needs, len(parts)) if needs.layers and parts else None,
-            more=tuple(self._states(text, f, len(parts)) if parts else None for f in needs.more),
+            states={each: self._states(text, each, len(parts)) for each in needs.features if parts},
             attention=self._attention(len(before), len(parts)) if needs.attention else None,
             top=np.exp(-entropies) * np.float32([[1], [0.5]]) if needs.top else None,
         )
 
-    def _states(self, text: str, needs: Needs, n: int) -> np.ndarray:
-        pooled = np.tile(self.state(text), (len(needs.layers), 1))
-        count = {"tokens": n, "predicting": n, "positions": n + 1}.get(needs.pool)
+    def _states(self, text: str, feature: Feature, n: int) -> np.ndarray:
+        pooled = np.tile(self.state(text), (len(feature.layers), 1))
+        count = {"tokens": n, "predicting": n, "positions": n + 1}.get(feature.pool)
         return pooled if count is None else np.tile(pooled, (count, 1, 1))
 
     def _attention(self, p: int, n: int) -> AttentionRows:

@@ -92,7 +92,7 @@ def _signal(rng: np.random.Generator, correct: np.ndarray, person: np.ndarray, s
 def _written(path: Path, spec: FeatureSpec, rows: list[dict], states: np.ndarray) -> FeatureStore:
     folder = RunFolder(path, "datagen", {"source": "cot"})
     folder.claim()
-    store = FeatureStore.create(path, spec, config={"source": "cot"}, shards=1)
+    store = FeatureStore.create(path, [spec], config={"source": "cot"}, shards=1)
     columns = [k for k in range(DEPTH + 1) if k in spec.layers]
     store.write_shard(0, rows, states[:, columns].astype(np.float32))
     store.finish({"model": "testbed"})

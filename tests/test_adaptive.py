@@ -178,7 +178,7 @@ def test_links_are_no_files_of_a_classifier(tmp_path, trained, name):
 
 
 def test_labels_are_the_cheapest_strategy_that_answers_right(tmp_path):
-    store = FeatureStore.create(tmp_path, FeatureSpec(SPEC, (1,), 4), config={}, shards=1)
+    store = FeatureStore.create(tmp_path, [FeatureSpec(SPEC, (1,), 4)], config={}, shards=1)
     cases = [  # question, split, right without, right with passages
         ("both?", "train", 1, 1), ("closed only?", "train", 1, 0), ("with only?", "train", 0, 1),
         ("neither?", "train", 0, 0), ("later?", "validation", 0, 1), ("half?", "train", 0, None),
@@ -293,7 +293,7 @@ RIGHT = {"no": (1, 1), "single": (0, 1), "multi": (0, 0)}
 
 def cot_store(path, *, splits=("train", "train", "validation", "test"), label=lambda i, kind: kind):
     """A finished store of answers, two questions to a group; by default their words tell the label."""
-    store = FeatureStore.create(path, FeatureSpec(SPEC, (1,), 4), config={}, shards=1)
+    store = FeatureStore.create(path, [FeatureSpec(SPEC, (1,), 4)], config={}, shards=1)
     rows = [
         {"id": f"q{i}/{condition}", "group": f"g{i // 2}", "split": splits[i // 2 % len(splits)],
          "correct": right, "condition": condition, "question": f"{KINDS[kind]} {i}?"}

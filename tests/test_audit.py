@@ -76,7 +76,7 @@ def write(
 ) -> FeatureStore:
     starts = range(0, len(rows), shard)
     given = {"source": "wiki", "balance": False} if config is None else config
-    store = FeatureStore.create(path, SPEC, config=given, shards=len(starts))
+    store = FeatureStore.create(path, [SPEC], config=given, shards=len(starts))
     for index, start in enumerate(starts):
         chosen = slice(start, start + shard)
         store.write_shard(index, rows[chosen], states[chosen].astype(np.float32))
@@ -259,7 +259,7 @@ def test_the_figures_are_those_of_scikit_learn_on_the_same_split(tmp_path: Path)
 
 def test_the_share_undecided_is_counted_by_stage(tmp_path: Path) -> None:
     rows = make_rows(40, 2, 0)
-    store = FeatureStore.create(tmp_path / "s", SPEC, config={}, shards=1)
+    store = FeatureStore.create(tmp_path / "s", [SPEC], config={}, shards=1)
     left_out = [
         {"id": f"u{i}", "reason": "undecided", "stage": "vectors" if i else "partial"} for i in range(5)
     ]
@@ -398,7 +398,7 @@ def test_a_damaged_or_empty_store_is_named(tmp_path: Path) -> None:
     (tmp_path / "s/shards/00000.parquet").write_bytes(b"no")
     with pytest.raises(UserError, match=r"00000\.parquet cannot be read"):
         audit(store, seed=0)
-    empty = FeatureStore.create(tmp_path / "e", SPEC, config={}, shards=1)
+    empty = FeatureStore.create(tmp_path / "e", [SPEC], config={}, shards=1)
     with pytest.raises(UserError, match="has no rows"):
         stored_columns(empty)
 

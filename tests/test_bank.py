@@ -127,7 +127,7 @@ def test_saved_and_loaded_it_is_the_same(tmp_path: Path, way: str) -> None:
     np.testing.assert_array_equal(again.logits(states), bank.logits(states))
     for name in bank.__dataclass_fields__:
         assert name == "head" or getattr(again, name) == getattr(bank, name), name
-    assert again.needs == Needs(layers=(2, 5), site="resid_post", pool=bank.spec.pool)
+    assert again.needs == Needs.of((2, 5), site="resid_post", pool=bank.spec.pool)
     again.save_pretrained(tmp_path / "b")
     files = sorted(f.name for f in (tmp_path / "a").iterdir())
     assert files == sorted(FILES)

@@ -342,5 +342,5 @@ def test_the_recogniser_is_the_one_of_the_labels(tmp_path) -> None:
     bank.save_pretrained(tmp_path / "p")
     with raises(UserError, "?", "recogniser=spacy:en_no_such: no spaCy pipeline of that name"):
         BeforeEntity(str(tmp_path / "p"))
-    assert BeforeEntity(str(tmp_path / "p"), recogniser="rules").needs == Needs((1, 2), pool="predicting")
+    assert BeforeEntity(str(tmp_path / "p"), recogniser="rules").needs == Needs.of((1, 2), pool="predicting")
     assert tiny_bank().recogniser is None

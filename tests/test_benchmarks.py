@@ -139,7 +139,7 @@ def test_parity_sees_a_wrong_capture(lm: CausalLM, monkeypatch: pytest.MonkeyPat
     def shifted(*args: object, **options: object) -> list:
         generations = honest(*args, **options)
         for generation in generations:
-            generation.states[:, 1] += 0.01
+            generation.state[:, 1] += 0.01
         return generations
 
     monkeypatch.setattr(peers, "ours", shifted)
@@ -260,7 +260,7 @@ def test_wrong_flags_are_named(flags: list[str], said: str, capsys: pytest.Captu
 
 
 def test_needs_of_the_comparison_cover_both(lm: CausalLM) -> None:
-    assert peers.everything(lm) == Needs(layers=(0, 1, 2, 3), attention=True)
+    assert peers.everything(lm) == Needs.of((0, 1, 2, 3), attention=True)
 
 
 def test_the_training_benchmark_shortens_trainings_and_scales_their_time(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from probers.capture.attention import AttentionTap
 from probers.capture.blocks import decoder_layers
 from probers.capture.hidden_states import StateTap
 from probers.engine.model import CausalLM
-from probers.types import Needs, RunError, UserError
+from probers.types import Feature, Needs, RunError, UserError
 
 CLOSE = {"rtol": 0, "atol": 1e-4}
 LAYERS = (0, 1, 2, 3)
@@ -40,7 +40,7 @@ def plain(family: str, ids: tuple[int, ...], attn: str = "eager"):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_states_are_those_of_transformers(family):
     lm = tiny_lm(family)
-    needs = Needs(layers=LAYERS, pool="tokens")
+    needs = Needs.of(LAYERS, pool="tokens")
     for generation in lm.generate(PROMPTS[:3], max_new_tokens=12, needs=needs):
         # With ALiBi, transformers' eager Falcon computes something else than its fused one.
         attn = "sdpa" if family == "falcon_alibi" else "eager"
@@ -48,9 +48,9 @@ def test_states_are_those_of_transformers(family):
         start = len(generation.prompt_ids)
         for layer in LAYERS[:-1]:
             expected = out.hidden_states[layer][0, start:].numpy()
-            np.testing.assert_allclose(generation.states[:, layer], expected, **CLOSE)
+            np.testing.assert_allclose(generation.state[:, layer], expected, **CLOSE)
         # transformers reports the last layer after the final norm, we before it.
-        last = torch.from_numpy(generation.states[:, 3])
+        last = torch.from_numpy(generation.state[:, 3])
         expected = out.hidden_states[3][0, start:].numpy()
         assert not np.allclose(last, expected, atol=1e-2)
         np.testing.assert_allclose(norm(last).detach(), expected, **CLOSE)
@@ -60,13 +60,13 @@ def test_states_are_those_of_transformers(family):
 def test_pooling_is_over_the_generated_tokens(family):
     lm = tiny_lm(family)
     by_pool = {
-        pool: lm.generate(PROMPTS, max_new_tokens=9, needs=Needs(layers=(2, 0), pool=pool))
+        pool: lm.generate(PROMPTS, max_new_tokens=9, needs=Needs.of((2, 0), pool=pool))
         for pool in ("tokens", "mean", "last")
     }
     for tokens, mean, last in zip(*by_pool.values(), strict=True):
-        assert tokens.states.shape == (9, 2, 32)  # layers in the order asked for
-        np.testing.assert_allclose(mean.states, tokens.states.mean(axis=0), **CLOSE)
-        np.testing.assert_allclose(last.states, tokens.states[-1], **CLOSE)
+        assert tokens.state.shape == (9, 2, 32)  # layers in the order asked for
+        np.testing.assert_allclose(mean.state, tokens.state.mean(axis=0), **CLOSE)
+        np.testing.assert_allclose(last.state, tokens.state[-1], **CLOSE)
 
 
 def expected_rows(family: str, generation, *, layer: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -114,11 +114,11 @@ def test_attention_alone_forwards_the_generated_tokens_only(family):
 def test_reading_attention_does_not_change_what_is_computed(family):
     """Also where the tapped block has to leave its fused kernel."""
     lm = tiny_lm(family)
-    plainly = lm.generate(PROMPTS, max_new_tokens=10, needs=Needs(layers=LAYERS))
-    tapped = lm.generate(PROMPTS, max_new_tokens=10, needs=Needs(layers=LAYERS, attention=True))
+    plainly = lm.generate(PROMPTS, max_new_tokens=10, needs=Needs.of(LAYERS))
+    tapped = lm.generate(PROMPTS, max_new_tokens=10, needs=Needs.of(LAYERS, attention=True))
     for one, other in zip(plainly, tapped, strict=True):
         assert one.token_ids == other.token_ids
-        np.testing.assert_allclose(one.states, other.states, **CLOSE)
+        np.testing.assert_allclose(one.state, other.state, **CLOSE)
 
 
 def traces(lm: CausalLM) -> tuple[int, list[int], set[str]]:
@@ -133,7 +133,7 @@ def traces(lm: CausalLM) -> tuple[int, list[int], set[str]]:
 def test_nothing_is_left_behind_even_after_an_error(family):
     lm = tiny_lm(family)
     before = traces(lm)
-    needs = Needs(layers=LAYERS, attention=True)
+    needs = Needs.of(LAYERS, attention=True)
     plainly = [g.token_ids for g in lm.generate(PROMPTS, max_new_tokens=6)]
     assert [g.token_ids for g in lm.generate(PROMPTS, max_new_tokens=6, needs=needs)] == plainly
     assert traces(lm) == before
@@ -171,16 +171,16 @@ def test_nothing_is_read_that_nobody_asked_for(monkeypatch):
     monkeypatch.setattr(probers.capture.recorder, "AttentionTap", forbidden)
     lm = tiny_lm("llama")
     generation = lm.generate(PROMPTS[:1], max_new_tokens=3)[0]
-    assert generation.states is None
+    assert generation.state is None
     assert generation.attention is None
-    generation = lm.generate(PROMPTS[:1], max_new_tokens=3, needs=Needs(layers=(1,)))[0]
-    assert generation.states.shape == (1, 32)
+    generation = lm.generate(PROMPTS[:1], max_new_tokens=3, needs=Needs.of((1,)))[0]
+    assert generation.state.shape == (1, 32)
 
 
 def test_a_tap_that_is_not_armed_keeps_nothing():
     lm = tiny_lm("llama")
     ids = torch.tensor([[4, 5, 6]])
-    with StateTap(lm.model, Needs(layers=(0, 2))) as tap, torch.no_grad():
+    with StateTap(lm.model, Feature((0, 2))) as tap, torch.no_grad():
         lm.model(ids)
         assert tap.take() is None
         tap.read(lambda states: states[:, -1])

@@ -57,7 +57,7 @@ def run(batch: ContinuousBatch, texts: Sequence[LiveText], every: int = 2) -> No
 @pytest.mark.parametrize("family", sorted(FAMILIES))
 def test_texts_that_join_are_those_of_a_batch(family: str) -> None:
     lm = tiny_lm(family)
-    needs = Needs((1, 2), pool="tokens")
+    needs = Needs.of((1, 2), pool="tokens")
     alone = lm.generate(PROMPTS, max_new_tokens=LIMITS, needs=needs)
     recorded = Recorded()
     texts = asked(lm, PROMPTS, LIMITS)
@@ -66,17 +66,17 @@ def test_texts_that_join_are_those_of_a_batch(family: str) -> None:
     run(batch, texts)
     for text, own in zip(texts, alone, strict=True):
         assert text.over and text.error is None
-        found = text.generation(lm.tokenizer, needs, None)
+        found = text.generation(lm.tokenizer, needs)
         assert (found.token_ids, found.text, found.stop) == (own.token_ids, own.text, own.stop)
         np.testing.assert_allclose(found.logprobs, own.logprobs, atol=2e-5)
         np.testing.assert_allclose(found.entropies, own.entropies, atol=2e-5)
         if own.token_ids:
-            np.testing.assert_allclose(recorded.of(text), own.states, atol=2e-4, rtol=1e-4)
+            np.testing.assert_allclose(recorded.of(text), own.state, atol=2e-4, rtol=1e-4)
 
 
 def test_states_before_tokens_begin_with_the_prompt() -> None:
     lm = tiny_lm("llama")
-    needs = Needs((1,), pool="predicting")
+    needs = Needs.of((1,), pool="predicting")
     alone = lm.generate(PROMPTS, max_new_tokens=LIMITS, needs=needs)
     recorded = Recorded()
     texts = asked(lm, PROMPTS, LIMITS)
@@ -84,7 +84,7 @@ def test_states_before_tokens_begin_with_the_prompt() -> None:
     for text, own in zip(texts, alone, strict=True):
         states = recorded.of(text)[: len(own.token_ids)]
         assert text.read == len(text.row.ids)
-        np.testing.assert_allclose(states, own.states, atol=2e-4, rtol=1e-4)
+        np.testing.assert_allclose(states, own.state, atol=2e-4, rtol=1e-4)
 
 
 def test_what_begins_like_an_earlier_text_is_not_read_again() -> None:
@@ -210,7 +210,7 @@ def test_a_broken_row_goes_and_the_others_stay() -> None:
     assert bad.error is not None and "NaN" in str(bad.error)
     assert good.error is None
     (alone,) = lm.generate(PROMPTS[:1], max_new_tokens=8)
-    assert good.generation(lm.tokenizer, Needs(), None).text == alone.text
+    assert good.generation(lm.tokenizer, Needs()).text == alone.text
 
 
 def test_columns_that_are_padding_everywhere_are_given_back(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -196,7 +196,7 @@ def test_a_server_says_it_of_what_it_wrote(pool):
             model="testbed", prompt=PROMPT, max_tokens=12, temperature=0
         ).choices
     (read,) = lm.score([PROMPT], [made.text], needs=text_needs(bank))
-    scores, distances = text_scores(bank, read.states)
+    scores, distances = text_scores(bank, read.state)
     told = Assessor(bank)(PROMPT, read.text, read.offsets, scores, distances=distances).domain
     assert made.hallucination["domain"]["distance"] == pytest.approx(told.distance, rel=1e-3)
     assert made.hallucination["domain"]["unlike"] == told.unlike

@@ -28,7 +28,7 @@ def told(lm, length=40, wrong=4) -> PrefixCache:
     Random models do not repeat themselves, so that without this no guess would be right.
     """
     cache = PrefixCache()
-    lm.generate(PROMPTS, max_new_tokens=length, needs=Needs(layers=(1,)), names=["a", "b"], cache=cache)
+    lm.generate(PROMPTS, max_new_tokens=length, needs=Needs.of((1,)), names=["a", "b"], cache=cache)
     for name, prompt in zip(("prompt a", "prompt b"), PROMPTS, strict=True):
         text, start = cache.get(name), len(lm.tokenizer(prompt)["input_ids"])
         if text is not None:
@@ -52,7 +52,7 @@ def both(lm, count=1, **options):
 @pytest.mark.parametrize("pool", POOLS)
 def test_a_drafted_text_is_as_if_written_token_by_token(family, pool):
     lm = tiny_lm(family)
-    needs = Needs(layers=(0, 1, 2, 3), pool=pool, attention=True)
+    needs = Needs.of((0, 1, 2, 3), pool=pool, attention=True)
     both(lm, max_new_tokens=30, needs=needs)  # alone from the first token on
     both(lm, 2, max_new_tokens=[30, 6], needs=needs)  # the last that runs
 
@@ -61,7 +61,7 @@ def test_a_drafted_text_is_as_if_written_token_by_token(family, pool):
 @pytest.mark.parametrize("limit", [1, 2, 3, 4, 5, 30])
 def test_every_length_of_guess_and_text(draft, limit):
     lm = tiny_lm("llama")
-    for needs in (Needs(layers=(1, 3), attention=True), Needs()):
+    for needs in (Needs.of((1, 3), attention=True), Needs()):
         (plainly,) = lm.generate(PROMPTS[:1], max_new_tokens=limit, needs=needs)
         (drafted,) = lm.generate(
             PROMPTS[:1], max_new_tokens=limit, needs=needs, draft=draft, names=["a"], cache=told(lm, wrong=7)
@@ -71,7 +71,7 @@ def test_every_length_of_guess_and_text(draft, limit):
 
 def test_texts_that_stop_within_a_guess():
     lm = tiny_lm("llama")
-    needs = Needs(layers=(2,), pool="tokens", attention=True)
+    needs = Needs.of((2,), pool="tokens", attention=True)
     (free,) = lm.generate(PROMPTS[:1], max_new_tokens=40)
     for stop in {free.text[i : i + 3] for i in range(0, len(free.text) - 3, 4)}:
         (made,) = both(lm, max_new_tokens=40, needs=needs, stop=[stop])
@@ -80,7 +80,7 @@ def test_texts_that_stop_within_a_guess():
 
 def test_texts_that_end_within_a_guess():
     lm = tiny_lm("llama")
-    needs = Needs(layers=(2,), attention=True)
+    needs = Needs.of((2,), attention=True)
     (free,) = lm.generate(PROMPTS[:1], max_new_tokens=20)
     for token in set(free.token_ids):
         vars(lm)["_eos"] = frozenset([token])

@@ -61,7 +61,7 @@ def make(name: str, attn: str) -> CausalLM:
 @pytest.mark.parametrize("name", OTHERS)
 def test_any_decoder_can_be_read(name):
     lm = make(name, "eager")
-    needs = Needs(layers=(0, 1, 2, 3), attention=True)
+    needs = Needs.of((0, 1, 2, 3), attention=True)
     made = lm.generate(PROMPTS, max_new_tokens=10, needs=needs)
     for one, other in zip(made, rescored(lm, made), strict=True):
         assert_same(one, other)
@@ -80,7 +80,7 @@ def test_any_decoder_can_be_read(name):
         p, n = len(generation.prompt_ids), len(generation.token_ids)
         for layer in (0, 1, 2):
             expected = out.hidden_states[layer][0, p:].mean(dim=0).numpy()
-            np.testing.assert_allclose(generation.states[layer], expected, rtol=0, atol=1e-4)
+            np.testing.assert_allclose(generation.state[layer], expected, rtol=0, atol=1e-4)
         heads = out.attentions[-1].view(4, p + n, -1)[..., -(p + n) :].numpy()
         np.testing.assert_allclose(generation.attention.rows, heads.mean(axis=0)[p - 1 :], rtol=0, atol=1e-4)
 
@@ -89,9 +89,9 @@ def test_any_decoder_can_be_read(name):
 def test_what_attention_and_mlp_add_is_what_the_stream_gains(name):
     lm = make(name, "eager")
     stream, *added = (
-        lm.generate(PROMPTS, max_new_tokens=6, needs=Needs(layers=layers, site=site, pool="tokens"))
+        lm.generate(PROMPTS, max_new_tokens=6, needs=Needs.of(layers, site=site, pool="tokens"))
         for layers, site in (((0, 1, 2, 3), "resid_post"), ((1, 2, 3), "attn_out"), ((1, 2, 3), "mlp_out"))
     )
     for whole, attention, mlp in zip(stream, *added, strict=True):
-        gained = whole.states[:, 1:] - whole.states[:, :-1]
-        np.testing.assert_allclose(attention.states + mlp.states, gained, rtol=0, atol=1e-4)
+        gained = whole.state[:, 1:] - whole.state[:, :-1]
+        np.testing.assert_allclose(attention.state + mlp.state, gained, rtol=0, atol=1e-4)

@@ -17,17 +17,18 @@ CLOSE = {"rtol": 0, "atol": 1e-4}
 LAYERS = (0, 1, 2)
 FAMILIES = ("llama", "gpt2", "gemma2")
 MANY = Needs(
-    LAYERS, pool="predicting", attention=True, top=True,
-    more=(
-        Feature(LAYERS, pool="mean"), Feature(LAYERS, pool="last"), Feature((2, 1), pool="tokens"),
+    (
+        Feature(LAYERS, pool="predicting"), Feature(LAYERS, pool="mean"), Feature(LAYERS, pool="last"),
+        Feature((2, 1), pool="tokens"),
         Feature(LAYERS, pool="positions"), Feature((1, 3), "mlp_out", "mean"),
         Feature((1, 3), "attn_out", "predicting"), Feature((3,), pool="mind"),
     ),
+    attention=True, top=True,
 )  # fmt: skip
 
 
 def alone(feature: Feature) -> Needs:
-    return Needs(feature.layers, feature.site, feature.pool, attention=True, top=True)
+    return Needs.of(feature.layers, feature.site, feature.pool, attention=True, top=True)
 
 
 def plain(family: str, generation) -> list[torch.Tensor]:
@@ -57,14 +58,13 @@ def test_a_feature_beside_others_is_the_same_alone(family, way):
 
     together = made(MANY)
     assert len({len(g.token_ids) for g in together}) > 1 or way in ("drafted", "without cache")
-    for number, feature in enumerate(MANY.features):
+    for feature in MANY.features:
         for one, other in zip(together, made(alone(feature)), strict=True):
-            assert one.token_ids == other.token_ids and other.more == ()
-            found = (one.states, *one.more)[number]
-            assert (found is None) == (other.states is None) == (not one.token_ids)
-            if found is not None:
-                assert found.dtype == np.float32
-                np.testing.assert_array_equal(found, other.states)
+            assert one.token_ids == other.token_ids
+            assert (feature in one.states) == (feature in other.states) == bool(one.token_ids)
+            if one.token_ids:
+                assert one.states[feature].dtype == np.float32
+                np.testing.assert_array_equal(one.states[feature], other.state)
             np.testing.assert_array_equal(one.attention.rows, other.attention.rows)
 
 
@@ -76,7 +76,7 @@ def test_every_feature_is_what_transformers_says(family):
     for generation in [*made, *read]:
         hidden = np.stack([plain(family, generation)[k] for k in LAYERS], axis=1)  # (T, layers, d)
         p = len(generation.prompt_ids)
-        predicting, mean, last, tokens, positions = (generation.states, *generation.more[:4])
+        predicting, mean, last, tokens, positions = [generation.states[each] for each in MANY.features[:5]]
         np.testing.assert_allclose(predicting, hidden[p - 1 : -1], **CLOSE)
         np.testing.assert_allclose(mean, hidden[p:].mean(axis=0), **CLOSE)
         np.testing.assert_allclose(last, hidden[-1], **CLOSE)
@@ -84,14 +84,15 @@ def test_every_feature_is_what_transformers_says(family):
         np.testing.assert_allclose(positions, hidden[p - 1 :], **CLOSE)
         np.testing.assert_array_equal(positions[:-1], predicting)
     for one, other in zip(made, read, strict=True):
-        for mine, theirs in zip((one.states, *one.more), (other.states, *other.more), strict=True):
-            np.testing.assert_allclose(mine, theirs, **CLOSE)
+        assert [*one.states] == [*other.states] == [*MANY.features]
+        for feature in MANY.features:
+            np.testing.assert_allclose(one.states[feature], other.states[feature], **CLOSE)
 
 
 SPANS = Needs(
-    LAYERS, pool="predicting",
-    more=(
-        Feature(LAYERS, pool="mean"), Feature(LAYERS, pool="last"), Feature((3,), pool="mind"),
+    (
+        Feature(LAYERS, pool="predicting"), Feature(LAYERS, pool="mean"), Feature(LAYERS, pool="last"),
+        Feature((3,), pool="mind"),
         Feature((1, 3), "mlp_out", "mean"), Feature((1, 3), "mlp_out", "predicting"),
         Feature((2,), "attn_out", "predicting"),
     ),
@@ -133,14 +134,15 @@ def test_every_feature_of_a_span_is_what_transformers_says(family):
 
 def test_tokens_of_several_sites_are_a_row_each():
     lm = tiny_lm()
-    needs = Needs((1, 3), pool="tokens", more=(Feature((3,), "mlp_out", "tokens"),))
+    stream, mlp = Feature((1, 3), pool="tokens"), Feature((3,), "mlp_out", "tokens")
+    needs = Needs((stream, mlp))
     (made,) = lm.generate(PROMPTS[:1], max_new_tokens=6, needs=span_needs(needs))
     rows = list(span_rows(made, [2, 3], needs))
     assert [index for index, _, _ in rows] == [0, 1]
     for token, (_, columns, states) in zip((2, 3), rows, strict=True):
         assert columns["n_tokens"] == 2
-        np.testing.assert_array_equal(states[0], made.states[token])
-        np.testing.assert_array_equal(states[1], made.more[0][token])
+        np.testing.assert_array_equal(states[0], made.states[stream][token])
+        np.testing.assert_array_equal(states[1], made.states[mlp][token])
     assert (
         token_pool("mean", "last", "tokens") == "tokens" and token_pool("mean", "predicting") == "positions"
     )
@@ -158,14 +160,14 @@ def test_what_cannot_be_read_is_refused_in_any_feature():
         (Feature((1,), pool="median"), "pool=median is unknown"),
     ):
         with pytest.raises(UserError, match=message):
-            lm.generate(PROMPTS[:1], max_new_tokens=2, needs=Needs((1,), more=(more,)))
+            lm.generate(PROMPTS[:1], max_new_tokens=2, needs=Needs((Feature((2,)), more)))
 
 
 def test_a_broken_state_is_named_whichever_feature_reads_it():
     lm = tiny_lm()
     norm = lm.model.model.norm
     handle = norm.register_forward_hook(lambda module, given, out: out * float("nan"))
-    needs = Needs((1,), more=(Feature((3,), pool="mind"),))
+    needs = Needs((Feature((1,)), Feature((3,), pool="mind")))
     for act in (
         lambda: lm.generate(PROMPTS[:1], max_new_tokens=2, needs=needs),
         lambda: lm.score(PROMPTS[:1], [[5, 6]], needs=needs),
@@ -182,18 +184,27 @@ def test_a_broken_state_is_named_whichever_feature_reads_it():
 
     handle = block.register_forward_hook(breaks)
     with pytest.raises(RunError, match="layer 2 is NaN or infinite at generated token 0"):
-        lm.generate(PROMPTS[:1], max_new_tokens=3, needs=Needs((1,), more=(Feature((2,), pool="positions"),)))
+        lm.generate(
+            PROMPTS[:1], max_new_tokens=3, needs=Needs((Feature((1,)), Feature((2,), pool="positions")))
+        )
     handle.remove()
 
 
-def test_needs_are_joined_with_their_further_features():
-    one = Needs((1,), more=(Feature((2,), "mlp_out"), Feature((1,), pool="last")))
-    both = one.union(Needs((3,), more=(Feature((4, 1), "mlp_out"),), top=True))
+def test_needs_are_joined_by_site_and_pool():
+    one = Needs((Feature((1,)), Feature((2,), "mlp_out"), Feature((1,), pool="last")))
+    both = one.union(Needs((Feature((3,)), Feature((4, 1), "mlp_out")), top=True))
     assert both.features == (Feature((1, 3)), Feature((1, 2, 4), "mlp_out"), Feature((1,), pool="last"))
     assert both.top and both.union(one) == both
     with pytest.raises(ValueError, match="in one pass"):
-        one.union(Needs((1,), pool="last"))
-    assert Needs(top=True).union(one).layers == (1,)
+        one.union(Needs.of((1,), pool="tokens"))
+    assert Needs(top=True).union(one).features == one.features
+    with pytest.raises(ValueError, match="twice"):
+        Needs((Feature((1,)), Feature((1,))))
+    with pytest.raises(ValueError, match="at least one layer"):
+        Needs.of(())
+    several = tiny_lm().generate(PROMPTS[:1], max_new_tokens=2, needs=Needs((Feature((1,)), Feature((2,)))))
+    with pytest.raises(ValueError, match="several features"):
+        _ = several[0].state
 
 
 def test_a_layer_that_is_not_run_is_an_error():

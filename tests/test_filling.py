@@ -56,11 +56,11 @@ class Scripted(FakeLM):
             raise Killed
         return super().generate(prompts, **options)
 
-    def _states(self, text, needs, n):
-        shape = (n + 1, len(needs.layers), 4)  # the position before the first token, and each token
+    def _states(self, text, feature, n):
+        shape = (n + 1, len(feature.layers), 4)  # the position before the first token, and each token
         found = np.arange(np.prod(shape), dtype=np.float32).reshape(shape) + np.float32(0.5)
         of_pool = {"positions": found, "predicting": found[:-1], "tokens": found[1:]}
-        return of_pool.get(needs.pool, found[-1])
+        return of_pool.get(feature.pool, found[-1])
 
 
 def hash_of(text):
@@ -77,7 +77,7 @@ def wiki(tmp_path, lm, pool="mean", more=()):
     )
     file.write_text("\n".join(map(json.dumps, articles)))
     plan = CutPlan(open_articles(str(file)), RULES, per_article=2, within=None, seed=0)
-    needs = Needs((2,), pool=pool, attention=True, more=more)
+    needs = Needs((Feature((2,), pool=pool), *more), attention=True)
     prompt = PromptTemplate("radio", article="About {title}:")
     return WikiBuilder(lm, plan, needs, EntityMatcher(wordnet=""), RULES, prompt)
 
@@ -94,7 +94,7 @@ def cot(tmp_path, lm, more=()):
     asked = [Question(f"q{i}", f"Where is {i} ?", ("Spain",), split="train", group=str(i)) for i in range(11)]
     return CotBuilder(
         lm, QuestionSet(asked, Excluded(), {}), FakeRetriever(lambda query: [passage(f"All about {query}")]),
-        PromptTemplate("plain"), Needs((2,), attention=True, more=more), label="acc", acc="substring",
+        PromptTemplate("plain"), Needs((Feature((2,)), *more), attention=True), label="acc", acc="substring",
     )  # fmt: skip
 
 
@@ -105,8 +105,8 @@ def cot_several(tmp_path, lm):
 def filled(tmp_path, name, make, lm, step, *, size=7, balanced=False):
     """A store filled with a clock that goes on by ``step`` whenever it is asked."""
     builder = make(tmp_path, lm)
-    first, *more = (FeatureSpec(SPEC, f.layers, 4, site=f.site, pool=f.pool) for f in builder.needs.features)
-    store = FeatureStore.create(tmp_path / name, first, more=more, config={})
+    specs = [FeatureSpec(SPEC, f.layers, 4, site=f.site, pool=f.pool) for f in builder.needs.features]
+    store = FeatureStore.create(tmp_path / name, specs, config={})
     clock = itertools.count(0, step) if step else itertools.repeat(0.0)
     fill(store, builder, shard_size=size, clock=lambda: next(clock))
     if balanced:
@@ -241,7 +241,7 @@ def test_of_several_features_each_is_what_it_is_alone(tmp_path, make):
 
         def one(path, lm, spec=spec):
             builder = make(path, lm)
-            return replace(builder, needs=Needs(spec.layers, spec.site, spec.pool, attention=True))
+            return replace(builder, needs=Needs.of(spec.layers, spec.site, spec.pool, attention=True))
 
         alone = filled(tmp_path, f"{spec.pool}-{spec.site}", one, Scripted(), NEVER)
         read = whole.feature(pool=spec.pool, site=spec.site)

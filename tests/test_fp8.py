@@ -111,7 +111,7 @@ def test_the_ends_of_the_range(edge: float) -> None:
 def fill(
     path: Path, spec: FeatureSpec, states: np.ndarray, sizes: tuple[int, ...] = (5, 0, 3)
 ) -> FeatureStore:
-    store = FeatureStore.create(path, spec, config={}, shards=len(sizes))
+    store = FeatureStore.create(path, [spec], config={}, shards=len(sizes))
     starts = np.cumsum([0, *sizes])
     for index, size in enumerate(sizes):
         store.write_shard(index, make_rows(size, 100 * index), states[starts[index] : starts[index + 1]])
@@ -159,7 +159,7 @@ def test_it_is_half_of_float16_on_the_disk_and_any_library_reads_it(tmp_path: Pa
 def test_a_shard_that_is_read_and_written_again_has_the_same_bytes(tmp_path: Path) -> None:
     """As the parts of an unfinished shard are, and a shard that is thinned out."""
     store = fill(tmp_path / "s", EIGHT, draw_states(8))
-    other = FeatureStore.create(tmp_path / "t", EIGHT, config={}, shards=3)
+    other = FeatureStore.create(tmp_path / "t", [EIGHT], config={}, shards=3)
     for index in range(3):
         rows, states, units, left_out = store.read_shard(index)
         other.write_shard(index, rows, *states, units=units, left_out=left_out)
@@ -183,13 +183,13 @@ def test_a_store_of_another_format_is_not_joined_to_it(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"half has dtype='float16', .*eight dtype='fp8': only stores of the"):
         FeatureStore.merge([tmp_path / "half", tmp_path / "eight"], tmp_path / "all")
     with pytest.raises(UserError, match="another features, dtype"):
-        FeatureStore.create(tmp_path / "half", EIGHT, config={"seed": 0}, shards=3)
+        FeatureStore.create(tmp_path / "half", [EIGHT], config={"seed": 0}, shards=3)
 
 
 def test_merged_stores_of_it_are_one_store(tmp_path: Path) -> None:
     states = draw_states(8)
     fill(tmp_path / "a", EIGHT, states[:5], (5,))
-    other = FeatureStore.create(tmp_path / "b", EIGHT, config={}, shards=1)
+    other = FeatureStore.create(tmp_path / "b", [EIGHT], config={}, shards=1)
     other.write_shard(0, make_rows(3, 200), states[5:])
     other.finish()
     merged = FeatureStore.merge([tmp_path / "a", tmp_path / "b"], tmp_path / "all")

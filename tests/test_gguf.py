@@ -19,7 +19,7 @@ from probers.types import Needs, UserError
 
 pytest.importorskip("gguf")
 
-ALL = Needs(layers=(0, 1, 2, 3))
+ALL = Needs.of((0, 1, 2, 3))
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,7 @@ def test_a_file_of_the_same_weights_is_the_same_model(files, cache):
     expected = plain.generate(PROMPTS, max_new_tokens=8, needs=ALL)
     for one, other in zip(expected, lm.generate(texts, max_new_tokens=8, needs=ALL), strict=True):
         assert (one.token_ids, one.text, one.prompt_ids) == (other.token_ids, other.text, other.prompt_ids)
-        np.testing.assert_allclose(one.states, other.states, rtol=0, atol=1e-4)
+        np.testing.assert_allclose(one.state, other.state, rtol=0, atol=1e-4)
 
 
 def test_a_quantized_file_is_what_transformers_makes_of_it(files, cache):

@@ -16,7 +16,7 @@ from probers.engine.loading import fingerprint
 from probers.engine.model import CausalLM
 from probers.types import Generation, Needs, RunError, UserError
 
-ALL = Needs(layers=(0, 1, 2, 3), attention=True)
+ALL = Needs.of((0, 1, 2, 3), attention=True)
 CLOSE = {"rtol": 0, "atol": 1e-4}
 
 
@@ -26,9 +26,9 @@ def assert_same(one: Generation, other: Generation) -> None:
     assert (one.text, one.offsets, one.prompt_ids) == (other.text, other.offsets, other.prompt_ids)
     np.testing.assert_allclose(one.logprobs, other.logprobs, **CLOSE)
     np.testing.assert_allclose(one.entropies, other.entropies, **CLOSE)
-    assert (one.states is None) == (other.states is None)
-    if one.states is not None:
-        np.testing.assert_allclose(one.states, other.states, **CLOSE)
+    assert (one.state is None) == (other.state is None)
+    if one.state is not None:
+        np.testing.assert_allclose(one.state, other.state, **CLOSE)
     assert (one.attention is None) == (other.attention is None)
     if one.attention is not None:
         np.testing.assert_allclose(one.attention.rows, other.attention.rows, **CLOSE)
@@ -45,13 +45,13 @@ def rescored(lm: CausalLM, generations: list[Generation]) -> list[Generation]:
 @pytest.mark.parametrize("pool", ["mean", "last", "tokens"])
 def test_score_repeats_what_generate_recorded(family, pool):
     lm = tiny_lm(family)
-    needs = Needs(layers=ALL.layers, pool=pool, attention=True)
+    needs = Needs.of((0, 1, 2, 3), pool=pool, attention=True)
     generations = lm.generate(PROMPTS, max_new_tokens=14, needs=needs)
     for one, other in zip(generations, rescored(lm, generations), strict=True):
         assert_same(one, other)
     shape = (14, 4, 32) if pool == "tokens" else (4, 32)
-    assert generations[0].states.shape == shape
-    assert generations[0].states.dtype == np.float32
+    assert generations[0].state.shape == shape
+    assert generations[0].state.dtype == np.float32
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -136,7 +136,7 @@ def test_a_generation_without_tokens():
     first = tiny_lm("llama").generate(PROMPTS[:1], max_new_tokens=1)[0].token_ids[0]
     empty = with_eos("llama", first).generate(PROMPTS[:1], max_new_tokens=5, needs=ALL)[0]
     assert (empty.token_ids, empty.text, empty.offsets, empty.stop) == ((), "", (), "eos")
-    assert empty.states is None
+    assert empty.state is None
     assert empty.logprobs.shape == empty.entropies.shape == empty.attention.column_max.shape == (0,)
     np.testing.assert_allclose(empty.attention.rows.sum(axis=1), 1.0, rtol=1e-5)
 
@@ -144,7 +144,7 @@ def test_a_generation_without_tokens():
 @pytest.mark.parametrize("pool", ["mean", "last", "tokens"])
 @pytest.mark.parametrize("reach", [1, 4, 9])
 def test_stop_strings_cut_everything_before_them(pool, reach):
-    needs = Needs(layers=(1, 3), pool=pool, attention=True)
+    needs = Needs.of((1, 3), pool=pool, attention=True)
     lm = tiny_lm("llama")
     free = lm.generate(PROMPTS, max_new_tokens=24, needs=needs)
     for number in range(len(PROMPTS)):
@@ -227,16 +227,16 @@ def test_prompt_offsets_point_into_the_prompt():
         (["a", "The river " * 300], {}, f"prompt 1 has .* context of {CONTEXT}"),
         (["a"], {"max_new_tokens": 0}, "max_new_tokens=0"),
         (["a"], {"stop": [""]}, "stop string is empty"),
-        (["a"], {"needs": Needs(layers=(4,))}, "layer 4 does not exist: the model has 3 layers"),
-        (["a"], {"needs": Needs(layers=(-1,))}, "layer -1 does not exist"),
+        (["a"], {"needs": Needs.of((4,))}, "layer 4 does not exist: the model has 3 layers"),
+        (["a"], {"needs": Needs.of((-1,))}, "layer -1 does not exist"),
         (
             ["a"],
-            {"needs": Needs(layers=(1,), site="inside")},
+            {"needs": Needs.of((1,), site="inside")},
             "site=inside is unknown; choose one of",
         ),
-        (["a"], {"needs": Needs(layers=(0,), site="mlp_out")}, "site=mlp_out has no layer 0"),
-        (["a"], {"needs": Needs(layers=(1,), pool="max")}, "pool=max is unknown; choose one of mean"),
-        (["a"], {"needs": Needs(layers=(1,), pool="mind")}, "pool=mind .* ask for layers=.3,."),
+        (["a"], {"needs": Needs.of((0,), site="mlp_out")}, "site=mlp_out has no layer 0"),
+        (["a"], {"needs": Needs.of((1,), pool="max")}, "pool=max is unknown; choose one of mean"),
+        (["a"], {"needs": Needs.of((1,), pool="mind")}, "pool=mind .* ask for layers=.3,."),
         (["a"], {"needs": Needs(attention=True, attention_layer=4)}, "layer 4 does not exist"),
         (["a"], {"needs": Needs(attention=True, attention_layer=0)}, "attention_layer=0"),
         (["a"], {"stop": "x"}, "stop='x' must be a list"),
@@ -444,7 +444,7 @@ def test_a_prompt_that_is_too_long_is_named_left_out_or_cut(capsys):
         lambda: lm.score(prompts, ids, needs=ALL, names=names),
     ):
         made = act()
-        assert (made[1].stop, made[1].token_ids, made[1].states, made[1].text) == ("skipped", (), None, "")
+        assert (made[1].stop, made[1].token_ids, made[1].state, made[1].text) == ("skipped", (), None, "")
         assert "on_too_long=skip): prompt b" in capsys.readouterr().err
     generated = lm.generate(prompts, max_new_tokens=4, needs=ALL)
     for one, other in zip(expected, (generated[0], generated[2]), strict=True):
@@ -482,10 +482,10 @@ def test_without_a_cache_the_same_comes_out(family):
 
 def test_half_precision_is_close(tmp_path):
     lm = tiny_lm("llama", dtype="bfloat16")
-    for generation in lm.generate(PROMPTS, max_new_tokens=10, needs=Needs(layers=(1, 2, 3), pool="tokens")):
+    for generation in lm.generate(PROMPTS, max_new_tokens=10, needs=Needs.of((1, 2, 3), pool="tokens")):
         again = lm.score([generation.prompt], [generation.token_ids], needs=generation.needs)[0]
-        scale = np.abs(again.states).max()
-        np.testing.assert_allclose(generation.states, again.states, rtol=0, atol=2e-2 * scale)
+        scale = np.abs(again.state).max()
+        np.testing.assert_allclose(generation.state, again.state, rtol=0, atol=2e-2 * scale)
 
 
 def test_other_errors_are_not_taken_for_memory(monkeypatch):
@@ -502,9 +502,9 @@ def test_broken_states_and_logits_are_errors_that_say_where():
     ids = lm.generate(PROMPTS[:2], max_new_tokens=4)[1].token_ids
     lm.model.model.layers[1].mlp.down_proj.weight.data[0, 0] = float("nan")
     with pytest.raises(RunError, match=r"layer 2 .* token 0 of prompt [01]"):
-        lm.generate(PROMPTS[:2], max_new_tokens=4, needs=Needs(layers=(1, 2, 3)))
+        lm.generate(PROMPTS[:2], max_new_tokens=4, needs=Needs.of((1, 2, 3)))
     with pytest.raises(RunError, match=r"layer 2 .* token 0 of the continuation of prompt 0"):
-        lm.score(PROMPTS[:1], [ids], needs=Needs(layers=(1, 2)))
+        lm.score(PROMPTS[:1], [ids], needs=Needs.of((1, 2)))
     for act in (lambda: lm.generate(PROMPTS[:1], max_new_tokens=4), lambda: lm.score(PROMPTS[:1], [ids])):
         with pytest.raises(RunError, match="logits are NaN or infinite"):
             act()

@@ -44,7 +44,7 @@ def by_definition(lm: CausalLM, generation: Generation) -> np.ndarray:
 @pytest.mark.parametrize("way", ["written", "read"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_ratios_are_by_their_definition(family, way):
-    needs = Needs(LAYER, "lookback", "positions", attention=True)
+    needs = Needs.of(LAYER, "lookback", "positions", attention=True)
     lm = tiny_lm(family, attn="eager" if (family, "sdpa") in NO_SDPA else None)
     found = lm.generate(PROMPTS, max_new_tokens=9, needs=needs)
     if way == "read":
@@ -52,8 +52,8 @@ def test_ratios_are_by_their_definition(family, way):
     slow = tiny_lm(family, attn="eager")
     for one in found:
         expected = by_definition(slow, one)
-        assert one.states.shape == (len(one.token_ids) + 1, 1, expected.shape[1])
-        np.testing.assert_allclose(one.states[:, 0], expected, **CLOSE)
+        assert one.state.shape == (len(one.token_ids) + 1, 1, expected.shape[1])
+        np.testing.assert_allclose(one.state[:, 0], expected, **CLOSE)
         assert np.ptp(expected) > 0.1  # heads and places differ
         assert one.attention is not None
     alone = lm.generate(PROMPTS, max_new_tokens=9, needs=Needs(attention=True))
@@ -64,38 +64,39 @@ def test_ratios_are_by_their_definition(family, way):
 @pytest.mark.parametrize("name", ["GptOss", "Cohere2", "GPTNeo", "Bloom"])
 def test_windows_sinks_and_weights_that_modules_return(name):
     lm = make(name, "eager")
-    needs = Needs(LAYER, "lookback", "positions")
+    needs = Needs.of(LAYER, "lookback", "positions")
     for one in lm.generate([PROMPTS[0] * 3, PROMPTS[1]], max_new_tokens=10, needs=needs):
-        np.testing.assert_allclose(one.states[:, 0], by_definition(lm, one), **CLOSE)
+        np.testing.assert_allclose(one.state[:, 0], by_definition(lm, one), **CLOSE)
 
 
 @pytest.mark.parametrize("pool", ["mean", "last", "tokens", "predicting"])
 def test_pools_and_other_features_beside_it(pool):
     lm = tiny_lm()
-    both = Needs((1, 2), pool=pool, more=(Feature(LAYER, "lookback", pool),))
-    every = Needs(LAYER, "lookback", "positions")
+    stream, heads = Feature((1, 2), pool=pool), Feature(LAYER, "lookback", pool)
+    both = Needs((stream, heads))
+    every = Needs.of(LAYER, "lookback", "positions")
     made = lm.generate(PROMPTS, max_new_tokens=8, needs=both)
     whole = lm.generate(PROMPTS, max_new_tokens=8, needs=every)
     again = lm.score(PROMPTS, [g.token_ids for g in made], needs=both)
     for one, other, positions in zip(made, again, whole, strict=True):
         expected = {
-            "mean": positions.states[1:].mean(axis=0), "last": positions.states[-1],
-            "tokens": positions.states[1:], "predicting": positions.states[:-1],
+            "mean": positions.state[1:].mean(axis=0), "last": positions.state[-1],
+            "tokens": positions.state[1:], "predicting": positions.state[:-1],
         }[pool]  # fmt: skip
-        np.testing.assert_allclose(one.more[0], expected, **CLOSE)
-        np.testing.assert_allclose(other.more[0], expected, **CLOSE)
-        assert one.states.shape[-1] == lm.width != one.more[0].shape[-1]
+        np.testing.assert_allclose(one.states[heads], expected, **CLOSE)
+        np.testing.assert_allclose(other.states[heads], expected, **CLOSE)
+        assert one.states[stream].shape[-1] == lm.width != one.states[heads].shape[-1]
 
 
 def test_drafted_tokens_and_prefixes_change_nothing():
     lm = tiny_lm()
-    needs = Needs(LAYER, "lookback", "positions")
+    needs = Needs.of(LAYER, "lookback", "positions")
     prompt = PROMPTS[0] + " and again " + PROMPTS[0]
     (one,) = lm.generate([prompt], max_new_tokens=20, needs=needs)
     (drafted,) = lm.generate([prompt], max_new_tokens=20, needs=needs, draft=4)
     (shared,) = lm.generate([prompt], max_new_tokens=20, needs=needs, prefix=PROMPTS[0])
-    np.testing.assert_allclose(drafted.states, one.states, **CLOSE)
-    np.testing.assert_allclose(shared.states, one.states, **CLOSE)
+    np.testing.assert_allclose(drafted.state, one.state, **CLOSE)
+    np.testing.assert_allclose(shared.state, one.state, **CLOSE)
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "falcon"])
@@ -104,9 +105,9 @@ def test_a_prober_of_ratios_follows_a_plain_generate(family, pool):
     model, tokenizer = plain(family)
     before = hooks(model)
     lm = tiny_lm(family)
-    needs = Needs(LAYER, "lookback", pool)
+    needs = Needs.of(LAYER, "lookback", pool)
     (probe,) = lm.generate(PROMPTS[:1], max_new_tokens=1, needs=needs)
-    width = probe.states.shape[-1]
+    width = probe.state.shape[-1]
     spec = FeatureSpec(lm.spec, LAYER, width, "lookback", pool, dtype="float32")
     bank = ProbeBank(
         spec, ProbingRagHead(["7/3"], width, hidden=16), threshold=0.1, calibration=Temperature(1.3)
@@ -114,10 +115,10 @@ def test_a_prober_of_ratios_follows_a_plain_generate(family, pool):
     with bank.watch(model) as scores:
         sequences = model.generate(**batch(tokenizer), max_new_tokens=7, do_sample=False)
         scores.finish(sequences)
-    made = lm.generate(PROMPTS, max_new_tokens=8, needs=Needs(LAYER, "lookback", "positions"))
+    made = lm.generate(PROMPTS, max_new_tokens=8, needs=Needs.of(LAYER, "lookback", "positions"))
     for row, one in zip(scores.tokens, made, strict=True):
-        after = np.cumsum(one.states[1:8], axis=0) / np.arange(1, 8)[:, None, None]
-        states = after if pool == "mean" else one.states[: len(row)]
+        after = np.cumsum(one.state[1:8], axis=0) / np.arange(1, 8)[:, None, None]
+        states = after if pool == "mean" else one.state[: len(row)]
         np.testing.assert_allclose(row, bank.score(states), **CLOSE)
     assert hooks(model) == before
 
@@ -125,7 +126,7 @@ def test_a_prober_of_ratios_follows_a_plain_generate(family, pool):
 def test_what_cannot_be_asked_is_refused():
     lm = tiny_lm()
     with pytest.raises(UserError, match=r"belongs to the last one: ask for layers=\(3,\), not \(1,\)"):
-        lm.generate(PROMPTS[:1], max_new_tokens=2, needs=Needs((1,), "lookback"))
+        lm.generate(PROMPTS[:1], max_new_tokens=2, needs=Needs.of((1,), "lookback"))
     assert layers_to_read("all", 30, site="lookback") == (30,)
     with pytest.raises(UserError, match="site=lookback makes one vector of all layers"):
         layers_to_read([1], 30, site="lookback")

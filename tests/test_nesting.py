@@ -32,7 +32,7 @@ PROMPTS = [
     head(ONE, 20), ONE, head(OTHER, 60), head(ONE, 55), OTHER, "Elsewhere it rained", head(OTHER, 60),
     OTHER[:21],
 ]  # fmt: skip
-NEEDS = Needs(layers=(0, 1, 2, 3), attention=True)
+NEEDS = Needs.of((0, 1, 2, 3), attention=True)
 
 
 @pytest.fixture
@@ -83,10 +83,10 @@ def test_nested_prompts_give_what_plain_transformers_gives(family, eager):
     """Greedy tokens, and the states before each of them; Gemma's windows are shorter than the prompts."""
     lm = tiny_lm(family)
     layers = (0, 1, 2)  # transformers has the last one after the final norm
-    for made in lm.generate(PROMPTS, max_new_tokens=6, needs=Needs(layers=layers, pool="predicting")):
+    for made in lm.generate(PROMPTS, max_new_tokens=6, needs=Needs.of(layers, pool="predicting")):
         ids = torch.tensor([lm.tokenizer(made.prompt)["input_ids"]])
         assert made.prompt_ids == tuple(ids[0].tolist())
-        for token, states in zip(made.token_ids, made.states, strict=True):
+        for token, states in zip(made.token_ids, made.state, strict=True):
             with torch.no_grad():
                 plain = lm.model(ids, output_hidden_states=True, use_cache=False)
             expected = torch.stack([plain.hidden_states[layer][0, -1] for layer in layers])
@@ -140,7 +140,7 @@ def test_what_is_known_is_not_made_again(monkeypatch, eager):
     made = list(part.generate_each(texts, max_new_tokens=6, needs=NEEDS, known={0, 1, 3}))
     assert [list(batch) for batch in made] == [[2]]
     assert len([columns for _, columns in passes if columns > 1]) == 1
-    assert made[0][2].states.tobytes() == everything[2].states.tobytes()
+    assert made[0][2].state.tobytes() == everything[2].state.tobytes()
 
 
 def test_prompts_of_one_token_are_not_cut(eager):

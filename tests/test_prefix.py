@@ -21,7 +21,7 @@ ENDS = (
     "She was born in 1931, moved when she was ten, and then worked as a baker. Who was her mother? And",
 )
 PROMPTS = [EXEMPLARS + end for end in ENDS]
-NEEDS = Needs(layers=(0, 1, 2, 3), attention=True)
+NEEDS = Needs.of((0, 1, 2, 3), attention=True)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

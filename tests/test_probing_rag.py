@@ -130,12 +130,12 @@ class Bench:
 
     def probe(self, made: Generation) -> float:
         """Sum over the layers of logit[wrong] - logit[correct]."""
-        logits = np.einsum("ld,ldc->lc", made.states, self.directions)
+        logits = np.einsum("ld,ldc->lc", made.state, self.directions)
         return float((logits[:, 0] - logits[:, 1]).sum())
 
     def write(self, prompt: str, limit: int) -> Generation:
         if (prompt, limit) not in self.made:  # greedy, so that a prompt has one continuation
-            made = self.lm.generate([prompt], max_new_tokens=limit, stop=["\n"], needs=Needs(layers=LAYERS))
+            made = self.lm.generate([prompt], max_new_tokens=limit, stop=["\n"], needs=Needs.of(LAYERS))
             self.made[prompt, limit] = made[0]
         return self.made[prompt, limit]
 

@@ -279,7 +279,7 @@ def said(text: str = " a", logprobs: Any = MADE) -> Any:
         (404, {"error": {"message": "nothing"}}, UserError, r"no such model or address, which ends in /v1"),
         (400, {"error": {"message": "logprobs are off"}}, UserError, "status 400: logprobs are off"),
         (400, {"error": {"message": "prompt too long"}}, UserError, "status 400: prompt too long"),
-        (200, said(logprobs=None), UserError, "tells no log-probabilities of m"),
+        (200, said(logprobs=None), UserError, "returns no log-probabilities of m"),
         (200, {"choices": []}, RunError, r"does not answer as OpenAI's API does \(choices: "),
         (200, [1], RunError, "does not answer as OpenAI's API does"),
     ],
@@ -300,7 +300,7 @@ def test_what_a_server_says_wrong_is_one_sentence(
 
 
 def test_a_server_that_is_not_there(monkeypatch: Any) -> None:
-    with raises(RunError, "?", "cannot be reached: start the server or mend the address"):
+    with raises(RunError, "?", "cannot be reached: start the server or correct the address"):
         RemoteLM("http://127.0.0.1:9/v1", "m")
 
 

@@ -210,8 +210,8 @@ def test_another_limit_stop_or_need_is_generated_anew():
     assert len(ask(lm, limit=3)[0].token_ids) == 3
     assert ask(lm, stop=["So"])[0].text == " Stage0 it is. "
     assert len(inner.prompts) == 3
-    assert ask(lm, Needs(layers=(1,)))[0].states.shape == (1, 4)
-    assert ask(lm)[0].states is None
+    assert ask(lm, Needs.of((1,)))[0].state.shape == (1, 4)
+    assert ask(lm)[0].state is None
     assert len(inner.prompts) == 4
     for _ in range(2):
         assert ask(lm, stop=[SentenceEnd(1)])
@@ -233,30 +233,34 @@ def test_limits_may_differ_and_equal_prompts_in_one_call_are_one():
 
 def test_what_one_pass_records_serves_all_and_each_gets_what_it_asked_for():
     inner = FakeLM(write, entropy, state=lambda text: [1.0, 2.0, 3.0, 4.0])
-    lm = sharing(inner, also=Needs(layers=(1, 2), attention=True))
+    lm = sharing(inner, also=Needs.of((1, 2), attention=True))
     first = ask(lm)[0]
-    assert (first.states, first.attention, first.needs) == (None, None, NOTHING)
-    two = ask(lm, Needs(layers=(2,)))[0]
-    assert two.needs.layers == (2,) and two.states.shape == (1, 4)
+    assert (first.state, first.attention, first.needs) == (None, None, NOTHING)
+    two = ask(lm, Needs.of((2,)))[0]
+    assert two.needs == Needs.of((2,)) and two.state.shape == (1, 4)
     assert ask(lm, Needs(attention=True))[0].attention is not None
     assert len(inner.prompts) == 1
     # States of every token are another pooling, which that pass could not record.
-    assert ask(lm, Needs(layers=(2,), pool="tokens"))[0].states.shape[1:] == (1, 4)
+    assert ask(lm, Needs.of((2,), pool="tokens"))[0].state.shape[1:] == (1, 4)
     assert len(inner.prompts) == 2
 
 
 def test_states_are_taken_by_layer():
-    whole = FakeLM(write).generate(["Where is town 1?"], max_new_tokens=9, needs=Needs(layers=(1, 2, 5)))[0]
-    whole = replace(whole, states=np.array([[1.0], [2.0], [5.0]]))
-    assert narrowed(whole, Needs(layers=(2, 5))).states.tolist() == [[2.0], [5.0]]
-    tokens = replace(whole, needs=Needs(layers=(1, 5), pool="tokens"), states=np.arange(6.0).reshape(3, 2, 1))
-    assert narrowed(tokens, Needs(layers=(5,), pool="tokens")).states[:, 0, 0].tolist() == [1.0, 3.0, 5.0]
-    more = Needs((2,), more=(Feature((1, 5), pool="tokens"), Feature((3,), "mlp_out")))
-    several = replace(whole, needs=more, states=np.ones((1, 1)), more=(tokens.states, np.full((1, 1), 3.0)))
-    assert narrowed(several, Needs((3,), "mlp_out")).states.tolist() == [[3.0]]
-    found = narrowed(several, Needs(top=True, more=(Feature((5,), pool="tokens"), Feature((2,)))))
-    assert found.states is None and found.more[0][:, 0, 0].tolist() == [1.0, 3.0, 5.0]
-    assert found.more[1].tolist() == [[1.0]] and found.needs.top
+    whole = FakeLM(write).generate(["Where is town 1?"], max_new_tokens=9, needs=Needs.of((1, 2, 5)))[0]
+    (every,) = whole.needs.features
+    whole = replace(whole, states={every: np.array([[1.0], [2.0], [5.0]])})
+    assert narrowed(whole, Needs.of((2, 5))).state.tolist() == [[2.0], [5.0]]
+    some = Feature((1, 5), pool="tokens")
+    tokens = replace(whole, needs=Needs((some,)), states={some: np.arange(6.0).reshape(3, 2, 1)})
+    assert narrowed(tokens, Needs.of((5,), pool="tokens")).state[:, 0, 0].tolist() == [1.0, 3.0, 5.0]
+    second, mlp = Feature((2,)), Feature((3,), "mlp_out")
+    states = {second: np.ones((1, 1)), some: tokens.state, mlp: np.full((1, 1), 3.0)}
+    several = replace(whole, needs=Needs(tuple(states)), states=states)
+    assert narrowed(several, Needs.of((3,), "mlp_out")).state.tolist() == [[3.0]]
+    last = Feature((5,), pool="tokens")
+    found = narrowed(several, Needs((last, second), top=True))
+    assert found.states[last][:, 0, 0].tolist() == [1.0, 3.0, 5.0]
+    assert found.states[second].tolist() == [[1.0]] and found.needs.top
 
 
 def test_memory_is_bounded_and_the_first_are_kept():
@@ -288,7 +292,7 @@ def test_seconds_are_those_of_a_method_alone():
 def test_needs_that_one_pass_cannot_record_are_asked_apart():
     class Of:
         def __init__(self, **needs):
-            self.needs = Needs(**needs)
+            self.needs = Needs.of(**needs) if needs else Needs()
 
     triggers = {"a": Of(layers=(1,)), "b": Of(layers=(1,), pool="tokens"), "c": Of(layers=(2,)), "d": Of()}
     assert [list(group) for group in together(triggers)] == [["a", "c", "d"], ["b"]]

@@ -87,7 +87,7 @@ def make_rows(n: int = 400) -> list[dict[str, Any]]:
 
 def make_store(path: Path, rows: list[dict[str, Any]], shard: int) -> FeatureStore:
     starts = range(0, len(rows), shard)
-    store = FeatureStore.create(path, SPEC, config={}, shards=len(starts))
+    store = FeatureStore.create(path, [SPEC], config={}, shards=len(starts))
     for index, start in enumerate(starts):
         part = rows[start : start + shard]
         store.write_shard(index, part, np.zeros((len(part), 1, 2), np.float32))

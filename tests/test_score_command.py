@@ -101,7 +101,7 @@ def test_a_text_read_whole_has_the_scores_that_it_had_while_it_grew(model, pool)
         at = place - growing.before
         scores += growing.add(["text"], torch.stack([states[1][0, at], kept[0][at]])[None])
     assert len(scores) > 3
-    np.testing.assert_allclose(text_scores(bank, read.states)[0], scores, atol=1e-4)
+    np.testing.assert_allclose(text_scores(bank, read.state)[0], scores, atol=1e-4)
 
 
 @pytest.mark.parametrize("pool", ["mean", "last", "mind"])
@@ -110,7 +110,7 @@ def test_the_last_tokens_score_is_that_of_the_pooled_state(model, pool):
     bank = make_bank(lm, pool)
     (apart,) = lm.score(["Ada was"], [" born in London."], needs=text_needs(bank))
     (pooled,) = lm.score(["Ada was"], [" born in London."], needs=bank.needs)
-    scores, last = text_scores(bank, apart.states)[0], bank.score(pooled.states[None])[0]
+    scores, last = text_scores(bank, apart.state)[0], bank.score(pooled.state[None])[0]
     np.testing.assert_allclose(scores[-1], last, atol=1e-5)
     assert not np.allclose(scores, last, atol=1e-3)
 
@@ -123,7 +123,7 @@ def test_every_line_comes_back_with_its_scores_and_its_own_fields(place, capsys)
     for line in lines:
         told = line["hallucination"]
         (read,) = lm.score([line["prompt"]], [line["answer"]], needs=bank.needs)
-        np.testing.assert_allclose(told["token_scores"], bank.score(read.states), atol=1e-4)
+        np.testing.assert_allclose(told["token_scores"], bank.score(read.state), atol=1e-4)
         np.testing.assert_allclose(told["token_logprobs"], read.logprobs, atol=1e-4)
         assert [tuple(each) for each in told["token_offsets"]] == list(read.offsets)
         assert told["fires"] == (told["score"] > told["threshold"])

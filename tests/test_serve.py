@@ -51,8 +51,8 @@ def test_scores_are_those_of_a_pass_over_the_whole_text(lm: CausalLM, pool: Any)
         told = choice.hallucination
         assert choice.text == own.text
         (read,) = lm.score([own.prompt], [own.token_ids], needs=text_needs(bank))
-        assert read.states is not None
-        scores, _ = text_scores(bank, read.states)
+        assert read.state is not None
+        scores, _ = text_scores(bank, read.state)
         np.testing.assert_allclose(told["token_scores"], scores, atol=1e-4)
         np.testing.assert_allclose(told["token_p_wrong"], bank.probability(scores), atol=1e-4)
         np.testing.assert_allclose(told["token_logprobs"], own.logprobs, atol=1e-4)

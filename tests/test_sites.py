@@ -22,8 +22,8 @@ PARALLEL = {"phi", "gpt_neox", "falcon"}
 
 def states(lm: CausalLM, site: str, **options) -> list[np.ndarray]:
     layers = (0, *LAYERS) if site == "resid_post" else LAYERS
-    needs = Needs(layers=layers, site=site, pool=options.pop("pool", "tokens"))
-    return [g.states for g in lm.generate(PROMPTS, max_new_tokens=8, needs=needs)]
+    needs = Needs.of(layers, site=site, pool=options.pop("pool", "tokens"))
+    return [g.state for g in lm.generate(PROMPTS, max_new_tokens=8, needs=needs)]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -57,43 +57,43 @@ def test_attention_is_told_from_the_mlp():
 def test_sites_are_scored_as_they_are_generated_and_pooled(family, site):
     lm = tiny_lm(family)
     for pool in ("mean", "last", "tokens"):
-        needs = Needs(layers=(1, 3), site=site, pool=pool)
+        needs = Needs.of((1, 3), site=site, pool=pool)
         made = lm.generate(PROMPTS, max_new_tokens=7, needs=needs)
         again = lm.score(PROMPTS, [g.token_ids for g in made], needs=needs)
         for one, other in zip(made, again, strict=True):
-            np.testing.assert_allclose(one.states, other.states, **CLOSE)
+            np.testing.assert_allclose(one.state, other.state, **CLOSE)
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2", "opt", "mpt"])
 def test_mind_pooling_is_by_its_definition(family):
     lm = tiny_lm(family)
-    needs = Needs(layers=(3,), pool="mind")
+    needs = Needs.of((3,), pool="mind")
     made = lm.generate(PROMPTS, max_new_tokens=9, needs=needs)
-    tokens = lm.generate(PROMPTS, max_new_tokens=9, needs=Needs(layers=LAYERS, pool="tokens"))
+    tokens = lm.generate(PROMPTS, max_new_tokens=9, needs=Needs.of(LAYERS, pool="tokens"))
     again = lm.score(PROMPTS, [g.token_ids for g in made], needs=needs)
     for one, each, other in zip(made, tokens, again, strict=True):
         ids = torch.tensor([one.prompt_ids + one.token_ids])
         with torch.no_grad():
             out = lm.model(ids, attention_mask=torch.ones_like(ids), output_hidden_states=True)
         normed = out.hidden_states[-1][0, len(one.prompt_ids) :].numpy()
-        expected = np.concatenate([each.states[-1].mean(axis=0), normed.mean(axis=0)])
-        assert one.states.shape == (1, 64)
-        np.testing.assert_allclose(one.states[0], expected, **CLOSE)
-        np.testing.assert_allclose(other.states, one.states, **CLOSE)
+        expected = np.concatenate([each.state[-1].mean(axis=0), normed.mean(axis=0)])
+        assert one.state.shape == (1, 64)
+        np.testing.assert_allclose(one.state[0], expected, **CLOSE)
+        np.testing.assert_allclose(other.state, one.state, **CLOSE)
 
 
 @pytest.mark.parametrize("family", ["llama", "opt"])
 def test_minds_vector_of_a_part_comes_from_its_tokens(family):
     lm = tiny_lm(family)
-    parts, whole = Needs(layers=(3,), pool="mind_tokens"), Needs(layers=(3,), pool="mind")
+    parts, whole = Needs.of((3,), pool="mind_tokens"), Needs.of((3,), pool="mind")
     made = lm.generate(PROMPTS, max_new_tokens=9, needs=parts)
     again = lm.score(PROMPTS, [g.token_ids for g in made], needs=parts)
     heads = [g.token_ids[:2] for g in made]
     for one, other, head in zip(made, again, lm.score(PROMPTS, heads, needs=whole), strict=True):
-        assert one.states.shape == (len(one.token_ids), 1, 64)
-        np.testing.assert_allclose(other.states, one.states, **CLOSE)
-        np.testing.assert_allclose(pool_tokens(one.states[:2], "mind"), head.states, **CLOSE)
-        assert not np.allclose(pool_tokens(one.states, "mind"), head.states, atol=1e-2)
+        assert one.state.shape == (len(one.token_ids), 1, 64)
+        np.testing.assert_allclose(other.state, one.state, **CLOSE)
+        np.testing.assert_allclose(pool_tokens(one.state[:2], "mind"), head.state, **CLOSE)
+        assert not np.allclose(pool_tokens(one.state, "mind"), head.state, atol=1e-2)
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2", "opt", "mpt"])
@@ -108,7 +108,7 @@ def test_predicting_states_are_those_of_the_position_before(family, way):
     elif way == "nested":
         text = PROMPTS[0] + " and so on and on" * 12
         prompts = [text, text[: len(text) // 2], text[: len(text) // 3], PROMPTS[1]]
-    needs = Needs(layers=(0, 2, 3), pool="predicting", attention=True)
+    needs = Needs.of((0, 2, 3), pool="predicting", attention=True)
     made = lm.generate(prompts, max_new_tokens=9, needs=needs, prefix=prefix)
     again = lm.score(prompts, [g.token_ids for g in made], needs=needs, prefix=prefix)
     for one, other in zip(made, again, strict=True):
@@ -116,11 +116,11 @@ def test_predicting_states_are_those_of_the_position_before(family, way):
         with torch.no_grad():
             out = lm.model(ids, attention_mask=torch.ones_like(ids), output_hidden_states=True)
         here = slice(len(one.prompt_ids) - 1, -1)
-        assert one.states.shape == (len(one.token_ids), 3, 32)
+        assert one.state.shape == (len(one.token_ids), 3, 32)
         for column, layer in enumerate((0, 2)):
             expected = out.hidden_states[layer][0, here].numpy()
-            np.testing.assert_allclose(one.states[:, column], expected, **CLOSE)
-        np.testing.assert_allclose(other.states, one.states, **CLOSE)
+            np.testing.assert_allclose(one.state[:, column], expected, **CLOSE)
+        np.testing.assert_allclose(other.state, one.state, **CLOSE)
         np.testing.assert_allclose(other.attention.rows, one.attention.rows, **CLOSE)
 
 
@@ -159,6 +159,6 @@ def test_a_block_that_does_more_than_adding_has_no_sites_inside():
     for config, family in ((scaled, "Granite"), (normed, "OPT")):
         lm = refused(config)
         with pytest.raises(UserError, match=f"{family}ForCausalLM has no attn_out.* use site=resid_post"):
-            lm.generate(["The"], max_new_tokens=2, needs=Needs(layers=(1,), site="attn_out"))
-        made = lm.generate(["The"], max_new_tokens=2, needs=Needs(layers=(1, 2)))
-        assert made[0].states is not None or not made[0].token_ids
+            lm.generate(["The"], max_new_tokens=2, needs=Needs.of((1,), site="attn_out"))
+        made = lm.generate(["The"], max_new_tokens=2, needs=Needs.of((1, 2)))
+        assert made[0].state is not None or not made[0].token_ids

@@ -15,7 +15,7 @@ from probers.engine.stopping import SentenceEnd, Stops
 from probers.text import split_sentences
 from probers.types import Needs, UserError
 
-NEEDS = Needs(layers=(1, 3), attention=True)
+NEEDS = Needs.of((1, 3), attention=True)
 
 
 def grown(text: str, stops: Stops) -> tuple[int | None, list[int]]:

@@ -52,7 +52,7 @@ def make_states(n: int, seed: int) -> np.ndarray:
 
 
 def build(path: Path, *, sizes: tuple[int, ...] = (5, 0, 3), config: dict | None = None) -> FeatureStore:
-    store = FeatureStore.create(path, SPEC, config=config or {"seed": 0}, shards=len(sizes))
+    store = FeatureStore.create(path, [SPEC], config=config or {"seed": 0}, shards=len(sizes))
     for index in store.missing:
         store.write_shard(index, make_rows(sizes[index], 100 * index), make_states(sizes[index], index))
     store.finish({"model": "testbed"})
@@ -115,7 +115,7 @@ sys.path.insert(0, {tests!r})
 from pathlib import Path
 import probers.store as s, time
 from test_store import SPEC, make_rows, make_states
-store = s.FeatureStore.create(Path(sys.argv[1]), SPEC, config={{"seed": 0}}, shards=12)
+store = s.FeatureStore.create(Path(sys.argv[1]), [SPEC], config={{"seed": 0}}, shards=12)
 print("ready", flush=True)
 for i in store.missing:
     store.write_shard(i, make_rows(40, 100 * i), make_states(40, i))
@@ -145,11 +145,11 @@ def test_killed_at_random_moments_the_store_is_byte_identical(tmp_path: Path) ->
 
 
 def test_leftovers_of_a_kill_are_removed_and_only_missing_shards_remain(tmp_path: Path) -> None:
-    store = FeatureStore.create(tmp_path, SPEC, config={}, shards=3)
+    store = FeatureStore.create(tmp_path, [SPEC], config={}, shards=3)
     store.write_shard(1, make_rows(2), make_states(2, 0))
     (tmp_path / "shards/.00002.parquet.tmp").write_bytes(b"half")
     (tmp_path / "shards/00002.parquet").write_bytes(b"whole, but the tensors are not there yet")
-    again = FeatureStore.create(tmp_path, SPEC, config={}, shards=3)
+    again = FeatureStore.create(tmp_path, [SPEC], config={}, shards=3)
     assert again.missing == [0, 2]
     assert not list((tmp_path / "shards").glob(".*"))
 
@@ -160,10 +160,10 @@ def test_a_damaged_shard_of_an_unfinished_store_is_named_and_missing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, damage: str
 ) -> None:
     """Converse: the whole one beside it is not, and of a whole store nothing is said."""
-    store = FeatureStore.create(tmp_path / "s", SPEC, config={}, shards=3)
+    store = FeatureStore.create(tmp_path / "s", [SPEC], config={}, shards=3)
     for index in (0, 1):
         store.write_shard(index, make_rows(2), make_states(2, 0))
-    assert FeatureStore.create(tmp_path / "s", SPEC, config={}, shards=3).missing == [2]
+    assert FeatureStore.create(tmp_path / "s", [SPEC], config={}, shards=3).missing == [2]
     assert capsys.readouterr().out == ""
     file = tmp_path / "s/shards" / name
     blob = file.read_bytes()
@@ -171,12 +171,12 @@ def test_a_damaged_shard_of_an_unfinished_store_is_named_and_missing(
         file.unlink()
     else:
         file.write_bytes(blob[:-5] if damage == "cut" else blob[:-9] + bytes([blob[-9] ^ 1]) + blob[-8:])
-    assert FeatureStore.create(tmp_path / "s", SPEC, config={}, shards=3).missing == [1, 2]
+    assert FeatureStore.create(tmp_path / "s", [SPEC], config={}, shards=3).missing == [1, 2]
     assert (name in capsys.readouterr().out) == (file.suffix != ".json" or damage != "gone")
 
 
 def test_unfinished_and_foreign_folders(tmp_path: Path) -> None:
-    store = FeatureStore.create(tmp_path / "s", SPEC, config={}, shards=3)
+    store = FeatureStore.create(tmp_path / "s", [SPEC], config={}, shards=3)
     store.write_shard(0, make_rows(2), make_states(2, 0))
     with pytest.raises(UserError, match=r"incomplete \(1 of 3 shards\)"):
         FeatureStore.open(tmp_path / "s")
@@ -189,13 +189,13 @@ def test_unfinished_and_foreign_folders(tmp_path: Path) -> None:
 def test_another_run_in_the_folder_is_refused(tmp_path: Path) -> None:
     for batch_size in (4, 8):  # the same computation
         config = identity({"seed": 0, "batch_size": batch_size})
-        FeatureStore.create(tmp_path, SPEC, config=config, shards=3)
+        FeatureStore.create(tmp_path, [SPEC], config=config, shards=3)
     with pytest.raises(UserError, match=r"configuration, seed \(0 there, 1 now\)"):
-        FeatureStore.create(tmp_path, SPEC, config={"seed": 1}, shards=3)
+        FeatureStore.create(tmp_path, [SPEC], config={"seed": 1}, shards=3)
     with pytest.raises(UserError, match=r"features, layers \(\[0, 2, 5\] there, \[2\] now\)"):
-        FeatureStore.create(tmp_path, SPEC.select((2,)), config={"seed": 0}, shards=3)
+        FeatureStore.create(tmp_path, [SPEC.select((2,))], config={"seed": 0}, shards=3)
     with pytest.raises(UserError, match="number of shards"):
-        FeatureStore.create(tmp_path, SPEC, config={"seed": 0}, shards=4)
+        FeatureStore.create(tmp_path, [SPEC], config={"seed": 0}, shards=4)
 
 
 def test_damage_is_named(tmp_path: Path) -> None:
@@ -224,7 +224,7 @@ def test_missing_layer_lists_those_there(tmp_path: Path) -> None:
 
 def test_a_signal_of_attention_may_be_missing_and_no_other(tmp_path: Path) -> None:
     rows = [row | {"rind_max": None if i else 0.25} for i, row in enumerate(make_rows(3))]
-    store = FeatureStore.create(tmp_path / "s", SPEC, config={}, shards=1)
+    store = FeatureStore.create(tmp_path / "s", [SPEC], config={}, shards=1)
     store.write_shard(0, rows, make_states(3, 0))
     read, states, units, left_out = store.read_shard(0)
     assert [row["rind_max"] for row in read] == [0.25, None, None]
@@ -232,13 +232,13 @@ def test_a_signal_of_attention_may_be_missing_and_no_other(tmp_path: Path) -> No
     store.finish({})
     table = FeatureStore.open(tmp_path / "s").table()
     assert table["rind_max"].isna().tolist() == [False, True, True]
-    other = FeatureStore.create(tmp_path / "t", SPEC, config={}, shards=1)
+    other = FeatureStore.create(tmp_path / "t", [SPEC], config={}, shards=1)
     with pytest.raises(TypeError):
         other.write_shard(0, [row | {"mean_entropy": None} for row in rows], make_states(3, 0))
 
 
 def test_states_and_rows_that_do_not_fit(tmp_path: Path) -> None:
-    store = FeatureStore.create(tmp_path, SPEC, config={}, shards=1)
+    store = FeatureStore.create(tmp_path, [SPEC], config={}, shards=1)
     with pytest.raises(ValueError, match="expected"):
         store.write_shard(0, make_rows(3), make_states(2, 0))
     states = make_states(2, 0)
@@ -259,7 +259,7 @@ def test_states_and_rows_that_do_not_fit(tmp_path: Path) -> None:
 
 def test_specs_name_both_sides() -> None:
     assert FeatureSpec.from_dict(json.loads(json.dumps(SPEC.to_dict()))) == SPEC
-    assert SPEC.needs == Needs(layers=(0, 2, 5), site="resid_post", pool="mean")
+    assert SPEC.needs == Needs.of((0, 2, 5), site="resid_post", pool="mean")
     moved = ModelSpec("/elsewhere", "abc123", 6, 8, "float16")
     SPEC.check_model(moved)  # the same weights under another path and number format
     for revision, layers in (("zzz", 6), ("abc123", 7)):
@@ -303,7 +303,7 @@ WIDE_ROWS = 48
 def build_wide(path: Path, shards: int, spec: FeatureSpec = WIDE) -> FeatureStore:
     """Layers of 384 KiB per shard, so that pages can be told apart."""
     rng = np.random.default_rng(0)
-    store = FeatureStore.create(path, spec, config={}, shards=shards)
+    store = FeatureStore.create(path, [spec], config={}, shards=shards)
     for index in range(shards):
         states = rng.standard_normal((WIDE_ROWS, len(WIDE.layers), WIDE.width), dtype=np.float32)
         store.write_shard(index, make_rows(WIDE_ROWS, index * WIDE_ROWS), states)
@@ -521,7 +521,7 @@ def test_damaged_rows_and_lists_are_named(tmp_path: Path) -> None:
         manifest.write_text(json.dumps(altered))
         with pytest.raises(UserError, match=reason):
             FeatureStore.open(tmp_path / "s")
-    half = FeatureStore.create(tmp_path / "h", SPEC, config={}, shards=1)
+    half = FeatureStore.create(tmp_path / "h", [SPEC], config={}, shards=1)
     half.write_shard(0, make_rows(2), make_states(2, 0))
     half.verify()
     (tmp_path / "h/shards/00000.parquet").write_bytes(b"")
@@ -568,7 +568,7 @@ def test_rows_of_another_shape_are_one_sentence(
     ],
 )
 def test_what_stands_beside_a_shard_lists_that_shard_alone(tmp_path: Path, change: dict[str, Any]) -> None:
-    store = FeatureStore.create(tmp_path / "s", SPEC, config={}, shards=1)
+    store = FeatureStore.create(tmp_path / "s", [SPEC], config={}, shards=1)
     store.write_shard(0, make_rows(2), make_states(2, 0))
     file = store.path / "shards/00000.json"
     whole = json.loads(file.read_text())
@@ -634,13 +634,13 @@ def test_a_write_that_fails_loses_nothing(
 def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(RunError, match=r"cannot write .*file/s: Not a directory; what was finished is kept"):
-        FeatureStore.create(tmp_path / "file/s", SPEC, config={}, shards=1)
+        FeatureStore.create(tmp_path / "file/s", [SPEC], config={}, shards=1)
 
 
 def build_part(path: Path, start: int, *, sizes: tuple[int, ...] = (4, 0, 2), **changes: Any) -> FeatureStore:
     """One worker's store; ``changes`` are "spec", "config" and "edit", which changes every row."""
     spec, edit = changes.get("spec", SPEC), changes.get("edit", dict)
-    store = FeatureStore.create(path, spec, config=changes.get("config", {"seed": 0}), shards=len(sizes))
+    store = FeatureStore.create(path, [spec], config=changes.get("config", {"seed": 0}), shards=len(sizes))
     for index, size in enumerate(sizes):
         states = make_states(size, start + index)[:, : len(spec.layers)]
         store.write_shard(index, [edit(row) for row in make_rows(size, start + 10 * index)], states)
@@ -718,7 +718,7 @@ def test_stores_that_do_not_fit_are_not_merged(tmp_path: Path, changes: dict[str
 
 def test_merges_that_cannot_be_are_refused(tmp_path: Path) -> None:
     a = build_part(tmp_path / "a", 0)
-    FeatureStore.create(tmp_path / "half", SPEC, config={}, shards=2)
+    FeatureStore.create(tmp_path / "half", [SPEC], config={}, shards=2)
     (tmp_path / "there").mkdir()
     for stores, out, message in (
         ([], "m", "nothing to merge"),
@@ -867,7 +867,7 @@ def test_a_section_of_the_results_is_replaced_and_the_others_stay(tmp_path: Path
 
 def test_a_store_of_unknown_size_is_filled_shard_by_shard(tmp_path: Path) -> None:
     """What is written counts, a gap is filled first, and only finishing says how many there are."""
-    store = FeatureStore.create(tmp_path, SPEC, config={})
+    store = FeatureStore.create(tmp_path, [SPEC], config={})
     assert (store.missing, store.next_shard, store.units) == ([], 0, set())
     for index in range(3):
         rows, left_out = make_rows(2, 10 * index), [{"id": f"x{index}", "reason": "no"}]
@@ -879,18 +879,18 @@ def test_a_store_of_unknown_size_is_filled_shard_by_shard(tmp_path: Path) -> Non
         store.finish()
     with pytest.raises(UserError, match="incomplete .2 of an unknown number of shards."):
         FeatureStore.open(tmp_path)
-    again = FeatureStore.create(tmp_path, SPEC, config={})
+    again = FeatureStore.create(tmp_path, [SPEC], config={})
     again.write_shard(1, make_rows(2, 10), make_states(2, 1), units=["u1"])
     store.finish()
     assert FeatureStore.open(tmp_path).shards == 3 and len(store) == 6
-    assert FeatureStore.create(tmp_path, SPEC, config={}).next_shard == 3  # finished, and gone on with
+    assert FeatureStore.create(tmp_path, [SPEC], config={}).next_shard == 3  # finished, and gone on with
     assert [found["id"] for found in store.left_out()] == ["x0", "x2"]
     assert [len(table) for table in store.tables(["id"])] == [2, 2, 2]
 
 
 def test_a_shard_is_written_anew_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Killed between the files of a shard that is replaced: the shard is missing, not half old, half new."""
-    store = FeatureStore.create(tmp_path, SPEC, config={})
+    store = FeatureStore.create(tmp_path, [SPEC], config={})
     rows = make_rows(3)
     store.write_shard(0, rows, make_states(3, 0), units=["u"], left_out=[{"id": "x", "reason": "no"}])
     found, (states,), units, left_out = store.read_shard(0)
@@ -925,7 +925,7 @@ def make_all(n: int, seed: int) -> list[np.ndarray]:
 
 
 def build_all(path: Path, start: int = 0, *, sizes: tuple[int, ...] = (5, 0, 3)) -> FeatureStore:
-    store = FeatureStore.create(path, SPEC, more=FEATURES[1:], config={"seed": 0}, shards=len(sizes))
+    store = FeatureStore.create(path, FEATURES, config={"seed": 0}, shards=len(sizes))
     for index in store.missing:
         rows = make_rows(sizes[index], start + 100 * index)
         store.write_shard(index, rows, *make_all(sizes[index], index), units=[f"u{index}"])
@@ -978,15 +978,15 @@ def test_features_that_cannot_be_of_one_store(tmp_path: Path) -> None:
         (replace(MLP, model=replace(MODEL, revision="z")), "same model"),
     ):
         with pytest.raises(ValueError, match=message):
-            FeatureStore.create(tmp_path / "s", SPEC, more=[more], config={})
-    store = FeatureStore.create(tmp_path / "s", SPEC, more=[MLP], config={})
+            FeatureStore.create(tmp_path / "s", [SPEC, more], config={})
+    store = FeatureStore.create(tmp_path / "s", [SPEC, MLP], config={})
     for states in ([make_states(2, 0)], make_all(2, 0), [*make_all(2, 0)[1::-1]]):
         with pytest.raises(ValueError, match="expected"):
             store.write_shard(0, make_rows(2), *states)
     with pytest.raises(
         UserError, match=r"further features \(\['mean of mlp_out, layers \[2, 5\]'\] there, \[\] now"
     ):
-        FeatureStore.create(tmp_path / "s", SPEC, config={})
+        FeatureStore.create(tmp_path / "s", [SPEC], config={})
     states = make_all(2, 0)[:2]
     states[1][1, 1, 0] = np.inf
     with pytest.raises(RunError, match="q1 at layer 5 are not finite"):
@@ -1009,7 +1009,7 @@ def test_every_features_files_are_watched(
     with pytest.raises(UserError, match=f"damaged: shards/{name} "):
         FeatureStore.open(tmp_path / "s")
     # The command that made it makes the shard again.
-    store = FeatureStore.create(tmp_path / "s", SPEC, more=FEATURES[1:], config={"seed": 0}, shards=3)
+    store = FeatureStore.create(tmp_path / "s", FEATURES, config={"seed": 0}, shards=3)
     assert store.missing == [2] and name in capsys.readouterr().out
     assert tree(build_all(tmp_path / "s").path) == whole
 

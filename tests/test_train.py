@@ -190,7 +190,7 @@ def test_requests_that_are_wrong_write_nothing(
     store: FeatureStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    FeatureStore.create(tmp_path / "half", SPEC, config={}, shards=2)
+    FeatureStore.create(tmp_path / "half", [SPEC], config={}, shards=2)
     data = f"data={store.path}"
     for arguments, message in [
         ([], "no complete feature store under runs/"),

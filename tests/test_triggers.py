@@ -35,9 +35,9 @@ from probers.rag.triggers import (
     State,
 )
 from probers.store.spec import FeatureSpec
-from probers.types import AttentionRows, Decision, Needs, Question, RunError, UserError
+from probers.types import AttentionRows, Decision, Feature, Needs, Question, RunError, UserError
 
-BOTH = Needs(layers=(1, 2))
+BOTH = Needs.of((1, 2))
 QUESTION = Question("q", "Who?", answers=("Ana",))
 
 
@@ -230,7 +230,7 @@ def test_probing_refuses_heads_that_do_not_read_what_was_written(fields):
 
 def test_probing_sums_layers_and_fires_above_the_banks_threshold():
     trigger = Probing(bank())
-    assert trigger.needs == Needs(layers=(1, 2))
+    assert trigger.needs == Needs.of((1, 2))
     assert trigger(probed(0.125), state()) == Decision(False, 0.25, 0.25)
     assert trigger(probed(0.25), state()) == Decision(True, 0.5, 0.25)
     assert Probing(bank(), threshold=0.75)(probed(0.25), state()).fire is False
@@ -257,8 +257,8 @@ def test_the_decision_of_probing_rag_by_hand(combine, theta, retrieves):
     layers = (0, 1, 2)
     made = replace(
         generation(" a b"),
-        states=np.array([[1.0, 0, 0, 0], [1.0, 0, 0, 0], [-3.0, 0, 0, 0]]),
-        needs=Needs(layers=layers),
+        states={Feature(layers): np.array([[1.0, 0, 0, 0], [1.0, 0, 0, 0], [-3.0, 0, 0, 0]])},
+        needs=Needs.of(layers),
     )
     decision = Probing(bank(layers), theta=theta, combine=combine)(made, state())
     assert decision.fire == retrieves
@@ -266,8 +266,8 @@ def test_the_decision_of_probing_rag_by_hand(combine, theta, retrieves):
 
 
 def test_probing_reads_its_own_layers_among_those_recorded():
-    made = probed(0.0, Needs(layers=(0, 1, 2)))
-    made = replace(made, states=np.array([[9.0, 0, 0, 0], [1.0, 0, 0, 0], [2.0, 0, 0, 0]]))
+    states = np.array([[9.0, 0, 0, 0], [1.0, 0, 0, 0], [2.0, 0, 0, 0]])
+    made = replace(probed(0.0, Needs.of((0, 1, 2))), states={Feature((0, 1, 2)): states})
     assert Probing(bank((1, 2)))(made, state()).score == 3.0
     assert Probing(bank((2,)))(made, state()).score == 2.0
 
@@ -483,7 +483,8 @@ def told(*chances, text=TWO, layers=(2,)):
     logits = np.log(np.array(chances) / (1 - np.array(chances)))
     states = np.zeros((len(made.token_ids), len(layers), 4), dtype=np.float32)
     states[:, :, 0] = logits[:, None]
-    return replace(made, states=states, needs=Needs(layers=layers, pool="tokens"))
+    needs = Needs.of(layers, pool="tokens")
+    return replace(made, states={needs.features[0]: states}, needs=needs)
 
 
 def test_probing_by_tokens_scores_the_worst_entity_or_all_of_a_text_without():
@@ -491,7 +492,7 @@ def test_probing_by_tokens_scores_the_worst_entity_or_all_of_a_text_without():
     made = told(*([0.9] * 4), 0.2, 0.3, 0.9, 0.6, text=" so he was born in Vienna in 1756")
     scores = [np.log(p / (1 - p)) for p in (0.2, 0.3, 0.6)]
     trigger = Probing(replace(token_bank(), threshold=0.0))
-    assert trigger.needs == Needs(layers=(2,), pool="tokens")
+    assert trigger.needs == Needs.of((2,), pool="tokens")
     spans = [made.text[a:b] for a, b in made.offsets]
     assert [spans[5].strip(), spans[7].strip()] == ["Vienna", "1756"]
     decision = trigger(made, state())
@@ -511,7 +512,7 @@ def test_radio_fires_at_the_first_token_above_the_mean_and_a_half():
     assert (decision.fire, decision.position, decision.tokens) == (True, TWO.index("born"), (2,))
     assert (decision.score, decision.threshold) == (pytest.approx(0.9, abs=1e-3), 0.5)
     assert decision.token_scores == pytest.approx((0.1, 0.2, 0.6, 0.1, 0.1, 0.9, 0.8, 0.4), abs=1e-3)
-    assert Radio(token_bank()).needs == Needs(layers=(2,), pool="tokens")
+    assert Radio(token_bank()).needs == Needs.of((2,), pool="tokens")
     # Above the mean, but not above a half: 0.4 > 0.15 and not > 0.5.
     timid = told(0.1, 0.1, 0.4, 0.1, 0.1, 0.1, 0.1, 0.2)
     assert not Radio(token_bank())(timid, state()).fire
@@ -524,7 +525,7 @@ def test_radio_fires_at_the_first_token_above_the_mean_and_a_half():
 
 def test_radio_averages_layers_and_takes_the_word_it_just_looked_up_as_it_is():
     made = told(0.9, *[0.1] * 7, layers=(1, 2))
-    made.states[:, 0, 0] = 0.0  # 0.5 in layer 1: (0.5 + 0.9) / 2 = 0.7
+    made.state[:, 0, 0] = 0.0  # 0.5 in layer 1: (0.5 + 0.9) / 2 = 0.7
     assert Radio(token_bank((1, 2)))(made, state()).score == pytest.approx(0.7, abs=1e-3)
     assert Radio(token_bank((2,)))(made, state()).score == pytest.approx(0.9, abs=1e-3)
     fresh = Radio(token_bank((2,)))(made, state(fresh=True))
@@ -538,7 +539,7 @@ def test_radio_averages_layers_and_takes_the_word_it_just_looked_up_as_it_is():
 def test_radio_decides_a_batch_at_once_and_an_empty_text_does_not_fire():
     made = [
         told(*[0.1] * 7, 0.9),
-        replace(generation(""), needs=Needs((2,), pool="tokens")),
+        replace(generation(""), needs=Needs.of((2,), pool="tokens")),
         told(*[0.1] * 8),
     ]
     decisions = decide(Radio(token_bank()), made, [state()] * 3)

@@ -27,10 +27,11 @@ def text() -> tuple[Any, Any, torch.Tensor]:
     lm = tiny_lm(dtype="float32")
     made = lm.generate(PROMPTS[:1], max_new_tokens=9)[0]
     last = Feature((DEPTH,), pool="mind_tokens")
-    needs = Needs(tuple(range(DEPTH + 1)), pool="positions", more=(last,))
+    every = Feature(tuple(range(DEPTH + 1)), pool="positions")
+    needs = Needs((every, last))
     read = lm.score([made.prompt], [made.token_ids], needs=needs)[0]
-    normed = read.more[0][:, 0, lm.width :]  # of the tokens alone; nothing reads it before them
-    states = np.concatenate([read.states, np.concatenate([normed[:1], normed])[:, None]], axis=1)
+    normed = read.states[last][:, 0, lm.width :]  # of the tokens alone; nothing reads it before them
+    states = np.concatenate([read.states[every], np.concatenate([normed[:1], normed])[:, None]], axis=1)
     return lm, made, torch.from_numpy(states)
 
 
@@ -40,7 +41,7 @@ def test_states_of_every_pool_as_places_come(
     text: tuple[Any, Any, torch.Tensor], pool: Any, layers: tuple[int, ...], kept: int
 ) -> None:
     lm, made, states = text
-    needs = Needs(layers, pool=pool, more=(Feature((1,), pool="last" if pool != "last" else "mean"),))
+    needs = Needs((Feature(layers, pool=pool), Feature((1,), pool="last" if pool != "last" else "mean")))
     rng, record = random.Random(kept), TextRecord(needs, 5)
     while record.count < kept + 1:
         count = min(rng.randint(1, 3), len(states) - record.count)
@@ -50,17 +51,18 @@ def test_states_of_every_pool_as_places_come(
     want = lm.score([made.prompt], [made.token_ids[:kept]], needs=needs)[0]
     found = record.recorded(kept)
     assert found.broken is None and found.scores.shape == (4, 0)
-    for have, wanted in zip(found.states, (want.states, *want.more), strict=True):
-        np.testing.assert_allclose(have, wanted, rtol=1e-5, atol=1e-5)
+    assert [*found.states] == [*want.states] == [*needs.features]
+    for feature, have in found.states.items():
+        np.testing.assert_allclose(have, want.states[feature], rtol=1e-5, atol=1e-5)
 
 
 def test_the_first_broken_state_is_named_by_token_and_layer() -> None:
-    needs = Needs((1, 2), pool="positions")
+    needs = Needs.of((1, 2), pool="positions")
     states = torch.ones(4, 2, 8)
     states[3, 1, 4] = float("nan")
     record = TextRecord(needs, 0)
     record.add({(1, 2): states}, 4)
-    assert record.recorded(3).broken == (0, 2, 1)
+    assert record.recorded(3).broken == (*needs.features, 2, 1)
     record = TextRecord(needs, 0)
     record.add({(1, 2): states}, 4)
     assert record.recorded(2).broken is None  # it is no part of the text

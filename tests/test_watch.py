@@ -23,7 +23,7 @@ from probers.engine.model import CausalLM
 from probers.heads import AttentionPoolHead, LinearHead, ProbingRagHead
 from probers.online.watch import Scores, StopOnScore
 from probers.store.spec import FeatureSpec, ModelSpec
-from probers.types import Needs, RunError, UserError
+from probers.types import Feature, Needs, RunError, UserError
 
 CLOSE: dict[str, Any] = {"rtol": 0, "atol": 1e-4}
 EXAMPLE = Path(__file__).parents[1] / "examples" / "own_loop.py"
@@ -38,13 +38,13 @@ def plain(family: str = "llama", seed: int = 0) -> tuple[Any, Any]:
     return model, tokenizer
 
 
-def make_bank(family: str = "llama", needs: Needs | None = None, **fields: Any) -> ProbeBank:
-    needs = needs or Needs(layers=(1, 3))
+def make_bank(family: str = "llama", feature: Feature | None = None, **fields: Any) -> ProbeBank:
+    feature = feature or Feature((1, 3))
     spec = tiny_lm(family).spec
-    width = 2 * spec.width if needs.pool == "mind" else spec.width
-    head = ProbingRagHead([f"7/{k}" for k in needs.layers], width, hidden=16)
-    features = FeatureSpec(spec, needs.layers, width, needs.site, needs.pool, dtype="float32")
-    if needs.pool == "tokens":
+    width = 2 * spec.width if feature.pool == "mind" else spec.width
+    head = ProbingRagHead([f"7/{k}" for k in feature.layers], width, hidden=16)
+    features = FeatureSpec(spec, feature.layers, width, feature.site, feature.pool, dtype="float32")
+    if feature.pool == "tokens":
         fields.setdefault("aggregate", "last")
     return ProbeBank(features, head, **{"threshold": 0.1, "calibration": Temperature(1.3), **fields})
 
@@ -60,8 +60,9 @@ def hooks(model: Any) -> int:
 
 def states_of(lm: CausalLM, prompts: Any, generated: Any, needs: Needs) -> list[np.ndarray]:
     """(n, layers, d) of every generated token, by a teacher-forced pass."""
-    each = Needs(needs.layers, needs.site, "tokens")
-    return [g.states for g in lm.score(prompts, generated, needs=each)]
+    (feature,) = needs.features
+    each = Needs.of(feature.layers, feature.site, "tokens")
+    return [g.state for g in lm.score(prompts, generated, needs=each)]
 
 
 def sample(model: Any, tokenizer: Any, **options: Any) -> torch.Tensor:
@@ -90,7 +91,7 @@ def test_finished_scores_are_those_of_our_own_generation(family: str) -> None:
         assert [len(s) for s in scores.tokens] == [13] * 5  # the last token is not forwarded
         scores.finish(sequences)
         assert [len(s) for s in scores.tokens] == [14] * 5
-        np.testing.assert_allclose(scores.sequence, bank.score(np.stack([g.states for g in ours])), **CLOSE)
+        np.testing.assert_allclose(scores.sequence, bank.score(np.stack([g.state for g in ours])), **CLOSE)
         scores.finish(sequences)  # once is enough
     assert [len(s) for s in scores.tokens] == [14] * 5
     np.testing.assert_allclose(scores.probability, bank.probability(scores.sequence))
@@ -103,7 +104,7 @@ def test_rows_that_end_earlier_are_scored_up_to_their_end(family: str) -> None:
     texts = ends_early(model, tokenizer)
     lengths = [len(text) for text in texts]
     assert min(lengths) < max(lengths) == 14
-    expected = bank.score(np.stack([g.states for g in lm.score(PROMPTS, texts, needs=bank.needs)]))
+    expected = bank.score(np.stack([g.state for g in lm.score(PROMPTS, texts, needs=bank.needs)]))
     with bank.watch(model) as scores:
         sequences = sample(model, tokenizer)
         assert [row[:n] for row, n in zip(sequences.tolist(), lengths, strict=True)] == texts
@@ -114,23 +115,23 @@ def test_rows_that_end_earlier_are_scored_up_to_their_end(family: str) -> None:
 
 
 SITES = [
-    Needs((0, 2), "resid_post"),
-    Needs((1, 3), "resid_mid"),
-    Needs((2,), "attn_out"),
-    Needs((3,), "mlp_out"),
+    Feature((0, 2), "resid_post"),
+    Feature((1, 3), "resid_mid"),
+    Feature((2,), "attn_out"),
+    Feature((3,), "mlp_out"),
 ]
 
 
-@pytest.mark.parametrize("needs", SITES, ids=lambda n: n.site)
+@pytest.mark.parametrize("feature", SITES, ids=lambda n: n.site)
 @pytest.mark.parametrize("pool", ["mean", "last", "tokens"])
-def test_each_score_is_of_the_tokens_up_to_it_or_of_its_own(needs: Needs, pool: Any) -> None:
+def test_each_score_is_of_the_tokens_up_to_it_or_of_its_own(feature: Feature, pool: Any) -> None:
     (model, tokenizer), lm = plain(), tiny_lm()
-    bank = make_bank(needs=Needs(needs.layers, needs.site, pool))
+    bank = make_bank(feature=Feature(feature.layers, feature.site, pool))
     with bank.watch(model) as along, bank.watch(model, per="token") as alone:
         sequences = model.generate(**batch(tokenizer), max_new_tokens=9, do_sample=False)
         for scores in (along, alone):
             scores.finish(sequences)
-    states = states_of(lm, PROMPTS, sequences[:, -9:].tolist(), needs)
+    states = states_of(lm, PROMPTS, sequences[:, -9:].tolist(), bank.needs)
     for row, own in enumerate(states):
         so_far = np.cumsum(own, axis=0) / np.arange(1, 10)[:, None, None] if pool == "mean" else own
         np.testing.assert_allclose(along.tokens[row], bank.score(so_far), **CLOSE)
@@ -149,7 +150,7 @@ ALONG = {
 @pytest.mark.parametrize("how", ALONG)
 def test_heads_of_single_tokens_score_the_text_so_far_as_a_span(how: Any) -> None:
     (model, tokenizer), lm = plain(), tiny_lm()
-    bank = make_bank(needs=Needs((1, 3), pool="tokens"), aggregate=how)
+    bank = make_bank(feature=Feature((1, 3), pool="tokens"), aggregate=how)
     given, options = batch(tokenizer), {"max_new_tokens": 40, "do_sample": False}
     with bank.watch(model) as along, bank.watch(model, per="token") as alone:
         sequences = model.generate(**given, **options)
@@ -193,11 +194,11 @@ def test_heads_that_pool_tokens_themselves_are_refused() -> None:
 
 def test_minds_vector_is_followed_too() -> None:
     (model, tokenizer), lm = plain(), tiny_lm()
-    bank = make_bank(needs=Needs((3,), pool="mind"))
+    bank = make_bank(feature=Feature((3,), pool="mind"))
     ours = lm.generate(PROMPTS, max_new_tokens=7, needs=bank.needs)
     with bank.watch(model) as scores:
         scores.finish(model.generate(**batch(tokenizer), max_new_tokens=7, do_sample=False))
-    np.testing.assert_allclose(scores.sequence, bank.score(np.stack([g.states for g in ours])), **CLOSE)
+    np.testing.assert_allclose(scores.sequence, bank.score(np.stack([g.state for g in ours])), **CLOSE)
 
 
 def test_scores_do_not_depend_on_the_block_they_are_computed_in() -> None:
@@ -288,7 +289,7 @@ def test_a_second_call_starts_afresh_and_one_token_prompts_work() -> None:
     with torch.no_grad():
         out = lm.model(sequences, output_hidden_states=True)
     pooled = torch.stack([out.hidden_states[1][:, 1:].mean(dim=1)], dim=1)
-    only = make_bank("gpt2", Needs((1,)))
+    only = make_bank("gpt2", Feature((1,)))
     with only.watch(model) as scores:
         scores.finish(model.generate(one, max_new_tokens=5, do_sample=False))
     np.testing.assert_allclose(scores.sequence, only.score(pooled), **CLOSE)

@@ -40,7 +40,7 @@ def digest(folder):
 
 def builder(path, lm, **options):
     plan = CutPlan(open_articles(str(path)), RULES, per_article=2, within=options.pop("within", None), seed=0)
-    needs = options.pop("needs", Needs((2,), attention=True))
+    needs = options.pop("needs", Needs.of((2,), attention=True))
     return WikiBuilder(lm, plan, needs, EntityMatcher(wordnet=""), RULES, PromptTemplate("plain"), **options)
 
 
@@ -50,7 +50,7 @@ def make(tmp_path, articles, lm, *, size=4, name="s", **options):
     lines = [json.dumps({"title": title, "sentences": list(sentences)}) for title, sentences in articles]
     path.write_text("\n".join(lines), encoding="utf-8")
     made = builder(path, lm, **options)
-    store = FeatureStore.create(tmp_path / name, FeatureSpec(SPEC, (2,), 4), config={})
+    store = FeatureStore.create(tmp_path / name, [FeatureSpec(SPEC, (2,), 4)], config={})
     fill(store, made, shard_size=size)
     return store, made
 
@@ -125,7 +125,7 @@ def test_states_are_those_of_the_entitys_tokens(tmp_path, pool):
     cli.run("datagen", ["--source", "wiki", *options])
     store, lm = FeatureStore.open(out), CausalLM.from_pretrained("testbed")
     of = {"mind": "mind_tokens", "predicting": "predicting"}
-    needs = Needs(store.spec.layers, pool=of.get(pool, "tokens"))
+    needs = Needs.of(store.spec.layers, pool=of.get(pool, "tokens"))
     rows, states = store.table(), store.states(store.spec.layers).astype(np.float32)
     for span, part in rows.groupby("span"):
         first = part.iloc[0]
@@ -133,7 +133,7 @@ def test_states_are_those_of_the_entitys_tokens(tmp_path, pool):
         assert made.text.startswith(first["text"])
         start, end = first["entity_start"], first["entity_end"]
         tokens = [i for i, (a, b) in enumerate(made.offsets) if a < end and b > start]
-        ours, own = states[part.index], made.states[tokens]
+        ours, own = states[part.index], made.state[tokens]
         assert len(part) == (len(tokens) if pool == "tokens" else 1) and set(part["n_tokens"]) == {
             len(tokens)
         }
@@ -172,7 +172,7 @@ def test_a_cut_is_shown_so_many_tokens_and_the_row_says_what_the_model_saw(tmp_p
     lm = CausalLM.from_pretrained("testbed", batch_size=4)
     plan = CutPlan(open_articles(str(path)), RULES, per_article=30, within=None, seed=0)
     made = WikiBuilder(
-        lm, plan, Needs((12,), pool="predicting"), EntityMatcher(wordnet=""), RULES,
+        lm, plan, Needs.of((12,), pool="predicting"), EntityMatcher(wordnet=""), RULES,
         PromptTemplate("radio", article="About {title}:"), context=48, doubtful="compared",
     )  # fmt: skip
     units = list(made.units())
@@ -203,7 +203,7 @@ def test_what_is_left_of_a_shard_comes_out_to_the_bit(tmp_path, context):
     def build(known):
         lm = CausalLM.from_pretrained("testbed", batch_size=8)
         made = WikiBuilder(
-            lm, plan, Needs((6, 12), pool="mean"), EntityMatcher(wordnet=""), RULES, PromptTemplate("plain"),
+            lm, plan, Needs.of((6, 12)), EntityMatcher(wordnet=""), RULES, PromptTemplate("plain"),
             context=context,
         )  # fmt: skip
         return list(made.build(units, known))
@@ -245,12 +245,12 @@ def test_untouched_articles_stand_beside_every_hallucination(tmp_path):
     assert (read["answer"] == read["gold"]).all() and set(read["match_stage"]) == {"untouched"}
     assert {found["reason"].partition(":")[0] for found in store.left_out()} >= {"faithful"}
     for number, row in list(read.iterrows())[:5]:
-        (seen,) = lm.score([row["question"]], [row["text"]], needs=Needs((12,), pool="tokens"))
+        (seen,) = lm.score([row["question"]], [row["text"]], needs=Needs.of((12,), pool="tokens"))
         tokens = [
             i for i, (a, b) in enumerate(seen.offsets) if a < row["entity_end"] and b > row["entity_start"]
         ]
         ours = store.layer(12)[number].astype(np.float32)
-        np.testing.assert_allclose(ours, seen.states[tokens, 0].mean(axis=0), rtol=0.02, atol=0.02)
+        np.testing.assert_allclose(ours, seen.state[tokens, 0].mean(axis=0), rtol=0.02, atol=0.02)
 
 
 def test_an_article_too_long_to_be_read_is_left_out(tmp_path, monkeypatch):
@@ -321,7 +321,7 @@ def labelled(tmp_path, counts, *, tokens=1, size=8, name="b"):
         for i, (split, condition, correct) in enumerate(spans)
         for t in range(tokens)
     ]  # fmt: skip
-    store = FeatureStore.create(tmp_path / name, FeatureSpec(SPEC, (2,), 4), config={})
+    store = FeatureStore.create(tmp_path / name, [FeatureSpec(SPEC, (2,), 4)], config={})
     for start in range(0, len(rows), size):
         part = rows[start : start + size]
         states = np.array([[[float(row["id"].partition("#")[0])] * 4] for row in part], dtype=np.float32)
@@ -362,7 +362,7 @@ def test_a_number_sign_in_an_id_is_no_token(tmp_path):
             | ({"span": f"C#/{i}"} if extra else {})
             for i in range(10)
         ]
-        store = FeatureStore.create(tmp_path / name, FeatureSpec(SPEC, (2,), 4), config={})
+        store = FeatureStore.create(tmp_path / name, [FeatureSpec(SPEC, (2,), 4)], config={})
         store.write_shard(0, rows, np.zeros((10, 1, 4), dtype=np.float32))
         balance(store, by=("split",), seed=0)
         assert shares(store) == {("train", "a", 0): 3, ("train", "a", 1): 3}
@@ -484,7 +484,7 @@ def articles_file(path, count, sentences=ARTICLE[:2]):
 def peak(tmp_path, count):
     """Bytes of Python objects at the peak of a run over ``count`` articles with a stub model."""
     made = builder(articles_file(tmp_path / f"{count}.jsonl.gz", count), Forgetful())
-    store = FeatureStore.create(tmp_path / str(count), FeatureSpec(SPEC, (2,), 4), config={})
+    store = FeatureStore.create(tmp_path / str(count), [FeatureSpec(SPEC, (2,), 4)], config={})
     gc.collect()
     tracemalloc.start()
     fill(store, made, shard_size=256)
@@ -530,7 +530,7 @@ def test_a_hundred_thousand_articles_are_streamed(tmp_path):
 
     path = articles_file(tmp_path / "a.jsonl.gz", 100_000, sentences=ARTICLE * 7)
     made = builder(path, Watched(), within=2)
-    store = FeatureStore.create(tmp_path / "s", FeatureSpec(SPEC, (2,), 4), config={})
+    store = FeatureStore.create(tmp_path / "s", [FeatureSpec(SPEC, (2,), 4)], config={})
     fill(store, made, shard_size=256)
     made.summarise(store)
     store.finish({})

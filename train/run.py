@@ -174,7 +174,7 @@ def _next(bank: ProbeBank, out: Path, further: Sequence[Path]) -> str:
         return command
     load = f"ProbeBank.from_pretrained({str(out)!r})"
     if bank.head.tokens:
-        needs = f'Needs({bank.layers}, site="{bank.spec.site}", pool="{bank.spec.pool}")'
+        needs = f'Needs.of({bank.layers}, site="{bank.spec.site}", pool="{bank.spec.pool}")'
         return f"{load}.score_spans takes the states of a CausalLM asked for {needs}"
     return f"{load}.watch(model) scores what a model writes"
 

@@ -146,13 +146,6 @@ def recorded_needs(needs: Needs, *, attention: bool = True) -> Needs:
     return replace(needs, attention=attention, top=True)
 
 
-def states_of(generation: Generation) -> list[np.ndarray]:
-    """What was recorded of each feature, all of which have layers, of a generation with tokens."""
-    found = [states for states in (generation.states, *generation.more) if states is not None]
-    assert len(found) == len(generation.needs.features)
-    return found
-
-
 def recorded(
     generation: Generation, tokens: Sequence[int] | None = None, *, first: int | None = None
 ) -> dict[str, Any]:

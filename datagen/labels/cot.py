@@ -22,7 +22,7 @@ from probers.seeding import draw_key
 from probers.store.store import FeatureStore
 from probers.types import Generation, Needs, Question, Retriever, UserError
 
-from .base import NO_ROOM, TOO_LONG, Examples, LabelBuilder, recorded, recorded_needs, states_of
+from .base import NO_ROOM, TOO_LONG, Examples, LabelBuilder, recorded, recorded_needs
 
 Acc = Literal["tokens", "substring"]
 
@@ -144,7 +144,7 @@ class CotBuilder(LabelBuilder):
                     examples.leave_out(names[index], TOO_LONG if skipped else "empty answer")
                     continue
                 row = self._row(units[place], _CONDITIONS[opens], generation)
-                examples.add(row | {"passages": passages}, states_of(generation))
+                examples.add(row | {"passages": passages}, list(generation.states.values()))
             yield examples
 
     def _row(self, question: Question, condition: str, generation: Generation) -> dict[str, Any]:

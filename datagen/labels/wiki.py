@@ -26,7 +26,7 @@ from probers.store.store import FeatureStore
 from probers.text import split_sentences
 from probers.types import Feature, Generation, Needs, Pool, UserError
 
-from .base import TOO_LONG, Examples, LabelBuilder, recorded, recorded_needs, states_of
+from .base import TOO_LONG, Examples, LabelBuilder, recorded, recorded_needs
 from .doubt import doubt
 
 #: Whole words after an entity beyond which nothing was seen to make it longer ("Duke of the ..").
@@ -72,8 +72,8 @@ def span_needs(needs: Needs, *, attention: bool = True) -> Needs:
     Args:
         attention: as of :func:`.base.recorded_needs`.
     """
-    first, *more = dict.fromkeys(_kept(needs).values())
-    return recorded_needs(replace(needs, pool=first.pool, more=tuple(more)), attention=attention)
+    features = tuple(dict.fromkeys(_kept(needs).values()))
+    return recorded_needs(replace(needs, features=features), attention=attention)
 
 
 def _kept(needs: Needs) -> dict[Feature, Feature]:
@@ -103,12 +103,11 @@ def span_rows(
         and what was known before it of the whole span, and of each feature states (layers, d), or
         (1, 2 d) for "mind".
     """
-    found = dict(zip(generation.needs.features, states_of(generation), strict=True))
     spans = [
-        (feature.pool, span_of(found[kept], tokens, kept.pool, feature.pool))
+        (feature.pool, span_of(generation.states[kept], tokens, kept.pool, feature.pool))
         for feature, kept in _kept(needs).items()
     ]
-    if needs.pool != "tokens":
+    if needs.features[0].pool != "tokens":
         yield -1, recorded(generation, tokens), [pool_tokens(span, pool) for pool, span in spans]
         return
     for index, token in enumerate(tokens):

@@ -55,8 +55,6 @@ def _check_feature(feature: Feature, model: nn.Module, layers: int) -> None:
         raise UserError(f"site={site} is unknown; choose one of {', '.join(SITES)}")
     if pool not in POOLS:
         raise UserError(f"pool={pool} is unknown; choose one of {', '.join(POOLS)}")
-    if not feature.layers:
-        return
     if feature.of_mind and (feature.layers != (layers,) or site != "resid_post"):
         raise UserError(
             f"pool={pool} reads all layers at site=resid_post and belongs to the last one: ask for "
@@ -113,7 +111,7 @@ class StateTap(ExitStack):
     @staticmethod
     def layers_of(feature: Feature) -> tuple[int, ...]:
         """The layers read for a feature: its own, for MIND's pools 1 to L and as one more the final norm."""
-        if feature.layers and feature.of_mind:
+        if feature.of_mind:
             return tuple(range(1, feature.layers[0] + 2))
         return feature.layers
 

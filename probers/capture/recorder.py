@@ -221,13 +221,12 @@ class CaptureSession(ExitStack):
 
     def __init__(self, model: Any, needs: Needs, prompts: Sequence[int], limit: int) -> None:
         super().__init__()
-        self._features = [FeatureRecorder(model, feature, prompts, limit) for feature in needs.features]
+        self._features = {each: FeatureRecorder(model, each, prompts, limit) for each in needs.features}
         self._attention = (
             AttentionRecorder(model, needs.attention_layer, prompts, limit) if needs.attention else None
         )
-        read = [each for each, feature in zip(self._features, needs.features, strict=True) if feature.layers]
         attention = [] if self._attention is None else [self._attention]
-        self._all: list[FeatureRecorder | AttentionRecorder] = [*read, *attention]
+        self._all: list[FeatureRecorder | AttentionRecorder] = [*self._features.values(), *attention]
         self.reads = bool(self._all)
         self._kept: dict[int, int] = {}
 
@@ -266,16 +265,17 @@ class CaptureSession(ExitStack):
         for recorder in self._all:
             recorder.commit(upto, self._kept)
 
-    def broken(self) -> tuple[int, int, int, int] | None:
+    def broken(self) -> tuple[Feature, int, int, int] | None:
         """(feature, row, token, layer index) of the first kept state that is NaN or infinite."""
-        for number, recorder in enumerate(self._features):
+        for feature, recorder in self._features.items():
             if (found := recorder.broken(self._kept)) is not None:
-                return number, *found
+                return feature, *found
         return None
 
-    def states(self, row: int) -> list[np.ndarray | None]:
-        """Of each feature the float32 states as :class:`probers.types.Generation` has them."""
-        return [recorder.value(row, self._kept[row]) for recorder in self._features]
+    def states(self, row: int) -> dict[Feature, np.ndarray]:
+        """The float32 states as :class:`probers.types.Generation` has them."""
+        found = {each: recorder.value(row, self._kept[row]) for each, recorder in self._features.items()}
+        return {each: states for each, states in found.items() if states is not None}
 
     def attention(self, row: int) -> AttentionRows | None:
         """The kept part of ``row``'s attention."""

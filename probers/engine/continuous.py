@@ -9,7 +9,7 @@ being written, so that a long one delays them by a piece. What is written, recor
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -93,18 +93,14 @@ class LiveText:
         """Tokens that are kept whatever comes, and were read."""
         return min(self.row.kept if self.written else self.row.safe(), self.read)
 
-    def generation(self, tokenizer: Any, needs: Needs, states: np.ndarray | None) -> Generation:
-        """The text as :meth:`probers.engine.model.CausalLM.generate` gives it.
-
-        Args:
-            states: what was recorded of it for ``needs``.
-        """
+    def generation(
+        self, tokenizer: Any, needs: Needs, states: Mapping[Feature, np.ndarray] | None = None
+    ) -> Generation:
+        """The text as :meth:`probers.engine.model.CausalLM.generate` gives it, with recorded ``states``."""
         kept = self.row.kept
         scores = np.array([self.logprobs[:kept], self.entropies[:kept]], dtype=np.float32)
         stop, prompt = self.row.stop or "length", self.request.prompt
-        return prompt.continued(
-            tokenizer, self.row.ids[:kept], scores, stop=stop, needs=needs, states=[states]
-        )
+        return prompt.continued(tokenizer, self.row.ids[:kept], scores, stop=stop, needs=needs, states=states)
 
     def accept(self, token: int, scores: Sequence[float], top: list[tuple[int, float]]) -> None:
         """Take the next token with its log-probability and entropy."""

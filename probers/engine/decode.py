@@ -347,7 +347,7 @@ def generate_batch(
         else:
             batch.leave(how.cache, rows, range(len(batch.active)))
     capture.commit(limit + 1)
-    _refuse_broken(rows, how.needs, capture, scores)
+    _refuse_broken(rows, capture, scores)
     recorded = scores.cpu().numpy()
     return [
         row.prompt.continued(
@@ -366,13 +366,12 @@ def _lookup(prompt: Prompt, how: Decoding) -> PromptLookup:
     return PromptLookup([*earlier, *prompt.ids], how.draft)
 
 
-def _refuse_broken(rows: Sequence[Row], needs: Needs, capture: CaptureSession, scores: Tensor) -> None:
+def _refuse_broken(rows: Sequence[Row], capture: CaptureSession, scores: Tensor) -> None:
     """RunError for the first kept token whose state or logits are not finite."""
     broken = capture.broken()
     if broken is not None:
-        number, row, token, layer = broken
-        where = f"generated token {token} of {rows[row].prompt.name}"
-        raise broken_state(needs.features[number], layer, where)
+        feature, row, token, layer = broken
+        raise broken_state(feature, layer, f"generated token {token} of {rows[row].prompt.name}")
     for row, token in (~scores.isfinite().all(dim=0)).nonzero().tolist():
         if token < max(rows[row].kept, 1):
             raise broken_logits(f"generated token {token} of {rows[row].prompt.name}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -16,7 +17,11 @@ from safetensors import SafetensorError
 from ..checksums import sampled
 from ..types import UserError, first_line
 from .gguf import CACHE, dequantised, locate, origin
-from .precision import pick_dtype
+
+log = logging.getLogger(__name__)
+
+#: Narrower models keep float32 on a CPU: their products are slower in bfloat16 also where it is native.
+_LEAST_WIDTH = 512
 
 
 def pick_device(device: str) -> torch.device:
@@ -30,6 +35,37 @@ def pick_device(device: str) -> torch.device:
     if chosen.type == "cuda" and (chosen.index or 0) >= torch.cuda.device_count():
         raise UserError(f"device={device} is not there: torch sees {torch.cuda.device_count()} CUDA devices")
     return chosen
+
+
+def pick_dtype(dtype: str, device: torch.device, config: Any) -> str | torch.dtype:
+    """The number format named; "auto" is the checkpoint's own, but on a CPU float32 or bfloat16.
+
+    A CPU gets bfloat16 where it multiplies matrices in bfloat16 natively and the model is at least 512
+    wide; that is logged. On other processors half precision is slower than single, and less exact.
+
+    Args:
+        config: the model's configuration.
+
+    Raises:
+        UserError: no number format.
+    """
+    if dtype == "auto":
+        if device.type != "cpu":
+            return "auto"
+        if not native_bfloat16() or getattr(config.get_text_config(), "hidden_size", 0) < _LEAST_WIDTH:
+            return torch.float32
+        log.warning("model.dtype=auto is bfloat16, which this processor multiplies natively")
+        return torch.bfloat16
+    chosen = getattr(torch, dtype, None)
+    if not isinstance(chosen, torch.dtype) or not chosen.is_floating_point:
+        raise UserError(f"dtype={dtype} is not a number format: use auto, float32, bfloat16 or float16")
+    return chosen
+
+
+def native_bfloat16() -> bool:
+    """Whether this processor multiplies matrices in bfloat16 itself."""
+    asked = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")  # torch has no public names for them
+    return any(getattr(torch.cpu, name, lambda: False)() for name in asked)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,11 +124,11 @@ def load(
             raise UserError(f"device_map={dict(given)} must name modules, as in {{'model.layers.0': 0}}")
         placed["device_map"] = {"": device} if given is None else given
     with _telling(source, use_safetensors):
-        # Quantized weights have their own number formats, and nothing is measured of these.
+        # Quantized weights have their own number formats; the rest of the model stays in float32.
         named = (
             "float32" if placed and placement.dtype == "auto" and device.type == "cpu" else placement.dtype
         )
-        dtype = pick_dtype(named, device, lambda: AutoConfig.from_pretrained(source, **options))
+        dtype = pick_dtype(named, device, AutoConfig.from_pretrained(source, **options))
         tokenizer = AutoTokenizer.from_pretrained(source, **options)
         model: Any = AutoModelForCausalLM.from_pretrained(
             source, dtype=dtype, attn_implementation=attn, **options, **placed,
@@ -111,7 +147,7 @@ def load_empty(source: str, dtype: str, device: str, **options: Any) -> tuple[An
 
     with _telling(source, True):
         config = AutoConfig.from_pretrained(source, **options)
-        kind = pick_dtype(dtype, pick_device(device), lambda: config)
+        kind = pick_dtype(dtype, pick_device(device), config)
         if kind == "auto":
             kind = config.get_text_config().dtype or torch.float32
         tokenizer = AutoTokenizer.from_pretrained(source, **options)

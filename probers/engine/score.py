@@ -81,11 +81,11 @@ def score_batch(
         if len(broken):
             raise broken_logits(f"token {int(broken[0])} of the continuation of {prompt.name}")
         rows = None if attended is None else _rows(attended.weights(row)[0], len(prompt.ids), length)
-        read = zip(features, layers, strict=True)
+        read = zip(needs.features, features, layers, strict=True)
         generations.append(
             prompt.continued(
                 tokenizer, continuations[row], found.cpu().numpy(), stop="length", needs=needs,
-                states=[None if kept is None else pool.value(kept, row) for (_, pool), kept in read],
+                states={each: pool.value(kept, row) for each, (_, pool), kept in read},
                 attention=rows,
             )
         )  # fmt: skip
@@ -107,12 +107,14 @@ def attend_alone(decoder: Decoder, sequences: Sequence[Sequence[int]]) -> list[A
     return [_rows(attended.weights(row)[0, :, -n:], 0, n) for row, n in enumerate(lengths)]
 
 
-def _taken(tap: StateTap | LookbackTap, pool: WholePool, prompts: Tensor, written: Tensor) -> Tensor | None:
-    """What the pool keeps of each layer, (batch, .., layers, d), or None where nothing was read."""
+def _taken(tap: StateTap | LookbackTap, pool: WholePool, prompts: Tensor, written: Tensor) -> Tensor:
+    """What the pool keeps of each layer, (batch, .., layers, d)."""
     if isinstance(tap, StateTap):
-        return tap.take()
-    ratios = tap.take_last(prompts, written)
-    return None if ratios is None else pool.layer(ratios[:, :, 0])[..., None, :]
+        read = tap.take()
+    elif (read := tap.take_last(prompts, written)) is not None:
+        read = pool.layer(read[:, :, 0])[..., None, :]
+    assert read is not None  # every feature has a layer, and a pass reads all of it
+    return read
 
 
 def _rows(weights: Tensor, prompt: int, length: int) -> AttentionRows:

@@ -8,13 +8,13 @@ SentencePiece (the first token's space is dropped without context) and WordPiece
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 
-from ..types import AttentionRows, Generation, Needs, StopReason, UserError
+from ..types import AttentionRows, Feature, Generation, Needs, StopReason, UserError
 
 Span = tuple[int, int]
 
@@ -180,22 +180,20 @@ class Prompt:
         *,
         stop: StopReason,
         needs: Needs,
-        states: Sequence[np.ndarray | None] | None = None,
+        states: Mapping[Feature, np.ndarray] | None = None,
         attention: AttentionRows | None = None,
     ) -> Generation:
         """The generation of tokens ``ids`` (n,) after this prompt.
 
         Args:
-            states: of each feature; None where there are none.
             scores: (2, n) their log-probabilities and entropies, or (4, n) with the two highest
                 probabilities of their distributions.
         """
         text, offsets = token_offsets(tokenizer, ids, self.ids)
-        first, *more = states or [None] * len(needs.features)
         return Generation(
             self.text, self.ids, self.offsets, tuple(ids), text, offsets,
-            scores[0].copy(), scores[1].copy(), stop, needs, first, attention,
-            scores[2:].copy() if len(scores) > 2 else None, tuple(more),
+            scores[0].copy(), scores[1].copy(), stop, needs, states or {}, attention,
+            scores[2:].copy() if len(scores) > 2 else None,
         )  # fmt: skip
 
 

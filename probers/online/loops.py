@@ -191,7 +191,7 @@ class WatchedBatch:
             for place, layer in (~good).nonzero().tolist():
                 name = f"generated token {token}" if token >= 0 else "the prompt's last token"
                 where = f"{name} of row {rows[token - first][place]}"
-                self.problem = broken_state(self._bank.spec.needs, layer, where)
+                self.problem = broken_state(self._bank.spec.feature, layer, where)
                 return
         try:
             scores = self._bank.score(as_stored(torch.cat(vectors), self._bank.spec.dtype)).tolist()
@@ -293,7 +293,7 @@ class GenerationWatcher(ExitStack):
         self._per, self._keep_cache = per, keep_cache
         self._special = _ids(model, tokenizer, "eos_token_id"), _ids(model, tokenizer, "pad_token_id")
         self._names = list(inspect.signature(model.forward).parameters)
-        self._tap = tap_of(model, bank.spec.needs)
+        self._tap = tap_of(model, bank.spec.feature)
 
     def __enter__(self) -> Self:
         self.enter_context(self._tap)

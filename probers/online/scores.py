@@ -59,8 +59,8 @@ def check_growing(bank: Prober) -> None:
     if bank.head.tokens:
         raise UserError(
             "this prober's heads pool all tokens of a span and cannot score a growing text: record its "
-            'states with Needs(pool="tokens") and call bank.score_spans, or train heads of single tokens '
-            "(head=radio, linear, ..) or of pooled states",
+            'states with Needs.of(layers, pool="tokens") and call bank.score_spans, or train heads of single '
+            "tokens (head=radio, linear, ..) or of pooled states",
             code="unsupported",
         )
 
@@ -122,7 +122,7 @@ class GrowingScores:
             RunError: a NaN or infinite state; names the layer.
         """
         for _, layer in (~all_finite(states)).nonzero().tolist():
-            raise broken_state(self._bank.spec.needs, layer, "a token of a growing text")
+            raise broken_state(self._bank.spec.feature, layer, "a token of a growing text")
         vectors = self._vectors.add(keys, token_vectors(states, self._bank.spec.pool))
         scores, distances = score_vectors(self._bank, vectors)
         if distances is not None:
@@ -148,7 +148,7 @@ def score_vectors(bank: Prober, vectors: Tensor) -> tuple[list[float], list[floa
 
 def text_needs(bank: Prober) -> Needs:
     """The features of a text to record for :func:`text_scores`."""
-    return replace(bank.spec.needs, pool=token_pool(bank.spec.pool))
+    return Needs((replace(bank.spec.feature, pool=token_pool(bank.spec.pool)),))
 
 
 def text_scores(bank: Prober, vectors: np.ndarray) -> tuple[list[float], list[float] | None]:

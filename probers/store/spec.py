@@ -16,7 +16,7 @@ import numpy as np
 from pydantic import Field
 
 from ..options import Count, Line, Name, Natural, check_record
-from ..types import Needs, Pool, Site, UserError
+from ..types import Feature, Needs, Pool, Site, UserError
 from .fp8 import FP8
 
 _LAYERS = 10_000  # more than any model has
@@ -98,9 +98,14 @@ class FeatureSpec:
         object.__setattr__(self, "layers", layers)
 
     @property
+    def feature(self) -> Feature:
+        """What is read of a model for it."""
+        return Feature(self.layers, self.site, self.pool)
+
+    @property
     def needs(self) -> Needs:
-        """What a generation must record to give these features."""
-        return Needs(layers=self.layers, site=self.site, pool=self.pool)
+        """What a generation must record to give this feature."""
+        return Needs((self.feature,))
 
     @property
     def read_as(self) -> np.dtype:

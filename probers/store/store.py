@@ -62,39 +62,37 @@ if TYPE_CHECKING:
 class FeatureStore:
     """A folder of labelled hidden states; make one with :meth:`create` or :meth:`open`.
 
-    A store may hold several features of its rows. It is read as its first; :meth:`feature` reads it
-    as another one.
+    A store holds one or several features of its rows. States are read of one of them, the first
+    unless :meth:`feature` chose another.
 
     Attributes:
         path: the folder.
-        spec: what the vectors are that are read.
+        features: what the stored vectors are, in the order in which they are written.
         config: the part of the configuration that decided what was computed.
         shards: number of shards it has when complete; None when only the last one tells.
-        features: of all vectors that are stored, in the order in which they are written.
+        read: index of the feature whose states are read.
     """
 
     path: Path
-    spec: FeatureSpec
+    features: tuple[FeatureSpec, ...]
     config: Mapping[str, Any]
     shards: int | None
-    features: tuple[FeatureSpec, ...]
+    read: int = 0
 
     @classmethod
     def create(
         cls,
         path: str | Path,
-        spec: FeatureSpec,
+        features: Sequence[FeatureSpec],
         *,
         config: Mapping[str, Any],
-        more: Sequence[FeatureSpec] = (),
         shards: int | None = None,
     ) -> FeatureStore:
         """A new store, or the unfinished one in ``path`` to go on with.
 
         Args:
             path: the folder.
-            spec: what the vectors are.
-            more: further features of the same rows: of other pools or sites.
+            features: what the vectors of each row are; each of another pool or site.
             config: the part of the configuration that decides what is computed, as plain containers.
             shards: how many there will be; None leaves it open until :meth:`finish`, for work
                 whose amount is not known before it is done.
@@ -106,8 +104,8 @@ class FeatureStore:
         """
         if shards is not None and shards < 1:
             raise ValueError(f"a store has at least one shard, got shards={shards}")
-        check_features([spec, *more])
-        store = cls(Path(path), spec, config, shards, (spec, *more))
+        check_features(features)
+        store = cls(Path(path), tuple(features), config, shards)
         if (store.path / MANIFEST).exists():
             there = read_manifest(store.path)
             check_same(store.path, there | ({"shards": None} if shards is None else {}), store._manifest())
@@ -149,8 +147,7 @@ class FeatureStore:
         """
         path = Path(path)
         manifest = read_manifest(path)
-        specs = read_specs(path, manifest)
-        store = cls(path, specs[0], manifest["config"], manifest["shards"], specs)
+        store = cls(path, read_specs(path, manifest), manifest["config"], manifest["shards"])
         if not manifest["complete"]:
             written = f"{len(written_shards(path))} of {store.shards or 'an unknown number of'} shards"
             raise UserError(
@@ -181,15 +178,20 @@ class FeatureStore:
         merge([store.path for store in opened], Path(out))
         return cls.open(out)
 
+    @property
+    def spec(self) -> FeatureSpec:
+        """The feature whose states are read."""
+        return self.features[self.read]
+
     def feature(self, *, pool: str | None = None, site: str | None = None) -> FeatureStore:
-        """The same store, read as the first of its features that is of some pool and site.
+        """The same store, reading the first of its features that is of some pool and site.
 
         Raises:
             UserError: there is none; says which there are.
         """
-        for spec in self.features:
+        for index, spec in enumerate(self.features):
             if pool in (None, spec.pool) and site in (None, spec.site):
-                return replace(self, spec=spec)
+                return replace(self, read=index)
         asked = " ".join(f"{k}={v}" for k, v in (("pool", pool), ("site", site)) if v is not None)
         there = ", ".join(f"pool={spec.pool} site={spec.site}" for spec in self.features)
         raise UserError(f"{asked} is not in the feature store {self.path}: it holds {there}")
@@ -364,7 +366,7 @@ class FeatureStore:
             UserError: the store lacks a layer; lists those it has.
         """
         counts = self._counts()
-        end = state_suffixes(self.features)[self.features.index(self.spec)]
+        end = state_suffixes(self.features)[self.read]
         files = [self._file(i, end) for i in range(len(counts))]
         return StateReader(files, counts, self.spec, layers)
 
@@ -386,7 +388,7 @@ class FeatureStore:
             vectors = pa.FixedSizeListArray.from_arrays(pa.array(self.layer(k).reshape(-1)), self.spec.width)
             rows = rows.append_column(f"layer.{k}", vectors)
         # What caches know the content by; the library would find it by hashing every vector.
-        read = "" if self.spec == self.features[0] else f"{self.spec.pool} {self.spec.site} "
+        read = f"{self.spec.pool} {self.spec.site} " if self.read else ""
         content = f"{(self.path / MANIFEST).read_text('utf-8')}{read}{list(chosen)}"
         return datasets.Dataset(rows, fingerprint=digest(content))
 

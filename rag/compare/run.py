@@ -244,7 +244,9 @@ def _recorded_once(methods: Sequence[Method]) -> Needs:
     """Signals that the closed-book pass records for all methods: as many as one pass can."""
     needs = Needs()
     parts = [part for m in methods for part in (m.trigger, m.query)]
-    for part in sorted(parts, key=lambda part: part.needs.pool != "mean"):  # vectors of every token are large
+    for part in sorted(
+        parts, key=lambda part: any(f.pool != "mean" for f in part.needs.features)
+    ):  # vectors of every token are large
         needs = joined(needs, part.needs)
     return needs
 

@@ -60,7 +60,7 @@ def _covers(has: Needs, needs: Needs) -> bool:
 
 def _bytes(generation: Generation) -> int:
     """Approximate memory of a generation."""
-    arrays = [generation.logprobs, generation.entropies, generation.states, generation.top, *generation.more]
+    arrays = [generation.logprobs, generation.entropies, generation.top, *generation.states.values()]
     if generation.attention is not None:
         arrays += [generation.attention.rows, generation.attention.column_max]
     tokens = len(generation.prompt_ids) + len(generation.token_ids)
@@ -107,7 +107,8 @@ class SharedRAG(RAG):
         missing = sorted(first.values())
         if missing:
             # MIND's states belong to no layer that could be added.
-            wanted = needs if needs.of_mind or self.also.of_mind else joined(needs, self.also)
+            of_mind = any(feature.of_mind for feature in (*needs.features, *self.also.features))
+            wanted = needs if of_mind else joined(needs, self.also)
             started = time.perf_counter()
             made = super().generate(
                 [prompts[i] for i in missing], max_new_tokens=[limits[i] for i in missing], stop=stop,
@@ -139,21 +140,22 @@ def narrowed(generation: Generation, needs: Needs) -> Generation:
     """Reduce a generation to ``needs``, which its own must cover."""
     if generation.needs == needs:
         return generation
-    states, *more = (_narrowed(generation, feature) for feature in needs.features)
+    states = {feature: _narrowed(generation, feature) for feature in needs.features if generation.states}
     attention = generation.attention if needs.attention else None
     top = generation.top if needs.top else None
-    return replace(generation, needs=needs, states=states, attention=attention, top=top, more=tuple(more))
+    return replace(generation, needs=needs, states=states, attention=attention, top=top)
 
 
-def _narrowed(generation: Generation, feature: Feature) -> np.ndarray | None:
+def _narrowed(generation: Generation, feature: Feature) -> np.ndarray:
     """The states of a feature, taken from one with the same site and pool and at least its layers."""
-    if not feature.layers:
-        return None
-    recorded = zip(generation.needs.features, (generation.states, *generation.more), strict=True)
-    alike = ((f.layers, states) for f, states in recorded if (f.site, f.pool) == (feature.site, feature.pool))
+    if feature in generation.states:
+        return generation.states[feature]
+    alike = (
+        (f.layers, states)
+        for f, states in generation.states.items()
+        if (f.site, f.pool) == (feature.site, feature.pool)
+    )
     layers, states = next((k, states) for k, states in alike if {*feature.layers} <= {*k})
-    if states is None or layers == feature.layers:
-        return states
     place = {layer: i for i, layer in enumerate(layers)}
     return states.take([place[layer] for layer in feature.layers], axis=-2)
 

@@ -43,12 +43,13 @@ def states_for(bank: ProbeBank, generation: Generation, trigger: Trigger) -> np.
     """
     from probers.capture.pooling import as_stored  # loads torch
 
-    if generation.states is None:
+    if generation.state is None:
         raise RunError(
             f"trigger={trigger.name} needs hidden states, but the generation has none recorded", "mismatch"
         )
-    place = {layer: i for i, layer in enumerate(generation.needs.layers)}
-    chosen = generation.states[..., [place[layer] for layer in bank.layers], :]
+    (feature,) = generation.needs.features
+    place = {layer: i for i, layer in enumerate(feature.layers)}
+    chosen = generation.state[..., [place[layer] for layer in bank.layers], :]
     return as_stored(chosen, bank.spec.dtype).numpy()
 
 

@@ -55,7 +55,7 @@ class Settings:
 
     def reading(self, bank: ProbeBank) -> dict[str, Any]:
         """These as plain containers, with the layers that ``bank`` reads."""
-        return {**asdict(self), "layers": list(StateTap.layers_of(bank.spec.needs))}
+        return {**asdict(self), "layers": list(StateTap.layers_of(bank.spec.feature))}
 
     def load(self) -> ProbeBank:
         """The prober.

@@ -62,11 +62,11 @@ def check(have: Generation, want: Generation) -> None:
     assert (have.top is None) == (want.top is None)
     if have.top is not None and want.top is not None:
         np.testing.assert_allclose(have.top, want.top, atol=1e-3)
-    for one, other in zip((have.states, *have.more), (want.states, *want.more), strict=True):
-        assert (one is None) == (other is None)
-        if one is not None and other is not None:
-            assert one.dtype == other.dtype == np.float32 and one.shape == other.shape
-            np.testing.assert_allclose(one, other, rtol=1e-3, atol=2e-3 * np.abs(other).max())
+    assert [*have.states] == [*want.states]
+    for feature, other in want.states.items():
+        one = have.states[feature]
+        assert one.dtype == other.dtype == np.float32 and one.shape == other.shape
+        np.testing.assert_allclose(one, other, rtol=1e-3, atol=2e-3 * np.abs(other).max())
 
 
 def needs_of(depth: int) -> list[Needs]:
@@ -74,10 +74,10 @@ def needs_of(depth: int) -> list[Needs]:
     some = (0, depth // 2, depth)
     return [
         Needs(),
-        Needs(some, pool="predicting", top=True),
-        Needs(some, pool="positions", more=(Feature((depth,), pool="mind_tokens"),), top=True),
-        Needs(some, pool="mean", more=(Feature(some[::-1], pool="last"), Feature((depth,), pool="mind"))),
-        Needs(tuple(range(depth + 1)), pool="tokens"),
+        Needs.of(some, pool="predicting", top=True),
+        Needs((Feature(some, pool="positions"), Feature((depth,), pool="mind_tokens")), top=True),
+        Needs((Feature(some), Feature(some[::-1], pool="last"), Feature((depth,), pool="mind"))),
+        Needs.of(tuple(range(depth + 1)), pool="tokens"),
     ]
 
 
@@ -115,7 +115,7 @@ def test_texts_are_cached_preempted_left_and_known(
     engines: tuple[CausalLM, VllmLM], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ours, theirs = engines
-    needs = Needs((0, ours.num_layers), pool="positions", top=True)
+    needs = Needs.of((0, ours.num_layers), pool="positions", top=True)
     each = theirs.generate_each(PROMPTS, max_new_tokens=24, needs=needs)
     first = next(each)
     each.close()  # whoever asked has gone
@@ -134,10 +134,10 @@ def test_texts_are_cached_preempted_left_and_known(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"needs": Needs((1,), site="mlp_out")}, "site=mlp_out is not there with engine=vllm"),
-        ({"needs": Needs((12,), site="lookback")}, "site=lookback is not there with engine=vllm"),
+        ({"needs": Needs.of((1,), site="mlp_out")}, "site=mlp_out is not there with engine=vllm"),
+        ({"needs": Needs.of((12,), site="lookback")}, "site=lookback is not there with engine=vllm"),
         ({"needs": Needs(attention=True)}, "engine=vllm does not hand out attention"),
-        ({"needs": Needs((99,))}, "layer 99 does not exist"),
+        ({"needs": Needs.of((99,))}, "layer 99 does not exist"),
         ({"max_new_tokens": 0}, "max_new_tokens=0"),
         ({"max_new_tokens": 10**6}, "exceeds the model's context"),
     ],
@@ -286,7 +286,7 @@ def test_a_small_cache_and_small_steps_change_nothing(monkeypatch: pytest.Monkey
     monkeypatch.setattr(
         scheduler, "_preempt_request", lambda *a, **k: (preempted.append(a), preempt(*a, **k))[1]
     )
-    needs = Needs((0, 12), pool="positions", more=(Feature((6,), pool="mean"),), top=True)
+    needs = Needs((Feature((0, 12), pool="positions"), Feature((6,), pool="mean")), top=True)
     prompts = [f"{i} {prompt}" for i, prompt in enumerate(PROMPTS)]
     made = theirs.generate(prompts, max_new_tokens=100, needs=needs)
     for have, want in zip(made, ours.generate(prompts, max_new_tokens=100, needs=needs), strict=True):

@@ -122,10 +122,10 @@ def test_an_answer_carries_the_scores_of_our_engine(
         check_whole(choice.hallucination, choice.text)
         scored = lm.score([PROMPT], [choice.text], needs=bank.needs)[0]
         assert [tuple(span) for span in choice.hallucination["token_offsets"]] == list(scored.offsets)
-        want = bank.score(as_stored(scored.states, bank.spec.dtype))
+        want = bank.score(as_stored(scored.state, bank.spec.dtype))
         np.testing.assert_allclose(choice.hallucination["token_scores"], want, rtol=1e-3, atol=0.05)
         np.testing.assert_allclose(choice.hallucination["token_logprobs"], scored.logprobs, atol=1e-3)
-        wanted = Assessor(bank).response(scored, *text_scores(bank, scored.states))
+        wanted = Assessor(bank).response(scored, *text_scores(bank, scored.state))
         told = choice.hallucination
         places = [[(span["start"], span["end"]) for span in each["spans"]] for each in (told, wanted)]
         assert places[0] == places[1] and told["fires"] == wanted["fires"]
@@ -256,7 +256,7 @@ def test_two_engines_behind_one_address(lm: CausalLM, bank: ProbeBank, folder: P
     for (_, text, told), want in zip(made, scored, strict=True):
         check_whole(told, text)
         if [tuple(span) for span in told["token_offsets"]] == list(want.offsets):  # text may be cut otherwise
-            wanted = bank.score(as_stored(want.states, bank.spec.dtype))
+            wanted = bank.score(as_stored(want.state, bank.spec.dtype))
             np.testing.assert_allclose(told["token_scores"], wanted, rtol=1e-3, atol=0.05)
             compared += 1
     assert compared > 30

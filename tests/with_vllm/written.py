@@ -94,11 +94,11 @@ def ours(lm: CausalLM, bank: ProbeBank, written: list[Written]) -> list[np.ndarr
     pool, dtype = bank.spec.pool, bank.spec.dtype
     if pool in PER_TOKEN:
         made = lm.score([w.prompt for w in written], [w.ids for w in written], needs=bank.needs)
-        return [bank.score(as_stored(g.states, dtype)) for g in made]
-    needs = Needs(bank.spec.layers, pool=pool)
+        return [bank.score(as_stored(g.state, dtype)) for g in made]
+    needs = Needs.of(bank.spec.layers, pool=pool)
     found = []
     for w in written:
         prefixes = [w.ids[: n + 1] for n in range(len(w.ids))]
         made = lm.score([w.prompt] * len(prefixes), prefixes, needs=needs)
-        found.append(bank.score(as_stored(np.stack([g.states for g in made]), dtype)))
+        found.append(bank.score(as_stored(np.stack([g.state for g in made]), dtype)))
     return found

@@ -133,7 +133,7 @@ class VllmLM(CausalLM):
         if needs.attention:
             raise UserError("engine=vllm does not hand out attention: leave out what reads it")
         for feature in needs.features:
-            if feature.layers and feature.site != "resid_post":
+            if feature.site != "resid_post":
                 raise UserError(
                     f"site={feature.site} is not there with engine=vllm, which hands out the residual stream "
                     "after a block alone: choose site=resid_post"
@@ -274,9 +274,8 @@ class _Text:
         self.prompt, self.row, self.tokens = prompt, row, tokens
         self.request = ""
         self.recorded: Recorded | None = None
-        features = [feature for feature in needs.features if feature.layers]
-        self._pooled = any(feature.pool not in PER_TOKEN for feature in features)
-        self._last = any(feature.pool != "predicting" for feature in features)  # its last token is read
+        self._pooled = any(feature.pool not in PER_TOKEN for feature in needs.features)
+        self._last = any(feature.pool != "predicting" for feature in needs.features)  # its last token is read
         self._needs = needs
         self._forwarded = 0  # tokens of it
 
@@ -321,8 +320,8 @@ class _Text:
         scores, kept = self.recorded.scores, self.kept
         written = "generated token {} of {}" if self.row is not None else "token {} of the continuation of {}"
         if self.recorded.broken is not None:
-            number, token, layer = self.recorded.broken
-            raise broken_state(self._needs.features[number], layer, written.format(token, self.prompt.name))
+            feature, token, layer = self.recorded.broken
+            raise broken_state(feature, layer, written.format(token, self.prompt.name))
         for token in (~np.isfinite(scores).all(axis=0)).nonzero()[0].tolist():
             raise broken_logits(written.format(token, self.prompt.name))
         ids = self.tokens if self.row is None else self.row.ids[:kept]

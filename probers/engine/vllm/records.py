@@ -23,14 +23,14 @@ class Recorded:
     """What was recorded of a text of n tokens.
 
     Attributes:
-        states: of each feature, as :class:`probers.types.Generation` has them.
+        states: as :class:`probers.types.Generation` has them.
         scores: (4, n), of :func:`probers.engine.forward.token_scores`.
         broken: (feature, token, layer's place) of the first state that is NaN or infinite.
     """
 
-    states: list[np.ndarray | None]
+    states: dict[Feature, np.ndarray]
     scores: np.ndarray
-    broken: tuple[int, int, int] | None
+    broken: tuple[Feature, int, int] | None
 
 
 class _FeatureRecord:
@@ -61,7 +61,7 @@ class _FeatureRecord:
 
     def value(self, kept: int) -> np.ndarray | None:
         """The states of a text that keeps so many tokens, all of whose places are recorded."""
-        if not kept or not self.layers:
+        if not kept:
             return None
         if self._pool in PER_TOKEN:
             places = kept + (self._pool == "positions")
@@ -94,19 +94,18 @@ class TextRecord:
     def __init__(self, needs: Needs, start: int, tokens: Sequence[int] | None = None) -> None:
         self.start, self.tokens = start, tokens
         self.count = 0
-        self._features = [_FeatureRecord(feature) for feature in needs.features]
+        self._features = {feature: _FeatureRecord(feature) for feature in needs.features}
         self._scores: list[Tensor] = []
 
     @property
     def layers(self) -> set[tuple[int, ...]]:
         """The layers that each of its features reads."""
-        return {feature.layers for feature in self._features}
+        return {feature.layers for feature in self._features.values()}
 
     def add(self, states: Mapping[tuple[int, ...], Tensor], count: int) -> None:
         """The next ``count`` places: their states (count, layers, d) for each of :attr:`layers`."""
-        for feature in self._features:
-            if feature.layers:
-                feature.add(self.count, states[feature.layers])
+        for feature in self._features.values():
+            feature.add(self.count, states[feature.layers])
         self.count += count
 
     def score(self, scores: Tensor) -> None:
@@ -115,12 +114,13 @@ class TextRecord:
 
     def commit(self, tokens: int) -> None:
         """The text keeps its first ``tokens`` tokens, whatever comes next."""
-        for feature in self._features:
+        for feature in self._features.values():
             feature.commit(tokens)
 
     def recorded(self, kept: int) -> Recorded:
         """All of a text that keeps so many tokens."""
-        states = [feature.value(kept) for feature in self._features]
-        broken = ((n, *f.broken) for n, f in enumerate(self._features) if f.broken is not None)
+        found = {feature: record.value(kept) for feature, record in self._features.items()}
+        states = {feature: each for feature, each in found.items() if each is not None}
+        broken = ((each, *record.broken) for each, record in self._features.items() if record.broken)
         scores = torch.cat([torch.zeros(4, 0), *(each.cpu() for each in self._scores)], dim=1)
         return Recorded(states, scores[:, :kept].numpy(), next(broken, None))
