@@ -83,7 +83,7 @@ class Outcomes:
         return dict(zip(names, columns, strict=True))
 
     def right(self, rule: str) -> np.ndarray:
-        """Whether the answers to the questions with gold answers are right by a rule, 0 or 1.
+        """Judge the answers to the questions with gold answers by a rule, 1 for right and 0 for wrong.
 
         Args:
             rule: of :func:`probers.evaluation.answers.right_by`.
@@ -158,7 +158,7 @@ class Comparison:
 
     @property
     def wrong(self) -> np.ndarray | None:
-        """Whether each scored question's closed-book answer is wrong, 0 or 1."""
+        """1 for each scored question whose closed-book answer is wrong, else 0."""
         return None if self.right is None else 1.0 - self.right
 
     @property

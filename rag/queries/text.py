@@ -127,7 +127,7 @@ class LastTokensQuery(LimitedQuery):
     The query may begin within a word, as a token may.
 
     Attributes:
-        n: tokens of the model.
+        n: number of last tokens of the model.
     """
 
     n: int = 25

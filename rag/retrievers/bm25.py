@@ -42,7 +42,7 @@ class BM25(lexical.LexicalRetriever):
         passages: the corpus.
         k1: how soon repeated tokens stop adding; larger is later.
         b: how much long passages are held back, 0 (not) to 1 (fully).
-        cache: the folder for indexes of stored corpora.
+        cache: folder for the indexes of corpora that are too large for memory.
 
     Raises:
         UserError: an empty corpus, no passage with a word, parameters out of range.

@@ -239,15 +239,15 @@ def _written(folder: Path) -> tuple[int, int, hashlib._Hash]:
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class Dense(EncoderOptions):
-    """Passages by the similarity of their vectors; any sentence-transformers model, with FAISS.
+    """Similarity of vectors by any sentence-transformers model, searched with FAISS (extra "dense").
 
-    The vectors are made once and kept under ``cache`` by corpus, model and options; a run that is killed
-    goes on with the pieces it had written.
+    The vectors are made once and kept under ``cache`` by corpus, model and options; a killed run
+    resumes with the pieces it had written.
 
     Args:
         passages: the corpus.
-        index: "flat" (exact), "hnsw", "ivfpq", or "auto" for the one that fits the size of the corpus.
-        cache: the folder for vectors and indexes.
+        index: "flat" (exact), "hnsw", "ivfpq", or "auto" by the size of the corpus.
+        cache: folder for vectors and indexes.
 
     The other options are those of :class:`probers.rag.retrievers.encoder.EncoderOptions`.
 

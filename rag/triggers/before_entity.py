@@ -78,8 +78,9 @@ class BeforeEntity(_AtEntities):
     """Fires where trained heads (``pool=predicting``) expect a wrong entity.
 
     Attributes:
-        bank: heads of the state before an entity, or the path of a prober folder.
-        threshold: for P(wrong), by the bank's calibration if that is increasing, else the
+        bank: heads of the state before an entity, or folder or hub id of a prober; in commands, null is the
+            one of prober=.
+        threshold: fires where P(wrong) is above it, by the bank's calibration if that is increasing, else the
             sigmoid of the score; None takes the one that the bank chose on its validation articles.
         recogniser: "rules" or "spacy:PIPELINE"; None takes the one that the bank's labels were made with.
         openings: also judge entities that begin a sentence, which the heads never saw in training.
@@ -153,7 +154,7 @@ class EntitySignal(_AtEntities):
         signal: at the position that predicts the entity's first token: the "entropy" of its distribution
             in nats, 1 minus the "probability" of that token, or 1 minus the "margin" between the two
             highest probabilities (Scheffer et al. 2001).
-        threshold: for the signal.
+        threshold: fires where the signal is above it; probers-compare chooses it on validation questions.
         recogniser: "rules" or "spacy:PIPELINE".
         openings: also judge entities that begin a sentence.
         asked: also judge entities that the question names.

@@ -61,7 +61,7 @@ class Probing(Trigger):
     logit[correct] over the bank's layers, which is score > -theta.
 
     Attributes:
-        bank: the trained heads, or the path of a prober folder.
+        bank: trained heads, or folder or hub id of a prober; in commands, null is the one of prober=.
         threshold: fires when the score is above it; None takes the one that the
             bank chose on its validation questions.
         theta: the paper's form of the threshold, with the opposite sign; higher
@@ -260,8 +260,9 @@ class Radio(Trigger):
     same place could fire for ever.
 
     Attributes:
-        bank: trained heads of single tokens, or the path of a prober folder.
-        threshold: for s_i.
+        bank: trained heads of single tokens, or folder or hub id of a prober; in commands, null is the
+            one of prober=.
+        threshold: fires where s_i is above it.
         above_mean: s_i must exceed the mean over the generated tokens as well.
     """
 

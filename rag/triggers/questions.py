@@ -34,10 +34,10 @@ class Adaptive(Trigger):
     retrieves.
 
     Attributes:
-        classifier: folder of a trained
-            :class:`~probers.adaptive.classifiers.AdaptiveClassifier`, path or hub id of a model
-            of transformers that writes A, B or C (the paper's T5) or whose labels are no, single
-            and multi (or A, B and C), or an object with ``probabilities``.
+        classifier: folder of probers-train head=adaptive or adaptive_t5; path or hub id of a model of
+            transformers that writes A, B or C (the paper's T5) or has the labels no, single
+            and multi (or A, B and C); or an object with ``probabilities``. In commands, null is the
+            newest classifier trained for this model under runs/.
     """
 
     classifier: str | Classifier | None
