@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from omegaconf import DictConfig
 
-from probers.commands.part_runs import PartRuns, part_of
+from probers.commands.merge import PartRuns, part_of
 from probers.commands.parts import (
     build,
     load_matcher,

@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 from functools import partial, reduce
 from operator import or_
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from probers.bank.io import CONFIG, locate, shipped
-from probers.commands.newest import ProberKind, newest_classifier, newest_prober
+from probers.bank.io import CONFIG, locate
+from probers.commands.artifacts import ProberKind
 from probers.commands.parts import build, maker
 from probers.commands.presets import choices, text_of
 from probers.commands.runs import RunFolder
@@ -32,19 +32,6 @@ log = logging.getLogger(__name__)
 
 #: ``engine`` of a model in this process: transformers or vLLM.
 LOCAL, VLLM = "transformers", "vllm"
-#: For each trained part the trigger that needs it, what it is, the commands that make one, and what to pass.
-_TRAINED: dict[ProberKind | Literal["questions"], tuple[str, str, str, str, str]] = {
-    "answers": ("probing", "prober of whole answers", "--source cot", "layer=all", "prober=PATH"),
-    "tokens": ("radio", "prober of single tokens", "--source wiki pool=tokens", "head=radio", "prober=PATH"),
-    "entities": (
-        "before_entity", "prober of entities before they are written", "--source wiki pool=predicting",
-        "layer=all", "prober=PATH",
-    ),
-    "questions": (
-        "adaptive", "classifier of questions", "--source cot", "head=adaptive",
-        "its folder, or a sequence classifier of transformers, as trigger.classifier",
-    ),
-}  # fmt: skip
 
 
 def prober_kind(node: DictConfig) -> ProberKind:
@@ -121,50 +108,6 @@ def for_engine(engine: str, trigger: DictConfig) -> DictConfig:
         return trigger
     options = {key: trigger.get(key) for key in ("threshold", "theta")}
     return OmegaConf.create({"_target_": f"{ServedProbing.__module__}.{ServedProbing.__name__}", **options})
-
-
-def find_prober(cfg: DictConfig, kind: ProberKind = "answers", *, asks: str | None = None) -> str:
-    """Choose the prober asked for, the newest of this kind trained for this model, or the shipped one.
-
-    Args:
-        asks: the part that needs it, for messages; None is the kind's trigger.
-
-    Raises:
-        UserError: there is none; says which command makes one.
-    """
-    if cfg.prober is not None:
-        log.info("prober: %s", cfg.prober)
-        return str(cfg.prober)
-    found = newest_prober(kind, model=cfg.model.name)
-    own = shipped(cfg.model.name) if kind != "entities" else None
-    if found is None and own is not None:
-        log.info("prober: %s (comes with probers; for the tokens of entities in articles)", own)
-        return own
-    if found is None:
-        _none(cfg, kind, asks)
-    of = _TRAINED[kind][1].removeprefix("prober ")
-    log.info("prober: %s (the newest %s for model=%s)", found, of, cfg.model.name)
-    return str(found)
-
-
-def find_classifier(cfg: DictConfig) -> str:
-    """Choose the newest classifier of questions trained on answers of this model.
-
-    Raises:
-        UserError: there is none; says which command makes one.
-    """
-    found = newest_classifier(model=cfg.model.name) or _none(cfg, "questions")
-    log.info("classifier: %s (the newest for model=%s)", found, cfg.model.name)
-    return str(found)
-
-
-def _none(cfg: DictConfig, kind: ProberKind | Literal["questions"], asks: str | None = None) -> NoReturn:
-    trigger, what, data, training, given = _TRAINED[kind]
-    raise UserError(
-        f"{asks or f'trigger={trigger}'} needs a {what} for model={cfg.model.name} and there is none under "
-        f"runs/: make one with 'probers-datagen {data}' and 'probers-train {training}', or pass {given}",
-        "no-artifact",
-    )
 
 
 def with_bank(

@@ -11,7 +11,8 @@ from typing import Any, Literal, TextIO
 
 from omegaconf import DictConfig
 
-from probers.commands.part_runs import PartRuns, part_of
+from probers.commands.artifacts import find_classifier, find_prober
+from probers.commands.merge import PartRuns, part_of
 from probers.commands.parts import (
     build,
     inputs,
@@ -30,8 +31,6 @@ from probers.types import Decision, Passage, Question, Round, UserError
 
 from .build import (
     Contamination,
-    find_classifier,
-    find_prober,
     for_engine,
     for_other,
     loop_options,

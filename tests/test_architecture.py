@@ -33,6 +33,7 @@ COMPOSING = "probers.commands.compose"
 ROOMS = [
     "shared", "entities", "equivalence", "evaluation", "data", "store", "capture", "engine", "heads",
     "online", "bank", "commands", "launch", "adaptive", "datagen", "train", "rag", "serve",
+    "score",
 ]  # fmt: skip
 #: Modules that stand in no folder, and the two rooms that only hold what is shared.
 SHARED = {

@@ -137,13 +137,13 @@ def test_the_report_compares_with_every_control(prober: Path) -> None:
 
 
 def test_the_same_run_again_is_not_repeated_and_another_is_refused(
-    prober: Path, store: FeatureStore, capsys: pytest.CaptureFixture[str]
+    prober: Path, store: FeatureStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     same = [f"data={store.path}", f"out={prober}", "layer=all", *OVERRIDES]
     before = (prober / "heads.safetensors").stat().st_mtime_ns
     # `out` was not given the first time; where a run is written is not what it computes.
     cli.run("train", same)
-    assert "already holds this prober" in capsys.readouterr().out
+    assert "already holds this prober" in caplog.text
     assert (prober / "heads.safetensors").stat().st_mtime_ns == before
     for change in ("seed=1", "batch_size=16", "head=linear"):
         arguments = [a for a in same if not a.startswith(change.split("=")[0])]

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import save as encode
 from torch import Tensor
 
-from probers.commands.part_runs import PartRuns
+from probers.commands.merge import PartRuns
 from probers.data.partition import Partition
 from probers.files import write_bytes
 from probers.heads import Moments, ProbeHead

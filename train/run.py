@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from omegaconf import DictConfig
 
-from probers.commands.newest import newest_store
-from probers.commands.part_runs import PartRuns, part_of
+from probers.commands.artifacts import newest_store
+from probers.commands.merge import PartRuns, part_of
 from probers.commands.parts import maker, plain_value, record_of
 from probers.commands.runs import RunFolder
 from probers.files import canonical_json, write_text

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from omegaconf import DictConfig
 
+from ..commands.artifacts import newest_store
 from ..commands.config import compose
-from ..commands.newest import newest_store
 from ..commands.parts import build, inputs, record_of
 from ..commands.runs import RunFolder
 from ..evaluation.bootstrap import UNDEFINED, Bootstrap, bounded, number

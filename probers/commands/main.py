@@ -91,11 +91,11 @@ _TARGETS = {
     "train": "probers.train.run:run",
     "rag": "probers.rag.command:run",
     "compare": "probers.rag.compare.run:run",
-    "score": "probers.serve.score:run",
+    "score": "probers.score.run:run",
     "testbed": "probers.datagen.testbed.run:run",
     "serve": "probers.serve.command:run",
-    "check": "probers.serve.check:run",
-    "merge": "probers.commands.part_runs:run",
+    "check": "probers.score.check:run",
+    "merge": "probers.commands.merge:run",
 }
 #: What runs a command in parts where ``launch`` is given, from the command's name and configuration.
 _LAUNCHER = "probers.launch.run:run"

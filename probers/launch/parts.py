@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..commands.config import quote
-from ..commands.part_runs import PartRun, gather, key_of
+from ..commands.merge import PartRun, gather, key_of
 from ..data.partition import PARTS, Partition
 from ..types import UserError
 

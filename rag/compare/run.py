@@ -11,7 +11,8 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from probers.commands.part_runs import PartRuns, part_of
+from probers.commands.artifacts import find_prober
+from probers.commands.merge import PartRuns, part_of
 from probers.commands.parts import (
     build,
     inputs,
@@ -28,7 +29,7 @@ from probers.equivalence import EntityMatcher
 from probers.evaluation.answers import RULES, Rule, right_by
 from probers.types import SPLITS, Needs, Question, UserError
 
-from ..build import Contamination, check_one_model, find_prober, loop_options, named, remote
+from ..build import Contamination, check_one_model, loop_options, named, remote
 from ..parts import REPLAY, RecordedParts, check_weights, index, own, take_answers
 from ..triggers.rules import Never
 from .curves import record_all, rerun_all

@@ -1,4 +1,4 @@
-"""Texts of a file: a prompt, or the messages of a chat, and the answer to it, one a line."""
+"""Texts of a file, one a line: a prompt or the messages of a chat, and the answer."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from probers.data.questions.values import identifier, text
-from probers.data.records import BadLine, LeftOut, check_object, file_rows, what_is_wrong
-from probers.options import shown
-from probers.prompts import chat_text
-from probers.types import UserError
+from ..data.questions.values import identifier, text
+from ..data.records import BadLine, LeftOut, check_object, file_rows, what_is_wrong
+from ..options import shown
+from ..prompts import chat_text
+from ..types import UserError
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,11 +19,11 @@ class Text:
     """A line of the file.
 
     Attributes:
-        where: the line, for messages.
-        prompt: what the answer was written behind; None where ``messages`` stand in its place.
-        messages: of a chat, the last before the answer; () for a plain prompt.
-        wrong: whether the answer is known to be wrong; None where nobody says.
-        record: the line as it was read.
+        where: place of the line in the file, for messages.
+        prompt: text before the answer; None for a chat.
+        messages: messages of a chat up to the answer; () for a plain prompt.
+        wrong: label of the answer; None where the file has none.
+        record: the line as read.
     """
 
     id: str
@@ -35,14 +35,14 @@ class Text:
     record: Mapping[str, Any]
 
     def prompt_for(self, tokenizer: Any, file: str) -> str:
-        """The prompt as the model reads it; UserError where the tokenizer's chat template refuses it."""
+        """Put the prompt as the model reads it; UserError where the chat template refuses the messages."""
         if self.prompt is not None:
             return self.prompt
         return chat_text(tokenizer, self.messages, f"{file} {self.where} has messages")
 
     @property
     def asked(self) -> str:
-        """The end of what was asked, for a reader."""
+        """The prompt, or the last message of a chat."""
         return self.prompt if self.prompt is not None else self.messages[-1]["content"]
 
 
@@ -53,25 +53,27 @@ class _LeftOut(LeftOut):
 
 @dataclass
 class Texts:
-    """The texts of a file, and the lines that are none."""
+    """Texts of a file, and the lines that were left out."""
 
     texts: list[Text] = field(default_factory=list)
     left_out: _LeftOut = field(default_factory=_LeftOut)
 
     @classmethod
     def read(cls, path: str, on_bad_line: BadLine = "error") -> Texts:
-        """All lines of a JSONL file (``.gz`` too), or all objects of a JSON array.
+        """Read a JSONL file (``.gz`` too) or a JSON array.
 
         Args:
-            path: the file; each line has ``answer``, and ``prompt`` or ``messages``; ``id``, a line's own
-                name, and ``wrong``, true or false, may be there.
-            on_bad_line: what a malformed line does.
+            path: the file; each line has ``answer``, and ``prompt`` or ``messages``; ``id`` and ``wrong``
+                (true or false) are optional.
+            on_bad_line: "error" refuses a malformed line, "skip" leaves it out.
 
         Raises:
             UserError: no such file, a malformed line, or no line at all.
         """
         if not Path(path).is_file():
-            raise UserError(f"texts={path} is not a file: give one of JSON lines with prompt and answer")
+            raise UserError(
+                f"texts={path} is not a file: give a file of JSON lines with prompt and answer", "no-file"
+            )
         found = cls()
         places: dict[str, str] = {}
         for row in file_rows(Path(path)):
@@ -84,18 +86,19 @@ class Texts:
             except (ValueError, KeyError) as error:
                 if on_bad_line == "error":
                     told = f"{path} {row.where}: {what_is_wrong(error)}"
-                    raise UserError(f"{told}; mend it or pass on_bad_line=skip") from error
+                    raise UserError(f"{told}; mend it or pass on_bad_line=skip", "bad-line") from error
                 found.left_out.add(row.where, f"malformed: {what_is_wrong(error)}")
                 continue
             places[one.id] = row.where
             found.texts.append(one)
         if not found.texts:
-            raise UserError(f"texts={path} holds no usable line: {found.left_out.summary() or 'it is empty'}")
+            why = found.left_out.summary() or "it is empty"
+            raise UserError(f"texts={path} holds no usable line: {why}", "empty")
         return found
 
 
 def _text(record: Any, where: str) -> Text:
-    """The text of a line (ValueError, KeyError)."""
+    """Make the text of a line (ValueError, KeyError)."""
     check_object(record)
     text(record, "answer")
     wrong = record.get("wrong")

@@ -1,8 +1,9 @@
-"""The command ``probers-score``: what a prober says of texts that exist already."""
+"""The command ``probers-score``: scores of existing texts."""
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,23 +12,24 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from omegaconf import DictConfig
 
-from probers.checksums import sealed_lines, unseal
-from probers.commands.parts import inputs, load_model, record_of
-from probers.commands.runs import RunFolder
-from probers.files import canonical_json, regular, write_text, writing
-from probers.pages import count
-from probers.rag.build import find_prober
-from probers.types import UserError
-
+from ..checksums import sealed_lines, unseal
+from ..commands.artifacts import find_prober
+from ..commands.parts import inputs, load_model, record_of
+from ..commands.runs import RunFolder
+from ..files import canonical_json, regular, write_text, writing
+from ..pages import count
+from ..types import UserError
 from .texts import Text, Texts
 
 if TYPE_CHECKING:
-    from probers.bank.assessment import Assessor
-    from probers.bank.bank import ProbeBank
-    from probers.engine.model import CausalLM
+    from ..bank.assessment import Assessor
+    from ..bank.bank import ProbeBank
+    from ..engine.model import CausalLM
 
 _SCORES, _UNFINISHED, _RESULTS, _PAGE = "scores.jsonl", "unfinished.jsonl", "results.json", "scores.html"
-_WORST = 5  # spans printed
+_WORST = 5  # spans shown on the terminal
+
+log = logging.getLogger(__name__)
 
 
 def run(cfg: DictConfig) -> Path:
@@ -37,13 +39,17 @@ def run(cfg: DictConfig) -> Path:
         UserError: before anything is scored, for whatever is wrong with the request.
     """
     if cfg.texts is None:
-        raise UserError("probers-score needs a file: probers-score FILE.jsonl, with prompt and answer a line")
+        raise UserError(
+            "probers-score needs a file with a prompt and an answer on each line: probers-score FILE.jsonl",
+            "missing-value",
+        )
     read = Texts.read(cfg.texts, cfg.on_bad_line)
-    print(*read.left_out.lines(), sep="\n", end="\n" if len(read.left_out) else "")
+    for line in read.left_out.lines():
+        log.info("%s", line)
     name = find_prober(cfg, asks="probers-score")
-    from probers.bank.assessment import Assessor
-    from probers.bank.bank import ProbeBank
-    from probers.online.scores import check_growing
+    from ..bank.assessment import Assessor
+    from ..bank.bank import ProbeBank
+    from ..online.scores import check_growing
 
     bank = ProbeBank.from_pretrained(name, allow_other=cfg.allow_other)
     check_growing(bank)
@@ -55,22 +61,25 @@ def run(cfg: DictConfig) -> Path:
     lm = load_model(cfg, folder)
     bank.check_model(lm.spec)
     if glued := sum(_glued(one) for one in read.texts):
-        print(f"note: {glued} of {len(read.texts)} answers go on within the prompt's last word: begin with a "
-              "space what is no part of it")  # fmt: skip
+        log.info(
+            "note: %d of %d answers continue the prompt's last word: begin a new word with a space", glued,
+            len(read.texts),
+        )  # fmt: skip
     assessor = Assessor(bank, cfg.threshold)
     records = score(lm, bank, assessor, read.texts, Path(cfg.texts).name, out / _UNFINISHED)
     write_text(out / _SCORES, "".join(json.dumps(r, ensure_ascii=False) + "\n" for r in records))
     results = _results(read.texts, records, assessor.threshold, cfg.seed)
     write_text(out / _RESULTS, canonical_json(results))
-    from .scores_page import scores_html
+    from .page import scores_html
 
     about = {"texts": cfg.texts, "model": str(lm.spec), "prober": name}
     page = scores_html(read.texts, records, about=about, results=results, bank=bank, most=cfg.shown)
     write_text(out / _PAGE, page)
     (out / _UNFINISHED).unlink(missing_ok=True)
     folder.finish({"model": cfg.model.name, "n": len(records), "fires": results["fires"]})
-    print(*_summary(records, results, bank), sep="\n")
-    print(f"wrote {count(len(records), 'line')} to {out / _SCORES} and a page to {out / _PAGE}")
+    for line in _summary(records, results, bank):
+        log.info("%s", line)
+    log.info("wrote %s to %s and a page to %s", count(len(records), "line"), out / _SCORES, out / _PAGE)
     return out
 
 
@@ -81,13 +90,13 @@ def _glued(one: Text) -> bool:
 def score(
     lm: CausalLM, bank: ProbeBank, assessor: Assessor, texts: Sequence[Text], file: str, unfinished: Path
 ) -> list[dict[str, Any]]:
-    """The texts' lines with ``id``, ``text`` and ``hallucination``, None for a text that was too long.
+    """Score texts; returns their lines with ``id``, ``text`` and ``hallucination`` (None if too long).
 
     Args:
-        file: what messages call the file.
-        unfinished: where lines are kept batch by batch, and read again by a run that was killed.
+        file: name of the file in messages.
+        unfinished: file of finished lines, written batch by batch and read by a run that resumes.
     """
-    from probers.online.scores import text_needs, text_scores
+    from ..online.scores import text_needs, text_scores
 
     made = _resumed(unfinished, texts)
     batches = lm.score_each(
@@ -104,7 +113,7 @@ def score(
             if written.token_ids:
                 assert written.state is not None
                 scores, distances = text_scores(bank, written.state)
-                told = assessor.response(written, scores, distances)
+                told = assessor.of_generation(written, scores, distances)
             ours = {"id": texts[place].id, "text": texts[place].answer, "hallucination": told}
             new[place] = {**texts[place].record, **ours}
         _keep(unfinished, new)
@@ -121,13 +130,13 @@ def _keep(path: Path, new: Mapping[int, Mapping[str, Any]]) -> None:
 
 
 def _resumed(path: Path, texts: Sequence[Text]) -> dict[int, dict[str, Any]]:
-    """The lines that an earlier run kept; what was cut off or altered is scored again."""
+    """Read the lines that an earlier run kept, without those cut off or altered."""
     try:
         regular(path)
     except FileNotFoundError:
         return {}
     except ValueError as error:
-        raise UserError(f"{path} {error}: remove it") from error
+        raise UserError(f"{path} {error}: remove it", "bad-file") from error
     found: dict[int, dict[str, Any]] = {}
     for line in path.read_bytes().splitlines():
         try:
@@ -136,7 +145,7 @@ def _resumed(path: Path, texts: Sequence[Text]) -> dict[int, dict[str, Any]]:
                 found[kept["place"]] = kept["line"]
         except (ValueError, LookupError, TypeError, RecursionError):
             continue
-    print(f"{count(len(found), 'text')} of {len(texts)} were scored before: going on from there", flush=True)
+    log.info("resuming: %d of %s are scored already", len(found), count(len(texts), "text"))
     write_text(path, sealed_lines({"place": place, "line": line} for place, line in found.items()))
     return found
 
@@ -144,7 +153,7 @@ def _resumed(path: Path, texts: Sequence[Text]) -> dict[int, dict[str, Any]]:
 def _results(
     texts: Sequence[Text], records: Sequence[Mapping[str, Any]], threshold: float, seed: int
 ) -> dict[str, Any]:
-    """Counts, and where lines say what is wrong how well the scores tell it."""
+    """Count texts and hits; with labels in the file, measure how well scores predict them."""
     told = [(one, r["hallucination"]) for one, r in zip(texts, records, strict=True) if r["hallucination"]]
     judged = [(one, h) for one, h in told if h["score"] is not None]
     results = {
@@ -156,8 +165,8 @@ def _results(
 
 
 def _quality(known: Sequence[tuple[Text, Mapping[str, Any]]], seed: int) -> dict[str, Any]:
-    """AUROC and ECE with 95% intervals over prompts; null without both right and wrong texts."""
-    from probers.evaluation.metrics import Bootstrap, auroc, ece
+    """Measure AUROC and ECE with 95% intervals over prompts; null without both right and wrong texts."""
+    from ..evaluation.metrics import Bootstrap, auroc, ece
 
     wrong = np.array([float(bool(one.wrong)) for one, _ in known])
     bootstrap = Bootstrap([one.prompt or json.dumps(one.messages) for one, _ in known], seed=seed)
@@ -171,14 +180,14 @@ def _quality(known: Sequence[tuple[Text, Mapping[str, Any]]], seed: int) -> dict
 
 
 def _summary(records: Sequence[Mapping[str, Any]], results: Mapping[str, Any], bank: ProbeBank) -> list[str]:
-    """How many fire, the worst spans, and how well that fits the labels."""
+    """Summarise hits, the worst spans and the fit to labels, as lines for the terminal."""
     limit = float(bank.probability(np.array([results["threshold"]]))[0])
     lines = [
         f"{results['fires']} of {count(results['n'], 'text')} fire: score above {results['threshold']:.3g}, "
         f"P(wrong) above {limit:.0%}"
     ]
     if silent := results["n"] - results["too_long"] - results["judged"]:
-        lines.append(f"{count(silent, 'text')} without an entity: the prober says nothing of them")
+        lines.append(f"{count(silent, 'text')} without an entity, which this prober cannot score")
     if results["too_long"]:
         lines.append(f"{count(results['too_long'], 'text')} left out, too long for the model's context")
     spans = [

@@ -9,6 +9,7 @@ code of a run in one piece.
 from __future__ import annotations
 
 import json
+import logging
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ from ..files import digest
 from ..types import RunError, UserError, first_line
 from .config import quote, request
 from .runs import CONFIG_FILE, RUN_FILE, RunFolder, identity, read_state, told_apart
+
+log = logging.getLogger(__name__)
 
 #: What says how a command is carried out and not what it makes; the merge has its own.
 _OF_A_PART = ("part", "out", "overwrite", "wait", "suffix")
@@ -143,7 +146,7 @@ class PartRuns:
             # The newest store then may not be so now.
             typed = [*typed, f"data=[{','.join(map(quote, data))}]"]
         made = request(self.command, typed)
-        print(f"merging {len(self.runs)} parts of probers-{self.command} into {made.out}", flush=True)
+        log.info("merging %d parts of probers-%s into %s", len(self.runs), self.command, made.out)
         return load(self.command)(made, self)
 
     @property

@@ -1,12 +1,13 @@
-"""The command ``probers-check``: are an engine's hidden states those that a prober was trained on?
+"""The command ``probers-check``: an engine's hidden states against those that probers are trained on.
 
-Engines number layers from 0 or 1, count the embedding or not, and hand out the last state before or after
-the final norm. A prober reads a wrong layer without an error, and its scores then mean nothing; here the
-states, or the scores of a server, are held against our own of the same tokens, and the mistake is named.
+Engines number layers from 0 or 1, count the embedding or not, and return the last state before or after the
+final norm. A prober reads a wrong layer without an error, and its scores then mean nothing. The check
+compares states, or the scores of a server, with our own of the same tokens and names the mistake.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -16,35 +17,37 @@ import numpy as np
 import torch
 from omegaconf import DictConfig
 
-from probers.bank.bank import ProbeBank
-from probers.commands.parts import load_model, plain_value
-from probers.data.records import what_is_wrong
-from probers.online.scores import check_growing, text_needs, text_scores
-from probers.rag.build import find_prober
-from probers.types import Feature, Generation, Needs, RunError, UserError, first_line
+from ..bank.bank import ProbeBank
+from ..commands.artifacts import find_prober
+from ..commands.parts import load_model, plain_value
+from ..data.records import what_is_wrong
+from ..online.scores import check_growing, text_needs, text_scores
+from ..types import Feature, Generation, Needs, RunError, UserError, first_line
 
 if TYPE_CHECKING:
-    from probers.engine.model import CausalLM
+    from ..engine.model import CausalLM
 
-#: Relative differences that order and size of batches explain, by number format, and another format does.
-#: Of SmolLM2 they are up to .015 in bfloat16, and .06 between it and float32; of neighbouring layers from .5.
+#: Relative differences explained by the order and size of batches, by number format, and by another format.
+#: SmolLM2: up to .015 in bfloat16, .06 between bfloat16 and float32, from .5 between neighbouring layers.
 _TOLERANCES = {"float32": 1e-3, "float16": 0.1, "bfloat16": 0.1}
 _ROUNDED = 0.15
-#: What another layer's match must be below, of the mismatch with the layer's own.
+#: Another layer matches clearly where its difference is below this share of the layer's own.
 _CLEARLY = 0.5
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class LayerDifference:
-    """How an engine's states of one layer differ from ours.
+    """Difference between an engine's states of one layer and ours.
 
     Attributes:
-        layer: as the engine calls it.
-        absolute: largest difference of a number.
+        layer: the engine's number of the layer.
+        absolute: largest difference.
         relative: root mean square of the differences, each in standard deviations of its coordinate.
         same: the relative difference is within the tolerance.
-        is_layer: our layer that the states are much nearer to, if it is another.
-        normed: they are those after the final norm.
+        is_layer: another layer of ours that the states match clearly better.
+        normed: the states are those after the final norm.
     """
 
     layer: int
@@ -56,7 +59,7 @@ class LayerDifference:
 
     @property
     def told(self) -> str:
-        """The verdict in words."""
+        """Verdict in words."""
         if self.same:
             return "same"
         if self.normed:
@@ -70,10 +73,10 @@ class LayerDifference:
 
 
 def relative_difference(ours: np.ndarray, theirs: np.ndarray) -> float:
-    """Root mean square of the differences of (n, d), each by the standard deviation of its coordinate.
+    """Root mean square of the differences of (n, d), each in standard deviations of its coordinate.
 
-    A few coordinates of a residual stream are thousands of times as large as others and nearly the same at
-    every token and layer, so that differences of plain vectors would hardly show another layer.
+    A few coordinates of a residual stream are thousands of times as large as others and nearly constant over
+    tokens and layers, so plain differences would hardly show another layer.
     """
     spread = ours.std(axis=0)
     spread = np.maximum(spread, 1e-3 * np.median(spread) + 1e-12)
@@ -90,11 +93,11 @@ def compare_states(
     """Compare an engine's states with ours, layer by layer, of the same tokens in the same order.
 
     Args:
-        ours: by layer (0 the embedding, k the residual stream after block k) (n, d); those of layers that are
-            not asked for too, so that they can be recognised.
-        theirs: by layer as the engine calls it, (n, d).
+        ours: (n, d) by layer (0 the embedding, k the residual stream after block k); further layers than the
+            engine's can be recognised in its states.
+        theirs: (n, d) by the engine's number of the layer.
         tolerance: relative difference up to which states are the same.
-        normed: (n, d) ours of the last layer after the final norm.
+        normed: (n, d) our last layer after the final norm.
 
     Raises:
         ValueError: arrays of different shapes, or a layer that ours lacks.
@@ -123,16 +126,17 @@ def compare_states(
 
 
 def run(cfg: DictConfig) -> None:
-    """Check ``cfg.engine``; prints what was found.
+    """Check ``cfg.engine`` and log the result.
 
     Raises:
-        RunError: its states or scores differ from ours, or it cannot be asked.
-        UserError: before anything is compared, for whatever is wrong with the request.
+        RunError: its states or scores differ from ours, or it cannot be reached.
+        UserError: the request is wrong; raised before anything is compared.
     """
     url = cfg.engine if str(cfg.engine).startswith(("http://", "https://")) else None
     if url is None and cfg.engine not in ("transformers", "vllm"):
         raise UserError(
-            f"engine={cfg.engine} is unknown: give transformers, vllm, or a server's address, http://.."
+            f"engine={cfg.engine} is unknown: give transformers, vllm, or a server's address, http://..",
+            "unknown-choice",
         )
     bank = None
     if url is not None or cfg.prober is not None:
@@ -143,8 +147,9 @@ def run(cfg: DictConfig) -> None:
         bank.check_model(lm.spec)
         if bank.spec.site != "resid_post" or bank.spec.pool == "mind":
             raise UserError(
-                f"the prober reads {bank.spec.site}/{bank.spec.pool}, and only states after blocks "
-                "(site=resid_post) are checked"
+                f"the prober reads {bank.spec.site}/{bank.spec.pool}, but only states after blocks "
+                "(site=resid_post) can be checked",
+                "unsupported",
             )
     tolerance = cfg.tolerance or _TOLERANCES.get(lm.spec.dtype, 0.1)
     prompts = plain_value(cfg.prompts)
@@ -156,24 +161,23 @@ def run(cfg: DictConfig) -> None:
     if other is not None:
         theirs, _ = our_states(other, written)
     else:
-        # The last layer transformers gives after the final norm only.
+        # transformers returns the last layer only after the final norm.
         theirs = _plain_states(lm, range(lm.num_layers) if bank is None else bank.layers, written)
     ours, normed = our_states(lm, written)
     asked = {k: theirs[k] for k in (theirs if bank is None else bank.layers)}
     found = compare_states(ours, asked, tolerance=tolerance, normed=normed)
-    print(
-        f"{sum(len(g.token_ids) for g in written)} tokens of {len(written)} texts, {lm.spec}, {lm.spec.dtype}"
-    )
-    print("layer  largest difference  relative")
+    tokens = sum(len(g.token_ids) for g in written)
+    log.info("%d tokens of %d texts, %s, %s", tokens, len(written), lm.spec, lm.spec.dtype)
+    log.info("layer  largest difference  relative")
     for each in found:
-        print(f"{each.layer:5}  {each.absolute:18.3g}  {each.relative:8.2g}  {each.told}")
+        log.info("%5d  %18.3g  %8.2g  %s", each.layer, each.absolute, each.relative, each.told)
     tell(found, f"engine={cfg.engine}", tolerance)
 
 
 def _plain_states(
     lm: CausalLM, layers: Sequence[int], written: Sequence[Generation]
 ) -> dict[int, np.ndarray]:
-    """Plain transformers' ``output_hidden_states``, a text at a time: by layer (n, d) of all texts."""
+    """Read ``output_hidden_states`` of plain transformers, text by text: (n, d) of all texts by layer."""
     parts: dict[int, list[np.ndarray]] = {layer: [] for layer in layers}
     for text in written:
         ids = torch.tensor([[*text.prompt_ids, *text.token_ids]], device=lm.device)
@@ -185,19 +189,20 @@ def _plain_states(
 
 
 def tell(found: Sequence[LayerDifference], engine: str, tolerance: float) -> None:
-    """Say that all layers are the same (RunError where they are not)."""
+    """Log that all layers are the same; RunError where one is not."""
     wrong = [each for each in found if not each.same]
     if wrong:
         first = wrong[0]
         raise RunError(
-            f"{engine} differs from what probers are trained on in {len(wrong)} of {len(found)} layers "
-            f"(relative difference above {tolerance:g}); its layer {first.layer}: {first.told}"
+            f"{engine} differs from the states probers are trained on in {len(wrong)} of {len(found)} layers "
+            f"(relative difference above {tolerance:g}); its layer {first.layer}: {first.told}",
+            "mismatch",
         )
-    print(f"{engine} gives the states that probers are trained on: {len(found)} layers are the same")
+    log.info("%s gives the states that probers are trained on: %d layers are the same", engine, len(found))
 
 
 def our_states(lm: CausalLM, written: Sequence[Generation]) -> tuple[dict[int, np.ndarray], np.ndarray]:
-    """Our states of written tokens, (n, d) of all texts: of every layer, and after the final norm."""
+    """Read our states of written tokens: (n, d) of all texts by layer, and those after the final norm."""
     last = Feature((lm.num_layers,), pool="mind_tokens")
     every = Feature(tuple(range(lm.num_layers + 1)), pool="tokens")
     needs = Needs((every, last))
@@ -209,7 +214,7 @@ def our_states(lm: CausalLM, written: Sequence[Generation]) -> tuple[dict[int, n
 def _check_server(
     url: str, lm: CausalLM, bank: ProbeBank, prompts: Sequence[str], length: int, tolerance: float
 ) -> None:
-    """A probers server's scores of what it writes against ours of the same tokens."""
+    """Compare the scores of a server with ours of the same tokens."""
     check_growing(bank)
     answers = [_asked(url, prompt, length) for prompt in prompts]
     known = [(p, a) for p, a in zip(prompts, answers, strict=True) if a["text"]]
@@ -220,17 +225,19 @@ def _check_server(
         if [list(span) for span in g.offsets] == a["offsets"]
     ]
     if not alike:
-        raise RunError(f"engine={url} wrote nothing that our tokenizer cuts alike: give other prompts")
+        raise RunError(
+            f"engine={url} wrote no text that our tokenizer splits alike: give other prompts", "mismatch"
+        )
     theirs = np.concatenate([scores for _, scores in alike])
     ours = {place: np.concatenate([_scores(g, bank, place) for g, _ in alike]) for place in (0, 1, -1)}
     usual = relative_difference(ours[0][:, None], theirs[:, None])
     largest = float(np.abs(theirs - ours[0]).max())
-    print(
-        f"{len(theirs)} tokens of {len(alike)} texts, {lm.spec}: largest difference of a score "
-        f"{largest:.3g}, relative {usual:.2g}"
-    )
+    log.info(
+        "%d tokens of %d texts, %s: largest difference of a score %.3g, relative %.2g",
+        len(theirs), len(alike), lm.spec, largest, usual,
+    )  # fmt: skip
     if usual <= tolerance:
-        print(f"engine={url} gives the scores that this prober has here")
+        log.info("engine=%s gives the scores that this prober gives here", url)
         return
     near = {f"layers one too {'high' if place > 0 else 'low'}": ours[place] for place in (1, -1)}
     near |= {"the token after": np.roll(ours[0], -1), "the token before": np.roll(ours[0], 1)}
@@ -240,20 +247,21 @@ def _check_server(
     if distances[name] < _CLEARLY * usual:
         what = f"they are those of {name}"
     raise RunError(
-        f"engine={url} scores tokens otherwise than this prober does here (relative difference {usual:.2g}, "
-        f"above {tolerance:g}): {what}"
+        f"engine={url} gives other scores than this prober gives here (relative difference {usual:.2g}, "
+        f"above {tolerance:g}): {what}",
+        "mismatch",
     )
 
 
 def _neighbours(lm: CausalLM, bank: ProbeBank) -> Needs:
-    """The prober's layers, and those one above and below each as far as there are any."""
+    """Ask for the prober's layers and the ones above and below each."""
     (feature,) = text_needs(bank).features
     moved = [tuple(min(max(k + by, 0), lm.num_layers) for k in bank.layers) for by in (1, -1)]
     return Needs((replace(feature, layers=tuple(sorted({*bank.layers, *moved[0], *moved[1]}))),))
 
 
 def _scores(read: Generation, bank: ProbeBank, by: int) -> np.ndarray:
-    """(n,) scores of a text by the states of layers so many too high."""
+    """Score a text (n,) by the states of layers ``by`` too high."""
     ((feature, states),) = read.states.items()
     first, *_, last = feature.layers
     layers = [feature.layers.index(min(max(k + by, first), last)) for k in bank.layers]
@@ -261,7 +269,7 @@ def _scores(read: Generation, bank: ProbeBank, by: int) -> np.ndarray:
 
 
 def _asked(url: str, prompt: str, length: int) -> dict[str, Any]:
-    """Text, offsets and scores of what a server writes greedily after a prompt (RunError)."""
+    """Have a server continue a prompt greedily; returns text, offsets and scores (RunError)."""
     address = url.rstrip("/").removesuffix("/v1")
     try:
         with httpx.Client(timeout=120, follow_redirects=False) as client:
@@ -279,11 +287,11 @@ def _asked(url: str, prompt: str, length: int) -> dict[str, Any]:
             or not np.isfinite(scores).all()
             or not isinstance(choice["text"], str)
         ):
-            raise ValueError("scores and tokens do not fit")
+            raise ValueError("scores and tokens differ in number or kind")
     except httpx.HTTPError as error:
-        raise RunError(f"engine={url} cannot be asked: {first_line(error)}") from error
+        raise RunError(f"engine={url} cannot be reached: {first_line(error)}", "network") from error
     except (ValueError, LookupError, TypeError) as error:
         raise RunError(
-            f"engine={url} does not answer as a server with a prober does ({what_is_wrong(error)})"
+            f"engine={url} does not answer as a server with a prober does ({what_is_wrong(error)})", "server"
         ) from error
     return {"text": choice["text"], "offsets": offsets, "scores": scores}

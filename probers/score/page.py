@@ -1,4 +1,4 @@
-"""Scored texts as one HTML page: tokens coloured by their score, spans that fire underlined and named."""
+"""Scored texts as one HTML page: tokens coloured by score, spans that fire underlined and named."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from probers.pages import num, render
+from ..pages import num, render
 
 if TYPE_CHECKING:
-    from probers.bank.bank import ProbeBank
-
+    from ..bank.bank import ProbeBank
     from .texts import Text
 
 #: Steps of the colours of the report's style sheet, and those of them that lie above the threshold.
@@ -22,11 +21,11 @@ _PROMPT = 400
 
 
 class Piece(NamedTuple):
-    """A part of a text that is all of one token, and of one span or none.
+    """A piece of a text within one token and one span or none.
 
     Attributes:
-        level: step of its colour; None where no token was scored.
-        told: its figures, for a tooltip.
+        level: step of its colour; None without a score.
+        told: tooltip with its figures.
     """
 
     text: str
@@ -43,21 +42,20 @@ def scores_html(
     bank: ProbeBank,
     most: int,
 ) -> str:
-    """The page, which needs nothing else, no network and no script.
+    """Make the page: one file, without script or network.
 
     Args:
-        texts: as they were read.
-        records: their lines of scores.jsonl.
-        about: facts for the head in the order to be shown.
-        results: of results.json.
-        bank: turns the threshold into a probability.
-        most: texts shown, those with the highest scores first.
+        records: the texts' lines of scores.jsonl.
+        about: facts for the head, in order.
+        results: contents of results.json.
+        bank: calibration, for the threshold as a probability.
+        most: number of texts shown, highest scores first.
     """
     limit = float(bank.probability(np.array([results["threshold"]]))[0])
     scored = [(one, r["hallucination"]) for one, r in zip(texts, records, strict=True) if r["hallucination"]]
     scored.sort(key=lambda pair: (pair[1]["score"] is None, -(pair[1]["score"] or 0.0)))
     return render(
-        "probers.serve/scores.html.j2",
+        "probers.score/scores.html.j2",
         shown=[(one, told, list(parts(one.answer, told, limit))) for one, told in scored[:most]],
         rest=len(scored) - min(most, len(scored)), about=about, results=results, limit=limit,
         levels=LEVELS, above=ABOVE, tail=_tail,
@@ -65,7 +63,7 @@ def scores_html(
 
 
 def level(p: float, limit: float) -> int:
-    """The step of a probability's colour: the upper :data:`ABOVE` of :data:`LEVELS` are above ``limit``."""
+    """Choose a colour step; the upper :data:`ABOVE` of :data:`LEVELS` are above ``limit``."""
     below = LEVELS - ABOVE
     if p > limit:
         return below + min(ABOVE - 1, int((p - limit) / (1 - limit) * ABOVE))
@@ -75,16 +73,16 @@ def level(p: float, limit: float) -> int:
 def parts(
     text: str, told: Mapping[str, Any], limit: float
 ) -> Iterator[tuple[Mapping[str, Any] | None, list[Piece]]]:
-    """A text from left to right, cut where a token or a span begins or ends: spans and what is between.
+    """Cut a text at the borders of tokens and spans, from left to right.
 
-    A span that is the whole text is not marked: the text's own score says the same.
+    A span over the whole text is not marked: the text's own score says the same.
 
     Args:
         told: the text's ``hallucination``.
         limit: probability at the threshold.
 
     Yields:
-        The span, or None, and its pieces.
+        A span, or None between spans, and its pieces.
     """
     offsets = told["token_offsets"]
     spans = [span for span in told["spans"] if (span["start"], span["end"]) != (0, len(text))]
@@ -109,5 +107,4 @@ def _piece(text: str, told: Mapping[str, Any], token: int | None, limit: float) 
 
 
 def _tail(text: str) -> str:
-    """The end of a prompt."""
     return text if len(text) <= _PROMPT else f"…{text[-_PROMPT:]}"
