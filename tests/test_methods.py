@@ -263,7 +263,7 @@ def test_a_classifier_without_a_number_is_an_error():
         def probabilities(self, questions):
             return np.full((len(questions), 3), np.nan)
 
-    with raises(RunError, "?", "adaptive gave NaN", "'q3'"):
+    with raises(RunError, "model", "adaptive gave NaN", "'q3'"):
         told(Adaptive(Broken()))[0](QUESTIONS[3])
 
 
@@ -338,7 +338,7 @@ def test_a_model_without_readable_attention_is_refused_before_anything_runs(trig
     monkeypatch.setattr("probers.capture.attention._asks_for_its_function", lambda module: False)
     monkeypatch.setattr(lm, "generate", None)  # would fail if it was called
     retriever = FakeRetriever(find)
-    with raises(UserError, "?", "trigger=rind cannot be used with this model: attention of Llama"):
+    with raises(UserError, "unsupported", "trigger=rind cannot be used with this model: attention of Llama"):
         RAG(lm, retriever, trigger, query=QuestionQuery())
     RAG(lm, retriever, Flare(), query=QuestionQuery())  # needs none
     monkeypatch.undo()

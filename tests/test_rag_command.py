@@ -200,49 +200,50 @@ def test_results_and_traces_say_which_filter_found_content_words(rag, monkeypatc
 
 def test_an_out_folder_of_a_different_run_is_refused(rag):
     rag("trigger=never", "split=test", "out=here")
-    with raises(UserError, "?"):
+    with raises(UserError, "bad-value", "here"):
         rag("trigger=always", "split=test", "out=here")
     rag("trigger=always", "split=test", "out=here", "overwrite=true")
 
 
 @pytest.mark.parametrize(
-    ("overrides", "message"),
+    ("overrides", "code", "named"),
     [
-        (["question=  "], "question is empty"),
+        (["question=  "], "empty", "question"),
         (
             ["trigger=sometimes"],
-            "unknown trigger 'sometimes': choose one of adaptive, always, before_entity, entity_signal",
+            "unknown-choice",
+            "'sometimes': choose one of adaptive, always, before_entity",
         ),
-        (["question=x?", "trigger=probing"], "probers-datagen"),
-        (["question=x?", "trigger=probing", "prober=nowhere"], "nowhere"),
-        (["question=x?", "trigger=random", "trigger.rate=-1"], r"trigger\.rate=-1"),
-        (["question=x?", "trigger=never", "k=0"], "k=0"),
-        (["question=x?", "trigger=oracle"], "oracle needs gold answers"),
+        (["question=x?", "trigger=probing"], "no-artifact", "probers-datagen"),
+        (["question=x?", "trigger=probing", "prober=nowhere"], None, "nowhere"),
+        (["question=x?", "trigger=random", "trigger.rate=-1"], "bad-value", "trigger.rate=-1"),
+        (["question=x?", "trigger=never", "k=0"], "bad-value", "k=0"),
+        (["question=x?", "trigger=oracle"], "labels", "oracle"),
         (
             ["question=x?", "trigger=adaptive"],
-            "probers-datagen --source cot' and 'probers-train head=adaptive'",
+            "no-artifact",
+            "--source cot' and 'probers-train head=adaptive'",
         ),
-        (["question=x?", "trigger=adaptive", "trigger.classifier=prober"], "is no folder of .*head=adaptive"),
-        (["question=x?", "trigger=radio"], "--source wiki pool=tokens' and 'probers-train head=radio'"),
+        (["question=x?", "trigger=adaptive", "trigger.classifier=prober"], None, "head=adaptive"),
+        (["question=x?", "trigger=radio"], "no-artifact", "pool=tokens' and 'probers-train head=radio'"),
         (
             ["question=x?", "trigger=radio", "prober=prober"],
-            "radio scores single tokens, .* prober reads mean states.*pass its folder as prober=",
+            "mismatch",
+            "the prober prober reads mean states",
         ),
         (
             ["question=x?", "trigger=before_entity"],
-            "--source wiki pool=predicting' and 'probers-train layer=all'",
+            "no-artifact",
+            "pool=predicting' and 'probers-train layer",
         ),
-        (
-            ["question=x?", "trigger=before_entity", "prober=prober"],
-            "state before an entity, and the prober prober reads mean states of generated tokens: train one",
-        ),
-        (["question=x?", "trigger=entity_signal", "trigger.signal=hope"], "trigger.signal=hope"),
-        (["trigger=never", "corpus=missing.jsonl"], "missing.jsonl"),
-        (["trigger=never", "trigger.rate=1"], "rate"),
+        (["question=x?", "trigger=before_entity", "prober=prober"], "mismatch", "prober prober reads mean"),
+        (["question=x?", "trigger=entity_signal", "trigger.signal=hope"], None, "trigger.signal=hope"),
+        (["trigger=never", "corpus=missing.jsonl"], None, "missing.jsonl"),
+        (["trigger=never", "trigger.rate=1"], None, "rate"),
     ],
 )
-def test_bad_requests_are_one_sentence(rag, overrides, message):
-    with pytest.raises(UserError, match=message):
+def test_bad_requests_are_one_sentence(rag, overrides, code, named):
+    with raises(UserError, code, named):
         rag(*overrides)
 
 
@@ -277,7 +278,7 @@ def test_questions_without_splits_are_all_asked_unless_the_trigger_was_trained(r
 def test_a_prober_of_another_quantization_is_refused_or_warned_of(rag, capsys, way):
     other = of_other_weights(rag.path / "prober")
     given = ["trigger=probing", way, "limit=2", "out=o"]
-    with raises(UserError, "?", f"fake@{other}", "now is fake@r1", "allow_other=true"):
+    with raises(UserError, "labels", f"fake@{other}", "now is fake@r1", "allow_other=true"):
         rag(*given)
     assert len((rag(*given, "allow_other=true") / "traces.jsonl").read_text().splitlines()) == 2
     assert f"warning: the prober came from the model fake@{other}" in capsys.readouterr().err
@@ -293,7 +294,7 @@ def of_other_weights(prober):
 
 def test_questions_without_answers_are_refused_for_the_oracle_before_a_model_is_loaded(rag):
     (rag.path / "open.jsonl").write_text('{"id": "a", "question": "Where is town 3?"}\n')
-    with raises(UserError, "?", "trigger=oracle needs gold answers, but 1 of 1"):
+    with raises(UserError, "bad-value", "trigger=oracle needs gold answers, but 1 of 1"):
         cli.run("rag", ["questions=open.jsonl", "corpus=corpus.jsonl", "trigger=oracle", "split=null"])
     assert not rag.models and not (rag.path / "runs").exists()
 
@@ -462,7 +463,7 @@ def test_repeated_ids_are_refused_or_left_out_and_repeated_questions_are_answere
             "overwrite=true",
         ]
 
-    with raises(UserError, "?", "twice.jsonl line 2: the id 'a' is already on line 1"):
+    with raises(UserError, "bad-value", "twice.jsonl line 2", "'a'"):
         cli.run("rag", asked("a", "a"))
     assert not (rag.path / "runs").exists()
     cli.run("rag", [*asked("a", "a"), "on_bad_line=skip"])

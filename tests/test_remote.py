@@ -150,13 +150,13 @@ def test_the_loop_goes_the_same_way(lm: CausalLM, server: Running, corpus: BM25,
 def test_what_a_server_does_not_hand_out_is_refused_by_name(
     lm: CausalLM, server: Running, bare: Running, corpus: BM25
 ) -> None:
-    with raises(UserError, "?", "trigger=rind cannot be used"):
+    with raises(UserError, "unsupported", "trigger=rind cannot be used"):
         RAG(remote(server), corpus, Rind())
-    with raises(UserError, "?", "trigger=probing read hidden states, which a server does not"):
+    with raises(UserError, "unsupported", "trigger=probing read hidden states, which a server does not"):
         RAG(remote(server), corpus, Probing(bank_for(lm)))
-    with raises(UserError, "?"):
+    with raises(UserError, "unsupported"):
         RAG(remote(bare), corpus, ServedProbing())
-    with raises(UserError, "?"):
+    with raises(UserError, "unsupported"):
         RAG(lm, corpus, ServedProbing())
 
 
@@ -196,7 +196,7 @@ def test_the_command_answers_the_same_and_resumes(
     assert again[:2] == whole[:2] and len(again) == 4
     altered = run | {"complete": False, "chosen": {"engine": "prober: other; entropies: exact"}}
     (tmp_path / "out" / "run.json").write_text(json.dumps(altered))
-    with raises(UserError, "?", "was begun with another server .prober: other"):
+    with raises(UserError, "mismatch", "prober: other"):
         command(server, tmp_path, "trigger=flare", "query=flare")
 
 
@@ -300,7 +300,7 @@ def test_what_a_server_says_wrong_is_one_sentence(
 
 
 def test_a_server_that_is_not_there(monkeypatch: Any) -> None:
-    with raises(RunError, "?", "cannot be reached: start the server or correct the address"):
+    with raises(RunError, "network", "cannot be reached: start the server or correct the address"):
         RemoteLM("http://127.0.0.1:9/v1", "m")
 
 

@@ -68,13 +68,13 @@ def test_titles_are_searched_and_bad_requests_are_named(engine):
     retriever = engine([Passage("a", "Vamora", "a river"), Passage("b", "Telka", "a town")])
     assert [p.id for p in retriever.search(["telka"], 1)[0]] == ["b"]
     for query in ("telka", "unknown"):
-        with raises(UserError, "?", "k=0"):
+        with raises(UserError, "bad-value", "k=0"):
             retriever.search([query], 0)
-    with raises(UserError, "?"):
+    with raises(UserError, "empty"):
         engine([])
-    with raises(UserError, "?"):
+    with raises(UserError, "empty"):
         engine(corpus("...", "?!"))
-    with raises(UserError, "?", "b=1.5"):
+    with raises(UserError, "bad-value", "b=1.5"):
         engine(corpus("a"), b=1.5)
 
 
@@ -240,9 +240,9 @@ def test_a_damaged_shard_of_an_interrupted_index_is_counted_again(
 
 
 def test_a_stored_corpus_without_a_word_is_refused(tmp_path):
-    with raises(UserError, "?", "none of the 2 passages"):
+    with raises(UserError, "empty", "none of the 2 passages"):
         BM25(stored(tmp_path, ["...", "?!"]), cache=tmp_path / "bm25")
-    with raises(UserError, "?", "none of the 2 passages"):
+    with raises(UserError, "empty", "none of the 2 passages"):
         RankBM25(stored(tmp_path, ["...", "?!"]))
 
 
