@@ -15,8 +15,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from probers.bank.io import CONFIG, locate
 from probers.commands.artifacts import ProberKind
+from probers.commands.components import choices, node_of
 from probers.commands.parts import build, maker
-from probers.commands.presets import choices, text_of
 from probers.commands.runs import RunFolder
 from probers.data.overlap import Seen
 from probers.types import Question, UserError
@@ -150,9 +150,7 @@ def named_part(group: str, name: str | Mapping[str, Any], options: Mapping[str, 
             raise UserError(
                 f"unknown {group} {name!r}: choose one of {', '.join(choices(group))}", "unknown-choice"
             )
-        own: Any = OmegaConf.create(text_of(group, name))
-        bases = [OmegaConf.create(text_of(group, base)) for base in own.pop("defaults", ())]
-        node = OmegaConf.merge(*bases, own)
+        node = OmegaConf.create(node_of(group, name))
         known = [str(k) for k in node if k != "_target_"]
         for key in options:
             if key not in known:

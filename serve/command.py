@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import DictConfig
 
 from probers.commands.artifacts import find_prober
-from probers.commands.config import compose
+from probers.commands.compose import compose
 from probers.commands.parts import build, load_model, load_passages
 from probers.types import UserError
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from probers.bank.assessment import Assessor
+from probers.commands.components import choices
 from probers.commands.parts import build
-from probers.commands.presets import choices
 from probers.online.scores import text_needs, text_scores
 from probers.prompts import PromptTemplate
 from probers.rag.build import named_part, with_bank

@@ -11,7 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from probers.bank.assessment import Assessor
 from probers.bank.bank import ProbeBank
-from probers.commands.config import compose
+from probers.commands.compose import compose
 from probers.commands.main import main
 from probers.engine.model import CausalLM
 from probers.heads import LinearHead

@@ -23,7 +23,7 @@ from ..checksums import sha256
 from ..data.partition import PARTS, Partition
 from ..files import digest
 from ..types import RunError, UserError, first_line
-from .config import quote, request
+from .compose import quote, request
 from .runs import CONFIG_FILE, RUN_FILE, RunFolder, identity, read_state, told_apart
 
 log = logging.getLogger(__name__)

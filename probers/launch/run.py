@@ -8,7 +8,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from ..commands.config import quote, request
+from ..commands.compose import quote, request
 from ..commands.main import load
 from ..commands.merge import key_of
 from ..commands.parts import build

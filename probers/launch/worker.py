@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..commands import main
-from ..commands.config import quote
+from ..commands.compose import quote
 from ..commands.parts import keep_model
 from ..data.partition import Partition
 from ..progress import listening

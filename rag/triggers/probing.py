@@ -75,7 +75,7 @@ class Probing(Trigger):
     that its recogniser finds, each by all of its tokens, and an answer without entities by all tokens.
     """
 
-    bank: ProbeBank | str | None
+    bank: ProbeBank | str | None = None
     threshold: float | None = None
     theta: InitVar[float | None] = None
     combine: Literal["logits", "probabilities"] | None = None
@@ -266,7 +266,7 @@ class Radio(Trigger):
         above_mean: s_i must exceed the mean over the generated tokens as well.
     """
 
-    bank: ProbeBank | str | None
+    bank: ProbeBank | str | None = None
     threshold: float = 0.5
     above_mean: bool = True
     _bank: ProbeBank = field(init=False, repr=False)

@@ -24,7 +24,7 @@ from written import make_bank
 from probers.bank.assessment import Assessor
 from probers.bank.bank import ProbeBank
 from probers.capture.pooling import as_stored
-from probers.commands.config import compose
+from probers.commands.compose import compose
 from probers.engine.model import CausalLM
 from probers.online.scores import text_scores
 from probers.serve.vllm.prober import command
