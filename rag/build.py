@@ -6,27 +6,25 @@ import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial, reduce
+from functools import reduce
 from operator import or_
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from omegaconf import DictConfig, OmegaConf
-
 from probers.bank.io import CONFIG, locate
 from probers.commands.artifacts import ProberKind
-from probers.commands.components import choices, node_of
-from probers.commands.parts import build, maker
+from probers.commands.components import Component
 from probers.commands.runs import RunFolder
 from probers.data.overlap import Seen
 from probers.types import Question, UserError
 
-from .protocol import Trigger, as_trigger, name_of
+from .protocol import as_trigger, name_of
 from .remote import RemoteLM
 from .triggers.probing import Probing, ServedProbing
 
 if TYPE_CHECKING:
     from probers.bank.bank import ProbeBank
+    from probers.commands.settings import Answering
 
 log = logging.getLogger(__name__)
 
@@ -34,16 +32,9 @@ log = logging.getLogger(__name__)
 LOCAL, VLLM = "transformers", "vllm"
 
 
-def prober_kind(node: DictConfig) -> ProberKind:
-    """Kind of prober read by the trigger of a ``_target_`` node; whole answers if it does not say."""
-    target = _class_of(node)
-    return target.prober or "answers" if issubclass(target, Trigger) else "answers"
-
-
-def _class_of(node: DictConfig) -> type:
-    make = maker(node)
-    target = make.func if isinstance(make, partial) else make
-    return target if isinstance(target, type) else object
+def prober_kind(trigger: Component) -> ProberKind:
+    """Kind of prober that a trigger reads; whole answers if it does not say."""
+    return getattr(trigger.kind, "prober", None) or "answers"
 
 
 def served(engine: str) -> bool:
@@ -51,8 +42,8 @@ def served(engine: str) -> bool:
     return engine not in (LOCAL, VLLM)
 
 
-def remote(cfg: DictConfig, folder: RunFolder | None = None) -> RemoteLM | None:
-    """The model behind ``cfg.engine``; None unless that is a URL.
+def remote(settings: Answering, folder: RunFolder | None = None) -> RemoteLM | None:
+    """The model behind ``settings.engine``; None unless that is a URL.
 
     Args:
         folder: the run, which resumes only with a server of the same description.
@@ -60,10 +51,11 @@ def remote(cfg: DictConfig, folder: RunFolder | None = None) -> RemoteLM | None:
     Raises:
         UserError, RunError: as of :class:`RemoteLM`.
     """
-    if not served(cfg.engine):
+    engine, at_once = settings.engine, settings.batch_size
+    if not served(engine):
         return None
-    lm = RemoteLM(cfg.engine, cfg.model.name, at_once=8 if cfg.batch_size == "auto" else cfg.batch_size)
-    log.info("engine: %s, model %s (%s)", cfg.engine, cfg.model.name, lm.told)
+    lm = RemoteLM(engine, settings.model.name, at_once=8 if at_once == "auto" else at_once)
+    log.info("engine: %s, model %s (%s)", engine, settings.model.name, lm.told)
     if folder is not None:
         begun = folder.chosen.get("engine", lm.told)
         if begun != lm.told:
@@ -76,21 +68,19 @@ def remote(cfg: DictConfig, folder: RunFolder | None = None) -> RemoteLM | None:
     return lm
 
 
-def unserved(engine: str, trigger: DictConfig, query: DictConfig) -> str | None:
+def unserved(engine: str, trigger: Component, query: Component) -> str | None:
     """Reason why a trigger and a query cannot be used with an engine, as part of a sentence, or None."""
     if engine == LOCAL:
         return None
-    kind = _class_of(trigger)
-    told = f"trigger={name_of(kind)}"
-    reads_states = getattr(kind, "prober", None) is not None
+    told = f"trigger={name_of(trigger.kind)}"
     own = [key for key in ("bank", "combine", "with_entropy") if trigger.get(key)]
-    if served(engine) and reads_states and (own or not issubclass(kind, Probing)):
+    if served(engine) and getattr(trigger.kind, "prober", None) and (own or not _is_probing(trigger)):
         return (
             f"{told}{f' with {own[0]}' if own else ''} reads hidden states, which {engine} does not hand out"
         )
-    # Those that read states or nothing of the model have parts that need not be there.
-    looks = {} if {"bank", "classifier"} & set(trigger) else {told: as_trigger(build(trigger))}
-    asks = build(query)
+    # Triggers with a bank or classifier cannot be made without it, and read states or nothing of the model.
+    looks = {} if {"bank", "classifier"} & set(trigger.options) else {told: as_trigger(trigger.make())}
+    asks = query.make()
     parts: dict[str, Any] = {**looks, f"query={name_of(asks)}": asks}
     for name, part in parts.items():
         beyond = {
@@ -102,21 +92,25 @@ def unserved(engine: str, trigger: DictConfig, query: DictConfig) -> str | None:
     return None
 
 
-def for_engine(engine: str, trigger: DictConfig) -> DictConfig:
-    """The configuration of a trigger, or of its counterpart that reads a server's scores."""
-    if not served(engine) or not issubclass(_class_of(trigger), Probing):
+def _is_probing(trigger: Component) -> bool:
+    return isinstance(trigger.kind, type) and issubclass(trigger.kind, Probing)
+
+
+def for_engine(engine: str, trigger: Component) -> Component:
+    """A trigger, or its counterpart that reads a server's scores."""
+    if not served(engine) or not _is_probing(trigger):
         return trigger
     options = {key: trigger.get(key) for key in ("threshold", "theta")}
-    return OmegaConf.create({"_target_": f"{ServedProbing.__module__}.{ServedProbing.__name__}", **options})
+    return Component("trigger", f"{ServedProbing.__module__}.{ServedProbing.__name__}", options)
 
 
 def with_bank(
-    node: DictConfig, bank: Callable[[], Any], classifier: Callable[[], Any] | None = None
+    trigger: Component, bank: Callable[[], Any], classifier: Callable[[], Any] | None = None
 ) -> dict[str, Any]:
     """Arguments with a prober or classifier, made on demand, for a trigger that has none."""
     found = {}
     for key, make in (("bank", bank), ("classifier", classifier)):
-        if make is not None and key in node and node[key] is None:
+        if make is not None and trigger.get(key, make) is None:
             found[key] = make()
     return found
 
@@ -128,43 +122,21 @@ def for_other(bank: Any) -> dict[str, Any]:
     return {"bank": ProbeBank.from_pretrained(bank, allow_other=True)} if isinstance(bank, str) else {}
 
 
-def loop_options(cfg: DictConfig) -> dict[str, Any]:
+def loop_options(settings: Answering) -> dict[str, Any]:
     """Prompt and limits of the loop, as :class:`~probers.rag.loop.RAG` takes them."""
     names = ("k", "max_new_tokens", "max_retrievals", "answer_tokens", "draft")
-    return {"prompt": build(cfg.prompt), **{name: cfg[name] for name in names}}
+    return {"prompt": settings.prompt.make(), **{name: getattr(settings, name) for name in names}}
 
 
-def named_part(group: str, name: str | Mapping[str, Any], options: Mapping[str, Any]) -> DictConfig:
-    """The configuration of a component by its name in a group, with some options changed.
-
-    Args:
-        group: "trigger", "query" or "retriever".
-        name: name of a file in the group, or a ``_target_`` node of the user's own.
-        options: values that replace those of the file.
+def named_part(group: str, name: str | Mapping[str, Any], options: Mapping[str, Any]) -> Component:
+    """A component by its name, or by a ``_target_`` node of the user's own, with some options changed.
 
     Raises:
         UserError: unknown name or option; lists the choices.
     """
     if isinstance(name, str):
-        if name not in choices(group):
-            raise UserError(
-                f"unknown {group} {name!r}: choose one of {', '.join(choices(group))}", "unknown-choice"
-            )
-        node = OmegaConf.create(node_of(group, name))
-        known = [str(k) for k in node if k != "_target_"]
-        for key in options:
-            if key not in known:
-                listed = f"its options are {', '.join(known)}" if known else "it has none"
-                raise UserError(f"{group} {name} has no option {key!r}: {listed}", "unknown-key")
-    else:
-        node = OmegaConf.create(dict(name))
-        if "_target_" not in node:
-            raise UserError(
-                f"a {group} of your own needs a _target_, its class by dotted path: {dict(name)}", "own-class"
-            )
-    merged = OmegaConf.merge(node, dict(options))
-    assert isinstance(merged, DictConfig)
-    return merged
+        return Component.of(group, name, **options)
+    return Component.read(group, {**name, **options})
 
 
 @dataclass(frozen=True)

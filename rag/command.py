@@ -7,21 +7,17 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, TextIO
-
-from omegaconf import DictConfig
+from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from probers.commands.artifacts import find_classifier, find_prober
 from probers.commands.merge import PartRuns, part_of
 from probers.commands.parts import (
-    build,
     inputs,
     load_matcher,
     load_model,
     load_passages,
     prompt_files,
     question_source,
-    record_of,
 )
 from probers.commands.runs import RunFolder
 from probers.data.questions import QuestionSource, open_questions
@@ -44,6 +40,9 @@ from .loop import RAG
 from .parts import join_traces, own
 from .protocol import as_trigger, filter_of
 from .traces import Answer, TraceFile
+
+if TYPE_CHECKING:
+    from .settings import Rag
 
 log = logging.getLogger(__name__)
 
@@ -223,62 +222,66 @@ def _word(text: str, start: int, end: int) -> tuple[int, int]:
     return start, end
 
 
-def run(cfg: DictConfig, parts: PartRuns | None = None) -> Path | None:
-    """Answer ``cfg.question`` or ``cfg.questions``; returns the folder written, if any.
+def run(settings: Rag, parts: PartRuns | None = None) -> Path | None:
+    """Answer ``settings.question`` or ``settings.questions``; returns the folder written, if any.
 
     Args:
-        cfg: the request.
+        settings: the request.
         parts: finished parts of a split run, to be joined.
 
     Raises:
         UserError: the request is wrong; raised before any model runs.
     """
-    if cfg.question is not None and not str(cfg.question).strip():
+    if settings.question is not None and not settings.question.strip():
         raise UserError("question is empty: write a question in words", "empty")
-    one, part = cfg.question is not None, part_of(cfg)
+    one, part = settings.question is not None, part_of(settings)
     if one and part is not None:
         raise UserError(
             f"part={part} splits many questions, but question= gives one: leave part out", "conflict"
         )
-    asked = question_source(cfg)
-    corpus = load_passages(cfg)
-    if why := unserved(cfg.engine, cfg.trigger, cfg.query):
+    asked = question_source(settings)
+    corpus = load_passages(settings)
+    if why := unserved(settings.engine, settings.trigger, settings.query):
         raise UserError(f"{why}: choose another, or engine=transformers", "unsupported")
-    node = for_engine(cfg.engine, cfg.trigger)
-    given = with_bank(node, lambda: find_prober(cfg, prober_kind(node)), lambda: find_classifier(cfg))
-    if node.get("wrong") == "match" and "matcher" in node:
-        given["matcher"] = load_matcher(cfg)
-    chosen = [given.get(key, node.get(key)) for key in ("bank", "classifier")]
+    asks = for_engine(settings.engine, settings.trigger)
+    given = with_bank(
+        asks, lambda: find_prober(settings, prober_kind(asks)), lambda: find_classifier(settings)
+    )
+    if asks.get("wrong") == "match" and "matcher" in getattr(asks.kind, "__dataclass_fields__", ()):
+        given["matcher"] = load_matcher(settings)
+    chosen = [given.get(key, asks.get(key)) for key in ("bank", "classifier")]
     trained = [str(part) for part in chosen if part is not None]
-    other = for_other(chosen[0]) if cfg.allow_other else {}
-    trigger = as_trigger(build(node, **(given | other)))
+    other = for_other(chosen[0]) if settings.allow_other else {}
+    trigger = as_trigger(asks.make(**(given | other)))
     name = trigger.name
-    if cfg.prober is not None and "bank" not in given:
-        log.info("note: prober=%s is not used: trigger=%s takes none, or was given another", cfg.prober, name)
-    contamination = Contamination.of(trained, allowed=cfg.allow_overlap or one)
+    if settings.prober is not None and "bank" not in given:
+        log.info(
+            "note: prober=%s is not used: trigger=%s takes none, or was given another", settings.prober, name
+        )
+    contamination = Contamination.of(trained, allowed=settings.allow_overlap or one)
     if trigger.served:
-        contamination = contamination.beside(f"the prober of {cfg.engine}")
-    questions, record = ([_known(cfg, asked)], {}) if one else _many(cfg, asked, contamination)
+        contamination = contamination.beside(f"the prober of {settings.engine}")
+    questions, record = ([_known(settings, asked)], {}) if one else _many(settings, asked, contamination)
     for note in contamination.notes(questions):
         log.info("%s", note)
     trigger.check_questions(questions)
-    out = cfg.out if cfg.out is not None else (None if one else f"runs/rag/{name}")
-    read = inputs(*asked.files, cfg.corpus, *prompt_files(cfg), *trained)
-    config = record_of(cfg) | {"inputs": read, "asked": record}
+    out = settings.out if settings.out is not None else (None if one else f"runs/rag/{name}")
+    read = inputs(*asked.files, settings.corpus, *prompt_files(settings), *trained)
+    config = settings.record | {"inputs": read, "asked": record}
     place = None if out is None else Path(out) if part is None else part.folder(Path(out))
     folder = None if place is None else RunFolder(place, "rag", config)
     if folder is not None and not (folder.begin() if parts is None else parts.begin(folder)):
         return folder.path
     what = "the question typed" if one else asked.spec
-    log.info("%s, corpus: %s, %s", what, cfg.corpus, counted(len(corpus), "passage"))
-    query = build(cfg.query)
+    log.info("%s, corpus: %s, %s", what, settings.corpus, counted(len(corpus), "passage"))
+    query = settings.query.make()
     if folder is not None and parts is not None:
         answers = join_traces(parts, questions, _TRACES, folder.path)
-        _write(cfg, folder, name, filter_of(trigger, query), asked, questions, answers)
+        _write(settings, folder, name, filter_of(trigger, query), asked, questions, answers)
         return folder.path
-    lm = remote(cfg, folder) or load_model(cfg, folder, engine=cfg.engine)
-    retriever = build(cfg.retriever, corpus)
-    rag = RAG(lm, retriever, trigger, query, **loop_options(cfg))
+    lm = remote(settings, folder) or load_model(settings, folder, engine=settings.engine)
+    retriever = settings.retriever.make(corpus)
+    rag = RAG(lm, retriever, trigger, query, **loop_options(settings))
     answers = [_show(rag, questions[0])] if one else []
     if folder is None:
         return None
@@ -289,42 +292,43 @@ def run(cfg: DictConfig, parts: PartRuns | None = None) -> Path | None:
     else:
         answers = rag.run(own(questions, part), traces, progress=name)
     if part is not None:
-        folder.finish({"trigger": name, "n": len(answers), "part": cfg.part})
+        folder.finish({"trigger": name, "n": len(answers), "part": settings.part})
         log.info("wrote %s of part %s to %s", counted(len(answers), "trace"), part, traces)
         log.info("when every part is there: probers-merge %s/*", folder.path.parent)
         return folder.path
-    _write(cfg, folder, name, rag.filter, asked, questions, answers)
+    _write(settings, folder, name, rag.filter, asked, questions, answers)
     return folder.path
 
 
-def _known(cfg: DictConfig, asked: QuestionSource) -> Question:
-    """The typed question; with its gold answers if it is one of ``cfg.questions`` on this machine."""
-    text = " ".join(str(cfg.question).split())
+def _known(settings: Rag, asked: QuestionSource) -> Question:
+    """The typed question; with its gold answers if it is one of ``settings.questions`` on this machine."""
+    text = " ".join(str(settings.question).split())
     if not asked.files and asked.name != "testbed":  # a whole set is not fetched for one question
         return Question("question", text)
-    known = open_questions(asked, seed=cfg.seed, on_bad_line=cfg.on_bad_line).questions
+    known = open_questions(asked, seed=settings.seed, on_bad_line=settings.on_bad_line).questions
     return next((q for q in known if q.question == text), Question("question", text))
 
 
 def _many(
-    cfg: DictConfig, asked: QuestionSource, contamination: Contamination
+    settings: Rag, asked: QuestionSource, contamination: Contamination
 ) -> tuple[list[Question], dict[str, Any]]:
     """The questions asked for, and the record of how they were chosen.
 
     A set without splits is all test questions, except those that a prober was trained or tuned on.
     """
     found = open_questions(
-        asked, limit=cfg.limit, split=cfg.split, seed=cfg.seed, on_bad_line=cfg.on_bad_line,
-        deal_splits=bool(contamination.silent) or cfg.split not in ("test", None),
+        asked, limit=settings.limit, split=settings.split, seed=settings.seed,
+        on_bad_line=settings.on_bad_line,
+        deal_splits=bool(contamination.silent) or settings.split not in ("test", None),
         unfit=contamination.not_asked,
     )  # fmt: skip
     for line in found.lines():
         log.info("%s", line)
-    if found.record["dealt"] and cfg.split is not None:
+    if found.record["dealt"] and settings.split is not None:
         log.info(
             "%s names no splits: the %s questions are dealt by seed=%s, as probers-datagen deals them "
             "(split=null asks all)",
-            asked.spec, cfg.split, cfg.seed,
+            asked.spec, settings.split, settings.seed,
         )  # fmt: skip
     return found.questions, found.record
 
@@ -340,7 +344,7 @@ def _show(rag: RAG, question: Question) -> Answer:
 
 
 def _write(
-    cfg: DictConfig,
+    settings: Rag,
     folder: RunFolder,
     name: str,
     filter: str | None,
@@ -349,7 +353,7 @@ def _write(
     answers: Sequence[Answer],
 ) -> None:
     """Write ``results.json`` with one method, and report the files."""
-    matcher = load_matcher(cfg) if asked.mentions else None
+    matcher = load_matcher(settings) if asked.mentions else None
     entry = Comparison(questions, None).figures(Outcomes(questions, answers, matcher=matcher))
     config = dict(folder.config)
     results = {

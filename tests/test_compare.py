@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import logging
 import re
 from dataclasses import replace
 
@@ -16,7 +17,8 @@ from probers.bank.thresholds import ThresholdRule
 from probers.checksums import unsealed_lines
 from probers.commands import main as cli
 from probers.commands.components import choices
-from probers.commands.console import console
+from probers.commands.compose import request
+from probers.commands.console import Console
 from probers.data.overlap import Seen
 from probers.heads import HEADS, WRONG
 from probers.prompts import TESTBED_PROMPT
@@ -81,8 +83,10 @@ def place(tmp_path, monkeypatch):
 
     monkeypatch.setattr("probers.rag.compare.run.load_model", load)
     monkeypatch.setattr("probers.rag.command.load_model", load)
-    with console():
-        yield Place(tmp_path, made)
+    logger, console = logging.getLogger("probers"), Console()
+    monkeypatch.setattr(logger, "handlers", [*logger.handlers, console])
+    monkeypatch.setattr(logger, "level", logging.INFO)
+    return Place(tmp_path, made)
 
 
 class Place:
@@ -549,7 +553,7 @@ def test_a_triggers_own_name_is_a_method_with_its_default_variant(place):
     assert results["queries"]["rind"] == "qfs"
     figures = stable(results)["methods"]
     assert figures["rind"] == figures["rind_released"]
-    (trigger,) = build_methods(cli.compose("compare", ["triggers=[rind]"]), bank=None)
+    (trigger,) = build_methods(request("compare", ["triggers=[rind]"]), bank=None)
     assert (trigger.trigger, trigger.query) == (Rind(), QFS())
 
 

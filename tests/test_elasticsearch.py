@@ -12,10 +12,9 @@ import numpy as np
 import pytest
 from errors import raises
 from fake_elasticsearch import FULL, FakeElasticsearch, FakeIndex
-from omegaconf import OmegaConf
 
-from probers.commands import config
-from probers.commands.parts import build
+from probers.commands.components import Component
+from probers.commands.compose import request
 from probers.rag.build import named_part
 from probers.rag.retrievers import BM25, elasticsearch
 from probers.rag.retrievers.elasticsearch import Elasticsearch
@@ -346,10 +345,10 @@ def test_a_node_that_dies_meanwhile_is_passed_over(server, monkeypatch, endpoint
 def test_opensearch_is_a_name_for_the_same_retriever(server):
     """From the command line, and as a method's own retriever."""
     typed = ["question=x", "retriever=opensearch", f"retriever.url={server.url}", "retriever.b=0.4"]
-    made = build(config.request("rag", typed).retriever, corpus("amber"))
+    made = request("rag", typed).retriever.make(corpus("amber"))
     assert type(made) is Elasticsearch and made.b == 0.4
-    node = named_part("retriever", "opensearch", {"url": server.url, "shards": 2})
-    assert ids(build(node, corpus("amber", "basil")).search(["basil"], 1)) == [["p1"]]
+    asked = named_part("retriever", "opensearch", {"url": server.url, "shards": 2})
+    assert ids(asked.make(corpus("amber", "basil")).search(["basil"], 1)) == [["p1"]]
     with pytest.raises(UserError, match="'shard'"):
         named_part("retriever", "opensearch", {"shard": 2})
 
@@ -595,11 +594,10 @@ def test_credentials_come_from_the_environment_and_go_nowhere_else(
         monkeypatch.setenv(name, value)
     server.authorization = header
     caplog.set_level(logging.INFO)
-    node = OmegaConf.create({"_target_": "probers.rag.retrievers.elasticsearch.Elasticsearch", **FAST})
-    node.url = server.url
-    told = [OmegaConf.to_yaml(node)]
+    asked = Component.of("retriever", "elasticsearch", **FAST, url=server.url)
+    told = [repr(asked), repr(asked.node)]
     server.faults["root"] = [(503, {}, {"error": f"{header} cannot be served"})]  # which a log may quote
-    retriever = build(node, corpus("amber", "basil"))
+    retriever = asked.make(corpus("amber", "basil"))
     assert ids(retriever.search(["basil"], 1)) == [["p1"]]
     told += [repr(retriever), repr(retriever._client)]
     index = next(iter(server.indices.values()))
@@ -649,9 +647,9 @@ def test_an_address_with_a_password_is_refused_as_an_option_without_being_shown(
         connect(server, corpus("amber"), url=url)
     assert "hid" not in str(error.value) and "den@" not in str(error.value)
     assert error.value.__cause__ is None
-    node = OmegaConf.create({"_target_": "probers.rag.retrievers.elasticsearch.Elasticsearch", "url": url})
+    asked = Component.of("retriever", "elasticsearch", url=url)
     with pytest.raises(UserError) as error:
-        build(node, corpus("amber"))
+        asked.make(corpus("amber"))
     assert "hid" not in str(error.value)
 
 

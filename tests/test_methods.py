@@ -12,7 +12,7 @@ from test_loop import KNOWN, QUESTIONS, SILENT, asked, find, make, without_secon
 from tiny import tiny_lm
 
 from probers.bank.bank import ProbeBank
-from probers.commands import main as cli
+from probers.commands.compose import request
 from probers.engine.model import CausalLM
 from probers.heads import HEADS, WRONG
 from probers.prompts import TESTBED_PROMPT
@@ -347,7 +347,7 @@ def test_a_model_without_readable_attention_is_refused_before_anything_runs(trig
 
 def test_published_thresholds_are_kept_and_the_others_are_tuned():
     names = "flare,flare_mean,entropy,entropy_sentence,rind_released,fixed_length,fixed_sentence,llm_judge"
-    methods = build_methods(cli.compose("compare", [f"triggers=[{names}]"]), bank=heads)
+    methods = build_methods(request("compare", [f"triggers=[{names}]"]), bank=heads)
     assert {m.name for m in methods if m.tunable} == {
         "flare_mean", "entropy", "entropy_sentence", "rind_released",
     }  # fmt: skip
@@ -355,7 +355,7 @@ def test_published_thresholds_are_kept_and_the_others_are_tuned():
     # A prober's probabilities depend on its training: RaDIO's 0.5 is kept where it is asked for.
     for given, tuned in (([], True), (["methods.radio.trigger_options.threshold=0.5"], False)):
         overrides = ["triggers=[radio]", *("+" + key for key in given)]
-        (radio,) = build_methods(cli.compose("compare", overrides), bank=lambda: heads("tokens"))
+        (radio,) = build_methods(request("compare", overrides), bank=lambda: heads("tokens"))
         assert radio.tunable == tuned
 
 

