@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 from probers import FeatureStore
 from probers.commands import main as cli
 from probers.datagen.run import features_to_read
-from probers.train.stores import by_site, chosen
+from probers.store.joined import by_site, chosen
 from probers.types import Feature, UserError
 
 pytestmark = pytest.mark.long
@@ -109,14 +109,14 @@ def test_which_features_are_read() -> None:
     [
         (
             ["source=wiki", "pool=[tokens,mean]"],
-            r"pool=\[tokens,mean\]: tokens makes a row of each token, .* two",
+            r"pool=\[tokens,mean\] mixes rows of tokens with rows of spans",
         ),
         (
             ["source=cot", "pool=[mean,predicting]"],
-            "pool=predicting is not there for source=cot: choose mean",
+            "source=cot has no pool=predicting: choose mean",
         ),
-        (["source=cot", "pool=[mean,mean]"], r"pool=\[mean,mean\] names one twice"),
-        (["source=cot", "site=[mlp_out,mlp_out]"], r"site=\[mlp_out,mlp_out\] names one twice"),
+        (["source=cot", "pool=[mean,mean]"], r"pool=\[mean,mean\] has a duplicate"),
+        (["source=cot", "site=[mlp_out,mlp_out]"], r"site=\[mlp_out,mlp_out\] has a duplicate"),
         (["source=cot", "pool=[]"], "pool="),
         (["source=cot", "pool=[mean,median]"], "pool=.*must be"),
         (["source=cot", "site=[mlp_out]", "layers=[0,2]"], "site=mlp_out has no layer 0"),
@@ -143,28 +143,28 @@ def trained(data: str, out: Path, *arguments: str) -> dict[str, str]:
 
 
 def test_a_prober_of_one_of_several_features_is_that_of_a_store_of_it(
-    cot: FeatureStore, single: FeatureStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    cot: FeatureStore, single: FeatureStore, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     alone = trained(str(single.path), tmp_path / "alone")
-    assert "others:" not in capsys.readouterr().out
+    assert "others:" not in caplog.text
     chosen = trained(str(cot.path), tmp_path / "chosen", "pool=mean", "site=mlp_out")
-    assert chosen == alone and "others:" not in capsys.readouterr().out
+    assert chosen == alone and "others:" not in caplog.text
     figures = [json.loads((tmp_path / n / "metrics.json").read_text()) for n in ("alone", "chosen")]
     assert figures[0]["layers"] == figures[1]["layers"] and figures[0]["moments"] == figures[1]["moments"]
 
 
 def test_sites_of_one_store_are_trained_as_those_of_several(
-    cot: FeatureStore, single: FeatureStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    cot: FeatureStore, single: FeatureStore, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     post = made(tmp_path / "post", *COT)
     several = trained(f"[{post.path},{single.path}]", tmp_path / "several")
-    capsys.readouterr()
+    caplog.clear()
     assert trained(str(cot.path), tmp_path / "p", "pool=mean") == several
     assert trained(str(cot.path), tmp_path / "q", "pool=mean", "site=[resid_post,mlp_out]") == several
-    assert "others:" not in capsys.readouterr().out
+    assert "others:" not in caplog.text
     # Without a choice it is the first pool, which is said.
     first = trained(str(cot.path), tmp_path / "first", "site=resid_post")
-    told = [line for line in capsys.readouterr().out.splitlines() if "others:" in line]
+    told = [line for line in caplog.messages if "others:" in line]
     assert told == [f"pool=last is trained on, the first that {cot.path} has; others: mean"]
     assert first == trained(str(cot.path), tmp_path / "last", "site=resid_post", "pool=last")
     for asked, message in (
