@@ -198,7 +198,7 @@ def test_results_and_traces_say_which_filter_found_content_words(rag, monkeypatc
 
 def test_an_out_folder_of_a_different_run_is_refused(rag):
     rag("trigger=never", "split=test", "out=here")
-    with raises(UserError, "bad-value", "here"):
+    with raises(UserError, "out-taken", "here"):
         rag("trigger=always", "split=test", "out=here")
     rag("trigger=always", "split=test", "out=here", "overwrite=true")
 
@@ -276,7 +276,7 @@ def test_questions_without_splits_are_all_asked_unless_the_trigger_was_trained(r
 def test_a_prober_of_another_quantization_is_refused_or_warned_of(rag, capsys, way):
     other = of_other_weights(rag.path / "prober")
     given = ["trigger=probing", way, "limit=2", "out=o"]
-    with raises(UserError, "labels", f"fake@{other}", "now is fake@r1", "allow_other=true"):
+    with raises(UserError, None, f"fake@{other}", "now is fake@r1", "allow_other=true"):
         rag(*given)
     assert len((rag(*given, "allow_other=true") / "traces.jsonl").read_text().splitlines()) == 2
     assert f"warning: the prober came from the model fake@{other}" in capsys.readouterr().err
@@ -292,7 +292,7 @@ def of_other_weights(prober):
 
 def test_questions_without_answers_are_refused_for_the_oracle_before_a_model_is_loaded(rag):
     (rag.path / "open.jsonl").write_text('{"id": "a", "question": "Where is town 3?"}\n')
-    with raises(UserError, "bad-value", "trigger=oracle needs gold answers, but 1 of 1"):
+    with raises(UserError, "labels", "trigger=oracle", "1 of 1"):
         cli.run("rag", ["questions=open.jsonl", "corpus=corpus.jsonl", "trigger=oracle", "split=null"])
     assert not rag.models and not (rag.path / "runs").exists()
 
@@ -449,7 +449,7 @@ def test_repeated_ids_are_refused_or_left_out_and_repeated_questions_are_answere
             "overwrite=true",
         ]
 
-    with raises(UserError, "bad-value", "twice.jsonl line 2", "'a'"):
+    with raises(UserError, None, "twice.jsonl line 2", "'a'"):
         cli.run("rag", asked("a", "a"))
     assert not (rag.path / "runs").exists()
     cli.run("rag", [*asked("a", "a"), "on_bad_line=skip"])
