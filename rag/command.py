@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
+from probers.checksums import inputs
 from probers.commands.artifacts import find_classifier, find_prober
 from probers.commands.merge import PartRuns, part_of
 from probers.commands.parts import (
-    inputs,
     load_matcher,
     load_model,
     load_passages,

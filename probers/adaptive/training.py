@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 from omegaconf import DictConfig
 
+from ..checksums import inputs
 from ..commands.artifacts import newest_store
 from ..commands.compose import compose
-from ..commands.parts import build, inputs, record_of
+from ..commands.parts import build, record_of
 from ..commands.runs import RunFolder
 from ..evaluation.bootstrap import UNDEFINED, Bootstrap, bounded, number
 from ..evaluation.metrics import auroc

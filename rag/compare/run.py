@@ -9,10 +9,10 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from probers.checksums import inputs
 from probers.commands.artifacts import find_prober
 from probers.commands.merge import PartRuns, part_of
 from probers.commands.parts import (
-    inputs,
     load_matcher,
     load_model,
     load_passages,
