@@ -6,10 +6,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from errors import raises
 from fake_lm import SPEC, FakeLM, FakeRetriever, passage
 from hypothesis import given
 from hypothesis import strategies as st
+from refusals import fails
 from test_watch import PROMPTS, batch, plain
 from tiny import tiny_lm
 
@@ -171,34 +171,34 @@ def test_an_entity_at_the_end_is_whole_when_the_text_is_over() -> None:
 
 def test_what_cannot_be_asked_is_said() -> None:
     (model, tokenizer), bank = plain(), tiny_bank()
-    with raises(UserError, "missing-value", "pass the model's tokenizer"):
+    with fails("missing-value", "pass the model's tokenizer"):
         bank.stopping_criteria(model, None)
     with bank.watch(model) as scores:
         model.generate(**batch(tokenizer), max_new_tokens=3, do_sample=False)
     assert [len(row) for row in scores.tokens] == [3] * 5
-    with raises(UserError, "missing-value", "pass the model's tokenizer"):
+    with fails("missing-value", "pass the model's tokenizer"):
         _ = scores.entities
     spec = replace(bank.spec, pool="mean", position="generated")
     with ProbeBank(spec, bank.head).watch(model, tokenizer=tokenizer) as scores:
         model.generate(**batch(tokenizer), max_new_tokens=3, do_sample=False)
-    with raises(UserError, "unsupported"):
+    with fails("unsupported"):
         _ = scores.entities
-    with raises(UserError, "no-artifact", "probers-datagen --source wiki pool=predicting"):
+    with fails("no-artifact", "probers-datagen --source wiki pool=predicting"):
         BeforeEntity(None)
-    with raises(UserError, "mismatch"):
+    with fails("mismatch"):
         BeforeEntity(ProbeBank(spec, bank.head))
     with pytest.raises(UserError, match=r"fake@r1.*7|7.*fake@r1|came from the model"):
         BeforeEntity(bank).check(SPEC, TESTBED_PROMPT)
-    with raises(RunError, "mismatch"):
+    with fails("mismatch", kind=RunError):
         BeforeEntity(bank)(drafted(), state())
-    with raises(UserError, "unknown-choice"):
+    with fails("unknown-choice"):
         EntitySignal("mood")  # type: ignore[arg-type]
-    with raises(UserError, "bad-value", "recogniser=guess is unknown"):
+    with fails("bad-value", "recogniser=guess is unknown"):
         EntitySignal(recogniser="guess")
     broken = decoder_state(model)
     with broken, bank.watch(model) as scores:
         model.generate(**batch(tokenizer), max_new_tokens=3, do_sample=False)
-    with raises(RunError, "failed", "the prompt's last token of row 0"):
+    with fails("failed", "the prompt's last token of row 0", kind=RunError):
         _ = scores.tokens
 
 
@@ -230,7 +230,7 @@ def test_the_signals_are_those_of_the_same_position() -> None:
     assert EntitySignal(threshold=0.3)(made, state()).tokens == (5, 6)
     assert EntitySignal(threshold=2)(made, state()).position == DRAFT.index("40")
     assert not EntitySignal(threshold=2.5)(made, state()).fire
-    with raises(UserError, "bad-value", "top=True"):
+    with fails("bad-value", "top=True"):
         EntitySignal("margin")(made, state())
     top = np.full((2, len(made.token_ids)), 0.4, dtype=np.float32)
     top[1], top[1, 11] = 0.1, 0.39
@@ -340,7 +340,7 @@ def test_the_probers_own_threshold_decides_as_it_does_of_scores(how) -> None:
 def test_the_recogniser_is_the_one_of_the_labels(tmp_path) -> None:
     bank = replace(tiny_bank(), recogniser="spacy:en_no_such")
     bank.save_pretrained(tmp_path / "p")
-    with raises(UserError, "bad-value", "recogniser=spacy:en_no_such: no spaCy pipeline of that name"):
+    with fails("bad-value", "recogniser=spacy:en_no_such: no spaCy pipeline of that name"):
         BeforeEntity(str(tmp_path / "p"))
     assert BeforeEntity(str(tmp_path / "p"), recogniser="rules").needs == Needs.of((1, 2), pool="predicting")
     assert tiny_bank().recogniser is None

@@ -9,8 +9,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from errors import raises
 from fake_lm import SPEC, FakeLM
+from refusals import fails
 
 from probers.bank.bank import ProbeBank
 from probers.bank.fitting import ThresholdRule
@@ -109,7 +109,7 @@ def test_a_prober_of_another_quantization_is_compared_where_that_is_allowed(plac
     spec = replace(bank.spec, model=replace(bank.spec.model, revision="r2"))
     replace(bank, spec=spec).save_pretrained(place.path / "prober")
     given = ("triggers=[never,probing]", "sweep=0", "limit=4")
-    with raises(UserError, None, "fake@r2", "now is fake@r1", "allow_other=true"):
+    with fails(None, "fake@r2", "now is fake@r1", "allow_other=true"):
         place.compare(*given)
     assert place.compare(*given, "allow_other=true")["n"] == 4
 
@@ -260,7 +260,7 @@ def test_methods_whose_part_is_not_there_are_left_out_and_named(place, capsys):
     shown = capsys.readouterr().out
     assert re.search(r"note: radio is left out: .*pool=tokens.*token_prober=PATH", shown)
     assert re.search(r"note: adaptive is left out: .*head=adaptive.*classifier=PATH", shown)
-    with raises(UserError, "no-artifact"):
+    with fails("no-artifact"):
         place.compare("triggers=[adaptive]", out="other")
 
 
@@ -275,9 +275,9 @@ def test_queries_take_the_place_of_the_methods_own(place):
     results = place.compare("triggers=[never,probing]", "queries=[question,answer]", out="what")
     assert list(results["methods"]) == ["never", "probing_answer", "probing_question"]
     assert results["queries"]["probing_answer"] == "answer"
-    with raises(UserError, "unknown-choice", "unknown query 'riddle': choose one of answer"):
+    with fails("unknown-choice", "unknown query 'riddle': choose one of answer"):
         place.compare("queries=[riddle]", out="third")
-    with raises(UserError, "empty", "queries=[]"):
+    with fails("empty", "queries=[]"):
         place.compare("queries=[]", out="third")
 
 
@@ -334,10 +334,10 @@ def test_a_method_may_have_a_retriever_of_its_own(place):
     # Random retrieval at its budget is that of its own retriever.
     assert results["random_at_budget"]["elsewhere"]["em"]["value"] == 0.4
     assert results["random_at_budget"]["probing"]["em"]["value"] == pytest.approx(0.4 + 0.6 * 0.6)
-    with raises(UserError, "missing-value", "methods.mine", "retriever_options"):
+    with fails("missing-value", "methods.mine", "retriever_options"):
         given = "+methods.mine={trigger: always, query: question, retriever_options: {k1: 2}}"
         place.compare("triggers=[never,mine]", given, out="other")
-    with raises(UserError, "unknown-choice", "unknown retriever 'library': choose one of bm25, dense"):
+    with fails("unknown-choice", "unknown retriever 'library': choose one of bm25, dense"):
         given = "+methods.mine={trigger: always, query: question, retriever: library}"
         place.compare("triggers=[never,mine]", given, out="other")
 
@@ -365,7 +365,7 @@ def test_without_test_questions_the_validation_questions_are_asked(place):
     (place.path / "questions.jsonl").write_text(
         text.replace('"validation"', '"train"').replace('"test"', '"train"')
     )
-    with raises(UserError, None):
+    with fails(None):
         place.compare("triggers=[never]", out="none")
 
 
@@ -475,7 +475,7 @@ def test_an_interrupted_comparison_goes_on_and_gives_the_same(place, monkeypatch
     # The same command with another corpus under the same name is another run.
     with open(place.path / "corpus.jsonl", "a") as file:
         file.write(json.dumps({"id": "new", "title": "New", "text": "New."}) + "\n")
-    with raises(UserError, None):
+    with fails(None):
         place.compare()
 
 
@@ -518,19 +518,17 @@ def test_damaged_thresholds_and_recorded_answers_are_named_and_made_again(place,
 
 
 def test_what_is_wrong_with_a_request_is_said_before_a_model_runs(place):
-    with raises(
-        UserError, "unknown-choice", "unknown method 'sometimes'", "never, always, always_answer, random"
-    ):
+    with fails("unknown-choice", "unknown method 'sometimes'", "never, always, always_answer, random"):
         place.compare("triggers=[never,sometimes]")
-    with raises(UserError, "conflict"):
+    with fails("conflict"):
         place.compare("triggers=[never,never]")
-    with raises(UserError, "empty"):
+    with fails("empty"):
         place.compare("triggers=[]")
-    with raises(UserError, None):
+    with fails(None):
         place.compare("triggers=[random]", "+methods.random.trigger_options={budget: 1}")
-    with raises(UserError, "unknown-choice", "unknown trigger 'wavelet'"):
+    with fails("unknown-choice", "unknown trigger 'wavelet'"):
         place.compare("triggers=[mine]", "+methods.mine={trigger: wavelet, query: question}")
-    with raises(UserError, None):
+    with fails(None):
         place.compare("prober=nowhere")
     assert place.models == []
     assert not (place.path / "out").exists()
@@ -542,7 +540,7 @@ def test_a_triggers_own_name_is_a_method_with_its_default_variant(place):
         "radio", "probing", "llm_judge", "adaptive", "before_entity", "entity_signal",
     ]  # fmt: skip
     assert sorted(names) == choices("trigger")
-    with raises(UserError, "unknown-choice", "unknown method 'rinds' in triggers: choose from") as error:
+    with fails("unknown-choice", "unknown method 'rinds' in triggers: choose from") as error:
         place.compare("triggers=[rinds]")
     offered = str(error.value).partition("choose from ")[2].split(", ")
     assert set(names) < set(offered)
@@ -557,7 +555,7 @@ def test_a_triggers_own_name_is_a_method_with_its_default_variant(place):
 
 
 def test_no_prober_says_how_to_make_one(place):
-    with raises(UserError, "no-artifact", "probers-datagen --source cot"):
+    with fails("no-artifact", "probers-datagen --source cot"):
         place.compare("prober=null")
     assert place.compare("prober=null", "triggers=[never,random]")["methods"]["random"]["em"] is not None
 
@@ -567,7 +565,7 @@ def test_questions_without_answers_are_answered_and_their_figures_are_null(place
     for row in rows:
         row["answers"] = []
     (place.path / "questions.jsonl").write_text("".join(json.dumps(x) + "\n" for x in rows))
-    with raises(UserError, "labels", "oracle needs gold answers, but 40 of 40"):
+    with fails("labels", "oracle needs gold answers, but 40 of 40"):
         place.compare()
     results = place.compare("triggers=[never,entropy,probing]")
     entry = results["methods"]["probing"]
@@ -697,7 +695,7 @@ def test_questions_that_a_part_was_trained_on_are_not_asked(place, capsys):
     assert "Overlap: 3 of the 40 questions" in capsys.readouterr().out
     assert "Overlap: 3 of the 40 questions" in (place.path / "all/report.html").read_text()
     (place.path / "prober/seen.json").unlink()
-    with raises(UserError, "overlap"):
+    with fails("overlap"):
         place.compare("triggers=[never,probing]", "sweep=0", out="older")
 
 
@@ -769,7 +767,7 @@ def test_wrong_is_an_option_of_the_command(place, capsys):
     assert results["methods"]["oracle"]["em"] == 1.0
     assert "note: Answers are wrong by f1>=0.5 here" in capsys.readouterr().out
     assert "call an answer wrong by f1&gt;=0.5" in (place.path / "out" / "report.html").read_text()
-    with raises(UserError, "unknown-choice", "wrong=rouge", "em, acc,"):
+    with fails("unknown-choice", "wrong=rouge", "em, acc,"):
         place.compare("wrong=rouge", out="other")
 
 
@@ -792,11 +790,11 @@ def test_the_exemplars_file_is_an_input_of_the_run(place):
     first = results["config"]["inputs"]["shots.txt"]
     assert first and place.models[-1].prompts[0].startswith("Question: Where is town 7?")
     (place.path / "shots.txt").write_text("Question: Where is town 8?\nAnswer: So the answer is Land8.\n")
-    with raises(UserError, "out-taken"):  # another run than the one in the folder
+    with fails("out-taken"):  # another run than the one in the folder
         place.compare(*given)
     assert place.compare(*given, out="other")["config"]["inputs"]["shots.txt"] != first
     made = len(place.models)
-    with raises(UserError, None, "prompt.exemplars_file=none.txt"):
+    with fails(None, "prompt.exemplars_file=none.txt"):
         place.compare("triggers=[never]", "prompt.exemplars_file=none.txt", out="third")
     assert len(place.models) == made and not (place.path / "third").exists()
 
@@ -815,7 +813,7 @@ def test_split_all_asks_every_split_and_says_who_answered_each_question(place, c
 
 
 def test_split_all_refuses_thresholds_that_would_be_chosen_on_what_is_asked(place):
-    with raises(UserError, "conflict", "split=all", "a threshold of entropy would be chosen: leave it out"):
+    with fails("conflict", "split=all", "a threshold of entropy would be chosen: leave it out"):
         place.compare("triggers=[never,entropy]", "split=all")
-    with raises(UserError, None, "split=train"):
+    with fails(None, "split=train"):
         place.compare("triggers=[never]", "split=train")

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from errors import raises
 from fake_lm import SPEC
+from refusals import fails
 from test_compare import TEST, VALIDATION, place  # noqa: F401
 
 from probers.bank.bank import ProbeBank
@@ -120,7 +120,7 @@ def test_what_any_of_them_was_trained_on_is_not_asked(probers, capsys):
     assert f"chosen on {len(VALIDATION) - 2} validation questions" in capsys.readouterr().out
     assert compared(probers, "prober=swept/sizes/100", out="one")["n"] == 37
     (probers.path / "swept/sizes/20/seen.json").unlink()
-    with raises(UserError, "overlap", "sizes/20 does not say which questions it was trained on"):
+    with fails("overlap", "sizes/20 does not say which questions it was trained on"):
         compared(probers, "probers=[swept/sizes]", out="silent")
 
 

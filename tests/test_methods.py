@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 import torch
-from errors import raises
 from fake_lm import SPEC, FakeRetriever, passage
+from refusals import fails
 from test_loop import KNOWN, QUESTIONS, SILENT, asked, find, make, without_seconds
 from tiny import tiny_lm
 
@@ -42,7 +42,7 @@ from probers.rag.triggers import (
 )
 from probers.store.spec import FeatureSpec
 from probers.testbed.assets import load_corpus, load_questions
-from probers.types import Needs, RunError, UserError
+from probers.types import Needs, RunError
 
 # The scripted model writes three sentences and knows what it reads; some it knows without.
 
@@ -263,7 +263,7 @@ def test_a_classifier_without_a_number_is_an_error():
         def probabilities(self, questions):
             return np.full((len(questions), 3), np.nan)
 
-    with raises(RunError, "model", "adaptive gave NaN", "'q3'"):
+    with fails("model", "adaptive gave NaN", "'q3'", kind=RunError):
         told(Adaptive(Broken()))[0](QUESTIONS[3])
 
 
@@ -338,7 +338,7 @@ def test_a_model_without_readable_attention_is_refused_before_anything_runs(trig
     monkeypatch.setattr("probers.capture.attention._asks_for_its_function", lambda module: False)
     monkeypatch.setattr(lm, "generate", None)  # would fail if it was called
     retriever = FakeRetriever(find)
-    with raises(UserError, "unsupported", "trigger=rind cannot be used with this model: attention of Llama"):
+    with fails("unsupported", "trigger=rind cannot be used with this model: attention of Llama"):
         RAG(lm, retriever, trigger, query=QuestionQuery())
     RAG(lm, retriever, Flare(), query=QuestionQuery())  # needs none
     monkeypatch.undo()

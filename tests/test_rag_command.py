@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from errors import raises
 from fake_elasticsearch import FakeElasticsearch
 from fake_lm import SPEC
+from refusals import fails
 from test_compare import model, place  # noqa: F401
 
 from probers.adaptive.classifiers import AdaptiveClassifier
@@ -198,7 +198,7 @@ def test_results_and_traces_say_which_filter_found_content_words(rag, monkeypatc
 
 def test_an_out_folder_of_a_different_run_is_refused(rag):
     rag("trigger=never", "split=test", "out=here")
-    with raises(UserError, "out-taken", "here"):
+    with fails("out-taken", "here"):
         rag("trigger=always", "split=test", "out=here")
     rag("trigger=always", "split=test", "out=here", "overwrite=true")
 
@@ -241,7 +241,7 @@ def test_an_out_folder_of_a_different_run_is_refused(rag):
     ],
 )
 def test_bad_requests_are_one_sentence(rag, overrides, code, named):
-    with raises(UserError, code, named):
+    with fails(code, named):
         rag(*overrides)
 
 
@@ -276,7 +276,7 @@ def test_questions_without_splits_are_all_asked_unless_the_trigger_was_trained(r
 def test_a_prober_of_another_quantization_is_refused_or_warned_of(rag, capsys, way):
     other = of_other_weights(rag.path / "prober")
     given = ["trigger=probing", way, "limit=2", "out=o"]
-    with raises(UserError, None, f"fake@{other}", "now is fake@r1", "allow_other=true"):
+    with fails(None, f"fake@{other}", "now is fake@r1", "allow_other=true"):
         rag(*given)
     assert len((rag(*given, "allow_other=true") / "traces.jsonl").read_text().splitlines()) == 2
     assert f"warning: the prober came from the model fake@{other}" in capsys.readouterr().err
@@ -292,7 +292,7 @@ def of_other_weights(prober):
 
 def test_questions_without_answers_are_refused_for_the_oracle_before_a_model_is_loaded(rag):
     (rag.path / "open.jsonl").write_text('{"id": "a", "question": "Where is town 3?"}\n')
-    with raises(UserError, "labels", "trigger=oracle", "1 of 1"):
+    with fails("labels", "trigger=oracle", "1 of 1"):
         cli.run("rag", ["questions=open.jsonl", "corpus=corpus.jsonl", "trigger=oracle", "split=null"])
     assert not rag.models and not (rag.path / "runs").exists()
 
@@ -449,7 +449,7 @@ def test_repeated_ids_are_refused_or_left_out_and_repeated_questions_are_answere
             "overwrite=true",
         ]
 
-    with raises(UserError, None, "twice.jsonl line 2", "'a'"):
+    with fails(None, "twice.jsonl line 2", "'a'"):
         cli.run("rag", asked("a", "a"))
     assert not (rag.path / "runs").exists()
     cli.run("rag", [*asked("a", "a"), "on_bad_line=skip"])

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from errors import raises
+from refusals import fails
 from scipy.stats import entropy
 from serving import PROMPT, Running, bank_for, running
 
@@ -150,13 +150,13 @@ def test_the_loop_goes_the_same_way(lm: CausalLM, server: Running, corpus: BM25,
 def test_what_a_server_does_not_hand_out_is_refused_by_name(
     lm: CausalLM, server: Running, bare: Running, corpus: BM25
 ) -> None:
-    with raises(UserError, "unsupported", "trigger=rind cannot be used"):
+    with fails("unsupported", "trigger=rind cannot be used"):
         RAG(remote(server), corpus, Rind())
-    with raises(UserError, "unsupported", "trigger=probing read hidden states, which a server does not"):
+    with fails("unsupported", "trigger=probing read hidden states, which a server does not"):
         RAG(remote(server), corpus, Probing(bank_for(lm)))
-    with raises(UserError, "unsupported"):
+    with fails("unsupported"):
         RAG(remote(bare), corpus, ServedProbing())
-    with raises(UserError, "unsupported"):
+    with fails("unsupported"):
         RAG(lm, corpus, ServedProbing())
 
 
@@ -196,7 +196,7 @@ def test_the_command_answers_the_same_and_resumes(
     assert again[:2] == whole[:2] and len(again) == 4
     altered = run | {"complete": False, "chosen": {"engine": "prober: other; entropies: exact"}}
     (tmp_path / "out" / "run.json").write_text(json.dumps(altered))
-    with raises(UserError, "mismatch", "prober: other"):
+    with fails("mismatch", "prober: other"):
         command(server, tmp_path, "trigger=flare", "query=flare")
 
 
@@ -300,7 +300,7 @@ def test_what_a_server_says_wrong_is_one_sentence(
 
 
 def test_a_server_that_is_not_there(monkeypatch: Any) -> None:
-    with raises(RunError, "network", "cannot be reached: start the server or correct the address"):
+    with fails("network", "cannot be reached: start the server or correct the address", kind=RunError):
         RemoteLM("http://127.0.0.1:9/v1", "m")
 
 

@@ -9,16 +9,16 @@ from pathlib import Path
 import bm25s
 import numpy as np
 import pytest
-from errors import raises
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from refusals import fails
 
 from probers.data.corpus import load_corpus
 from probers.rag.retrievers import BM25, RankBM25, bm25
 from probers.rag.retrievers import bm25_disk as bm25_index
 from probers.rag.retrievers.bm25_disk import Vocabulary, build_index, write_vocabulary
 from probers.rag.retrievers.lexical import document_tokens, tokenize
-from probers.types import Passage, UserError
+from probers.types import Passage
 
 ENGINES = [BM25, RankBM25]
 
@@ -68,13 +68,13 @@ def test_titles_are_searched_and_bad_requests_are_named(engine):
     retriever = engine([Passage("a", "Vamora", "a river"), Passage("b", "Telka", "a town")])
     assert [p.id for p in retriever.search(["telka"], 1)[0]] == ["b"]
     for query in ("telka", "unknown"):
-        with raises(UserError, "bad-value", "k=0"):
+        with fails("bad-value", "k=0"):
             retriever.search([query], 0)
-    with raises(UserError, "empty"):
+    with fails("empty"):
         engine([])
-    with raises(UserError, "empty"):
+    with fails("empty"):
         engine(corpus("...", "?!"))
-    with raises(UserError, "bad-value", "b=1.5"):
+    with fails("bad-value", "b=1.5"):
         engine(corpus("a"), b=1.5)
 
 
@@ -240,9 +240,9 @@ def test_a_damaged_shard_of_an_interrupted_index_is_counted_again(
 
 
 def test_a_stored_corpus_without_a_word_is_refused(tmp_path):
-    with raises(UserError, "empty", "none of the 2 passages"):
+    with fails("empty", "none of the 2 passages"):
         BM25(stored(tmp_path, ["...", "?!"]), cache=tmp_path / "bm25")
-    with raises(UserError, "empty", "none of the 2 passages"):
+    with fails("empty", "none of the 2 passages"):
         RankBM25(stored(tmp_path, ["...", "?!"]))
 
 
