@@ -16,8 +16,9 @@ from probers.bank.domain import FILE, Domain, limit_of
 from probers.commands import main as cli
 from probers.engine.model import CausalLM
 from probers.online.scores import GrowingScores, text_needs, text_scores
-from probers.train.assemble import AssemblySettings, fit_domain
+from probers.train.assemble import fit_domain
 from probers.train.data import Column, Dataset
+from probers.train.settings import Assembling
 from probers.types import RunError, UserError
 
 
@@ -214,6 +215,6 @@ def test_a_trained_prober_has_one_with_its_false_alarms_on_test_texts(store, tmp
     cli.run("train", [f"data={store.path}", "out=without", "domain=null", *quick])
     without = ProbeBank.from_pretrained("without")
     assert without.domain is None and without.metrics["domain"] is None and "unlike" not in without.card
-    assert AssemblySettings().domain == 0.05
+    assert Assembling().domain == 0.05
     with pytest.raises(UserError, match="domain=1"):
         cli.run("train", ["domain=1.0"])

@@ -21,7 +21,8 @@ from probers.types import RunError, Site, UserError, first_line
 
 from .controls import EMBEDDING
 from .data import CHUNK, Column, Dataset, Examples, Inputs, Padded, States, StoreStates, TokenStates
-from .module import Batches, FitSettings, NotFiniteError, ProberModule, Schedule, StoreData, balancing
+from .module import Batches, NotFiniteError, ProberModule, Schedule, StoreData, balancing
+from .settings import Fitting
 from .trainer import read_tensors, train, write_tensors
 
 Target = Literal["correct", "shuffled", "person"]
@@ -101,7 +102,7 @@ def targets_of(tasks: Sequence[Task], examples: Examples) -> Tensor:
 
 def fit(
     make_head: Callable[[Sequence[str], int], ProbeHead], tasks: Sequence[Task], dataset: Dataset,
-    settings: FitSettings, *, out: Path | None = None, what: str = "",
+    settings: Fitting, *, out: Path | None = None, what: str = "",
 ) -> Fitted:  # fmt: skip
     """Train all tasks' heads in one pass; each comes out as if it had been trained alone.
 
@@ -204,7 +205,7 @@ def _explained(
     return RunError(f"{error}: lower lr")
 
 
-def plan_tasks(dataset: Dataset, settings: FitSettings) -> tuple[list[Task], list[str]]:
+def plan_tasks(dataset: Dataset, settings: Fitting) -> tuple[list[Task], list[str]]:
     """The heads to train: the prober's of every site and seed, the embedding layer's, and two more.
 
     The two are at the middle layer of the first site: shuffled labels, which must come out at
