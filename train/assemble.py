@@ -91,7 +91,10 @@ def score_everything(
     bad = order[~np.isfinite(values).all(axis=1)]
     if len(bad):
         name = dataset.examples.table["id"].iloc[inputs.text_of[bad[0]]]
-        raise RunError(f"the states of {name!r} are not finite: the store is damaged there, make it again")
+        raise RunError(
+            f"the states of {name!r} are not finite: the store is damaged there, make it again",
+            code="damaged",
+        )
     if members is None:
         return Margins(values, None, None)
     ends = np.cumsum([0, *map(len, members)])

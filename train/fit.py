@@ -200,7 +200,8 @@ def _explained(
                 name = dataset.examples.table["id"].iloc[inputs.text_of[int(part[row])]]
                 return RunError(
                     f"the state of {name!r} ({split}) at {dataset.columns[column % len(dataset.columns)]} is "
-                    "not finite: the store is damaged there, make it again"
+                    "not finite: the store is damaged there, make it again",
+                    code="damaged",
                 )
     return RunError(f"{error}: lower lr")
 
@@ -265,7 +266,8 @@ def own_tasks(tasks: Sequence[Task], part: Partition) -> list[Task]:
     layers = sorted({task.layer for task in tasks if task.layer})
     if part.count > len(layers):
         raise UserError(
-            f"part={part}: {len(layers)} layers are trained, so that there are {len(layers)} parts at most"
+            f"part={part}: {len(layers)} layers are trained, so that there are {len(layers)} parts at most",
+            code="parts",
         )
     own = {*part.block(layers), *((0,) if part.number == 1 else ())}
     return [task for task in tasks if task.layer in own]
@@ -322,7 +324,7 @@ def joined(
         for name, value in found.items():
             tensors.setdefault(name, []).append(value)
     if lacking := [task for task in tasks if task not in there]:
-        raise UserError(f"no part has the head {lacking[0].stream}: make the parts again")
+        raise UserError(f"no part has the head {lacking[0].stream}: make the parts again", code="parts")
     order = torch.tensor([there.index(task) for task in tasks])
     whole = {name: torch.cat(values)[order] for name, values in tensors.items()}
     head = make_head([task.stream for task in tasks], width)
@@ -337,7 +339,7 @@ def _read(file: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     try:
         tensors, about = read_tensors(file)
     except FileNotFoundError:
-        raise UserError(f"{file} is missing: {again}") from None
+        raise UserError(f"{file} is missing: {again}", code="parts") from None
     except (OSError, ValueError) as error:
-        raise RunError(f"{file} is damaged (it {first_line(error)}): {again}") from error
+        raise RunError(f"{file} is damaged (it {first_line(error)}): {again}", code="damaged") from error
     return tensors, about

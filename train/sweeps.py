@@ -58,7 +58,10 @@ class SweepRequest:
             if (of := len(found[size].rows["train"])) > size:
                 raise UserError(f"sizes={size}: the group drawn first has {of} texts; give {of} at least")
             if _of_one_label(found[size]):
-                raise UserError(f"sizes={size}: the training texts drawn all have the same label; give more")
+                raise UserError(
+                    f"sizes={size}: the training texts drawn all have the same label; give more",
+                    code="labels",
+                )
         return found
 
     def sets(self, layers: Sequence[int]) -> list[tuple[int, ...]]:
@@ -75,9 +78,11 @@ class SweepRequest:
             wanted = [given] if isinstance(given, int) else list(map(int, given))
             if odd := sorted(set(wanted) - set(layers)):
                 known = ", ".join(map(str, layers))
-                raise UserError(f"layer_sets names layer {odd[0]}, and the layers trained are {known}")
+                raise UserError(
+                    f"layer_sets names layer {odd[0]}, and the layers trained are {known}", code="layers"
+                )
             if not wanted:
-                raise UserError("layer_sets holds [], a set without layers: name one at least")
+                raise UserError("layer_sets holds [], a set without layers: name one at least", code="layers")
             found.append(tuple(sorted(set(wanted))))
         return list(dict.fromkeys(found))
 
