@@ -1,21 +1,24 @@
-"""Errors by their stable codes, and by the names and values that their messages must contain."""
+"""Errors by their stable code, and by the options, files and values that the message names."""
+
+from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
 
-from probers.types import ProbersError, UserError
+from probers.types import Code, ProbersError, UserError
 
 
 @contextmanager
-def refused(
-    code: str, *names: str, kind: type[ProbersError] = UserError
+def fails(
+    code: Code, *named: object, kind: type[ProbersError] = UserError
 ) -> Iterator[pytest.ExceptionInfo[ProbersError]]:
-    """Expect an error of a kind and code whose one-line message contains every name."""
+    """Expect an error with this code, whose one-line message names each of ``named``."""
     with pytest.raises(kind) as caught:
         yield caught
     message = str(caught.value)
-    assert caught.value.code == code, f"{caught.value.code}: {message}"
-    assert not [name for name in names if name not in message], message
+    assert caught.value.code == code, message
     assert "\n" not in message
+    for each in named:
+        assert str(each) in message, message

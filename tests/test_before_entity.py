@@ -9,7 +9,7 @@ import torch
 from fake_lm import SPEC, FakeLM, FakeRetriever, passage
 from hypothesis import given
 from hypothesis import strategies as st
-from refusals import refused
+from refusals import fails
 from test_watch import PROMPTS, batch, plain
 from tiny import tiny_lm
 
@@ -171,25 +171,25 @@ def test_an_entity_at_the_end_is_whole_when_the_text_is_over() -> None:
 
 def test_what_cannot_be_asked_is_said() -> None:
     (model, tokenizer), bank = plain(), tiny_bank()
-    with refused("missing-value", "tokenizer"):
+    with fails("missing-value", "tokenizer"):
         bank.stopping_criteria(model, None)
     with bank.watch(model) as scores:
         model.generate(**batch(tokenizer), max_new_tokens=3, do_sample=False)
     assert [len(row) for row in scores.tokens] == [3] * 5
-    with refused("missing-value"):
+    with fails("missing-value"):
         _ = scores.entities
     spec = replace(bank.spec, pool="mean", position="generated")
     with ProbeBank(spec, bank.head).watch(model, tokenizer=tokenizer) as scores:
         model.generate(**batch(tokenizer), max_new_tokens=3, do_sample=False)
-    with refused("unsupported"):
+    with fails("unsupported"):
         _ = scores.entities
     with pytest.raises(UserError, match="pool=predicting"):
         BeforeEntity(None)
     with pytest.raises(UserError, match="reads mean states of generated tokens"):
         BeforeEntity(ProbeBank(spec, bank.head))
-    with refused("mismatch"):
+    with fails("mismatch"):
         BeforeEntity(bank).check(SPEC, TESTBED_PROMPT)
-    with refused("failed", "hidden states", kind=RunError):
+    with fails("failed", "hidden states", kind=RunError):
         BeforeEntity(bank)(drafted(), state())
     with pytest.raises(UserError, match="margin"):
         EntitySignal("mood")  # type: ignore[arg-type]
@@ -198,7 +198,7 @@ def test_what_cannot_be_asked_is_said() -> None:
     broken = decoder_state(model)
     with broken, bank.watch(model) as scores:
         model.generate(**batch(tokenizer), max_new_tokens=3, do_sample=False)
-    with refused("failed", "row 0", kind=RunError):
+    with fails("failed", "row 0", kind=RunError):
         _ = scores.tokens
 
 

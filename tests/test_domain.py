@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from planted import make_store, make_token_store
-from refusals import refused
+from refusals import fails
 from serving import PROMPT, bank_for, running
 from test_bank import make_bank, make_states
 
@@ -113,7 +113,7 @@ def test_coordinates_that_never_vary_and_few_rows_give_finite_distances(tmp_path
     still = Dataset(dataset.examples, states, dataset.columns, dataset.specs)
     domain, distances = fit_domain(still, [Column("resid_post", 1)], 0.05)
     assert np.isfinite(distances).all() and domain.unlike(float(domain(states[:1, [1]] + 1000)))
-    with refused("failed", kind=RunError):
+    with fails("failed", kind=RunError):
         domain(np.full((1, 1, 12), np.nan, np.float32))
     with pytest.raises(ValueError, match="are not"):
         domain(np.zeros((1, 2, 12), np.float32))
@@ -141,7 +141,7 @@ def test_a_damaged_domain_is_one_sentence(tmp_path):
         (tmp_path / FILE).unlink(missing_ok=True)
         if damaged is not None:
             (tmp_path / FILE).write_bytes(damaged)
-        with refused("damaged", "domain.safetensors"):
+        with fails("damaged", "domain.safetensors"):
             ProbeBank.from_pretrained(tmp_path)
 
 
@@ -217,5 +217,5 @@ def test_a_trained_prober_has_one_with_its_false_alarms_on_test_texts(store, tmp
     without = ProbeBank.from_pretrained("without")
     assert without.domain is None and without.metrics["domain"] is None and "unlike" not in without.card
     assert Assembling().domain == 0.05
-    with refused("bad-value", "domain=1"):
+    with fails("bad-value", "domain=1"):
         cli.run("train", ["domain=1.0"])

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from refusals import refused
+from refusals import fails
 from tiny import FAMILIES, PROMPTS, tiny_lm, tiny_path, without_specials
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
@@ -188,7 +188,7 @@ def test_heads_that_pool_tokens_themselves_are_refused() -> None:
         partial(bank.watch, per="token"),
         partial(bank.stopping_criteria, tokenizer=None),
     ):
-        with refused("unsupported", "score_spans"):
+        with fails("unsupported", "score_spans"):
             ask(model)
     assert hooks(model) == before
 
@@ -409,9 +409,9 @@ def test_thresholds_without_end() -> None:
     assert written(threshold=np.inf) == 8
     assert written(threshold=-np.inf) == 2  # one was read, one sampled
     assert written(threshold=-np.inf, min_tokens=4) == 5
-    with refused("bad-value", "min_tokens=0"):
+    with fails("bad-value", "min_tokens=0"):
         written(min_tokens=0)
-    with refused("bad-value", "threshold=nan"):
+    with fails("bad-value", "threshold=nan"):
         written(threshold=np.nan)
     stop = make_bank(threshold=-1e9).stopping_criteria(model, tokenizer)
     assert stop.threshold == -1e9
@@ -443,7 +443,7 @@ def test_a_criterion_takes_its_hooks_along() -> None:
     stop.close()
     stop.close()
     assert hooks(model) == before
-    with refused("conflict"):
+    with fails("conflict"):
         model.generate(**batch(tokenizer), max_new_tokens=3, stopping_criteria=[stop])
 
 
@@ -505,7 +505,7 @@ def test_a_criterion_notices_a_last_chunk_of_one_token() -> None:
     given = batch(tokenizer)
     options = {"max_new_tokens": 4, "prefill_chunk_size": given["input_ids"].shape[1] - 1}
     stop = bank.stopping_criteria(model, tokenizer, threshold=np.inf)
-    with refused("unsupported"):
+    with fails("unsupported"):
         model.generate(**given, **options, stopping_criteria=[stop])
 
 
@@ -516,7 +516,7 @@ def test_another_model_is_refused() -> None:
     for other in (plain(seed=1)[0], plain("qwen2")[0]):  # other weights of the same shape
         for make in (bank.watch, partial(bank.stopping_criteria, tokenizer=tokenizer)):
             before = hooks(other)
-            with refused("mismatch"):
+            with fails("mismatch"):
                 make(other)
             assert hooks(other) == before
     anonymous = AutoModelForCausalLM.from_config(model.config)  # only its shape is known
@@ -526,44 +526,44 @@ def test_another_model_is_refused() -> None:
     for shape in ({"layers": 4}, {"width": 16}):
         spec = ModelSpec(**{**asdict(trained), "revision": "", **shape})
         other = ProbeBank(FeatureSpec(spec, (1, 3), 32, dtype="float32"), bank.head)
-        with refused("mismatch"):
+        with fails("mismatch"):
             other.watch(anonymous)
     stop = bank.stopping_criteria(model, tokenizer)
-    with refused("mismatch"):
+    with fails("mismatch"):
         plain()[0].generate(**batch(tokenizer), max_new_tokens=3, stopping_criteria=[stop])
     stop = bank.stopping_criteria(model, tokenizer)
     model.generate(**batch(tokenizer), max_new_tokens=3)
-    with refused("unsupported"):
+    with fails("unsupported"):
         plain()[0].generate(**batch(tokenizer, PROMPTS[:2]), max_new_tokens=3, stopping_criteria=[stop])
 
 
 def test_scores_that_are_not_there() -> None:
     (model, tokenizer), bank = plain(), make_bank()
-    with refused("unknown-choice", "per='word'"):
+    with fails("unknown-choice", "per='word'"):
         bank.watch(model, per="word")  # type: ignore[arg-type]
     scores = bank.watch(model)
     assert isinstance(scores, Scores)
     sequences = model.generate(**batch(tokenizer), max_new_tokens=1)
-    with refused("empty"):  # no hooks, no scores
+    with fails("empty"):  # no hooks, no scores
         scores.sequence  # noqa: B018
     with scores:
-        with refused("busy"), scores:
+        with fails("busy"), scores:
             pass
         sequences = model.generate(**batch(tokenizer), max_new_tokens=1)
         assert [len(s) for s in scores.tokens] == [0] * 5
-        with refused("empty", "row 0"):
+        with fails("empty", "row 0"):
             scores.sequence  # noqa: B018
         for other in (sequences[:2], sequences[:, :-2], sequences[0]):
-            with refused("mismatch"):
+            with fails("mismatch"):
                 scores.finish(other)
         scores.finish(sequences)
         assert scores.sequence.shape == (5,)
         sequences = model.generate(**batch(tokenizer), max_new_tokens=4)
         changed = sequences.clone()
         changed[1, -2] += 1
-        with refused("mismatch"):
+        with fails("mismatch"):
             scores.finish(changed)
-    with refused("conflict"):
+    with fails("conflict"):
         scores.finish(sequences)
     assert [len(s) for s in scores.tokens] == [3] * 5
 

@@ -15,9 +15,10 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field
 
-from ..checksums import sha256, unsealed_lines
+from ..checksums import sha256
 from ..commands.runs import read_state
 from ..data.overlap import Seen
+from ..journal import unsealed_lines
 from ..store.files import fingerprint
 from ..store.store import FeatureStore
 from ..types import SPLITS, UserError, first_line

@@ -12,9 +12,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from ..checksums import inputs
 from ..commands.artifacts import newest_store
 from ..commands.components import Component
-from ..commands.parts import inputs
 from ..commands.runs import RunFolder
 from ..evaluation.bootstrap import UNDEFINED, Bootstrap, bounded, number
 from ..evaluation.metrics import auroc
@@ -45,7 +45,7 @@ class Words:
         min_count: words and pairs of words that fewer questions have are left out.
     """
 
-    bias: Bias = field(default_factory=BIAS.copy)
+    bias: Bias = field(default_factory=lambda: BIAS)
     c: Positive = 1.0
     min_count: Count = 2
 
