@@ -56,7 +56,7 @@ def test_what_was_seen_is_left_out_before_the_draw(tmp_path, limit):
     left = {q.id for q in plain.questions} - gone
     asked = {q.id for q in found.questions}
     assert asked == left if limit is None else len(asked) == limit and asked < left
-    assert any("5 questions are left out" in note for note in found.notes)
+    assert any("5 questions left out" in note for note in found.notes)
     assert found.record["trained_on"] == 5 and "trained_on" not in plain.record
     with fails("overlap"):
         open_questions(str(file), split="test", unfit=lambda q: True)
