@@ -114,7 +114,9 @@ def test_prompts_reach_the_model_as_the_template_makes_them(tmp_path):
     assert lm.prompts == ["About T: It lies in", "About T: It lies in Spain today. It is near"]
 
 
-@pytest.mark.parametrize("pool", ["mean", "last", "tokens", "predicting", "mind"])
+@pytest.mark.parametrize(
+    "pool", ["mean", pytest.param("last", marks=pytest.mark.long), "tokens", "predicting", "mind"]
+)
 def test_states_are_those_of_the_entitys_tokens(tmp_path, pool):
     """Against a fresh pass over prompt and entity of the testbed's model, for every pooling."""
     out = tmp_path / "store"
