@@ -1,6 +1,6 @@
-"""Engines of ``benchmarks/retrieval.py``: made, used and measured, each in a process of its own.
+"""Search engines of ``benchmarks/retrieval.py``: built, used and measured, each in its own process.
 
-``python benchmarks/engines.py FOLDER ENGINE CORPUS QUESTIONS EVERY OUT`` is what such a process runs.
+``python benchmarks/engines.py FOLDER ENGINE CORPUS QUESTIONS EVERY OUT`` is the command of such a process.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def _bm25(passages: Sequence[Passage], folder: Path) -> Callable[[list[str], int
 
 
 def _rank_bm25(passages: Sequence[Passage], folder: Path) -> Callable[[list[str], int], Any]:
-    from probers.rag.retrievers.rank_bm25 import RankBM25
+    from probers.rag.retrievers import RankBM25
 
     return RankBM25(passages).search
 
