@@ -225,7 +225,7 @@ def refused(command: tuple[str, ...]) -> str | None:
                 unknown |= {*map(str, config.queries or ())} - {*choices("query")}
                 if unknown:
                     return f"there is no method or query {', '.join(sorted(unknown))}"
-                vary(compose(name, job))
+                vary(config)
     except UserError as error:
         return str(error)
     return None

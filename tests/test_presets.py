@@ -22,7 +22,7 @@ from probers.bank.bank import ProbeBank
 from probers.commands import main as cli
 from probers.commands import presets as published
 from probers.commands.components import choices
-from probers.commands.compose import fill_store
+from probers.commands.compose import fill_store, request
 from probers.commands.parts import build
 from probers.data.overlap import Seen
 from probers.datagen.labels.cot import parse_label
@@ -233,16 +233,17 @@ def test_every_preset_answers_a_question_with_a_tiny_model(preset, method, lm):
 def test_every_table_builds_its_methods(preset, method, lm):
     cfg, choices = composed("compare", preset, f"method={method}")
     assert not unknown_keys("compare", cfg, choices)
-    vary(cfg)
+    made = vary(request("compare", [f"experiment={preset}", f"method={method}"]))
     # Without a classifier of questions the row that needs one is left out.
-    cfg.triggers = [t for t in cfg.triggers if cfg.methods[t].get("if_given") != "classifier"]
+    kept = [t for t in made.triggers if made.methods[t].get("if_given") != "classifier"]
+    made = replace(made, triggers=kept)
     kind = "radio" if method.startswith("radio") else "probing"
-    methods = build_methods(cfg, lambda: tiny_bank(lm, kind, build(cfg.prompt)))
-    assert [m.name for m in methods] == list(cfg.triggers)
-    assert cfg.match is None or cfg.match in cfg.triggers
+    methods = build_methods(made, lambda: tiny_bank(lm, kind, build(cfg.prompt)))
+    assert [m.name for m in methods] == kept
+    assert made.match is None or made.match in kept
     # A paper's methods run as published: no threshold of theirs is chosen anew.
     own = [
-        m for m in methods if m.name in cfg.methods and m.name.split("_")[0] in ("dragin", "rind", "flare")
+        m for m in methods if m.name in made.methods and m.name.split("_")[0] in ("dragin", "rind", "flare")
     ]
     assert all(m.searches is not None for m in methods if m.name.endswith("sgpt"))
     assert method.startswith(("probing", "radio")) or not any(m.tunable for m in own)
