@@ -8,16 +8,17 @@ probers-serve can decide (:class:`probers.rag.triggers.ServedProbing`).
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from probers.engine.stopping import Stop, Stops
+from probers.engine.language_model import Decoding, GenerationRequest, LanguageModel, ScoreRequest, Scoring
+from probers.engine.stopping import Stops
 from probers.store.spec import ModelSpec
-from probers.types import AttentionRows, Generation, Needs, RunError, UserError, first_line
+from probers.types import Generation, RunError, UserError, first_line
 
 from .served import Choice, Completion, Models, generation
 
@@ -29,7 +30,6 @@ _TOPS = (20, 5)
 _RETRIES = 6
 _STOPS = 4  # stop strings that every server takes; the others are looked for here
 _LONGEST = 200  # characters of what a server says
-_NOTHING = Needs()
 _Body = TypeVar("_Body", bound=BaseModel)
 
 
@@ -37,7 +37,7 @@ class _Missing(UserError):
     """Status 404."""
 
 
-class RemoteLM:
+class RemoteLM(LanguageModel):
     """A model behind a URL.
 
     A server cannot be told to end a text with a sentence or by a function: it writes on, and what is behind
@@ -94,52 +94,54 @@ class RemoteLM:
         """True for all: the server refuses what is too long."""
         return [True] * len(prompts)
 
-    def generate(
-        self,
-        prompts: Sequence[str],
-        *,
-        max_new_tokens: int | Sequence[int],
-        needs: Needs = _NOTHING,
-        stop: Sequence[Stop] = (),
-        sampling: Sampling | None = None,
-        **unused: Any,
-    ) -> list[Generation]:
-        """As :meth:`probers.engine.model.CausalLM.generate`, several requests at a time.
+    def generate_each(
+        self, requests: Sequence[GenerationRequest], how: Decoding, *, known: Container[int] = ()
+    ) -> Iterator[dict[int, Generation]]:
+        """As :meth:`LanguageModel.generate_each`, several requests at a time, all in one batch.
 
-        Args:
-            unused: names, and what saves work: prefix, cache and draft are the server's affair.
+        Names, prefix, cache and draft are ignored: saving work is the server's affair.
 
         Raises:
             UserError: states or attention are asked for, or the server refuses the request.
             RunError: it cannot be reached, fails or is busy, also when asked again, or tells nonsense.
         """
-        if needs.features or needs.attention:
-            raise UserError(self._lacks("hidden states or attention"))
-        stops = Stops.of(frozenset(), stop)
-        how = _drawing(sampling) | ({"stop": list(stops.strings[:_STOPS])} if stops.strings else {})
-        limits = [max_new_tokens] * len(prompts) if isinstance(max_new_tokens, int) else max_new_tokens
+        if how.needs.features or how.needs.attention:
+            raise UserError(self._lacks("hidden states or attention"), "unsupported")
+        stops = Stops.of(frozenset(), how.stop)
+        options = _drawing(how.sampling) | ({"stop": list(stops.strings[:_STOPS])} if stops.strings else {})
+        asked = {place: request for place, request in enumerate(requests) if place not in known}
         pool = ThreadPoolExecutor(self._at_once)
         try:
-            asked = zip(prompts, limits, strict=True)
-            waiting = [pool.submit(self._ask, *each, self.top, how) for each in asked]
+            waiting = [
+                pool.submit(self._ask, each.prompt, each.max_new_tokens, self.top, options)
+                for each in asked.values()
+            ]
             choices = [each.result() for each in waiting]
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
-        made: list[Generation] = []
-        for prompt, choice in zip(prompts, choices, strict=True):
+        made: dict[int, Generation] = {}
+        for (place, request), choice in zip(asked.items(), choices, strict=True):
             try:
-                made.append(generation(prompt, choice, needs, stops))
+                made[place] = generation(request.prompt, choice, how.needs, stops)
             except ValueError as error:
-                raise RunError(f"engine={self.url} tells of other tokens than it wrote: {error}") from None
-        return made
+                raise RunError(
+                    f"engine={self.url} tells of other tokens than it wrote: {error}", "server"
+                ) from None
+        yield made
 
-    def attention_alone(self, generations: Sequence[Generation]) -> list[AttentionRows]:
+    def score_each(
+        self, requests: Sequence[ScoreRequest], how: Scoring, *, known: Container[int] = ()
+    ) -> NoReturn:
         """Refused, as all that a server does not hand out."""
-        raise UserError(self._lacks("attention"))
+        raise UserError(self._lacks("scores of given texts"), "unsupported")
+
+    def attention_alone(self, generations: Sequence[Generation], *, progress: str | None = None) -> NoReturn:
+        """Refused, as :meth:`score_each`."""
+        raise UserError(self._lacks("attention"), "unsupported")
 
     def attention_of(self, texts: Sequence[str]) -> NoReturn:
-        """Refused, as :meth:`attention_alone`."""
-        raise UserError(self._lacks("attention"))
+        """Refused, as :meth:`score_each`."""
+        raise UserError(self._lacks("attention"), "unsupported")
 
     def _lacks(self, what: str) -> str:
         return f"engine={self.url} does not hand out {what}"

@@ -87,16 +87,15 @@ def score(
         file: what messages call the file.
         unfinished: where lines are kept batch by batch, and read again by a run that was killed.
     """
+    from probers.engine.language_model import ScoreRequest, Scoring
     from probers.online.scores import text_needs, text_scores
 
     made = _resumed(unfinished, texts)
-    batches = lm.score_each(
-        [one.prompt_for(lm.tokenizer, file) for one in texts],
-        [one.answer for one in texts],
-        needs=text_needs(bank),
-        names=[f"of {file} {one.where}" for one in texts],
-        known=made,
-    )
+    requests = [
+        ScoreRequest(one.prompt_for(lm.tokenizer, file), one.answer, f"of {file} {one.where}")
+        for one in texts
+    ]
+    batches = lm.score_each(requests, Scoring(text_needs(bank)), known=made)
     for batch in batches:
         new = {}
         for place, written in batch.items():

@@ -309,10 +309,10 @@ def test_batches_halve_when_memory_runs_out(monkeypatch, capsys):
     expected = [g.token_ids for g in lm.generate(PROMPTS, max_new_tokens=6)]
     work = probers.engine.model.generate_batch
 
-    def scarce(decoder, tokenizer, requests, how):
+    def scarce(decoder, tokenizer, requests, *how):
         if len(requests) > 1:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return work(decoder, tokenizer, requests, how)
+        return work(decoder, tokenizer, requests, *how)
 
     monkeypatch.setattr(probers.engine.model, "generate_batch", scarce)
     assert [g.token_ids for g in lm.generate(PROMPTS, max_new_tokens=6)] == expected

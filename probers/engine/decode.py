@@ -7,6 +7,11 @@ Conventions, shared with :mod:`probers.engine.score`:
 - Text, offsets, log-probabilities, states and attention all describe the tokens that
   are kept (:mod:`probers.engine.stopping`).
 - A row that has ended leaves the batch; nothing is computed for it any more.
+
+Prompt lookup (:class:`PromptLookup`) drafts several tokens at a time and checks them in one pass over all of
+them (Leviathan et al. 2023; exact for greedy decoding). A pass over a few tokens costs little more than over
+one. Only a text that runs alone is drafted: in a batch the tokens of many rows keep the processor busy
+already, and rows that advance by different lengths tear holes in the cache.
 """
 
 from __future__ import annotations
@@ -23,10 +28,10 @@ from torch import Tensor
 
 from ..capture.hidden_states import broken_state
 from ..capture.recorder import CaptureSession
-from ..types import Generation, Needs, StopReason, UserError
+from ..types import Generation, StopReason, UserError
 from .forward import Decoder, broken_logits, token_scores
 from .kv_cache import CachedPrefix, PrefixCache, begin_cache, can_drop
-from .speculative import PromptLookup
+from .language_model import Decoding
 from .stopping import Stops
 from .tokens import Prompt, TextStream
 
@@ -100,28 +105,6 @@ class Request:
     limit: int
     prefix: CachedPrefix | None = None
     stream: tuple[int, int, int] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Decoding:
-    """What holds for all prompts of a call.
-
-    Attributes:
-        needs: what to record besides log-probabilities and entropies.
-        stops: what ends a text before its limit.
-        sampling: how tokens are drawn; None takes the likeliest.
-        cache: is left what was computed.
-        draft: most tokens guessed at once for a text that is alone in the batch, or the last
-            that runs (:mod:`probers.engine.speculative`).
-        use_cache: False does without keys and values, for models whose cache is broken.
-    """
-
-    needs: Needs
-    stops: Stops
-    sampling: Sampling | None = None
-    cache: PrefixCache | None = None
-    draft: int = 0
-    use_cache: bool = True
 
 
 class Row:
@@ -206,7 +189,7 @@ class Batch:
         logits: (b, q, vocabulary) of the last pass.
     """
 
-    def __init__(self, decoder: Decoder, requests: Sequence[Request], *, use_cache: bool = True) -> None:
+    def __init__(self, decoder: Decoder, requests: Sequence[Request]) -> None:
         self._decoder = decoder
         tokens = [request.prompt.ids for request in requests]
         ids, self._mask, self._positions = decoder.pad(tokens)
@@ -217,8 +200,8 @@ class Batch:
         self._prefixes = [request.prefix for request in requests]
         if None in self._prefixes:
             self._prefixes = [None] * len(requests)
-        self._ids = None if use_cache else ids
-        if use_cache:
+        self._ids = None if decoder.use_cache else ids
+        if decoder.use_cache:
             capacity = self.width + max(request.limit for request in requests)
             self._cache, columns = begin_cache(decoder, tokens, self._prefixes, capacity)
             ids, self._positions = ids[:, columns:], self._positions[:, columns:]
@@ -286,20 +269,20 @@ def closed(slots: Sequence[int]) -> list[int]:
 
 @torch.inference_mode()
 def generate_batch(
-    decoder: Decoder, tokenizer: Any, requests: Sequence[Request], how: Decoding
+    decoder: Decoder, tokenizer: Any, requests: Sequence[Request], how: Decoding, stops: Stops
 ) -> list[Generation]:
-    """Continue the prompts of a batch, in their order.
+    """Continue the prompts of a batch, in their order; ``stops`` are those of ``how`` and the model's own.
 
     Raises:
         RunError: a logit or a recorded state is NaN or infinite.
     """
-    rows = [Row(request, tokenizer, how.stops) for request in requests]
+    rows = [Row(request, tokenizer, stops) for request in requests]
     limit = max(request.limit for request in requests)
     random = [np.random.default_rng(r.stream) for r in requests if r.stream is not None]
     scores = torch.zeros(4 if how.needs.top else 2, len(rows), limit, device=decoder.device)
     lengths = [len(request.prompt.ids) for request in requests]
     with CaptureSession(decoder.model, how.needs, lengths, limit) as capture:
-        batch = Batch(decoder, requests, use_cache=how.use_cache)
+        batch = Batch(decoder, requests)
         capture.take(-1, batch.rows)
         can_guess = how.draft > 0 and how.sampling is None and batch.can_drop
         lookup: PromptLookup | None = None
@@ -357,6 +340,47 @@ def generate_batch(
         )
         for number, row in enumerate(rows)
     ]  # fmt: skip
+
+
+#: Tokens that must be repeated before the guess, most first.
+_CONTEXT = (3, 2, 1)
+#: Tokens guessed after a single repeated one, which says little.
+_SHORT = 4
+
+
+class PromptLookup:
+    """Drafts of one text: what followed the last place where it went as it does now.
+
+    An answer repeats its prompt: names from the question, sentences from a passage, its own words.
+
+    Args:
+        before: tokens that it may repeat; its prompt's are the last.
+        most: tokens guessed at once.
+    """
+
+    def __init__(self, before: Sequence[int], most: int) -> None:
+        self._text, self._most, self._written = np.array(before), most, 0
+
+    def guess(self, written: Sequence[int], limit: int) -> list[int]:
+        """The next tokens of the text ``written`` so far, which may have ``limit``."""
+        self._text = np.append(self._text, written[self._written :])
+        self._written = len(written)
+        return guess(self._text, min(self._most, limit - len(written)))
+
+
+def guess(ids: np.ndarray, most: int) -> list[int]:
+    """What followed the last place where ``ids`` (n,) went as at their end; at most ``most`` tokens."""
+    for count in _CONTEXT:
+        if len(ids) <= count:
+            continue
+        here = np.ones(len(ids) - count, dtype=bool)  # [i]: the count tokens from i on are repeated
+        for back in range(count):
+            here &= ids[count - 1 - back : -1 - back] == ids[-1 - back]
+        places = np.flatnonzero(here)
+        if len(places):
+            start = int(places[-1]) + count
+            return list(map(int, ids[start : start + (most if count > 1 else min(most, _SHORT))]))
+    return []
 
 
 def _lookup(prompt: Prompt, how: Decoding) -> PromptLookup:

@@ -17,12 +17,16 @@ class Decoder:
 
     Families differ in what their forward accepts; the ones without ``position_ids``
     derive positions from the mask, the ones without ``logits_to_keep`` compute all logits.
+
+    Args:
+        use_cache: False does without keys and values, for models whose cache is broken.
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, *, use_cache: bool = True) -> None:
         accepted = inspect.signature(model.forward).parameters
         self.model = model
         self.device: torch.device = model.device
+        self.use_cache = use_cache
         self._positions = "position_ids" in accepted
         self._keeps = "logits_to_keep" in accepted
 

@@ -69,13 +69,41 @@ def native_bfloat16() -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
-    """In which numbers a model is loaded, and where to; see :meth:`CausalLM.from_pretrained`."""
+class Loading:
+    """How a model is loaded.
+
+    Attributes:
+        dtype: "auto" (on a CPU float32, or bfloat16 where the processor has it; else the
+            checkpoint's), "float32", "bfloat16", "float16".
+        device: "auto", "cpu", "cuda", "cuda:1", ..
+        device_map: spread the model over devices, as transformers does ("auto", or a
+            mapping of modules); needs accelerate. In place of ``device``.
+        quantization: what transformers takes as a quantization config, e.g.
+            ``{"quant_method": "bitsandbytes", "load_in_4bit": True}``. Checkpoints that are
+            quantized already need nothing.
+        attn: attention implementation of transformers; None for the model's default.
+        trust_remote_code: run Python code that comes with the model.
+        use_safetensors: refuse pickled weights (``pytorch_model.bin``), which can run code.
+        gguf: the GGUF file to take in a folder or hub repository.
+        cache: the folder where weights of GGUF files are kept, de-quantised.
+
+    Raises:
+        UserError: ``trust_remote_code`` is no bool.
+    """
 
     dtype: str = "auto"
     device: str = "auto"
     device_map: str | Mapping[str, Any] | None = None
     quantization: Mapping[str, Any] | None = None
+    attn: str | None = None
+    trust_remote_code: bool = False
+    use_safetensors: bool = True
+    gguf: str | None = None
+    cache: str | Path = CACHE
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.trust_remote_code, bool):
+            raise UserError(f"trust_remote_code={self.trust_remote_code!r} must be true or false")
 
 
 def model_source(
@@ -98,14 +126,8 @@ def model_source(
     return name, revision
 
 
-def load(
-    source: str, placement: Placement, *, attn: str | None, use_safetensors: bool, **options: Any
-) -> tuple[Any, Any]:
+def load(source: str, revision: str | None, how: Loading) -> tuple[Any, Any]:
     """A model in evaluation mode on its device or devices, and its tokenizer.
-
-    Args:
-        use_safetensors: False also reads pickled weights, which can run code.
-        options: of ``from_pretrained`` of both.
 
     Raises:
         UserError: there is no such device or number format, transformers finds or builds no causal
@@ -113,41 +135,40 @@ def load(
     """
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-    device = pick_device(placement.device)
+    options: dict[str, Any] = {"revision": revision, "trust_remote_code": how.trust_remote_code}
+    device = pick_device(how.device)
     placed: dict[str, Any] = {}
-    if placement.quantization is not None:
-        placed["quantization_config"] = _quantization(placement.quantization)
-    if placement.device_map is not None or placed:
+    if how.quantization is not None:
+        placed["quantization_config"] = _quantization(how.quantization)
+    if how.device_map is not None or placed:
         # Quantized weights cannot be moved afterwards: they are made where they stay.
-        given = placement.device_map
+        given = how.device_map
         if isinstance(given, Mapping) and not all(isinstance(name, str) for name in given):
             raise UserError(f"device_map={dict(given)} must name modules, as in {{'model.layers.0': 0}}")
         placed["device_map"] = {"": device} if given is None else given
-    with _telling(source, use_safetensors):
+    with _telling(source, how.use_safetensors):
         # Quantized weights have their own number formats; the rest of the model stays in float32.
-        named = (
-            "float32" if placed and placement.dtype == "auto" and device.type == "cpu" else placement.dtype
-        )
+        named = "float32" if placed and how.dtype == "auto" and device.type == "cpu" else how.dtype
         dtype = pick_dtype(named, device, AutoConfig.from_pretrained(source, **options))
         tokenizer = AutoTokenizer.from_pretrained(source, **options)
         model: Any = AutoModelForCausalLM.from_pretrained(
-            source, dtype=dtype, attn_implementation=attn, **options, **placed,
-            use_safetensors=True if use_safetensors else None,
+            source, dtype=dtype, attn_implementation=how.attn, **options, **placed,
+            use_safetensors=True if how.use_safetensors else None,
         )  # fmt: skip
     return (model if placed else model.to(device)).eval(), tokenizer
 
 
-def load_empty(source: str, dtype: str, device: str, **options: Any) -> tuple[Any, Any]:
+def load_empty(source: str, revision: str | None, how: Loading) -> tuple[Any, Any]:
     """As :func:`load`, a model without weights (on torch's meta device), which another engine has.
 
-    Args:
-        dtype, device: as of :class:`Placement`; the number format is that in which it would be loaded there.
+    Its number format is that in which it would be loaded on ``how.device``.
     """
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
+    options: dict[str, Any] = {"revision": revision, "trust_remote_code": how.trust_remote_code}
     with _telling(source, True):
         config = AutoConfig.from_pretrained(source, **options)
-        kind = pick_dtype(dtype, pick_device(device), config)
+        kind = pick_dtype(how.dtype, pick_device(how.device), config)
         if kind == "auto":
             kind = config.get_text_config().dtype or torch.float32
         tokenizer = AutoTokenizer.from_pretrained(source, **options)

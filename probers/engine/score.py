@@ -29,23 +29,23 @@ from .tokens import Prompt
 def score_batch(
     decoder: Decoder,
     tokenizer: Any,
-    prompts: Sequence[Prompt],
-    continuations: Sequence[Sequence[int]],
-    *,
+    texts: Sequence[tuple[Prompt, Sequence[int]]],
     needs: Needs,
     prefix: CachedPrefix | None = None,
 ) -> list[Generation]:
-    """What generation would have recorded, had it written ``continuations`` (each at least one token).
+    """What generation would have recorded, had it written these continuations.
 
     Args:
+        texts: prompts and their continuations, each at least one token.
         prefix: keys and values of what all prompts begin with.
 
     Raises:
         RunError: a logit or a recorded state is NaN or infinite.
     """
+    prompts, continuations = zip(*texts, strict=True)
     lengths = [len(ids) for ids in continuations]
     longest = max(lengths)
-    ids, mask, positions = decoder.pad([(*p.ids, *c) for p, c in zip(prompts, continuations, strict=True)])
+    ids, mask, positions = decoder.pad([(*prompt.ids, *ids) for prompt, ids in texts])
     columns, start, cache = ids, 0, None
     if prefix is not None:
         pads = [ids.shape[1] - len(p.ids) - n for p, n in zip(prompts, lengths, strict=True)]
