@@ -131,7 +131,7 @@ class Feature:
         site: where in the block. "resid_post" is the stream after it, "resid_mid" the one
             between attention and MLP; "attn_out" and "mlp_out" are what those two add to
             the stream. Only "resid_post" has a layer 0. "lookback" is no state but the lookback ratios
-            of all attention heads (:mod:`probers.capture.lookback`), one vector that belongs to no single
+            of all attention heads (:mod:`probers.capture.attention`), one vector that belongs to no single
             layer: ``layers`` must be (L,), the last.
         pool: over the generated tokens "mean" or "last"; "tokens" keeps every one,
             "predicting" for each the state before it, which predicted it (the first token's is the

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from probers.capture.hidden_states import broken_state
 from probers.capture.pooling import PER_TOKEN, all_finite, pool_tokens, token_vectors
-from probers.engine.block_cache import BlockCache
 from probers.engine.continuous import ContinuousBatch, LiveText
+from probers.engine.kv_cache import BlockCache
 from probers.engine.stopping import Stops
 from probers.online.scores import GrowingScores
 from probers.types import Feature, Generation, Needs, RunError, first_line

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..store import fp8
+from ..store.spec import FP8, fp8_rounded
 from ..types import Pool
 
 #: Pools that keep a vector for every token; of all others a text has one.
@@ -176,7 +176,7 @@ class WholePool:
 
 def as_stored(vectors: np.ndarray | Tensor, dtype: str) -> Tensor:
     """float32 vectors rounded to number format ``dtype``, as the store rounds what heads are trained on."""
-    if dtype == fp8.FP8:
-        return fp8.rounded(torch.as_tensor(vectors))
+    if dtype == FP8:
+        return fp8_rounded(torch.as_tensor(vectors))
     kind: torch.dtype = getattr(torch, dtype)
     return torch.as_tensor(vectors).to(kind).float()

@@ -21,10 +21,9 @@ from torch import Tensor
 from ..capture.hidden_states import tap_of
 from ..capture.pooling import BEFORE
 from ..types import Feature, Generation, Needs, RunError, UserError
-from .block_cache import BlockCache
 from .decode import Request, Row, Sampling, closed
-from .forward import broken_logits, token_scores
-from .kv_cache import CachedPrefix, GrowingLayer, begin_cache, can_share, new_cache
+from .forward import GrowingLayer, broken_logits, can_share, new_cache, token_scores
+from .kv_cache import BlockCache, CachedPrefix, begin_cache
 from .stopping import Stops
 
 if TYPE_CHECKING:
@@ -169,7 +168,8 @@ class ContinuousBatch:
         if not can_share(lm.model.config):
             raise UserError(
                 f"{type(lm.model).__name__} keeps more than keys and values, so that texts cannot join "
-                "a running batch; choose a model with plain attention"
+                "a running batch; choose a model with plain attention",
+                "model",
             )
         self._decoder, self._config = lm.decoder, lm.model.config
         self._reader = reader

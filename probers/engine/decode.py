@@ -29,8 +29,8 @@ from torch import Tensor
 from ..capture.hidden_states import broken_state
 from ..capture.recorder import CaptureSession
 from ..types import Generation, StopReason, UserError
-from .forward import Decoder, broken_logits, token_scores
-from .kv_cache import CachedPrefix, PrefixCache, begin_cache, can_drop
+from .forward import Decoder, broken_logits, can_drop, token_scores
+from .kv_cache import CachedPrefix, PrefixCache, begin_cache
 from .language_model import Decoding
 from .stopping import Stops
 from .tokens import Prompt, TextStream

@@ -33,7 +33,10 @@ def pick_device(device: str) -> torch.device:
     except RuntimeError as error:
         raise UserError(f"device={device} is not a device: use auto, cpu, cuda or cuda:<n>") from error
     if chosen.type == "cuda" and (chosen.index or 0) >= torch.cuda.device_count():
-        raise UserError(f"device={device} is not there: torch sees {torch.cuda.device_count()} CUDA devices")
+        raise UserError(
+            f"device={device} is not there: torch sees {torch.cuda.device_count()} CUDA devices",
+            "unsupported",
+        )
     return chosen
 
 
@@ -183,7 +186,9 @@ def load_empty(source: str, revision: str | None, how: Loading) -> tuple[Any, An
 def _telling(source: str, use_safetensors: bool) -> Iterator[None]:
     """One sentence of what goes wrong while a model is loaded (UserError)."""
     if source.startswith(("/", "./", "../", "~")) and not Path(source).is_dir():
-        raise UserError(f"model={source} is no folder on this machine: give a model's folder, or a hub id")
+        raise UserError(
+            f"model={source} is no folder on this machine: give a model's folder, or a hub id", "no-file"
+        )
     try:
         yield
     except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
@@ -193,7 +198,9 @@ def _telling(source: str, use_safetensors: bool) -> Iterator[None]:
                 "it has no weights as safetensors; others are pickled and can run code: convert them, or "
                 "trust them with model.use_safetensors=false"
             )
-        raise UserError(f"model={source} cannot be loaded as a causal language model: {reason}") from error
+        raise UserError(
+            f"model={source} cannot be loaded as a causal language model: {reason}", "model"
+        ) from error
 
 
 def _quantization(config: Mapping[str, Any]) -> Any:
@@ -203,7 +210,9 @@ def _quantization(config: Mapping[str, Any]) -> Any:
         return AutoQuantizationConfig.from_dict(dict(config))
     except (ValueError, TypeError, ImportError, AttributeError) as error:
         reason = first_line(error)
-        raise UserError(f"quantization={dict(config)} is none that transformers offers: {reason}") from error
+        raise UserError(
+            f"quantization={dict(config)} is none that transformers offers: {reason}", "unknown-choice"
+        ) from error
 
 
 def context_length(config: Any) -> int | None:

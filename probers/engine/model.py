@@ -16,8 +16,8 @@ from ..store.spec import ModelSpec
 from ..types import AttentionRows, Generation, Needs, UserError
 from .batch_size import IDLE, Batches
 from .decode import Request, generate_batch
-from .forward import Decoder
-from .kv_cache import CachedPrefix, PrefixCache, can_share, nested, read_nested
+from .forward import Decoder, can_share
+from .kv_cache import CachedPrefix, PrefixCache, nested, read_nested
 from .language_model import Decoding, GenerationRequest, LanguageModel, ScoreRequest, Scoring
 from .loading import Loading, context_length, fingerprint, load, model_source
 from .score import attend_alone, score_batch

@@ -15,13 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..capture.attention import AttentionTap
+from ..capture.attention import AttentionTap, LookbackTap
 from ..capture.hidden_states import StateTap, broken_state, tap_of
-from ..capture.lookback import LookbackTap
 from ..capture.pooling import WholePool
 from ..types import AttentionRows, Feature, Generation, Needs
-from .forward import Decoder, broken_logits, token_scores
-from .kv_cache import CachedPrefix, fill, new_cache
+from .forward import Decoder, broken_logits, new_cache, token_scores
+from .kv_cache import CachedPrefix, fill
 from .tokens import Prompt
 
 

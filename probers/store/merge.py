@@ -41,9 +41,9 @@ def merge(stores: Sequence[Path], out: Path) -> None:
     that a merge killed at any moment leaves no ``out``.
     """
     if not stores:
-        raise UserError("there is nothing to merge: give at least one feature store")
+        raise UserError("there is nothing to merge: give at least one feature store", "missing-value")
     if out.exists() or out.is_symlink():
-        raise UserError(f"out={out} exists: choose another out or remove it")
+        raise UserError(f"out={out} exists: choose another out or remove it", "out-taken")
     parts = [_Part(path) for path in stores]
     for part in parts[1:]:
         _check_features(parts[0], part)
@@ -104,12 +104,14 @@ def _check_features(first: _Part, other: _Part) -> None:
     if not ours.same_as(others):
         raise UserError(
             f"{first.path} was made by {ours} and {other.path} by {others}: "
-            "only stores of the same model can be merged"
+            "only stores of the same model can be merged",
+            "mismatch",
         )
     if len(first.specs) != len(other.specs):
         raise UserError(
             f"{first.path} has {len(first.specs)} features of each row and {other.path} {len(other.specs)}: "
-            "only stores of the same pools and sites can be merged"
+            "only stores of the same pools and sites can be merged",
+            "mismatch",
         )
     for one, another in zip(first.specs, other.specs, strict=True):
         one.check(another, what=f"the features of {first.path}", against=f"those of {other.path}")
@@ -118,7 +120,8 @@ def _check_features(first: _Part, other: _Part) -> None:
             if mine != theirs:
                 raise UserError(
                     f"{first.path} has {name}={mine!r}, {other.path} {name}={theirs!r}: "
-                    f"only stores of the same {name} can be merged"
+                    f"only stores of the same {name} can be merged",
+                    "mismatch",
                 )
 
 
@@ -134,17 +137,19 @@ def _check_rows(parts: Sequence[_Part]) -> None:
             if not rows.schema.equals(schema):
                 fields = [{f"{f.name}: {f.type}" for f in s} for s in (rows.schema, schema)]
                 odd = ", ".join(sorted(fields[0] ^ fields[1]))
-                raise UserError(f"{part.path} has other columns than {parts[0].path} ({odd})")
+                raise UserError(f"{part.path} has other columns than {parts[0].path} ({odd})", "mismatch")
             for name, group, split in zip(*(rows[c].to_pylist() for c in _KEYS), strict=True):
                 if name in ids:
                     raise UserError(
                         f"the id {name} is in {ids[name]} and again in {part.path}: "
-                        "give every worker its own part of the work"
+                        "give every worker its own part of the work",
+                        "overlap",
                     )
                 ids[name] = part.path
                 side, where = sides.setdefault(group, (split, part.path))
                 if side != split:
                     raise UserError(
                         f"merging leaks: the group {group!r} is in {side} of {where} and in {split} of "
-                        f"{part.path}; deal the splits by group before the work is shared out"
+                        f"{part.path}; deal the splits by group before the work is shared out",
+                        "overlap",
                     )

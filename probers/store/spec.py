@@ -3,6 +3,12 @@
 A specification is written into the feature store, copied into every prober trained
 from it, and compared before a prober reads another model's states: a feature
 computed one way for training and another way for serving is refused.
+
+Number format "fp8" is float8 e4m3 (Micikevicius et al. 2022), each vector with a scale of its own. e4m3 keeps
+3 bits behind the leading one, from 448 down to 2^-6, and below it steps of 2^-9. A vector is divided by the
+power of two that brings its largest number to between 232 and 464, which is rounded to 448 at most. So each
+number is off by at most a 16th of itself, or the largest of its vector over 237,568 where that is more. A
+power of two changes no digit: what is read and written again gives the same bytes.
 """
 
 from __future__ import annotations
@@ -10,15 +16,24 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import groupby
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 from pydantic import Field
 
 from ..options import Count, Line, Name, Natural, check_record
 from ..types import Feature, Needs, Pool, Site, UserError
-from .fp8 import FP8
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
+#: The format's name, as ``dtype`` of a store.
+FP8 = "fp8"
+#: Numbers as large are not stored: they could be rounded up to what float32 does not have.
+TOO_LARGE = 2.0**127
+
+_SMALLEST = -126  # exponent of a scale: of the smallest normal number of float32
+_TURN = 464 / 512  # from half of a power of two to the power: what lies above would be rounded to over 448
 _LAYERS = 10_000  # more than any model has
 _Layers = Annotated[tuple[Natural, ...], Field(max_length=_LAYERS)]
 _Format = Annotated[
@@ -73,7 +88,7 @@ class FeatureSpec:
         site: where in the block.
         pool: how the tokens' vectors became one.
         position: over which tokens; "generated" leaves the prompt out.
-        dtype: number format of the stored vectors; "fp8" is :mod:`probers.store.fp8`'s.
+        dtype: number format of the stored vectors; "fp8" is float8 e4m3 with a scale for each vector.
         prompt: fingerprint of the prompt template, "" where none was used.
     """
 
@@ -93,7 +108,8 @@ class FeatureSpec:
         if layers[0] < 0 or layers[-1] > self.model.layers:
             raise UserError(
                 f"layers={list(layers)} is out of range: {self.model.id} has {self.model.layers} layers "
-                "(0 is the embedding output)"
+                "(0 is the embedding output)",
+                "layers",
             )
         object.__setattr__(self, "layers", layers)
 
@@ -133,7 +149,8 @@ class FeatureSpec:
             raise UserError(
                 f"layer={absent[0] if len(absent) == 1 else absent} is not in the features: they hold "
                 f"layers {_ranges(self.layers)} of {self.model.id}, which has {self.model.layers} layers "
-                "(0 is the embedding output); choose among these"
+                "(0 is the embedding output); choose among these",
+                "layers",
             )
         return replace(self, layers=tuple(sorted(set(layers))))
 
@@ -150,7 +167,8 @@ class FeatureSpec:
         if not self.model.same_as(model):
             raise UserError(
                 f"{what} came from the model {self.model}, but the model now is {model}: "
-                "use that model, or make features and prober again with this one"
+                "use that model, or make features and prober again with this one",
+                "mismatch",
             )
 
     def check(self, other: FeatureSpec, *, what: str = "the features", against: str = "the others") -> None:
@@ -165,7 +183,8 @@ class FeatureSpec:
             if mine != theirs:
                 raise UserError(
                     f"{what} have {name}={mine!r}, {against} {name}={theirs!r}: "
-                    f"make one of them again with the same {name}"
+                    f"make one of them again with the same {name}",
+                    "mismatch",
                 )
 
     def to_dict(self) -> dict[str, Any]:
@@ -210,3 +229,31 @@ def _ranges(numbers: Sequence[int]) -> str:
     # Along a run of consecutive numbers the distance between number and place stays.
     runs = [[k for _, k in run] for _, run in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])]
     return ", ".join(str(r[0]) if len(r) == 1 else f"{r[0]}-{r[-1]}" for r in runs)
+
+
+def fp8_encode(vectors: Tensor) -> tuple[Tensor, Tensor]:
+    """Codes (.., d) in float8_e4m3fn and scales (..,) in float32, whose product stands for the vectors.
+
+    Args:
+        vectors: (.., d) float32, finite and below :data:`TOO_LARGE`.
+    """
+    import torch
+
+    half, exponent = torch.frexp(vectors.abs().amax(dim=-1))
+    exponent = (exponent - 9 + (half > _TURN)).clamp(min=_SMALLEST)
+    scales = torch.ldexp(torch.ones_like(half), exponent)
+    return (vectors / scales[..., None]).to(torch.float8_e4m3fn), scales
+
+
+def fp8_decode(codes: np.ndarray, scales: np.ndarray) -> np.ndarray:
+    """The vectors (.., d) in float32 that codes, as bytes, and scales (..,) stand for."""
+    import torch
+
+    vectors = torch.from_numpy(codes).view(torch.float8_e4m3fn).float()
+    return vectors.mul_(torch.from_numpy(scales)[..., None]).numpy()
+
+
+def fp8_rounded(vectors: Tensor) -> Tensor:
+    """Vectors as they would be read again."""
+    codes, scales = fp8_encode(vectors)
+    return codes.float().mul_(scales[..., None])

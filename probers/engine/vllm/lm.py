@@ -341,7 +341,9 @@ def _start(name: str, device: str, given: Mapping[str, Any]) -> Any:
     from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
     if device not in ("auto", own := current_platform.device_type):
-        raise UserError(f"model.device={device} is not vLLM's, which is made for {own} here: leave auto")
+        raise UserError(
+            f"model.device={device} is not vLLM's, which is made for {own} here: leave auto", "unsupported"
+        )
     more: dict[str, Any] = {}
     if current_platform.is_cpu():
         more["block_size"] = _BLOCK
@@ -357,6 +359,6 @@ def _start(name: str, device: str, given: Mapping[str, Any]) -> Any:
         with _hidden("llvmlite.binding.ffi"):
             return LLMEngine(config, UniProcExecutor, log_stats=False, multiprocess_mode=False)
     except (ValueError, ImportError, NotImplementedError) as error:
-        raise UserError(f"model={name} cannot be run by vLLM: {first_line(error)}") from error
+        raise UserError(f"model={name} cannot be run by vLLM: {first_line(error)}", "model") from error
     except RuntimeError as error:
-        raise RunError(f"vLLM cannot run model={name}: {first_line(error)}") from error
+        raise RunError(f"vLLM cannot run model={name}: {first_line(error)}", "model") from error

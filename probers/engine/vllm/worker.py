@@ -54,7 +54,7 @@ class ReadingWorker(_stock()):  # type: ignore[misc]
             ("--speculative-config", vllm_config.speculative_config is None),
         ]:
             if not allowed:
-                raise UserError(f"{option} is not possible beside a prober: leave it out")
+                raise UserError(f"{option} is not possible beside a prober: leave it out", "conflict")
         super().__init__(vllm_config, *args, **kwargs)
 
     def load_model(self, **options: Any) -> None:
