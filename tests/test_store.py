@@ -160,7 +160,6 @@ def test_a_damaged_shard_of_an_unfinished_store_is_named_and_missing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str, damage: str
 ) -> None:
     """Converse: the whole one beside it is not, and of a whole store nothing is said."""
-    caplog.set_level("INFO")
     store = FeatureStore.create(tmp_path / "s", [SPEC], config={}, shards=3)
     for index in (0, 1):
         store.write_shard(index, make_rows(2), make_states(2, 0))
@@ -1000,7 +999,6 @@ def test_features_that_cannot_be_of_one_store(tmp_path: Path) -> None:
 def test_every_features_files_are_watched(
     tmp_path: Path, name: str, damage: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level("INFO")
     whole = tree(build_all(tmp_path / "s").path)
     file = tmp_path / "s/shards" / name
     blob = file.read_bytes()
