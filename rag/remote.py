@@ -23,7 +23,7 @@ from probers.types import Generation, RunError, UserError, first_line
 from .served import Choice, Completion, Models, generation
 
 if TYPE_CHECKING:
-    from probers.engine.decode import Sampling
+    from probers.engine.language_model import Sampling
 
 #: Likeliest tokens to ask for at each place, tried in this order: most servers tell 20, OpenAI 5.
 _TOPS = (20, 5)

@@ -24,7 +24,7 @@ from starlette.exceptions import HTTPException
 
 from probers.bank.assessment import Assessor
 from probers.engine.decode import Request as Wanted
-from probers.engine.decode import Sampling
+from probers.engine.language_model import Sampling
 from probers.engine.tokens import Prompt, encode_prompts, token_offsets
 from probers.prompts import chat_text
 from probers.types import RunError, UserError

@@ -29,7 +29,8 @@ from .metrics import Metrics
 
 if TYPE_CHECKING:
     from probers.bank.bank import ProbeBank
-    from probers.engine.decode import Request, Sampling
+    from probers.engine.decode import Request
+    from probers.engine.language_model import Sampling
     from probers.engine.model import CausalLM
 
 T = TypeVar("T")

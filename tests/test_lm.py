@@ -12,6 +12,7 @@ from tiny import CONTEXT, FAMILIES, PROMPTS, save_tiny, sentence_piece, tiny_lm,
 import probers.engine.model
 from probers.engine import batch_size
 from probers.engine.batch_size import Batches
+from probers.engine.language_model import collected
 from probers.engine.loading import fingerprint
 from probers.engine.model import CausalLM
 from probers.types import Generation, Needs, RunError, UserError
@@ -323,6 +324,10 @@ def test_batches_halve_when_memory_runs_out(monkeypatch, caplog):
         tiny_lm(batch_size=4).generate(PROMPTS, max_new_tokens=6)
 
 
+def in_order(batches, lengths, work):
+    return collected(batches.each(lengths, work), len(lengths), None)
+
+
 @pytest.mark.parametrize(("share", "sizes"), [(0.1, [32, 64, 128, 256, 256]), (0.9, [32] * 5)])
 def test_batches_grow_while_an_accelerator_has_room(monkeypatch, share, sizes):
     monkeypatch.setattr(batch_size, "memory_share", lambda device: share)
@@ -333,7 +338,7 @@ def test_batches_grow_while_an_accelerator_has_room(monkeypatch, share, sizes):
         return chosen
 
     batches = Batches("auto", torch.device("cpu"))
-    assert batches.run([1] * sum(sizes), work) == list(range(sum(sizes)))
+    assert in_order(batches, [1] * sum(sizes), work) == list(range(sum(sizes)))
     assert seen == sizes
 
 
@@ -347,7 +352,7 @@ def test_batches_that_ran_out_of_memory_do_not_grow_again(monkeypatch, caplog):
         seen.append(len(chosen))
         return chosen
 
-    Batches("auto", torch.device("cpu")).run([1] * 128, work)
+    in_order(Batches("auto", torch.device("cpu")), [1] * 128, work)
     assert seen == [32] * 4
     assert "batch_size=32" in caplog.text
 
@@ -359,7 +364,7 @@ def test_batches_hold_texts_of_like_length_longest_first():
         seen.append(chosen)
         return [str(i) for i in chosen]
 
-    assert Batches(2, torch.device("cpu")).run([30, 90, 34, 80, 29], work) == ["0", "1", "2", "3", "4"]
+    assert in_order(Batches(2, torch.device("cpu")), [30, 90, 34, 80, 29], work) == ["0", "1", "2", "3", "4"]
     assert seen == [[1, 3], [2, 0], [4]]
 
 

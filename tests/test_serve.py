@@ -16,7 +16,7 @@ from serving import PROMPT, QUESTION, Running, bank_for, running
 
 from probers import CausalLM
 from probers.bank.assessment import Assessor
-from probers.engine.decode import Sampling
+from probers.engine.language_model import Sampling
 from probers.online.scores import text_needs, text_scores
 from probers.rag import RAG
 from probers.rag.triggers import Flare, Rind

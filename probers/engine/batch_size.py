@@ -10,7 +10,6 @@ from typing import TypeVar
 import torch
 
 from ..types import RunError, UserError
-from .language_model import collected
 
 log = logging.getLogger(__name__)
 
@@ -45,12 +44,6 @@ class Batches:
         self._most = MOST
         self._beside = BESIDE if self._auto else 1
         self.size = FIRST if self._auto else int(size)
-
-    def run(
-        self, lengths: Sequence[int], work: Callable[[list[int]], list[T]], *, progress: str | None = None
-    ) -> list[T]:
-        """``work`` for all indices of ``lengths``, in their order; see :meth:`each`."""
-        return collected(self.each(lengths, work), len(lengths), progress)
 
     def each(
         self,

@@ -21,9 +21,10 @@ from torch import Tensor
 from ..capture.hidden_states import tap_of
 from ..capture.pooling import BEFORE
 from ..types import Feature, Generation, Needs, RunError, UserError
-from .decode import Request, Row, Sampling, closed
+from .decode import Request, Row, closed
 from .forward import GrowingLayer, broken_logits, can_share, new_cache, token_scores
-from .kv_cache import BlockCache, CachedPrefix, begin_cache
+from .kv_cache import BlockCache, CachedPrefix, fill
+from .language_model import Sampling
 from .stopping import Stops
 
 if TYPE_CHECKING:
@@ -250,7 +251,11 @@ class ContinuousBatch:
             texts[-1].cached = 0 if prefix is None else prefix.common(own)
         prompts = list(places)
         ids, mask, positions = self._decoder.pad(prompts)
-        cache, done = begin_cache(self._decoder, prompts, prefixes, ids.shape[1], whole=True)
+        width, done = ids.shape[1], 0
+        cache = new_cache(self._config, width, whole=True)
+        reused = [prefix for prefix in prefixes if prefix is not None]
+        if len(reused) == len(prompts):
+            done = fill(cache, reused, prompts, [width - len(own) for own in prompts])
         wanted = [places[text.request.prompt.ids] for text in texts]
         return _Reading(texts, wanted, prompts, ids, mask, positions, cache, done)
 

@@ -16,8 +16,6 @@ already, and rows that advance by different lengths tear holes in the cache.
 
 from __future__ import annotations
 
-import hashlib
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -28,67 +26,12 @@ from torch import Tensor
 
 from ..capture.hidden_states import broken_state
 from ..capture.recorder import CaptureSession
-from ..types import Generation, StopReason, UserError
-from .forward import Decoder, broken_logits, can_drop, token_scores
-from .kv_cache import CachedPrefix, PrefixCache, begin_cache
+from ..types import Generation, StopReason
+from .forward import Decoder, broken_logits, can_drop, new_cache, token_scores
+from .kv_cache import CachedPrefix, PrefixCache, fill
 from .language_model import Decoding
 from .stopping import Stops
 from .tokens import Prompt, TextStream
-
-
-@dataclass(frozen=True, slots=True)
-class Sampling:
-    """How to sample instead of taking the likeliest token.
-
-    Recorded log-probabilities and entropies stay those of the raw logits.
-
-    Attributes:
-        temperature: logits are divided by it.
-        top_k: draw among this many likeliest tokens; 0 for all.
-        top_p: draw among the likeliest tokens that together have this probability.
-        seed: a prompt's tokens depend on it, on the prompt, and on how many times the
-            same prompt stands before it in the call; not on its neighbours.
-    """
-
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if not self.temperature > 0:
-            raise UserError(
-                f"temperature={self.temperature} must be above 0; leave sampling out for greedy decoding"
-            )
-        if self.top_k < 0 or not 0 < self.top_p <= 1:
-            raise UserError(
-                f"top_k={self.top_k} must be 0 or more and top_p={self.top_p} above 0 and at most 1"
-            )
-
-    def streams(self, prompts: Sequence[Sequence[int]]) -> list[tuple[int, int, int]]:
-        """What the random numbers of each prompt (token ids) are derived from."""
-        seen: Counter[bytes] = Counter()
-        found = []
-        for ids in prompts:
-            digest = hashlib.sha256(np.asarray(ids, dtype=np.int64).tobytes()).digest()[:8]
-            found.append((self.seed, int.from_bytes(digest, "little"), seen[digest]))
-            seen[digest] += 1
-        return found
-
-    def draw(self, logits: Tensor, random: Sequence[np.random.Generator]) -> Tensor:
-        """Tokens (batch,) for logits (batch, vocabulary), each row by its own random numbers."""
-        ordered, order = (logits.float() / self.temperature).sort(dim=-1, descending=True)
-        probabilities = ordered.softmax(dim=-1)
-        if self.top_k:
-            probabilities[:, self.top_k :] = 0
-        total = probabilities.double().cumsum(dim=-1)
-        if self.top_p < 1:
-            # The token that reaches top_p is the last one drawn from.
-            probabilities[total - probabilities >= self.top_p * total[:, -1:]] = 0
-            total = probabilities.double().cumsum(dim=-1)
-        numbers = torch.tensor([row.random() for row in random], dtype=torch.float64)
-        place = torch.searchsorted(total, numbers.to(total.device)[:, None] * total[:, -1:], right=True)
-        return order.gather(-1, place.clamp_max(logits.shape[-1] - 1))[:, 0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,14 +140,17 @@ class Batch:
         self.active = list(range(len(tokens)))
         self.width = ids.shape[1]
         self._cache: Any = None
-        self._prefixes = [request.prefix for request in requests]
-        if None in self._prefixes:
-            self._prefixes = [None] * len(requests)
+        self._prefixes: Sequence[CachedPrefix | None]
+        known = [request.prefix for request in requests if request.prefix is not None]
+        reuses = decoder.use_cache and len(known) == len(requests)
+        self._prefixes = known if reuses else [None] * len(requests)
         self._ids = None if decoder.use_cache else ids
         if decoder.use_cache:
             capacity = self.width + max(request.limit for request in requests)
-            self._cache, columns = begin_cache(decoder, tokens, self._prefixes, capacity)
-            ids, self._positions = ids[:, columns:], self._positions[:, columns:]
+            self._cache = new_cache(decoder.model.config, capacity)
+            if reuses:
+                columns = fill(self._cache, known, tokens, [self.width - len(own) for own in tokens])
+                ids, self._positions = ids[:, columns:], self._positions[:, columns:]
         # Float32 once: on a CPU the largest of bfloat16 numbers is slow to find.
         self.logits = decoder(ids, self._mask, self._positions, cache=self._cache).float()
 

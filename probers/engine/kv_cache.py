@@ -1,6 +1,6 @@
 """Keys and values computed once and used again by texts that begin alike.
 
-Two stores share one value, :class:`CachedPrefix`, and one way to begin a batch with it, :func:`begin_cache`.
+Two stores share one value, :class:`CachedPrefix`, and one way to begin a batch with it, :func:`fill`.
 
 - :class:`PrefixCache` holds every token of the last text of a name, for calls that extend it (the loop).
   How many columns a batch begins with decides how its matrix products are cut and thus the last digits of
@@ -30,7 +30,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from .batch_size import Batches
-from .forward import Decoder, GrowingLayer, can_drop, can_share, empty, new_cache
+from .forward import Decoder, GrowingLayer, can_drop, can_share, empty
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -325,27 +325,3 @@ def read_nested(
         found = {index: computed[own] for own in group for index in parts[own]}
         del computed  # the caller alone holds them
         yield found
-
-
-def begin_cache(
-    decoder: Decoder,
-    prompts: Sequence[Sequence[int]],
-    prefixes: Sequence[CachedPrefix | None],
-    capacity: int,
-    *,
-    whole: bool = False,
-) -> tuple[Any, int]:
-    """A cache for left-padded prompts, and how many of its columns need not be computed any more.
-
-    Args:
-        prompts: token ids.
-        prefixes: what each may begin with; used where all have one.
-        capacity: positions to make room for.
-        whole: as of :func:`new_cache`.
-    """
-    cache: Any = new_cache(decoder.model.config, capacity, whole=whole)
-    known = [prefix for prefix in prefixes if prefix is not None]
-    if len(known) < len(prompts):
-        return cache, 0
-    width = max(map(len, prompts))
-    return cache, fill(cache, known, prompts, [width - len(ids) for ids in prompts])

@@ -18,7 +18,7 @@ from .batch_size import IDLE, Batches
 from .decode import Request, generate_batch
 from .forward import Decoder, can_share
 from .kv_cache import CachedPrefix, PrefixCache, nested, read_nested
-from .language_model import Decoding, GenerationRequest, LanguageModel, ScoreRequest, Scoring
+from .language_model import Decoding, GenerationRequest, LanguageModel, ScoreRequest, Scoring, collected
 from .loading import Loading, context_length, fingerprint, load, model_source
 from .score import attend_alone, score_batch
 from .stopping import Stop, Stops
@@ -134,7 +134,7 @@ class CausalLM(LanguageModel):
     ) -> Iterator[dict[int, Generation]]:
         """As :meth:`LanguageModel.generate_each`, in batches of like length."""
         self.check(how.needs)
-        stops, use_cache = self.stops(how.stop), self.decoder.use_cache
+        stops = self.stops(how.stop)
         encoded = self._encode(requests)
         shared = self._shared(how.prefix, encoded)
         fitting = self._fit(encoded, [asked.max_new_tokens for asked in requests], "max_new_tokens={}")
@@ -143,8 +143,8 @@ class CausalLM(LanguageModel):
         ids = [prompt.ids for prompt in fitting]
         sampled = [] if how.sampling is None else how.sampling.streams([prompt.ids for prompt in encoded])
         streams = dict(enumerate(sampled))
-        shares = shared is None and how.cache is None and use_cache
-        whole = nested(ids, self.model.config) if shares else None
+        reuses = shared is not None or how.cache is not None or not self.decoder.use_cache
+        whole = None if reuses or len(ids) < 2 else nested(ids, self.model.config)
         groups: Iterable[dict[int, Any]]
         if whole is None:
             groups = [{i: _longest_known(prompt, shared, how.cache) for i, prompt in enumerate(fitting)}]
@@ -202,7 +202,8 @@ class CausalLM(LanguageModel):
             found = dict(zip(full, rows, strict=True))
             return [found.get(i, nothing) for i in chosen]
 
-        return self._batches.run([len(ids) for ids in sequences], work, progress=progress)
+        made = self._batches.each([len(ids) for ids in sequences], work)
+        return collected(made, len(sequences), progress)
 
     def stops(self, stop: Sequence[Stop]) -> Stops:
         """What ends a text besides its limit: ``stop`` as of :class:`Decoding`, and the model's own end."""
