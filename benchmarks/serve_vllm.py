@@ -29,7 +29,7 @@ from report import invocation, publish
 from streams import NEW, together
 from timing import Results, ratios, spread, verdict
 
-from probers.commands.config import request
+from probers.commands.compose import request
 from probers.engine.gguf import CACHE, dequantised, locate
 from probers.testbed.assets import model_path
 
@@ -63,7 +63,7 @@ def engine(results: Results, model: str, prober: str, rounds: int) -> None:
     plain, of_plain = started(options)
     scoring = {
         "worker_cls": "probers.serve.vllm.worker.ScoringWorker",
-        "scheduler_cls": "probers.serve.vllm.scheduler.ScoringScheduler",
+        "scheduler_cls": "probers.serve.vllm.worker.ScoringScheduler",
         "additional_config": {"probers": {"prober": prober}},
     }
     ours, of_ours = started({**options, **scoring})
@@ -134,7 +134,7 @@ def speeds(measured: Sequence[tuple[float, float]]) -> str:
 @contextmanager
 def serving(model: str, prober: str, *, scored: bool) -> Iterator[tuple[str, list[psutil.Process]]]:
     """A server's URL and processes."""
-    from probers.serve.vllm.launch import command
+    from probers.serve.vllm.prober import command
 
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from probers.checksums import sha256
-from probers.commands.part_runs import PartRuns
+from probers.commands.merge import PartRuns
 from probers.files import writing
 from probers.store.files import read_rows, read_sidecar, shard_file, state_suffixes
 from probers.store.reader import StateReader

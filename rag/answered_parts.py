@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from probers.commands.part_runs import PartRuns
+from probers.commands.merge import PartRuns
 from probers.data.partition import Partition
 from probers.types import Question
 

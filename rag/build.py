@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Literal, NoReturn
+from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from probers.bank.io import shipped
-from probers.commands.newest import ProberKind, newest_classifier, newest_prober
+from probers.commands.artifacts import ProberKind
+from probers.commands.components import choices, node_of
 from probers.commands.parts import build, maker
-from probers.commands.presets import choices, text_of
 from probers.commands.runs import RunFolder
 from probers.types import UserError
 
@@ -21,19 +20,6 @@ from .triggers.probing import Probing, ServedProbing
 
 #: ``engine`` of a model in this process; what runs it.
 LOCAL, VLLM = "transformers", "vllm"
-#: For each trained part the trigger that needs it, what it is, the commands that make one, and what to pass.
-_TRAINED: dict[ProberKind | Literal["questions"], tuple[str, str, str, str, str]] = {
-    "answers": ("probing", "prober of whole answers", "--source cot", "layer=all", "prober=PATH"),
-    "tokens": ("radio", "prober of single tokens", "--source wiki pool=tokens", "head=radio", "prober=PATH"),
-    "entities": (
-        "before_entity", "prober of entities before they are written", "--source wiki pool=predicting",
-        "layer=all", "prober=PATH",
-    ),
-    "questions": (
-        "adaptive", "classifier of questions", "--source cot", "head=adaptive",
-        "its folder, or a sequence classifier of transformers, as trigger.classifier",
-    ),
-}  # fmt: skip
 
 
 def prober_kind(node: DictConfig) -> ProberKind:
@@ -111,49 +97,6 @@ def for_engine(engine: str, trigger: DictConfig) -> DictConfig:
     return OmegaConf.create({"_target_": f"{ServedProbing.__module__}.{ServedProbing.__name__}", **options})
 
 
-def find_prober(cfg: DictConfig, kind: ProberKind = "answers", *, asks: str | None = None) -> str:
-    """The prober asked for, the newest of this kind trained for this model, or the one we ship; says which.
-
-    Args:
-        asks: who needs it, for messages; None is the kind's trigger.
-
-    Raises:
-        UserError: there is none; says which command makes one.
-    """
-    if cfg.prober is not None:
-        print(f"prober: {cfg.prober}")
-        return str(cfg.prober)
-    found = newest_prober(kind, model=cfg.model.name)
-    own = shipped(cfg.model.name) if kind != "entities" else None
-    if found is None and own is not None:
-        print(f"prober: {own} (comes with probers; of the tokens of entities in articles)")
-        return own
-    if found is None:
-        _none(cfg, kind, asks)
-    of = _TRAINED[kind][1].removeprefix("prober ")
-    print(f"prober: {found} (the newest {of} for model={cfg.model.name})")
-    return str(found)
-
-
-def find_classifier(cfg: DictConfig) -> str:
-    """The newest classifier of questions trained on answers of this model; says which.
-
-    Raises:
-        UserError: there is none; says which command makes one.
-    """
-    found = newest_classifier(model=cfg.model.name) or _none(cfg, "questions")
-    print(f"classifier: {found} (the newest for model={cfg.model.name})")
-    return str(found)
-
-
-def _none(cfg: DictConfig, kind: ProberKind | Literal["questions"], asks: str | None = None) -> NoReturn:
-    trigger, what, data, training, given = _TRAINED[kind]
-    raise UserError(
-        f"{asks or f'trigger={trigger}'} needs a {what} for model={cfg.model.name} and there is none under "
-        f"runs/: make one with 'probers-datagen {data}' and 'probers-train {training}', or pass {given}"
-    )
-
-
 def with_bank(
     node: DictConfig, bank: Callable[[], Any], classifier: Callable[[], Any] | None = None
 ) -> dict[str, Any]:
@@ -192,9 +135,7 @@ def named_part(group: str, name: str | Mapping[str, Any], options: Mapping[str, 
     if isinstance(name, str):
         if name not in choices(group):
             raise UserError(f"unknown {group} {name!r}: choose one of {', '.join(choices(group))}")
-        own: Any = OmegaConf.create(text_of(group, name))
-        bases = [OmegaConf.create(text_of(group, base)) for base in own.pop("defaults", ())]
-        node = OmegaConf.merge(*bases, own)
+        node = OmegaConf.create(node_of(group, name))
         known = [str(k) for k in node if k != "_target_"]
         for key in options:
             if key not in known:

@@ -10,7 +10,8 @@ from typing import Any, Literal, TextIO
 
 from omegaconf import DictConfig
 
-from probers.commands.part_runs import PartRuns, part_of
+from probers.commands.artifacts import find_classifier, find_prober
+from probers.commands.merge import PartRuns, part_of
 from probers.commands.parts import (
     build,
     inputs,
@@ -29,8 +30,6 @@ from probers.types import Decision, Passage, Question, Round, UserError
 
 from .answered_parts import join_traces, own
 from .build import (
-    find_classifier,
-    find_prober,
     for_engine,
     for_other,
     loop_options,

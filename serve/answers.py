@@ -1,4 +1,4 @@
-"""From texts that grow to OpenAI's responses: whole, or as chunks of a stream."""
+"""Responses in OpenAI's form for growing texts: whole, or in chunks of a stream."""
 
 from __future__ import annotations
 
@@ -6,35 +6,33 @@ import time
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic_core import to_json
 
-from probers.bank.assessment import token_lists
+from probers.bank.assessment import Assessor
+from probers.engine.tokens import TextStream, decode, token_offsets
 
 from .scheduler import ScoredText
 
-if TYPE_CHECKING:
-    from probers.bank.assessment import Assessor
-
 
 def as_json(value: Mapping[str, Any]) -> bytes:
-    """A response as JSON, which has no NaN and no infinities: the log-probability of 0 becomes null."""
+    """Encode a response as JSON; infinities and NaN, such as the log-probability of 0, become null."""
     return to_json(value, inf_nan_mode="null")
 
 
 def sse(value: Mapping[str, Any] | str) -> bytes:
-    """One event of a stream."""
+    """Encode one event of a stream."""
     return b"data: %b\n\n" % (value.encode() if isinstance(value, str) else as_json(value))
 
 
 @dataclass(slots=True)
 class Frame:
-    """What all chunks of a response begin with.
+    """The fields around the choices of a response or chunk.
 
     Attributes:
         kind: "text_completion" or "chat.completion".
-        model: what the server calls its model.
+        model: name of the model in requests.
     """
 
     kind: str
@@ -47,7 +45,7 @@ class Frame:
         return self.kind == "chat.completion"
 
     def whole(self, choices: Sequence[Mapping[str, Any]], usage: Mapping[str, Any]) -> dict[str, Any]:
-        """A response that is not streamed."""
+        """A response without streaming."""
         return self._begin(self.kind) | {"choices": list(choices), "usage": usage}
 
     def chunk(
@@ -62,7 +60,7 @@ class Frame:
         return {"id": f"{name}-{self.id}", "object": kind, "created": self.created, "model": self.model}
 
     def opening(self, choices: int) -> list[dict[str, Any]]:
-        """What a stream begins with: in a chat, whose turn it is."""
+        """The first chunk of a chat, which names the role; none for a completion."""
         begun = {"delta": {"role": "assistant", "content": ""}, "finish_reason": None, "logprobs": None}
         return [self.chunk([{"index": i, **begun} for i in range(choices)])] if self.chat else []
 
@@ -79,7 +77,7 @@ class Frame:
 
 
 def usage_of(texts: Iterable[ScoredText]) -> dict[str, Any]:
-    """Tokens that texts took; a prompt that several have counts once."""
+    """Count the tokens of texts; a prompt of several texts counts once."""
     every = list(texts)
     prompts = {text.request.prompt.name: text for text in every}
     asked = sum(len(text.request.prompt.ids) for text in prompts.values())
@@ -93,15 +91,15 @@ def usage_of(texts: Iterable[ScoredText]) -> dict[str, Any]:
 
 
 class Choice:
-    """One text of a response, told as it grows.
+    """One text of a response while it grows.
 
     Attributes:
-        finished: the whole was told.
+        finished: the last piece was returned.
 
     Args:
-        index: its place among the response's choices.
-        alternatives: likeliest tokens to tell at each place; None tells no log-probabilities.
-        assess: what the prober says of the text; None where there is no prober.
+        index: place among the response's choices.
+        alternatives: number of likeliest tokens per place; None leaves log-probabilities out.
+        assess: the prober's assessor; None without a prober.
     """
 
     def __init__(
@@ -113,68 +111,49 @@ class Choice:
         self._tokens = self._characters = 0
 
     def news(self, tokenizer: Any) -> dict[str, Any] | None:
-        """The next piece, or None where nothing can be told yet."""
+        """The next piece, or None where nothing is certain yet."""
         text = self.text
         if text.over:
-            return self._last(tokenizer)
+            self.finished = True
+            more = self._more(tokenizer, self._tokens, text.row.kept, whole=True)
+            return self._frame.piece(self._index, text.text[self._characters :], self.finish, **more)
         start, stop = self._tokens, text.ready
         if stop <= start:
             return None
         end = max(self._characters, text.ends[stop - 1])
         piece = text.text[self._characters : end]
         self._tokens, self._characters = stop, end
-        return self._frame.piece(self._index, piece, **self._more(tokenizer, start, stop, piece))
+        return self._frame.piece(self._index, piece, **self._more(tokenizer, start, stop))
 
-    def _more(self, tokenizer: Any, start: int, stop: int, piece: str) -> dict[str, Any]:
-        """What a piece carries besides its text."""
+    def whole(self, tokenizer: Any) -> dict[str, Any]:
+        """The choice of a response without streaming."""
+        more = self._more(tokenizer, 0, self.text.row.kept, whole=True)
+        return self._frame.choice(self._index, self.text.text, self.finish, **more)
+
+    @property
+    def finish(self) -> str:
+        """OpenAI's reason why the text ended."""
+        return "length" if self.text.row.stop == "length" else "stop"
+
+    def _more(self, tokenizer: Any, start: int, stop: int, whole: bool = False) -> dict[str, Any]:
+        """Fields besides the text: log-probabilities and scores of new tokens, the last scores of all."""
         more: dict[str, Any] = {}
+        text, part, assess = self.text, slice(start, stop), self._assess
         if self._alternatives is not None:
             more["logprobs"] = self._logprobs(tokenizer, start, stop)
-        if self._assess is not None:
+        if assess is not None and whole:
+            far = None if text.distances is None else text.distances[:stop]
+            more["hallucination"] = assess.of_generation(text.recorded(tokenizer), text.scores[:stop], far)
+        elif assess is not None:
             offsets = [self._offset(i) for i in range(start, stop)]
-            more["hallucination"] = self._lists(start, stop, offsets)
+            more["hallucination"] = assess.token_lists(
+                text.scores[part], offsets, text.logprobs[part], text.entropies[part]
+            )
         return more
 
     def _offset(self, token: int) -> tuple[int, int]:
         ends = self.text.ends
         return (ends[token - 1] if token else 0), ends[token]
-
-    def _lists(self, start: int, stop: int, offsets: Sequence[tuple[int, int]]) -> dict[str, Any]:
-        text, part = self.text, slice(start, stop)
-        own = (text.logprobs[part], text.entropies[part])
-        return token_lists(text.scores[part], text.p_wrong[part], offsets, *own)
-
-    def _last(self, tokenizer: Any) -> dict[str, Any]:
-        start, stop = self._tokens, self.text.row.kept
-        piece = self.text.text[self._characters :]
-        more = self._more(tokenizer, start, stop, piece)
-        if self._assess is not None:
-            more["hallucination"] = self.hallucination(tokenizer)
-        self.finished = True
-        return self._frame.piece(self._index, piece, self.finish, **more)
-
-    def whole(self, tokenizer: Any) -> dict[str, Any]:
-        """The choice of a response that is not streamed."""
-        more: dict[str, Any] = {}
-        if self._alternatives is not None:
-            more["logprobs"] = self._logprobs(tokenizer, 0, self.text.row.kept)
-        if self._assess is not None:
-            more["hallucination"] = self.hallucination(tokenizer)
-        return self._frame.choice(self._index, self.text.text, self.finish, **more)
-
-    @property
-    def finish(self) -> str:
-        """Why it ended, in OpenAI's words."""
-        return "length" if self.text.row.stop == "length" else "stop"
-
-    def hallucination(self, tokenizer: Any) -> dict[str, Any]:
-        """What the prober says of the whole text."""
-        text = self.text
-        made = text.recorded(tokenizer)
-        assert self._assess is not None
-        kept = text.row.kept
-        distances = None if text.distances is None else text.distances[:kept]
-        return self._assess.response(made, text.scores[:kept], distances)
 
     def _logprobs(self, tokenizer: Any, start: int, stop: int) -> dict[str, Any]:
         text, told = self.text, range(start, stop)
@@ -196,3 +175,66 @@ class Choice:
 
 def _entry(token: str, logprob: float) -> dict[str, Any]:
     return {"token": token, "logprob": logprob, "bytes": list(token.encode("utf-8", "replace"))}
+
+
+class ForeignChoice:
+    """One text of a response while another engine writes it; scores may be missing or come later.
+
+    Attributes:
+        ids: its tokens, an end of sequence included.
+        told: number of tokens in the chunks so far.
+        scores: scores of its tokens so far; None for a text that is not scored.
+        distances: of the same tokens from the prober's domain; None without a domain.
+
+    Args:
+        prompt: tokens of the prompt.
+    """
+
+    def __init__(self, assess: Assessor, tokenizer: Any, prompt: Sequence[int]) -> None:
+        self._assess, self._tokenizer = assess, tokenizer
+        self.prompt = list(prompt)
+        self.ids: list[int] = []
+        self.scores: list[float | None] | None = None
+        self.distances: list[float | None] | None = None
+        self.told = 0
+        self._text = ""
+        self._logprobs: list[float | None] = []
+        self._stream = TextStream(tokenizer, self.prompt)
+        self._offsets: Sequence[tuple[int, int]] = ()  # of the finished text's tokens
+
+    def add(self, text: str, ids: Sequence[int], logprobs: Sequence[float | None]) -> None:
+        """Take the text and tokens of a chunk or of the whole response."""
+        self._text += text
+        self.ids += ids
+        self._logprobs += logprobs
+        for token in ids:
+            self._stream.push(token)
+
+    def settled(self) -> int:
+        """Number of tokens whose text was sent completely."""
+        return self._stream.settled(len(self._text))
+
+    def chunk(self, end: int) -> dict[str, Any]:
+        """The lists of the new tokens up to ``end``."""
+        start, self.told = self.told, end
+        return self._lists(start, end, self._stream.offsets())
+
+    def kept(self) -> int | None:
+        """Number of tokens of the finished text; None where a parser has changed the text."""
+        text, self._offsets = token_offsets(self._tokenizer, self.ids, self.prompt)
+        if not text.startswith(self._text):
+            return None
+        return sum(start < len(self._text) for start, _ in self._offsets)
+
+    def whole(self, kept: int) -> dict[str, Any]:
+        """The field of the finished text, whose tokens :meth:`kept` has counted."""
+        end = len(self._text)
+        offsets = [(start, min(stop, end)) for start, stop in self._offsets[:kept]]
+        lists = self._lists(0, kept, offsets)
+        return self._assess.response(decode(self._tokenizer, self.prompt), self._text, lists, self.distances)
+
+    def _lists(self, start: int, end: int, offsets: Sequence[tuple[int, int]]) -> dict[str, Any]:
+        scores = [*(self.scores or ())[start:end]]
+        scores += [None] * (end - start - len(scores))
+        spans = [list(span) for span in offsets[start:end]]
+        return self._assess.token_lists(scores, spans, self._logprobs[start:end])

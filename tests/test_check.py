@@ -11,8 +11,8 @@ from tiny import PROMPTS, tiny_lm
 
 from probers import CausalLM
 from probers.commands import main as cli
-from probers.serve import check
-from probers.serve.check import compare_states, our_states, relative_difference
+from probers.score import check
+from probers.score.check import compare_states, our_states, relative_difference
 
 TOLERANCE = 1e-3
 
@@ -109,7 +109,7 @@ def test_a_prober_of_the_last_layer_is_warned_of_transformers_norm(lm, tmp_path,
     bank_for(lm).save_pretrained(tmp_path / "prober")  # of layers 6 and 12, the last
     assert code(f"prober={tmp_path / 'prober'}") == 1
     shown = capsys.readouterr()
-    assert "its layer 12: the last layer after the final norm: read it before the norm" in shown.err
+    assert "its layer 12: the last layer after the final norm" in shown.err
     assert "    6  " in shown.out and shown.out.splitlines()[-2].endswith("same")
 
 
@@ -134,10 +134,10 @@ def test_a_server_is_held_against_our_scores(lm, tmp_path, capsys):
     higher = replace(middle, spec=replace(middle.spec, layers=(6, 10)))
     other = replace(middle, head=bank_for(lm).head.select([1, 0]))
     for bank, expected, said in (
-        (middle, 0, "gives the scores that this prober has here"),
-        (higher, 1, "they are those of layers one too high"),
-        (other, 1, "another prober, other weights, or states after the final norm"),
-        (None, 1, "does not answer as a server with a prober does"),
+        (middle, 0, "gives the scores that this prober gives here"),
+        (higher, 1, "layers one too high [mismatch]"),
+        (other, 1, "another prober, other weights, or states after the final norm [mismatch]"),
+        (None, 1, "[server]"),
     ):
         with running(lm, bank) as server:
             assert code(f"engine={server.url}/v1", f"prober={tmp_path / 'prober'}") == expected
@@ -145,19 +145,19 @@ def test_a_server_is_held_against_our_scores(lm, tmp_path, capsys):
         assert said in shown.out + shown.err, shown
 
 
-def test_what_is_wrong_with_a_request_is_one_sentence(lm, tmp_path, capsys, monkeypatch):
+def test_a_wrong_request_has_a_code_and_names_the_option(lm, tmp_path, capsys, monkeypatch):
     assert code("engine=sglang") == 2
-    assert "engine=sglang is unknown: give transformers, vllm, or a server's" in capsys.readouterr().err
+    assert "engine=sglang" in (err := capsys.readouterr().err) and "[unknown-choice]" in err
     pooled = bank_for(lm)
     replace(pooled, spec=replace(pooled.spec, site="mlp_out")).save_pretrained(tmp_path / "prober")
     assert code(f"prober={tmp_path / 'prober'}") == 2
-    assert "the prober reads mlp_out/tokens" in capsys.readouterr().err
+    assert "mlp_out/tokens" in (err := capsys.readouterr().err) and "[unsupported]" in err
     bank_for(lm).save_pretrained(tmp_path / "fine")
     assert code("engine=http://127.0.0.1:9", f"prober={tmp_path / 'fine'}") == 1
-    assert "engine=http://127.0.0.1:9 cannot be asked" in capsys.readouterr().err
+    assert "engine=http://127.0.0.1:9" in (err := capsys.readouterr().err) and "[network]" in err
     client = httpx.Client
     for body in ([], {"data": [{"id": "m"}]}, {"data": 3}):
         transport = httpx.MockTransport(lambda request, body=body: httpx.Response(200, json=body))
         monkeypatch.setattr(check.httpx, "Client", lambda t=transport, **options: client(transport=t))
         assert code("engine=http://a", f"prober={tmp_path / 'fine'}") == 1
-        assert "does not answer as a server with a prober does" in capsys.readouterr().err
+        assert "[server]" in capsys.readouterr().err

@@ -260,10 +260,10 @@ def test_an_out_folder_with_another_run_is_refused(cot, capsys):
         cli.run("datagen", [f"out={cot.path}", "limit=61", "shard_size=16", "layers=[0,6,12]"])
 
 
-def test_a_finished_run_is_not_repeated(cot, capsys):
+def test_a_finished_run_is_not_repeated(cot, caplog):
     before = digest(cot.path)
     cli.run("datagen", [f"out={cot.path}", "limit=60", "shard_size=16", "layers=[0,6,12]"])
-    assert "already holds this run" in capsys.readouterr().out
+    assert "already holds this run" in caplog.text
     assert digest(cot.path) == before
 
 

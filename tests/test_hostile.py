@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from probers import CausalLM
-from probers.commands.newest import newest_prober, newest_run
+from probers.commands.artifacts import newest_prober, newest_run
 from probers.commands.runs import RunFolder, read_state, taking_back
 from probers.types import RunError, UserError
 
@@ -431,12 +431,6 @@ def test_brackets_without_end_in_a_table_beside_questions_are_one_sentence(tmp_p
     file.write_text("[" * 100_000 + "]" * 100_000)
     with pytest.raises(UserError, match=r"table\.jsonl"):
         read(file)
-
-
-def test_a_folder_within_a_thousand_others_is_one_sentence(tmp_path):
-    with pytest.raises(UserError, match="folders within each other: choose one with at most 100"):
-        RunFolder(Path("a/" * 1200), "rag", {}).claim()
-    assert RunFolder(tmp_path.joinpath(*"abc" * 10), "rag", {}).claim() is False
 
 
 def test_a_device_map_of_numbers_is_one_sentence():

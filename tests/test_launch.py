@@ -286,19 +286,20 @@ def test_the_model_is_kept_between_parts_as_if_loaded_anew(monkeypatch):
     assert shared.load_model(cli.request("datagen", ["model.on_too_long=skip"])) is not first
 
 
-def test_parts_that_are_there_are_merged_without_ray(made, whole, tmp_path, monkeypatch, capsys):
+def test_parts_that_are_there_are_merged_without_ray(made, whole, tmp_path, monkeypatch, caplog):
     monkeypatch.setitem(sys.modules, "ray", None)
     out = tmp_path / "run"
     shutil.copytree(made, out)
     assert cli.run("datagen", [*COT, f"out={out}", "launch=ray", "launch.merge=false"]) is None
-    assert f"every part is there: probers-merge {out}/parts/*" in capsys.readouterr().out
+    assert f"every part is there: probers-merge {out}/parts/*" in caplog.text
     assert cli.run("datagen", [*COT, f"out={out}", "launch=ray"]) == out
     assert computed(out) == computed(whole)
     shutil.rmtree(out / "parts")
     assert cli.run("datagen", [*COT, f"out={out}", "launch=ray"]) == out
-    assert "already holds this run, complete" in capsys.readouterr().out
-    with pytest.raises(UserError, match="holds a different run"):
+    assert "already holds this run, complete" in caplog.text
+    with pytest.raises(UserError) as caught:
         cli.run("datagen", [*COT, "seed=1", f"out={out}", "launch=ray"])
+    assert caught.value.code == "out-taken"
 
 
 def test_parts_of_another_request_or_model_are_not_taken_for_done(made, tmp_path, monkeypatch):

@@ -12,7 +12,7 @@ from parts import computed, in_parts, merged, tree
 
 from probers import FeatureStore
 from probers.commands import main as cli
-from probers.commands.newest import newest_store
+from probers.commands.artifacts import newest_store
 from probers.data.partition import Partition
 from probers.types import RunError, UserError
 

@@ -16,13 +16,14 @@ from test_compare import model, place  # noqa: F401
 from probers.adaptive.classifiers import AdaptiveClassifier
 from probers.bank.bank import ProbeBank
 from probers.commands import main as cli
+from probers.commands.artifacts import find_classifier, find_prober
+from probers.commands.components import choices
 from probers.commands.main import compose
 from probers.commands.parts import build
-from probers.commands.presets import choices
 from probers.commands.runs import RunFolder
 from probers.data.overlap import Seen
 from probers.heads import HEADS
-from probers.rag.build import find_classifier, find_prober, named_part
+from probers.rag.build import named_part
 from probers.store.spec import FeatureSpec
 from probers.types import RunError, UserError
 
@@ -38,11 +39,11 @@ def rag(place):  # noqa: F811
     return run
 
 
-def test_one_question_streams_where_it_fired_what_it_asked_and_fetched(rag, capsys):
+def test_one_question_streams_where_it_fired_what_it_asked_and_fetched(rag, capsys, caplog):
     assert rag("question=Where is town 3?", "trigger=probing", "prober=prober") is None
     shown = capsys.readouterr().out
+    assert "prober: prober" in caplog.text
     for part in (
-        "prober: prober",
         "Question: Where is town 3?",
         "[1] It must be Nowhere. So the answer is Nowhere.",
         "▲ probing fired on the whole answer: score 2, threshold 0",
@@ -170,7 +171,7 @@ def test_one_question_with_out_writes_its_trace(rag):
     assert json.loads((rag.path / "one" / "results.json").read_text())["n"] == 1
 
 
-def test_many_questions_are_written_and_a_second_run_is_done_already(rag, capsys):
+def test_many_questions_are_written_and_a_second_run_is_done_already(rag, capsys, caplog):
     out = rag("trigger=entropy", "split=test")
     assert str(out) == "runs/rag/entropy"
     lines = [json.loads(line) for line in (out / "traces.jsonl").read_text().splitlines()]
@@ -183,7 +184,7 @@ def test_many_questions_are_written_and_a_second_run_is_done_already(rag, capsys
     assert results["filter"] is None
     assert "wrote 40 traces to runs/rag/entropy/traces.jsonl" in capsys.readouterr().out
     rag("trigger=entropy", "split=test")
-    assert "complete" in capsys.readouterr().out
+    assert "complete" in caplog.text
     assert len(rag.models) == 1
 
 
@@ -380,7 +381,7 @@ def finished(folder, summary):
 finished.time = 1000
 
 
-def test_the_newest_of_the_kind_that_is_wanted_is_taken(rag, capsys):
+def test_the_newest_of_the_kind_that_is_wanted_is_taken(rag, caplog):
     runs = rag.path / "runs" / "train"
     runs.mkdir(parents=True)
     for name in ("answers", "answers of another"):
@@ -402,7 +403,7 @@ def test_the_newest_of_the_kind_that_is_wanted_is_taken(rag, capsys):
     assert find_prober(cfg, "tokens") == "runs/train/tokens"
     assert find_prober(cfg, "entities") == "runs/train/entities"
     assert find_classifier(cfg) == "runs/train/adaptive"
-    capsys.readouterr()
+    caplog.clear()
     for trigger, found in (
         ("probing", "prober: runs/train/answers (the newest of whole answers for model=testbed)"),
         ("radio", "prober: runs/train/tokens (the newest of single tokens for model=testbed)"),
@@ -413,7 +414,7 @@ def test_the_newest_of_the_kind_that_is_wanted_is_taken(rag, capsys):
         ("adaptive", "classifier: runs/train/adaptive (the newest for model=testbed)"),
     ):
         rag("question=Where is town 3?", f"trigger={trigger}")
-        assert found in capsys.readouterr().out
+        assert found in caplog.text
     # What was trained counts as the run's input, whether it was found or named.
     out = rag("trigger=adaptive", "split=test", "limit=2", "out=a")
     found = json.loads((out / "results.json").read_text())["config"]["inputs"]

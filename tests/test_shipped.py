@@ -9,26 +9,27 @@ import pytest
 
 from probers.bank.bank import ProbeBank
 from probers.bank.io import FILES, locate, shipped
-from probers.commands.config import compose
-from probers.rag.build import find_prober
+from probers.commands.artifacts import find_prober
+from probers.commands.compose import compose
 from probers.rag.triggers import Probing
 from probers.types import UserError
 
 FOLDER = Path(__file__).parents[1] / "probers" / "bank" / "shipped" / "smollm2"
 
 
-def test_it_is_found_by_its_models_name_unless_a_folder_has_it(tmp_path, monkeypatch, capsys):
+def test_it_is_found_by_its_models_name_unless_a_folder_has_it(tmp_path, monkeypatch, caplog):
     monkeypatch.chdir(tmp_path)
     assert shipped("smollm2") == "smollm2" and locate("smollm2") == FOLDER
     assert shipped("testbed") is None and shipped("../shipped/smollm2") is None and shipped("") is None
     cfg = compose("rag", ["model.name=smollm2"])
     for kind in ("answers", "tokens"):
         assert find_prober(cfg, kind) == "smollm2"
-        assert "prober: smollm2 (comes with probers" in capsys.readouterr().out
-    with pytest.raises(UserError, match="prober of entities before they are written for model=smollm2"):
-        find_prober(cfg, "entities")
-    with pytest.raises(UserError, match="for model=testbed and there is none under runs/"):
-        find_prober(compose("rag", []))
+        assert "prober: smollm2 (comes with probers" in caplog.text
+        caplog.clear()
+    for asked in ((cfg, "entities"), (compose("rag", []),)):
+        with pytest.raises(UserError) as caught:
+            find_prober(*asked)
+        assert caught.value.code == "no-artifact"
     (tmp_path / "smollm2").mkdir()
     assert locate("smollm2") == Path("smollm2")
 

@@ -19,12 +19,12 @@ from torch import nn
 from probers.bank.bank import ProbeBank
 from probers.commands import main as cli
 from probers.heads import LinearHead
+from probers.store.joined import by_site
 from probers.store.reader import StateReader
 from probers.store.store import FeatureStore
 from probers.train.controls import control_detectors
 from probers.train.data import CHUNK, Examples, SplitRequest, load_examples
 from probers.train.module import ProberModule
-from probers.train.stores import by_site
 from probers.types import UserError
 from probers.uncertainty import SIGNALS
 
@@ -137,13 +137,13 @@ def test_the_report_compares_with_every_control(prober: Path) -> None:
 
 
 def test_the_same_run_again_is_not_repeated_and_another_is_refused(
-    prober: Path, store: FeatureStore, capsys: pytest.CaptureFixture[str]
+    prober: Path, store: FeatureStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     same = [f"data={store.path}", f"out={prober}", "layer=all", *OVERRIDES]
     before = (prober / "heads.safetensors").stat().st_mtime_ns
     # `out` was not given the first time; where a run is written is not what it computes.
     cli.run("train", same)
-    assert "already holds this prober" in capsys.readouterr().out
+    assert "already holds this prober" in caplog.text
     assert (prober / "heads.safetensors").stat().st_mtime_ns == before
     for change in ("seed=1", "batch_size=16", "head=linear"):
         arguments = [a for a in same if not a.startswith(change.split("=")[0])]
@@ -171,7 +171,7 @@ def test_one_layer_linear_with_a_csv_log(store: FeatureStore, tmp_path: Path) ->
 
 
 def test_without_layer_0_and_signals_it_says_what_is_left_out(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     def edit(row: dict) -> dict:
         lost = (*SIGNALS, "rind_max", "answer_kind")
@@ -179,7 +179,7 @@ def test_without_layer_0_and_signals_it_says_what_is_left_out(
 
     make_store(tmp_path / "s", edit=edit, spec=SPEC.select((1, 2)))
     out = cli.run("train", [f"data={tmp_path / 's'}", f"out={tmp_path / 'p'}", "layer=[1,2]", *OVERRIDES])
-    text = capsys.readouterr().out
+    text = caplog.text.replace("\n  ", " ")
     assert "the store has no layer 0" in text and "the store has no column answer_kind" in text
     bank = ProbeBank.from_pretrained(out)
     assert bank.entropy_model is None and bank.metrics["with_entropy"] is None
@@ -214,7 +214,7 @@ def test_requests_that_are_wrong_write_nothing(
         ([data, "seeds=0"], "seeds=0 must be a whole number of 1 or more"),
         ([data, "split=[0.5,0.5]"], "split=.* must be store or a list"),
         ([data, "train_on=[squad]"], "train_on names 'squad'"),
-        ([f"data=[{store.path},{store.path}]"], f"the id q0 is in data={store.path} and again in data="),
+        ([f"data=[{store.path},{store.path}]"], f"the id q0 is in {store.path} and again in "),
         (
             [data, "head=mlp"],
             "unknown head 'mlp': choose one of adaptive, adaptive_t5, attention_pool, linear",
@@ -240,7 +240,6 @@ class SpyReader:
         patch.setattr(StateReader, "__getitem__", spied)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("head", ["probing_rag", "linear"])
 def test_states_are_never_all_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, head: str) -> None:
     """Claim: standardising, training and scoring take a chunk at most; converse: a whole layer shows."""
@@ -260,7 +259,7 @@ def files_of(folder: Path) -> dict[str, str]:
     }  # fmt: skip
 
 
-@pytest.mark.long
+@pytest.mark.usefixtures("pictures")
 def test_a_killed_command_goes_on_and_ends_in_the_same_bytes(
     store: FeatureStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -292,7 +291,6 @@ def test_a_killed_command_goes_on_and_ends_in_the_same_bytes(
     assert found == expected and not [name for name in found if "checkpoint" in name]
 
 
-@pytest.mark.long
 def test_seeds_give_the_spread_and_the_first_is_kept(store: FeatureStore, tmp_path: Path) -> None:
     arguments = [f"data={store.path}", "layer=[1,2]", "head.hidden=24", *PLAIN]
     one = ProbeBank.from_pretrained(cli.run("train", [*arguments, f"out={tmp_path / 'one'}"]))
@@ -396,7 +394,7 @@ def test_a_group_is_never_on_two_sides_of_stores_read_together(tmp_path: Path) -
 def test_stores_of_one_site_that_do_not_fit_together(tmp_path: Path) -> None:
     a = make_store(tmp_path / "a", 40)
     fewer = make_store(tmp_path / "b", 40, edit=renamed("b"), spec=SPEC.select((0, 1)))
-    with pytest.raises(UserError, match=r"has layers=\(0, 1, 2, 3\) and .* layers=\(0, 1\)"):
+    with pytest.raises(UserError, match=r"has layers=\(0, 1, 2, 3\), .* layers=\(0, 1\)"):
         by_site([a, fewer])
     lacks = make_store(
         tmp_path / "c", 40,
@@ -423,7 +421,7 @@ def test_sites_are_trained_together_and_the_best_is_the_probers(tmp_path: Path) 
 
 @pytest.mark.parametrize(("head", "aggregate"), [("attention_pool", None), ("radio", "mean")])
 def test_token_states_make_probers_of_spans(
-    tmp_path: Path, head: str, aggregate: str | None, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, head: str, aggregate: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     """What the saved prober says of spans is what ``metrics.json`` was computed from."""
     store = make_token_store(tmp_path / "t", 600)
@@ -434,7 +432,7 @@ def test_token_states_make_probers_of_spans(
          *PLAIN, "lr=0.01", *options],
     )  # fmt: skip
     command = f'probers-rag question="..." trigger=radio query=cioqf prober={out}'
-    last = capsys.readouterr().out.splitlines()[-1]
+    last = caplog.messages[-1]
     if aggregate:  # heads of single tokens are what a trigger takes
         card = (out / "README.md").read_text()
         assert last == f"next: {command}" and command.replace(str(out), "p") in card

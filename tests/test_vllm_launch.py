@@ -11,13 +11,12 @@ from omegaconf import DictConfig, OmegaConf
 
 from probers.bank.assessment import Assessor
 from probers.bank.bank import ProbeBank
-from probers.commands.config import compose
+from probers.commands.compose import compose
 from probers.commands.main import main
 from probers.engine.model import CausalLM
 from probers.heads import LinearHead
-from probers.serve.vllm.choice import Choice
-from probers.serve.vllm.launch import command
-from probers.serve.vllm.prober import Settings
+from probers.serve.answers import ForeignChoice
+from probers.serve.vllm.prober import ServedProber, command
 from probers.store.spec import FeatureSpec
 from probers.testbed.assets import model_path
 from probers.types import UserError
@@ -51,7 +50,7 @@ def test_the_command_names_model_prober_and_worker_and_hides_the_key(
     assert (options["--port"], options["--dtype"]) == ("8001", "float32")
     said = json.loads(options["--additional-config"])
     assert said["probers"] == {"prober": str(tmp_path), "allow_other": False, "layers": [6, 12]}
-    assert Settings.of(said) == Settings(str(tmp_path), False, (6, 12))
+    assert ServedProber.of(said) == ServedProber(str(tmp_path), False, (6, 12))
     assert "secret" not in argv and environment == {
         "VLLM_PLUGINS": "theirs,probers",
         "VLLM_API_KEY": "secret",
@@ -72,15 +71,16 @@ def test_a_scheduler_of_our_own_only_where_the_last_token_must_be_read(
     [
         ("mlp_out", {}, "site=mlp_out"),
         ("resid_post", {"attn": "eager"}, "model.attn"),
-        ("resid_post", {"name": "no/folder/here"}, "model=no/folder/here cannot be served"),
+        ("resid_post", {"name": "no/folder/here"}, "model=no/folder/here"),
     ],
 )
 def test_what_vllm_cannot_do_is_refused_before_it_starts(
     lm: CausalLM, tmp_path: Path, site: str, model: dict[str, Any], message: str
 ) -> None:
     make_bank(lm, site).save_pretrained(tmp_path)
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(UserError) as caught:
         command(asked(model), str(tmp_path))
+    assert caught.value.code in ("unsupported", "model") and message in str(caught.value)
 
 
 def test_a_prober_of_another_model_is_refused(lm: CausalLM, tmp_path: Path) -> None:
@@ -88,20 +88,20 @@ def test_a_prober_of_another_model_is_refused(lm: CausalLM, tmp_path: Path) -> N
         lm.spec.__class__("other", "abc", 12, lm.width, "float32"), (6,), lm.width, pool="last"
     )
     ProbeBank(other, LinearHead(["0/6"], lm.width)).save_pretrained(tmp_path)
-    with pytest.raises(UserError, match="came from the model other"):
+    with pytest.raises(UserError, match="other"):
         command(asked(), str(tmp_path))
 
 
 @pytest.mark.parametrize("said", [None, {}, {"probers": {}}, {"probers": {"prober": "x", "layer": 3}}])
 def test_settings_that_name_no_prober_or_an_unknown_field(said: Any) -> None:
     with pytest.raises(UserError):
-        Settings.of(said)
+        ServedProber.of(said)
 
 
 def test_a_choice_tells_its_tokens_once_and_the_whole_at_the_end(lm: CausalLM) -> None:
-    bank, prompt = make_bank(lm), "Who does Lena Zaser work for?\nAnswer:"
+    prompt = "Who does Lena Zaser work for?\nAnswer:"
     made = lm.generate([prompt], max_new_tokens=12)[0]
-    choice = Choice(bank, lm.tokenizer, made.prompt_ids)
+    choice = ForeignChoice(Assessor(make_bank(lm)), lm.tokenizer, made.prompt_ids)
     choice.scores = [float(i) for i in range(len(made.token_ids))]
     choice.scores[2] = None
     parts = []
@@ -110,7 +110,7 @@ def test_a_choice_tells_its_tokens_once_and_the_whole_at_the_end(lm: CausalLM) -
         parts += choice.chunk(choice.settled())["token_offsets"]
     kept = choice.kept()
     assert kept == len(made.token_ids)
-    whole = choice.whole(kept, Assessor(bank))
+    whole = choice.whole(kept)
     assert whole["token_offsets"] == [list(span) for span in made.offsets]
     assert parts == whole["token_offsets"][: len(parts)]
     assert whole["token_scores"] == choice.scores and whole["token_p_wrong"][2] is None
@@ -120,10 +120,10 @@ def test_a_choice_tells_its_tokens_once_and_the_whole_at_the_end(lm: CausalLM) -
 def test_a_choice_cut_at_a_stop_string_keeps_the_tokens_of_its_text_and_a_changed_one_none(
     lm: CausalLM,
 ) -> None:
-    bank, prompt = make_bank(lm), "Who does Lena Zaser work for?\nAnswer:"
+    assess, prompt = Assessor(make_bank(lm)), "Who does Lena Zaser work for?\nAnswer:"
     made = lm.generate([prompt], max_new_tokens=12)[0]
     end = made.offsets[5][1]
-    cut, changed = (Choice(bank, lm.tokenizer, made.prompt_ids) for _ in range(2))
+    cut, changed = (ForeignChoice(assess, lm.tokenizer, made.prompt_ids) for _ in range(2))
     cut.add(made.text[:end], made.token_ids, made.logprobs.tolist())
     assert cut.kept() == 6
     changed.add("thoughts were taken out", made.token_ids, made.logprobs.tolist())
@@ -144,10 +144,10 @@ def test_probers_serve_prints_the_command_or_says_what_vllm_does_not_offer(
         and "secret" not in printed
     )
     for more, message in [
-        ("corpus=testbed", "corpus="),
-        ("prober=none", "prober=none"),
-        ("rows=8", "rows=8 is of backend=transformers alone"),
-        ("threads=1", "threads=1 is of backend=transformers alone"),
+        ("corpus=testbed", "[unsupported]"),
+        ("prober=none", "[conflict]"),
+        ("rows=8", "rows=8"),
+        ("threads=1", "threads=1"),
         ("backend=transformers", "backend=vllm"),
     ]:
         with pytest.raises(SystemExit) as ended:

@@ -10,7 +10,7 @@ of its tokens (as the trigger "probing" does), and heads of the state before an 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -22,15 +22,6 @@ from ..types import Generation
 
 if TYPE_CHECKING:
     from .bank import ProbeBank
-
-
-#: The lists of a text's tokens, by their names in a response.
-TOKEN_LISTS = ("token_scores", "token_p_wrong", "token_offsets", "token_logprobs", "token_entropies")
-
-
-def token_lists(*lists: Sequence[Any] | None) -> dict[str, Any]:
-    """:data:`TOKEN_LISTS` of some of a text's tokens; None for one that is not known."""
-    return dict(zip(TOKEN_LISTS, lists, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,19 +133,53 @@ class Assessor:
             domain=self._distance(judged, distances),
         )
 
-    def response(
-        self, written: Generation, scores: Sequence[float], distances: Sequence[float] | None = None
+    def token_lists(
+        self,
+        scores: Sequence[float | None],
+        offsets: Sequence[Sequence[int]],
+        logprobs: Sequence[float | None],
+        entropies: Sequence[float] | None = None,
     ) -> dict[str, Any]:
-        """What responses call ``hallucination`` (docs/serving.md), with what was recorded of the text.
+        """Lists of (some of) a text's tokens in a response, an entry per token.
 
         Args:
-            scores, distances: (n,) of its tokens.
+            scores: None for a token that was not scored.
+            offsets: [start, end) in the text, characters.
+            logprobs, entropies: nats.
         """
-        return self(written.prompt, written.text, written.offsets, scores, distances=distances).to_dict() | {
-            "token_offsets": written.offsets,
-            "token_logprobs": written.logprobs.tolist(),
-            "token_entropies": written.entropies.tolist(),
-        }
+        known = self._probabilities([score or 0.0 for score in scores])
+        p_wrong = [None if score is None else p for score, p in zip(scores, known, strict=True)]
+        return {
+            "token_scores": scores, "token_p_wrong": p_wrong, "token_offsets": offsets,
+            "token_logprobs": logprobs, "token_entropies": entropies,
+        }  # fmt: skip
+
+    def response(
+        self,
+        prompt: str,
+        text: str,
+        lists: Mapping[str, Any],
+        distances: Sequence[float | None] | None = None,
+    ) -> dict[str, Any]:
+        """Make the field ``hallucination`` of a response (docs/serving.md).
+
+        Args:
+            lists: of all tokens, from :meth:`token_lists`.
+            distances: (n,) of the tokens from the prober's domain.
+        """
+        scores, offsets = lists["token_scores"], lists["token_offsets"]
+        read = [token for token, score in enumerate(scores) if score is not None]
+        far = None if distances is None else [distances[token] or 0.0 for token in read]
+        assessed = self(prompt, text, [offsets[i] for i in read], [scores[i] for i in read], distances=far)
+        return {**assessed.to_dict(), **lists}
+
+    def of_generation(
+        self, written: Generation, scores: Sequence[float], distances: Sequence[float] | None = None
+    ) -> dict[str, Any]:
+        """:meth:`response` of a generation; ``scores`` and ``distances`` are (n,) of its tokens."""
+        recorded = written.offsets, written.logprobs.tolist(), written.entropies.tolist()
+        lists = self.token_lists(scores, *recorded)
+        return self.response(written.prompt, written.text, lists, distances)
 
     def _distance(self, judged: Sequence[int], distances: Sequence[float] | None) -> DomainDistance | None:
         """The mean over the tokens by which a text was judged, as the limit is of means over spans."""

@@ -1,15 +1,16 @@
-"""Run folders: what a command wrote, from which configuration, and whether it finished.
+"""Run folders: claimed by one process at a time, resumed by the same configuration, refused to others.
 
-A run folder holds ``config.yaml`` (the resolved configuration) and ``run.json``
-(command, configuration fingerprint, complete or not, and what was chosen as it began
-where the configuration leaves that open). The fingerprint leaves out keys that do not
-change what is computed, so that a run can be resumed with another batch size or logger.
+A run folder holds ``config.yaml`` (the resolved configuration) and ``run.json`` (command, fingerprint of the
+configuration, complete or not, and the machine's choices where the configuration leaves them open). The
+fingerprint leaves out keys that do not change the results, so a run can resume with another batch size.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import os
+import shutil
 import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -26,14 +27,12 @@ from ..files import canonical_json, digest, read_json, write_text, writing
 from ..options import shown
 from ..types import UserError, first_line
 
-
-class BusyError(UserError):
-    """Another process writes to the folder of a run."""
+log = logging.getLogger(__name__)
 
 
-#: Options of ``retriever=elasticsearch`` about the server and the way to it.
+#: Options of ``retriever=elasticsearch`` about the server and the connection to it.
 _OF_SERVERS = ("url", "shards", "timeout", "retries", "verify", "ca_file", "rebuild")
-#: Keys (dotted) that say how a run is carried out, not what it computes.
+#: Keys (dotted) about how a run is carried out; they do not change its results.
 NOT_IDENTITY = (
     "out", "batch_size", "logger", "model.device", "model.cache", "overwrite", "wait", "checksums",
     "save_every", "suffix", "memory", "corpus_cache", "typed", "retriever.cache", "retriever.device",
@@ -45,7 +44,7 @@ CONFIG_FILE, RUN_FILE = "config.yaml", "run.json"
 
 
 def identity(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of a resolved configuration that decides what is computed."""
+    """Keep the keys of a resolved configuration that decide the results."""
     kept = json.loads(json.dumps(config))
     for dotted in NOT_IDENTITY:
         *parents, leaf = dotted.split(".")
@@ -54,53 +53,34 @@ def identity(config: Mapping[str, Any]) -> dict[str, Any]:
             node = node.get(parent, {}) if isinstance(node, dict) else {}
         if isinstance(node, dict):
             node.pop(leaf, None)
-    if kept.get("part") is None:  # a whole run is the one that it is without the option
+    if kept.get("part") is None:  # a whole run has the same identity with and without the key
         kept.pop("part", None)
     return kept
 
 
-#: Files of a run folder that hold nothing computed.
 _MANIFEST, _LOCK, _WRITER = "manifest.json", ".lock", ".writer.json"
-#: Folders that a run's may lie within.
-_DEEPEST = 100
-#: What a run that was killed at once leaves.
+#: Files left by a run that was killed at once.
 _BEGUN = {_LOCK, _WRITER, f".{_WRITER}.tmp", f".{RUN_FILE}.tmp"}
+#: Files of a run folder without results.
 _PAPERS = _BEGUN | {CONFIG_FILE, RUN_FILE, _MANIFEST, f".{CONFIG_FILE}.tmp"}
-#: Locks of this process, by folder: within it a run may come back to its own folder.
+#: Locks of this process by folder; a command may claim the same folder again.
 _HELD: dict[Path, FileLock] = {}
-
-
-@dataclass(frozen=True, slots=True)
-class _Made:
-    """A folder that the running command made or replaced.
-
-    Attributes:
-        path: the folder.
-        new: it was not there before.
-        old: where an earlier run was moved to.
-    """
-
-    path: Path
-    new: bool
-    old: Path | None
-
-
-_MADE: list[_Made] = []
+#: Folders begun by the running command: path, new or not, and where an earlier run was moved to.
+_MADE: list[tuple[Path, bool, Path | None]] = []
 
 
 @contextmanager
 def taking_back() -> Iterator[None]:
-    """Undo what a command wrote when its request proves wrong before anything was computed.
+    """Undo what a wrong request wrote before anything was computed; release the command's locks.
 
-    Some mistakes show only once the model is there (a layer it lacks, a prompt it cannot hold).
-    Locks of the command end with it.
+    Some mistakes show only once the model is loaded, such as a layer that it lacks.
     """
     before, held = len(_MADE), set(_HELD)
     try:
         yield
     except UserError:
-        for made in _MADE[before:]:
-            _take_back(made)
+        for path, new, old in _MADE[before:]:
+            _take_back(path, new, old)
         raise
     finally:
         del _MADE[before:]
@@ -108,31 +88,26 @@ def taking_back() -> Iterator[None]:
             _release(path)
 
 
-def _take_back(made: _Made) -> None:
-    """Remove what stands only for a run that never began; the earlier run is put back."""
-    if any(p.name not in _PAPERS for p in _own(made.path) if p.is_file() or p.is_symlink()):
+def _take_back(path: Path, new: bool, old: Path | None) -> None:
+    """Remove a run without results, and put back the run that it replaced."""
+    own = [entry for entry in path.iterdir() if entry.name != PARTS]
+    files = [p for entry in own for p in (entry, *entry.rglob("*")) if p.is_file() or p.is_symlink()]
+    if any(p.name not in _PAPERS for p in files):
         return
-    _release(made.path.resolve())
-    for name in _PAPERS:
-        (made.path / name).unlink(missing_ok=True)
-    for folder in sorted((p for p in _own(made.path) if p.is_dir()), reverse=True):
-        folder.rmdir()
-    if made.new or made.old:
-        made.path.rmdir()
-    if made.old:
-        made.old.rename(made.path)
-        print(f"the run that was at {made.path} is back there")
-
-
-def _own(folder: Path) -> Iterator[Path]:
-    """Everything below a run's folder, but the runs of its parts."""
-    return (p for p in folder.rglob("*") if p.relative_to(folder).parts[0] != PARTS)
+    _release(path.resolve())
+    for entry in own:
+        shutil.rmtree(entry) if entry.is_dir() else entry.unlink(missing_ok=True)
+    if new or old:
+        path.rmdir()
+    if old:
+        old.rename(path)
+        log.info("the run that was at %s is back there", path)
 
 
 def _release(path: Path, now: Path | None = None) -> None:
-    """Let other processes write to a folder, which may stand elsewhere now; what told of this one goes.
+    """Let other processes write to a folder, which may have been moved to ``now``.
 
-    Whoever waits on the lock's file finds it gone and opens the next one.
+    The lock's file goes first: a process that waits for it then opens the next one.
     """
     if lock := _HELD.pop(path, None):
         with suppress(OSError):
@@ -143,11 +118,11 @@ def _release(path: Path, now: Path | None = None) -> None:
 
 @dataclass(frozen=True, slots=True)
 class RunFolder:
-    """The folder one run of a command writes into; one process at a time.
+    """The folder of one run, written by one process at a time.
 
     Attributes:
         path: the folder.
-        command: "datagen", "train", "rag", "compare" or "demo".
+        command: name of the command without "probers-".
         config: resolved configuration as plain containers; ``overwrite`` sets an earlier run of the
             same command aside, ``wait`` waits for another process that writes here.
     """
@@ -158,63 +133,55 @@ class RunFolder:
 
     @property
     def fingerprint(self) -> str:
-        blob = canonical_json({"command": self.command, "config": identity(self.config)})
-        return digest(blob)
+        return digest(canonical_json({"command": self.command, "config": identity(self.config)}))
 
     def claim(self) -> bool:
-        """Make the folder this run's own; True when an unfinished or finished run is there already.
+        """Claim the folder; True when this run is there already, finished or not.
 
         Raises:
-            UserError: the folder holds a run of another command or configuration,
-                files that no run of this toolkit wrote, or another process writes to it.
+            UserError: the folder holds a run of another command or configuration or files of no run
+                ("out-taken"), or another process writes to it ("busy").
         """
-        if len(self.path.parts) > _DEEPEST:  # pathlib makes each by a call within a call
-            raise UserError(
-                f"out={shown(str(self.path))} has {len(self.path.parts)} folders within each other: "
-                f"choose one with at most {_DEEPEST}"
-            )
         if self.complete and not self._replaces:
-            self._tidy()
-            return True  # nothing is written, also where nothing may be
+            return True  # nothing is written, so that a read-only folder will do
         new = not os.path.lexists(self.path)
         self._check()
         with writing(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock()
-        state, old = self._check(), None  # again: another process may have been there
+        state, old = self._check(), None  # again: another process may have written meanwhile
         if state is not None and self._replaces and not self._replacing(state):
             state, old = None, self._set_aside()
         if state is None:
-            _MADE.append(_Made(self.path, new, old))
+            _MADE.append((self.path, new, old))
             self._write(complete=False, summary={}, replaced=old)
         return state is not None
 
     def begin(self, what: str = "run") -> bool:
-        """Claim the folder for this run; False, with a line that says so, when it is finished there.
+        """Claim the folder; False, with a log record, when the run is finished there.
 
         Args:
-            what: what the run makes, for that line.
+            what: name of the result in the log record.
 
         Raises:
             UserError: as :meth:`claim`.
         """
         if self.claim() and self.complete:
-            print(f"{self.path} already holds this {what}, complete; overwrite=true makes it again")
+            log.info("%s already holds this %s, complete; overwrite=true makes it again", self.path, what)
             return False
         return True
 
     @property
     def chosen(self) -> dict[str, str]:
-        """What :meth:`choose` was told in this run, by key."""
+        """The choices of :meth:`choose` in this run, by key."""
         return dict((read_state(self.path) or {}).get("chosen", {}))
 
     def choose(self, key: str, value: str) -> None:
-        """Keep for the whole run what the machine decided where the configuration leaves it open."""
+        """Record a choice that the configuration left to the machine, for the whole run."""
         state = read_state(self.path)
         assert state is not None, "claimed before"
-        write_text(
-            self.path / RUN_FILE, canonical_json(state | {"chosen": state.get("chosen", {}) | {key: value}})
-        )
+        chosen = state.get("chosen", {}) | {key: value}
+        write_text(self.path / RUN_FILE, canonical_json(state | {"chosen": chosen}))
 
     @property
     def complete(self) -> bool:
@@ -223,7 +190,7 @@ class RunFolder:
         return bool(state and state["complete"] and state["fingerprint"] == self.fingerprint)
 
     def finish(self, summary: Mapping[str, Any] | None = None) -> None:
-        """Mark the run complete, with a few plain figures for whoever lists runs."""
+        """Mark the run complete, with a few figures for listings of runs."""
         self._write(complete=True, summary=dict(summary or {}))
 
     @property
@@ -231,29 +198,32 @@ class RunFolder:
         return self.config.get("overwrite") is True
 
     def _replacing(self, state: Mapping[str, Any]) -> bool:
-        """Whether the unfinished run here is this one, begun in another's place, which then goes on."""
+        """Recognise this run unfinished, begun with overwrite=true; it resumes then."""
         return not state["complete"] and state["fingerprint"] == self.fingerprint and "replaced" in state
 
     def _check(self) -> dict[str, Any] | None:
-        """The state of the run that is here, if any; refuses what is not for this one to write to."""
+        """Read the state of the run in the folder, if any; refuse a folder of others."""
         state = read_state(self.path)
         if state is None:
             there = os.path.lexists(self.path)
-            allowed = {PARTS, *_BEGUN}  # parts of a run may be there before it
+            allowed = {PARTS, *_BEGUN}  # parts of a split run come before the whole
             if there and (not self.path.is_dir() or {p.name for p in self.path.iterdir()} - allowed):
                 raise UserError(
                     f"out={self.path} exists and is not a run of probers-{self.command}: "
-                    "choose another out or remove it"
+                    "choose another out or remove it",
+                    "out-taken",
                 )
         elif self._replaces and state["command"] != self.command:
             raise UserError(
                 f"out={self.path} holds a run of probers-{state['command']}, and overwrite=true replaces "
-                f"only one of probers-{self.command}: choose another out"
+                f"only one of probers-{self.command}: choose another out",
+                "out-taken",
             )
         elif not self._replaces and state["fingerprint"] != self.fingerprint:
             raise UserError(
                 f"out={self.path} holds a different run ({self._difference(state)}): "
-                "choose another out, remove the folder, or pass overwrite=true"
+                "choose another out, remove the folder, or pass overwrite=true",
+                "out-taken",
             )
         return state
 
@@ -262,32 +232,21 @@ class RunFolder:
         if path in _HELD:
             return
         lock = FileLock(path / _LOCK)
-        try:
+        with suppress(Timeout):
             lock.acquire(timeout=0)
-        except Timeout:
+        if not lock.is_locked:
             told = f"out={self.path} is being written by {_writer(path)}"
             if self.config.get("wait") is not True:
-                raise BusyError(f"{told}: choose another out, or wait for it with wait=true") from None
-            print(f"{told}: waiting until it ends", flush=True)
+                raise UserError(f"{told}: choose another out, or wait for it with wait=true", "busy")
+            log.info("%s: waiting until it ends", told)
             lock.acquire()
         _HELD[path] = lock
         since = datetime.now(timezone.utc).isoformat(timespec="seconds")
         who = {"command": self.command, "process": os.getpid(), "host": socket.gethostname()}
         write_text(path / _WRITER, canonical_json(who | {"since": since}))
 
-    def _tidy(self) -> None:
-        """Remove the lock that a process left which was killed once its run was complete."""
-        path = self.path.resolve()
-        if path in _HELD or not os.path.lexists(path / _LOCK):
-            return
-        with suppress(OSError, Timeout):
-            lock = FileLock(path / _LOCK)
-            lock.acquire(timeout=0)
-            _HELD[path] = lock
-            _release(path)
-
     def _set_aside(self) -> Path:
-        """Move the run that is here to ``<out>.old-1``, or the next number that is free."""
+        """Move the run in the folder to ``<out>.old-1``, or the next free number."""
         path = Path(os.path.abspath(self.path))  # "." has no name
         old = next(o for n in count(1) if not os.path.lexists(o := path.with_name(f"{path.name}.old-{n}")))
         with writing(old):
@@ -296,7 +255,7 @@ class RunFolder:
             _release(held, old)
             path.mkdir()
             self._lock()
-        print(f"the run that was at {self.path} is now at {os.path.relpath(old)}", flush=True)
+        log.info("the run that was at %s is now at %s", self.path, os.path.relpath(old))
         return old
 
     def _write(self, *, complete: bool, summary: dict[str, Any], replaced: Path | None = None) -> None:
@@ -311,9 +270,9 @@ class RunFolder:
         if chosen := self.chosen:
             state["chosen"] = chosen
         files = [
-            # First at the beginning, for it tells the folder from one that is not a run's; last at the end.
+            # First when a run begins, because it marks the folder as a run's; last when it ends.
             (RUN_FILE, canonical_json(state)),
-            # Not by OmegaConf, which reads references in texts.
+            # Not by OmegaConf, which resolves references in texts.
             (CONFIG_FILE, yaml.safe_dump(dict(self.config), sort_keys=False, allow_unicode=True)),
         ]
         for name, text in reversed(files) if complete else files:
@@ -328,12 +287,12 @@ class RunFolder:
 def told_apart(
     here: Mapping[str, Any], there: Mapping[str, Any], names: tuple[str, str] = ("there", "now")
 ) -> str:
-    """The first options by which two runs differ, with both values; "" where they do not.
+    """Name the first options by which two runs differ, with both values; "" for equal runs.
 
     Args:
-        here: one run's identity.
-        there: the other's, whose value is told first.
-        names: what each value stands behind: of ``there``, and of ``here``.
+        here: identity of one run.
+        there: identity of the other; its values come first.
+        names: words after the values of ``there`` and of ``here``.
     """
     ours, others = _flat(dict(here)), _flat(dict(there))
     keys = sorted(k for k in {*ours, *others} if ours.get(k) != others.get(k))
@@ -342,7 +301,7 @@ def told_apart(
 
 
 def _writer(path: Path) -> str:
-    """Who writes to a folder and since when, as it says there itself."""
+    """Name the process that writes to a folder, from its own note there."""
     try:
         found = read_json(path / _WRITER)
         return (
@@ -353,12 +312,12 @@ def _writer(path: Path) -> str:
         return "another process"
 
 
-#: What ``run.json`` holds, and of which kind.
+#: Fields of ``run.json`` and their types.
 _STATE = {"command": str, "fingerprint": str, "complete": bool, "identity": dict, "summary": dict}
 
 
 def read_state(path: Path) -> dict[str, Any] | None:
-    """The contents of a folder's ``run.json``, or None when it is no run folder.
+    """Read a folder's ``run.json``; None where there is no run.
 
     Raises:
         UserError: it is damaged.
@@ -369,15 +328,15 @@ def read_state(path: Path) -> dict[str, Any] | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError) as error:
-        raise UserError(f"{file} is damaged (it {first_line(error)}): remove it") from error
+        raise UserError(f"{file} is damaged (it {first_line(error)}): remove it", "damaged") from error
     if not isinstance(state, dict) or "fingerprint" not in state:
         return None
+    odd = next((key for key, kind in _STATE.items() if not isinstance(state.get(key), kind)), None)
     chosen = state.get("chosen", {})
     if not isinstance(chosen, dict) or not all(isinstance(value, str) for value in chosen.values()):
-        raise UserError(f"{file} is damaged ('chosen' holds no names): remove it")
-    odd = next((key for key, kind in _STATE.items() if not isinstance(state.get(key), kind)), None)
+        odd = "chosen"
     if odd is not None:
-        raise UserError(f"{file} is damaged ({odd!r} is missing or no {_STATE[odd].__name__}): remove it")
+        raise UserError(f"{file} is damaged ({odd!r} is missing or of another type): remove it", "damaged")
     return state
 
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..commands.config import quote
-from ..commands.part_runs import PartRun, gather, key_of
+from ..commands.compose import quote
+from ..commands.merge import PartRun, gather, key_of
 from ..data.partition import PARTS, Partition
 from ..types import UserError
 

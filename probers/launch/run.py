@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig
 
-from ..commands.config import quote, request
+from ..commands.compose import quote, request
 from ..commands.main import load
-from ..commands.part_runs import key_of
+from ..commands.merge import key_of
 from ..commands.parts import build
 from ..commands.runs import read_state
 from ..types import UserError
 from .parts import plain_options
+
+log = logging.getLogger(__name__)
 
 
 def run(command: str, cfg: DictConfig) -> Any:
@@ -50,6 +53,6 @@ def run(command: str, cfg: DictConfig) -> Any:
     parts = launcher.make(command, typed, out)
     if parts is None or not launcher.merge:
         if parts is not None:
-            print(f"every part is there: {parts.merge_command()}")
+            log.info("every part is there: %s", parts.merge_command())
         return None
     return parts.merge()

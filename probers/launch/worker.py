@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from ..commands import main
-from ..commands.config import quote
+from ..commands.compose import quote
 from ..commands.parts import keep_model
-from ..commands.runs import BusyError
 from ..data.partition import Partition
 from ..progress import listening
 from ..types import RunError, UserError
@@ -75,9 +74,9 @@ def make_part(parts: Parts, part: Partition, *more: str) -> tuple[str, str]:
         print(f"== {parts.command} {' '.join(typed)}")
         try:
             main.run(parts.command, typed)
-        except BusyError as error:
-            return BUSY, str(error)
         except UserError as error:
+            if error.code == "busy":
+                return BUSY, str(error)
             print(error)
             return REFUSED, str(error)
         except (RunError, OSError) as error:

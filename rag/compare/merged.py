@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from probers.checksums import sealed, unsealed
-from probers.commands.part_runs import PartRun, PartRuns
+from probers.commands.merge import PartRun, PartRuns
 from probers.files import write_bytes, write_text
 from probers.types import Question, RunError, UserError, first_line
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from probers.commands.newest import newest_classifier, newest_prober
+from probers.commands.artifacts import newest_classifier, newest_prober
 from probers.commands.parts import build, plain
 from probers.equivalence import EntityMatcher
 from probers.types import Passage, Retriever, UserError

@@ -10,7 +10,8 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from probers.commands.part_runs import PartRuns, part_of
+from probers.commands.artifacts import find_prober
+from probers.commands.merge import PartRuns, part_of
 from probers.commands.parts import (
     build,
     inputs,
@@ -28,7 +29,7 @@ from probers.evaluation.answers import RULES, Rule, right_by
 from probers.types import SPLITS, Needs, Question, UserError
 
 from ..answered_parts import own
-from ..build import find_prober, loop_options, remote, served
+from ..build import loop_options, remote, served
 from ..contamination import Contamination
 from ..triggers.rules import Never
 from .curves import record_all, rerun_all

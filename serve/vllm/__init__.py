@@ -1,1 +1,1 @@
-"""Scores of a prober from vLLM: model, worker and endpoints as plug-ins, and the command that starts it."""
+"""Scores of a prober from vLLM, by plug-ins."""

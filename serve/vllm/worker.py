@@ -1,19 +1,21 @@
-"""A worker of vLLM that scores the tokens it writes; their states never leave it.
+"""Worker and scheduler of vLLM that score the tokens it writes; states never leave the worker.
 
-Scored are requests whose sampling parameters have ``extra_args={"probers": KEY}``, others cost nothing;
-what LoRA adapters and pictures make of a model is not what a prober was trained on, and is left out. The
-scores of a key are handed out by ``collective_rpc("probers_scores")`` and kept until it is released.
+Requests with ``extra_args={"probers": KEY}`` in their sampling parameters are scored, others cost nothing.
+Texts of LoRA adapters and behind pictures are not scored: they come from another model than the prober's.
+The scores of a key are fetched by ``collective_rpc("probers_scores")`` and kept until the key is released.
 
-A step computes one new token of a text at most, and its position says which. A position that is computed
-again, as after a preemption, has its score already, and a text's pooled state takes each token once: the
-scores do not depend on how vLLM schedules. vLLM does not forward the last token of a text; the scheduler
-beside this worker does (:mod:`.scheduler`). Where it could not, a request for one further token behind prompt
-and text, its sampling parameters from :func:`closing`, has the token scored; the prefix cache holds the full
-blocks before it.
+A step computes at most one new token of a text, identified by its position. A position computed again, as
+after a preemption, is scored already, and a pooled state takes each token once: scores do not depend on
+vLLM's schedule.
 
-Memory: a buffer of tokens of a step at most x layers x d numbers on the device, however long the texts are;
-a number for each token of the texts whose keys are not released, and for heads of pooled states one vector
-of layers x d for each of these texts.
+A token is scored by the state that it leads to, but vLLM does not forward the last token of a text. The
+scheduler therefore keeps a text that has reached ``max_tokens`` in the batch for one more step of one
+position; its client gets the text on time, and the extra token is dropped. Where that is impossible
+(:class:`ScoringScheduler`), a request for one further token behind prompt and text, made with
+:func:`closing`, has the last token scored; the prefix cache holds the full blocks before it.
+
+Memory: a buffer of tokens of a step x layers x d numbers on the device; a number per token of texts whose
+keys are not released, and for heads of pooled states one vector of layers x d per such text.
 """
 
 from __future__ import annotations
@@ -24,7 +26,10 @@ from typing import Any, TypeAlias
 
 import torch
 from vllm.config import VllmConfig
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import NewRequestData, SchedulerOutput
+from vllm.v1.engine import EngineCoreOutputs, FinishReason
+from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request
 
 from probers.engine.vllm import KEY
@@ -32,16 +37,16 @@ from probers.engine.vllm.worker import ReadingWorker
 from probers.online.scores import GrowingScores
 from probers.types import RunError
 
-from .prober import Settings, model_spec
+from .prober import ServedProber, model_spec
 
 _CLOSES = "probers_closes"
-#: New of a text: the place of the first score, the scores, distances from the prober's domain if it has one,
-#: and whether these were the last.
+#: News of a text: place of the first new score, the scores, distances from the prober's domain (None without
+#: one), and whether the text has ended.
 New: TypeAlias = tuple[int, list[float | None], list[float | None] | None, bool]
 
 
 def key_of(request: NewRequestData | Request) -> str | None:
-    """Under which key a request's text is scored; None where it is not."""
+    """The key of a request's scores; None for a text that is not scored."""
     said = (request.sampling_params and request.sampling_params.extra_args) or {}
     if request.prompt_token_ids is None or request.mm_features or request.lora_request:
         return None
@@ -49,18 +54,18 @@ def key_of(request: NewRequestData | Request) -> str | None:
 
 
 def closing(key: str, text: str, first: int) -> dict[str, Any]:
-    """``extra_args`` of a request that has the last token of a text scored.
+    """Make ``extra_args`` of a request that has the last token of a text scored.
 
     Args:
-        key: of the text.
-        text: the id under which its scores are handed out.
-        first: how many of the request's prompt tokens are the text's prompt.
+        key: key of the text's scores.
+        text: id of the text's own request.
+        first: number of the request's prompt tokens that are the text's prompt.
     """
     return {KEY: key, _CLOSES: [text, first]}
 
 
 def closes(request: NewRequestData | Request) -> tuple[str, int] | None:
-    """What :func:`closing` was told; None for a request that writes a text."""
+    """Read text and first of :func:`closing`; None for a request that writes a text."""
     said = (request.sampling_params and request.sampling_params.extra_args) or {}
     return tuple(found) if (found := said.get(_CLOSES)) else None
 
@@ -70,13 +75,13 @@ class _Text:
     """A text that is being written.
 
     Attributes:
-        name: the id of its request.
-        first: the position whose state gives its first score.
-        scores: of its tokens; None for one that could not be read.
-        distances: of the same from the prober's domain; None where it has none.
-        sent: how many of them were handed out.
+        name: id of its request.
+        first: position whose state gives the first score.
+        scores: a score per token; None for a token that could not be read.
+        distances: a distance per token from the prober's domain; None without a domain.
+        sent: number of scores that were fetched.
         ended: vLLM computes no more of it.
-        told: that it has ended was handed out.
+        told: the end was fetched.
     """
 
     name: str
@@ -88,52 +93,52 @@ class _Text:
     told: bool = False
 
     def add(self, score: float | None, distance: float | None) -> None:
-        """Of its next token."""
+        """Append score and distance of the next token."""
         self.scores.append(score)
         if self.distances is not None:
             self.distances.append(distance)
 
 
 class ScoringWorker(ReadingWorker):
-    """vLLM's worker, which scores what is written by the prober of ``additional_config``.
+    """vLLM's worker with scores by the prober of ``additional_config``.
 
     Raises:
-        UserError: as of :class:`ReadingWorker`; a prober of another model or of states that vLLM does not
-            hand out.
+        UserError: errors of :class:`ReadingWorker`; a prober of another model or of states that vLLM does
+            not return.
     """
 
     def __init__(self, vllm_config: VllmConfig, *args: Any, **kwargs: Any) -> None:
         model = vllm_config.model_config
-        settings = Settings.of(vllm_config.additional_config)
-        self._bank = settings.load()
+        served = ServedProber.of(vllm_config.additional_config)
+        self._bank = served.load()
         dtype = str(model.dtype).removeprefix("torch.")
         self._bank.check_model(model_spec(model.served_model_name, model.model, model.hf_config, dtype))
-        vllm_config.additional_config[KEY] = settings.reading(self._bank)
+        vllm_config.additional_config[KEY] = served.with_layers(self._bank)
         self._running = GrowingScores(self._bank)
         self._requests: dict[str, _Text] = {}
         self._texts: dict[str, dict[str, _Text]] = {}
         super().__init__(vllm_config, *args, **kwargs)
 
     def load_model(self, **options: Any) -> None:
-        """As :class:`ReadingWorker`, and move the heads beside the model."""
+        """Load the model and move the heads to its device."""
         super().load_model(**options)
         self._bank.to(self.device)
 
     def probers_scores(
         self, release: Sequence[str] = (), keys: Sequence[str] | None = None
     ) -> dict[str, dict[str, New]]:
-        """Scores since the last call, by key and id of the request.
+        """Fetch the scores since the last call, by key and id of the request.
 
-        A text is named as soon as it is begun, again with every new score, and when it has ended.
+        A text appears as soon as it is begun, with every new score, and when it has ended.
 
         Args:
-            release: keys that nobody will ask for again.
-            keys: of the texts that are asked for; None is all. What is not asked for is kept.
+            release: keys to forget.
+            keys: keys to fetch; None fetches all.
         """
         gone = {text.name for key in release for text in self._texts.pop(key, {}).values()}
         for name in gone:
             self._running.forget(name)
-        # Nor is more of them scored: a step may be under way, or a text go on that nobody waits for.
+        # A step may be under way, or an abandoned text continue: nothing more of them is scored.
         self._requests = {name: text for name, text in self._requests.items() if text.name not in gone}
         found: dict[str, dict[str, New]] = {}
         for key in self._texts if keys is None else keys:
@@ -160,12 +165,12 @@ class ScoringWorker(ReadingWorker):
             self._begin(request)
         new: list[tuple[_Text, int]] = []
         for name, position, rows in self.computed(step):
-            # Of its tokens in this step only the last can be one that was not there before.
+            # Only the last token of a text in a step can be new.
             if (text := self._requests.get(name)) is None:
                 continue
             place = position + len(rows) - 1 - text.first
             if place >= len(text.scores):
-                for _ in range(place - len(text.scores)):  # what another server computed
+                for _ in range(place - len(text.scores)):  # computed by another server
                     text.add(None, None)
                 new.append((text, rows[-1]))
         if new:
@@ -178,10 +183,39 @@ class ScoringWorker(ReadingWorker):
                 text.ended = True
 
     def _scored(self, texts: Sequence[_Text], rows: torch.Tensor) -> list[float | None]:
-        """The score of each text's newest token (texts, layers, d); None for a broken state."""
+        """Score each text's newest token (texts, layers, d); None for a broken state."""
         try:
             return list(self._running.add([text.name for text in texts], rows))
-        except RunError:  # it must not end the server, nor the texts beside it
+        except RunError:  # must not end the server or the other texts
             if len(texts) == 1:
                 return [None]
             return [self._scored([text], row[None])[0] for text, row in zip(texts, rows, strict=True)]
+
+
+class ScoringScheduler(AsyncScheduler):  # type: ignore[misc]
+    """vLLM's scheduler for heads that read the state of the token that they score.
+
+    Not lengthened are texts that fill the context, and texts cut at a stop string, which vLLM finds outside
+    of the scheduler.
+    """
+
+    def add_request(self, request: Request) -> None:
+        """Add a request, with room for one more token where the text is scored."""
+        # A text that another engine continues must end here as that one expects.
+        if key_of(request) is not None and not closes(request) and request.kv_transfer_params is None:
+            request.max_tokens += 1
+        super().add_request(request)
+
+    def update_from_output(
+        self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
+    ) -> dict[int, EngineCoreOutputs]:
+        """Update the requests; a lengthened text ends for its client one token earlier."""
+        made = super().update_from_output(scheduler_output, model_runner_output)
+        for output in (output for answers in made.values() for output in answers.outputs):
+            request = self.requests.get(output.request_id)  # None once it has ended here too
+            if request is None or request.sampling_params is None:
+                continue
+            asked = request.sampling_params.max_tokens
+            if request.num_output_tokens == asked < request.max_tokens:
+                output.finish_reason = FinishReason.LENGTH
+        return made

@@ -24,10 +24,10 @@ from written import make_bank
 from probers.bank.assessment import Assessor
 from probers.bank.bank import ProbeBank
 from probers.capture.pooling import as_stored
-from probers.commands.config import compose
+from probers.commands.compose import compose
 from probers.engine.model import CausalLM
 from probers.online.scores import text_scores
-from probers.serve.vllm.launch import command
+from probers.serve.vllm.prober import command
 
 KEY = "secret"
 PROMPT = "Who does Lena Zaser work for?\nAnswer:"
@@ -125,7 +125,7 @@ def test_an_answer_carries_the_scores_of_our_engine(
         want = bank.score(as_stored(scored.state, bank.spec.dtype))
         np.testing.assert_allclose(choice.hallucination["token_scores"], want, rtol=1e-3, atol=0.05)
         np.testing.assert_allclose(choice.hallucination["token_logprobs"], scored.logprobs, atol=1e-3)
-        wanted = Assessor(bank).response(scored, *text_scores(bank, scored.state))
+        wanted = Assessor(bank).of_generation(scored, *text_scores(bank, scored.state))
         told = choice.hallucination
         places = [[(span["start"], span["end"]) for span in each["spans"]] for each in (told, wanted)]
         assert places[0] == places[1] and told["fires"] == wanted["fires"]

@@ -20,7 +20,7 @@ from probers.testbed.assets import model_path
 from probers.types import Needs
 
 WORKER = "probers.serve.vllm.worker.ScoringWorker"
-SCHEDULER = "probers.serve.vllm.scheduler.ScoringScheduler"
+SCHEDULER = "probers.serve.vllm.worker.ScoringScheduler"
 #: 64 prompts; groups of eight begin alike.
 PROMPTS = [
     f"In the old days of {place}, when the {lord} was away and nobody knew when there would be another, it "

@@ -1,0 +1,297 @@
+"""The command ``probers-check``: an engine's hidden states against those that probers are trained on.
+
+Engines number layers from 0 or 1, count the embedding or not, and return the last state before or after the
+final norm. A prober reads a wrong layer without an error, and its scores then mean nothing. The check
+compares states, or the scores of a server, with our own of the same tokens and names the mistake.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import numpy as np
+import torch
+from omegaconf import DictConfig
+
+from ..bank.bank import ProbeBank
+from ..commands.artifacts import find_prober
+from ..commands.parts import load_model, plain_value
+from ..data.records import what_is_wrong
+from ..online.scores import check_growing, text_needs, text_scores
+from ..types import Feature, Generation, Needs, RunError, UserError, first_line
+
+if TYPE_CHECKING:
+    from ..engine.model import CausalLM
+
+#: Relative differences explained by the order and size of batches, by number format, and by another format.
+#: SmolLM2: up to .015 in bfloat16, .06 between bfloat16 and float32, from .5 between neighbouring layers.
+_TOLERANCES = {"float32": 1e-3, "float16": 0.1, "bfloat16": 0.1}
+_ROUNDED = 0.15
+#: Another layer matches clearly where its difference is below this share of the layer's own.
+_CLEARLY = 0.5
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerDifference:
+    """Difference between an engine's states of one layer and ours.
+
+    Attributes:
+        layer: the engine's number of the layer.
+        absolute: largest difference.
+        relative: root mean square of the differences, each in standard deviations of its coordinate.
+        same: the relative difference is within the tolerance.
+        is_layer: another layer of ours that the states match clearly better.
+        normed: the states are those after the final norm.
+    """
+
+    layer: int
+    absolute: float
+    relative: float
+    same: bool
+    is_layer: int | None = None
+    normed: bool = False
+
+    @property
+    def told(self) -> str:
+        """Verdict in words."""
+        if self.same:
+            return "same"
+        if self.normed:
+            return "the last layer after the final norm: read it before the norm"
+        if self.is_layer is not None:
+            off = "off by one: " if abs(self.is_layer - self.layer) == 1 else ""
+            return f"{off}these are the states of layer {self.is_layer}"
+        if self.relative < _ROUNDED:
+            return "nearly the same, as in another number format"
+        return "different: other weights, other tokens, or no state after a block"
+
+
+def relative_difference(ours: np.ndarray, theirs: np.ndarray) -> float:
+    """Root mean square of the differences of (n, d), each in standard deviations of its coordinate.
+
+    A few coordinates of a residual stream are thousands of times as large as others and nearly constant over
+    tokens and layers, so plain differences would hardly show another layer.
+    """
+    spread = ours.std(axis=0)
+    spread = np.maximum(spread, 1e-3 * np.median(spread) + 1e-12)
+    return float(np.sqrt(np.mean(np.square((theirs - ours) / spread))))
+
+
+def compare_states(
+    ours: Mapping[int, np.ndarray],
+    theirs: Mapping[int, np.ndarray],
+    *,
+    tolerance: float,
+    normed: np.ndarray | None = None,
+) -> list[LayerDifference]:
+    """Compare an engine's states with ours, layer by layer, of the same tokens in the same order.
+
+    Args:
+        ours: (n, d) by layer (0 the embedding, k the residual stream after block k); further layers than the
+            engine's can be recognised in its states.
+        theirs: (n, d) by the engine's number of the layer.
+        tolerance: relative difference up to which states are the same.
+        normed: (n, d) our last layer after the final norm.
+
+    Raises:
+        ValueError: arrays of different shapes, or a layer that ours lacks.
+    """
+    found = []
+    wide = {layer: np.asarray(states, dtype=np.float64) for layer, states in ours.items()}
+    for layer, given in theirs.items():
+        if layer not in wide or np.shape(given) != wide[layer].shape:
+            raise ValueError(f"layer {layer} of the engine, of shape {np.shape(given)}, is not among ours")
+        states = np.asarray(given, dtype=np.float64)
+        relative = relative_difference(wide[layer], states)
+        absolute = float(np.abs(states - wide[layer]).max())
+        others = {k: relative_difference(own, states) for k, own in wide.items() if k != layer}
+        after = np.inf if normed is None else relative_difference(np.asarray(normed, np.float64), states)
+        nearest = min(others, key=lambda k: others[k], default=None)
+        least = np.inf if nearest is None else others[nearest]
+        same = relative <= tolerance and np.isfinite(relative)
+        clear = not same and min(least, after) < _CLEARLY * relative
+        found.append(
+            LayerDifference(
+                layer, absolute, relative, bool(same),
+                is_layer=nearest if clear and least <= after else None, normed=bool(clear and after < least),
+            )
+        )  # fmt: skip
+    return found
+
+
+def run(cfg: DictConfig) -> None:
+    """Check ``cfg.engine`` and log the result.
+
+    Raises:
+        RunError: its states or scores differ from ours, or it cannot be reached.
+        UserError: the request is wrong; raised before anything is compared.
+    """
+    url = cfg.engine if str(cfg.engine).startswith(("http://", "https://")) else None
+    if url is None and cfg.engine not in ("transformers", "vllm"):
+        raise UserError(
+            f"engine={cfg.engine} is unknown: give transformers, vllm, or a server's address, http://..",
+            "unknown-choice",
+        )
+    bank = None
+    if url is not None or cfg.prober is not None:
+        bank = ProbeBank.from_pretrained(find_prober(cfg, asks="probers-check"), allow_other=cfg.allow_other)
+    other = load_model(cfg, engine="vllm") if cfg.engine == "vllm" else None
+    lm = load_model(cfg)
+    if bank is not None:
+        bank.check_model(lm.spec)
+        if bank.spec.site != "resid_post" or bank.spec.pool == "mind":
+            raise UserError(
+                f"the prober reads {bank.spec.site}/{bank.spec.pool}, but only states after blocks "
+                "(site=resid_post) can be checked",
+                "unsupported",
+            )
+    tolerance = cfg.tolerance or _TOLERANCES.get(lm.spec.dtype, 0.1)
+    prompts = plain_value(cfg.prompts)
+    if url is not None:
+        assert bank is not None
+        _check_server(url, lm, bank, prompts, cfg.max_new_tokens, tolerance)
+        return
+    written = [g for g in lm.generate(prompts, max_new_tokens=cfg.max_new_tokens) if g.token_ids]
+    if other is not None:
+        theirs, _ = our_states(other, written)
+    else:
+        # transformers returns the last layer only after the final norm.
+        theirs = _plain_states(lm, range(lm.num_layers) if bank is None else bank.layers, written)
+    ours, normed = our_states(lm, written)
+    asked = {k: theirs[k] for k in (theirs if bank is None else bank.layers)}
+    found = compare_states(ours, asked, tolerance=tolerance, normed=normed)
+    tokens = sum(len(g.token_ids) for g in written)
+    log.info("%d tokens of %d texts, %s, %s", tokens, len(written), lm.spec, lm.spec.dtype)
+    log.info("layer  largest difference  relative")
+    for each in found:
+        log.info("%5d  %18.3g  %8.2g  %s", each.layer, each.absolute, each.relative, each.told)
+    tell(found, f"engine={cfg.engine}", tolerance)
+
+
+def _plain_states(
+    lm: CausalLM, layers: Sequence[int], written: Sequence[Generation]
+) -> dict[int, np.ndarray]:
+    """Read ``output_hidden_states`` of plain transformers, text by text: (n, d) of all texts by layer."""
+    parts: dict[int, list[np.ndarray]] = {layer: [] for layer in layers}
+    for text in written:
+        ids = torch.tensor([[*text.prompt_ids, *text.token_ids]], device=lm.device)
+        with torch.inference_mode():
+            states = lm.model(input_ids=ids, output_hidden_states=True, use_cache=False).hidden_states
+        for layer in layers:
+            parts[layer].append(states[layer][0, len(text.prompt_ids) :].float().cpu().numpy())
+    return {layer: np.concatenate(part) for layer, part in parts.items()}
+
+
+def tell(found: Sequence[LayerDifference], engine: str, tolerance: float) -> None:
+    """Log that all layers are the same; RunError where one is not."""
+    wrong = [each for each in found if not each.same]
+    if wrong:
+        first = wrong[0]
+        raise RunError(
+            f"{engine} differs from the states probers are trained on in {len(wrong)} of {len(found)} layers "
+            f"(relative difference above {tolerance:g}); its layer {first.layer}: {first.told}",
+            "mismatch",
+        )
+    log.info("%s gives the states that probers are trained on: %d layers are the same", engine, len(found))
+
+
+def our_states(lm: CausalLM, written: Sequence[Generation]) -> tuple[dict[int, np.ndarray], np.ndarray]:
+    """Read our states of written tokens: (n, d) of all texts by layer, and those after the final norm."""
+    last = Feature((lm.num_layers,), pool="mind_tokens")
+    every = Feature(tuple(range(lm.num_layers + 1)), pool="tokens")
+    needs = Needs((every, last))
+    read = lm.score([g.prompt for g in written], [g.token_ids for g in written], needs=needs)
+    states, after = (np.concatenate([g.states[each] for g in read if g.states]) for each in (every, last))
+    return {layer: states[:, layer] for layer in every.layers}, after[:, 0, lm.width :]
+
+
+def _check_server(
+    url: str, lm: CausalLM, bank: ProbeBank, prompts: Sequence[str], length: int, tolerance: float
+) -> None:
+    """Compare the scores of a server with ours of the same tokens."""
+    check_growing(bank)
+    answers = [_asked(url, prompt, length) for prompt in prompts]
+    known = [(p, a) for p, a in zip(prompts, answers, strict=True) if a["text"]]
+    read = lm.score([p for p, _ in known], [a["text"] for _, a in known], needs=_neighbours(lm, bank))
+    alike = [
+        (g, a["scores"])
+        for g, (_, a) in zip(read, known, strict=True)
+        if [list(span) for span in g.offsets] == a["offsets"]
+    ]
+    if not alike:
+        raise RunError(
+            f"engine={url} wrote no text that our tokenizer splits alike: give other prompts", "mismatch"
+        )
+    theirs = np.concatenate([scores for _, scores in alike])
+    ours = {place: np.concatenate([_scores(g, bank, place) for g, _ in alike]) for place in (0, 1, -1)}
+    usual = relative_difference(ours[0][:, None], theirs[:, None])
+    largest = float(np.abs(theirs - ours[0]).max())
+    log.info(
+        "%d tokens of %d texts, %s: largest difference of a score %.3g, relative %.2g",
+        len(theirs), len(alike), lm.spec, largest, usual,
+    )  # fmt: skip
+    if usual <= tolerance:
+        log.info("engine=%s gives the scores that this prober gives here", url)
+        return
+    near = {f"layers one too {'high' if place > 0 else 'low'}": ours[place] for place in (1, -1)}
+    near |= {"the token after": np.roll(ours[0], -1), "the token before": np.roll(ours[0], 1)}
+    distances = {name: relative_difference(scores[:, None], theirs[:, None]) for name, scores in near.items()}
+    name = min(distances, key=lambda key: distances[key])
+    what = "another prober, other weights, or states after the final norm"
+    if distances[name] < _CLEARLY * usual:
+        what = f"they are those of {name}"
+    raise RunError(
+        f"engine={url} gives other scores than this prober gives here (relative difference {usual:.2g}, "
+        f"above {tolerance:g}): {what}",
+        "mismatch",
+    )
+
+
+def _neighbours(lm: CausalLM, bank: ProbeBank) -> Needs:
+    """Ask for the prober's layers and the ones above and below each."""
+    (feature,) = text_needs(bank).features
+    moved = [tuple(min(max(k + by, 0), lm.num_layers) for k in bank.layers) for by in (1, -1)]
+    return Needs((replace(feature, layers=tuple(sorted({*bank.layers, *moved[0], *moved[1]}))),))
+
+
+def _scores(read: Generation, bank: ProbeBank, by: int) -> np.ndarray:
+    """Score a text (n,) by the states of layers ``by`` too high."""
+    ((feature, states),) = read.states.items()
+    first, *_, last = feature.layers
+    layers = [feature.layers.index(min(max(k + by, first), last)) for k in bank.layers]
+    return np.array(text_scores(bank, states[:, layers])[0])
+
+
+def _asked(url: str, prompt: str, length: int) -> dict[str, Any]:
+    """Have a server continue a prompt greedily; returns text, offsets and scores (RunError)."""
+    address = url.rstrip("/").removesuffix("/v1")
+    try:
+        with httpx.Client(timeout=120, follow_redirects=False) as client:
+            listed = client.get(f"{address}/v1/models")
+            listed.raise_for_status()
+            body = {"model": listed.json()["data"][0]["id"], "prompt": prompt, "max_tokens": length}
+            answer = client.post(f"{address}/v1/completions", json=body | {"temperature": 0})
+            answer.raise_for_status()
+            choice = answer.json()["choices"][0]
+        told = choice["hallucination"]
+        scores = np.array([float(score) for score in told["token_scores"]])
+        offsets = [[int(a), int(b)] for a, b in told["token_offsets"]]
+        if (
+            len(scores) != len(offsets)
+            or not np.isfinite(scores).all()
+            or not isinstance(choice["text"], str)
+        ):
+            raise ValueError("scores and tokens differ in number or kind")
+    except httpx.HTTPError as error:
+        raise RunError(f"engine={url} cannot be reached: {first_line(error)}", "network") from error
+    except (ValueError, LookupError, TypeError) as error:
+        raise RunError(
+            f"engine={url} does not answer as a server with a prober does ({what_is_wrong(error)})", "server"
+        ) from error
+    return {"text": choice["text"], "offsets": offsets, "scores": scores}

@@ -1,0 +1,206 @@
+"""The command ``probers-score``: scores of existing texts."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from omegaconf import DictConfig
+
+from ..checksums import sealed_lines, unseal
+from ..commands.artifacts import find_prober
+from ..commands.parts import inputs, load_model, record_of
+from ..commands.runs import RunFolder
+from ..files import canonical_json, regular, write_text, writing
+from ..pages import count
+from ..types import UserError
+from .texts import Text, Texts
+
+if TYPE_CHECKING:
+    from ..bank.assessment import Assessor
+    from ..bank.bank import ProbeBank
+    from ..engine.model import CausalLM
+
+_SCORES, _UNFINISHED, _RESULTS, _PAGE = "scores.jsonl", "unfinished.jsonl", "results.json", "scores.html"
+_WORST = 5  # spans shown on the terminal
+
+log = logging.getLogger(__name__)
+
+
+def run(cfg: DictConfig) -> Path:
+    """Score the texts of ``cfg.texts``; returns the folder written.
+
+    Raises:
+        UserError: before anything is scored, for whatever is wrong with the request.
+    """
+    if cfg.texts is None:
+        raise UserError(
+            "probers-score needs a file with a prompt and an answer on each line: probers-score FILE.jsonl",
+            "missing-value",
+        )
+    read = Texts.read(cfg.texts, cfg.on_bad_line)
+    for line in read.left_out.lines():
+        log.info("%s", line)
+    name = find_prober(cfg, asks="probers-score")
+    from ..bank.assessment import Assessor
+    from ..bank.bank import ProbeBank
+    from ..online.scores import check_growing
+
+    bank = ProbeBank.from_pretrained(name, allow_other=cfg.allow_other)
+    check_growing(bank)
+    out = Path(cfg.out or f"runs/score/{Path(cfg.texts).name.partition('.')[0]}")
+    config = record_of(cfg) | {"inputs": inputs(cfg.texts, name)}
+    folder = RunFolder(out, "score", config)
+    if not folder.begin():
+        return out
+    lm = load_model(cfg, folder)
+    bank.check_model(lm.spec)
+    if glued := sum(_glued(one) for one in read.texts):
+        log.info(
+            "note: %d of %d answers continue the prompt's last word: begin a new word with a space", glued,
+            len(read.texts),
+        )  # fmt: skip
+    assessor = Assessor(bank, cfg.threshold)
+    records = score(lm, bank, assessor, read.texts, Path(cfg.texts).name, out / _UNFINISHED)
+    write_text(out / _SCORES, "".join(json.dumps(r, ensure_ascii=False) + "\n" for r in records))
+    results = _results(read.texts, records, assessor.threshold, cfg.seed)
+    write_text(out / _RESULTS, canonical_json(results))
+    from .page import scores_html
+
+    about = {"texts": cfg.texts, "model": str(lm.spec), "prober": name}
+    page = scores_html(read.texts, records, about=about, results=results, bank=bank, most=cfg.shown)
+    write_text(out / _PAGE, page)
+    (out / _UNFINISHED).unlink(missing_ok=True)
+    folder.finish({"model": cfg.model.name, "n": len(records), "fires": results["fires"]})
+    for line in _summary(records, results, bank):
+        log.info("%s", line)
+    log.info("wrote %s to %s and a page to %s", count(len(records), "line"), out / _SCORES, out / _PAGE)
+    return out
+
+
+def _glued(one: Text) -> bool:
+    return one.prompt is not None and one.prompt[-1:].isalnum() and one.answer[:1].isalnum()
+
+
+def score(
+    lm: CausalLM, bank: ProbeBank, assessor: Assessor, texts: Sequence[Text], file: str, unfinished: Path
+) -> list[dict[str, Any]]:
+    """Score texts; returns their lines with ``id``, ``text`` and ``hallucination`` (None if too long).
+
+    Args:
+        file: name of the file in messages.
+        unfinished: file of finished lines, written batch by batch and read by a run that resumes.
+    """
+    from ..engine.language_model import ScoreRequest, Scoring
+    from ..online.scores import text_needs, text_scores
+
+    made = _resumed(unfinished, texts)
+    requests = [
+        ScoreRequest(one.prompt_for(lm.tokenizer, file), one.answer, f"of {file} {one.where}")
+        for one in texts
+    ]
+    batches = lm.score_each(requests, Scoring(text_needs(bank)), known=made)
+    for batch in batches:
+        new = {}
+        for place, written in batch.items():
+            told = None
+            if written.token_ids:
+                assert written.state is not None
+                scores, distances = text_scores(bank, written.state)
+                told = assessor.of_generation(written, scores, distances)
+            ours = {"id": texts[place].id, "text": texts[place].answer, "hallucination": told}
+            new[place] = {**texts[place].record, **ours}
+        _keep(unfinished, new)
+        made |= new
+    return [made[place] for place in range(len(texts))]
+
+
+def _keep(path: Path, new: Mapping[int, Mapping[str, Any]]) -> None:
+    lines = sealed_lines({"place": place, "line": line} for place, line in new.items())
+    with writing(path), path.open("ab") as file:
+        file.write(lines.encode())
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _resumed(path: Path, texts: Sequence[Text]) -> dict[int, dict[str, Any]]:
+    """Read the lines that an earlier run kept, without those cut off or altered."""
+    try:
+        regular(path)
+    except FileNotFoundError:
+        return {}
+    except ValueError as error:
+        raise UserError(f"{path} {error}: remove it", "bad-file") from error
+    found: dict[int, dict[str, Any]] = {}
+    for line in path.read_bytes().splitlines():
+        try:
+            kept = unseal(json.loads(line), older=False)
+            if kept["line"]["id"] == texts[kept["place"]].id:
+                found[kept["place"]] = kept["line"]
+        except (ValueError, LookupError, TypeError, RecursionError):
+            continue
+    log.info("resuming: %d of %s are scored already", len(found), count(len(texts), "text"))
+    write_text(path, sealed_lines({"place": place, "line": line} for place, line in found.items()))
+    return found
+
+
+def _results(
+    texts: Sequence[Text], records: Sequence[Mapping[str, Any]], threshold: float, seed: int
+) -> dict[str, Any]:
+    """Count texts and hits; with labels in the file, measure how well scores predict them."""
+    told = [(one, r["hallucination"]) for one, r in zip(texts, records, strict=True) if r["hallucination"]]
+    judged = [(one, h) for one, h in told if h["score"] is not None]
+    results = {
+        "n": len(texts), "too_long": len(texts) - len(told), "judged": len(judged),
+        "fires": sum(h["fires"] for _, h in judged), "threshold": threshold,
+    }  # fmt: skip
+    known = [(one, h) for one, h in judged if one.wrong is not None]
+    return results | ({"labelled": _quality(known, seed)} if known else {})
+
+
+def _quality(known: Sequence[tuple[Text, Mapping[str, Any]]], seed: int) -> dict[str, Any]:
+    """Measure AUROC and ECE with 95% intervals over prompts; null without both right and wrong texts."""
+    from ..evaluation.metrics import Bootstrap, auroc, ece
+
+    wrong = np.array([float(bool(one.wrong)) for one, _ in known])
+    bootstrap = Bootstrap([one.prompt or json.dumps(one.messages) for one, _ in known], seed=seed)
+    figures: dict[str, Any] = {"n": len(known), "wrong": float(wrong.mean())}
+    for name, key, metric in (("auroc", "score", auroc), ("ece", "p_wrong", ece)):
+        values = np.array([h[key] for _, h in known])
+        found = bootstrap.interval(values, lambda v, w, of=metric: of(wrong, v, w))  # type: ignore[misc]
+        value = None if np.isnan(found.value) else found.value
+        figures[name] = {"value": value, "ci95": found.limits}
+    return figures
+
+
+def _summary(records: Sequence[Mapping[str, Any]], results: Mapping[str, Any], bank: ProbeBank) -> list[str]:
+    """Summarise hits, the worst spans and the fit to labels, as lines for the terminal."""
+    limit = float(bank.probability(np.array([results["threshold"]]))[0])
+    lines = [
+        f"{results['fires']} of {count(results['n'], 'text')} fire: score above {results['threshold']:.3g}, "
+        f"P(wrong) above {limit:.0%}"
+    ]
+    if silent := results["n"] - results["too_long"] - results["judged"]:
+        lines.append(f"{count(silent, 'text')} without an entity, which this prober cannot score")
+    if results["too_long"]:
+        lines.append(f"{count(results['too_long'], 'text')} left out, too long for the model's context")
+    spans = [
+        (span["score"], span["p_wrong"], r["id"], r["text"][span["start"] : span["end"]])
+        for r in records
+        for span in (r["hallucination"] or {"spans": ()})["spans"]
+    ]
+    for _, p, id, part in sorted(spans, key=lambda span: -span[0])[:_WORST]:
+        words = " ".join(part.split())
+        lines.append(f"  {p:4.0%}  {words if len(words) <= 60 else f'{words[:59]}…'}  ({id})")
+    if labelled := results.get("labelled"):
+        for name, title in (("auroc", "AUROC of wrong"), ("ece", "ECE")):
+            value, ci95 = labelled[name]["value"], labelled[name]["ci95"]
+            around = f" ({ci95[0]:.2f} to {ci95[1]:.2f})" if ci95 else ""
+            told = "–: needs right and wrong texts" if value is None else f"{value:.2f}{around}"
+            lines.append(f"{title} over {count(labelled['n'], 'labelled text')}: {told}")
+    return lines

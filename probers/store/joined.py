@@ -1,0 +1,130 @@
+"""Joined feature stores: several sites side by side, several sets of texts one after the other."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from ..types import Site, UserError
+from .merge import check_alike, check_ids
+from .reader import StateReader
+from .spec import FeatureSpec
+from .store import FeatureStore
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class JoinedStores:
+    """Stores of one site and different texts, read in place as one.
+
+    Attributes:
+        stores: finished stores of the same feature, in the order of their rows.
+    """
+
+    stores: tuple[FeatureStore, ...]
+
+    @property
+    def path(self) -> str:
+        """The folders, as given for ``data``."""
+        return f"[{','.join(str(store.path) for store in self.stores)}]"
+
+    @property
+    def spec(self) -> FeatureSpec:
+        return self.stores[0].spec
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        return self.stores[0].config
+
+    def table(self) -> pd.DataFrame:
+        """All rows, one store after the other.
+
+        Raises:
+            UserError: an id in two of the stores, or columns that one of them lacks.
+        """
+        import pandas as pd
+
+        tables = [store.table() for store in self.stores]
+        known: dict[str, Path] = {}
+        for store, table in zip(self.stores, tables, strict=True):
+            if odd := sorted({*map(str, table)} ^ {*map(str, tables[0])}):
+                has, lacks = store.path, self.stores[0].path
+                has, lacks = (has, lacks) if odd[0] in table else (lacks, has)
+                raise UserError(
+                    f"data={has} has the column {odd[0]}, which data={lacks} lacks: make both alike",
+                    code="mismatch",
+                )
+            check_ids(known, table["id"], store.path)
+        return pd.concat(tables, ignore_index=True)
+
+    def reader(self, layers: Sequence[int]) -> StateReader:
+        """The states of some layers, in the order of :meth:`table`; see :meth:`FeatureStore.reader`."""
+        return StateReader.joined([store.reader(layers) for store in self.stores])
+
+
+def chosen(
+    stores: Sequence[FeatureStore], pool: str | None, sites: Sequence[str] | None
+) -> list[FeatureStore]:
+    """Each store once for every site, reading its feature of one pool.
+
+    A choice that was left open is logged where a store has several pools.
+
+    Args:
+        stores: finished ones.
+        pool: None takes the pool of the first store's first feature.
+        sites: None takes all sites that a store has for the pool.
+
+    Raises:
+        UserError: a pool or site that is not there.
+    """
+    first = stores[0]
+    taken = pool or first.spec.pool
+    others = [name for name in dict.fromkeys(spec.pool for spec in first.features) if name != taken]
+    if pool is None and others:
+        listed = ", ".join(others)
+        log.info("pool=%s is trained on, the first that %s has; others: %s", taken, first.path, listed)
+    found = []
+    for store in stores:
+        there = [spec.site for spec in store.features if spec.pool == taken]
+        if not there and pool is None:
+            found.append(store)  # by_site names the difference
+            continue
+        # Vectors of one width alone are trained on together.
+        width = next((spec.width for spec in store.features if spec.pool == taken), 0)
+        alike = [spec.site for spec in store.features if spec.pool == taken and spec.width == width]
+        wanted = [site for site in there if (site in alike if sites is None else site in sites)]
+        asked: Sequence[str | None] = wanted or sites or [None]
+        found += [store.feature(pool=taken, site=site) for site in asked]
+    for site in sites or ():
+        if all(site != store.spec.site for store in found):
+            first.feature(pool=taken, site=site)
+    return found
+
+
+#: One store of a site, or several read as one.
+Stored: TypeAlias = FeatureStore | JoinedStores
+
+
+def by_site(stores: Sequence[FeatureStore]) -> list[Stored]:
+    """Join stores to one for each site, in the order in which the sites are first given.
+
+    Raises:
+        UserError: stores that cannot be read together.
+    """
+    first = stores[0]
+    found: dict[Site, list[FeatureStore]] = {}
+    for store in stores:
+        spec, what, against = store.spec, f"data={first.path}", f"data={store.path}"
+        first.spec.check(replace(spec, site=first.spec.site), what=what, against=against)
+        others = found.setdefault(spec.site, [])
+        if others:
+            check_alike(others[0].spec, spec, others[0].path, store.path)
+        others.append(store)
+    return [given[0] if len(given) == 1 else JoinedStores(tuple(given)) for given in found.values()]

@@ -1,0 +1,295 @@
+"""Endpoint for both kinds of requests: texts written by the scheduler, as a whole response or a stream."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import secrets
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import anyio
+from fastapi import Request as HttpRequest
+from fastapi.responses import Response, StreamingResponse
+
+from probers.bank.assessment import Assessor
+from probers.engine.decode import Request as Wanted
+from probers.engine.language_model import Sampling
+from probers.engine.tokens import Prompt, encode_prompts, token_offsets
+from probers.prompts import chat_text
+
+from .answers import Choice, Frame, as_json, sse, usage_of
+from .metrics import Clock, Metrics
+from .protocol import ApiError, ChatRequest, Request, busy, no_model
+from .scheduler import Busy, Scheduler, ScoredText
+
+if TYPE_CHECKING:
+    from .retrieval import Retrieving
+
+_POLL = 0.5  # seconds between checks that a waiting client is still there
+_MOST_TEXTS = 64  # texts of one request
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Limits of a request.
+
+    Attributes:
+        max_tokens: tokens per text; a request without its own limit gets 16 for a completion, as OpenAI's,
+            and all of them for a chat.
+        body: bytes of a request.
+        send: seconds that a client may take to read a piece before it is dropped.
+    """
+
+    max_tokens: int = 1024
+    body: int = 4_000_000
+    send: float = 60
+
+
+@dataclass(slots=True)
+class Served:
+    """The parts and options of a server.
+
+    Attributes:
+        name: name of the model in requests.
+        prober: entry of the prober in the list of models; None without one.
+        retrieving: the loop of retrieval; None without a corpus.
+    """
+
+    scheduler: Scheduler
+    metrics: Metrics
+    name: str
+    prober: Mapping[str, Any] | None = None
+    retrieving: Retrieving | None = None
+    corpus: str | None = None
+    api_key: str | None = None
+    log_requests: bool = False
+    limits: Limits = field(default_factory=Limits)
+
+
+class _Wakes:
+    """Sets events of a loop from another thread, with one call to the loop per step.
+
+    Each call is a system call and makes the loop take turns with the generating thread.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: deque[asyncio.Event] = deque()
+
+    def __call__(self, loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
+        self._waiting.append(event)
+        if len(self._waiting) == 1:  # an earlier call that has not run yet sets the others
+            loop.call_soon_threadsafe(self._set)
+
+    def _set(self) -> None:
+        while self._waiting:
+            self._waiting.popleft().set()
+
+
+class Endpoint:
+    """Answers requests for text."""
+
+    def __init__(self, served: Served) -> None:
+        self._served = served
+        self._lm = served.scheduler.lm
+        self._wakes = _Wakes()
+
+    async def __call__(self, request: Request, http: HttpRequest) -> Response:
+        served = self._served
+        if served.log_requests:
+            log.warning("%s", json.dumps(request.model_dump(exclude_none=True), ensure_ascii=True))
+        if request.model != served.name:
+            raise no_model(request.model, served.name)
+        clock = Clock(served.metrics, http.url.path)
+        if request.retrieval is not None:
+            if served.retrieving is None:
+                raise ApiError(400, "this server has no corpus: start it with corpus=FILE", param="retrieval")
+            frame = Frame(request.kind, served.name)
+            made = await served.retrieving.answer(request, frame, http.is_disconnected)
+            if request.stream:
+                return _stream(made.chunks(), clock)
+            whole = await made.whole()
+            clock.end()
+            return _json(whole)
+        return await self._plain(request, http, clock)
+
+    async def _plain(self, request: Request, http: HttpRequest, clock: Clock) -> Response:
+        served = self._served
+        changed, loop = asyncio.Event(), asyncio.get_running_loop()
+
+        def tell() -> None:
+            if any(text.ready for text in texts):
+                clock.token()
+            if request.stream or all(text.over for text in texts):
+                self._wakes(loop, changed)
+
+        # The tokenizer takes a while for long prompts.
+        texts = await asyncio.to_thread(self._texts, request, tell)
+        frame = Frame(request.kind, served.name)
+        choices = [
+            Choice(frame, index, text, request.alternatives, self._assessor(request))
+            for index, text in enumerate(texts)
+        ]
+        try:
+            served.scheduler.submit(texts)
+        except Busy:
+            raise busy() from None
+        if request.stream:
+            return _stream(self._chunks(request, frame, choices, changed), clock)
+        try:
+            while not changed.is_set():
+                with anyio.move_on_after(_POLL):
+                    await changed.wait()
+                if not changed.is_set() and await http.is_disconnected():
+                    break
+        finally:
+            for text in texts:
+                text.cancelled = True  # no effect on texts that are over
+        clock.end()
+        for text in texts:
+            if text.error is not None:
+                raise text.error
+        told = [choice.whole(self._lm.tokenizer) for choice in choices]
+        self._observe(told)
+        return _json(frame.whole(told, usage_of(texts)))
+
+    async def _chunks(
+        self, request: Request, frame: Frame, choices: Sequence[Choice], changed: asyncio.Event
+    ) -> AsyncIterator[bytes]:
+        tokenizer, texts = self._lm.tokenizer, [choice.text for choice in choices]
+        try:
+            for chunk in frame.opening(request.choices):
+                yield sse(chunk)
+            while not all(choice.finished for choice in choices):
+                await changed.wait()
+                changed.clear()
+                for choice in choices:
+                    if choice.text.error is not None and not choice.finished:
+                        yield sse(ApiError(500, str(choice.text.error)).body())
+                        return
+                    told = None if choice.finished else choice.news(tokenizer)
+                    if told is not None:
+                        self._observe([told] if choice.finished else [])
+                        yield sse(frame.chunk([told]))
+            if request.with_usage:
+                yield sse(frame.chunk([], usage_of(texts)))
+            yield sse("[DONE]")
+        finally:
+            for text in texts:
+                text.cancelled = True
+
+    def _observe(self, told: Sequence[Mapping[str, Any]]) -> None:
+        for each in told:
+            chance = each.get("hallucination", {}).get("p_wrong")
+            if chance is not None:
+                self._served.metrics.scores.observe(chance)
+
+    def _assessor(self, request: Request) -> Assessor | None:
+        bank = self._served.scheduler.bank
+        asked = request.hallucination
+        return None if bank is None else Assessor(bank, None if asked is None else asked.threshold)
+
+    def _texts(self, request: Request, changed: Callable[[], None]) -> list[ScoredText]:
+        """Make the texts of a request.
+
+        Raises:
+            ApiError: they do not fit the model or the server's limits.
+        """
+        limit = self._limit(request)
+        prompts = [self._fitting(prompt, limit, request.max_tokens) for prompt in self._prompts(request)]
+        sampling = self._sampling(request)
+        wanted = [prompt for prompt in prompts for _ in range(request.choices)]
+        if len(wanted) > _MOST_TEXTS:
+            raise ApiError(
+                400, f"the request is for {len(wanted)} texts: ask for {_MOST_TEXTS} or fewer", param="n"
+            )
+        streams = [None] * len(wanted) if sampling is None else sampling.streams([p.ids for p, _ in wanted])
+        stops = self._lm.stops(request.stops)
+        return [
+            ScoredText(
+                Wanted(prompt, most, None, stream), self._lm.tokenizer, stops, sampling,
+                alternatives=request.alternatives or 0, changed=changed,
+            )
+            for (prompt, most), stream in zip(wanted, streams, strict=True)
+        ]  # fmt: skip
+
+    def _limit(self, request: Request) -> int:
+        most, asked, usual = self._served.limits.max_tokens, request.max_tokens, 16
+        if isinstance(request, ChatRequest):
+            asked, usual = request.max_completion_tokens or asked, most
+        if asked is not None and asked > most:
+            raise ApiError(400, f"max_tokens={asked} is above this server's {most}", param="max_tokens")
+        return asked or usual
+
+    def _fitting(self, prompt: Prompt, limit: int, asked: int | None) -> tuple[Prompt, int]:
+        """Check that the tokens asked for fit the context; by default take what the context leaves."""
+        context = self._lm.context
+        room = limit if context is None else context - len(prompt.ids)
+        if room < 1 or (asked is not None and room < limit):
+            raise ApiError(
+                400,
+                f"This model's maximum context length is {context} tokens, but the prompt has "
+                f"{len(prompt.ids)} and {limit} are to be written: shorten the prompt or max_tokens",
+                param="prompt", code="context_length_exceeded",
+            )  # fmt: skip
+        return prompt, min(limit, room)
+
+    def _prompts(self, request: Request) -> list[Prompt]:
+        tokenizer = self._lm.tokenizer
+        if isinstance(request, ChatRequest):
+            turns = [{"role": message.role, "content": message.text} for message in request.messages]
+            texts: list[str | list[int]] = [chat_text(tokenizer, turns, "this is a chat")]
+        else:
+            texts = request.prompts
+        found = []
+        for number, text in enumerate(texts):
+            if isinstance(text, str):
+                _check_text(text)
+                found += encode_prompts(tokenizer, [text], [str(number)])
+            else:
+                found.append(self._of_ids(text, number))
+        return found
+
+    def _of_ids(self, ids: Sequence[int], number: int) -> Prompt:
+        size = self._lm.model.get_input_embeddings().num_embeddings
+        if max(ids) >= size:
+            raise ApiError(400, f"the token {max(ids)} is not one of the model's {size}", param="prompt")
+        text, offsets = token_offsets(self._lm.tokenizer, ids)
+        return Prompt(f"prompt {number}", text, tuple(ids), offsets)
+
+    def _sampling(self, request: Request) -> Sampling | None:
+        temperature = 1.0 if request.temperature is None else request.temperature
+        if temperature == 0:
+            return None
+        seed = abs(request.seed) if request.seed is not None else secrets.randbits(63)
+        return Sampling(max(temperature, 1e-3), 0, request.top_p or 1.0, seed)
+
+
+def _json(value: Mapping[str, Any]) -> Response:
+    return Response(as_json(value), media_type="application/json")
+
+
+def _stream(chunks: AsyncIterator[bytes], clock: Clock) -> Response:
+    async def timed() -> AsyncIterator[bytes]:
+        try:
+            async for chunk in chunks:
+                yield chunk
+        finally:
+            await chunks.aclose()  # type: ignore[attr-defined]
+            clock.end()
+
+    headers = {"Cache-Control": "no-store"}
+    return StreamingResponse(timed(), media_type="text/event-stream", headers=headers)
+
+
+def _check_text(text: str) -> None:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        told = "the prompt holds half a pair of surrogates: send valid Unicode"
+        raise ApiError(400, told, param="prompt") from None

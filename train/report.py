@@ -1,0 +1,345 @@
+"""Reports of training runs: tables for the terminal, at most 100 columns wide, and the model card."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from textwrap import fill
+from typing import Any
+
+from probers.bank.bank import ProbeBank
+from probers.evaluation.bootstrap import bounded, bounds, number
+from probers.files import read_json
+from probers.heads import head_name
+from probers.pages import hub_id, public_model, public_path, render
+from probers.types import RunError
+
+from .before_after import MOMENTS
+from .controls import ENSEMBLE, SHUFFLED, WITH_ENTROPY
+
+Json = Mapping[str, Any]
+
+_NAME, _WIDTH = 26, 100  # columns of the names, and of the terminal
+#: Title and key of the columns after AUROC and its interval.
+_COLUMNS = (
+    ("AUPRC", "auprc"), ("PRR", "prr"), ("R@10%", "recall_at_fpr10"), ("acc.", "accuracy"), ("F1", "f1"),
+    ("ECE", "ece"), ("Brier", "brier"),
+)  # fmt: skip
+#: What each way to join the layers is called.
+ENSEMBLES = {
+    "logits": "sum of logits", "probabilities": "sum of probabilities", "best": "mean of the best",
+    "stacked": "stacked logistic",
+}  # fmt: skip
+
+
+def cut(text: str, width: int) -> str:
+    """A text in at most ``width`` columns; two dots stand for what is cut off."""
+    return text if len(text) <= width else text[: width - 2] + ".."
+
+
+def layer_name(figures: Mapping[str, Any], entry: Mapping[str, Any]) -> str:
+    """``layer 6``, with its site where there are several."""
+    several = len(figures["sites"]) > 1
+    return f"{entry['site']} layer {entry['layer']}" if several else f"layer {entry['layer']}"
+
+
+def best_name(figures: Mapping[str, Any]) -> str:
+    """The number of the layer that is best on validation, with its site where there are several."""
+    site = f"{figures['best_site']} " if len(figures["sites"]) > 1 else ""
+    return f"{site}{figures['best_layer']}"
+
+
+def warnings(figures: Mapping[str, Any]) -> list[str]:
+    """What in the figures speaks against trusting them, one sentence each; empty when nothing does."""
+    found = []
+    shuffled = figures["controls"].get(SHUFFLED, {})
+    if not shuffled.get("at_chance", True):
+        found.append(
+            f"a head on shuffled labels reached AUROC {bounds(shuffled['auroc_ci'])}, not 0.5: by chance "
+            "(one run in twenty) or because something is wrong; train with another seed"
+        )
+    train, test = (set(figures["splits"][split]["datasets"]) for split in ("train", "test"))
+    if train and test and not train & test:
+        found.append(
+            f"out of domain: trained on {', '.join(sorted(train))}, tested on {', '.join(sorted(test))}"
+        )
+    return found
+
+
+def table(figures: Mapping[str, Any]) -> str:
+    """Layers, ensembles, controls, datasets and conditions; calibration, learning curve and notes."""
+    test, best = figures["splits"]["test"], _best(figures)
+    single = len(figures["layers"]) == 1
+    parts = [
+        f"test: {test['n']} examples, {test['groups']} groups, {test['wrong']:.0%} wrong; "
+        "finding wrong ones, 95% intervals",
+        f"{'':{_NAME}}{'AUROC':>6}  {'':13}" + "".join(f"{title:>7}" for title, _ in _COLUMNS),
+    ]
+    for entry in figures["layers"]:
+        parts.append(_line(layer_name(figures, entry), entry, "*" if entry is best and not single else ""))
+    if not single:  # one layer is its own sum
+        parts.append("all layers")
+        for kind, entry in figures["ensembles"].items():
+            parts.append(_line(ENSEMBLES.get(kind, kind), entry, "*" if kind == figures["combine"] else ""))
+    prober, with_entropy = ("prober", "with entropy") if single else (ENSEMBLE, WITH_ENTROPY)
+    if figures["with_entropy"]:
+        parts.append(_line(with_entropy, figures["with_entropy"]))
+    parts.append("controls")
+    for name, entry in figures["controls"].items():
+        parts.append(_line(name, entry, "" if entry.get("at_chance", True) else "!"))
+    # Of the controls the one most often reported.
+    shown = {ENSEMBLE: prober, WITH_ENTROPY: with_entropy, "mean entropy": "mean entropy"}
+    for what in ("condition", "dataset"):
+        parts += _by(what, figures[f"{what}s"], shown)
+    positive = figures["positive_control"]
+    if positive:
+        parts.append(
+            f"positive control, is the answer a person: AUROC {number(positive['auroc'])}, "
+            f"accuracy {number(positive['accuracy'])}"
+        )
+    parts += _moments(figures["moments"])
+    parts.append(_calibration(figures["calibration"]))
+    points = [f"{p['groups']}: {number(p['ensemble']['auroc'])}" for p in figures["learning_curve"]]
+    if points:
+        parts.append(f"AUROC by training groups: {', '.join(points)}")
+    seeds = best["seeds"]
+    if seeds:
+        parts.append(
+            f"{len(seeds['auroc'])} seeds, {layer_name(figures, best)}: AUROC {seeds['mean']:.3f}, standard "
+            f"deviation {seeds['std']:.3f}"
+        )
+    if not single:
+        parts.append("* the best layer on validation, and the score that is saved")
+    for note in [*warnings(figures), *figures["notes"], *figures["moments"]["notes"]]:
+        parts.append(fill(note, 98, initial_indent="note: ", subsequent_indent="  "))
+    return "\n".join(parts)
+
+
+def _best(figures: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The layer that is best on validation."""
+    best = (figures["best_site"], figures["best_layer"])
+    return next(entry for entry in figures["layers"] if (entry["site"], entry["layer"]) == best)
+
+
+def _line(name: str, entry: Mapping[str, Any], mark: str = "") -> str:
+    return (
+        f"  {cut(f'{name} {mark}'.rstrip(), _NAME - 2):{_NAME - 2}}{number(entry['auroc']):>6}  "
+        f"{bounds(entry['auroc_ci']):13}" + "".join(f"{number(entry[key]):>7}" for _, key in _COLUMNS)
+    )
+
+
+def _by(what: str, values: Mapping[str, Any], shown: Mapping[str, str]) -> list[str]:
+    """AUROC of some detectors, as they are called, value by value where there are several."""
+    if len(values) < 2:
+        return []
+    titles = "".join(f"{title:21}" for title in shown.values()).rstrip()
+    lines = [f"{f'AUROC by {what}':{_NAME}}{'n':>5}{'wrong':>7}  {titles}"]
+    for value, entry in values.items():
+        found = (entry["detectors"].get(name, {}) for name in shown)
+        cells = (f"{number(f.get('auroc')):>4} {bounds(f.get('auroc_ci'))}" for f in found)
+        lines.append(
+            f"  {cut(value, _NAME - 2):{_NAME - 2}}{entry['n']:>5}{entry['base_rate']:>7.0%}  "
+            + "".join(f"{cell:21}" for cell in cells).rstrip()
+        )
+    return lines
+
+
+def _against(found: Mapping[str, Any], name: str, key: str) -> str:
+    """Where a detector lies against the prober's score by the paired difference: "-" below, "+" above."""
+    for pair, below in ((f"{found['head']} vs {name}", "-"), (f"{name} vs {found['head']}", "+")):
+        low, high = found["pairs"].get(pair, {}).get(key, {}).get("ci95") or (0, 0)
+        if low > 0 or high < 0:
+            return below if low > 0 else "+-".replace(below, "")
+    return ""
+
+
+def moment_columns(figures: Mapping[str, Any]) -> dict[str, str]:
+    """The keys of a moment's figures, and what they are called."""
+    titles = {"length": "within length", "type": "within type", "length and type": "within both"}
+    return {"all": "AUROC", **{name: titles[name] for name in figures["strata"]}}
+
+
+def _moments(figures: Mapping[str, Any]) -> list[str]:
+    """AUROC of what is known before and after a text, over all test texts and within strata."""
+    divisions = moment_columns(figures)
+    lines = []
+    for moment in MOMENTS:
+        found = figures[moment]
+        if not found["detectors"]:
+            continue
+        title = f"{moment} the {figures['position']}"
+        lines.append((f"{title:23}" + "".join(f"{t:19}" for t in divisions.values())).rstrip())
+        for name, entry in found["detectors"].items():
+            cells = (
+                f"{number(entry[k]['auroc'])} {bounds(entry[k]['ci95'])}{_against(found, name, k)}"
+                for k in divisions
+            )
+            lines.append((f"  {cut(name, 20):21}" + "".join(f"{cell:19}" for cell in cells)).rstrip())
+    if any(figures[moment]["head"] for moment in MOMENTS):
+        lines.append("- below, + above the prober's score there (paired interval)")
+    for name, division in figures["strata"].items():
+        strata = division["strata"]
+        shown = ", ".join(f"{k or '(none)'}: {v['wrong']}/{v['n']}" for k, v in strata.items())
+        shown = shown if len(strata) <= _LISTED else f"{len(strata)} strata"
+        line = f"within {name}: {division['compared']} texts in strata of both classes (wrong/all: {shown})"
+        lines.append(fill(line, 98, subsequent_indent="  "))
+    return lines
+
+
+#: Strata that are listed one by one.
+_LISTED = 12
+
+
+def _calibration(entry: Mapping[str, Any]) -> str:
+    before, after = entry["before"], entry["after"]
+    others = "".join(
+        f"; {kind}: ECE {number(f['ece'])}, Brier {number(f['brier'])}" for kind, f in entry["other"].items()
+    )
+    chance = f" ({number(entry['by_chance'])} if it were exact, by chance)" if "by_chance" in entry else ""
+    line = (
+        f"calibration ({entry['method']}): ECE {number(before['ece'])} -> {number(after['ece'])}{chance}, "
+        f"Brier {number(before['brier'])} -> {number(after['brier'])}{others}"
+    )
+    return fill(line, 98, subsequent_indent="  ")
+
+
+_METRICS = "metrics.json"
+_HEADER = ("", "best layer", "validation", "AUROC (test)", "acc.", "ECE", "folder")
+
+
+def compare_runs(jobs: Sequence[Sequence[str]], folders: Sequence[Path]) -> str:
+    """A row for each run: what was varied, the best layer, and figures of the score that is saved.
+
+    The runs come in the order given. The column "validation", the AUROC of the best layer on
+    validation texts, is what to choose by: the test figures of the row chosen by them would
+    be too good. Only the folders' names may go beyond the terminal's width.
+
+    Args:
+        jobs: what each run varied, as ``key=value``.
+        folders: of the runs, in the same order; classifiers of questions (head=adaptive) have
+            figures of another kind and are left out.
+
+    Returns:
+        The table, "" without a prober.
+
+    Raises:
+        RunError: a folder without readable figures.
+    """
+    found = [(job, folder, _figures(folder)) for job, folder in zip(jobs, folders, strict=True)]
+    found = [each for each in found if "layers" in each[2]]
+    if not found:
+        return ""
+    shared = Path(os.path.commonpath([folder.parent for _, folder, _ in found]))
+    cells: list[tuple[str, ...]] = [_HEADER]
+    for job, folder, figures in found:
+        try:
+            cells.append((" ".join(job), *_row(figures), str(folder.relative_to(shared))))
+        except (LookupError, TypeError, ValueError, StopIteration) as error:
+            raise RunError(
+                f"the figures of a run cannot be read: {folder / _METRICS} lacks some or was altered"
+            ) from error
+    widths = [max(len(line[i]) for line in cells) for i in range(len(_HEADER) - 1)]
+    widths[0] = max(12, min(widths[0], _WIDTH - sum(widths[1:]) - 2 * len(widths)))
+    lines = []
+    for name, *middle, last in cells:
+        fitted = [f"{cell:>{width}}" for cell, width in zip(middle, widths[1:], strict=True)]
+        lines.append("  ".join([f"{cut(name, widths[0]):{widths[0]}}", *fitted, last]).rstrip())
+    return "\n".join([*lines, f"folders are below {shared}; choose by validation, report the test figures"])
+
+
+def _row(figures: Mapping[str, Any]) -> tuple[str, ...]:
+    """The best layer, how good it is on validation, and the score that is saved."""
+    saved = figures["ensemble"]
+    return (
+        best_name(figures), number(_best(figures)["validation"]["auroc"], ".3f"),
+        bounded(saved, "auroc", ".3f", absent="-"), number(saved["accuracy"], ".3f"),
+        number(saved["ece"], ".3f"),
+    )  # fmt: skip
+
+
+def _figures(folder: Path) -> dict[str, Any]:
+    path = folder / _METRICS
+    try:
+        found = read_json(path)
+        if not isinstance(found, dict):
+            raise ValueError("holds no JSON object")
+    except (OSError, ValueError) as error:
+        raise RunError(f"the figures of a run cannot be read: {path}: {error}") from error
+    return found
+
+
+def write_card(bank: ProbeBank, figures: Json, *, data: Sequence[Path], source: str, out: Path) -> str:
+    """The text of ``README.md``.
+
+    Args:
+        bank: the prober.
+        figures: as in ``metrics.json``.
+        data: the feature stores it was trained on.
+        source: what kind of examples the store holds, e.g. "cot".
+        out: where the prober is written, for the commands shown.
+    """
+    spec = bank.spec
+    over = f"{spec.pool} over the {spec.position} tokens"
+    if bank.aggregate is not None:
+        over = f"each of the {spec.position} tokens, joined by their {bank.aggregate}"
+    beaten_by = [
+        name.removeprefix(f"{ENSEMBLE} vs ")
+        for name, pair in figures["pairs"].items()
+        if name.startswith(f"{ENSEMBLE} vs ") and not ((pair["auroc"]["ci95"] or [0])[0] > 0)
+    ]
+    shown = public_path(out, "PROBER")
+    stores = ",".join(public_path(path, "STORE") for path in data)
+    stores = stores if len(data) == 1 else f"[{stores}]"
+    shared = (best_name, bounded, bounds, layer_name, moment_columns, number, warnings)
+    return render(
+        "probers.train/card.md.j2",
+        bank=bank, figures=figures, data=stores, source=source, out=shown,
+        model=replace(spec.model, id=public_model(spec.model.id)), base_model=hub_id(spec.model.id),
+        head=head_name(bank.head), over=over, command=rag_command(bank, shown), scored=_scored(figures),
+        calibrated=_calibrated(bank, figures),
+        by_value=_by_value, beaten_by=beaten_by, MOMENTS=MOMENTS, ENSEMBLE=ENSEMBLE, ENSEMBLES=ENSEMBLES,
+        **{function.__name__: function for function in shared},
+    )  # fmt: skip
+
+
+def rag_command(bank: ProbeBank, out: str | Path) -> str | None:
+    """The command that answers questions with the prober as its trigger; None where no trigger takes it."""
+    if bank.head.tokens:
+        return None
+    if bank.spec.pool == "predicting":
+        return f'probers-rag question="..." trigger=before_entity query=cioqf prober={out}'
+    if bank.spec.pool == "tokens":
+        return f'probers-rag question="..." trigger=radio query=cioqf prober={out}'
+    if bank.spec.position == "generated":
+        return f'probers-rag question="..." trigger=probing prober={out}'
+    return None
+
+
+def _scored(figures: Json) -> list[tuple[str, Json]]:
+    """Name and figures of whatever was scored on the test texts."""
+    rows = [(layer_name(figures, entry), entry) for entry in figures["layers"]]
+    if len(rows) > 1:
+        for kind, entry in figures["ensembles"].items():
+            name = f"{ENSEMBLE}: {ENSEMBLES.get(kind, kind)}"
+            rows.append((f"**{name}** (saved)" if kind == figures["combine"] else name, entry))
+    if figures["with_entropy"]:
+        rows.append((f"**{WITH_ENTROPY}**", figures["with_entropy"]))
+    return rows + [(f"control: {name}", entry) for name, entry in figures["controls"].items()]
+
+
+def _calibrated(bank: ProbeBank, figures: Json) -> dict[str, Json]:
+    """The figures of each calibration, by name."""
+    entry, saved = figures["calibration"], bank.calibration.to_dict()
+    value = f" {saved['value']:.3g}" if "value" in saved else ""
+    after = f"**{entry['method']}**{value} (saved)"
+    return {"before, sigmoid of the score": entry["before"], after: entry["after"], **entry["other"]}
+
+
+def _by_value(values: Json) -> tuple[list[str], list[tuple[str, list[str]]]]:
+    """AUROC of everything on the test texts of each value: titles of the columns, and the rows."""
+    names = dict.fromkeys(name for entry in values.values() for name in entry["detectors"])
+    titles = [f"{c or '(none)'} (n={e['n']}, {e['base_rate']:.0%} wrong)" for c, e in values.items()]
+    rows = [(n, [bounded(e["detectors"].get(n, {}), "auroc") for e in values.values()]) for n in names]
+    return titles, [row for row in rows if any(row[1])]  # not what is a constant within each
