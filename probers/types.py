@@ -153,13 +153,13 @@ class Feature:
 
     @property
     def of_mind(self) -> bool:
-        """Whether MIND's vector is asked for, pooled or in parts."""
+        """MIND's vector is asked for, pooled or in parts."""
         return self.pool in ("mind", "mind_tokens")
 
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What a generation has to record; nothing else is captured.
+    """Signals that a generation has to record; nothing else is captured.
 
     Attributes:
         features: hidden states to read, all in the same pass.

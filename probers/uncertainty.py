@@ -1,4 +1,4 @@
-"""What a generation's own probabilities and attention say of it: token signals, words, and RIND.
+"""Uncertainty signals from a generation's own probabilities and attention: per token, per word, and RIND.
 
 RIND is DRAGIN's detector of where a text needs information (Su et al., ACL 2024, eq. 1-5):
 S(t_i) = H_i * a_max(i) * s_i, the entropy with which a token was chosen, the most
@@ -75,7 +75,7 @@ def words(text: str, offsets: Sequence[tuple[int, int]]) -> list[Part]:
 
 
 def signals(generation: Generation) -> dict[str, float]:
-    """How sure the model was, in one number each; keys are :data:`SIGNALS`.
+    """Confidence of the model over a generation; keys are :data:`SIGNALS`.
 
     ``mean_entropy`` and ``max_entropy`` in nats over the generated tokens, ``min_prob``
     the probability of the least likely one, ``mean_logprob`` the mean log-probability
@@ -115,7 +115,7 @@ def margins(generation: Generation) -> np.ndarray:
 
 
 def signals_before(generation: Generation, token: int = 0) -> dict[str, float]:
-    """How sure the model was where it was about to write a token; keys are :data:`BEFORE`.
+    """Confidence of the model right before a token; keys are :data:`BEFORE`.
 
     All are of one distribution, that of the position which predicts the token, and known before
     the token is kept. ``entropy_before`` in nats; ``max_prob_before`` the highest probability;

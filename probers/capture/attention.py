@@ -185,7 +185,7 @@ class AttentionTap(ExitStack):
             self._read = Returned(found[:, :, -self._queries :])
 
     def take(self) -> Attended | Returned:
-        """What the last pass left; nothing is read after it.
+        """Return the last pass's attention and stop reading.
 
         Raises:
             RunError: the block's attention neither asks transformers for its function nor
@@ -279,7 +279,7 @@ AttentionInterface.register(_TAP, _tapped_attention)
 
 
 def lookback_width(model: Any) -> int:
-    """How many ratios there are at a position: attention heads of all layers."""
+    """Number of ratios at a position: attention heads of all layers."""
     heads = getattr(model.config.get_text_config(), "num_attention_heads", None)
     if not isinstance(heads, int):
         raise UserError(
@@ -331,7 +331,7 @@ class LookbackTap(ExitStack):
             tap.read(count)
 
     def take_last(self, prompts: Tensor, written: Tensor) -> Tensor | None:
-        """What was read, (batch, count, 1, layers * heads) float32, as of one layer; None where nothing was.
+        """The ratios read, (batch, count, 1, layers * heads) float32, as if of one layer; None if none were.
 
         Args:
             prompts, written: as of :func:`lookback_ratios`.

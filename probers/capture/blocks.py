@@ -1,4 +1,4 @@
-"""What a decoder is made of: its blocks, and in each of them attention, MLP and the stream between.
+"""Parts of a decoder: its blocks, and in each of them attention, MLP and the stream between.
 
 Found by structure and checked by numbers, not listed per family: a block must do what
 is said of it here, namely add the outputs of two of its modules to the residual stream.
@@ -102,7 +102,7 @@ def check_supported(model: Any) -> None:
 
 @torch.inference_mode()
 def _is_causal(model: Any) -> bool:
-    """Whether the last token leaves the logits before it as they are."""
+    """Tell whether the last token leaves the logits before it unchanged."""
     ids = torch.tensor([[0, 1, 0, 0], [0, 1, 0, 1]], device=model.device)
     seen = model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False)
     one, other = seen.logits[:, :-1].float()

@@ -86,7 +86,7 @@ def _check_feature(feature: Feature, model: nn.Module, layers: int) -> None:
 
 
 def broken_state(feature: Feature, index: int, where: str) -> RunError:
-    """That the state of the ``index``-th of the layers a :class:`StateTap` reads is not finite."""
+    """The error for a NaN or infinite state of the ``index``-th layer that a :class:`StateTap` reads."""
     layers = StateTap.layers_of(feature)
     layer = f"layer {layers[index]}"
     if feature.of_mind and index == len(layers) - 1:
@@ -148,7 +148,7 @@ class StateTap(ExitStack):
         self._reduce = reduce
 
     def take(self) -> Tensor | None:
-        """What was read, (batch, .., layers, width) float32 in the order asked for; None where nothing was.
+        """The states read, (batch, .., layers, width) float32 in the feature's order; None if none were.
 
         Raises:
             RunError: a layer that the pass did not come to.
@@ -168,7 +168,7 @@ class StateTap(ExitStack):
         self.read((lambda states: states[:, -count:].detach()) if count else None)
 
     def take_last(self, prompts: Tensor, written: Tensor) -> Tensor | None:
-        """As :meth:`take`, (batch, count, layers, width); the lengths are of no account for states."""
+        """The states read, (batch, count, layers, width); the lengths are ignored."""
         return self.take()
 
     def _place(self, layer: int, blocks: nn.ModuleList) -> tuple[nn.Module, bool]:
@@ -228,7 +228,7 @@ class StateTap(ExitStack):
 
 
 def tap_of(model: nn.Module, feature: Feature) -> StateTap | LookbackTap:
-    """What reads a feature's site, with ``read_last`` before a pass and ``take_last`` after it."""
+    """The tap of a feature's site; call ``read_last`` before a pass and ``take_last`` after it."""
     return LookbackTap(model) if feature.site == "lookback" else StateTap(model, feature)
 
 

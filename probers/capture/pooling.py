@@ -53,7 +53,7 @@ def span_of(vectors: np.ndarray, tokens: Sequence[int], kept: Pool, pool: Pool) 
 
 
 def token_vectors(states: Tensor, pool: Pool) -> Tensor:
-    """What tokens contribute, (.., heads, width) float32, from the layers read of them, (.., layers, d).
+    """Contributions of tokens, (.., heads, width) float32, from their layers' states, (.., layers, d).
 
     Heads are the layers, of width d. MIND has one of width 2 d: the average over all layers but
     the last of those read, and that one, which is the final norm's output.
@@ -65,7 +65,7 @@ def token_vectors(states: Tensor, pool: Pool) -> Tensor:
 
 
 def _averaged_from(pool: Pool, width: int) -> int:
-    """Where the part of a vector begins that is averaged over tokens; before it the last token's stays."""
+    """Start of the part of a vector that is averaged over tokens; the part before is the last token's."""
     return {"mean": 0, "mind": width // 2}.get(pool, width)
 
 
@@ -139,7 +139,7 @@ class WholePool:
         self._finite: list[Tensor] = []  # (batch, T) per layer, in the order in which the pass came to them
 
     def layer(self, states: Tensor) -> Tensor:
-        """What is kept of a layer's states (batch, length, d): its tokens, their mean, or the last."""
+        """Reduce a layer's states (batch, length, d) to its tokens, their mean, or the last."""
         longest = self._scored.shape[1]
         # The state that predicts a token is one to the left.
         place = slice(-longest - 1, -1) if self._pool == "predicting" else slice(-longest, None)

@@ -79,12 +79,12 @@ class LiveText:
 
     @property
     def written(self) -> bool:
-        """Whether no further token comes."""
+        """The text has ended."""
         return self.row.stop is not None
 
     @property
     def over(self) -> bool:
-        """Whether nothing of it is left to do."""
+        """The text has ended and everything asked of it has been read, or it was given up."""
         gone = self.cancelled or self.error is not None
         return gone or (self.written and self.read >= self.row.kept)
 

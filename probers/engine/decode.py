@@ -112,11 +112,11 @@ class Row:
 
     @property
     def text(self) -> str:
-        """What is written so far, up to a stop; "" where it is not read as it grows."""
+        """The text so far, up to a stop; "" unless it is decoded as it grows."""
         return "" if self._text is None else self._text.visible[: self._end]
 
     def safe(self) -> int:
-        """How many tokens are kept whatever comes next."""
+        """Number of tokens that stay, whatever comes next."""
         if self._text is None or not self._stops.look_back:
             return len(self.ids)
         return self._text.settled(self._stops.safe(self._text.visible))
@@ -156,7 +156,7 @@ class Batch:
 
     @property
     def can_drop(self) -> bool:
-        """Whether tokens that were forwarded can be taken back."""
+        """Forwarded tokens can be taken back."""
         return self._cache is not None and can_drop(self._cache)
 
     def select(self, slots: list[int]) -> None:
@@ -315,7 +315,7 @@ class PromptLookup:
 
 
 def guess(ids: np.ndarray, most: int) -> list[int]:
-    """What followed the last place where ``ids`` (n,) went as at their end; at most ``most`` tokens."""
+    """The tokens after the last earlier place that ``ids`` (n,) repeat at their end; at most ``most``."""
     for count in _CONTEXT:
         if len(ids) <= count:
             continue
@@ -330,7 +330,7 @@ def guess(ids: np.ndarray, most: int) -> list[int]:
 
 
 def _lookup(prompt: Prompt, how: Decoding) -> PromptLookup:
-    """What the continuation of a prompt may repeat: an earlier text of that name, and the prompt."""
+    """Drafts for a prompt's continuation, from an earlier text of that name and the prompt."""
     last = how.cache.get(prompt.name) if how.cache is not None else None
     earlier = () if last is None else last.ids[last.start :]
     return PromptLookup([*earlier, *prompt.ids], how.draft)

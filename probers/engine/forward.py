@@ -91,7 +91,7 @@ def token_scores(logits: Tensor, tokens: Tensor, *, top: bool = False) -> Tensor
 
 
 def broken_logits(where: str) -> RunError:
-    """That no token can be chosen or scored at a place."""
+    """The error for logits from which no token can be chosen or scored."""
     return RunError(f"the logits are NaN or infinite at {where}; try dtype=float32 or bfloat16", "model")
 
 
@@ -233,11 +233,11 @@ def new_cache(config: Any, capacity: int, *, whole: bool = False) -> DynamicCach
 
 
 def can_drop(cache: Any) -> bool:
-    """Whether positions can be taken back, and rows handed on: not with sliding windows."""
+    """Tell whether positions can be taken back and rows handed on; sliding windows allow neither."""
     return all(type(layer) is GrowingLayer for layer in cache.layers)
 
 
 def can_share(config: Any) -> bool:
-    """Whether a prefix's keys and values can be handed to other texts in this family."""
+    """Tell whether texts of this family can share keys and values of a prefix."""
     layers = DynamicCache(config=config).layers
     return all(type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) for layer in layers)

@@ -125,7 +125,7 @@ def _write(file: Path, folder: Path) -> dict[str, Any]:
 
 
 def fingerprint_of(file: Path) -> str:
-    """What tells the weights of a file from others, whatever the file is called."""
+    """A fingerprint of a file's weights that does not depend on its name."""
     return sampled([file], named=False)
 
 

@@ -66,7 +66,7 @@ class CachedPrefix:
         return found
 
     def common(self, ids: Sequence[int]) -> int:
-        """How many tokens ``ids`` begins with that are known, its last one not counted.
+        """Number of leading tokens of ``ids`` that are known, its last one not counted.
 
         The last token is left to be computed, since its logits are wanted.
         """
@@ -193,7 +193,7 @@ class BlockCache:
         return len(self._blocks)
 
     def find(self, ids: Sequence[int]) -> CachedPrefix | None:
-        """What is known of the beginning of a prompt, its last token never; None where nothing is."""
+        """The known beginning of a prompt, without its last token; None if nothing is known."""
         found = []
         for name in self._names(ids[:-1]):
             if name not in self._blocks:

@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How to sample instead of taking the likeliest token.
+    """Settings for drawing tokens instead of taking the likeliest.
 
     Recorded log-probabilities and entropies stay those of the raw logits.
 
@@ -62,7 +62,7 @@ class Sampling:
             )
 
     def streams(self, prompts: Sequence[Sequence[int]]) -> list[tuple[int, int, int]]:
-        """What the random numbers of each prompt (token ids) are derived from."""
+        """Seeds of each prompt's (token ids) random numbers."""
         seen: Counter[bytes] = Counter()
         found = []
         for ids in prompts:
@@ -127,7 +127,7 @@ class ScoreRequest:
 
 @dataclass(frozen=True, slots=True)
 class Scoring:
-    """What is recorded of texts.
+    """Settings for recording texts.
 
     Attributes:
         needs: what to record besides log-probabilities and entropies.
@@ -141,7 +141,7 @@ class Scoring:
 
 @dataclass(frozen=True, slots=True)
 class Decoding(Scoring):
-    """How texts are written, and what is recorded of them.
+    """Settings for writing texts and recording them.
 
     Attributes:
         stop: strings before which the text is cut, :class:`probers.engine.stopping.SentenceEnd`, and
@@ -173,11 +173,11 @@ class LanguageModel(ABC):
     @property
     @abstractmethod
     def spec(self) -> ModelSpec:
-        """Which model this is, for the features read from it."""
+        """Specification of the model, for the features read from it."""
 
     @abstractmethod
     def fits(self, prompts: Sequence[str], more: Sequence[int]) -> list[bool]:
-        """Whether each prompt leaves room in the model's context for so many further tokens."""
+        """Tell for each prompt whether the model's context has room for so many further tokens."""
 
     @abstractmethod
     def generate_each(
@@ -228,7 +228,7 @@ class LanguageModel(ABC):
 
     @abstractmethod
     def attention_of(self, texts: Sequence[str]) -> list[tuple[tuple[tuple[int, int], ...], AttentionRows]]:
-        """As :meth:`attention_alone` when texts are forwarded, each encoded as a prompt, its BOS included.
+        """Attention as of :meth:`attention_alone` for texts, each encoded as a prompt with its BOS.
 
         Returns:
             For each, [start, end) of its tokens in the text, and their attention.

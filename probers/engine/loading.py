@@ -66,14 +66,14 @@ def pick_dtype(dtype: str, device: torch.device, config: Any) -> str | torch.dty
 
 
 def native_bfloat16() -> bool:
-    """Whether this processor multiplies matrices in bfloat16 itself."""
+    """Tell whether this processor multiplies matrices in bfloat16 natively."""
     asked = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")  # torch has no public names for them
     return any(getattr(torch.cpu, name, lambda: False)() for name in asked)
 
 
 @dataclass(frozen=True, slots=True)
 class Loading:
-    """How a model is loaded.
+    """Options of loading a model.
 
     Attributes:
         dtype: "auto" (on a CPU float32, or bfloat16 where the processor has it; else the
@@ -162,7 +162,7 @@ def load(source: str, revision: str | None, how: Loading) -> tuple[Any, Any]:
 
 
 def load_empty(source: str, revision: str | None, how: Loading) -> tuple[Any, Any]:
-    """As :func:`load`, a model without weights (on torch's meta device), which another engine has.
+    """A model without weights (on torch's meta device), for an engine that has them, and its tokenizer.
 
     Its number format is that in which it would be loaded on ``how.device``.
     """
@@ -226,7 +226,7 @@ def context_length(config: Any) -> int | None:
 
 
 def fingerprint(source: str, model: Any) -> str:
-    """Which weights these are: the hub's commit, or a hash of a folder's files.
+    """Fingerprint of a model's weights: the hub's commit, or a hash of a folder's files.
 
     Of each weight file the hash takes the size, the header and samples throughout, so
     that another training run of the same shape has another fingerprint and a large

@@ -115,7 +115,7 @@ class CausalLM(LanguageModel):
         )  # fmt: skip
 
     def forget(self) -> None:
-        """Be as it was when loaded: no beginning of prompts is kept, and batches are sized anew."""
+        """Return to the state after loading: drop the cached prefix and size batches anew."""
         self._prefix = None
         self._batches = Batches(self._batch_size, self.device)
 
@@ -125,14 +125,14 @@ class CausalLM(LanguageModel):
 
     @cached_property
     def spec(self) -> ModelSpec:
-        """Which model this is, for the features read from it."""
+        """Specification of the model, for the features read from it."""
         dtype = str(self.model.dtype).removeprefix("torch.")
         return ModelSpec(self._name, self._revision, self.num_layers, self.width, dtype)
 
     def generate_each(
         self, requests: Sequence[GenerationRequest], how: Decoding, *, known: Container[int] = ()
     ) -> Iterator[dict[int, Generation]]:
-        """As :meth:`LanguageModel.generate_each`, in batches of like length."""
+        """Continue prompts in batches of like length; see :meth:`LanguageModel.generate_each`."""
         self.check(how.needs)
         stops = self.stops(how.stop)
         encoded = self._encode(requests)
@@ -166,7 +166,7 @@ class CausalLM(LanguageModel):
     def score_each(
         self, requests: Sequence[ScoreRequest], how: Scoring, *, known: Container[int] = ()
     ) -> Iterator[dict[int, Generation]]:
-        """As :meth:`LanguageModel.score_each`, in batches of like length."""
+        """Score texts in batches of like length; see :meth:`LanguageModel.score_each`."""
         self.check(how.needs)
         encoded, texts = self._encode_texts(requests)
         shared = self._shared(how.prefix, encoded)
@@ -184,11 +184,11 @@ class CausalLM(LanguageModel):
     def attention_alone(
         self, generations: Sequence[Generation], *, progress: str | None = None
     ) -> list[AttentionRows]:
-        """As :meth:`LanguageModel.attention_alone`."""
+        """See :meth:`LanguageModel.attention_alone`."""
         return self._attend([g.token_ids for g in generations], progress)
 
     def attention_of(self, texts: Sequence[str]) -> list[tuple[tuple[tuple[int, int], ...], AttentionRows]]:
-        """As :meth:`LanguageModel.attention_of`."""
+        """See :meth:`LanguageModel.attention_of`."""
         encoded = encode_prompts(self.tokenizer, texts)
         rows = self._attend([prompt.ids for prompt in encoded], None)
         return [(prompt.offsets, each) for prompt, each in zip(encoded, rows, strict=True)]
@@ -206,7 +206,7 @@ class CausalLM(LanguageModel):
         return collected(made, len(sequences), progress)
 
     def stops(self, stop: Sequence[Stop]) -> Stops:
-        """What ends a text besides its limit: ``stop`` as of :class:`Decoding`, and the model's own end."""
+        """Ends of a text before its limit: ``stop`` of :class:`Decoding`, and the model's own end tokens."""
         return Stops.of(self._eos, stop)
 
     @cached_property
@@ -233,7 +233,7 @@ class CausalLM(LanguageModel):
         return self._prefix[1]
 
     def fits(self, prompts: Sequence[str], more: Sequence[int]) -> list[bool]:
-        """As :meth:`LanguageModel.fits`."""
+        """See :meth:`LanguageModel.fits`."""
         if self.context is None or not prompts:
             return [True] * len(prompts)
         ids = self.tokenizer(list(prompts), verbose=False)["input_ids"]

@@ -32,7 +32,7 @@ def score_batch(
     needs: Needs,
     prefix: CachedPrefix | None = None,
 ) -> list[Generation]:
-    """What generation would have recorded, had it written these continuations.
+    """Record given continuations as generation would have recorded them.
 
     Args:
         texts: prompts and their continuations, each at least one token.
@@ -107,7 +107,7 @@ def attend_alone(decoder: Decoder, sequences: Sequence[Sequence[int]]) -> list[A
 
 
 def _taken(tap: StateTap | LookbackTap, pool: WholePool, prompts: Tensor, written: Tensor) -> Tensor:
-    """What the pool keeps of each layer, (batch, .., layers, d)."""
+    """The pool's share of each layer, (batch, .., layers, d)."""
     if isinstance(tap, StateTap):
         read = tap.take()
     elif (read := tap.take_last(prompts, written)) is not None:

@@ -88,7 +88,7 @@ class TextStream:
         return _spans(self._after, self.full)
 
     def settled(self, characters: int) -> int:
-        """How many leading tokens are sure to end at or before a position (never goes back)."""
+        """Number of leading tokens certain to end at or before a position; never decreases."""
         while self._settled < len(self._after):
             stable, tail = self._after[self._settled]
             if stable + len(tail) > characters:

@@ -59,7 +59,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
 
 
 def read_specs(path: Path, manifest: Mapping[str, Any]) -> tuple[FeatureSpec, ...]:
-    """What the vectors of the store in ``path`` are, as its manifest says; one for each feature.
+    """Specifications of the features of the store in ``path``, from its manifest.
 
     Raises:
         UserError: fields that are none of it, or states that the listed files are too small for.
@@ -101,12 +101,12 @@ def check_features(specs: Sequence[FeatureSpec]) -> None:
 
 
 def state_suffixes(specs: Sequence[FeatureSpec]) -> list[str]:
-    """Of each feature of a store how the names of its shards' states end."""
+    """File name endings of each feature's states."""
     return _ends([(spec.pool, spec.site) for spec in specs[1:]])
 
 
 def _ends(more: Sequence[tuple[str, str]]) -> list[str]:
-    """As :func:`state_suffixes`, from the pool and site of each feature but the first."""
+    """File name endings from the pool and site of each feature but the first."""
     return ["safetensors", *(f"{pool}.{site}.safetensors" for pool, site in more)]
 
 
@@ -152,7 +152,7 @@ def check_same(path: Path, there: Mapping[str, Any], here: Mapping[str, Any]) ->
 
 
 def _problem(manifest: Mapping[str, Any]) -> str | None:
-    """What is wrong with a manifest's fields, or None."""
+    """The problem with a manifest's fields, or None."""
     for name, kind in _FIELDS.items():
         if name not in manifest:
             return f"it lacks {name}"
@@ -182,12 +182,12 @@ def _problem(manifest: Mapping[str, Any]) -> str | None:
 
 
 def _is_listed(file: Any) -> bool:
-    """Whether a file is listed with its size and checksum."""
+    """Tell whether a file is listed with its size and checksum."""
     return isinstance(file, dict) and {k: type(file[k]) for k in file} == {"bytes": int, "sha256": str}
 
 
 def read_sidecar(store: Path, index: int, specs: Sequence[FeatureSpec]) -> dict[str, Any]:
-    """What was written about one shard of a store of some features.
+    """The JSON record of one shard.
 
     Raises:
         RunError: the file is damaged.
@@ -344,14 +344,14 @@ def read_rows(
 
 
 def _types() -> dict[type, pa.DataType]:
-    """What values of Python are stored as."""
+    """Arrow types of Python values."""
     import pyarrow as pa
 
     return {str: pa.string(), int: pa.int64(), float: pa.float64(), bool: pa.bool_()}
 
 
 def _odd_column(schema: pa.Schema) -> str | None:
-    """What is wrong with the columns of a shard, or None."""
+    """The problem with the columns of a shard, or None."""
     types = _types()
     lacking = [name for name in _REQUIRED if name not in schema.names]
     if lacking:

@@ -174,7 +174,7 @@ class _Map:
 
 
 def _layout(path: Path, memory: mmap.mmap, rows: int, spec: FeatureSpec) -> tuple[int, dict[int, int]]:
-    """Where a shard's states begin, and the position of each layer's block after that.
+    """Start of a shard's states, and the position of each layer's block after it.
 
     Its header says so, and is held against what the manifest says. The format
     leaves no gaps between tensors, and the layers' are all of one size, so a block's position is

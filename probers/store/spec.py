@@ -1,4 +1,4 @@
-"""What a hidden-state feature is: which model, which layers, which place, pooled how.
+"""Specifications of hidden-state features: model, layers, site, pooling, number format.
 
 A specification is written into the feature store, copied into every prober trained
 from it, and compared before a prober reads another model's states: a feature
@@ -43,7 +43,7 @@ _Format = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """Which language model, precisely enough to notice another one.
+    """Identity of a language model, precise enough to notice another one.
 
     Attributes:
         id: what the user typed: "testbed", a hub id or a path.
@@ -60,7 +60,7 @@ class ModelSpec:
     dtype: Line
 
     def same_as(self, other: ModelSpec) -> bool:
-        """Whether both name the same weights.
+        """Tell whether both name the same weights.
 
         The revision decides where both have one, so that a model that was moved to
         another path is still itself; the id decides otherwise.
@@ -79,7 +79,7 @@ class ModelSpec:
 
 @dataclass(frozen=True, slots=True)
 class FeatureSpec:
-    """How one vector per text and layer was read from a model.
+    """Specification of the vectors read from a model, one per text and layer.
 
     Attributes:
         model: the model it was read from.
@@ -115,12 +115,12 @@ class FeatureSpec:
 
     @property
     def feature(self) -> Feature:
-        """What is read of a model for it."""
+        """The feature to record."""
         return Feature(self.layers, self.site, self.pool)
 
     @property
     def needs(self) -> Needs:
-        """What a generation must record to give this feature."""
+        """The needs of a generation that gives this feature."""
         return Needs((self.feature,))
 
     @property

@@ -219,7 +219,7 @@ class FeatureStore:
         return {unit for about in self._sidecars() for unit in about["units"]}
 
     def left_out(self) -> Iterator[dict[str, Any]]:
-        """What the shards say was left out of them, in their order."""
+        """Records of what was left out of the shards, in their order."""
         for about in self._sidecars():
             yield from about["left_out"]
 
@@ -272,7 +272,7 @@ class FeatureStore:
     def read_shard(
         self, index: int
     ) -> tuple[list[dict[str, Any]], list[np.ndarray], list[str], list[dict[str, Any]]]:
-        """What :meth:`write_shard` was given for a shard, states as they are read; memory holds all of it."""
+        """Read a whole shard into memory: rows, states, units, left out, as given to :meth:`write_shard`."""
         about = self._sidecar(index)
         rows: list[dict[str, Any]] = []
         states = [np.zeros((0, len(spec.layers), spec.width), spec.read_as) for spec in self.features]

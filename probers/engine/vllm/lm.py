@@ -79,7 +79,7 @@ class VllmLM(CausalLM):
         use_cache: bool = True,
         **how: Any,
     ) -> Self:
-        """As :meth:`CausalLM.from_pretrained`.
+        """Load a model into vLLM; see :meth:`CausalLM.from_pretrained`.
 
         Args:
             batch_size: texts that run side by side; "auto" is 64.
@@ -121,12 +121,12 @@ class VllmLM(CausalLM):
         self._engine.engine_core.shutdown()
 
     def forget(self) -> None:
-        """As :meth:`CausalLM.forget`; vLLM's cache of beginnings is emptied."""
+        """Return to the state after loading, and empty vLLM's prefix cache."""
         super().forget()
         self._engine.reset_prefix_cache()
 
     def check(self, needs: Needs) -> None:
-        """As :meth:`CausalLM.check`; sites and attention that vLLM does not hand out are refused by name."""
+        """Refuse needs that this model or vLLM cannot record (UserError)."""
         if needs.attention:
             raise UserError("engine=vllm does not hand out attention: leave out what reads it", "unsupported")
         for feature in needs.features:
@@ -141,7 +141,7 @@ class VllmLM(CausalLM):
     def generate_each(
         self, requests: Sequence[GenerationRequest], how: Decoding, *, known: Container[int] = ()
     ) -> Iterator[dict[int, Generation]]:
-        """As :meth:`LanguageModel.generate_each`, as texts end.
+        """Continue prompts and yield texts as they end; see :meth:`LanguageModel.generate_each`.
 
         ``how.sampling`` must be None. Prefix, cache and draft are ignored: vLLM's own cache finds known
         beginnings of prompts.
@@ -165,7 +165,7 @@ class VllmLM(CausalLM):
     def score_each(
         self, requests: Sequence[ScoreRequest], how: Scoring, *, known: Container[int] = ()
     ) -> Iterator[dict[int, Generation]]:
-        """As :meth:`LanguageModel.score_each`, as texts are read; the prefix is ignored."""
+        """Score texts and yield them as they are read (:meth:`LanguageModel.score_each`), ignoring the prefix."""
         self.check(how.needs)
         encoded, ids = self._encode_texts(requests)
         fitting = self._fit(encoded, [len(tokens) for tokens in ids], "its continuation of {}")
@@ -258,11 +258,11 @@ class _Text:
         self._forwarded = 0  # tokens of it
 
     def record(self) -> TextRecord:
-        """What the worker is to fill."""
+        """An empty record for the worker to fill."""
         return TextRecord(self._needs, len(self.prompt.ids) - 1, self.tokens)
 
     def take(self, tokens: Sequence[int]) -> None:
-        """What a step wrote."""
+        """Take the tokens that a step wrote."""
         if self.row is None:
             self._forwarded = self.kept
             return
@@ -273,7 +273,7 @@ class _Text:
 
     @property
     def pools(self) -> bool:
-        """Whether it grows, and its states are pooled meanwhile."""
+        """The text grows, and its states are pooled meanwhile."""
         return self._pooled and self.row is not None and self.row.stop is None
 
     @property
@@ -283,7 +283,7 @@ class _Text:
 
     @property
     def over(self) -> bool:
-        """Whether it has ended, and all that is asked of it is read."""
+        """The text has ended and everything asked of it has been read."""
         if self.row is None:
             return self._forwarded > 0
         return self.row.stop is not None and (not self._last or self._forwarded >= self.row.kept)
