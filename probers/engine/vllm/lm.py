@@ -165,7 +165,7 @@ class VllmLM(CausalLM):
     def score_each(
         self, requests: Sequence[ScoreRequest], how: Scoring, *, known: Container[int] = ()
     ) -> Iterator[dict[int, Generation]]:
-        """Score texts and yield them as they are read (:meth:`LanguageModel.score_each`), ignoring the prefix."""
+        """Score texts and yield them as read (:meth:`LanguageModel.score_each`); the prefix is unused."""
         self.check(how.needs)
         encoded, ids = self._encode_texts(requests)
         fitting = self._fit(encoded, [len(tokens) for tokens in ids], "its continuation of {}")
