@@ -86,12 +86,10 @@ class FeatureRecorder(ExitStack):
         return self
 
     def read_last(self, count: int) -> None:
-        """See :class:`CaptureSession`."""
         self._tap.read_last(count)
         self._count = count
 
     def take(self, index: int, rows: Tensor) -> None:
-        """See :class:`CaptureSession`."""
         # (b, q, layers, d)
         states = self._tap.take_last(self._prompts[rows], torch.full_like(rows, index + self._count))
         if states is None:
@@ -106,7 +104,6 @@ class FeatureRecorder(ExitStack):
             self._waiting.add(first + place, rows, states[:, place])
 
     def drop(self, count: int) -> None:
-        """See :class:`CaptureSession`."""
         self._waiting.drop(count)
 
     def commit(self, upto: int, kept: Mapping[int, int]) -> None:
@@ -163,11 +160,9 @@ class AttentionRecorder(ExitStack):
         return self
 
     def read_last(self, count: int) -> None:
-        """See :class:`CaptureSession`."""
         self._tap.read(count)
 
     def take(self, index: int, rows: Tensor) -> None:
-        """See :class:`CaptureSession`."""
         weights = self._tap.take().weights().to(self._device)  # (b, heads, q, k)
         count, keys = weights.shape[2:]
         end = self._width + index + count
@@ -182,11 +177,9 @@ class AttentionRecorder(ExitStack):
                 self._waiting.add(index + place, rows, columns)
 
     def drop(self, count: int) -> None:
-        """See :class:`CaptureSession`."""
         self._waiting.drop(count)
 
     def commit(self, upto: int, kept: Mapping[int, int]) -> None:
-        """See :class:`FeatureRecorder`."""
         for index, rows, columns in self._waiting.below(upto, kept):
             if self._column_max is None:
                 self._column_max = columns.new_zeros(self._rows, columns.shape[1], self._limit)
