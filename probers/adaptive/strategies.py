@@ -29,7 +29,7 @@ Bias = Annotated[
     Field(description="single, multi or leave_out for each data set, as {nq: single}"),
 ]
 #: Labels for the known question sets; those of several hops need several retrievals (Adaptive-RAG, 3.2).
-BIAS = {
+BIAS: Bias = {
     "nq": "single", "triviaqa": "single", "hotpotqa": "multi", "2wikimultihopqa": "multi", "musique": "multi",
     "strategyqa": "multi", "iirc": "multi", "testbed": "multi",
 }  # fmt: skip

@@ -46,7 +46,7 @@ class Words:
         min_count: words and pairs of words that fewer questions have are left out.
     """
 
-    bias: Bias = field(default_factory=BIAS.copy)
+    bias: Bias = field(default_factory=lambda: BIAS)
     c: Positive = 1.0
     min_count: Count = 2
 

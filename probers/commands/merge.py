@@ -32,9 +32,9 @@ log = logging.getLogger(__name__)
 _OF_A_PART = ("part", "out", "overwrite", "wait", "suffix")
 
 
-def part_of(cfg: DictConfig) -> Partition | None:
+def part_of(settings: Any) -> Partition | None:
     """The part that a command is to do; None where it does the whole."""
-    return None if cfg.part is None else Partition.parse(cfg.part)
+    return None if settings.part is None else Partition.parse(settings.part)
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,7 @@ class PartRuns:
             # The newest store then may not be so now.
             typed = [*typed, f"data=[{','.join(map(quote, data))}]"]
         made = request(self.command, typed)
-        log.info("merging %d parts of probers-%s into %s", len(self.runs), self.command, made.out)
+        log.info("merging %d parts of probers-%s into %s", len(self.runs), self.command, made.record["out"])
         return load(self.command)(made, self)
 
     @property
