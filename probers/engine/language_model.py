@@ -258,7 +258,7 @@ class LanguageModel(ABC):
             RunError: as :meth:`generate_each`.
         """
         limits = [max_new_tokens] * len(prompts) if isinstance(max_new_tokens, int) else max_new_tokens
-        rows = aligned(prompts, names, limits=limits)
+        rows = aligned(prompts, names, **{"limits in max_new_tokens": limits})
         requests = [GenerationRequest(prompt, limit, name) for prompt, name, limit in rows]
         return collected(self.generate_each(requests, Decoding(**how)), len(requests), progress)
 
