@@ -49,7 +49,7 @@ class LabelledParts:
     def build(
         self, builder: LabelBuilder, units: Sequence[Any], known: Mapping[str, Any]
     ) -> Iterator[Examples]:
-        """As :meth:`LabelBuilder.build`, from the parts; units come in the order of the whole.
+        """Build as :meth:`LabelBuilder.build`, from the parts; units come in the order of the whole.
 
         Raises:
             UserError: a part lacks one of its units.
@@ -109,7 +109,8 @@ class _Part:
         if self._shard == self.store.shards:
             raise UserError(
                 f"{self.path} lacks {unit}, which its part of the run has: its inputs were others; make it "
-                "again"
+                "again",
+                "parts",
             )
         about = read_sidecar(self.path, self._shard, self.store.features)
         self._units = frozenset(about["units"])

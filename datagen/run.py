@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from probers.checksums import inputs
 from probers.commands.merge import PartRuns, part_of
-from probers.commands.parts import inputs as fingerprints
 from probers.commands.parts import (
     load_matcher,
     load_model,
@@ -257,7 +257,7 @@ def run(settings: Datagen, parts: PartRuns | None = None) -> Path:
         settings.matcher.options["vectors"],
     )
     files = (*settings.questions.make().files, *prompt_files(settings), *filter(None, named))
-    config = settings.record | {"inputs": fingerprints(*files)}
+    config = settings.record | {"inputs": inputs(*files)}
     if (settings.source == "wiki" or settings.label == "match") and settings.matcher.options[
         "wordnet"
     ] == "auto":

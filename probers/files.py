@@ -1,4 +1,4 @@
-"""Files written whole or not at all, JSON in one fixed layout, and what names a content."""
+"""Files written whole or not at all, and JSON in one fixed layout."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def writing(path: Path, then: str = RESUMES) -> Iterator[None]:
     except OSError as error:
         causes = {errno.ENOSPC: "the disk is full", errno.EDQUOT: "the disk quota is used up"}
         cause = causes.get(error.errno or 0, error.strerror or str(error))
-        raise RunError(f"cannot write {path}: {cause}; {then}") from error
+        raise RunError(f"cannot write {path}: {cause}; {then}", "disk") from error
 
 
 def digest(content: str | bytes, length: int = 16) -> str:
@@ -113,7 +113,7 @@ DEEP = "has too many brackets within each other"
 
 
 def read_bytes(path: Path, most: int = _LARGEST) -> bytes:
-    """What a file that is one, and has at most so many bytes, holds.
+    """Read a regular file of at most so many bytes.
 
     Raises:
         OSError: it is not there, or cannot be read.
@@ -133,7 +133,7 @@ def read_text(path: Path) -> str:
 
 
 def read_json(path: Path) -> Any:
-    """What a JSON file holds, where every number is finite.
+    """Read a JSON file in which every number is finite.
 
     Raises:
         OSError, ValueError: as :func:`read_bytes`.

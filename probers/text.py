@@ -36,6 +36,11 @@ _LAST_WORD = re.compile(r"[\w.]*\w$")
 _NEXT_WORD = re.compile(r"""\s*["'“‘(\[]*(\w*)""")
 
 
+def count(n: int, noun: str) -> str:
+    """Format a count with its noun: "1 round", "1,200 questions"."""
+    return f"{n:,} {noun}{'' if n == 1 else 's'}"
+
+
 def split_sentences(text: str) -> list[tuple[int, int]]:
     """[start, end) of every sentence, without the white space around it.
 
@@ -94,7 +99,9 @@ def stop_words() -> frozenset[str]:
     """
     package = find_spec("spacy")
     if package is None or not package.submodule_search_locations:
-        raise UserError("the stop-word list is spaCy's, which is not installed: pip install spacy")
+        raise UserError(
+            "the stop-word list is spaCy's, which is not installed: pip install spacy", "missing-extra"
+        )
     path = Path(next(iter(package.submodule_search_locations))) / "lang" / "en" / "stop_words.py"
     spec = spec_from_file_location("probers._spacy_stop_words", path)
     assert spec is not None and spec.loader is not None
@@ -111,7 +118,7 @@ def __getattr__(name: str) -> Any:
 
 
 def is_stop_word(word: str) -> bool:
-    """Whether a white-space separated word, its punctuation aside, is a stop word.
+    """Tell whether a white-space separated word, its punctuation aside, is a stop word.
 
     A contraction ("don't", "he's") is one when both of its parts are.
     """
@@ -135,7 +142,7 @@ def _tagger() -> Any:
 
 
 def content_filter() -> str:
-    """What decides about content words here: "pos" with pipeline and version, or "stop words"."""
+    """Name the content-word rule in use: "pos" with pipeline and version, or "stop words"."""
     tagger = _tagger()
     return "stop words" if tagger is None else f"pos {TAGGER} {tagger.meta['version']}"
 
@@ -166,10 +173,11 @@ def load_vectors(path: str) -> Any:
         with open(path, "rb") as file:
             start = file.read(2)
     except OSError as e:
-        raise UserError(f"the vector file {path} cannot be read: {e.strerror}") from e
+        raise UserError(f"the vector file {path} cannot be read: {e.strerror}", "bad-file") from e
     if start[:1] == b"\x80" or path.endswith((".kv", ".model", ".pkl", ".pickle")):
         raise UserError(
-            f"{path} is a pickled gensim file, which is not opened: save it with save_word2vec_format"
+            f"{path} is a pickled gensim file, which is not opened: save it with save_word2vec_format",
+            "bad-file",
         )
     from gensim.models import KeyedVectors
 
@@ -179,7 +187,8 @@ def load_vectors(path: str) -> Any:
     except (ValueError, EOFError, UnicodeDecodeError, IndexError) as e:
         raise UserError(
             f"{path} is not a vector file in the word2vec format: its first line says how many words there "
-            "are and of what width, and then comes every word with its numbers"
+            "are and of what width, and then comes every word with its numbers",
+            "bad-file",
         ) from e
     vectors.fill_norms()
     return vectors

@@ -273,13 +273,13 @@ def test_questions_without_splits_are_all_asked_unless_the_trigger_was_trained(r
 
 
 @pytest.mark.parametrize("way", ["prober=prober", "trigger.bank=prober"])
-def test_a_prober_of_another_quantization_is_refused_or_warned_of(rag, capsys, way):
+def test_a_prober_of_another_quantization_is_refused_or_warned_of(rag, caplog, way):
     other = of_other_weights(rag.path / "prober")
     given = ["trigger=probing", way, "limit=2", "out=o"]
     with pytest.raises(UserError, match=rf"fake@{other} .* now is fake@r1 .* allow_other=true"):
         rag(*given)
     assert len((rag(*given, "allow_other=true") / "traces.jsonl").read_text().splitlines()) == 2
-    assert f"warning: the prober came from the model fake@{other}" in capsys.readouterr().err
+    assert f"warning: the prober came from the model fake@{other}" in caplog.text
 
 
 def of_other_weights(prober):

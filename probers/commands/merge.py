@@ -24,7 +24,7 @@ from ..data.partition import PARTS, Partition
 from ..files import digest
 from ..types import RunError, UserError, first_line
 from .compose import quote, request
-from .runs import CONFIG_FILE, RUN_FILE, RunFolder, identity, read_state, told_apart
+from .runs import CONFIG_FILE, RUN_FILE, RunFolder, as_before, identity, read_state, told_apart
 
 log = logging.getLogger(__name__)
 
@@ -121,7 +121,8 @@ class PartRuns:
             UserError: the whole is no longer what the parts are of; names what differs.
         """
         part = self.runs[0]
-        if apart := told_apart(identity(folder.config), part.whole, ("in the parts", "now")):
+        apart = told_apart(identity(folder.config), part.whole, ("in the parts", "now"))
+        if apart and told_apart(identity(as_before(folder.config)), part.whole):
             raise UserError(
                 f"{part.path} is not a part of the run that its command asks for now ({apart}): merge where "
                 "the parts were run, with the same inputs"

@@ -1,4 +1,4 @@
-"""Folders that take long to make: made once, whole or not at all, by one process at a time.
+"""Cache of folders that take long to make: made once, whole or not at all, by one process at a time.
 
 A folder is filled under another name, ``<folder>.partial``, and renamed when it is whole, so that no
 reader ever meets half of it. What an interrupted process left there is handed to the next one, which
@@ -7,12 +7,9 @@ may go on with it.
 
 from __future__ import annotations
 
-import hashlib
-import json
+import logging
 import os
 import shutil
-import sys
-import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -21,9 +18,11 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from ..checksums import check, hashed, sealed, settled, take, unsealed
-from ..files import RESUMES, canonical_json, digest, write_text, writing
+from ..checksums import check, sealed, take, unsealed
+from ..files import RESUMES, write_text, writing
 from ..types import RunError
+
+log = logging.getLogger(__name__)
 
 #: The file that says what the folder holds; written last.
 MANIFEST = "built.json"
@@ -31,7 +30,7 @@ MANIFEST = "built.json"
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What making a folder is expected to take: seconds, bytes of disk, bytes of memory."""
+    """Expected cost of making a folder: seconds, bytes of disk, bytes of memory."""
 
     seconds: float
     disk: float
@@ -47,7 +46,7 @@ def build_once(
     make: Callable[[Path], Mapping[str, Any]],
     estimate: Callable[[], Estimate | None],
 ) -> dict[str, Any]:
-    """What ``make`` said of the folder it filled, now or in an earlier run.
+    """Fill a folder with ``make`` unless an earlier run has; returns the figures that ``make`` returned.
 
     A folder in which a file is missing or was altered is made again. Of two processes that want the same
     folder, one makes it and the other waits.
@@ -72,13 +71,13 @@ def build_once(
     try:
         lock.acquire(timeout=0)
     except Timeout:
-        print(f"another process is making the {what} in {folder}: waiting for it", file=sys.stderr)
+        log.warning("another process is making the %s in %s: waiting for it", what, folder)
         lock.acquire()
     try:
         if (found := _whole(folder)) is not None:
             return found
         if folder.exists():
-            print(f"the {what} in {folder} is damaged: making it again", file=sys.stderr)
+            log.warning("the %s in %s is damaged: making it again", what, folder)
             shutil.rmtree(folder)
         if (expected := estimate()) is not None:
             _announce(expected, what, folder)
@@ -94,38 +93,15 @@ def build_once(
         lock.release()
 
 
-def file_digest(path: Path, cache: Path) -> str:
-    """A hash of a file's bytes, read again only when its size or times have changed.
-
-    Args:
-        path: the file.
-        cache: where the hashes of files are remembered.
-    """
-    stat = path.stat()
-    here = [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino]
-    memory = cache / "files" / f"{digest(str(path.resolve()), 24)}.json"
-    try:
-        known = json.loads(memory.read_bytes())
-        if known["stat"] == here:
-            return str(known["digest"])
-    except (OSError, ValueError, KeyError, TypeError):
-        pass
-    started = time.time_ns()
-    found = hashed(path, hashlib.blake2b(digest_size=16))
-    if settled(started, stat.st_mtime_ns, stat.st_ctime_ns):
-        write_text(memory, canonical_json({"path": str(path), "stat": here, "digest": found}))
-    return found
-
-
 def duration(seconds: float) -> str:
-    """As people say it: 40 s, 3 min, 2.5 h."""
+    """Format seconds: 40 s, 3 min, 2.5 h."""
     if seconds < 90:
         return f"{max(1, round(seconds))} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 def size(count: float) -> str:
-    """As people say it: 12 MB, 3.4 GB."""
+    """Format bytes: 12 MB, 3.4 GB."""
     return f"{max(1, round(count / 1e6))} MB" if count < 1e9 else f"{count / 1e9:.1f} GB"
 
 
@@ -148,9 +124,10 @@ def _seal(folder: Path, summary: Mapping[str, Any]) -> None:
 
 def _announce(estimate: Estimate, what: str, folder: Path) -> None:
     free = shutil.disk_usage(folder.parent).free
-    print(f"making the {what} in {folder}: {estimate}", file=sys.stderr)
+    log.warning("making the %s in %s: %s", what, folder, estimate)
     if free < estimate.disk:
         raise RunError(
             f"the {what} needs {size(estimate.disk)} in {folder.parent}, which has {size(free)} free: "
-            "free some space or give another folder as cache"
+            "free some space or give another folder as cache",
+            "disk",
         )

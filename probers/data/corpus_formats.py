@@ -1,20 +1,23 @@
-"""What the files of a corpus look like: JSONL, DPR's TSV, and articles cut into passages."""
+"""File formats of a corpus: JSONL, DPR's TSV, and articles cut into passages."""
 
 from __future__ import annotations
 
 import csv
 import json
+import logging
 import re
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ..seeding import draw_key
+from ..text import count
 from ..types import Passage, UserError
 from .articles.detokenise import detokenise_sentences
 from .records import BadLine, check_object, open_text, what_is_wrong
+
+log = logging.getLogger(__name__)
 
 #: Longer texts (in characters) are taken as they are, with a remark: rarely what was meant.
 LONG = 1_000_000
@@ -59,23 +62,23 @@ class BadLines:
             self.listed.append(text)
 
     def report(self) -> None:
-        """Say on stderr what was left out and what is unusual."""
+        """Log what was left out and what is unusual."""
         if self.count:
-            print(f"skipped {self.count} malformed lines:", *self.listed, sep="\n  ", file=sys.stderr)
+            listed = "\n  ".join(self.listed)
+            log.warning("skipped %s:\n  %s", count(self.count, "malformed line"), listed)
         if self.repeated:
             told = "left out, since an article of that title and without an id was there before"
-            print(f"{self.path}: {self.repeated} {told}", file=sys.stderr)
+            log.warning("%s: %d %s", self.path, self.repeated, told)
         if self.long:
-            print(
-                f"{self.path}: {self.long} texts of over {LONG:,} characters stay one passage each; "
-                "passage_words=100 cuts all texts into passages of 100 words",
-                file=sys.stderr,
+            told = "kept as one passage each; passage_words=100 cuts all texts into passages of 100 words"
+            log.warning(
+                "%s: %s of over %s characters %s", self.path, count(self.long, "text"), f"{LONG:,}", told
             )
 
     @staticmethod
     def refused(text: str) -> UserError:
         """The error that stops at a line."""
-        return UserError(f"{text}; mend the line or pass on_bad_line=skip")
+        return UserError(f"{text}; mend the line or pass on_bad_line=skip", "bad-line")
 
 
 def read_passages(
@@ -109,8 +112,8 @@ def read_passages(
     tsv = path.name.removesuffix(".gz").endswith(".tsv")
     with open_text(path, "" if tsv else None) as file:
         titles: set[int] = set()
-        for count, (line, record) in enumerate((_tsv if tsv else _jsonl)(file.lines, bad)):
-            if count % 1000 == 0:
+        for number, (line, record) in enumerate((_tsv if tsv else _jsonl)(file.lines, bad)):
+            if number % 1000 == 0:
                 progress(file.position())
             try:
                 if _is_known(record, titles):
@@ -155,7 +158,8 @@ def _tsv(lines: Iterable[str], bad: BadLines) -> Iterator[tuple[int, Any]]:
                 header = [name.strip("\ufeff ") for name in row]
                 if not {"id", "text"} <= set(header):
                     raise UserError(
-                        f"{bad.path} line 1: expected the header id<TAB>text<TAB>title, found {row!r:.100}"
+                        f"{bad.path} line 1: expected the header id<TAB>text<TAB>title, found {row!r:.100}",
+                        "bad-line",
                     )
             elif len(row) == len(header):
                 yield first, dict(zip(header, row, strict=True))
@@ -210,7 +214,7 @@ def _grouped(sentences: Iterable[str]) -> Iterator[str]:
 
 
 def _is_known(record: Any, titles: set[int]) -> bool:
-    """Whether a record is an article without an id whose title's hash is among ``titles``; adds it."""
+    """Tell whether a record is an article without an id whose title's hash is among ``titles``; adds it."""
     if not isinstance(record, dict) or "sentences" not in record or "id" in record:
         return False
     key = draw_key("id", 0, str(record.get("title")))

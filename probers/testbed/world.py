@@ -102,7 +102,7 @@ KINDS = ("known", "stale", "misbelieved", "unknown")
 
 @dataclass(frozen=True, slots=True)
 class WorldConfig:
-    """Size and composition of a world; the fields of ``configs/testbed`` have the same names.
+    """Size and composition of a world; the settings of ``tools/testbed``.
 
     Attributes:
         known: known entities per kind; as many unknown ones are made.
@@ -210,7 +210,7 @@ class World:
         return pools
 
     def is_unsettled(self, entity: Entity) -> bool:
-        """Whether the entity's true trait is one that makes its volatile fact change often."""
+        """Tell whether the entity's true trait is one that makes its volatile fact change often."""
         for relation in BY_KIND[entity.kind]:
             if relation.trait:
                 return self.facts[entity.id, relation.key].truth in self.unsettled[relation.key]

@@ -1,4 +1,4 @@
-"""What every source of articles shares: cleaning, problems, drawing, splits and the source itself."""
+"""Common parts of article sources: cleaning, problems, drawing, splits and the source itself."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def sentences_of(text: str) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Rules:
-    """What an article must be to be used.
+    """Requirements of a usable article.
 
     Attributes:
         min_sentences: fewer make it too short.
@@ -167,7 +167,9 @@ class Problems(LeftOut):
         why = self.summary() or "the source is empty"
         first = f" (first: {self.listed[0][0]}: {self.listed[0][1]})" if self.listed else ""
         kind = RunError if self.failed else UserError
-        return kind(f"articles={spec} holds no usable article: {why}{first}")
+        return kind(
+            f"articles={spec} holds no usable article: {why}{first}", "network" if self.failed else "empty"
+        )
 
 
 @dataclass

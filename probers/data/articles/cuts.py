@@ -1,4 +1,4 @@
-"""Where articles are cut: right before an entity inside a sentence and outside the title (RaDIO, MIND)."""
+"""Cuts of articles: right before an entity inside a sentence and outside the title (RaDIO, MIND)."""
 
 from __future__ import annotations
 
@@ -192,5 +192,6 @@ class CutPlan:
         if not self.cuts:
             raise UserError(
                 f"articles={self.source.spec}: none of the {self.articles} articles has an entity inside a "
-                "sentence and outside its title, so there is nothing to cut at"
+                "sentence and outside its title, so there is nothing to cut at",
+                "empty",
             )

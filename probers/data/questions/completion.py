@@ -64,11 +64,13 @@ class Completion(QuestionSource):
             object.__setattr__(self, "kinds", tuple(self.kinds))
         if self.path is not None or self.hub is not None:
             raise UserError(
-                "questions=completion is made from articles: give them as questions.articles=FILE"
+                "questions=completion is made from articles: give them as questions.articles=FILE",
+                "missing-value",
             )
         if self.articles == "wikipedia":
             raise UserError(
-                "questions.articles=wikipedia is another set tomorrow: give a file or hf:<dataset id>"
+                "questions.articles=wikipedia is another set tomorrow: give a file or hf:<dataset id>",
+                "unsupported",
             )
 
     @property
@@ -84,7 +86,9 @@ class Completion(QuestionSource):
 
     def rows(self) -> Iterator[Row]:
         if self.articles is None:
-            raise UserError("questions=completion needs articles: give questions.articles=FILE")
+            raise UserError(
+                "questions=completion needs articles: give questions.articles=FILE", "missing-value"
+            )
         key = (self, self._stamp)
         if key in _LAST:
             yield from (Row(question.id, question) for question in _LAST[key])
@@ -120,7 +124,7 @@ class Completion(QuestionSource):
 
     @property
     def _stamp(self) -> tuple[int, int] | None:
-        """Which state of the file it is; None without a file."""
+        """State of the file (size and times); None without a file."""
         path = Path(self.articles or "")
         if not path.is_file():
             return None
@@ -128,7 +132,7 @@ class Completion(QuestionSource):
         return stat.st_size, stat.st_mtime_ns
 
     def _wanted(self, text: str, entity: Entity) -> bool:
-        """Whether an entity is asked for: a settled one of its kind that the question does not name."""
+        """Tell whether an entity is asked for: a settled one of its kind that the question does not name."""
         if self.kinds is not None and entity.type not in self.kinds:
             return False
         before = text[: entity.start]
