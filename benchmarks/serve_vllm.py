@@ -29,7 +29,7 @@ from report import invocation, publish
 from streams import NEW, together
 from timing import Results, ratios, spread, verdict
 
-from probers.commands.config import request
+from probers.commands.compose import request
 from probers.engine.gguf import CACHE, dequantised, locate
 from probers.testbed.assets import model_path
 

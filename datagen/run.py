@@ -9,21 +9,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from omegaconf import DictConfig
 
 from probers.commands.merge import PartRuns, part_of
+from probers.commands.parts import inputs as fingerprints
 from probers.commands.parts import (
-    build,
     load_matcher,
     load_model,
     load_passages,
     plain,
-    plain_value,
     prompt_files,
     question_source,
-    record_of,
-)  # fmt: skip
-from probers.commands.parts import inputs as fingerprints
+)
 from probers.commands.runs import RunFolder, identity
 from probers.data.questions import open_questions
 from probers.files import write_text
@@ -39,6 +35,7 @@ if TYPE_CHECKING:
     from probers.store.store import FeatureStore
 
     from .labels.base import LabelBuilder, Quotas
+    from .settings import Datagen
 
 
 #: Makes the builder from the model (None: the examples are there), what is to be read of it, and the run's
@@ -58,7 +55,7 @@ OWN, AUTO = "own", "auto"
 VECTORS = ("vectors.bin", "vectors.json")
 
 
-def features_to_read(cfg: DictConfig, depth: int) -> list[Feature]:
+def features_to_read(settings: Datagen, depth: int) -> list[Feature]:
     """A feature for each pool and site asked for; MIND's vector, which has no site, once.
 
     What is one vector of all layers leaves ``layers`` to the others.
@@ -66,35 +63,35 @@ def features_to_read(cfg: DictConfig, depth: int) -> list[Feature]:
     Raises:
         UserError: as :func:`layers_to_read`.
     """
-    pools, sites = _listed(cfg.pool), _listed(cfg.site)
+    pools, sites = _listed(settings.pool), _listed(settings.site)
     found = []
     for pool, site in product(pools, sites):
-        layers = cfg.layers
+        layers = settings.layers
         if pool == "mind" and len(pools) * len(sites) > 1:
             if site != "resid_post" and "resid_post" in sites:
                 continue
             layers = "all"
         if site == "lookback" and len(sites) > 1:
             layers = "all"
-        read = layers_to_read(plain_value(layers), depth, site=site, pool=pool)
+        read = layers_to_read(layers, depth, site=site, pool=pool)
         found.append(Feature(read, site, pool))
     return found
 
 
 def _listed(value: Any) -> list[Any]:
     """One name, or a list of names."""
-    plainly = plain_value(value)
+    plainly = value
     return [plainly] if isinstance(plainly, str) else plainly
 
 
-def _check_pools(cfg: DictConfig) -> None:
+def _check_pools(settings: Datagen) -> None:
     """Refuse pools that a source lacks, and what cannot be in one store."""
-    pools = _listed(cfg.pool)
+    pools = _listed(settings.pool)
     for pool in pools:
-        if pool not in POOLS[cfg.source]:
-            there = ", ".join(POOLS[cfg.source])
-            raise UserError(f"pool={pool} is not there for source={cfg.source}: choose {there}")
-    for key, names in (("pool", pools), ("site", _listed(cfg.site))):
+        if pool not in POOLS[settings.source]:
+            there = ", ".join(POOLS[settings.source])
+            raise UserError(f"pool={pool} is not there for source={settings.source}: choose {there}")
+    for key, names in (("pool", pools), ("site", _listed(settings.site))):
         if len(set(names)) < len(names):
             raise UserError(f"{key}=[{','.join(names)}] names one twice: give each once")
     if "tokens" in pools and len(pools) > 1:
@@ -133,40 +130,42 @@ def layers_to_read(
     return wanted
 
 
-def _cot(cfg: DictConfig) -> Make:
+def _cot(settings: Datagen) -> Make:
     """Check the request and read its files, up to the first piece of work."""
     from .labels.cot import CotBuilder, parse_label
 
-    matcher = load_matcher(cfg) if cfg.label == "match" else None
-    parse_label(cfg.label, cfg.acc, matcher)
+    matcher = load_matcher(settings) if settings.label == "match" else None
+    parse_label(settings.label, settings.acc, matcher)
     if matcher is not None:
         print(matcher.told())
-    limit = plain_value(cfg.limit)
-    asked = open_questions(question_source(cfg), limit=limit, seed=cfg.seed, on_bad_line=cfg.on_bad_line)
+    limit = settings.limit
+    asked = open_questions(
+        question_source(settings), limit=limit, seed=settings.seed, on_bad_line=settings.on_bad_line
+    )
     for line in asked.lines():
         print(line)
-    corpus = load_passages(cfg)
-    prompt = build(cfg.prompt)
+    corpus = load_passages(settings)
+    prompt = settings.prompt.make()
 
     def make(lm: CausalLM | None, needs: Needs, folder: Path) -> LabelBuilder:
         return CotBuilder(
             lm,
             asked,
-            retriever=None if lm is None else build(cfg.retriever, corpus),
+            retriever=None if lm is None else settings.retriever.make(corpus),
             prompt=prompt,
             needs=needs,
-            label=cfg.label,
-            acc=cfg.acc,
+            label=settings.label,
+            acc=settings.acc,
             matcher=matcher,
-            k=cfg.k,
-            max_new_tokens=cfg.max_new_tokens,
-            shuffle=cfg.seed if cfg.balance_to else None,
+            k=settings.k,
+            max_new_tokens=settings.max_new_tokens,
+            shuffle=settings.seed if settings.balance_to else None,
         )
 
     return make
 
 
-def _wiki(cfg: DictConfig) -> Make:
+def _wiki(settings: Datagen) -> Make:
     """As :func:`_cot`; the first cut is made."""
     from probers.data.articles import open_articles
     from probers.data.articles.cuts import CutPlan, natural
@@ -176,32 +175,32 @@ def _wiki(cfg: DictConfig) -> Make:
 
     from .labels.wiki import WikiBuilder
 
-    if isinstance(plain_value(cfg.limit), Mapping):
+    if isinstance(settings.limit, Mapping):
         raise UserError(
-            f"limit={shown(plain_value(cfg.limit))}: articles are drawn before their split is known, so give "
+            f"limit={shown(settings.limit)}: articles are drawn before their split is known, so give "
             "one number with source=wiki; balance_to says how many examples a split is to have"
         )
 
     def articles() -> ArticleSource:
         return open_articles(
-            cfg.articles,
-            limit=cfg.limit,
-            seed=cfg.seed,
-            on_bad_line=cfg.on_bad_line,
-            min_sentences=cfg.min_sentences,
-            max_chars=cfg.max_chars,
-            wikipedia=plain(cfg.wikipedia),
+            settings.articles,
+            limit=settings.limit,
+            seed=settings.seed,
+            on_bad_line=settings.on_bad_line,
+            min_sentences=settings.min_sentences,
+            max_chars=settings.max_chars,
+            wikipedia=plain(settings.wikipedia),
         )
 
-    options = plain(cfg.matcher)
+    options = dict(settings.matcher.options)
     auto = options["vectors"] == AUTO
-    own = options["vectors"] == OWN or (auto and cfg.articles != "testbed")
+    own = options["vectors"] == OWN or (auto and settings.articles != "testbed")
     if auto:
         options["vectors"] = ""
     matcher = EntityMatcher(**(options | {"vectors": ""} if own else options))
-    prompt = build(cfg.prompt)
-    recognise = Recogniser(cfg.recogniser, fine=True)
-    plan = CutPlan(articles(), recognise, cfg.per_article, cfg.within, cfg.seed)
+    prompt = settings.prompt.make()
+    recognise = Recogniser(settings.recogniser, fine=True)
+    plan = CutPlan(articles(), recognise, settings.per_article, settings.within, settings.seed)
     plan.peek()
 
     def make(lm: CausalLM | None, needs: Needs, folder: Path) -> LabelBuilder:
@@ -210,7 +209,7 @@ def _wiki(cfg: DictConfig) -> Make:
             if not trained(vectors):
                 print(f"reading the articles for Word2Vec -> {vectors}", flush=True)
             try:
-                train_vectors(map(natural, articles()), vectors, seed=cfg.seed, least=FEW if auto else 0)
+                train_vectors(map(natural, articles()), vectors, seed=settings.seed, least=FEW if auto else 0)
                 compare = replace(matcher, vectors=str(vectors))
             except TooFewError as error:
                 if not auto:
@@ -224,38 +223,45 @@ def _wiki(cfg: DictConfig) -> Make:
             compare,
             recognise,
             prompt,
-            negatives=cfg.negatives,
-            doubtful=cfg.doubtful,
-            max_new_tokens=cfg.max_new_tokens,
-            context=cfg.context,
+            negatives=settings.negatives,
+            doubtful=settings.doubtful,
+            max_new_tokens=settings.max_new_tokens,
+            context=settings.context,
         )
 
     return make
 
 
-def run(cfg: DictConfig, parts: PartRuns | None = None) -> Path:
+def run(settings: Datagen, parts: PartRuns | None = None) -> Path:
     """Generate, label, audit and store; returns the folder of the finished store.
 
     Args:
-        cfg: the request.
+        settings: the request.
         parts: the whole run is made of these, which have generated and labelled everything.
 
     Raises:
         UserError: before any model runs, for whatever is wrong with the request.
     """
-    _check_pools(cfg)
-    part = part_of(cfg)
-    quotas = _quotas(cfg)
-    make = {"cot": _cot, "wiki": _wiki}[cfg.source](cfg)
-    named = (cfg.articles, cfg.corpus, cfg.matcher.aliases, cfg.matcher.vectors)
-    files = (*build(cfg.questions).files, *prompt_files(cfg), *filter(None, named))
-    config = record_of(cfg) | {"inputs": fingerprints(*files)}
-    if (cfg.source == "wiki" or cfg.label == "match") and cfg.matcher.wordnet == "auto":
+    _check_pools(settings)
+    part = part_of(settings)
+    quotas = _quotas(settings)
+    make = {"cot": _cot, "wiki": _wiki}[settings.source](settings)
+    named = (
+        settings.articles,
+        settings.corpus,
+        settings.matcher.options["aliases"],
+        settings.matcher.options["vectors"],
+    )
+    files = (*settings.questions.make().files, *prompt_files(settings), *filter(None, named))
+    config = settings.record | {"inputs": fingerprints(*files)}
+    if (settings.source == "wiki" or settings.label == "match") and settings.matcher.options[
+        "wordnet"
+    ] == "auto":
         from probers.equivalence import wordnet_available
 
         # Labels made with and without it are not to be mixed in one store.
         config["wordnet_found"] = wordnet_available()
-    out = Path(cfg.out)
+    out = Path(settings.out)
     folder = RunFolder(out if part is None else part.folder(out), "datagen", config)
     made = None
     if parts is not None:
@@ -271,37 +277,40 @@ def run(cfg: DictConfig, parts: PartRuns | None = None) -> Path:
     from .filling import fill
 
     if made is None:
-        builder, features = _with_model(cfg, folder, make)
+        builder, features = _with_model(settings, folder, make)
     else:
         made.take_vectors(VECTORS, folder.path)
         features = made.features
         builder = make(None, Needs(tuple(spec.feature for spec in features)), folder.path)
     store = FeatureStore.create(folder.path, features, config=identity(config))
-    print(f"{cfg.source} -> {folder.path} (model={cfg.model.name}, prompt={cfg.prompt.name})", flush=True)
+    print(
+        f"{settings.source} -> {folder.path} (model={settings.model.name}, prompt={settings.prompt.name})",
+        flush=True,
+    )
     # Only the whole knows what is enough.
     fill(
         store,
         builder,
-        shard_size=cfg.shard_size,
+        shard_size=settings.shard_size,
         quotas=quotas if part is None else None,
         part=part,
         made=made,
     )
     if part is not None:
-        return _end_part(store, folder, cfg)
-    figures, lines = _conclude(store, builder, cfg, quotas)
-    found = audit(store, seed=cfg.seed)
+        return _end_part(store, folder, settings)
+    figures, lines = _conclude(store, builder, settings, quotas)
+    found = audit(store, seed=settings.seed)
     store.finish(figures | {"audit": found.figures})
     page = folder.path / "sample.html"
     about = {
         "Model": str(store.spec.model),
-        "Source": cfg.source,
-        "Prompt": cfg.prompt.name,
+        "Source": settings.source,
+        "Prompt": settings.prompt.name,
         "Labels": lines[0],
     }
-    undecided = draw_undecided(store.left_out(), seed=cfg.seed)
-    write_text(page, sample_html(draw(store, seed=cfg.seed), about=about, undecided=undecided))
-    folder.finish({"model": cfg.model.name, "source": cfg.source, **figures})
+    undecided = draw_undecided(store.left_out(), seed=settings.seed)
+    write_text(page, sample_html(draw(store, seed=settings.seed), about=about, undecided=undecided))
+    folder.finish({"model": settings.model.name, "source": settings.source, **figures})
     for line in [*lines, *found.lines]:
         print(line)
     print(f"cases to look at: {page}")
@@ -319,13 +328,15 @@ def run(cfg: DictConfig, parts: PartRuns | None = None) -> Path:
     return folder.path
 
 
-def _with_model(cfg: DictConfig, folder: RunFolder, make: Make) -> tuple[LabelBuilder, Sequence[FeatureSpec]]:
+def _with_model(
+    settings: Datagen, folder: RunFolder, make: Make
+) -> tuple[LabelBuilder, Sequence[FeatureSpec]]:
     """The builder that makes the examples, and what is read of the model for them."""
     from probers.capture.hidden_states import vector_width
     from probers.store.spec import FeatureSpec
 
-    lm = load_model(cfg, folder, engine=cfg.engine)
-    features = features_to_read(cfg, lm.num_layers)
+    lm = load_model(settings, folder, engine=settings.engine)
+    features = features_to_read(settings, lm.num_layers)
     needs = Needs(tuple(features))
     lm.check(needs)
     builder = make(lm, needs, folder.path)
@@ -337,7 +348,7 @@ def _with_model(cfg: DictConfig, folder: RunFolder, make: Make) -> tuple[LabelBu
             site=feature.site,
             pool=feature.pool,
             position=builder.position,
-            dtype=cfg.dtype,
+            dtype=settings.dtype,
             prompt=builder.prompt.fingerprint,
         )
         for feature in features
@@ -345,33 +356,33 @@ def _with_model(cfg: DictConfig, folder: RunFolder, make: Make) -> tuple[LabelBu
     return builder, specs
 
 
-def _end_part(store: FeatureStore, folder: RunFolder, cfg: DictConfig) -> Path:
+def _end_part(store: FeatureStore, folder: RunFolder, settings: Datagen) -> Path:
     """Finish the store of a part, which is balanced, audited and told of as a whole."""
     if not store.next_shard:  # nothing is in it
         widths = [(0, len(spec.layers), spec.width) for spec in store.features]
         store.write_shard(0, [], *(np.zeros(shape, np.float32) for shape in widths))
-    store.finish({"part": cfg.part}, empty=True)
-    folder.finish({"model": cfg.model.name, "source": cfg.source, "part": cfg.part})
+    store.finish({"part": settings.part}, empty=True)
+    folder.finish({"model": settings.model.name, "source": settings.source, "part": settings.part})
     rows = sum(read_manifest(store.path)["rows"])
-    print(f"wrote {rows} examples of part {cfg.part} to {folder.path}")
+    print(f"wrote {rows} examples of part {settings.part} to {folder.path}")
     print(f"when every part is there: probers-merge {folder.path.parent}/*")
     return folder.path
 
 
-def _quotas(cfg: DictConfig) -> Quotas:
+def _quotas(settings: Datagen) -> Quotas:
     """How many examples each split is to have."""
     from .labels.base import Quotas
 
     kind: type[LabelBuilder]
-    if cfg.source == "cot":
+    if settings.source == "cot":
         from .labels.cot import CotBuilder as kind
     else:
         from .labels.wiki import WikiBuilder as kind
-    return Quotas(plain_value(cfg.balance_to) or {}, by=kind.balance_by, parts=kind.parts)
+    return Quotas(settings.balance_to or {}, by=kind.balance_by, parts=kind.parts)
 
 
 def _conclude(
-    store: FeatureStore, builder: LabelBuilder, cfg: DictConfig, quotas: Quotas
+    store: FeatureStore, builder: LabelBuilder, settings: Datagen, quotas: Quotas
 ) -> tuple[dict[str, Any], list[str]]:
     """Balance if asked for, and what there is to say about the labels."""
     from .labels.base import balance
@@ -382,7 +393,7 @@ def _conclude(
         reasons = sorted({found["reason"] for found in store.left_out()})
         raise RunError(f"{error}; left out for: {', '.join(reasons) or 'no reason'}") from error
     notes = []
-    if cfg.balance or quotas:
-        notes = balance(store, by=builder.balance_by, seed=cfg.seed, quotas=quotas)
+    if settings.balance or quotas:
+        notes = balance(store, by=builder.balance_by, seed=settings.seed, quotas=quotas)
     figures, lines = builder.summarise(store)
     return figures, [*lines, *notes]

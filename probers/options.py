@@ -50,7 +50,7 @@ def check_options(kind: Any, values: Mapping[str, Any], prefix: str = "", also: 
     Raises:
         UserError: a key without a field, or the first value that is not allowed; says its key and what is.
     """
-    hints = _hints(kind)
+    hints = field_types(kind)
     _refuse_unknown(set(values) - set(also), hints, prefix)
     for name, annotation in hints.items():
         if name not in values:
@@ -83,13 +83,13 @@ def check_record(kind: Any, values: Any, prefix: str = "") -> None:
     check_options(kind, values, prefix)
 
 
-def check_part(target: Callable[..., Any], values: Mapping[str, Any], prefix: str) -> None:
+def check_component(target: Callable[..., Any], values: Mapping[str, Any], prefix: str) -> None:
     """Check values against the parameters of a class or function.
 
     Raises:
         UserError: as :func:`check_options`.
     """
-    hints = _hints(target)
+    hints = field_types(target)
     _refuse_unknown(values, hints, prefix)
     for name, value in values.items():
         check_value(f"{prefix}{name}", value, hints[name])
@@ -151,7 +151,7 @@ def allowed_keys(kind: type) -> Iterator[tuple[str, str]]:
 
 
 def _keys(kind: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, annotation in _hints(kind).items():
+    for name, annotation in field_types(kind).items():
         if is_dataclass(annotation):
             yield from _keys(annotation, f"{prefix}{name}.")
         else:
@@ -234,7 +234,7 @@ def _adapter(annotation: Any) -> TypeAdapter[Any]:
 
 
 @cache
-def _hints(target: Callable[..., Any]) -> dict[str, Any]:
+def field_types(target: Callable[..., Any]) -> dict[str, Any]:
     """Annotation by parameter; of a dataclass, by the field that it sets."""
     names = list(inspect.signature(target).parameters)
     function: Any = target

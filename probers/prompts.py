@@ -33,8 +33,9 @@ class PromptTemplate:
     article up to where the model is to go on.
 
     Attributes:
-        exemplars: text put before everything else, shared by all prompts of a run; given as
-            ``exemplars_file`` it is the text of that file, as it stands.
+        name: its name, in records and messages.
+        exemplars: text put before everything else, shared by all prompts of a run.
+        exemplars_file: file whose text, as it stands, takes the place of ``exemplars``.
         context: header of the passages.
         passage: one passage, with ``{i}`` (from 1) and ``{text}``.
         task: what to do with the passages, after them.
@@ -51,7 +52,7 @@ class PromptTemplate:
             the names it may have.
     """
 
-    name: str
+    name: str = "testbed"
     exemplars: str = ""
     context: str = "Context:\n"
     passage: str = "[{i}] {text}\n"

@@ -9,8 +9,8 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from probers.commands.artifacts import ProberKind
+from probers.commands.components import choices, node_of
 from probers.commands.parts import build, maker
-from probers.commands.presets import choices, text_of
 from probers.commands.runs import RunFolder
 from probers.types import UserError
 
@@ -135,9 +135,7 @@ def named_part(group: str, name: str | Mapping[str, Any], options: Mapping[str, 
     if isinstance(name, str):
         if name not in choices(group):
             raise UserError(f"unknown {group} {name!r}: choose one of {', '.join(choices(group))}")
-        own: Any = OmegaConf.create(text_of(group, name))
-        bases = [OmegaConf.create(text_of(group, base)) for base in own.pop("defaults", ())]
-        node = OmegaConf.merge(*bases, own)
+        node = OmegaConf.create(node_of(group, name))
         known = [str(k) for k in node if k != "_target_"]
         for key in options:
             if key not in known:

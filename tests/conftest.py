@@ -1,16 +1,19 @@
-"""One thread for every test, runs that tests share, and a store with a planted signal."""
+"""One thread, blank pictures, runs that tests share, and a store with a planted signal."""
 
 from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 if TYPE_CHECKING:
     from artefacts import Artefacts
+    from matplotlib.figure import Figure
 
     from probers.store.store import FeatureStore
     from probers.train.data import Examples
@@ -29,6 +32,42 @@ with suppress(ImportError):  # the environment of vLLM's tests has none
 def info_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     """Have ``caplog`` hold what commands show."""
     caplog.set_level(logging.INFO, "probers")
+
+
+class _Drawing:
+    """Whether pictures are drawn; a blank one in their place saves most of the time of a training."""
+
+    wanted = False
+
+
+#: A PNG of one pixel.
+BLANK = bytes.fromhex(
+    "89504e470d0a1a0a0000000d49484452000000010000000108000000003a7e9b55"
+    "0000000a4944415478da63f80f00010101001cb08c990000000049454e44ae426082"
+)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _blank_pictures() -> Iterator[None]:
+    from matplotlib.figure import Figure
+
+    drawn = Figure.savefig
+
+    def save(figure: Figure, file: Any, **options: Any) -> None:
+        if _Drawing.wanted:
+            drawn(figure, file, **options)
+        else:
+            Path(file).write_bytes(BLANK)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Figure, "savefig", save)
+        yield
+
+
+@pytest.fixture
+def pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draw pictures."""
+    monkeypatch.setattr(_Drawing, "wanted", True)
 
 
 @pytest.fixture(scope="session")

@@ -29,8 +29,9 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
 from probers.commands import main as cli
-from probers.commands.config import compose, help_of, normalise, request
-from probers.commands.presets import choices
+from probers.commands.components import choices
+from probers.commands.compose import COMMANDS, compose, normalise, request
+from probers.commands.help import help_of
 from probers.rag.compare.methods import vary
 from probers.types import UserError
 
@@ -179,7 +180,7 @@ def _commands(text: str) -> Iterator[list[str]]:
 @cache
 def _keys(program: str) -> set[str]:
     name = program.removeprefix("probers-")
-    return {*map(str, compose(name, []))} if name in cli._TARGETS else set()
+    return {*map(str, compose(name, []))} if name in COMMANDS else set()
 
 
 @cache
@@ -209,7 +210,7 @@ def refused(command: tuple[str, ...]) -> str | None:
     if not program.startswith("probers-"):
         return None
     name = program.removeprefix("probers-")
-    if name not in cli._TARGETS:
+    if name not in COMMANDS:
         return f"there is no command {program}"
     if {"--help", "-h"} & set(words):
         return None
@@ -233,7 +234,7 @@ def refused(command: tuple[str, ...]) -> str | None:
 def written_to(command: list[str]) -> str | None:
     """The folder that a command of ours writes its run to, where its options name one."""
     name = command[0].removeprefix("probers-")
-    if name not in cli._TARGETS or {"--help", "-h"} & set(command):
+    if name not in COMMANDS or {"--help", "-h"} & set(command):
         return None
     return request(name, normalise(name, command[1:])).get("out")
 
@@ -296,7 +297,7 @@ def _led_nowhere(link: str, of: Page) -> bool:
 @cache
 def _anchors_of_commands() -> set[str]:
     """Those of the reference's pages, which docs/extensions/command_help.py makes."""
-    return {f"{name}-{part}" for name in cli._TARGETS for part in ("keys", *help_of(name).groups)}
+    return {f"{name}-{part}" for name in COMMANDS for part in ("keys", *help_of(name).groups)}
 
 
 def faults(of: Page, *, blocks: bool = True) -> list[str]:

@@ -14,7 +14,7 @@ from probers.bank.bank import ProbeBank
 from probers.bank.thresholds import ThresholdRule
 from probers.checksums import unsealed_lines
 from probers.commands import main as cli
-from probers.commands.presets import choices
+from probers.commands.components import choices
 from probers.data.overlap import Seen
 from probers.heads import HEADS, WRONG
 from probers.prompts import TESTBED_PROMPT

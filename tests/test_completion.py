@@ -6,7 +6,7 @@ from itertools import islice
 
 import pytest
 
-import probers.commands.config as config
+import probers.commands.compose as config
 from probers.commands import main as cli
 from probers.data import load_corpus
 from probers.data.articles import open_articles

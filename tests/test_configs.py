@@ -1,93 +1,96 @@
-"""Every shipped configuration composes, and says the same as the code's defaults."""
+"""Settings and components: every option is described, composes, and says the same as its class."""
 
 import inspect
-from dataclasses import asdict
+from dataclasses import fields, is_dataclass
 
 import pytest
-from omegaconf import OmegaConf
 
-from probers.commands import main as cli
-from probers.commands.config import compose
-from probers.commands.presets import choices
+from probers.commands.components import COMPONENTS, Component, choices, node_of, target_of
+from probers.commands.compose import COMMANDS, compose, groups_of, request, settings_of
+from probers.commands.help import help_of, help_text
+from probers.commands.settings import Settings
+from probers.commands.signatures import signature
 from probers.data.questions import DATASETS, source_class
-from probers.datagen.testbed.curriculum import Curriculum
-from probers.datagen.testbed.recipe import Recipe
-from probers.datagen.testbed.run import _dataclass
+from probers.options import field_types
 from probers.prompts import TESTBED_PROMPT
 from probers.testbed.assets import world_config
 from probers.testbed.world import WorldConfig
+from probers.types import UserError
 
-GROUPS = ("trigger", "query", "retriever", "head", "prompt", "model", "questions", "launch")
-
-
-@pytest.mark.parametrize("group", GROUPS)
-def test_every_choice_is_a_file_with_explained_keys(group):
-    from importlib import resources
-
-    names = choices(group)
-    assert names
-    for name in names:
-        text = resources.files("probers.configs").joinpath(group, f"{name}.yaml").read_text()
-        for line in text.splitlines():
-            if (
-                line.strip()
-                and not line.startswith(("#", "  "))  # nor the lines of a text
-                and "_target_" not in line
-                and line != "name: testbed"
-            ):
-                assert "#" in line, f"{group}/{name}: no explanation of {line}"
+COMPONENT_NAMES = [(group, name) for group in COMPONENTS for name in choices(group) if name != "own"]
 
 
-def test_every_target_is_a_class_that_has_the_keys():
-    from importlib import resources
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_key_of_a_command_is_described(command):
+    told = help_of(command)
+    assert told.about
+    keys = [key.name for key in told.keys]
+    assert len(keys) == len(set(keys))
+    parts = [key for named in told.groups.values() for choice in named.values() for key in choice.keys]
+    assert [key.name for key in (*told.keys, *parts) if not key.about] == []
+    text = help_text(command)
+    assert all(f"{name}=" in text for name in keys)
+    assert max(map(len, text.splitlines())) <= 130
 
-    from hydra.utils import get_class
 
-    for group in ("trigger", "query", "retriever", "prompt", "questions", "launch"):
-        for name in choices(group):
-            node = OmegaConf.load(str(resources.files("probers.configs").joinpath(group, f"{name}.yaml")))
-            if "defaults" in node:
-                node = cli.compose("datagen", [f"{group}={name}"])[group]
-            options = set(inspect.signature(get_class(node._target_)).parameters)
-            assert set(node) - {"_target_"} <= options, f"{group}/{name}"
+@pytest.mark.parametrize("group, name", COMPONENT_NAMES)
+def test_the_options_read_from_the_source_are_those_of_the_class(group, name):
+    kind = Component.of(group, name).kind
+    types = field_types(kind)
+    given = {p.name: p.default for p in inspect.signature(kind).parameters.values()}
+    for option in signature(target_of(group, name)).options:
+        default = given[option.name]
+        if is_dataclass(kind) and default is not inspect.Parameter.empty and callable(default):
+            default = next(f.default_factory() for f in fields(kind) if f.name == option.name)
+        if repr(default) == "<factory>":
+            default = next(f.default_factory() for f in fields(kind) if f.name == option.name)
+        assert (list(default) if isinstance(default, tuple) else default) == option.default, option.name
+        assert option.name in types
 
 
-def test_the_question_sets_in_the_configs_are_those_of_the_code():
-    from dataclasses import fields
-    from importlib import resources
+@pytest.mark.parametrize("group, name", COMPONENT_NAMES)
+def test_every_option_that_a_configuration_can_hold_is_one(group, name):
+    kind = Component.of(group, name).kind
+    optional = {
+        p.name
+        for p in inspect.signature(kind).parameters.values()
+        if p.default is not inspect.Parameter.empty
+    }
+    objects = {"matcher", "passages"}  # handed in by the commands
+    assert optional - objects == set(node_of(group, name)) - {"_target_"}
 
+
+def test_the_question_sets_of_the_table_are_those_of_the_code():
     assert set(choices("questions")) == set(DATASETS)
     for name in DATASETS:
-        node = OmegaConf.load(str(resources.files("probers.configs").joinpath("questions", f"{name}.yaml")))
         made = source_class(name)
-        assert node._target_ == f"{made.__module__}.{made.__name__}"
-        defaults = {f.name: f.default for f in fields(made)}
-        assert {k: v for k, v in node.items() if k != "_target_"}.items() <= defaults.items()
+        assert target_of("questions", name) == f"{made.__module__}.{made.__name__}"
 
 
-def test_the_testbed_recipe_in_the_config_is_that_of_the_code():
-    cfg = cli.compose("testbed", [])
-    assert asdict(_dataclass(WorldConfig, cfg.world)) == asdict(WorldConfig())
-    assert _dataclass(Recipe, cfg.recipe) == Recipe()
-    assert _dataclass(Curriculum, cfg.curriculum) == Curriculum()
+def test_settings_made_in_python_are_those_that_are_typed():
+    for command in COMMANDS:
+        typed, made = request(command, []), settings_of(command)()
+        assert isinstance(made, Settings)
+        for field in fields(made):
+            value = getattr(made, field.name)
+            if not field.name.startswith("_") and "${" not in str(value):  # a reference to another key
+                assert getattr(typed, field.name) == value, (command, field.name)
+    assert settings_of("datagen")(limit=5).record["limit"] == 5
 
 
 def test_the_shipped_checkpoint_was_trained_on_the_default_world():
     assert world_config() == WorldConfig()
 
 
-def test_the_prompt_config_is_the_testbeds_prompt():
-    from hydra.utils import instantiate
-
-    assert instantiate(cli.compose("datagen", []).prompt).fingerprint == TESTBED_PROMPT.fingerprint
+def test_the_prompt_of_the_table_is_the_testbeds():
+    assert request("datagen", []).prompt.make().fingerprint == TESTBED_PROMPT.fingerprint
 
 
 def test_no_number_of_a_command_has_the_name_of_a_group():
-    """It could not be given: its value would be taken for the name of a file."""
-    for command in cli._TARGETS:
+    """It could not be given: its value would be taken for a name."""
+    for command in COMMANDS:
         config = compose(command, [])
-        assert [key for key in GROUPS if isinstance(config.get(key), int)] == [], command
-    assert compose("testbed", ["limit=7"]).limit == 7
+        assert [key for key in groups_of(settings_of(command)) if isinstance(config.get(key), int)] == []
 
 
 def test_a_class_of_ones_own_has_none_of_the_options_of_the_part_in_whose_place_it_stands():
@@ -97,3 +100,13 @@ def test_a_class_of_ones_own_has_none_of_the_options_of_the_part_in_whose_place_
     assert cfg.query == {"_target_": "mine.Query"} and cfg.retriever == {"_target_": "mine.Retriever"}
     derived = compose("rag", ["trigger=rind", "trigger._target_=mine.Rind"]).trigger
     assert derived == {**compose("rag", ["trigger=rind"]).trigger, "_target_": "mine.Rind"}
+
+
+def test_a_component_refuses_what_its_class_does_not_take():
+    with pytest.raises(UserError) as caught:
+        Component.of("trigger", "rind", threshold="high")
+    assert caught.value.code == "bad-value" and "trigger.threshold" in str(caught.value)
+    with pytest.raises(UserError) as caught:
+        Component.of("trigger", "rond")
+    assert caught.value.code == "unknown-choice" and "rind" in str(caught.value)
+    assert Component.of("trigger", "rind", threshold=0.6).make().threshold == 0.6

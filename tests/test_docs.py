@@ -22,7 +22,7 @@ from pathlib import Path
 import pytest
 from documents import ROOT, Block, Page, faults, page, read, written_to
 
-from probers.commands import main as cli
+from probers.commands.compose import COMMANDS
 
 #: Whose blocks other tests run: tests/test_tables.py, and that of the notebook below.
 ELSEWHERE = ("docs/tables.md", "docs/notebooks/reading_a_store.md")
@@ -63,7 +63,7 @@ def test_the_readme_is_short_and_its_tables_fit_on_a_phone():
     assert {line.count("|") for line in lines if line.startswith("|")} <= {4, 5}  # three or four columns
 
 
-@pytest.mark.parametrize("command", cli._TARGETS)
+@pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_has_its_page_in_the_reference(command):
     folder = ROOT / "docs" / "reference" / "commands"
     assert f"{{command-help}} {command}\n" in (folder / f"{command}.md").read_text()

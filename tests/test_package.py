@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from documents import page
 
-from probers.commands import main as cli
+from probers.commands.compose import COMMANDS
 
 ROOT = Path(__file__).parents[1]
 
@@ -100,7 +100,7 @@ def test_commands_run_from_another_directory(wheel, tmp_path):
     programs = environment(wheel, tmp_path / "venv")
     elsewhere = tmp_path / "empty"
     elsewhere.mkdir()
-    for command in cli._TARGETS:
+    for command in COMMANDS:
         done = subprocess.run(
             [programs / f"probers-{command}", "--help"],
             cwd=elsewhere,

@@ -12,8 +12,6 @@ from probers.bank.bank import ProbeBank
 from probers.commands import main as cli
 from probers.types import RunError, UserError
 
-pytestmark = pytest.mark.long
-
 FAST = ["epochs=1", "checks=2", "resamples=100", "head=linear"]
 
 
@@ -30,14 +28,13 @@ def data(tmp_path_factory):
     return make_store(tmp_path_factory.mktemp("store") / "cot", n=400).path
 
 
-@pytest.mark.parametrize("count", [2, 3])
 @pytest.mark.parametrize(
-    "more",
+    ("more", "count"),
     [
-        [],
-        ["head=probing_rag", "seeds=2", "combine=best", "best_k=2", "calibration=isotonic"],
-        ["head=mean_difference", "learning_curve=false", "combine=stacked"],
-        ["sizes=[40,120]", "layer_sets=[each,[1,3]]"],
+        ([], 3),
+        (["head=probing_rag", "seeds=2", "combine=best", "best_k=2", "calibration=isotonic"], 2),
+        (["head=mean_difference", "learning_curve=false", "combine=stacked"], 3),
+        (["sizes=[40,120]", "layer_sets=[each,[1,3]]"], 2),
     ],
     ids=["linear", "seeds", "moments", "sizes"],
 )

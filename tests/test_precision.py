@@ -11,7 +11,7 @@ import torch
 from tiny import FAMILIES, PROMPTS, tiny_lm, tiny_path
 from transformers import AutoModelForCausalLM
 
-from probers.commands.config import request
+from probers.commands.compose import request
 from probers.commands.parts import load_model
 from probers.commands.runs import RunFolder
 from probers.engine import loading

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from hydra import compose, initialize_config_module
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf, open_dict
@@ -20,8 +21,9 @@ from tiny import save_tiny, tiny_lm
 from probers.bank.bank import ProbeBank
 from probers.commands import main as cli
 from probers.commands import presets as published
+from probers.commands.components import choices
+from probers.commands.compose import fill_store
 from probers.commands.parts import build
-from probers.commands.presets import choices
 from probers.data.overlap import Seen
 from probers.datagen.labels.cot import parse_label
 from probers.datagen.run import layers_to_read
@@ -89,6 +91,7 @@ FIRST = ("dragin_llama2_7b_2wiki", "probing_rag_gemma_2b", "radio_llama2_7b")
 
 def composed(command: str, preset: str, *overrides: str) -> tuple[DictConfig, dict[str, str]]:
     """The configuration, and the choice made in every group."""
+    fill_store(command)
     with initialize_config_module("probers.configs", version_base="1.3"):
         cfg = compose(command, [f"experiment={preset}", *overrides], return_hydra_config=True)
     choices = {k: v for k, v in cfg.hydra.runtime.choices.items() if v and "/" not in k and k != "hydra"}
@@ -120,7 +123,7 @@ def unknown_keys(command: str, cfg: DictConfig, choices: dict[str, str]) -> set[
     """Keys that the command with the same choices does not have; ``published`` is the presets' own."""
     groups = [f"{k}={v}" for k, v in choices.items() if k not in ("experiment", "method")]
     plain = cli.compose(command, groups)
-    return {k for k in keys(cfg) - keys(plain) if k.split(".")[0] != "published"}
+    return {k for k in keys(cfg) - keys(plain) if k.split(".")[0] not in ("published", "commands")}
 
 
 def combinations(command: str) -> list[tuple[str, str]]:
@@ -161,12 +164,12 @@ def test_every_published_setting_has_a_preset():
 
 @pytest.mark.parametrize("group", ["experiment", "method"])
 def test_every_preset_names_its_source_and_its_command(group):
-    commands = {f"probers-{c}" for c in ("rag", "compare", "datagen", "train")}
+    commands = {"rag", "compare", "datagen", "train"}
     for name in choices(group):
         lines = text_of(group, name).splitlines()
         assert lines[0] == "# @package _global_"
-        assert set(lines[1].removeprefix("# Command: ").split(", ")) <= commands, name
-        about = " ".join(line for line in lines[2:] if line.startswith("#"))
+        assert {*yaml.safe_load(text_of(group, name))["commands"]} <= commands, name
+        about = " ".join(line for line in lines[1:] if line.startswith("#"))
         assert re.search(r"DRAGIN|FLARE|Probing-RAG|RaDIO", about), name
         if group == "experiment" and name in PRESETS:
             assert re.search(r"et al\.,? (Findings of )?(ACL|NAACL|AAAI) 20\d\d", about), name

@@ -17,9 +17,9 @@ from probers.adaptive.classifiers import AdaptiveClassifier
 from probers.bank.bank import ProbeBank
 from probers.commands import main as cli
 from probers.commands.artifacts import find_classifier, find_prober
+from probers.commands.components import choices
 from probers.commands.main import compose
 from probers.commands.parts import build
-from probers.commands.presets import choices
 from probers.commands.runs import RunFolder
 from probers.data.overlap import Seen
 from probers.heads import HEADS

@@ -10,7 +10,7 @@ import pytest
 from probers.bank.bank import ProbeBank
 from probers.bank.io import FILES, locate, shipped
 from probers.commands.artifacts import find_prober
-from probers.commands.config import compose
+from probers.commands.compose import compose
 from probers.rag.triggers import Probing
 from probers.types import UserError
 

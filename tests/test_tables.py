@@ -16,9 +16,10 @@ import pytest
 import torch
 
 from probers.commands import main as cli
-from probers.commands.config import compose, normalise, request
+from probers.commands.components import choices, values_of
+from probers.commands.compose import compose, normalise, request
 from probers.commands.main import combinations
-from probers.commands.presets import choices, methods, text_of
+from probers.commands.presets import methods
 
 TEXT = (Path(__file__).parents[1] / "docs" / "tables.md").read_text()
 
@@ -94,7 +95,7 @@ def listed(heading: str) -> Iterator[str]:
 
 def test_every_method_of_a_comparison_stands_in_the_document():
     asked = {value(command, "method") for command in COMMANDS}
-    assert {m for m in choices("method") if "Command: probers-compare" in text_of("method", m)} <= asked
+    assert {m for m in choices("method") if "compare" in values_of("method", m)["commands"]} <= asked
     assert {m for m in methods("datagen")} <= asked
 
 

@@ -240,7 +240,6 @@ class SpyReader:
         patch.setattr(StateReader, "__getitem__", spied)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("head", ["probing_rag", "linear"])
 def test_states_are_never_all_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, head: str) -> None:
     """Claim: standardising, training and scoring take a chunk at most; converse: a whole layer shows."""
@@ -260,7 +259,7 @@ def files_of(folder: Path) -> dict[str, str]:
     }  # fmt: skip
 
 
-@pytest.mark.long
+@pytest.mark.usefixtures("pictures")
 def test_a_killed_command_goes_on_and_ends_in_the_same_bytes(
     store: FeatureStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -292,7 +291,6 @@ def test_a_killed_command_goes_on_and_ends_in_the_same_bytes(
     assert found == expected and not [name for name in found if "checkpoint" in name]
 
 
-@pytest.mark.long
 def test_seeds_give_the_spread_and_the_first_is_kept(store: FeatureStore, tmp_path: Path) -> None:
     arguments = [f"data={store.path}", "layer=[1,2]", "head.hidden=24", *PLAIN]
     one = ProbeBank.from_pretrained(cli.run("train", [*arguments, f"out={tmp_path / 'one'}"]))

@@ -37,6 +37,8 @@ from probers.train.figures.detection import coverage_risk, tenths
 from probers.train.tables import table, warnings
 from probers.types import RunError
 
+pytestmark = pytest.mark.usefixtures("pictures")
+
 RESAMPLES = 100
 
 

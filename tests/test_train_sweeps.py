@@ -17,8 +17,6 @@ from probers.train.data import Examples
 from probers.train.sweeps import SweepRequest
 from probers.types import UserError
 
-pytestmark = pytest.mark.long
-
 PLAIN = ["batch_size=32", "lr=0.003", "head.hidden=24", "resamples=100", "device=cpu", "learning_curve=false"]
 FOLDER = [
     "README.md", "config.json", "domain.safetensors", "heads.safetensors", "metrics.json", "plots",

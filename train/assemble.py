@@ -13,7 +13,6 @@ from probers.bank.calibration import Calibration, EntropyModel, sigmoid
 from probers.bank.domain import Domain, limit_of
 from probers.bank.ensemble import KINDS, Ensemble, half_precision
 from probers.bank.thresholds import ThresholdRule
-from probers.commands.schema import Assembling
 from probers.heads import CORRECT, WRONG, ProbeHead
 from probers.online.scores import Aggregate, aggregate
 from probers.types import RunError
@@ -23,6 +22,7 @@ from .calibrate import CALIBRATIONS, fit_calibration, fit_ensemble, fit_entropy_
 from .controls import EMBEDDING, SHUFFLED, WITH_ENTROPY, Detector, control_detectors
 from .data import CHUNK, Column, Dataset, Examples, Padded
 from .fit import Fitted, Task, targets_of
+from .settings import Assembling
 
 
 @dataclass(frozen=True)

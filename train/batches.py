@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from probers.commands.schema import Balance
 from probers.seeding import draw_key
 
 from .data import CHUNK, States, TokenStates
+from .settings import Balance
 
 #: Values of the states that are validated on at once.
 _VALUES = 4 << 20

@@ -12,12 +12,12 @@ from lightning.pytorch import LightningModule
 from torch import Tensor
 from torch.nn import functional as F
 
-from probers.commands.schema import Fitting, Loss
 from probers.evaluation.metrics import auroc
 from probers.heads import CORRECT, WRONG, ProbeHead
 from probers.types import UserError
 
 from .data import Padded
+from .settings import Fitting, Loss
 
 #: Attributes of the module that say how good the kept states are.
 _FIGURES = ("accuracy", "loss_value", "auroc", "waited")

@@ -1,6 +1,6 @@
 """The directive `command-help`: every key of a command, from the comments of its YAML files.
 
-What `--help` prints and what a page shows is read by one function, `probers.commands.config.help_of`.
+What `--help` prints and what a page shows is read by one function, `probers.commands.help.help_of`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from sphinx import addnodes
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
-from probers.commands.config import Help, help_of
+from probers.commands.help import Help, help_of
 
 _KEY = re.compile(r"""( *)([\w.]+):(?: +((?:"(?:[^"\\]|\\.)*"|[^#])*?))?(?:\s+#\s*(.*))?$""")
 _COMMENT = re.compile(r" *#+ ?(.*)$")

@@ -28,6 +28,11 @@ Bias = Annotated[
     Mapping[str, Literal["single", "multi", "leave_out"]],
     Field(description="single, multi or leave_out for each data set, as {nq: single}"),
 ]
+#: Labels for the known question sets; those of several hops need several retrievals (Adaptive-RAG, 3.2).
+BIAS = {
+    "nq": "single", "triviaqa": "single", "hotpotqa": "multi", "2wikimultihopqa": "multi", "musique": "multi",
+    "strategyqa": "multi", "iirc": "multi", "testbed": "multi",
+}  # fmt: skip
 #: The trigger of a comparison that stands for each strategy.
 TRIGGERS = {"no": "never", "single": "always", "multi": "fixed_sentence"}
 #: The command that tries them.

@@ -8,7 +8,7 @@ as the paper says; the code trains anew for each of several numbers of epochs an
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from ..engine.loading import pick_device
 from ..options import Count, Name, NotNegative, Positive
 from ..types import RunError
 from .classifiers import STRATEGIES, LetterClassifier
-from .strategies import Bias, Labelled
+from .strategies import BIAS, Bias, Labelled
 
 _IGNORED = -100  # label that the loss of transformers leaves out
 
@@ -39,7 +39,7 @@ class Letters:
         max_tokens: a longer question is cut.
     """
 
-    bias: Bias
+    bias: Bias = field(default_factory=BIAS.copy)
     model: Name = "google-t5/t5-large"
     epochs: Count = 35
     batch_size: Count = 32

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ import numpy as np
 from omegaconf import DictConfig
 
 from ..commands.artifacts import newest_store
-from ..commands.config import compose
+from ..commands.compose import compose
 from ..commands.parts import build, inputs, record_of
 from ..commands.runs import RunFolder
 from ..evaluation.bootstrap import UNDEFINED, Bootstrap, bounded, number
@@ -24,7 +24,7 @@ from ..options import Count, Positive
 from ..pages import public_model, public_path, render
 from ..types import UserError
 from .classifiers import STRATEGIES, AdaptiveClassifier
-from .strategies import HOW, Answers, Bias, Labelled, joined, label, read, seen
+from .strategies import BIAS, HOW, Answers, Bias, Labelled, joined, label, read, seen
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ class Words:
         min_count: words and pairs of words that fewer questions have are left out.
     """
 
-    bias: Bias
+    bias: Bias = field(default_factory=BIAS.copy)
     c: Positive = 1.0
     min_count: Count = 2
 

@@ -27,7 +27,7 @@ from ..files import (
     write_text,
 )
 from ..heads import HEADS, ProbeHead, factory, head_name
-from ..options import Name, check_part, check_record, shown
+from ..options import Name, check_component, check_record, shown
 from ..types import UserError, first_line
 from .domain import FILE as DOMAIN
 
@@ -210,7 +210,7 @@ def load_head(
         )
     make = factory(partial(cls, **options))
     if name in HEADS:
-        check_part(cls, options, "head.")
+        check_component(cls, options, "head.")
     try:
         regular(file)
         if config["weights"] not in (None, sha256(file)):

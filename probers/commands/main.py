@@ -8,29 +8,29 @@ interrupted). Nothing heavy is imported before the request is known to be right.
 
 from __future__ import annotations
 
-import _thread
-import importlib
-import io
+import inspect
 import itertools
+import logging
 import re
 import sys
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, Any
 
 from ..files import digest
 from ..options import shown
-from ..types import STEERING, ProbersError, RunError, UserError
-from .config import compose, help_text, normalise, quote, request
-from .console import console
+from ..types import ProbersError, RunError, UserError
+from .compose import COMMANDS, compose, normalise, quote, request
+from .console import console, printable
 from .presets import notes
 from .runs import taking_back
 
 if TYPE_CHECKING:
-    from omegaconf import DictConfig
+    from .settings import Settings
+
+log = logging.getLogger(__name__)
 
 _LONGEST = 100  # characters of a folder's name; file systems allow 255 bytes
 
@@ -84,38 +84,20 @@ def folder_names(jobs: Sequence[Sequence[str]]) -> list[str]:
     return names
 
 
-#: Command -> function that runs it, imported only when needed.
-_TARGETS = {
-    "demo": "probers.commands.demo:run",
-    "datagen": "probers.datagen.run:run",
-    "train": "probers.train.run:run",
-    "rag": "probers.rag.command:run",
-    "compare": "probers.rag.compare.run:run",
-    "score": "probers.score.run:run",
-    "testbed": "probers.datagen.testbed.run:run",
-    "serve": "probers.serve.command:run",
-    "check": "probers.score.check:run",
-    "merge": "probers.commands.merge:run",
-}
 #: What runs a command in parts where ``launch`` is given, from the command's name and configuration.
-_LAUNCHER = "probers.launch.run:run"
+_LAUNCHER = "probers.launch.run.run"
 #: Command -> function (what each job varied, folders) -> the table that a sweep ends in.
-_TABLES = {"train": "probers.train.tables:compare_runs"}
+_TABLES = {"train": "probers.train.tables.compare_runs"}
 
 
 def main(command: str, argv: Sequence[str] | None = None) -> None:
     """Run a command with ``argv`` (default: the process's) and exit with its code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    out, err = _Printable(sys.stdout), _Printable(sys.stderr)
     try:
-        with redirect_stdout(out), redirect_stderr(err), console(), _heard():
-            try:
-                code = _main(command, arguments)
-            finally:
-                err.end_line()
+        with console():
+            code = _main(command, arguments)
     except KeyboardInterrupt:
-        goes_on = "what was finished is kept, the same command goes on from there"
-        code = _fail(f"probers-{command}: interrupted; {goes_on}", 130)
+        code = _fail(f"probers-{command}: interrupted; finished work is kept, the same command resumes", 130)
     except BrokenPipeError:  # the reader of our output went away (`| head`)
         sys.stderr.close()
         code = 1
@@ -125,87 +107,21 @@ def main(command: str, argv: Sequence[str] | None = None) -> None:
     sys.exit(code)
 
 
-_SOON = 0.01  # seconds
-
-
-@contextmanager
-def _heard() -> Iterator[None]:
-    """Have Ctrl-C come again where it came within a destructor, in which Python prints and drops it."""
-    before = sys.unraisablehook
-
-    def again(told: sys.UnraisableHookArgs) -> None:
-        if issubclass(told.exc_type, KeyboardInterrupt):
-            threading.Timer(_SOON, interrupt).start()
-        else:
-            before(told)
-
-    def interrupt() -> None:
-        frame = sys._current_frames().get(threading.main_thread().ident or 0)
-        while frame is not None and frame.f_code is not again.__code__:
-            frame = frame.f_back
-        if frame is None:
-            _thread.interrupt_main()
-        else:  # in the hook it would be dropped as well
-            threading.Timer(_SOON, interrupt).start()
-
-    sys.unraisablehook = again
-    try:
-        yield
-    finally:
-        sys.unraisablehook = before
-
-
 #: The console scripts.
-demo, datagen, train, rag, compare, score, testbed, serve, check, merge = (
-    partial(main, command) for command in _TARGETS
+demo, datagen, train, rag, compare, score, serve, check, merge = (
+    partial(main, command) for command in COMMANDS
 )
 
 
-#: What steers a terminal, but for ends of lines, tabs and colours: control and direction characters.
-_STEERING = re.compile(f"(?!\x1b\\[[0-9]{{1,2}}m|[\\n\\t])[{STEERING}]")
-#: How what is written begins where a progress bar draws: at the start of its line, or lines above.
-_BAR = re.compile("\r|\n*(\x1b\\[A)*")
-
-
-class _Printable(io.TextIOBase):
-    """A stream that drops what steers a terminal: names and texts come from models and foreign files."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-        self._begun = False
-
-    def end_line(self) -> None:
-        """End the line that a progress bar left standing, so that what follows stands on its own."""
-        if self._begun:
-            self.write("\n")
-
-    @property
-    def encoding(self) -> str:  # type: ignore[override]
-        return self._stream.encoding
-
-    def fileno(self) -> int:
-        return self._stream.fileno()
-
-    def write(self, text: str) -> int:
-        moves = _BAR.match(text)[0]  # type: ignore[index]
-        self._stream.write(moves + _STEERING.sub("", text[len(moves) :]))
-        self._begun = not text.endswith("\n") if text else self._begun
-        return len(text)
-
-    def flush(self) -> None:
-        self._stream.flush()
-
-    def isatty(self) -> bool:
-        return self._stream.isatty()
-
-
 def _fail(message: str, code: int) -> int:
-    print(_STEERING.sub("", " ".join(message.splitlines())), file=sys.stderr)
+    print(printable(" ".join(message.splitlines())), file=sys.stderr)
     return code
 
 
 def _main(command: str, arguments: list[str]) -> int:
     if {"-h", "--help"} & set(arguments):
+        from .help import help_text
+
         print(help_text(command))
         return 0
     flags = {a for a in arguments if a in ("-m", "--multirun")}
@@ -219,14 +135,14 @@ def _main(command: str, arguments: list[str]) -> int:
     if show:
         from omegaconf import OmegaConf
 
-        for config in configs:
-            print(OmegaConf.to_yaml(config, resolve=True), end="")
+        for job in jobs:
+            print(OmegaConf.to_yaml(compose(command, job), resolve=True), end="")
         return 0
     targets = [_target(command, config) for config in configs]
     # The same of many jobs is told once.
     noted = [note for job, config in zip(jobs, configs, strict=True) for note in notes(job, config)]
     for note in dict.fromkeys(noted):
-        print(f"note: {note}")
+        log.info("note: %s", note)
     if len(jobs) > 1:
         return _run_all(command, targets, jobs, configs)
     with taking_back():
@@ -234,9 +150,16 @@ def _main(command: str, arguments: list[str]) -> int:
     return 0
 
 
-def _target(command: str, config: DictConfig) -> Callable[[DictConfig], Any]:
+def _target(command: str, settings: Settings) -> Callable[[Settings], Any]:
     """What does as asked: the command itself, or what launches its parts."""
-    return load(command) if config.get("launch") is None else partial(_imported(_LAUNCHER), command)
+    launched = getattr(settings, "launch", None) is not None
+    return _asked(partial(resolve_name(_LAUNCHER), command)) if launched else load(command)
+
+
+def _asked(run: Callable[..., Any]) -> Callable[..., Any]:
+    """A command that takes its settings."""
+    takes = next(iter(inspect.signature(run).parameters))
+    return (lambda settings, *more: run(settings._config, *more)) if takes == "cfg" else run
 
 
 def _with_folders(command: str, jobs: list[list[str]]) -> list[list[str]]:
@@ -252,9 +175,9 @@ def _with_folders(command: str, jobs: list[list[str]]) -> list[list[str]]:
 
 def _run_all(
     command: str,
-    targets: Sequence[Callable[[DictConfig], Any]],
+    targets: Sequence[Callable[[Settings], Any]],
     jobs: list[list[str]],
-    configs: list[DictConfig],
+    configs: list[Settings],
 ) -> int:
     """Run the jobs of a sweep, going on after one that fails, and compare those that did not.
 
@@ -265,7 +188,7 @@ def _run_all(
     done: list[tuple[list[str], Path]] = []
     worst = 0
     for name, target, config in zip(names, targets, configs, strict=True):
-        print(f"== {' '.join(name)}", flush=True)
+        log.info("== %s", " ".join(name))
         try:
             with taking_back():
                 folder = target(config)
@@ -275,12 +198,12 @@ def _run_all(
             message, code = told(error)
             worst = max(worst, _fail(f"probers-{command}: {' '.join(name)}: {message}", code))
             continue
-        if isinstance(folder, Path) and config.get("part") is None:
+        if isinstance(folder, Path) and getattr(config, "part", None) is None:
             done.append((name, folder))
     if command in _TABLES and done:
-        table = _imported(_TABLES[command])([name for name, _ in done], [folder for _, folder in done])
+        table = resolve_name(_TABLES[command])([name for name, _ in done], [folder for _, folder in done])
         if table:
-            print(table)
+            log.info(table)
     return worst
 
 
@@ -293,13 +216,8 @@ def told(error: Exception) -> tuple[str, int]:
 
 
 def load(command: str) -> Callable[..., Any]:
-    """What runs a command, from its resolved configuration."""
-    return _imported(_TARGETS[command])
-
-
-def _imported(name: str) -> Callable[..., Any]:
-    module, _, function = name.partition(":")
-    return getattr(importlib.import_module(module), function)
+    """What runs a command, from its settings."""
+    return _asked(resolve_name(f"probers.{COMMANDS[command][1]}"))
 
 
 def run(command: str, overrides: Sequence[str]) -> Any:

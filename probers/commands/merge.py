@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from omegaconf import DictConfig
 
 from ..checksums import sha256
 from ..data.partition import PARTS, Partition
 from ..files import digest
 from ..types import RunError, UserError, first_line
-from .config import quote, request
+from .compose import quote, request
 from .runs import CONFIG_FILE, RUN_FILE, RunFolder, identity, read_state, told_apart
+from .settings import Merge
 
 log = logging.getLogger(__name__)
 
@@ -31,9 +31,9 @@ log = logging.getLogger(__name__)
 _OF_A_PART = ("part", "out", "overwrite", "wait", "suffix")
 
 
-def part_of(cfg: DictConfig) -> Partition | None:
+def part_of(settings: Any) -> Partition | None:
     """The part that a command is to make; None for the whole run."""
-    return None if cfg.part is None else Partition.parse(cfg.part)
+    return None if settings.part is None else Partition.parse(settings.part)
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ class PartRuns:
         if data and not any(key_of(option) == "data" for option in typed):
             # The newest store may be another one by now.
             typed = [*typed, f"data=[{','.join(map(quote, data))}]"]
-        made = request(self.command, typed)
+        made: Any = request(self.command, typed)
         log.info("merging %d parts of probers-%s into %s", len(self.runs), self.command, made.out)
         return load(self.command)(made, self)
 
@@ -258,24 +258,28 @@ def key_of(override: str) -> str:
     return override.partition("=")[0].lstrip("+")
 
 
-def run(cfg: DictConfig) -> Any:
-    """Merge the parts ``cfg.parts``; returns the command's result.
+def run(settings: Merge) -> Any:
+    """Merge the parts ``settings.parts``; returns the command's result.
 
     Raises:
         UserError: the parts do not make one run, or the command refuses the request.
     """
-    found = gather(cfg.parts)
-    out = Path(cfg.out) if cfg.out is not None else found.place
+    found = gather(settings.parts)
+    out = Path(settings.out) if settings.out is not None else found.place
     if out is None:
         raise UserError(
             "the parts are in several places: give the folder to write as out=FOLDER", "missing-value"
         )
-    if cfg.overwrite and any(out.resolve() in run.path.resolve().parents for run in found.runs):
+    if settings.overwrite and any(out.resolve() in run.path.resolve().parents for run in found.runs):
         raise UserError(
             f"overwrite=true would move the parts inside out={out}: choose another out", "conflict"
         )
     typed = [o for o in found.runs[0].typed if key_of(o) not in _OF_A_PART]
-    typed += [f"out={quote(str(out))}", f"overwrite={cfg.overwrite}".lower(), f"wait={cfg.wait}".lower()]
-    if cfg.device is not None and found.command != "train":
-        typed.append(f"model.device={cfg.device}")
+    typed += [
+        f"out={quote(str(out))}",
+        f"overwrite={settings.overwrite}".lower(),
+        f"wait={settings.wait}".lower(),
+    ]
+    if settings.device is not None and found.command != "train":
+        typed.append(f"model.device={settings.device}")
     return found.merge(typed)

@@ -8,12 +8,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 from omegaconf.resolvers.oc import env
 
 from ..files import canonical_json
 from ..types import Passage, UserError, first_line
-from .config import literal
+from .components import Component
+from .compose import literal
+from .settings import Settings
+from .settings import plain as plainly
 
 if TYPE_CHECKING:
     from ..data.questions import QuestionSource
@@ -30,7 +33,7 @@ _kept: dict[str, CausalLM] | None = None
 _DTYPE = "model.dtype"
 
 
-def load_model(cfg: DictConfig, folder: RunFolder | None = None, *, engine: str = "transformers") -> CausalLM:
+def load_model(cfg: Any, folder: RunFolder | None = None, *, engine: str = "transformers") -> CausalLM:
     """The model of ``cfg.model``.
 
     Args:
@@ -82,7 +85,7 @@ def _check_weights(lm: CausalLM, folder: RunFolder) -> None:
     folder.choose("model", begun)
 
 
-def load_passages(cfg: DictConfig) -> Sequence[Passage]:
+def load_passages(cfg: Any) -> Sequence[Passage]:
     """The passages of ``cfg.corpus``; of large files, read when they are asked for."""
     from ..data import load_corpus
 
@@ -91,7 +94,7 @@ def load_passages(cfg: DictConfig) -> Sequence[Passage]:
     )
 
 
-def load_matcher(cfg: DictConfig) -> EntityMatcher:
+def load_matcher(cfg: Any) -> EntityMatcher:
     """The matcher of answers by ``cfg.matcher``; with vectors where a file of them is named.
 
     Raises:
@@ -108,7 +111,7 @@ def load_matcher(cfg: DictConfig) -> EntityMatcher:
     return EntityMatcher(**options | ({"vectors": ""} if options["vectors"] == "auto" else {}))
 
 
-def question_source(cfg: DictConfig) -> QuestionSource:
+def question_source(cfg: Any) -> QuestionSource:
     """The questions asked for; says so where they were made for another prompt."""
     asked: QuestionSource = build(cfg.questions)
     if asked.prompt is not None and cfg.prompt.name != asked.prompt:
@@ -131,6 +134,8 @@ def build(node: Any, *args: Any, **kwargs: Any) -> Any:
         UserError: an option the part does not have, a target that cannot be imported,
             or what the part itself refuses.
     """
+    if isinstance(node, Component):
+        return node.make(*args, **kwargs)
     # Only the options go through Hydra: it would take objects that are dataclasses for configurations.
     make = maker(node)
     try:
@@ -194,7 +199,7 @@ def inputs(*sources: str) -> dict[str, str]:
     return found
 
 
-def prompt_files(cfg: DictConfig) -> tuple[str, ...]:
+def prompt_files(cfg: Any) -> tuple[str, ...]:
     """The files that ``cfg.prompt`` reads.
 
     Raises:
@@ -205,15 +210,19 @@ def prompt_files(cfg: DictConfig) -> tuple[str, ...]:
     return () if file is None else (str(file),)
 
 
-def plain(cfg: DictConfig) -> dict[str, Any]:
+def plain(cfg: Any) -> dict[str, Any]:
     """The resolved configuration as plain containers."""
+    if not OmegaConf.is_config(cfg):
+        return dict(cfg.options) if isinstance(cfg, Component) else plainly(cfg)
     found = OmegaConf.to_container(cfg, resolve=True)
     assert isinstance(found, dict)
     return {str(k): v for k, v in found.items()}
 
 
-def record_of(cfg: DictConfig) -> dict[str, Any]:
+def record_of(cfg: Any) -> dict[str, Any]:
     """As :func:`plain`, for a file: what is taken from the environment stays ``${oc.env:NAME}``, unread."""
+    if isinstance(cfg, Settings):
+        return cfg.record
 
     def unread(*names: Any) -> str:  # a default may be a number
         return f"${{oc.env:{','.join(map(str, names))}}}"

@@ -1,37 +1,33 @@
-"""Files of the configuration by name: the choices of a group, presets and methods, and what they go with.
+"""Published settings: presets (``configs/experiment``) and methods (``configs/method``).
 
-A preset (``configs/experiment``) says model, questions and the published numbers; a method
-(``configs/method``) says which parts use these numbers. Both name their commands in a comment.
+A preset gives model, questions and the published numbers; a method says which components use these
+numbers. Both list their commands under ``commands``.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from importlib import resources
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import yaml
 
 from ..types import UserError
+from .components import choices
 
 if TYPE_CHECKING:
-    from omegaconf import DictConfig
+    from .settings import Settings
 
-_MODEL = re.compile(r"^model:\n  name: (\S+)$", re.MULTILINE)
-_OVERRIDE = re.compile(r"^\s+- (?:override )?/(\w+): (\w+)", re.MULTILINE)
-
-
-def choices(group: str) -> list[str]:
-    """The names of a configuration group, e.g. every trigger."""
-    folder = resources.files("probers.configs").joinpath(group)
-    if not folder.is_dir():
-        return []
-    return sorted(f.name.removesuffix(".yaml") for f in folder.iterdir() if f.name.endswith(".yaml"))
+#: A reference to one of the numbers that a preset gives.
+_PUBLISHED = re.compile(r"\$\{published\.(\w+)")
 
 
-def text_of(group: str, name: str) -> str:
-    """The file of a choice; of the group "" that of a command."""
-    folder = resources.files("probers.configs").joinpath(group)
-    return folder.joinpath(f"{name}.yaml").read_text(encoding="utf-8")
+@cache
+def _values(group: str, name: str) -> dict[str, Any]:
+    text = resources.files("probers.configs").joinpath(group, f"{name}.yaml").read_text(encoding="utf-8")
+    return yaml.safe_load(text)  # type: ignore[no-any-return]
 
 
 def presets(command: str) -> list[str]:
@@ -43,21 +39,23 @@ def methods(command: str, preset: str | None = None) -> list[str]:
     """The values of ``method`` that a command takes; those of a preset's own paper come first.
 
     Args:
+        command: the command.
         preset: only methods that need no other number than it gives.
     """
     found = [name for name in choices("method") if command in _commands("method", name)]
     if preset is None:
         return found
-    given = text_of("experiment", preset)
-    own = _chosen(given).get("method", "")
-    fitting = [m for m in found if all(re.search(rf"\b{key}:", given) for key in _published(m))]
+    given = _given(preset)
+    own = _chosen("experiment", preset).get("method", "")
+    fitting = [m for m in found if _published(m) <= given]
     return sorted(fitting, key=lambda name: (not own or not name.startswith(own), name))
 
 
 def check_preset(command: str, typed: Mapping[str, str]) -> None:
-    """Refuse a preset or method that the command would not run, or would run as something else.
+    """Refuse a preset or method that the command would not run, or would run as another.
 
     Args:
+        command: the command.
         typed: key -> value of the overrides.
 
     Raises:
@@ -69,74 +67,100 @@ def check_preset(command: str, typed: Mapping[str, str]) -> None:
         if method is not None and known:
             raise UserError(
                 f"method={method} takes its numbers from a published setting: "
-                f"add experiment=NAME, one of {', '.join(known)}"
+                f"add experiment=NAME, one of {', '.join(known)}",
+                "missing-value",
             )
         return
     assert preset is not None
     if preset not in choices("experiment"):
-        raise UserError(f"unknown experiment {preset!r}: choose one of {', '.join(known)}")
+        raise UserError(f"unknown experiment {preset!r}: choose one of {', '.join(known)}", "unknown-choice")
     if preset not in known:
         own = _listed(_commands("experiment", preset))
-        raise UserError(f"experiment={preset} is for {own}; probers-{command} has {', '.join(known)}")
-    default = _chosen(text_of("experiment", preset)).get("method")
+        raise UserError(
+            f"experiment={preset} is for {own}; probers-{command} has {', '.join(known)}", "unknown-choice"
+        )
+    default = _chosen("experiment", preset).get("method")
     if default is None and method is None:
         return
     fitting = methods(command, preset)
     if method is None and command not in _commands("method", str(default)):
         first, *others = fitting
         more = f" (or {', '.join(others)})" if others else ""
-        raise UserError(f"experiment={preset} needs a method of probers-{command}: add method={first}{more}")
+        raise UserError(
+            f"experiment={preset} needs a method of probers-{command}: add method={first}{more}",
+            "missing-value",
+        )
     if method is None or method in fitting:
         return
     choose = f"choose one of {', '.join(fitting)}" if fitting else "leave it out"
     if method not in choices("method"):
-        raise UserError(f"unknown method {method!r}: {choose}")
+        raise UserError(f"unknown method {method!r}: {choose}", "unknown-choice")
     if command not in _commands("method", method):
+        own = _listed(_commands("method", method))
         raise UserError(
-            f"method={method} is for {_listed(_commands('method', method))} and not for probers-{command}: "
-            f"{choose}"
+            f"method={method} is for {own}, not for probers-{command}: {choose}", "unknown-choice"
         )
-    raise UserError(f"method={method} needs numbers that experiment={preset} does not give: {choose}")
+    raise UserError(
+        f"method={method} needs numbers that experiment={preset} does not give: {choose}", "unknown-choice"
+    )
 
 
-def notes(overrides: Sequence[str], config: DictConfig) -> list[str]:
-    """What whoever typed this should know: that a preset's numbers were published for another model."""
+def notes(overrides: Sequence[str], settings: Settings) -> list[str]:
+    """Notes on a request: a preset whose numbers were published for another model."""
     preset = next((o.partition("=")[2] for o in overrides if o.lstrip("+").startswith("experiment=")), "null")
     preset = preset.strip("'\"")
-    given = None if preset == "null" else _MODEL.search(text_of("experiment", preset))
-    if given is None or given[1] == config.model.name:
+    if preset == "null":
         return []
-    return [
-        f"experiment={preset} is published for {given[1]}: its numbers are not model={config.model.name}'s"
-    ]
+    published, chosen = _values("experiment", preset).get("model", {}).get("name"), settings.record["model"]
+    if published in (None, chosen["name"]):
+        return []
+    return [f"experiment={preset} is published for {published}: its numbers are not model={chosen['name']}'s"]
 
 
 def departures(typed: Mapping[str, str]) -> list[str]:
-    """Groups in which the user chose something else than the preset, whose options are then void."""
+    """Groups in which the user chose another component than the preset, whose options are then void."""
     preset = typed.get("experiment")
     if preset in (None, "null"):
         return []
-    chosen = _chosen(text_of("experiment", str(preset)))
+    chosen = _chosen("experiment", str(preset))
     method = typed.get("method", chosen.get("method"))
     if method is not None:
-        chosen |= _chosen(text_of("method", method))
+        chosen |= _chosen("method", method)
     groups = [group for group in chosen if group != "method"]
     return [group for group in groups if group in typed and typed[group] != chosen[group]]
 
 
 def _commands(group: str, name: str) -> tuple[str, ...]:
-    found = re.search(r"^# Command: (.*)$", text_of(group, name), re.MULTILINE)
-    return tuple(c.removeprefix("probers-") for c in found[1].split(", ")) if found else ()
+    return tuple(_values(group, name).get("commands", ()))
 
 
-def _chosen(text: str) -> dict[str, str]:
+def _chosen(group: str, name: str) -> dict[str, str]:
     """Group -> choice of a file's defaults list."""
-    return dict(_OVERRIDE.findall(text))
+    found = {}
+    for entry in _values(group, name).get("defaults", ()):
+        for key, value in entry.items() if isinstance(entry, dict) else ():
+            if "/" in key:
+                found[key.rpartition("/")[2]] = value
+    return found
+
+
+def _given(preset: str) -> set[str]:
+    """The published numbers that a preset gives, with those of the presets that it builds on."""
+    return set(_values("experiment", preset).get("published", {}))
 
 
 def _published(method: str) -> set[str]:
-    """The keys below ``published`` that a method reads."""
-    return set(re.findall(r"published\.(\w+)", text_of("method", method)))
+    """The published numbers that a method reads."""
+    return {name for text in _texts(_values("method", method)) for name in _PUBLISHED.findall(text)}
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """All texts within a value."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, (dict, list)):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from _texts(each)
 
 
 def _listed(commands: Sequence[str]) -> str:

@@ -63,15 +63,22 @@ class Worker:
 
 @dataclass(frozen=True, kw_only=True)
 class Ray:
-    """Parts over a Ray cluster; the fields are the keys of ``configs/launch/ray.yaml``."""
+    """Run the parts over the machines of a Ray cluster, or over this one (pip install "probers[ray]")."""
 
     parts: Count | None = None
+    """number of parts; null takes those begun in out, else one for each worker"""
     address: Name | None = None
+    """auto joins the cluster of this machine, HOST:PORT another; null starts one on this machine"""
     workers: Count | None = None
+    """processes that hold a model each; null is as many as there is room for"""
     cpus_per_worker: Count = 1
+    """cores and threads of each worker"""
     gpus_per_worker: NotNegative | None = None
+    """GPUs of each worker, .5 lets two share one; null is 1 where the cluster has GPUs, else 0"""
     tries: Count = 3
+    """how often a part is begun whose worker was lost or failed"""
     merge: bool = True
+    """false leaves the joining of the parts to probers-merge"""
 
     def make(self, command: str, typed: tuple[str, ...], out: str) -> Parts | None:
         """Make the missing parts; returns all parts.

@@ -9,12 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig
-
-from ..commands.config import quote, request
+from ..commands.compose import quote, request
 from ..commands.main import load
 from ..commands.merge import PartRun, gather, key_of
-from ..commands.parts import build
 from ..commands.runs import read_state
 from ..data.partition import PARTS, Partition
 from ..types import UserError
@@ -95,41 +92,41 @@ def count_begun(out: str) -> int | None:
     return counts.pop() if len(counts) == 1 else None
 
 
-def run(command: str, cfg: DictConfig) -> Any:
+def run(command: str, settings: Any) -> Any:
     """Make the parts of a run and merge them; returns the command's result, or None where it does not wait.
 
     Args:
         command: name of the command without "probers-".
-        cfg: the request.
+        settings: the request.
 
     Raises:
         UserError: a request that cannot be split, a worker's refusal, or parts that do not make the run.
         RunError: a part failed repeatedly.
     """
-    name = next(option.partition("=")[2] for option in cfg.typed if key_of(option) == "launch")
-    if cfg.part is not None:
+    name = next(option.partition("=")[2] for option in settings.record["typed"] if key_of(option) == "launch")
+    if settings.part is not None:
         raise UserError(
-            f"part={cfg.part} is one part, but launch={name} makes all: leave one out", "conflict"
+            f"part={settings.part} is one part, but launch={name} makes all: leave one out", "conflict"
         )
-    if cfg.get("question") is not None:
+    if getattr(settings, "question", None) is not None:
         raise UserError(
             f"launch={name} splits many questions, but question= is one: leave it out", "conflict"
         )
-    if cfg.overwrite:
+    if settings.overwrite:
         raise UserError(
             f"overwrite=true would repeat finished parts, but launch={name} resumes them: choose another "
             "out, or remove the folder",
             "conflict",
         )
-    if cfg.out is None:
+    if settings.out is None:
         raise UserError(
             f"launch={name} needs a folder on a disk that all workers see: add out=FOLDER", "missing-value"
         )
-    typed, out = plain_options(cfg.typed), str(cfg.out)
+    typed, out = plain_options(settings.record["typed"]), str(settings.out)
     state = read_state(Path(out))
     if state is not None and state["complete"]:  # the command refuses another run
         return load(command)(request(command, [*typed, f"out={quote(out)}"]))
-    launcher = build(cfg.launch)
+    launcher = settings.launch.make()
     parts = launcher.make(command, typed, out)
     if parts is None or not launcher.merge:
         if parts is not None:

@@ -49,18 +49,28 @@ class Task:
 
 @dataclass(frozen=True, kw_only=True)
 class Submitit:
-    """Parts as an array job; the fields are the keys of ``configs/launch/submitit.yaml``."""
+    """Run the parts as an array job of Slurm (pip install "probers[submitit]")."""
 
     parts: Count = 8
+    """number of parts, each a task of the array"""
     cluster: Literal["slurm", "local"] = "slurm"
+    """slurm, or local: processes of this machine, all parts at once"""
     workers: Count | None = None
+    """most tasks that run at a time; null is as many as Slurm allows"""
     cpus_per_worker: Count = 1
+    """cores and threads of each task"""
     gpus_per_worker: Natural = 0
+    """GPUs of each task"""
     timeout_min: Count = 1440
+    """minutes; a task that needs more, or is preempted, is queued again and resumes"""
     slurm: Mapping[str, Any] | None = None
+    """further options of sbatch, as {partition: gpu, account: mine, mem: 32GB}"""
     tries: Count = 3
+    """how often a part is begun whose task was lost or failed"""
     wait: bool = True
+    """false returns once the array is queued, and leaves the joining to probers-merge"""
     merge: bool = True
+    """false leaves the joining of the parts to probers-merge"""
 
     def make(self, command: str, typed: tuple[str, ...], out: str) -> Parts | None:
         """Make the missing parts; returns all parts, or None with ``wait=false``.

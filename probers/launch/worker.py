@@ -19,7 +19,7 @@ from typing import Any
 from tqdm import tqdm
 
 from ..commands import main
-from ..commands.config import quote
+from ..commands.compose import quote
 from ..commands.console import console
 from ..commands.parts import keep_model
 from ..data.partition import Partition

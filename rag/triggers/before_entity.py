@@ -87,7 +87,7 @@ class BeforeEntity(_AtEntities):
         asked: judge entities that the question names as well.
     """
 
-    bank: ProbeBank | str | None
+    bank: ProbeBank | str | None = None
     threshold: float | None = None
     recogniser: str | None = None
     openings: bool = False

@@ -73,7 +73,7 @@ class Probing(Trigger):
     that its recogniser finds in it, each by all of its tokens; an answer without one by all it has.
     """
 
-    bank: ProbeBank | str | None
+    bank: ProbeBank | str | None = None
     threshold: float | None = None
     theta: InitVar[float | None] = None
     combine: Literal["logits", "probabilities"] | None = None
@@ -253,7 +253,7 @@ class Radio(Trigger):
         above_mean: s_i must exceed the mean over the generated tokens as well.
     """
 
-    bank: ProbeBank | str | None
+    bank: ProbeBank | str | None = None
     threshold: float = 0.5
     above_mean: bool = True
     _bank: ProbeBank = field(init=False, repr=False)

@@ -40,7 +40,7 @@ class Adaptive(Trigger):
             and multi (or A, B and C), or an object with ``probabilities``.
     """
 
-    classifier: str | Classifier | None
+    classifier: str | Classifier | None = None
     _classifier: Classifier = field(init=False, repr=False)
     _known: dict[str, tuple[str, float]] = field(init=False, repr=False, default_factory=dict)
 

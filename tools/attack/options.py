@@ -68,7 +68,7 @@ _PATIENCE = 10.0  # seconds after which what was asked for is taken to be long
 PROFILES: dict[str, tuple[str, int]] = {
     "datagen": ("datagen", 3), "wiki": ("wiki", 3), "train": ("train", 3), "classifier": ("classifier", 2),
     "ask": ("ask", 3), "rag": ("rag", 3), "compare": ("compare", 3), "probing": ("probing", 1),
-    "demo": ("demo", 1), "testbed": ("testbed", 2),
+    "demo": ("demo", 1),
 }  # fmt: skip
 
 
@@ -85,29 +85,21 @@ class Request:
 @functools.cache
 def keys(command: str) -> tuple[str, ...]:
     """Every dotted key of a command, and those of all its parts."""
-    from omegaconf import OmegaConf
+    from probers.commands.help import help_of
 
-    from probers.commands.presets import choices, text_of
-    from probers.commands.schema import PARTS, SCHEMAS
-    from probers.options import allowed_keys
-
-    found = [key for key, _ in allowed_keys(SCHEMAS[command])]
-    for group in PARTS:
-        if f"- {group}: " in text_of("", command):
-            for name in choices(group):
-                found += [
-                    f"{group}.{key}" for key in OmegaConf.create(text_of(group, name)) if key != "defaults"
-                ]
-    return tuple(dict.fromkeys(found))
+    told = help_of(command)
+    parts = [choice.keys for named in told.groups.values() for choice in named.values()]
+    return tuple(dict.fromkeys(key.name for keys in (told.keys, *parts) for key in keys))
 
 
 @functools.cache
 def parts(command: str) -> tuple[tuple[str, str], ...]:
     """Group and name of every choice of a command's parts, presets and methods."""
-    from probers.commands.presets import choices, methods, presets, text_of
-    from probers.commands.schema import PARTS
+    from probers.commands.components import choices
+    from probers.commands.compose import groups_of, settings_of
+    from probers.commands.presets import methods, presets
 
-    own = [g for g in PARTS if f"- {g}: " in text_of("", command)]
+    own = groups_of(settings_of(command))
     found = [(g, name) for g in own for name in choices(g) if name not in _NOT_HERE]
     found += [("experiment", name) for name in presets(command)] + [("method", m) for m in methods(command)]
     return tuple(found)

@@ -87,7 +87,7 @@ def warm() -> None:
     for name in ("probers", "probers.datagen", "probers.train", "probers.rag"):
         for module in pkgutil.walk_packages(importlib.import_module(name).__path__, f"{name}."):
             importlib.import_module(module.name)
-    from probers.commands.config import request
+    from probers.commands.compose import request
     from probers.engine.model import CausalLM
 
     # Parsers and transformers fill their tables as they go.

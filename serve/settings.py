@@ -1,0 +1,80 @@
+"""Settings of ``probers-serve``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from probers.commands.components import Component, choice
+from probers.commands.settings import BatchSize, Model, OnBadLine, Settings
+from probers.options import Count, Name, Natural, NotNegative, Seed
+
+
+@dataclass(frozen=True, kw_only=True)
+class Serve(Settings):
+    """Serve a model through OpenAI's API, with the scores of a prober beside every answer, and a page to look
+    at.
+
+    POST /v1/completions and /v1/chat/completions; /v1/models, /health and /metrics; the page at /
+    (docs/serving.md).
+    """
+
+    model: Model = field(default_factory=Model)
+    host: Name = "127.0.0.1"
+    """address to listen at; 0.0.0.0 is open to other machines: give an api_key then"""
+    port: Annotated[int, Field(ge=0, le=65535)] = 8000
+    """port; 0 takes a free one and prints it"""
+    backend: Literal["transformers", "vllm"] = "transformers"
+    """transformers is our own engine; vllm is plain vllm serve with our plugins (pip install
+    "probers[vllm]")"""
+    print_command: bool = False
+    """true prints the command of backend=vllm and ends"""
+    served_name: Name | None = None
+    """name of the model in requests; null is model.name"""
+    api_key: Name | None = None
+    """key that requests must send as Authorization: Bearer KEY; PROBERS_API_KEY in the environment sets
+    it too"""
+    prober: Name | None = None
+    """prober folder or hub id; null is the newest of this model, or the one that comes with the package;
+    none scores nothing"""
+    corpus: Name | None = None
+    """passages for requests with retrieval: testbed, FILE.jsonl[.gz] or FILE.tsv[.gz]; null offers none"""
+    passage_words: Count | None = None
+    """cut the texts of the corpus into passages of so many words"""
+    corpus_cache: Name = "runs/cache/corpus"
+    """folder for converted large corpora"""
+    k: Count = 3
+    """passages per retrieval, unless the request says otherwise"""
+    max_new_tokens: Count = 64
+    """most tokens of an answer with retrieval, unless the request says otherwise"""
+    max_retrievals: Natural = 3
+    """most retrievals per question, unless the request says otherwise"""
+    answer_tokens: Natural = 16
+    """further tokens for the final answer where the text ended without one"""
+    rows: Count = 16
+    """texts written at the same time"""
+    threads: Count | None = None
+    """torch threads on the CPU; null is one fewer than torch would take, so that requests are not kept
+    waiting"""
+    queue: Natural = 64
+    """texts that may wait; further requests get 429"""
+    max_tokens: Count = 1024
+    """most tokens that a request may ask for"""
+    cache_megabytes: NotNegative = 512
+    """memory for keys and values of earlier texts, reused by texts that begin alike"""
+    log_requests: bool = False
+    """true prints every request as one line of JSON"""
+    allow_other: bool = False
+    """true also takes a prober of other weights of the same shape (another quantization of its model), with a
+    warning"""
+    on_bad_line: OnBadLine = "error"
+    """what a malformed line of the corpus does: stop before the model is loaded, or be left out"""
+    batch_size: BatchSize = "auto"
+    """prompts per forward pass outside the running batch"""
+    seed: Seed = 0
+    """unused: answers follow the seed of the request"""
+    prompt: Component = choice("testbed")
+    query: Component = choice("answer")
+    retriever: Component = choice("bm25")

@@ -1,0 +1,143 @@
+"""Settings of ``probers-train``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, Literal, TypeVar
+
+from pydantic import Field
+
+from probers.commands.components import Component, choice
+from probers.commands.settings import Device, Names, Part, Resamples, Run
+from probers.options import Count, Name, Natural, NotNegative, Positive, Seed, check_options
+from probers.types import Site
+
+_Each = TypeVar("_Each")
+Loss = Literal["ce", "double_softmax"]
+Balance = Literal["none", "weights", "sampling"]
+#: Pools that a store may hold.
+ReadPool = Literal["mean", "last", "mind", "tokens", "predicting"]
+Several = Annotated[list[_Each], Field(min_length=1, description="a list of these")]
+Layers = Annotated[str, Field(pattern=r"^(all|\d{1,4}-\d{1,4})$", description="all, a range as 1-20")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fitting:
+    """How heads are trained.
+
+    Raises:
+        UserError: a value that is not allowed.
+    """
+
+    epochs: Count = 2
+    """passes over the training examples"""
+    warmup_epochs: Natural = 1
+    """passes before a checkpoint may be kept (with epochs=1: none)"""
+    checks: Count = 4
+    """validations per epoch; of each layer the best by accuracy, then loss, is kept"""
+    patience: Count | None = None
+    """validations without a better one after which a layer stops training; null never stops"""
+    batch_size: Count = 12
+    """examples per step"""
+    lr: Positive = 1e-3
+    """AdamW's initial learning rate"""
+    gamma: Positive = 0.995
+    """factor on the learning rate after every step"""
+    weight_decay: NotNegative = 0.01
+    """AdamW's weight decay"""
+    loss: Loss = "ce"
+    """ce is cross-entropy; double_softmax puts a softmax before it (Probing-RAG's code)"""
+    label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """share of a label that is spread over both classes"""
+    balance: Balance = "none"
+    """for classes of unequal size: weights in the loss, or sampling with replacement"""
+    seed: Seed = 0
+    """seed of initial weights, dropout, order of examples, splits and resamples"""
+    seeds: Count = 1
+    """heads of so many seeds (seed, seed+1, ..) trained side by side to show the spread; the first is kept"""
+    device: Device = "auto"
+    """where heads are trained"""
+    logger: Literal["none", "csv", "wandb"] = "none"
+    """training log: csv writes out/log; WANDB_MODE=offline works"""
+    save_every: NotNegative = 60.0
+    """seconds between checkpoints, from which a killed run resumes"""
+
+    def __post_init__(self) -> None:
+        check_options(type(self), vars(self))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Assembling:
+    """How heads become one score and a decision; errors as of :class:`Fitting`."""
+
+    combine: Literal["logits", "probabilities", "best", "stacked"] = "logits"
+    """how layers become one score: the sum of their logits (paper) or probabilities (released code), the
+    mean of the best_k layers (best), or logistic regression (stacked)"""
+    best_k: Count = 3
+    """layers of combine=best, by validation AUROC"""
+    aggregate: Literal["max", "mean", "last"] = "max"
+    """how tokens become the score of a text, for stores of pool=tokens"""
+    calibration: Literal["platt", "temperature", "isotonic"] = "platt"
+    """calibration of P(wrong) on validation"""
+    with_entropy: bool = True
+    """also fit a logistic model over the score of the heads and the entropies"""
+    threshold: Name = "balanced_accuracy"
+    """rule that chooses the threshold on validation: balanced_accuracy, f1, accuracy, budget=0.4 (share
+    that fires), recall_at_fpr=0.1, or cost=5 (of a miss, where a false alarm costs 1)"""
+    domain: Annotated[float, Field(gt=0, lt=1)] | None = 0.05
+    """also describe the states of the training texts, to warn of texts unlike them: those beyond the
+    distance that this share of validation texts exceeds; null does not"""
+
+    def __post_init__(self) -> None:
+        check_options(type(self), vars(self))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Train(Fitting, Assembling, Run):
+    """Train heads on the hidden states of a feature store, calibrate and evaluate them next to controls.
+
+    One head per layer; together they are the prober. All layers, sites and seeds train in one pass.
+    """
+
+    layer: Layers | Natural | list[Natural] = "all"
+    """layers to train on: all, 10, 1-20 or [6,8,10]; layer k is the residual stream after block k"""
+    data: Names | None = None
+    """feature store (a folder); null takes the newest complete one under runs/. Several, as [a,b], are
+    read as one when they hold different texts; when they hold the same texts at several sites, the
+    prober keeps the best site"""
+    pool: ReadPool | None = None
+    """pool to train on, for a store with several; null takes its first"""
+    site: Site | Several[Site] | None = None
+    """sites to train on, for a store with several: one, or a list as [resid_post,mlp_out]; null takes all
+    of the pool"""
+    out: Name | None = None
+    """prober folder; null is runs/train/<store>-<layers>, with pool and site where they are given"""
+    suffix: Name | None = None
+    """text added to the name of the default folder; a sweep (-m) sets it"""
+    split: Literal["store"] | tuple[Positive, Positive, Positive] = "store"
+    """store keeps the splits of the store; [0.6,0.2,0.2] are shares of train, validation and test, split
+    by group"""
+    train_on: list[str] = field(default_factory=lambda: [])
+    """data sets to train and validate on; [] is all, or all except those of test_on"""
+    test_on: list[str] = field(default_factory=lambda: [])
+    """data sets to test on; [] is those of train_on"""
+    sizes: list[Count] = field(default_factory=lambda: [])
+    """also train a prober on each number of training texts, as [1000,3000], in out/sizes/<number>: whole
+    groups drawn by seed, each set within the next and as balanced as the whole"""
+    layer_sets: list[Literal["each"] | Natural | list[Natural]] = field(default_factory=lambda: [])
+    """also make a prober of each set of the trained layers, in out/layers/<set>: [each] is every layer alone,
+    [[2,4],[8,10],each] two sets and these"""
+    learning_curve: bool = True
+    """also train on 1000 texts, a quarter and half of them (or on sizes), and show the figures"""
+    resamples: Resamples = 1000
+    """bootstrap resamples for every 95% interval"""
+    checksums: bool = True
+    """compare the files of the store with their checksums on first use; false compares sizes"""
+    part: Part | None = None
+    """i/n trains the heads of one of n stretches of the layers, in out/parts/iofn; probers-merge joins
+    them"""
+    head: Component = choice("probing_rag")
+    launch: Component | None = choice(None)
+
+    def __post_init__(self) -> None:
+        Run.__post_init__(self)
