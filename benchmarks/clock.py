@@ -10,8 +10,7 @@ from typing import Any
 import torch
 
 from probers.train import fit
-from probers.train.batches import StoreData
-from probers.train.module import ProberModule
+from probers.train.module import ProberModule, StoreData
 
 #: What a step consists of; what is left of it is the trainer's: hooks, progress bar, schedule, logging.
 PARTS = ("data", "forward", "backward", "adamw")

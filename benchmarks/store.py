@@ -261,9 +261,9 @@ def as_trainer(path: str, steps: str) -> None:
     """Read a store as ``probers-train`` does, and print how the memory grew; runs in a process of its own."""
     import torch
 
-    from probers.train.batches import Batches, Schedule, StoreData
     from probers.train.data import CHUNK, Column, StoreStates
     from probers.train.fit import moments
+    from probers.train.module import Batches, Schedule, StoreData
 
     store = FeatureStore.open(path)
     splits = store.table()["split"].to_numpy()

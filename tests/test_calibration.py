@@ -15,11 +15,16 @@ from sklearn.preprocessing import StandardScaler
 
 from probers.bank.calibration import SIGNALS, Isotonic, Platt, Temperature, calibration_from_dict, fit_platt
 from probers.bank.ensemble import Ensemble
-from probers.bank.thresholds import ThresholdRule
+from probers.bank.fitting import (
+    ThresholdRule,
+    fit_calibration,
+    fit_ensemble,
+    fit_entropy_model,
+    fit_temperature,
+)
 from probers.commands.main import compose, normalise
 from probers.evaluation import metrics as m
 from probers.online.scores import aggregate, extend
-from probers.train.calibrate import fit_calibration, fit_ensemble, fit_entropy_model, fit_temperature
 from probers.types import RunError, UserError
 
 TYPED = ["balanced_accuracy", "f1", "accuracy", "budget=0.3", "recall_at_fpr=0.1", "cost=5"]

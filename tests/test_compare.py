@@ -11,7 +11,7 @@ import torch
 from fake_lm import SPEC, FakeLM
 
 from probers.bank.bank import ProbeBank
-from probers.bank.thresholds import ThresholdRule
+from probers.bank.fitting import ThresholdRule
 from probers.checksums import unsealed_lines
 from probers.commands import main as cli
 from probers.commands.components import choices

@@ -30,7 +30,6 @@ from probers.heads import (
 )
 from probers.store.store import FeatureStore
 from probers.train.assemble import score_everything
-from probers.train.batches import Batches, Schedule, balancing
 from probers.train.data import (
     CHUNK,
     Column,
@@ -43,8 +42,8 @@ from probers.train.data import (
     load_examples,
 )
 from probers.train.fit import Fitted, Task, fit, moments, targets_of
-from probers.train.module import FitSettings, ProberModule, head_losses
-from probers.train.trainer import Checkpoint, checksum
+from probers.train.module import Batches, FitSettings, ProberModule, Schedule, balancing, head_losses
+from probers.train.trainer import Checkpoint, write_tensors
 from probers.train.trainer import read_tensors as read_checkpoint
 from probers.types import RunError, UserError
 
@@ -243,8 +242,7 @@ def resealed(path: Path, tensors: dict[str, torch.Tensor] | None = None, **about
     """Change a checkpoint and give it the checksum of what it holds then."""
     held, told = read_checkpoint(path)
     held |= tensors or {}
-    text = json.dumps(told | about)
-    path.write_bytes(encode(held, {"about": text, "sha256": checksum(held, text)}))
+    write_tensors(path, held, told | about)
 
 
 def cut_short(path: Path) -> None:
@@ -277,7 +275,7 @@ DAMAGES = {
     "is damaged": cut_short,
     "carries no checksum": as_older_versions,
     "is of other heads (best.": wider,
-    "does not say how far": lambda path: resealed(path, stretches="2"),
+    "does not record the progress": lambda path: resealed(path, stretches="2"),
     "is of validation 9, and there are 8": lambda path: resealed(path, stretches=9),
     "is a folder": a_folder,
     "is a folder, pipe": a_pipe,
@@ -287,14 +285,14 @@ DAMAGES = {
 @pytest.mark.parametrize("told", DAMAGES)
 def test_a_damaged_checkpoint_is_named_and_the_training_begins_anew(
     interrupted: Path, undisturbed: Fitted, store: FeatureStore, examples: Examples, tmp_path: Path,
-    told: str, capsys: pytest.CaptureFixture[str],
+    told: str, caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
     path = tmp_path / interrupted.name
     shutil.copy(interrupted, path)
     DAMAGES[told](path)
     same_as(train(store, examples, [Task(2)], out=tmp_path), undisturbed)
-    (line,) = [x for x in capsys.readouterr().out.splitlines() if "checkpoint" in x]
-    assert line.startswith(f"{path} {told}") and line.endswith(": the training begins anew")
+    (line,) = [x for x in caplog.messages if "checkpoint" in x]
+    assert line.startswith(f"{path} {told}") and line.endswith(": the training starts over")
     assert read_checkpoint(path)[1]["finished"]
     assert (tmp_path / f"{path.name}.old/notes.txt").exists() == (told == "is a folder")
 

@@ -12,10 +12,10 @@ from test_train_figures import evaluator_of, make_examples, make_trained
 
 from probers.evaluation import metrics as m
 from probers.evaluation.stratified import pooled_auroc
+from probers.train.before_after import COMBINED, WITH_SIGNALS, moment_figures
 from probers.train.data import Examples
 from probers.train.evaluate import Evaluator, summarise
-from probers.train.moments import COMBINED, WITH_SIGNALS, moment_figures
-from probers.train.tables import table
+from probers.train.report import table
 
 AFTER = {"mean entropy", "max entropy", "min probability", "perplexity", "sequence log-prob", "RIND maximum"}
 OF_BEFORE = {"entropy before", "probability before", "margin before"}

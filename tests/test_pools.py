@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 from probers import FeatureStore
 from probers.commands import main as cli
 from probers.datagen.run import features_to_read
-from probers.train.stores import by_site, chosen
+from probers.store.joined import by_site, chosen
 from probers.types import Feature, UserError
 
 pytestmark = pytest.mark.long
@@ -143,28 +143,28 @@ def trained(data: str, out: Path, *arguments: str) -> dict[str, str]:
 
 
 def test_a_prober_of_one_of_several_features_is_that_of_a_store_of_it(
-    cot: FeatureStore, single: FeatureStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    cot: FeatureStore, single: FeatureStore, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     alone = trained(str(single.path), tmp_path / "alone")
-    assert "others:" not in capsys.readouterr().out
+    assert "others:" not in caplog.text
     chosen = trained(str(cot.path), tmp_path / "chosen", "pool=mean", "site=mlp_out")
-    assert chosen == alone and "others:" not in capsys.readouterr().out
+    assert chosen == alone and "others:" not in caplog.text
     figures = [json.loads((tmp_path / n / "metrics.json").read_text()) for n in ("alone", "chosen")]
     assert figures[0]["layers"] == figures[1]["layers"] and figures[0]["moments"] == figures[1]["moments"]
 
 
 def test_sites_of_one_store_are_trained_as_those_of_several(
-    cot: FeatureStore, single: FeatureStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    cot: FeatureStore, single: FeatureStore, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     post = made(tmp_path / "post", *COT)
     several = trained(f"[{post.path},{single.path}]", tmp_path / "several")
-    capsys.readouterr()
+    caplog.clear()
     assert trained(str(cot.path), tmp_path / "p", "pool=mean") == several
     assert trained(str(cot.path), tmp_path / "q", "pool=mean", "site=[resid_post,mlp_out]") == several
-    assert "others:" not in capsys.readouterr().out
+    assert "others:" not in caplog.text
     # Without a choice it is the first pool, which is said.
     first = trained(str(cot.path), tmp_path / "first", "site=resid_post")
-    told = [line for line in capsys.readouterr().out.splitlines() if "others:" in line]
+    told = [line for line in caplog.messages if "others:" in line]
     assert told == [f"pool=last is trained on, the first that {cot.path} has; others: mean"]
     assert first == trained(str(cot.path), tmp_path / "last", "site=resid_post", "pool=last")
     for asked, message in (

@@ -13,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from probers.commands import main as cli
 from probers.commands.main import combinations, folder_names, varied
-from probers.train.tables import compare_runs
+from probers.train.report import compare_runs
 from probers.types import RunError, UserError
 
 

@@ -20,21 +20,18 @@ from matplotlib.text import Text
 from scipy.stats import norm
 from sklearn import metrics as sk
 
-from probers.bank.thresholds import ThresholdRule
+from probers.bank.fitting import ThresholdRule, fit_calibration
 from probers.evaluation import metrics as m
 from probers.evaluation.bootstrap import Bootstrap
 from probers.heads import LinearHead
 from probers.pages import hub_id, public_model
 from probers.store.spec import FeatureSpec, ModelSpec
-from probers.train.calibrate import fit_calibration
-from probers.train.card import write_card
 from probers.train.controls import ENSEMBLE, SHUFFLED, WITH_ENTROPY, Detector, control_detectors
 from probers.train.data import Examples
 from probers.train.evaluate import Evaluator, split_sizes, summarise
 from probers.train.figures import write_plots
-from probers.train.figures.canvas import PROBER, Level, Series, canvas, levels, spread
-from probers.train.figures.detection import coverage_risk, tenths
-from probers.train.tables import table, warnings
+from probers.train.figures.curves import PROBER, Level, Series, canvas, coverage_risk, levels, spread, tenths
+from probers.train.report import table, warnings, write_card
 from probers.types import RunError
 
 pytestmark = pytest.mark.usefixtures("pictures")

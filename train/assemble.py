@@ -12,13 +12,18 @@ from probers.bank.bank import ProbeBank
 from probers.bank.calibration import Calibration, EntropyModel, sigmoid
 from probers.bank.domain import Domain, limit_of
 from probers.bank.ensemble import KINDS, Ensemble, half_precision
-from probers.bank.thresholds import ThresholdRule
+from probers.bank.fitting import (
+    CALIBRATIONS,
+    ThresholdRule,
+    fit_calibration,
+    fit_ensemble,
+    fit_entropy_model,
+)
 from probers.heads import CORRECT, WRONG, ProbeHead
 from probers.online.scores import Aggregate, aggregate
 from probers.types import RunError
 from probers.uncertainty import SIGNALS
 
-from .calibrate import CALIBRATIONS, fit_calibration, fit_ensemble, fit_entropy_model
 from .controls import EMBEDDING, SHUFFLED, WITH_ENTROPY, Detector, control_detectors
 from .data import CHUNK, Column, Dataset, Examples, Padded
 from .fit import Fitted, Task, targets_of

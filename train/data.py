@@ -17,10 +17,9 @@ from probers.data.overlap import Seen
 from probers.data.splits import deal
 from probers.heads import ProbeHead, head_name
 from probers.seeding import draw_key
+from probers.store.joined import Stored
 from probers.store.spec import FeatureSpec, parse_layers
 from probers.types import SPLITS, Site, UserError
-
-from .stores import Stored
 
 #: Rows read at once where their number does not matter to the result.
 CHUNK = 1024

@@ -11,13 +11,13 @@ import numpy as np
 from tqdm import tqdm
 
 from probers.bank.calibration import fit_platt, sigmoid
-from probers.bank.thresholds import ThresholdRule
+from probers.bank.fitting import ThresholdRule
 from probers.evaluation import metrics
 from probers.evaluation.bootstrap import UNDEFINED, Bootstrap, Interval
 
+from .before_after import moment_figures
 from .controls import ENSEMBLE, SHUFFLED, WITH_ENTROPY, Detector
 from .data import Examples
-from .moments import moment_figures
 
 if TYPE_CHECKING:
     from .assemble import Trained
@@ -206,7 +206,7 @@ def summarise(trained: Trained, evaluator: Evaluator, training: Mapping[str, Any
     "seeds"}``; every entry of ``ensembles`` and ``controls``, ``ensemble`` (the saved one),
     ``with_entropy``, and every detector within ``conditions`` and ``datasets`` has the same
     figures. ``pairs`` are paired differences in AUROC; ``moments`` are those of
-    :func:`.moments.moment_figures`; ``calibration`` is of the saved score, and ``domain`` says how many
+    :func:`.before_after.moment_figures`; ``calibration`` is of the saved score, and ``domain`` says how many
     test texts are unlike the training texts by the limit from validation.
 
     Args:

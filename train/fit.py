@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -11,22 +10,19 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from safetensors.torch import save as encode
 from torch import Tensor
 
 from probers.commands.merge import PartRuns
 from probers.data.partition import Partition
-from probers.files import write_bytes
 from probers.heads import Moments, ProbeHead
 from probers.seeding import draw_key
+from probers.store.joined import Stored
 from probers.types import RunError, Site, UserError, first_line
 
-from .batches import Batches, Schedule, StoreData, balancing
 from .controls import EMBEDDING
 from .data import CHUNK, Column, Dataset, Examples, Inputs, Padded, States, StoreStates, TokenStates
-from .module import FitSettings, NotFiniteError, ProberModule
-from .stores import Stored
-from .trainer import checksum, read_tensors, train
+from .module import Batches, FitSettings, NotFiniteError, ProberModule, Schedule, StoreData, balancing
+from .trainer import read_tensors, train, write_tensors
 
 Target = Literal["correct", "shuffled", "person"]
 
@@ -292,10 +288,9 @@ def save(fitted: Fitted, file: Path) -> None:
     Raises:
         RunError: they cannot be written.
     """
-    tensors = {f"head.{name}": value.contiguous() for name, value in fitted.head.state_dict().items()}
+    tensors = {f"head.{name}": value for name, value in fitted.head.state_dict().items()}
     tensors |= {name: torch.from_numpy(getattr(fitted, name)) for name in _FIGURES}
-    about = json.dumps({"tasks": [asdict(task) for task in fitted.tasks], "steps": fitted.steps})
-    write_bytes(file, encode(tensors, {"about": about, "sha256": checksum(tensors, about)}))
+    write_tensors(file, tensors, {"tasks": [asdict(task) for task in fitted.tasks], "steps": fitted.steps})
 
 
 def joined(

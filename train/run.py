@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from .data import Examples
     from .fit import Task
 
+log = logging.getLogger(__name__)
 Settings = TypeVar("Settings")
 
 
@@ -32,10 +34,10 @@ def run(cfg: DictConfig, parts: PartRuns | None = None) -> Path:
 
     Args:
         cfg: the request.
-        parts: these have trained the heads.
+        parts: runs that have trained the heads.
 
     Raises:
-        UserError: before anything is trained, for whatever is wrong with the request.
+        UserError: the request cannot be met; raised before anything is trained.
     """
     from probers.adaptive.training import TARGETS
     from probers.adaptive.training import run as run_classifier
@@ -44,16 +46,16 @@ def run(cfg: DictConfig, parts: PartRuns | None = None) -> Path:
     if cfg.head.get("_target_") in TARGETS:
         if part is not None:
             raise UserError(
-                f"part={part} is of layers, and a classifier of questions has none: leave part out"
+                f"part={part} divides layers, and a classifier of questions has none: leave part out",
+                code="conflict",
             )
         return run_classifier(cfg)
     from probers.heads import factory
+    from probers.store.joined import by_site, chosen
     from probers.store.store import FeatureStore
 
-    from .stores import by_site, chosen
-
     paths = _data(cfg.data)
-    print(f"reading {', '.join(map(str, paths))}", flush=True)
+    log.info("reading %s", ", ".join(map(str, paths)))
     opened = [FeatureStore.open(path, checksums=cfg.checksums) for path in paths]
     stores = by_site(chosen(opened, cfg.pool, _sites(cfg)))
 
@@ -61,8 +63,8 @@ def run(cfg: DictConfig, parts: PartRuns | None = None) -> Path:
     from .data import Dataset, SplitRequest
     from .fit import Fitted, fit, joined, of_tasks, own_tasks, plan_tasks
     from .module import FitSettings
+    from .report import compare_runs, table
     from .sweeps import SweepRequest, fit_part, of_layers, of_sizes
-    from .tables import compare_runs, table
 
     settings, assembly = _read(FitSettings, cfg), _read(AssemblySettings, cfg)
     request = _read(SplitRequest, cfg)
@@ -105,28 +107,29 @@ def run(cfg: DictConfig, parts: PartRuns | None = None) -> Path:
     folder.finish({"model": stores[0].spec.model.id, **summary})
     _remove_checkpoints(out)
 
-    print(table(figures))
+    log.info("%s", table(figures))
     size = f"{len(trained.bank.layers)} layer{'s' * (len(trained.bank.layers) > 1)}"
     how = f"trained in {fitted.seconds:.0f} s" if parts is None else f"trained in {len(parts.runs)} parts"
-    print(f"wrote a prober of {size} to {out} ({how})")
+    log.info("wrote a prober of %s to %s (%s)", size, out, how)
     if further:
-        print(compare_runs([[about] for about in further.values()], list(further)))
-    print(f"next: {_next(trained.bank, out, sorted({folder.parent for folder in further}))}")
+        log.info("%s", compare_runs([[about] for about in further.values()], list(further)))
+    log.info("next: %s", _next(trained.bank, out, sorted({folder.parent for folder in further})))
     return out
 
 
 def _end_part(folder: RunFolder, cfg: DictConfig, model: str, own: Sequence[Task]) -> Path:
-    """What a part ends with: a prober is calibrated and measured as a whole."""
+    """Finish a part; the prober is calibrated and measured as a whole."""
     folder.finish({"model": model, "part": cfg.part})
     _remove_checkpoints(folder.path)
     layers = sorted({task.layer for task in own if task.is_probe})
-    print(f"wrote the heads of layers {', '.join(map(str, layers))}, part {cfg.part}, to {folder.path}")
-    print(f"when every part is there: probers-merge {folder.path.parent}/*")
+    listed = ", ".join(map(str, layers))
+    log.info("wrote the heads of layers %s, part %s, to %s", listed, cfg.part, folder.path)
+    log.info("once all parts are there: probers-merge %s/*", folder.path.parent)
     return folder.path
 
 
 def _remove_checkpoints(out: Path) -> None:
-    """Remove what a finished training needs no more, also one that a killed run was writing."""
+    """Remove the checkpoints of a finished training, and one that a killed run was writing."""
     for leftover in (*out.glob("checkpoint*.safetensors"), *out.glob(".checkpoint*.tmp")):
         leftover.unlink()
 
@@ -141,9 +144,9 @@ def _write(
 ) -> dict[str, Any]:
     """Evaluate a prober and write its folder; returns its figures. ``made`` is the stores' configuration."""
     from .assemble import AssemblySettings
-    from .card import write_card
     from .evaluate import Evaluator, summarise
     from .figures import write_plots
+    from .report import write_card
 
     rule = _read(AssemblySettings, cfg).rule()
     evaluator = Evaluator(examples, rule, resamples=cfg.resamples, seed=cfg.seed)
@@ -163,8 +166,8 @@ def _read(kind: type[Settings], cfg: DictConfig) -> Settings:
 
 
 def _next(bank: ProbeBank, out: Path, further: Sequence[Path]) -> str:
-    """What to do with the prober, and with the further ones in some folders."""
-    from .card import rag_command
+    """A command or call that uses the prober, and the further ones in some folders."""
+    from .report import rag_command
 
     command = rag_command(bank, out)
     if command is not None and further and bank.spec.pool != "tokens":
@@ -186,17 +189,18 @@ def _data(given: Any) -> list[Path]:
         if found is None:
             raise UserError(
                 "there is no complete feature store under runs/: probers-datagen makes one, or pass "
-                "data=FOLDER"
+                "data=FOLDER",
+                code="no-artifact",
             )
         return [found]
     paths = [Path(str(path)) for path in ([given] if isinstance(given, str) else given)]
     if not paths:
-        raise UserError("data=[] names no store: give a folder, or several")
+        raise UserError("data=[] names no store: give a folder, or several", code="missing-value")
     return paths
 
 
 def _sites(cfg: DictConfig) -> list[str] | None:
-    """The sites asked for; None where that is left open."""
+    """The sites asked for; None if left open."""
     given = plain_value(cfg.site)
     return [given] if isinstance(given, str) else given
 
@@ -213,8 +217,8 @@ def _default_out(paths: Sequence[Path], cfg: DictConfig) -> Path:
 def _identity(cfg: DictConfig, paths: Sequence[Path], tasks: Sequence[Task]) -> dict[str, Any]:
     """The configuration with the inputs named by content.
 
-    The batch size is among the inputs because it changes what is learned, whereas the
-    run folder takes ``batch_size`` for a matter of speed, as it is everywhere else.
+    The batch size is among the inputs because it changes the heads; the run folder ignores ``batch_size``,
+    which elsewhere affects speed only.
     """
     inputs = {
         "stores": [fingerprint(path) for path in paths],

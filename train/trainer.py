@@ -1,19 +1,17 @@
-"""Lightning's trainer as it is run here: its device, its logger, a bar, and a way back after a kill.
+"""Lightning's trainer: device, logger, progress bar, and checkpoints to resume from.
 
-What Lightning calls an epoch is the stretch between two validations.
+An epoch of Lightning is here the stretch between two validations.
 """
 
 from __future__ import annotations
 
-import ctypes
 import json
 import logging
 import signal
-import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -29,27 +27,28 @@ from probers.files import digest, regular, write_bytes, writing
 from probers.progress import tell
 from probers.types import first_line
 
-from .batches import Schedule, StoreData
-from .module import ProberModule, below
+from .module import ProberModule, Schedule, StoreData, below
 
-#: What a checkpoint says beside its tensors, and of which kind.
+log = logging.getLogger(__name__)
+
+#: Fields of a checkpoint beside its tensors, with their types.
 _ABOUT = {"stretches": int, "steps": int, "head_step": int, "lr": float, "finished": bool}
 
 
 class Checkpoint(Callback):
-    """Keeps the state of a training in a file, written after a validation and at the end.
+    """State of a training in a file, written after a validation and at the end.
 
-    A file that is damaged, or of other heads, is named on stdout, and the training begins anew.
+    A file that is damaged or of other heads is logged, and the training starts over.
 
     Args:
-        path: of the file; what it holds already is where the training goes on.
-        module: is given the parameters and figures from there, and the step that its dropout follows.
-        every: seconds that have to pass between two writings.
+        path: of the file; the training resumes from its content.
+        module: receives the parameters, the figures and the dropout step from there.
+        every: least number of seconds between two writings.
         stretches: validations of the whole training.
 
     Attributes:
-        stretches: validations behind the training so far.
-        finished: whether nothing is left to train.
+        stretches: validations completed so far.
+        finished: true when nothing is left to train.
     """
 
     def __init__(self, path: Path, module: ProberModule, *, every: float, stretches: int) -> None:
@@ -62,7 +61,7 @@ class Checkpoint(Callback):
         except FileNotFoundError:
             return
         except (OSError, ValueError) as error:
-            print(f"{path} {first_line(error)}: the training begins anew", flush=True)
+            log.info("%s %s: the training starts over", path, first_line(error))
             self._tensors = {}
             if path.is_dir():  # which no file can replace
                 with writing(path):
@@ -96,22 +95,30 @@ class Checkpoint(Callback):
         optimizer = trainer.optimizers[0]
         for index, parameter in enumerate(optimizer.param_groups[0]["params"]):
             tensors |= {f"adam.{index}.{k}": v for k, v in optimizer.state[parameter].items()}
-        tensors = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
-        told = json.dumps({"stretches": self.stretches, **about, "finished": self.finished})
-        write_bytes(self._path, encode(tensors, {"about": told, "sha256": checksum(tensors, told)}))
+        write_tensors(self._path, tensors, {"stretches": self.stretches, **about, "finished": self.finished})
         self._written = time.monotonic()
 
 
-def checksum(tensors: dict[str, Tensor], about: str) -> str:
-    """Of all that a checkpoint holds."""
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
+    """Write tensors and a plain record beside them, with a checksum of both.
+
+    Raises:
+        RunError: they cannot be written.
+    """
+    plain = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+    record = json.dumps(about)
+    write_bytes(path, encode(plain, {"about": record, "sha256": _checksum(plain, record)}))
+
+
+def _checksum(tensors: dict[str, Tensor], about: str) -> str:
     return digest(encode(tensors, {"about": about}), 64)
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], Any]:
-    """What a checkpoint holds: tensors, and what is said beside them.
+    """Inverse of :func:`write_tensors`.
 
     Raises:
-        OSError: it is not there, or cannot be read.
+        OSError: it is missing or cannot be read.
         ValueError: says how it is damaged.
     """
     regular(path)
@@ -123,19 +130,15 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], Any]:
         raise ValueError(f"is damaged ({first_line(error)})") from error
     if "about" not in metadata or "sha256" not in metadata:
         raise ValueError("carries no checksum")
-    if checksum(tensors, metadata["about"]) != metadata["sha256"]:
+    if _checksum(tensors, metadata["about"]) != metadata["sha256"]:
         raise ValueError("was altered")
     return tensors, json.loads(metadata["about"])
 
 
 def _check(tensors: Mapping[str, Tensor], about: Any, module: ProberModule, stretches: int) -> None:
-    """Refuse a checkpoint that a training of so many stretches did not write.
-
-    Raises:
-        ValueError: says what does not fit.
-    """
+    """Refuse a checkpoint of another training (ValueError)."""
     if not isinstance(about, dict) or any(type(about.get(key)) is not kind for key, kind in _ABOUT.items()):
-        raise ValueError("does not say how far the training was")
+        raise ValueError("does not record the progress of the training")
     if not 0 <= about["stretches"] <= stretches:
         raise ValueError(f"is of validation {about['stretches']}, and there are {stretches}")
     expected = module.tensors()
@@ -155,14 +158,14 @@ def train(
     module: ProberModule, data: Callable[[int], StoreData], schedule: Schedule, names: Sequence[str], *,
     out: Path | None, what: str,
 ) -> None:  # fmt: skip
-    """Train a module, from where an earlier run in ``out`` was interrupted.
+    """Train a module, resuming an interrupted run in ``out``.
 
     Args:
         module: the heads.
-        data: from the number of stretches done to the batches of the others.
+        data: from the number of finished stretches to the batches of the others.
         schedule: of the training.
-        names: (heads,) what the bar calls each, "" for the controls.
-        out: folder for the logger's files and the checkpoint; None has neither.
+        names: (heads,) for the progress bar, "" for the controls.
+        out: folder for the logger's files and the checkpoint; None writes neither.
         what: names the training where ``out`` has several.
     """
     head, how = module.head, module.how
@@ -180,12 +183,12 @@ def train(
             return
     done = 0 if saved is None else saved.stretches
     callbacks: list[Callback] = [] if saved is None else [saved]
-    large = sum(p.numel() for p in head.parameters()) >= LARGE
+    large = sum(p.numel() for p in head.parameters()) >= _LARGE
     bar = tqdm(
         total=schedule.steps, initial=[0, *schedule.ends][done], unit="step", mininterval=0.3,
         desc=what or f"{len(set(filter(None, names)))} layers", disable=not schedule.steps,
     )  # fmt: skip
-    with bar, quiet(), _memory_kept() if large else one_thread():
+    with bar, _quiet(), nullcontext() if large else _one_thread():
         trainer = Trainer(
             **how.hardware(), max_epochs=len(schedule.ends) - done, num_sanity_val_steps=0,
             logger=_logger(how.logger, out, what), callbacks=[*callbacks, _Progress(bar, names)],
@@ -209,7 +212,7 @@ def train(
 
 
 class _Progress(Callback):
-    """Shows on a bar the mean loss, and the best layer so far."""
+    """Progress bar with the mean loss and the best layer so far."""
 
     def __init__(self, bar: Any, names: Sequence[str]) -> None:
         self._bar, self._names, self._best = bar, names, ""
@@ -243,16 +246,16 @@ def _logger(name: str, out: Path | None, what: str) -> Any:
     return WandbLogger(save_dir=out, project="probers", name=run, id=run, resume="allow")
 
 
-#: Parameters of all heads together, from which on their matrices are large.
-LARGE = 10_000_000
+#: Parameters of all heads together from which their matrices count as large.
+_LARGE = 10_000_000
 
 
 @contextmanager
-def one_thread() -> Iterator[None]:
-    """One CPU thread while the matrices are small.
+def _one_thread() -> Iterator[None]:
+    """Use one CPU thread, for small matrices.
 
     A step of twelve narrow layers takes about 20 ms on one thread and 10 on two idle cores,
-    but a second when another program keeps a core busy, as every one of its hundred small
+    but a second when another program keeps a core busy: each of its hundred small
     operations then waits for the slower thread.
     """
     before = torch.get_num_threads()
@@ -263,35 +266,8 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-#: Parameters of glibc's ``mallopt``.
-_TRIM_THRESHOLD, _MMAP_MAX = -1, -4
-
-
 @contextmanager
-def _memory_kept() -> Iterator[None]:
-    """Let freed memory stay with the process while large heads train, where the C library is glibc.
-
-    A step's gradients are as large as the weights. glibc would give such blocks back to the
-    kernel every time, and touching fresh pages then takes a third of a step (18 heads of
-    width 2048).
-    """
-    libc = ctypes.CDLL(None) if sys.platform == "linux" else None
-    if not hasattr(libc, "mallopt"):
-        yield
-        return
-    assert libc is not None
-    libc.mallopt(_MMAP_MAX, 0)
-    libc.mallopt(_TRIM_THRESHOLD, 2**31 - 1)
-    try:
-        yield
-    finally:  # glibc's own values
-        libc.mallopt(_MMAP_MAX, 65536)
-        libc.mallopt(_TRIM_THRESHOLD, 128 << 10)
-        libc.malloc_trim(0)
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
+def _quiet() -> Iterator[None]:
     """Silence the trainer's remarks on hardware, workers and logging intervals."""
     loggers = [logging.getLogger(name) for name in ("lightning.pytorch", "lightning.fabric")]
     levels = [logger.level for logger in loggers]

@@ -1,7 +1,7 @@
-"""From scores to the probability that a text is wrong: calibration, and a score weighed with entropies.
+"""Calibration: the probability that a text is wrong from its score, or from score and entropies.
 
-All maps are fitted on validation texts (:mod:`probers.train.calibrate`), saved with the
-prober as plain numbers, and evaluated here without the library that fitted them. They
+All maps are fitted on validation texts (:mod:`probers.bank.fitting`), saved with the
+prober as plain numbers, and evaluated without the library that fitted them. They
 hold for the share of wrong texts there, and are no better than the examples they saw.
 """
 
@@ -17,7 +17,6 @@ from ..evaluation.baselines import logistic_regression
 from ..options import check_record, shown
 from ..types import RunError, UserError
 from ..uncertainty import SIGNALS
-from .thresholds import checked
 
 
 def sigmoid(x: Any) -> np.ndarray:
@@ -85,7 +84,7 @@ class Isotonic(_Plain):
     """P(wrong) as a rising piecewise linear function of the score (Zadrozny and Elkan 2002).
 
     Beyond the first and last knot it is constant. Its values stay within what the number of
-    examples can support, see :func:`probers.train.calibrate.fit_calibration`.
+    examples can support, see :func:`probers.bank.fitting.fit_calibration`.
 
     Attributes:
         x: scores of the knots, rising.
@@ -123,9 +122,26 @@ def calibration_from_dict(value: Mapping[str, Any]) -> Calibration:
     method = numbers.pop("method", None)
     kinds: dict[str, Any] = {kind.__name__.lower(): kind for kind in (Temperature, Platt, Isotonic)}
     if not isinstance(method, str) or method not in kinds:
-        raise ValueError(f"calibration {shown(method)} is none of temperature, platt and isotonic")
+        raise ValueError(f"calibration {shown(method)} is not temperature, platt or isotonic")
     check_record(kinds[method], numbers, "calibration.")
     return kinds[method](**{name: tuple(n) if isinstance(n, list) else n for name, n in numbers.items()})
+
+
+def checked(wrong: Any, scores: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Labels (n,) and scores (n, ...) as float64, fit to be learned from."""
+    wrong, scores = np.asarray(wrong, dtype=np.float64), np.asarray(scores, dtype=np.float64)
+    if len(wrong) != len(scores):
+        raise ValueError(f"{len(wrong)} labels do not fit {len(scores)} scores")
+    if not np.isfinite(scores).all():
+        raise RunError("a score or signal to calibrate on is not a finite number")
+    if not len(wrong) or wrong.min() == wrong.max():
+        kind = "no" if not len(wrong) else "only wrong" if wrong[0] else "only right"
+        raise UserError(
+            f"{kind} texts among the {len(wrong)} validation examples: thresholds and calibration need "
+            "both kinds, make the store with a higher limit",
+            code="labels",
+        )
+    return wrong, scores
 
 
 class Logistic(NamedTuple):

@@ -87,7 +87,7 @@ def folder_names(jobs: Sequence[Sequence[str]]) -> list[str]:
 #: What runs a command in parts where ``launch`` is given, from the command's name and configuration.
 _LAUNCHER = "probers.launch.run.run"
 #: Command -> function (what each job varied, folders) -> the table that a sweep ends in.
-_TABLES = {"train": "probers.train.tables.compare_runs"}
+_TABLES = {"train": "probers.train.report.compare_runs"}
 
 
 def main(command: str, argv: Sequence[str] | None = None) -> None:

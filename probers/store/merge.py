@@ -1,23 +1,24 @@
-"""Several workers' feature stores made into one."""
+"""Merging of feature stores, and the rules for stores that are read or written as one."""
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from ..files import canonical_json, digest, write_bytes, writing
 from ..types import UserError
 from .files import MANIFEST, read_manifest, read_rows, read_sidecar, read_specs, shard_file, state_suffixes
+from .spec import FeatureSpec
 
-_THEN = "the stores to be merged are as they were, and the same merge starts anew once that is mended"
+_THEN = "the stores to be merged are unchanged; run the same merge again once this is mended"
 _KEYS = ("id", "group", "split")
 
 
 class _Part:
-    """A finished store that is to be merged."""
+    """A finished store to be merged."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -26,7 +27,7 @@ class _Part:
         self.shards = {i: n for i, n in enumerate(self.manifest["rows"]) if n}  # rows of those that have any
 
     def source(self, config: dict[str, Any]) -> dict[str, Any]:
-        """Where its rows come from: the name and content of the store, not its place."""
+        """The origin of its rows: the name and content of the store, not its place."""
         return {
             "store": self.path.resolve().name, "manifest": digest((self.path / MANIFEST).read_bytes(), 64),
             "rows": sum(self.shards.values()), "shards": len(self.shards),
@@ -41,9 +42,9 @@ def merge(stores: Sequence[Path], out: Path) -> None:
     that a merge killed at any moment leaves no ``out``.
     """
     if not stores:
-        raise UserError("there is nothing to merge: give at least one feature store")
+        raise UserError("there is nothing to merge: give at least one feature store", code="missing-value")
     if out.exists() or out.is_symlink():
-        raise UserError(f"out={out} exists: choose another out or remove it")
+        raise UserError(f"out={out} exists: choose another out or remove it", code="out-taken")
     parts = [_Part(path) for path in stores]
     for part in parts[1:]:
         _check_features(parts[0], part)
@@ -104,22 +105,40 @@ def _check_features(first: _Part, other: _Part) -> None:
     if not ours.same_as(others):
         raise UserError(
             f"{first.path} was made by {ours} and {other.path} by {others}: "
-            "only stores of the same model can be merged"
+            "only stores of the same model can be joined",
+            code="mismatch",
         )
     if len(first.specs) != len(other.specs):
         raise UserError(
             f"{first.path} has {len(first.specs)} features of each row and {other.path} {len(other.specs)}: "
-            "only stores of the same pools and sites can be merged"
+            "only stores of the same pools and sites can be joined",
+            code="mismatch",
         )
     for one, another in zip(first.specs, other.specs, strict=True):
-        one.check(another, what=f"the features of {first.path}", against=f"those of {other.path}")
-        for name in ("layers", "dtype"):
-            mine, theirs = getattr(one, name), getattr(another, name)
-            if mine != theirs:
-                raise UserError(
-                    f"{first.path} has {name}={mine!r}, {other.path} {name}={theirs!r}: "
-                    f"only stores of the same {name} can be merged"
-                )
+        check_alike(one, another, first.path, other.path)
+
+
+def check_alike(one: FeatureSpec, another: FeatureSpec, path: Path, other: Path) -> None:
+    """Refuse features of two stores that cannot be joined (UserError)."""
+    one.check(another, what=f"the features of {path}", against=f"those of {other}")
+    for name in ("layers", "dtype"):
+        mine, theirs = getattr(one, name), getattr(another, name)
+        if mine != theirs:
+            raise UserError(
+                f"{path} has {name}={mine!r}, {other} {name}={theirs!r}: "
+                f"only stores of the same {name} can be joined",
+                code="mismatch",
+            )
+
+
+def check_ids(known: dict[str, Path], ids: Iterable[str], path: Path) -> None:
+    """Add a store's ids to those of the stores before it, none of which may repeat (UserError)."""
+    for name in ids:
+        if name in known:
+            raise UserError(
+                f"the id {name} is in {known[name]} and again in {path}: give every text once", code="overlap"
+            )
+        known[name] = path
 
 
 def _check_rows(parts: Sequence[_Part]) -> None:
@@ -134,17 +153,16 @@ def _check_rows(parts: Sequence[_Part]) -> None:
             if not rows.schema.equals(schema):
                 fields = [{f"{f.name}: {f.type}" for f in s} for s in (rows.schema, schema)]
                 odd = ", ".join(sorted(fields[0] ^ fields[1]))
-                raise UserError(f"{part.path} has other columns than {parts[0].path} ({odd})")
-            for name, group, split in zip(*(rows[c].to_pylist() for c in _KEYS), strict=True):
-                if name in ids:
-                    raise UserError(
-                        f"the id {name} is in {ids[name]} and again in {part.path}: "
-                        "give every worker its own part of the work"
-                    )
-                ids[name] = part.path
+                raise UserError(
+                    f"{part.path} has other columns than {parts[0].path} ({odd})", code="mismatch"
+                )
+            names, groups, splits = (rows[column].to_pylist() for column in _KEYS)
+            check_ids(ids, names, part.path)
+            for group, split in zip(groups, splits, strict=True):
                 side, where = sides.setdefault(group, (split, part.path))
                 if side != split:
                     raise UserError(
                         f"merging leaks: the group {group!r} is in {side} of {where} and in {split} of "
-                        f"{part.path}; deal the splits by group before the work is shared out"
+                        f"{part.path}; split by group before the work is shared out",
+                        code="overlap",
                     )

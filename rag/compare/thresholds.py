@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from probers.bank.calibration import Platt, fit_platt
-from probers.bank.thresholds import ThresholdRule
+from probers.bank.fitting import ThresholdRule
 from probers.checksums import made_once
 from probers.evaluation.answers import Rule, right_by_em
 from probers.types import Question

@@ -12,8 +12,8 @@ from probers.bank.calibration import sigmoid
 
 from ..controls import ENSEMBLE, SHUFFLED, WITH_ENTROPY
 from ..evaluate import Evaluator
-from ..tables import layer_name
-from .canvas import (
+from ..report import layer_name
+from .curves import (
     BLUE,
     ENTROPY,
     GREEN,
@@ -24,11 +24,14 @@ from .canvas import (
     Series,
     Style,
     canvas,
+    coverage_risk,
     legend,
     levels,
+    logit_density,
+    reliability,
+    roc_pr,
     save,
 )
-from .detection import coverage_risk, logit_density, reliability, roc_pr
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -1,32 +1,38 @@
-"""Feature stores given together: several sites side by side, several sets of texts one after the other."""
+"""Joined feature stores: several sites side by side, several sets of texts one after the other."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-import pandas as pd
+from ..types import Site, UserError
+from .merge import check_alike, check_ids
+from .reader import StateReader
+from .spec import FeatureSpec
+from .store import FeatureStore
 
-from probers.store.reader import StateReader
-from probers.store.spec import FeatureSpec
-from probers.store.store import FeatureStore
-from probers.types import Site, UserError
+if TYPE_CHECKING:
+    import pandas as pd
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class JoinedStores:
-    """Stores of one site and other texts, read where they lie as if they were one.
+    """Stores of one site and different texts, read in place as one.
 
     Attributes:
-        stores: finished ones of the same features, in the order of their rows.
+        stores: finished stores of the same feature, in the order of their rows.
     """
 
     stores: tuple[FeatureStore, ...]
 
     @property
     def path(self) -> str:
-        """The folders, as they are given for ``data``."""
+        """The folders, as given for ``data``."""
         return f"[{','.join(str(store.path) for store in self.stores)}]"
 
     @property
@@ -41,24 +47,21 @@ class JoinedStores:
         """All rows, one store after the other.
 
         Raises:
-            UserError: an id that is in two of the stores, or columns that one of them lacks.
+            UserError: an id in two of the stores, or columns that one of them lacks.
         """
+        import pandas as pd
+
         tables = [store.table() for store in self.stores]
-        first, where = self.stores[0], dict.fromkeys(tables[0]["id"], 0)
-        for number, table in enumerate(tables[1:], 1):
-            path = self.stores[number].path
+        known: dict[str, Path] = {}
+        for store, table in zip(self.stores, tables, strict=True):
             if odd := sorted({*map(str, table)} ^ {*map(str, tables[0])}):
-                has, lacks = (path, first.path) if odd[0] in table else (first.path, path)
+                has, lacks = store.path, self.stores[0].path
+                has, lacks = (has, lacks) if odd[0] in table else (lacks, has)
                 raise UserError(
-                    f"data={has} has the column {odd[0]}, which data={lacks} lacks: make both alike"
+                    f"data={has} has the column {odd[0]}, which data={lacks} lacks: make both alike",
+                    code="mismatch",
                 )
-            for id in table["id"]:
-                if id in where:
-                    raise UserError(
-                        f"the id {id} is in data={self.stores[where[id]].path} and again in data={path}: "
-                        "give every text once"
-                    )
-                where[id] = number
+            check_ids(known, table["id"], store.path)
         return pd.concat(tables, ignore_index=True)
 
     def reader(self, layers: Sequence[int]) -> StateReader:
@@ -69,14 +72,14 @@ class JoinedStores:
 def chosen(
     stores: Sequence[FeatureStore], pool: str | None, sites: Sequence[str] | None
 ) -> list[FeatureStore]:
-    """Stores as they are trained on: each once for every site, read as its feature of one pool.
+    """Each store once for every site, reading its feature of one pool.
 
-    What was not asked for is told where a store has several.
+    A choice that was left open is logged where a store has several pools.
 
     Args:
         stores: finished ones.
-        pool: which; None is that of the first store's first feature.
-        sites: which; None are all that a store has for the pool.
+        pool: None takes the pool of the first store's first feature.
+        sites: None takes all sites that a store has for the pool.
 
     Raises:
         UserError: a pool or site that is not there.
@@ -85,12 +88,13 @@ def chosen(
     taken = pool or first.spec.pool
     others = [name for name in dict.fromkeys(spec.pool for spec in first.features) if name != taken]
     if pool is None and others:
-        print(f"pool={taken} is trained on, the first that {first.path} has; others: {', '.join(others)}")
+        listed = ", ".join(others)
+        log.info("pool=%s is trained on, the first that %s has; others: %s", taken, first.path, listed)
     found = []
     for store in stores:
         there = [spec.site for spec in store.features if spec.pool == taken]
         if not there and pool is None:
-            found.append(store)  # by_site says in what it differs
+            found.append(store)  # by_site names the difference
             continue
         # Vectors of one width alone are trained on together.
         width = next((spec.width for spec in store.features if spec.pool == taken), 0)
@@ -104,15 +108,15 @@ def chosen(
     return found
 
 
-#: What is trained on: one store of a site, or several read as one.
+#: One store of a site, or several read as one.
 Stored: TypeAlias = FeatureStore | JoinedStores
 
 
 def by_site(stores: Sequence[FeatureStore]) -> list[Stored]:
-    """One store for each site, in the order in which the sites are first given.
+    """Join stores to one for each site, in the order in which the sites are first given.
 
     Raises:
-        UserError: stores that cannot be trained on together.
+        UserError: stores that cannot be read together.
     """
     first = stores[0]
     found: dict[Site, list[FeatureStore]] = {}
@@ -120,12 +124,7 @@ def by_site(stores: Sequence[FeatureStore]) -> list[Stored]:
         spec, what, against = store.spec, f"data={first.path}", f"data={store.path}"
         first.spec.check(replace(spec, site=first.spec.site), what=what, against=against)
         others = found.setdefault(spec.site, [])
-        for name in ("layers", "dtype") if others else ():
-            mine, theirs = getattr(others[0].spec, name), getattr(spec, name)
-            if mine != theirs:
-                raise UserError(
-                    f"data={others[0].path} has {name}={mine!r} and data={store.path} {name}={theirs!r}: "
-                    f"stores of one site are read as one, which needs the same {name}"
-                )
+        if others:
+            check_alike(others[0].spec, spec, others[0].path, store.path)
         others.append(store)
     return [given[0] if len(given) == 1 else JoinedStores(tuple(given)) for given in found.values()]
