@@ -76,7 +76,7 @@ def test_thresholds_of_all_parts_are_the_same_or_refused(place):  # noqa: F811
     other = Path("other/2of2")
     shutil.copytree(folders[1], other)
     (other / "thresholds.json").write_text(texts[1].replace("0.", "1.", 1))
-    with pytest.raises(UserError, match=r"1of2 and .*2of2 have other thresholds: run one of them again"):
+    with pytest.raises(UserError, match=r"1of2 and .*2of2 differ in thresholds"):
         merged([folders[0], str(other)], Path("merged"))
 
 
@@ -110,7 +110,7 @@ def test_a_part_that_died_goes_on_and_the_whole_is_the_same(place, monkeypatch):
             cli.run("compare", [*typed, "out=run", "part=1/2"])
         assert calls
     cli.run("compare", [*typed, "out=run", "part=2/2"])
-    with pytest.raises(UserError, match="1of2 is not finished: probers-compare .*part=1/2 goes on with it"):
+    with pytest.raises(UserError, match="1of2 .*probers-compare .*part=1/2"):
         merged(["run/parts/1of2", "run/parts/2of2"], Path("run"))
     cli.run("compare", [*typed, "out=run", "part=1/2"])
     out = merged(["run/parts/1of2", "run/parts/2of2"], Path("run"))
@@ -133,7 +133,7 @@ def test_parts_of_two_commands_or_of_one_question_are_refused(place):  # noqa: F
         merged([str(rag), str(compare)], Path("c"))
     with pytest.raises(UserError, match="part=1/2 is of many questions, and question= gives one"):
         cli.run("rag", ["question=Where is town 3?", "trigger=never", "part=1/2"])
-    with pytest.raises(UserError, match="several folders: give the one to write as out=FOLDER"):
+    with pytest.raises(UserError, match="out=FOLDER"):
         cli.run("merge", [str(rag), str(cli.run("rag", [*ASKED, "trigger=never", "out=d", "part=2/2"]))])
 
 
