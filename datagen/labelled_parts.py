@@ -109,7 +109,8 @@ class _Part:
         if self._shard == self.store.shards:
             raise UserError(
                 f"{self.path} lacks {unit}, which its part of the run has: its inputs were others; make it "
-                "again"
+                "again",
+                "parts",
             )
         about = read_sidecar(self.path, self._shard, self.store.features)
         self._units = frozenset(about["units"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
@@ -10,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from probers.checksums import inputs
 from probers.commands.merge import PartRuns, part_of
-from probers.commands.parts import inputs as fingerprints
 from probers.commands.parts import (
     load_matcher,
     load_model,
@@ -38,27 +39,26 @@ if TYPE_CHECKING:
     from .settings import Datagen
 
 
-#: Makes the builder from the model (None: the examples are there), what is to be read of it, and the run's
-#: folder.
+log = logging.getLogger(__name__)
+
+#: Makes the builder from the model (None for a merge, which has the examples), needs and the run's folder.
 Make = Callable[["CausalLM | None", Needs, Path], "LabelBuilder"]
 
-#: The ways to pool that each source has.
+#: Pools of each source.
 POOLS = {
     "cot": ("mean", "last", "mind"),
     "wiki": ("mean", "last", "predicting", "tokens", "mind"),
 }
-#: The values of ``matcher.vectors`` that train them on the run's articles: always, or where it is worth it.
+#: Values of ``matcher.vectors`` that train vectors on the run's articles: always, or if there are enough.
 OWN, AUTO = "own", "auto"
-
-
-#: Vectors trained on the run's articles, and their checksum.
+#: Files of vectors trained on the run's articles, and of their checksum.
 VECTORS = ("vectors.bin", "vectors.json")
 
 
 def features_to_read(settings: Datagen, depth: int) -> list[Feature]:
-    """A feature for each pool and site asked for; MIND's vector, which has no site, once.
+    """List the features to read: one for each pool and site, and MIND's vector, which has no site, once.
 
-    What is one vector of all layers leaves ``layers`` to the others.
+    Features that are one vector of all layers ignore ``layers`` when there are others.
 
     Raises:
         UserError: as :func:`layers_to_read`.
@@ -79,36 +79,35 @@ def features_to_read(settings: Datagen, depth: int) -> list[Feature]:
 
 
 def _listed(value: Any) -> list[Any]:
-    """One name, or a list of names."""
-    plainly = value
-    return [plainly] if isinstance(plainly, str) else plainly
+    return [value] if isinstance(value, str) else value
 
 
 def _check_pools(settings: Datagen) -> None:
-    """Refuse pools that a source lacks, and what cannot be in one store."""
+    """Refuse pools that the source does not have, and combinations that do not fit into one store."""
     pools = _listed(settings.pool)
     for pool in pools:
         if pool not in POOLS[settings.source]:
             there = ", ".join(POOLS[settings.source])
-            raise UserError(f"pool={pool} is not there for source={settings.source}: choose {there}")
+            raise UserError(f"source={settings.source} has no pool={pool}: choose {there}", "unknown-choice")
     for key, names in (("pool", pools), ("site", _listed(settings.site))):
         if len(set(names)) < len(names):
-            raise UserError(f"{key}=[{','.join(names)}] names one twice: give each once")
+            raise UserError(f"{key}=[{','.join(names)}] has a duplicate: give each once")
     if "tokens" in pools and len(pools) > 1:
         raise UserError(
-            f"pool=[{','.join(pools)}]: tokens makes a row of each token, the others one of each span, and "
-            "a store has rows of one kind: make two stores"
+            f"pool=[{','.join(pools)}] mixes rows of tokens with rows of spans: make two stores, one with "
+            "pool=tokens",
+            "conflict",
         )
 
 
 def layers_to_read(
     value: Any, depth: int, *, site: str = "resid_post", pool: str = "mean"
 ) -> tuple[int, ...]:
-    """The layers asked for: "all" (0 to depth), "stride", one number or a list.
+    """Resolve ``layers``: "all" (0 to depth), "stride", one number or a list.
 
-    "stride" is every second layer after the first third of the depth (Probing-RAG's
-    choice), with the embedding output as the control. Sites inside a block have no layer 0.
-    The one vector of pool "mind" or site "lookback" belongs to the last layer.
+    "stride" is every second layer after the first third of the depth (Probing-RAG's choice), and the
+    embedding output as a control. Sites inside a block have no layer 0. The single vector of pool
+    "mind" or site "lookback" belongs to the last layer.
 
     Raises:
         UserError: a layer the model does not have; says how many there are.
@@ -116,7 +115,10 @@ def layers_to_read(
     joint = "pool=mind" if pool == "mind" else "site=lookback" if site == "lookback" else ""
     if joint:
         if value != "all":
-            raise UserError(f"{joint} makes one vector of all layers: leave layers=all, not {value}")
+            raise UserError(
+                f"{joint} makes one vector of all layers, so layers={value} does not apply: leave layers out",
+                "conflict",
+            )
         return (depth,)
     control = (0,) if site == "resid_post" else ()
     stride = (*control, *range(depth // 3 + 1, depth + 1, 2))
@@ -124,26 +126,26 @@ def layers_to_read(
     wanted = parse_layers(value, named, "layers")
     if not wanted or wanted[0] < 0 or wanted[-1] > depth:
         raise UserError(
-            f"layers={list(wanted)} is out of range: the model has {depth} layers, numbered 1 to {depth} "
-            "(0 is the embedding output)"
+            f"layers={list(wanted)} is out of range: the model has layers 1 to {depth} (0 is the embedding "
+            "output)",
+            "layers",
         )
     return wanted
 
 
 def _cot(settings: Datagen) -> Make:
-    """Check the request and read its files, up to the first piece of work."""
+    """Check the settings of source=cot and read its files."""
     from .labels.cot import CotBuilder, parse_label
 
     matcher = load_matcher(settings) if settings.label == "match" else None
     parse_label(settings.label, settings.acc, matcher)
     if matcher is not None:
-        print(matcher.told())
-    limit = settings.limit
+        log.info(matcher.told())
     asked = open_questions(
-        question_source(settings), limit=limit, seed=settings.seed, on_bad_line=settings.on_bad_line
+        question_source(settings), limit=settings.limit, seed=settings.seed, on_bad_line=settings.on_bad_line
     )
     for line in asked.lines():
-        print(line)
+        log.info(line)
     corpus = load_passages(settings)
     prompt = settings.prompt.make()
 
@@ -166,7 +168,7 @@ def _cot(settings: Datagen) -> Make:
 
 
 def _wiki(settings: Datagen) -> Make:
-    """As :func:`_cot`; the first cut is made."""
+    """Check the settings of source=wiki, read its files and make the first cut."""
     from probers.data.articles import open_articles
     from probers.data.articles.cuts import CutPlan, natural
     from probers.entities import Recogniser
@@ -175,16 +177,18 @@ def _wiki(settings: Datagen) -> Make:
 
     from .labels.wiki import WikiBuilder
 
-    if isinstance(settings.limit, Mapping):
+    limit = settings.limit
+    if isinstance(limit, Mapping):
         raise UserError(
-            f"limit={shown(settings.limit)}: articles are drawn before their split is known, so give "
-            "one number with source=wiki; balance_to says how many examples a split is to have"
+            f"limit={shown(limit)} is for source=cot: give one number with source=wiki, whose "
+            "articles are drawn before they are split; balance_to sets the number of examples per split",
+            "conflict",
         )
 
     def articles() -> ArticleSource:
         return open_articles(
             settings.articles,
-            limit=settings.limit,
+            limit=limit,
             seed=settings.seed,
             on_bad_line=settings.on_bad_line,
             min_sentences=settings.min_sentences,
@@ -207,15 +211,15 @@ def _wiki(settings: Datagen) -> Make:
         compare, vectors = matcher, folder / VECTORS[0]
         if own:
             if not trained(vectors):
-                print(f"reading the articles for Word2Vec -> {vectors}", flush=True)
+                log.info(f"training word vectors on the articles -> {vectors}")
             try:
                 train_vectors(map(natural, articles()), vectors, seed=settings.seed, least=FEW if auto else 0)
                 compare = replace(matcher, vectors=str(vectors))
             except TooFewError as error:
                 if not auto:
                     raise
-                print(f"names are compared without vectors: {error}", flush=True)
-        print(compare.told(), flush=True)
+                log.info(f"names are compared without word vectors: {error}")
+        log.info(compare.told())
         return WikiBuilder(
             lm,
             plan,
@@ -233,14 +237,14 @@ def _wiki(settings: Datagen) -> Make:
 
 
 def run(settings: Datagen, parts: PartRuns | None = None) -> Path:
-    """Generate, label, audit and store; returns the folder of the finished store.
+    """Generate, label, audit and store; return the folder of the finished store.
 
     Args:
         settings: the request.
-        parts: the whole run is made of these, which have generated and labelled everything.
+        parts: finished parts of the run, whose examples are joined in place of generating them.
 
     Raises:
-        UserError: before any model runs, for whatever is wrong with the request.
+        UserError: anything wrong with the request, before any model runs.
     """
     _check_pools(settings)
     part = part_of(settings)
@@ -253,13 +257,13 @@ def run(settings: Datagen, parts: PartRuns | None = None) -> Path:
         settings.matcher.options["vectors"],
     )
     files = (*settings.questions.make().files, *prompt_files(settings), *filter(None, named))
-    config = settings.record | {"inputs": fingerprints(*files)}
+    config = settings.record | {"inputs": inputs(*files)}
     if (settings.source == "wiki" or settings.label == "match") and settings.matcher.options[
         "wordnet"
     ] == "auto":
         from probers.equivalence import wordnet_available
 
-        # Labels made with and without it are not to be mixed in one store.
+        # A store must not mix labels made with and without WordNet.
         config["wordnet_found"] = wordnet_available()
     out = Path(settings.out)
     folder = RunFolder(out if part is None else part.folder(out), "datagen", config)
@@ -283,11 +287,10 @@ def run(settings: Datagen, parts: PartRuns | None = None) -> Path:
         features = made.features
         builder = make(None, Needs(tuple(spec.feature for spec in features)), folder.path)
     store = FeatureStore.create(folder.path, features, config=identity(config))
-    print(
-        f"{settings.source} -> {folder.path} (model={settings.model.name}, prompt={settings.prompt.name})",
-        flush=True,
+    log.info(
+        f"{settings.source} -> {folder.path} (model={settings.model.name}, prompt={settings.prompt.name})"
     )
-    # Only the whole knows what is enough.
+    # A part does not know how many examples the others have.
     fill(
         store,
         builder,
@@ -312,26 +315,26 @@ def run(settings: Datagen, parts: PartRuns | None = None) -> Path:
     write_text(page, sample_html(draw(store, seed=settings.seed), about=about, undecided=undecided))
     folder.finish({"model": settings.model.name, "source": settings.source, **figures})
     for line in [*lines, *found.lines]:
-        print(line)
-    print(f"cases to look at: {page}")
+        log.info(line)
+    log.info(f"examples to read: {page}")
     if len(features) > 1:
         listed = ", ".join(f"pool={s.pool} site={s.site} ({len(s.layers)} layers)" for s in store.features)
-        print(f"wrote {len(store)} examples to {folder.path}, each as {listed}")
+        log.info(f"wrote {len(store)} examples to {folder.path}, each as {listed}")
     else:
-        print(f"wrote {len(store)} examples x {len(store.spec.layers)} layers to {folder.path}")
+        log.info(f"wrote {len(store)} examples x {len(store.spec.layers)} layers to {folder.path}")
     if found.figures["wrong"] in (0, 1):
-        print("all labels are the same, and a head needs both: try a higher limit or another model")
+        log.info("all labels are the same, but a head needs both: raise limit or choose another model")
     else:
         head = " head=radio" if store.spec.pool == "tokens" else ""
         pool = f" pool={store.spec.pool}" if len({s.pool for s in store.features}) > 1 else ""
-        print(f"next: probers-train layer=all{head}{pool} data={folder.path}")
+        log.info(f"next: probers-train layer=all{head}{pool} data={folder.path}")
     return folder.path
 
 
 def _with_model(
     settings: Datagen, folder: RunFolder, make: Make
 ) -> tuple[LabelBuilder, Sequence[FeatureSpec]]:
-    """The builder that makes the examples, and what is read of the model for them."""
+    """Load the model; return the builder of examples and the specifications of the features to store."""
     from probers.capture.hidden_states import vector_width
     from probers.store.spec import FeatureSpec
 
@@ -357,20 +360,19 @@ def _with_model(
 
 
 def _end_part(store: FeatureStore, folder: RunFolder, settings: Datagen) -> Path:
-    """Finish the store of a part, which is balanced, audited and told of as a whole."""
-    if not store.next_shard:  # nothing is in it
+    """Finish the store of a part; balance and audit are left to the merge."""
+    if not store.next_shard:  # the part has no examples
         widths = [(0, len(spec.layers), spec.width) for spec in store.features]
         store.write_shard(0, [], *(np.zeros(shape, np.float32) for shape in widths))
     store.finish({"part": settings.part}, empty=True)
     folder.finish({"model": settings.model.name, "source": settings.source, "part": settings.part})
     rows = sum(read_manifest(store.path)["rows"])
-    print(f"wrote {rows} examples of part {settings.part} to {folder.path}")
-    print(f"when every part is there: probers-merge {folder.path.parent}/*")
+    log.info(f"wrote {rows} examples of part {settings.part} to {folder.path}")
+    log.info(f"once all parts are finished: probers-merge {folder.path.parent}/*")
     return folder.path
 
 
 def _quotas(settings: Datagen) -> Quotas:
-    """How many examples each split is to have."""
     from .labels.base import Quotas
 
     kind: type[LabelBuilder]
@@ -384,7 +386,7 @@ def _quotas(settings: Datagen) -> Quotas:
 def _conclude(
     store: FeatureStore, builder: LabelBuilder, settings: Datagen, quotas: Quotas
 ) -> tuple[dict[str, Any], list[str]]:
-    """Balance if asked for, and what there is to say about the labels."""
+    """Balance the store if asked to; return figures and lines about its labels."""
     from .labels.base import balance
 
     try:

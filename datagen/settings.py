@@ -8,7 +8,7 @@ from typing import Annotated, Literal, TypeVar
 
 from pydantic import Field
 
-from probers.commands.settings import Names, Reading, Split
+from probers.commands.settings import Names, Reading
 from probers.options import Count, Name, Natural, NotNegative, Positive
 from probers.types import Site
 
@@ -16,12 +16,14 @@ _Each = TypeVar("_Each")
 #: Pools that a store may hold.
 ReadPool = Literal["mean", "last", "mind", "tokens", "predicting"]
 Several = Annotated[list[_Each], Field(min_length=1, description="a list of these")]
+_SplitName = Annotated[str, Field(pattern="^(train|validation|test)$")]
 PerSplit = Annotated[
-    Mapping[Split, Count | None],
+    Mapping[_SplitName, Count | None],
     Field(min_length=1, description="one for each split, as {train: 1000, validation: null}"),
 ]
 Quota = Annotated[
-    Mapping[Split, Count], Field(min_length=1, description="{train: 1000, ..}, a whole number for each split")
+    Mapping[_SplitName, Count],
+    Field(min_length=1, description="{train: 1000, ..}, a whole number for each split"),
 ]
 
 

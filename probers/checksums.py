@@ -1,49 +1,148 @@
-"""Checksums of files: taken when written, compared on first use, remembered until the file changes."""
+"""Digests that name content, and checksums that reveal damage; each file is hashed once until it changes."""
 
 from __future__ import annotations
 
 import hashlib
-import json
-import sys
+import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from .files import canonical_json, digest, read_json, read_text, regular, write_text
+from .files import canonical_json, digest, read_json, regular, write_text
 from .types import RunError, first_line
 
+log = logging.getLogger(__name__)
+
 _BLOCK = 1 << 20  # bytes
-#: Bytes read at each of the places a file is sampled at, and how many places.
+#: Bytes read at each sampled place of a file, and the number of places.
 _SAMPLE, _PLACES = 4096, 64
-_RACY = 2_000_000_000  # nanoseconds: file systems whose clock is coarser are not known
+_RACY = 2_000_000_000  # nanoseconds: clocks of file systems may be this coarse
 #: Key of the checksum that JSON carries of itself.
 _SEAL = "sha256"
-_MANY = 2_000_000_000  # bytes from which on it is said that they are read
+_MANY = 2_000_000_000  # bytes: reading more is announced
+#: Folder in which digests of single files are remembered.
+CACHE = Path("runs/cache")
 
 
-def hashed(path: Path, found: Any) -> str:
-    """Hexadecimal digits of a file's hash; ``found`` is an empty one of the wanted kind."""
+def sha256(path: Path) -> str:
+    """Hash the whole file with SHA-256, in hexadecimal digits."""
+    return _hashed(path, hashlib.sha256())
+
+
+def file_digest(path: Path, cache: Path = CACHE) -> str:
+    """Hash the whole file (BLAKE2b, 32 hexadecimal digits), reading it again only after it has changed.
+
+    Args:
+        path: the file.
+        cache: folder that remembers the digest by the file's path, size, times and inode.
+    """
+    stat = path.stat()
+    memory = cache / "files" / f"{digest(str(path.resolve()), 24)}.json"
+    name = f"{stat.st_size} {stat.st_ino}"
+    return dict(_digests({name: path}, memory, lambda: hashlib.blake2b(digest_size=16)))[name]
+
+
+#: Bytes of the part of a file at each end that named an input in earlier versions.
+_END = 1 << 20
+
+
+def inputs(*sources: str | Path, ends: bool = False) -> dict[str, str]:
+    """Name the content of every file or folder that a run reads, by the path it was given.
+
+    A run whose inputs have changed is another run, also under the same paths. A folder stands for the
+    files directly in it, without hidden ones.
+
+    Args:
+        sources: paths; the name of one that does not exist (such as "testbed") is "".
+        ends: read only the first and last MiB of each file, as earlier versions named inputs; up to 2 MiB
+            that is the whole file, and both names are equal.
+
+    Returns:
+        source -> 16 hexadecimal digits.
+    """
+    found = {}
+    for source in map(str, sources):
+        path = Path(source)
+        files = sorted(path.glob("[!.]*")) if path.is_dir() else [path]
+        content = hashlib.sha256()
+        for file in (f for f in files if f.is_file()):
+            size = file.stat().st_size
+            content.update(f"{file.name} {size} ".encode())
+            content.update(_ends(file, size) if ends or size <= 2 * _END else file_digest(file).encode())
+        found[source] = content.hexdigest()[:16] if path.exists() else ""
+    return found
+
+
+def inputs_by_ends(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Name the same inputs as :func:`inputs` did in earlier versions, also within nested mappings."""
+    return {
+        source: inputs_by_ends(name) if isinstance(name, Mapping)
+        else inputs(source, ends=True)[source] if name and Path(source).exists() else name
+        for source, name in found.items()
+    }  # fmt: skip
+
+
+def _ends(file: Path, size: int) -> bytes:
+    with file.open("rb") as handle:
+        first = handle.read(_END)
+        handle.seek(max(0, size - _END))
+        return first + handle.read()
+
+
+def _hashed(path: Path, found: Any) -> str:
     with path.open("rb") as file:
         while block := file.read(_BLOCK):
             found.update(block)
     return found.hexdigest()
 
 
-def sha256(path: Path) -> str:
-    """The SHA-256 of a file, in hexadecimal digits."""
-    return hashed(path, hashlib.sha256())
+def _digests(
+    files: Mapping[str, Path], memory: Path, kind: Callable[[], Any] = hashlib.sha256, *, anew: bool = False
+) -> Iterator[tuple[str, str]]:
+    """Yield the digest of each file, from ``memory`` where the file's times are those noted there.
+
+    A file written a moment ago is not remembered: it could change once more without its times showing it.
+    """
+    known = _remembered(memory)
+    fresh, started = dict(known), time.time_ns()
+    try:
+        for name, path in files.items():
+            stat = path.stat()
+            times = [stat.st_mtime_ns, stat.st_ctime_ns]
+            if anew or known.get(name, [])[:-1] != times:
+                fresh.pop(name, None)
+                found = _hashed(path, kind())
+                if started - max(times) > _RACY:
+                    fresh[name] = [*times, found]
+                yield name, found
+            else:
+                yield name, known[name][-1]
+    finally:
+        if fresh != known:
+            with suppress(OSError, RunError):
+                write_text(memory, sealed(fresh))
+
+
+def _remembered(memory: Path) -> dict[str, list[Any]]:
+    try:
+        return {name: entry for name, entry in unsealed(memory).items() if isinstance(entry, list)}
+    except (OSError, ValueError):
+        return {}
 
 
 def sampled(files: Iterable[Path], *, about: bytes = b"", named: bool = True) -> str:
-    """12 hexadecimal digits of files' sizes and of samples throughout each, header and end among them.
+    """Fingerprint weights by size and by samples spread over each file, header and end included.
 
-    They tell another training run of the same shape, and large weights need not be read whole.
+    Another training run of the same shape has another fingerprint, without reading large weights whole.
 
     Args:
-        about: counts as well.
-        named: the files' names count as well.
+        about: further content that counts.
+        named: include the files' names.
+
+    Returns:
+        12 hexadecimal digits.
     """
     found = hashlib.sha256(about)
     for path in files:
@@ -56,28 +155,20 @@ def sampled(files: Iterable[Path], *, about: bytes = b"", named: bool = True) ->
     return found.hexdigest()[:12]
 
 
-def settled(started: int, *times: int) -> bool:
-    """Whether what was read from ``started`` on is known by the file's times (all in nanoseconds).
-
-    A file that was written a moment ago could change once more without its times showing it.
-    """
-    return started - max(times) > _RACY
-
-
 def seal(value: Mapping[str, Any]) -> dict[str, Any]:
-    """Plain containers with the checksum of their content."""
+    """Add a checksum of the content to plain containers."""
     return {**value, _SEAL: digest(canonical_json(dict(value)), 64)}
 
 
 def unseal(value: Any, *, older: bool = True) -> dict[str, Any]:
-    """What was given to :func:`seal`.
+    """Check and remove the checksum that :func:`seal` added.
 
     Args:
-        value: from parsed JSON.
-        older: take one without a checksum, as older versions wrote them.
+        value: parsed JSON.
+        older: accept a value without a checksum, as older versions wrote them.
 
     Raises:
-        ValueError: says how it is damaged.
+        ValueError: it is damaged.
     """
     if not isinstance(value, dict):
         raise ValueError("holds no JSON object")
@@ -90,60 +181,39 @@ def unseal(value: Any, *, older: bool = True) -> dict[str, Any]:
 
 
 def sealed(value: Mapping[str, Any]) -> str:
-    """JSON that carries the checksum of its own content, as :func:`unsealed` takes it."""
+    """Format as JSON with a checksum of its own content, for :func:`unsealed`."""
     return canonical_json(seal(value))
 
 
 def unsealed(path: Path, *, older: bool = True) -> dict[str, Any]:
-    """What was given to :func:`sealed`; ``older`` as for :func:`unseal`.
+    """Read a file written with :func:`sealed`; ``older`` as for :func:`unseal`.
 
     Raises:
-        OSError: it is not there, or cannot be read.
-        ValueError: says how it is damaged.
+        OSError: the file is missing or unreadable.
+        ValueError: it is damaged.
     """
     return unseal(read_json(path), older=older)
 
 
-def sealed_lines(values: Iterable[Mapping[str, Any]]) -> str:
-    """JSON lines, each with its own checksum."""
-    return "".join(f"{json.dumps(seal(v), ensure_ascii=False, allow_nan=False)}\n" for v in values)
-
-
-def unsealed_lines(path: Path) -> list[dict[str, Any]]:
-    """What was given to :func:`sealed_lines`.
-
-    Raises:
-        OSError: it is not there, or cannot be read.
-        ValueError: says which line is damaged, and how.
-    """
-    found = []
-    for number, line in enumerate(read_text(path).removesuffix("\n").split("\n"), 1):
-        try:
-            found.append(unseal(json.loads(line), older=False))
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"is damaged in line {number} ({first_line(error)})") from error
-    return found
-
-
 def made_once(path: Path, make: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
-    """What ``make`` gave, now or in an earlier run, as the file holds it; a damaged one is made again.
+    """Read what ``make`` returned in an earlier run, or call it now and write the file.
 
     Args:
-        path: of the file, which carries its own checksum.
-        make: plain containers.
+        path: a file with its own checksum; a damaged one is made again.
+        make: returns plain containers.
     """
     try:
         return unsealed(path, older=False)
     except FileNotFoundError:
         pass
     except (OSError, ValueError) as error:
-        print(f"{path} {first_line(error)}: it is made again", flush=True)
+        log.info("%s %s: making it again", path, first_line(error))
     write_text(path, sealed(make()))
     return unsealed(path, older=False)
 
 
 def take(folder: Path, names: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """Size and checksum of files in a folder, as :func:`check` takes them: ``bytes`` and ``sha256``."""
+    """Record size and checksum of files in a folder for :func:`check`: ``bytes`` and ``sha256``."""
     return {
         name: {"bytes": (folder / name).stat().st_size, "sha256": sha256(folder / name)} for name in names
     }
@@ -152,51 +222,37 @@ def take(folder: Path, names: Iterable[str]) -> dict[str, dict[str, Any]]:
 def check(
     folder: Path, files: Mapping[str, Mapping[str, Any]], *, contents: bool = True, anew: bool = False
 ) -> tuple[str, str] | None:
-    """The first file that is not as it was written, with what is wrong with it; None where all are.
+    """Find the first file that is not as it was written.
 
-    A file's bytes are read once for each size and times that it has. What was found is remembered in
-    ``.<folder>.checked.json`` beside the folder, or not at all where nothing can be written there.
+    A file is read again only after its times have changed. Digests are remembered in
+    ``.<folder>.checked.json`` beside the folder, or not at all where that cannot be written.
 
     Args:
-        folder: where the files are.
-        files: size and checksum by name, as :func:`take` gives them.
+        folder: the files' folder.
+        files: size and checksum by name, from :func:`take`.
         contents: False compares sizes alone.
         anew: read every file, whatever is remembered.
+
+    Returns:
+        Name and problem; None where all files are sound.
     """
-    memory = folder.parent / f".{folder.name}.checked.json"
-    known = _remembered(memory)
-    fresh = dict(known)
-    unread = {}
     for name, file in files.items():
         try:
-            stat = regular(folder / name)
+            size = regular(folder / name).st_size
         except FileNotFoundError:
             return name, "is missing"
         except ValueError as error:
             return name, str(error)
-        if stat.st_size != file["bytes"]:
-            return name, f"has {stat.st_size} bytes instead of {file['bytes']}"
-        mark = [stat.st_mtime_ns, stat.st_ctime_ns, file["sha256"]]
-        if contents and (anew or known.get(name) != mark):
-            unread[name] = mark
-        fresh[name] = mark
-    if (total := sum(files[name]["bytes"] for name in unread)) > _MANY:
-        print(f"comparing {total / 1e9:.1f} GB in {folder} with their checksums, once", file=sys.stderr)
-    started = time.time_ns()
-    for name, (*times, expected) in unread.items():
-        if sha256(folder / name) != expected:
+        if size != file["bytes"]:
+            return name, f"has {size} bytes instead of {file['bytes']}"
+    if not contents:
+        return None
+    memory = folder.parent / f".{folder.name}.checked.json"
+    known = {} if anew else _remembered(memory)
+    if (total := sum(file["bytes"] for name, file in files.items() if name not in known)) > _MANY:
+        log.warning("comparing %.1f GB in %s with their checksums, once", total / 1e9, folder)
+    paths = {name: folder / name for name in files}
+    for name, found in _digests(paths, memory, anew=anew):
+        if found != files[name]["sha256"]:
             return name, "was altered"
-        if not settled(started, *times):
-            fresh.pop(name)
-    if contents and fresh != known:
-        with suppress(OSError, RunError):
-            write_text(memory, canonical_json(fresh))
     return None
-
-
-def _remembered(memory: Path) -> dict[str, Any]:
-    try:
-        known = json.loads(memory.read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return known if isinstance(known, dict) else {}

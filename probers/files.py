@@ -59,7 +59,7 @@ def writing(path: Path, then: str = RESUMES) -> Iterator[None]:
     except OSError as error:
         causes = {errno.ENOSPC: "the disk is full", errno.EDQUOT: "the disk quota is used up"}
         cause = causes.get(error.errno or 0, error.strerror or str(error))
-        raise RunError(f"cannot write {path}: {cause}; {then}") from error
+        raise RunError(f"cannot write {path}: {cause}; {then}", "disk") from error
 
 
 def digest(content: str | bytes, length: int = 16) -> str:

@@ -98,7 +98,7 @@ def check_component(target: Callable[..., Any], values: Mapping[str, Any], prefi
 def _refuse_unknown(names: Collection[str], known: Collection[str], prefix: str) -> None:
     for name in sorted(set(names) - set(known)):
         listed = ", ".join(f"{prefix}{each}" for each in known)
-        raise UserError(f"unknown key {prefix + name!r}: the keys are {listed}")
+        raise UserError(f"unknown key {prefix + name!r}: the keys are {listed}", "unknown-key")
 
 
 def check_value(key: str, value: Any, annotation: Any) -> None:

@@ -160,12 +160,14 @@ def _text_of(exemplars_file: str) -> str:
     path = Path(exemplars_file)
     if not path.is_file():
         raise UserError(
-            f"prompt.exemplars_file={exemplars_file} is not a file: give a text with the exemplars"
+            f"prompt.exemplars_file={exemplars_file} is not a file: give a text with the exemplars", "no-file"
         )
     try:
         return path.read_bytes().decode("utf-8")
     except UnicodeDecodeError as error:
-        raise UserError(f"prompt.exemplars_file={exemplars_file} is no text in UTF-8: {error}") from error
+        raise UserError(
+            f"prompt.exemplars_file={exemplars_file} is no text in UTF-8: {error}", "bad-file"
+        ) from error
 
 
 def _chat_frame(tokenizer: Any, name: str) -> tuple[str, str]:
@@ -173,7 +175,9 @@ def _chat_frame(tokenizer: Any, name: str) -> tuple[str, str]:
     text = chat_text(tokenizer, [{"role": "user", "content": _PLACE}], f"prompt={name} is a chat prompt")
     before, found, between = text.partition(_PLACE)
     if not found:
-        raise UserError(f"prompt={name}: the tokenizer's chat template leaves out the user's message")
+        raise UserError(
+            f"prompt={name}: the tokenizer's chat template leaves out the user's message", "model"
+        )
     return before, between
 
 
@@ -190,12 +194,13 @@ def chat_text(tokenizer: Any, messages: Sequence[Mapping[str, str]], what: str) 
     if not getattr(tokenizer, "chat_template", None):
         raise UserError(
             f"{what}, and the model's tokenizer has no chat template: choose a "
-            "prompt without chat, or a model that was tuned for it"
+            "prompt without chat, or a model that was tuned for it",
+            "model",
         )
     try:
         text = tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
     except TemplateError as error:
-        raise UserError(f"{what}, and the chat template refuses it: {first_line(error)}") from error
+        raise UserError(f"{what}, and the chat template refuses it: {first_line(error)}", "model") from error
     bos = tokenizer.bos_token
     if bos and tokenizer("x", verbose=False)["input_ids"][:1] == [tokenizer.bos_token_id]:
         return text.removeprefix(bos)

@@ -94,7 +94,9 @@ def stop_words() -> frozenset[str]:
     """
     package = find_spec("spacy")
     if package is None or not package.submodule_search_locations:
-        raise UserError("the stop-word list is spaCy's, which is not installed: pip install spacy")
+        raise UserError(
+            "the stop-word list is spaCy's, which is not installed: pip install spacy", "missing-extra"
+        )
     path = Path(next(iter(package.submodule_search_locations))) / "lang" / "en" / "stop_words.py"
     spec = spec_from_file_location("probers._spacy_stop_words", path)
     assert spec is not None and spec.loader is not None
@@ -166,10 +168,11 @@ def load_vectors(path: str) -> Any:
         with open(path, "rb") as file:
             start = file.read(2)
     except OSError as e:
-        raise UserError(f"the vector file {path} cannot be read: {e.strerror}") from e
+        raise UserError(f"the vector file {path} cannot be read: {e.strerror}", "bad-file") from e
     if start[:1] == b"\x80" or path.endswith((".kv", ".model", ".pkl", ".pickle")):
         raise UserError(
-            f"{path} is a pickled gensim file, which is not opened: save it with save_word2vec_format"
+            f"{path} is a pickled gensim file, which is not opened: save it with save_word2vec_format",
+            "bad-file",
         )
     from gensim.models import KeyedVectors
 
@@ -179,7 +182,8 @@ def load_vectors(path: str) -> Any:
     except (ValueError, EOFError, UnicodeDecodeError, IndexError) as e:
         raise UserError(
             f"{path} is not a vector file in the word2vec format: its first line says how many words there "
-            "are and of what width, and then comes every word with its numbers"
+            "are and of what width, and then comes every word with its numbers",
+            "bad-file",
         ) from e
     vectors.fill_norms()
     return vectors

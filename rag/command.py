@@ -10,11 +10,11 @@ from typing import Any, Literal, TextIO
 
 from omegaconf import DictConfig
 
+from probers.checksums import inputs
 from probers.commands.artifacts import find_classifier, find_prober
 from probers.commands.merge import PartRuns, part_of
 from probers.commands.parts import (
     build,
-    inputs,
     load_matcher,
     load_model,
     load_passages,

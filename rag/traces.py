@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import os
+import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from probers.checksums import sealed_lines, unseal
 from probers.evaluation.answers import final_answer
-from probers.files import regular, write_bytes, writing
+from probers.journal import Journal
 from probers.prompts import PromptTemplate
 from probers.text import split_sentences
 from probers.types import Decision, Generation, Passage, Question, Round, UserError
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -293,65 +293,62 @@ class TraceFile:
     """
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        self.path, self._journal = path, Journal(path)
 
     def resume(self, questions: Sequence[Question]) -> list[Answer | None]:
-        """The answers that are there already, None for each question that has none.
+        """Read the answers that are there already, None for each question without one.
 
-        Lines that are damaged are named and removed; a last one that was cut off is removed.
+        Damaged lines are named and removed; a truncated last line is removed.
 
         Raises:
-            UserError: the file holds other questions, or is none.
+            UserError: the file answers other questions, or is not a file.
         """
-        answers, sound, damaged = self._read(questions)
+        answers, damaged, cut = self._read(questions)
         if damaged:
-            listed = ", ".join(damaged[:5]) + (f" and {len(damaged) - 5} more" if len(damaged) > 5 else "")
-            print(f"{self.path} is damaged in line {listed}: what was there is answered again", flush=True)
-        if self.path.exists() and self.path.stat().st_size != len(sound):
-            write_bytes(self.path, sound)
+            listed = ", ".join(map(str, damaged[:5])) + (
+                f" and {len(damaged) - 5} more" if len(damaged) > 5 else ""
+            )
+            log.info("%s is damaged in line %s: answering those questions again", self.path, listed)
+        if damaged or cut:
+            self.rewrite(answers)
         return answers
 
     def answers(self, questions: Sequence[Question]) -> list[Answer]:
-        """The answers to all questions; the file is only read.
+        """Read the answers to all questions; the file is not changed.
 
         Raises:
-            UserError: one is not there or damaged; the file holds other questions, or is none.
+            UserError: an answer is missing or damaged; the file answers other questions, or is not a file.
         """
-        found, _, _ = self._read(questions)
+        found, *_ = self._read(questions)
         for question, answer in zip(questions, found, strict=True):
             if answer is None:
                 raise UserError(
-                    f"{self.path} lacks question {question.id!r}, or is damaged there: run it again"
+                    f"{self.path} lacks question {question.id!r}, or is damaged there: run it again",
+                    "damaged",
                 )
         return [answer for answer in found if answer is not None]
 
-    def _read(self, questions: Sequence[Question]) -> tuple[list[Answer | None], bytes, list[str]]:
-        """The answers that are there, the lines that are whole, and the numbers of those that are damaged."""
+    def _read(self, questions: Sequence[Question]) -> tuple[list[Answer | None], list[int], bool]:
+        """The answers, the numbers of damaged lines, and whether a last line was truncated."""
         answers: list[Answer | None] = [None] * len(questions)
-        try:
-            regular(self.path)
-        except FileNotFoundError:
-            return answers, b"", []
-        except ValueError as error:
-            raise UserError(f"{self.path} {error}: remove it") from error
-        *lines, _ = self.path.read_bytes().split(b"\n")
-        sound, damaged, after = [], [], 0
-        for number, line in enumerate(lines, 1):
+        lines, after = self._journal.read(), 0
+        damaged = list(lines.damaged)
+        for number, record in lines.records.items():
             try:
-                answer = Answer.from_trace(unseal(json.loads(line), older=False))
-            except (ValueError, KeyError, TypeError, RecursionError):
-                damaged.append(str(number))
+                answer = Answer.from_trace(record)
+            except (ValueError, KeyError, TypeError):
+                damaged.append(number)
                 continue
-            # Those of damaged lines are passed over.
+            # Questions of damaged lines are passed over.
             place = next((i for i in range(after, len(questions)) if _answers(answer, questions[i])), None)
             if place is None:
                 raise UserError(
                     f"{self.path} line {number} answers question {answer.id!r}, which this run does not have "
-                    "there: choose another out or remove the file"
+                    "there: choose another out or remove the file",
+                    "mismatch",
                 )
             answers[place], after = answer, place + 1
-            sound.append(line + b"\n")
-        return answers, b"".join(sound), damaged
+        return answers, sorted(damaged), lines.cut
 
     def append(self, answers: Iterable[Answer]) -> None:
         """Add answers and have them on disk before returning.
@@ -359,19 +356,12 @@ class TraceFile:
         Raises:
             RunError: they cannot be written.
         """
-        with writing(self.path), self.path.open("ab") as file:
-            file.write(_lines(answers))  # at once: a kill leaves all of them or none
-            file.flush()
-            os.fsync(file.fileno())
+        self._journal.append(answer.trace for answer in answers)
 
     def rewrite(self, answers: Iterable[Answer | None]) -> None:
-        """Write the file anew, with the answers that there are."""
-        write_bytes(self.path, _lines(answer for answer in answers if answer is not None))
+        """Replace the file by the answers that there are."""
+        self._journal.rewrite(answer.trace for answer in answers if answer is not None)
 
 
 def _answers(answer: Answer, question: Question) -> bool:
     return (answer.id, answer.question) == (question.id, question.question)
-
-
-def _lines(answers: Iterable[Answer]) -> bytes:
-    return sealed_lines(answer.trace for answer in answers).encode()

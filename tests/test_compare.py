@@ -12,11 +12,11 @@ from fake_lm import SPEC, FakeLM
 
 from probers.bank.bank import ProbeBank
 from probers.bank.fitting import ThresholdRule
-from probers.checksums import unsealed_lines
 from probers.commands import main as cli
 from probers.commands.components import choices
 from probers.data.overlap import Seen
 from probers.heads import HEADS, WRONG
+from probers.journal import unsealed_lines
 from probers.prompts import TESTBED_PROMPT
 from probers.rag.compare import findings as showcase
 from probers.rag.compare.methods import build_methods

@@ -1,13 +1,20 @@
 """What the testbed's model is trained on."""
 
+import json
 import random
+import sys
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
-from probers.datagen.testbed.curriculum import KINDS, Curriculum, DocumentStream
-from probers.datagen.testbed.recipe import Recipe, _Batcher, rate, train_tokenizer
 from probers.testbed.world import World, WorldConfig
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from tools.testbed.__main__ import Settings, main, parse
+from tools.testbed.curriculum import KINDS, Curriculum, DocumentStream
+from tools.testbed.recipe import Recipe, _Batcher, rate, train_tokenizer
 
 SIZES = (("person", 60), ("town", 25), ("company", 25), ("film", 20), ("river", 8))
 
@@ -104,3 +111,30 @@ def test_learning_rate_warms_up_holds_and_falls():
     rates = [rate(step, 100, recipe) for step in range(100)]
     assert rates[0] == pytest.approx(0.1) and rates[9] == rates[50] == 1.0
     assert rates[99] < 0.13 and all(a >= b for a, b in zip(rates[50:], rates[51:], strict=False))
+
+
+def test_arguments_are_keys_of_the_settings_and_its_parts():
+    assert parse([]) == Settings()
+    given = parse(["limit=20", "recipe.tokens=4000", "recipe.lengths=[40, 64]", "world.known={person: 60}"])
+    assert (given.limit, given.recipe.tokens, given.recipe.lengths) == (20, 4000, (40, 64))
+    assert given.world == WorldConfig(known=(("person", 60),))
+    for wrong in ("limits=20", "recipe=3", "limit.x=3", "evaluate"):
+        with pytest.raises(SystemExit, match=wrong.partition("=")[0].partition(".")[0]):
+            parse([wrong])
+
+
+def test_a_model_is_trained_measured_and_trained_once(tmp_path, capsys):
+    small = ["recipe.layers=1", "recipe.width=24", "recipe.mlp=32", "recipe.vocab_size=300", "threads=0"]
+    small += ["recipe.tokens=4000", "recipe.step_documents=24", "recipe.compile=false", "limit=12"]
+    sizes = "world.known={person: 60, town: 25, company: 25, film: 20, river: 8}"
+    typed = [f"out={tmp_path}/run", sizes, *small]
+    folder = main(parse(typed))
+    figures = json.loads((tmp_path / "run/figures.json").read_text())
+    assert figures["questions"] == 12 and {"closed_book", "gold", "retrieved", "auroc"} < set(figures)
+    capsys.readouterr()
+    main(parse(typed))
+    assert "wrote the model" not in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="another world or recipe"):
+        main(parse([*typed, "recipe.seed=1"]))
+    main(parse([f"evaluate={folder}", "limit=12"]))
+    assert json.loads(capsys.readouterr().out) == figures

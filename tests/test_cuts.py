@@ -5,13 +5,14 @@ import re
 from itertools import pairwise
 
 import pytest
+from refusals import fails
 
 from probers.data.articles import open_articles
 from probers.data.articles.cuts import CutPlan, cut_article, shortened
 from probers.datagen.labels.wiki import Settled, one_sentence, stop_rule
 from probers.entities import find_entities, head_entity
 from probers.testbed.assets import load_articles
-from probers.types import Article, UserError
+from probers.types import Article
 
 ZURICH = Article("a", "Zurich", ("Zurich lies in Switzerland.", "Berlin twinned with Zurich in 1990."))
 
@@ -77,7 +78,7 @@ def test_a_plan_counts_articles_and_lists_those_without_an_entity(tmp_path):
 
 def test_articles_without_any_entity_are_an_error_before_any_model_runs(tmp_path):
     found = plan(write(tmp_path / "a.jsonl", ("Dull", ["nothing is here.", "and nothing follows."])))
-    with pytest.raises(UserError, match="none of the 1 articles has an entity inside a sentence"):
+    with fails("empty"):
         found.peek()
 
 

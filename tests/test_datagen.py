@@ -276,7 +276,7 @@ def test_a_finished_run_is_not_repeated(cot, caplog):
         ("label=f2", "choose em, acc, match or f1>=0.8"),
         ("questions=nowhere.jsonl", "questions=nowhere.jsonl is not a file"),
         ("pool=max", "pool=max must be mean, last, mind, tokens, predicting or a list of these"),
-        ("pool=tokens", "pool=tokens is not there for source=cot"),
+        ("pool=tokens", "source=cot has no pool=tokens"),
         ("shard_size=0", "shard_size=0 must be a whole number of 1 or more"),
         (["source=wiki", "per_article=0"], "per_article=0 must be a whole number of 1 or more"),
         (["source=wiki", "within=0"], "within=0 must be a whole number of 1 or more, or null"),

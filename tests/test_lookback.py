@@ -128,5 +128,5 @@ def test_what_cannot_be_asked_is_refused():
     with pytest.raises(UserError, match=r"belongs to the last one: ask for layers=\(3,\), not \(1,\)"):
         lm.generate(PROMPTS[:1], max_new_tokens=2, needs=Needs.of((1,), "lookback"))
     assert layers_to_read("all", 30, site="lookback") == (30,)
-    with pytest.raises(UserError, match="site=lookback makes one vector of all layers"):
+    with pytest.raises(UserError, match="site=lookback makes one vector of all layers, so layers="):
         layers_to_read([1], 30, site="lookback")

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from refusals import fails
 from sklearn import metrics as sk
 
 from probers.evaluation import metrics as m
@@ -166,9 +167,9 @@ def test_prr_against_the_sum_over_kept_examples() -> None:
 def test_one_class_is_undefined_and_nan_an_error() -> None:
     ones = np.ones(4)
     assert np.isnan([m.auroc(ones, ones), m.prr(ones, ones), m.recall_at_fpr(ones, ones)]).all()
-    with pytest.raises(RunError, match="1 of 2 scores"):
+    with fails("failed", kind=RunError):
         m.auroc(np.array([0, 1]), np.array([0.1, np.nan]))
-    with pytest.raises(RunError, match="1 of 2 values"):
+    with fails("failed", kind=RunError):
         m.Bootstrap(np.arange(2)).interval(np.array([0.1, np.nan]))
     with pytest.raises(ValueError, match="labels"):
         m.auroc(np.array([0, 2]), np.array([0.1, 0.2]))

@@ -4,11 +4,12 @@ import json
 from dataclasses import replace
 
 import pytest
+from refusals import fails
 
 from probers.data.overlap import Seen
 from probers.data.questions import open_questions
 from probers.rag.contamination import Contamination
-from probers.types import Question, UserError
+from probers.types import Question
 
 ASKED = Question("q1", "Where is Rome?", dataset="towns", group="rome")
 SEEN = Seen.of({"train": [("towns", "rome", "")], "validation": [("towns", "oslo", "Where is Oslo?")]})
@@ -39,7 +40,7 @@ def test_it_is_written_and_read_back_and_damage_is_named(tmp_path):
     altered["splits"]["train"] = []
     for text in (json.dumps(altered), "{}", "[]", '{"splits": 3}', "{"):
         file.write_text(text)
-        with pytest.raises(UserError, match=r"seen\.json is damaged"):
+        with fails("damaged", "seen.json"):
             Seen.read(tmp_path)
 
 
@@ -57,14 +58,14 @@ def test_what_was_seen_is_left_out_before_the_draw(tmp_path, limit):
     assert asked == left if limit is None else len(asked) == limit and asked < left
     assert any("5 questions are left out" in note for note in found.notes)
     assert found.record["trained_on"] == 5 and "trained_on" not in plain.record
-    with pytest.raises(UserError, match="all 10 questions in the test split were trained or tuned on"):
+    with fails("overlap"):
         open_questions(str(file), split="test", unfit=lambda q: True)
 
 
 def test_a_part_that_does_not_say_is_refused_unless_that_is_allowed(tmp_path):
     SEEN.save(tmp_path)
     (tmp_path / "older").mkdir()
-    with pytest.raises(UserError, match=r"older does not say which .* allow_overlap=true"):
+    with fails("bad-value", "allow_overlap=true"):
         Contamination.of([str(tmp_path), str(tmp_path / "older")], allowed=False)
     allowed = Contamination.of([str(tmp_path), str(tmp_path / "older")], allowed=True)
     assert not allowed.not_asked(ASKED)

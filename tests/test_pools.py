@@ -109,14 +109,14 @@ def test_which_features_are_read() -> None:
     [
         (
             ["source=wiki", "pool=[tokens,mean]"],
-            r"pool=\[tokens,mean\]: tokens makes a row of each token, .* two",
+            r"pool=\[tokens,mean\] mixes rows of tokens with rows of spans",
         ),
         (
             ["source=cot", "pool=[mean,predicting]"],
-            "pool=predicting is not there for source=cot: choose mean",
+            "source=cot has no pool=predicting: choose mean",
         ),
-        (["source=cot", "pool=[mean,mean]"], r"pool=\[mean,mean\] names one twice"),
-        (["source=cot", "site=[mlp_out,mlp_out]"], r"site=\[mlp_out,mlp_out\] names one twice"),
+        (["source=cot", "pool=[mean,mean]"], r"pool=\[mean,mean\] has a duplicate"),
+        (["source=cot", "site=[mlp_out,mlp_out]"], r"site=\[mlp_out,mlp_out\] has a duplicate"),
         (["source=cot", "pool=[]"], "pool="),
         (["source=cot", "pool=[mean,median]"], "pool=.*must be"),
         (["source=cot", "site=[mlp_out]", "layers=[0,2]"], "site=mlp_out has no layer 0"),

@@ -762,4 +762,4 @@ def test_every_preset_of_datagen_runs_on_the_testbed(preset, method, tmp_path, m
     )
     store = FeatureStore.open(tmp_path / "store")
     assert store.spec.layers == (4, 12) and len(store) > 0
-    assert (tmp_path / "store" / "sample.html").is_file() and "cases to look at" in capsys.readouterr().out
+    assert (tmp_path / "store" / "sample.html").is_file() and "examples to read" in capsys.readouterr().out

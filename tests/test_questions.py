@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
+from refusals import fails
 
 from probers.data import load_questions
 from probers.data.articles import open_articles
@@ -131,14 +132,14 @@ def test_2wikimultihopqa_aliases_need_the_release_with_ids(tmp_path):
     records = [{k: v for k, v in r.items() if k != "answer_id"} for r in records_of("twowiki.json")]
     file = write_lines(tmp_path / "dev.jsonl", records)
     assert len(open_questions("2wikimultihopqa", path=file).questions) == 3
-    with pytest.raises(UserError, match=r"no answer_id, which questions.aliases="):
+    with fails("mismatch", "questions.aliases"):
         open_questions("2wikimultihopqa", path=file, aliases=path("twowiki_id_aliases.json"))
     broken = tmp_path / "aliases"
     for line, reason in (('{"aliases": []}', "no 'Q_id'"), ("[]", "JSON object"), ('{"Q_id"', "Expecting")):
         broken.write_text(line)
-        with pytest.raises(UserError, match=rf"questions.aliases=.* line 1: .*{reason}"):
+        with fails("bad-line", "questions.aliases=", "line 1", reason):
             opened("2wikimultihopqa", "twowiki.json", aliases=str(broken))
-    with pytest.raises(UserError, match=r"questions.aliases=nowhere is not a file"):
+    with fails("no-file", "questions.aliases=nowhere"):
         opened("2wikimultihopqa", "twowiki.json", aliases="nowhere")
 
 
@@ -159,7 +160,7 @@ def test_nq_open_and_dpr_agree_on_ids_and_splits():
         ("13", "Hall", "A hall is a large room.", False),
     ]
     assert len(opened("nq", "dpr_nq.json", hard_negatives=0).questions[0].passages) == 1
-    with pytest.raises(UserError, match="hard_negatives=-1"):
+    with fails("bad-value", "hard_negatives=-1"):
         opened("nq", "dpr_nq.json", hard_negatives=-1)
 
 
@@ -178,9 +179,9 @@ def test_dpr_files_are_told_apart_by_the_dataset_they_name(tmp_path):
     file = write_lines(tmp_path / "trivia.jsonl", [record])
     (question,) = open_questions("triviaqa", path=file).questions
     assert question.dataset == "triviaqa" and question.id.startswith("triviaqa-")
-    with pytest.raises(UserError, match="questions=nq: this is DPR's file of another dataset, trivia_train"):
+    with fails("mismatch", "questions=nq"):
         open_questions("nq", path=file)
-    with pytest.raises(UserError, match="another dataset, nq_dev_psgs_w100"):
+    with fails("mismatch"):
         opened("triviaqa", "dpr_nq.json")
 
 
@@ -197,7 +198,7 @@ def test_musique_leaves_unanswerable_twins_out_or_wants_noanswer():
     assert [q.answers for q in both] == [question.answers, ("noanswer",)]
     assert both[0].id != both[1].id and both[0].group == both[1].group and both[0].split == both[1].split
     assert not both[1].rationale
-    with pytest.raises(UserError, match="unanswerable=keep is unknown: choose exclude or noanswer"):
+    with fails("unknown-choice", "unanswerable=keep"):
         opened("musique", "musique_full.jsonl", unanswerable="keep")
 
 
@@ -241,7 +242,7 @@ def test_iirc_answer_types():
     assert found.lines()[0] == "2 questions were left out: 2 answer type none"
     assert {q.group for q in asked.values()} == {"iirc:p_7"} and len({q.split for q in asked.values()}) == 1
     assert by_id(opened("iirc", "iirc.json", spans="any"))["q_5"].answers == ("the Brenne", "the Orle")
-    with pytest.raises(UserError, match="spans=one is unknown: choose all or any"):
+    with fails("unknown-choice", "spans=one"):
         opened("iirc", "iirc.json", spans="one")
 
 
@@ -285,7 +286,7 @@ def test_one_s_own_file_keeps_its_splits_or_has_them_dealt(tmp_path):
         open_questions(alone, split="test")
     dealt = open_questions("file", path=alone, splits="deal").questions
     assert {q.split for q in dealt} == {"train", "validation", "test"}
-    with pytest.raises(UserError, match="splits=mine is unknown: choose file or deal"):
+    with fails("unknown-choice", "splits=mine"):
         open_questions("file", path=alone, splits="mine")
 
 
@@ -308,7 +309,7 @@ def test_one_s_own_file_keeps_its_splits_or_has_them_dealt(tmp_path):
 def test_wrong_types_of_one_s_own_file_are_named_or_skipped(tmp_path, change, reason):
     good = {"id": "a", "question": "Who?", "answers": ["x"]}
     file = write_lines(tmp_path / "q.jsonl", [good, {**good, "id": "b", **change}])
-    with pytest.raises(UserError, match=rf"q.jsonl line 2: {reason}.*on_bad_line=skip"):
+    with fails("bad-line", f"q.jsonl line 2: {reason}"):
         open_questions(file)
     found = open_questions(file, on_bad_line="skip")
     assert [q.id for q in found.questions] == ["a"] and found.excluded.counts == {"malformed": 1}
@@ -316,9 +317,37 @@ def test_wrong_types_of_one_s_own_file_are_named_or_skipped(tmp_path, change, re
     assert where == "line 2" and reason.partition(",")[0] in why
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"id": 1, "question": "x"', '{"question": "x"}', '{"id": 1}', '{"id": 1, "question": ""}', '["x"]',
+        '{"id": "a", "question": "x"}',
+    ],
+    ids=["cut", "no id", "no question", "empty", "no object", "repeated id"],
+)  # fmt: skip
+def test_a_malformed_line_is_named_or_skipped(tmp_path, caplog, line):
+    file = tmp_path / "q.jsonl"
+    file.write_text(json.dumps({"id": "a", "question": "Who?"}) + "\n\n" + line + "\n")
+    with pytest.raises(UserError) as caught:
+        load_questions(str(file))
+    assert caught.value.code == "bad-line" and f"{file} line 3: " in str(caught.value)
+    assert len(load_questions(str(file), on_bad_line="skip")) == 1 and "line 3" in caplog.text
+
+
+def test_groups_are_dealt_in_exact_shares(tmp_path):
+    lines = [{"id": f"q{i}", "question": f"Who is {i}?", "group": f"g{i // 2}"} for i in range(200)]
+    loaded = load_questions(write_lines(tmp_path / "q.jsonl", lines))
+    assert [q.id for q in loaded] == [line["id"] for line in lines]
+    assert Counter(dict((q.group, q.split) for q in loaded).values()) == {
+        "train": 60,
+        "validation": 15,
+        "test": 25,
+    }
+
+
 @pytest.mark.parametrize("field", ["id", "dataset", "group"])
 @pytest.mark.parametrize("name", ["a\nb", "a\x1b[2Jb", "a\x9bb", "a\u202eb", "a\u2028b"])
-def test_a_name_that_steers_a_terminal_is_a_malformed_line(tmp_path, capsys, field, name):
+def test_a_name_that_steers_a_terminal_is_a_malformed_line(tmp_path, caplog, field, name):
     good = {"id": "ünï cödé|`1`", "question": "Who\x1b[2J?\nAnd why?", "dataset": "a b", "group": "g"}
     bad = {**good, "id": "2", field: name}
     target = write_lines(tmp_path / "q.jsonl", [good, bad])
@@ -327,7 +356,7 @@ def test_a_name_that_steers_a_terminal_is_a_malformed_line(tmp_path, capsys, fie
     assert str(told.value).isprintable()
     kept = load_questions(str(target), on_bad_line="skip")
     assert [(q.id, q.question) for q in kept] == [(good["id"], good["question"])]
-    assert capsys.readouterr().err.replace("\n", "").isprintable()
+    assert caplog.text.replace("\n", "").isprintable()
 
 
 @pytest.mark.parametrize("kind", ["pipe", "folder", "device", "a link to a device"])
@@ -410,12 +439,10 @@ def test_limits_of_single_splits_that_cannot_be_met(tmp_path):
     ):
         with pytest.raises(UserError, match=message):
             open_questions(file, limit=limit)
-    with pytest.raises(UserError, match="split=train and a limit for each split"):
+    with fails("conflict", "split=train"):
         open_questions(file, limit={"train": 2}, split="train")
     write_lines(tmp_path / "q.jsonl", [*rows, {**rows[0], "id": "x", "answers": ["the"]}])
-    with pytest.raises(
-        UserError, match="limit.train=7 cannot be met: .* has 6 usable questions in the train"
-    ):
+    with fails("bad-value", "limit.train=7"):
         open_questions(file, limit={"train": 7})
 
 
@@ -525,22 +552,20 @@ def test_what_was_asked_for_is_recorded(tmp_path):
 
 def test_fewer_questions_because_some_were_left_out_is_an_error_with_both_numbers():
     assert len(opened("iirc", "iirc.json", limit=4).questions) == 4
-    with pytest.raises(UserError, match=r"limit=5 cannot be met: .*iirc.json has 4 usable questions, "):
+    with fails("bad-value", "limit=5", "iirc.json"):
         opened("iirc", "iirc.json", limit=5)
-    with pytest.raises(
-        UserError, match=r"because 2 were left out \(2 answer type none\); pass limit=4 or less"
-    ):
+    with fails("bad-value", "limit=4"):
         opened("iirc", "iirc.json", limit=6)
 
 
-def test_a_limit_beyond_the_whole_set_takes_all_and_says_so(tmp_path, capsys):
+def test_a_limit_beyond_the_whole_set_takes_all_and_says_so(tmp_path, caplog):
     found = opened("iirc", "iirc.json", limit=7)
     assert len(found.questions) == 4
     assert found.lines()[0].endswith("iirc.json has 4 questions: all are used, limit=7 is more")
     file = write_lines(tmp_path / "q.jsonl", [{"id": 1, "question": "Who?", "answers": ["x"]}])
-    assert load_questions(file, limit=1) and not capsys.readouterr().err
+    assert load_questions(file, limit=1) and not caplog.text
     assert len(load_questions(file, limit=2)) == 1
-    assert capsys.readouterr().err == f"questions={file} has 1 questions: all are used, limit=2 is more\n"
+    assert caplog.messages == [f"questions={file} has 1 questions: all are used, limit=2 is more"]
 
 
 @pytest.mark.parametrize(
@@ -560,13 +585,11 @@ def test_a_wrong_request_is_named(options, reason):
 
 
 def test_unknown_names_list_the_choices():
-    with pytest.raises(
-        UserError, match=r"questions=hotpot is unknown \(did you mean hotpotqa\?\): choose one of"
-    ):
+    with fails("unknown-choice", "questions=hotpot", "hotpotqa"):
         open_questions("hotpot")
-    with pytest.raises(UserError, match="questions=file needs a file: give questions.path=FILE"):
+    with fails("missing-value", "questions.path"):
         open_questions("file")
-    with pytest.raises(UserError, match="questions=x.jsonl is not a file"):
+    with fails("no-file", "x.jsonl"):
         open_questions("x.jsonl")
 
 
@@ -599,9 +622,9 @@ def test_a_file_of_another_dataset_says_whose_it_looks_like(name, file, other):
 @pytest.mark.parametrize("name", OFFICIAL)
 def test_a_file_of_no_known_layout_names_the_fields_it_lacks(tmp_path, name):
     file = write_lines(tmp_path / "x.jsonl", [{"prompt": "x", "label": 1}])
-    with pytest.raises(UserError, match=r"x.jsonl line 1: no '.*' \(its fields are label, prompt\)"):
+    with fails("bad-line", "x.jsonl", "line 1"):
         open_questions(name, path=file)
-    with pytest.raises(UserError, match=r"holds no usable question: 1 malformed"):
+    with fails("empty"):
         open_questions(name, path=file, on_bad_line="skip")
 
 
@@ -609,14 +632,14 @@ def test_a_file_of_no_known_layout_names_the_fields_it_lacks(tmp_path, name):
 @pytest.mark.parametrize("content", ["", "\n", "[]"])
 def test_an_empty_file(tmp_path, name, content):
     (tmp_path / "x.json").write_text(content)
-    with pytest.raises(UserError, match="x.json holds no usable question: it is empty"):
+    with fails("empty", "x.json"):
         open_questions(name, path=str(tmp_path / "x.json"))
 
 
 @pytest.mark.parametrize("name", OFFICIAL)
 def test_a_path_that_is_no_file(tmp_path, name):
     for wrong in (tmp_path / "nowhere.json", tmp_path):
-        with pytest.raises(UserError, match=rf"questions.path={wrong} is not a file.*of {name}"):
+        with fails("no-file", "questions.path", name):
             open_questions(name, path=str(wrong))
 
 
@@ -627,12 +650,12 @@ def test_a_file_that_is_cut_short_says_where(tmp_path, file):
     cut = tmp_path / file
     second = {"hotpotqa": "5f00aa02", "triviaqa": "tc_2", "iirc": "p_8"}[name]
     cut.write_text(text[: text.index(second)])
-    with pytest.raises(UserError, match=rf"{file} record 2: the file is cut short; mend it"):
+    with fails("bad-line", "record 2", file):
         open_questions(name, path=str(cut))
     found = open_questions(name, path=str(cut), on_bad_line="skip")
     assert found.questions and found.questions[0] == opened(name, file).questions[0]
     assert any("breaks off at record 2: nothing behind it was read" in line for line in found.lines())
-    with pytest.raises(UserError, match="limit=1000 cannot be met"):  # nobody knows how many there were
+    with fails("bad-value", "limit=1000"):  # nobody knows how many there were
         open_questions(name, path=str(cut), on_bad_line="skip", limit=1000)
 
 
@@ -642,7 +665,7 @@ def test_a_number_larger_than_any_is_no_crash_of_the_parser(tmp_path: Path, numb
     file = tmp_path / "hotpot_distractor.json"
     text = Path(path("hotpot_distractor.json")).read_text()
     file.write_text(text.replace("{", f'{{"n": {number}, ', 1))
-    with pytest.raises(UserError, match=r"hotpot_distractor.json record 1: .*overflow"):
+    with fails("bad-line", "hotpot_distractor.json", "record 1"):
         open_questions("hotpotqa", path=str(file))
 
 
@@ -650,28 +673,28 @@ def test_a_number_larger_than_any_is_no_crash_of_the_parser(tmp_path: Path, numb
 def test_a_file_of_brackets_is_told_before_it_fills_the_memory(tmp_path: Path, bracket: str) -> None:
     file = tmp_path / "q.json"
     file.write_text(bracket * 100_000)
-    with pytest.raises(UserError, match=r"line 1: .*\(the file is neither one JSON array nor JSON lines\)"):
+    with fails("bad-line", "line 1"):
         load_questions(str(file))
 
 
 def test_malformed_json_in_an_array_and_a_damaged_archive(tmp_path):
     file = tmp_path / "dev.json"
     file.write_text(Path(path("hotpot_distractor.json")).read_text().replace('"yes"', "yes"))
-    with pytest.raises(UserError, match=r"dev.json record 2: malformed JSON \(lexical error"):
+    with fails("bad-line", "dev.json", "record 2"):
         open_questions("hotpotqa", path=str(file))
     file.write_bytes(b'[{"_id": "\xff"}]')
-    with pytest.raises(UserError, match=r"record 1: malformed JSON .*UTF8"):
+    with fails("bad-line", "record 1"):
         open_questions("hotpotqa", path=str(file))
     for half in (b"\xed\xa0\x80", b"\\udc00"):
         file.write_bytes(b'[{"_id": "' + half + b'"}]')
-        with pytest.raises(UserError, match="record 1: malformed JSON .*half of a pair of surrogates"):
+        with fails("bad-line", "record 1"):
             open_questions("hotpotqa", path=str(file))
     packed = tmp_path / "dev.json.gz"
     packed.write_bytes(gzip.compress(Path(path("hotpot_distractor.json")).read_bytes())[:-20])
-    with pytest.raises(UserError, match="damaged"):
+    with fails("damaged"):
         open_questions("hotpotqa", path=str(packed))
     packed.write_text("plain")
-    with pytest.raises(UserError, match="damaged"):
+    with fails("damaged"):
         open_questions("hotpotqa", path=str(packed))
 
 
@@ -701,7 +724,12 @@ WRONG = [
     ("strategyqa", "strategyqa.json", {"facts": [1]}, "facts must be a list of strings"),
     ("iirc", "iirc.json", {"text": ""}, "text must be a non-empty string"),
     ("iirc", "iirc.json", answered(3), "answer must be an object"),
-    ("iirc", "iirc.json", answered({"type": "date"}), "the answer's type must be .*found 'date'"),
+    (
+        "iirc",
+        "iirc.json",
+        answered({"type": "date"}),
+        "the answer's type must be span, value, binary or none, found 'date'",
+    ),
     ("iirc", "iirc.json", answered({"type": "value"}), "no 'answer_value'"),
     (
         "iirc",
@@ -718,7 +746,7 @@ def test_wrong_types_are_named_with_their_record_or_skipped(tmp_path, name, file
     key = {"hotpotqa": "_id", "2wikimultihopqa": "_id", "nq": "question", "triviaqa": "QuestionId",
            "musique": "id", "strategyqa": "qid", "iirc": "pid"}[name]  # fmt: skip
     other = write_lines(tmp_path / "x.jsonl", [good, {**good, key: "another", **change}])
-    with pytest.raises(UserError, match=rf"x.jsonl line 2: {reason}.*on_bad_line=skip"):
+    with fails("bad-line", f"x.jsonl line 2: {reason}"):
         open_questions(name, path=other)
     found = open_questions(name, path=other, on_bad_line="skip")
     assert found.questions and found.excluded.counts["malformed"] == 1
@@ -747,7 +775,7 @@ def test_an_empty_gold_answer_is_left_out_and_counted(tmp_path, name, file, chan
     good = records_of(file)[0]
     change = change if name != "musique" else {**change, "answer_aliases": []}
     other = write_lines(tmp_path / "x.jsonl", [{**good, **change}])
-    with pytest.raises(UserError, match="holds no usable question: 1 no gold answer"):
+    with fails("empty"):
         open_questions(name, path=other)
 
 
@@ -854,17 +882,13 @@ def test_the_default_copies_are_named_and_can_be_replaced(monkeypatch, name):
 
 
 def test_iirc_has_no_default_copy():
-    with pytest.raises(
-        UserError, match=r"questions=iirc has no copy .* questions.path=FILE, or .* questions.hub=ID"
-    ):
+    with fails("missing-value", "questions=iirc", "questions.path=FILE", "questions.hub=ID"):
         open_questions("iirc")
 
 
 def test_columns_are_checked_before_a_row_is_read(tmp_path):
     rows = [{"prompt": "x", "completion": "y"}]
-    with pytest.raises(
-        UserError, match=r"hub dataset .*copy.*: no 'answer', 'question' \(its fields are completion"
-    ):
+    with fails("mismatch", "'answer'", "'question'"):
         open_questions("nq", **copy_of(tmp_path / "copy", "nq", rows))
 
 
@@ -878,7 +902,7 @@ def test_no_row_is_read_of_a_set_with_other_columns(monkeypatch):
             raise AssertionError("a row was asked for")
 
     monkeypatch.setattr(datasets, "load_dataset", lambda *a, **o: Stream())
-    with pytest.raises(UserError, match=r"no 'answer', 'question' \(its fields are prompt\); give another"):
+    with fails("mismatch", "'answer'", "'question'"):
         open_questions("nq")
 
 
@@ -906,26 +930,24 @@ def test_what_a_set_is_typed_as_opens_it_again():
     assert source_class("file")(path="q.jsonl").typed == "questions=q.jsonl"
     assert source_class("nq")(revision="abc").typed == "questions=nq questions.revision=abc"
     assert source_class("testbed")().typed == "questions=testbed"
-    with pytest.raises(UserError, match="questions=testbed has no questions.path"):
+    with fails("unknown-key", "questions=testbed", "questions.path"):
         open_questions("testbed", path="x.jsonl")
 
 
 def test_a_hub_that_cannot_be_reached_and_a_stream_that_breaks_off(tmp_path, monkeypatch):
     import datasets
 
-    with pytest.raises(UserError, match="no such dataset"):
+    with fails("no-file"):
         open_questions("nq", hub=str(tmp_path / "nowhere"))
     folder = copy_of(tmp_path / "copy", "nq", [HUB["nq"]])
-    with pytest.raises(UserError, match="cannot be opened"):
+    with fails("bad-value"):
         open_questions("nq", **{**folder, "hub_split": "train"})
 
     def unreachable(*args, **options):
         raise ConnectionError("Couldn't reach 'a/b' on the Hub")
 
     monkeypatch.setattr(datasets, "load_dataset", unreachable)
-    with pytest.raises(
-        RunError, match=r"nq.*cannot be reached: ConnectionError: Couldn't reach.*questions.path"
-    ):
+    with fails("network", "questions.path", kind=RunError):
         open_questions("nq")
 
     def rows():
@@ -935,9 +957,7 @@ def test_a_hub_that_cannot_be_reached_and_a_stream_that_breaks_off(tmp_path, mon
     monkeypatch.setattr(
         datasets, "load_dataset", lambda *a, **o: datasets.IterableDataset.from_generator(rows)
     )
-    with pytest.raises(
-        RunError, match="broke off after 1 rows: OSError: connection lost; run the same command"
-    ):
+    with fails("network", kind=RunError):
         open_questions("nq", limit=1)
 
 
@@ -967,7 +987,7 @@ def test_a_class_of_one_s_own_is_read_like_ours(tmp_path):
     assert len(found.questions) == 3 and all(q.question.isupper() and q.split for q in found.questions)
     assert found.excluded.counts == {"no gold answer": 1}
     assert open_questions(source, shout=False).questions[0].question == "what is 1"
-    with pytest.raises(UserError, match="no option of riddles"):
+    with fails("unknown-key"):
         open_questions(source, whisper=True)
 
 

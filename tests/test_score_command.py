@@ -14,8 +14,8 @@ from probers.commands import main as cli
 from probers.engine.model import CausalLM
 from probers.evaluation.metrics import auroc
 from probers.heads import AttentionPoolHead, ProbingRagHead
+from probers.journal import Journal
 from probers.online.scores import GrowingScores, text_needs, text_scores
-from probers.score import run as command
 from probers.score.page import level, parts
 from probers.score.texts import Texts
 from probers.store.spec import FeatureSpec
@@ -181,18 +181,17 @@ def test_colours_change_sides_at_the_threshold():
 def test_a_killed_run_goes_on_and_ends_in_the_same_bytes(place, monkeypatch, caplog):
     write([line | {"id": str(i), "answer": line["answer"] + " and on" * i} for i, line in enumerate(WRITTEN)])
     whole = (score("out=whole", "batch_size=1") / "scores.jsonl").read_bytes()
-    keep, kept = command._keep, []
+    keep, kept = Journal.append, []
 
-    def killed(path, new):
+    def killed(journal, new):
         if len(kept) == 2:
             raise KeyboardInterrupt
         kept.append(new)
-        keep(path, new)
+        keep(journal, new)
 
-    monkeypatch.setattr(command, "_keep", killed)
-    with pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(Journal, "append", killed)
         score("out=cut", "batch_size=1")
-    monkeypatch.setattr(command, "_keep", keep)
     with open("cut/unfinished.jsonl", "ab") as file:
         file.write(b'{"place": 1, "li')
     assert (score("out=cut", "batch_size=1") / "scores.jsonl").read_bytes() == whole

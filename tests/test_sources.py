@@ -2,9 +2,7 @@
 
 import gzip
 import json
-import random
 import socket
-import ssl
 import threading
 import time
 import tracemalloc
@@ -14,10 +12,10 @@ from email.utils import format_datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, urlsplit
 
-import hostile
 import pytest
+from refusals import fails
 
-from probers.data.articles import open_articles, wikipedia_transport
+from probers.data.articles import open_articles
 from probers.data.articles.base import prose, sentences_of
 from probers.data.articles.wikipedia_client import GIVE_UP
 from probers.data.splits import limited
@@ -172,16 +170,17 @@ def test_a_damaged_cache_file_is_fetched_again_and_an_unwritable_folder_is_said(
     assert fetch(wiki, titles=["Aston"]) == first and len(wiki.requests) == 2
     assert json.loads(file.read_bytes())["title"] == "Aston"
     (tmp_path / "taken").write_text("a file")
-    with pytest.raises(RunError, match=r"cannot write .*wikipedia\.cache"):
+    with fails("disk", "wikipedia.cache", kind=RunError):
         fetch(wiki, titles=["Aston"], cache=str(tmp_path / "taken"))
+
+
+def told(caplog):
+    return [record.getMessage() for record in caplog.records if record.name.startswith("probers")]
 
 
 EDITS = {
     "altered": lambda record: record | {"text": "Another text."},
     "fields missing": lambda record: {key: record[key] for key in ("schema", "name", "status")},
-    "a wrong type": lambda record: without_seal(record) | {"pageid": "1"},
-    "another status": lambda record: without_seal(record) | {"status": "new"},
-    "a status of another type": lambda record: without_seal(record) | {"status": ["ok"]},
     "one field more": lambda record: without_seal(record) | {"sha255": "0"},
     "of another page": lambda record: without_seal(record) | {"name": "Bexley"},
     "another schema": lambda record: without_seal(record) | {"schema": 2},
@@ -194,42 +193,26 @@ def without_seal(record):
 
 
 @pytest.mark.parametrize("edit", EDITS)
-def test_an_edited_page_of_the_cache_is_named_and_fetched_again(wiki, tmp_path, capsys, edit):
+def test_an_edited_page_of_the_cache_is_named_and_fetched_again(wiki, tmp_path, caplog, edit):
     wiki.pages["Aston"] = town("Aston")
     first = fetch(wiki, titles=["Aston"])
     (file,) = (tmp_path / "cache").rglob("*.json")
     whole = file.read_bytes()
     file.write_text(json.dumps(EDITS[edit](json.loads(whole))))
-    capsys.readouterr()
+    caplog.clear()
     assert fetch(wiki, titles=["Aston"]) == first and len(wiki.requests) == 2
-    (line,) = capsys.readouterr().out.splitlines()
-    assert line.startswith(f"{file} ") and line.endswith(": it is fetched again")
+    (line,) = told(caplog)
+    assert line.startswith(f"{file} ") and line.endswith("fetching it again")
     assert file.read_bytes() == whole
 
 
-def test_a_page_kept_by_an_older_version_is_taken(wiki, tmp_path, capsys):
+def test_a_page_kept_by_an_older_version_is_taken(wiki, tmp_path, caplog):
     wiki.pages["Aston"] = town("Aston")
     first = fetch(wiki, titles=["Aston"])
     (file,) = (tmp_path / "cache").rglob("*.json")
     file.write_text(json.dumps(without_seal(json.loads(file.read_bytes()))))
     assert fetch(wiki, titles=["Aston"]) == first and len(wiki.requests) == 1
-    assert capsys.readouterr().out == ""
-
-
-def test_edited_lists_of_the_cache_are_fetched_again(wiki, tmp_path, capsys):
-    wiki.pages = {t: town(t) for t in ("Aston", "Bexley")}
-    wiki.categories["Category:Towns"] = ["Aston", "Bexley"]
-    first = fetch(wiki, category="Towns")
-    (file,) = (tmp_path / "cache").rglob("*Towns*.json")
-    for pages in ("Aston", ["Aston", 1], None):
-        file.write_text(json.dumps(without_seal(json.loads(file.read_bytes())) | {"pages": pages}))
-        assert fetch(wiki, category="Towns") == first
-        assert "(pages is of another type): it is fetched again" in capsys.readouterr().out
-    fetch(wiki, limit=1, random=True)
-    (file,) = (tmp_path / "cache").rglob("*seed*.json")
-    file.write_text(json.dumps({"schema": 1, "name": "seed 0"}))
-    fetch(wiki, limit=1, random=True)
-    assert capsys.readouterr().out.count("fetched again") == 1
+    assert told(caplog) == []
 
 
 def test_a_category_is_followed_to_its_depth_once_round_a_circle_and_cached(wiki):
@@ -246,7 +229,7 @@ def test_a_category_is_followed_to_its_depth_once_round_a_circle_and_cached(wiki
     wiki.requests.clear()
     assert [a.title for a in fetch(wiki, category="Category:Towns", depth=2)[0]] == names[2]
     assert not wiki.requests
-    with pytest.raises(UserError, match=r"no usable article.*empty category"):
+    with fails("empty"):
         fetch(wiki, category="Nothing")
 
 
@@ -355,55 +338,6 @@ def test_an_answer_that_no_repetition_mends_is_asked_once(wiki):
         assert word in reason
 
 
-@pytest.mark.parametrize("drip", hostile.DRIPS)
-def test_an_answer_byte_by_byte_ends_at_the_deadline_and_not_at_a_read(wiki, drip):
-    wiki.pages = {t: town(t) for t in ("Aston", "Bexley")}
-    wiki.faults = [drip]
-    assert len(fetch(wiki, titles=["Aston"])[0]) == 1 and len(wiki.requests) == 2
-    wiki.broken = {"Calder": drip}
-    articles, ((title, reason),) = fetch(wiki, titles=["Calder", "Bexley"], retries=1)
-    assert [a.title for a in articles] == ["Bexley"] and title == "Calder"
-    assert "no whole answer within wikipedia.timeout=0.3 s (tried 2 times)" in reason
-
-
-def test_an_answer_beyond_all_measure_is_refused_while_it_arrives(wiki, monkeypatch):
-    monkeypatch.setattr(wikipedia_transport, "MOST_BYTES", 2 << 20)
-    wiki.pages = {t: town(t) for t in ("Aston", "Bexley")}
-    twice = gzip.compress(gzip.compress(b"{}"))
-    wiki.broken = {
-        "A": hostile.endless,
-        "B": hostile.bomb,
-        "C": (200, {"Content-Encoding": "gzip, gzip"}, twice),
-        "D": (200, {"Content-Encoding": "gzip"}, b"not gzip"),
-        "E": (200, {"Content-Encoding": "gzip"}, gzip.compress(b"{}")[:-4]),
-    }
-    articles, problems = fetch(
-        wiki, titles=["A", "B", "Aston", "C", "D", "Bexley", "E"], retries=0, timeout=9
-    )
-    assert [a.title for a in articles] == ["Aston", "Bexley"]
-    wanted = ("exceeds 2 MiB", "exceeds 2 MiB", "compressed as gzip, gzip", "incorrect header", "ends early")
-    for word, (_, reason) in zip(wanted, problems, strict=True):
-        assert word in reason
-
-
-@pytest.mark.parametrize("names", [["2"], [str(i) for i in range(20)]], ids=["the same part", "other parts"])
-def test_a_list_without_an_end_is_given_up(wiki, monkeypatch, names):
-    monkeypatch.setattr(wikipedia_transport, "MOST_PARTS", 10)
-    part = {"query": {"categorymembers": []}}
-    wiki.faults = [(200, {}, {**part, "continue": {"cmcontinue": name}}) for name in names * 20]
-    with pytest.raises(RunError, match="category=Towns was not fetched: .*has no end") as error:
-        fetch(wiki, category="Towns")
-    assert len(wiki.requests) <= 10 and "\n" not in str(error.value)
-
-
-def test_all_parts_of_a_list_together_have_a_measure(wiki, monkeypatch):
-    monkeypatch.setattr(wikipedia_transport, "MOST_IN_ALL", 1 << 20)
-    part = {"query": {"categorymembers": []}, "padding": "x" * 400_000}
-    wiki.faults = [(200, {}, {**part, "continue": {"cmcontinue": str(i)}}) for i in range(9)]
-    with pytest.raises(RunError, match="category=Towns was not fetched: .*exceeds 1 MiB"):
-        fetch(wiki, category="Towns")
-
-
 def test_a_redirection_is_not_followed(wiki):
     wiki.pages = {t: town(t) for t in ("Aston", "Bexley")}
     wiki.broken = {"Aston": (302, {"Location": wiki.options["api_url"] + "?titles=Bexley"}, {})}
@@ -419,60 +353,6 @@ def test_a_wait_that_is_none_is_no_traceback(wiki, value):
     assert [a.title for a in articles] == ["Bexley"] and "HTTP 429" in reason
 
 
-@pytest.fixture
-def no_authorities(monkeypatch):
-    """Certificates' authorities are not read anew for every client, as nothing here is encrypted."""
-    monkeypatch.setattr(ssl.SSLContext, "load_verify_locations", lambda *args, **options: None)
-
-
-def sampled(answer, count=150):
-    made = [a for odd in hostile.ODD for a in hostile.altered(answer, odd)]
-    return [hostile.written(a) for a in random.Random(0).sample(made, count)]
-
-
-def sound(articles, problems):
-    for article in articles:
-        assert article.title.isprintable() and all(s.isprintable() for s in article.sentences)
-    for text in (text for problem in problems for text in problem):
-        assert text.isprintable() and len(text) < 500
-
-
-ERROR = {"error": {"code": "badvalue", "info": "no such value", "more": {"a": 1}}}
-
-
-def test_whatever_a_page_is_answered_with_it_is_used_or_listed(wiki, tmp_path, no_authorities):
-    page = {"pageid": 1, "ns": 0, "title": "Aston", "lastrevid": 7, "extract": town("Aston")}
-    wiki.pages["Bexley"] = town("Bexley")
-    answer = {"batchcomplete": "", "query": {"pages": {"1": {**page, "pageprops": {"a": "b"}}}}}
-    for n, blob in enumerate(sampled(answer) + sampled(ERROR, 50)):
-        wiki.broken = {"Aston": (200, {}, blob)}
-        cache = str(tmp_path / str(n))
-        articles, problems = fetch(wiki, titles=["Aston", "Bexley"], retries=0, cache=cache)
-        assert len(articles) + len(problems) == 2, blob
-        assert {a.title for a in articles} <= {"Aston", "Bexley"}, blob
-        sound(articles, problems)
-        wiki.broken = {}
-        assert fetch(wiki, titles=["Bexley"], cache=cache)[0][0].title == "Bexley"
-
-
-@pytest.mark.parametrize("kind", ["category", "random"])
-def test_whatever_a_list_is_answered_with_is_used_or_one_sentence(wiki, tmp_path, kind, no_authorities):
-    wiki.pages = {t: town(t) for t in ("Aston", "Bexley")}
-    space = {"pageid": 1, "ns": 0}
-    members = [{**space, "title": "Aston"}, {**space, "ns": 14, "title": "Category:Ports"}]
-    answers = {
-        "category": {"query": {"categorymembers": members}, "continue": {"cmcontinue": "2"}},
-        "random": {"query": {"random": [{"id": 1, "ns": 0, "title": t} for t in wiki.pages]}},
-    }
-    asked = {"category": {"category": "Towns", "depth": 1}, "random": {"random": True, "limit": 2}}[kind]
-    for n, blob in enumerate(sampled(answers[kind])):
-        wiki.faults = [(200, {}, blob)]
-        try:
-            sound(*fetch(wiki, **asked, retries=0, cache=str(tmp_path / str(n))))
-        except (RunError, UserError) as error:
-            assert str(error).isprintable() and len(str(error)) < 900, blob
-
-
 def test_a_dead_network_is_left_alone_and_the_cache_still_serves(wiki):
     wiki.pages["Aston"] = town("Aston")
     fetch(wiki, titles=["Aston"])
@@ -482,9 +362,9 @@ def test_a_dead_network_is_left_alone_and_the_cache_still_serves(wiki):
     articles, problems = fetch(wiki, titles=[*titles, "Aston"], retries=0)
     assert [a.title for a in articles] == ["Aston"]
     assert len(wiki.requests) == GIVE_UP and len(problems) == 30 and "in a row" in problems[-1][1]
-    with pytest.raises(RunError, match="no usable article: 30 not fetched"):
+    with fails("network", kind=RunError):
         fetch(wiki, titles=titles, retries=0)
-    with pytest.raises(RunError, match="was not fetched"):
+    with fails("network", kind=RunError):
         fetch(wiki, category="Towns", retries=0)
 
 
@@ -510,24 +390,25 @@ def test_a_compressed_answer_is_read_and_progress_is_told(wiki):
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("options", "code", "named"),
     [
-        ({}, "exactly one of"),
-        ({"titles": ["a"], "random": True}, "titles and random given"),
-        ({"titels": ["a"]}, "titels is unknown"),
-        ({"titles": [" "]}, "holds no title"),
-        ({"titles": "no/such/file.txt"}, "cannot be read"),
-        ({"titles": ["a"], "rate": 0}, "rate=0 must be a number above 0"),
-        ({"titles": ["a"], "retries": -1}, "retries=-1"),
-        ({"titles": ["a"], "language": "en/x"}, "language=en/x"),
-        ({"titles": ["a"], "api_url": "ftp://x"}, "api_url=ftp"),
-        ({"titles": ["a"], "contact": "jö@x"}, "ASCII"),
-        ({"random": True}, "needs a limit"),
+        ({}, "missing-value", "wikipedia.titles"),
+        ({"titles": ["a"], "random": True}, "conflict", "titles and random"),
+        ({"titels": ["a"]}, "unknown-key", "wikipedia.titels"),
+        ({"titles": [" "]}, "empty", "wikipedia.titles"),
+        ({"titles": "no/such/file.txt"}, "no-file", "no/such/file.txt"),
+        ({"titles": ["a"], "rate": 0}, "bad-value", "wikipedia.rate=0"),
+        ({"titles": ["a"], "retries": -1}, "bad-value", "wikipedia.retries=-1"),
+        ({"titles": ["a"], "language": "en/x"}, "bad-value", "language=en/x"),
+        ({"titles": ["a"], "api_url": "ftp://x"}, "bad-value", "api_url=ftp"),
+        ({"titles": ["a"], "contact": "jö@x"}, "bad-value", "wikipedia.contact"),
+        ({"random": True}, "missing-value", "limit"),
     ],
 )
-def test_a_mistaken_request_is_told_at_once(options, message):
-    with pytest.raises(UserError, match=message):
+def test_a_mistaken_request_is_told_at_once(options, code, named):
+    with pytest.raises(UserError) as caught:
         open_articles("wikipedia", wikipedia=options)
+    assert caught.value.code == code and named in str(caught.value)
 
 
 def test_titles_come_from_a_file_too(wiki, tmp_path):
@@ -565,7 +446,7 @@ def test_a_smaller_limit_is_a_part_of_a_larger_one(tmp_path):
     assert [len(d) for d in drawn.values()] == [10, 30, 100]
     assert all(a in drawn[30] for a in drawn[10])
     assert [a.title for a in open_articles(path, limit=10, seed=1)] != [a.title for a in drawn[10]]
-    with pytest.raises(UserError, match="limit=0"):
+    with fails("bad-value", "limit=0"):
         open_articles(path, limit=0)
 
 
@@ -579,14 +460,14 @@ def test_a_smaller_limit_is_a_part_of_a_larger_one(tmp_path):
         ('{"title": "x", "text": ["x"]}', "text must be a string"),
         ('{"title": "x", "sentences": "y"}', "list of strings"),
         ("[1]", "JSON object"),
-        ("[" * 100_000, "too many brackets|Expecting"),
+        ("[" * 100_000, ""),
         ('{"id": "n", "title": "x", "text": "It is. It was."}', "already on line 1"),
     ],
 )
 def test_a_malformed_line_stops_before_the_first_article_or_is_listed(tmp_path, line, reason):
     path = tmp_path / "a.jsonl"
     path.write_text(json.dumps({"id": "n", **records(1)[0]}) + "\n\n" + line + "\n")
-    with pytest.raises(UserError, match=rf"a.jsonl line 3: .*(?:{reason}).*on_bad_line=skip"):
+    with fails("bad-line", "a.jsonl line 3: ", reason):
         open_articles(str(path))
     source = open_articles(str(path), on_bad_line="skip")
     assert len(list(source)) == 1 and [t for t, _ in source.problems] == ["line 3"]
@@ -639,16 +520,16 @@ def test_rules_are_options_and_nothing_usable_says_why(tmp_path):
     path = write(tmp_path / "a.jsonl", [*records(2), {"title": "One", "text": "A town."}])
     assert len(list(open_articles(path, min_sentences=1))) == 3
     assert next(open_articles(path, min_sentences=1, max_chars=16).articles).sentences == ("Town 0 is here.",)
-    with pytest.raises(UserError, match=r"no usable article: 3 too short \(first: Town 0: too short: 2"):
+    with fails("empty"):
         open_articles(path, min_sentences=9)
     for bad in ({"min_sentences": 0}, {"max_chars": 0}):
-        with pytest.raises(UserError, match="must be 1 or more"):
+        with fails("bad-value"):
             open_articles(path, **bad)
-    with pytest.raises(UserError, match="not a file: give testbed"):
+    with fails("no-file"):
         open_articles("wikipeda")
     empty = tmp_path / "empty.jsonl"
     empty.write_text("")
-    with pytest.raises(UserError, match="the source is empty"):
+    with fails("empty"):
         open_articles(str(empty))
 
 
@@ -713,9 +594,9 @@ def test_a_dataset_is_streamed_from_parquet_with_its_splits(tmp_path):
     assert len(list(open_articles(f"hf:{tmp_path}::test"))) == 10
     few = [[a.id for a in open_articles(f"hf:{tmp_path}", limit=n, seed=1)] for n in (5, 9)]
     assert len(few[1]) == 9 and few[0] == few[1][:5] != [a.id for a in articles[:5]]
-    with pytest.raises(UserError, match=r"no split validation: choose one of"):
+    with fails("unknown-choice"):
         open_articles(f"hf:{tmp_path}::validation")
-    with pytest.raises(UserError, match="cannot be opened"):
+    with fails("bad-value"):
         open_articles(f"hf:{tmp_path}:20230101.xx")
 
 
@@ -727,12 +608,12 @@ def test_a_dataset_of_json_lines_may_have_sentences(tmp_path):
 
 def test_a_dataset_that_is_not_there_or_has_other_columns_is_said(tmp_path):
     write(tmp_path / "train.jsonl", [{"name": "Aston", "text": "It is here."}])
-    with pytest.raises(UserError, match=r"needs the columns title and text or sentences: it has name, text"):
+    with fails("bad-file"):
         list(open_articles(f"hf:{tmp_path}"))
-    with pytest.raises(UserError, match="no such dataset"):
+    with fails("no-file"):
         open_articles(f"hf:{tmp_path}/nowhere")
     for spec in ("hf:", "hf:a:b:c:d"):
-        with pytest.raises(UserError, match="is not understood"):
+        with fails("bad-value"):
             open_articles(spec)
 
 
@@ -743,7 +624,7 @@ def test_a_hub_out_of_reach_is_a_failure_of_the_run(tmp_path, monkeypatch):
         raise ConnectionError("Couldn't reach 'a/b' on the Hub")
 
     monkeypatch.setattr(datasets, "load_dataset", unreachable)
-    with pytest.raises(RunError, match=r"hf:a/b cannot be reached.*Couldn't reach.*check the network"):
+    with fails("network", kind=RunError):
         open_articles("hf:a/b")
 
 

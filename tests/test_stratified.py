@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from refusals import fails
 from sklearn.metrics import roc_auc_score
 
 from probers.evaluation.bootstrap import Bootstrap
@@ -90,7 +91,7 @@ def test_strata_are_named_and_crossed():
 
 
 def test_scores_that_are_no_numbers_and_unlike_sizes_are_refused():
-    with pytest.raises(RunError, match="1 of 2 scores"):
+    with fails("failed", kind=RunError):
         pooled_auroc(np.array([1, 0]), np.array([np.nan, 1.0]), np.zeros(2, int))
     with pytest.raises(ValueError, match="3 strata"):
         pooled_auroc(np.array([1, 0]), np.array([0.0, 1.0]), np.zeros(3, int))

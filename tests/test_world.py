@@ -5,6 +5,7 @@ from collections import Counter
 
 import pytest
 
+from probers.data import load_corpus, load_questions
 from probers.testbed import assets
 from probers.testbed.relations import BY_KEY, REGISTERS, RELATIONS
 from probers.testbed.text import article, ask, chains_of, corpus, knowledge
@@ -169,3 +170,9 @@ def test_questions_are_seeded_grouped_and_mixed(world):
         assert all(world.entities[i].split == question.split for i in question.truth["gold"])
     assert {q.truth["kind"] for q in questions} == {"known", "stale", "misbelieved", "unknown"}
     assert {q.truth["hops"] for q in questions} == {1, 2}
+
+
+def test_questions_carry_the_splits_of_the_world():
+    test = load_questions("testbed", split="test", limit=30)
+    assert len(test) == 30 and {q.split for q in test} == {"test"}
+    assert len(load_corpus("testbed")) == len(assets.load_articles())

@@ -39,12 +39,13 @@ def parse_label(rule: str, acc: Acc = "tokens", matcher: EntityMatcher | None = 
         UserError: any other rule.
     """
     if acc not in get_args(Acc):
-        raise UserError(f"acc={acc} is unknown: choose {' or '.join(get_args(Acc))}")
+        raise UserError(f"acc={acc} is unknown: choose {' or '.join(get_args(Acc))}", "unknown-choice")
     right = right_by("acc_substring" if (rule, acc) == ("acc", "substring") else rule, matcher)
     if right is not None and rule != "acc_substring":
         return right
     raise UserError(
-        f"label={rule} is no label rule: choose em, acc, match or f1>=0.8 (any bound from 0 to 1)"
+        f"label={rule} is no label rule: choose em, acc, match or f1>=0.8 (any bound from 0 to 1)",
+        "unknown-choice",
     )
 
 
@@ -92,7 +93,9 @@ class CotBuilder(LabelBuilder):
         self._right = parse_label(self.label, self.acc, self.matcher)
         for question in self.asked.questions:
             if not any(a.strip() for a in question.answers):
-                raise UserError(f"question {question.id} has no gold answer, so it cannot be labelled")
+                raise UserError(
+                    f"question {question.id} has no gold answer, so it cannot be labelled", "labels"
+                )
 
     @property
     def items(self) -> int:

@@ -15,9 +15,10 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field
 
-from ..checksums import sha256, unsealed_lines
+from ..checksums import sha256
 from ..commands.runs import read_state
 from ..data.overlap import Seen
+from ..journal import unsealed_lines
 from ..store.files import fingerprint
 from ..store.store import FeatureStore
 from ..types import SPLITS, UserError, first_line
@@ -29,7 +30,7 @@ Bias = Annotated[
     Field(description="single, multi or leave_out for each data set, as {nq: single}"),
 ]
 #: Labels for the known question sets; those of several hops need several retrievals (Adaptive-RAG, 3.2).
-BIAS = {
+BIAS: Bias = {
     "nq": "single", "triviaqa": "single", "hotpotqa": "multi", "2wikimultihopqa": "multi", "musique": "multi",
     "strategyqa": "multi", "iirc": "multi", "testbed": "multi",
 }  # fmt: skip

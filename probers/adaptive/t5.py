@@ -39,7 +39,7 @@ class Letters:
         max_tokens: a longer question is cut.
     """
 
-    bias: Bias = field(default_factory=BIAS.copy)
+    bias: Bias = field(default_factory=lambda: BIAS)
     model: Name = "google-t5/t5-large"
     epochs: Count = 35
     batch_size: Count = 32

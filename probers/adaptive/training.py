@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 from omegaconf import DictConfig
 
+from ..checksums import inputs
 from ..commands.artifacts import newest_store
 from ..commands.compose import compose
-from ..commands.parts import build, inputs, record_of
+from ..commands.parts import build, record_of
 from ..commands.runs import RunFolder
 from ..evaluation.bootstrap import UNDEFINED, Bootstrap, bounded, number
 from ..evaluation.metrics import auroc
@@ -46,7 +47,7 @@ class Words:
         min_count: words and pairs of words that fewer questions have are left out.
     """
 
-    bias: Bias = field(default_factory=BIAS.copy)
+    bias: Bias = field(default_factory=lambda: BIAS)
     c: Positive = 1.0
     min_count: Count = 2
 

@@ -90,7 +90,7 @@ MISSING = "???"
 
 def choices(group: str) -> list[str]:
     """The names of a group: components, and files such as prompts and presets."""
-    folder = resources.files("probers.configs").joinpath(group)
+    folder = resources.files("probers.configs") / group
     files = folder.iterdir() if folder.is_dir() else ()
     named = {f.name.removesuffix(".yaml") for f in files if f.name.endswith(".yaml")}
     return sorted(named | set(COMPONENTS.get(group, ())))
@@ -126,8 +126,8 @@ def values_of(group: str, name: str) -> dict[str, Any]:
     """The values of a file, over those of the files that its ``defaults`` name."""
     import yaml
 
-    text = resources.files("probers.configs").joinpath(group, f"{name}.yaml").read_text(encoding="utf-8")
-    own = yaml.safe_load(text)
+    file = resources.files("probers.configs") / group / f"{name}.yaml"
+    own = yaml.safe_load(file.read_text(encoding="utf-8"))
     found: dict[str, Any] = {}
     for base in own.pop("defaults", ()):
         found |= {} if base in COMPONENTS.get(group, ()) else values_of(group, base)

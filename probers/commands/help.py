@@ -98,7 +98,7 @@ def _keys(kind: type, prefix: str = "") -> Iterator[Key]:
             assert component is not None
             options = signature(component.target).options
             blocks += [_key(o, f"{prefix}{name}.", component.options[o.name]) for o in options]
-        elif is_dataclass(type_):
+        elif isinstance(type_, type) and is_dataclass(type_):
             blocks += _keys(type_, f"{prefix}{name}.")
         else:
             option = told[name]

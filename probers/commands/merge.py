@@ -22,7 +22,7 @@ from ..data.partition import PARTS, Partition
 from ..files import digest
 from ..types import RunError, UserError, first_line
 from .compose import quote, request
-from .runs import CONFIG_FILE, RUN_FILE, RunFolder, identity, read_state, told_apart
+from .runs import CONFIG_FILE, RUN_FILE, RunFolder, as_before, identity, read_state, told_apart
 from .settings import Merge
 
 log = logging.getLogger(__name__)
@@ -124,7 +124,8 @@ class PartRuns:
             UserError: the command asks for another run now; names the difference.
         """
         part = self.runs[0]
-        if apart := told_apart(identity(folder.config), part.whole, ("in the parts", "now")):
+        apart = told_apart(identity(folder.config), part.whole, ("in the parts", "now"))
+        if apart and told_apart(identity(as_before(folder.config)), part.whole):
             raise UserError(
                 f"{part.path} is not a part of the run that its command asks for now ({apart}): merge where "
                 "the parts were run, with the same inputs",
@@ -149,8 +150,8 @@ class PartRuns:
         if data and not any(key_of(option) == "data" for option in typed):
             # The newest store may be another one by now.
             typed = [*typed, f"data=[{','.join(map(quote, data))}]"]
-        made: Any = request(self.command, typed)
-        log.info("merging %d parts of probers-%s into %s", len(self.runs), self.command, made.out)
+        made = request(self.command, typed)
+        log.info("merging %d parts of probers-%s into %s", len(self.runs), self.command, made.record["out"])
         return load(self.command)(made, self)
 
     @property

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from omegaconf import OmegaConf
@@ -23,9 +21,6 @@ if TYPE_CHECKING:
     from ..engine.model import CausalLM
     from ..equivalence import EntityMatcher
     from .runs import RunFolder
-
-_ENDS = 1 << 20  # bytes
-
 
 #: The model that was loaded last, by what it was asked for as; None where none is kept.
 _kept: dict[str, CausalLM] | None = None
@@ -175,28 +170,6 @@ def _unread(value: Any) -> Any:
 
 def _cannot_be_made(node: Any, error: Exception) -> UserError:
     return UserError(f"{node.get('_target_')} cannot be made: {first_line(error.__cause__ or error)}")
-
-
-def inputs(*sources: str) -> dict[str, str]:
-    """A fingerprint of every file or folder a run reads, by the name it was given.
-
-    A run whose inputs have changed is another run, also under the same names. Of a
-    large file, its size and both ends count; names that are no path have none.
-    """
-    found = {}
-    for source in map(str, sources):
-        path = Path(source)
-        # Hidden files are of the run that wrote the folder.
-        files = sorted(p for p in path.glob("[!.]*") if p.is_file()) if path.is_dir() else [path]
-        digest = hashlib.sha256()
-        for file in (f for f in files if f.is_file()):
-            size = file.stat().st_size
-            with open(file, "rb") as handle:
-                digest.update(f"{file.name} {size} ".encode() + handle.read(_ENDS))
-                handle.seek(max(0, size - _ENDS))
-                digest.update(handle.read())
-        found[source] = digest.hexdigest()[:16] if path.exists() else ""
-    return found
 
 
 def prompt_files(cfg: Any) -> tuple[str, ...]:

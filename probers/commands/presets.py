@@ -26,8 +26,8 @@ _PUBLISHED = re.compile(r"\$\{published\.(\w+)")
 
 @cache
 def _values(group: str, name: str) -> dict[str, Any]:
-    text = resources.files("probers.configs").joinpath(group, f"{name}.yaml").read_text(encoding="utf-8")
-    return yaml.safe_load(text)  # type: ignore[no-any-return]
+    file = resources.files("probers.configs") / group / f"{name}.yaml"
+    return yaml.safe_load(file.read_text(encoding="utf-8"))  # type: ignore[no-any-return]
 
 
 def presets(command: str) -> list[str]:

@@ -14,7 +14,7 @@ import shutil
 import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from itertools import count
 from pathlib import Path
@@ -22,6 +22,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
+from ..checksums import inputs_by_ends
 from ..data.partition import PARTS
 from ..files import canonical_json, digest, read_json, write_text, writing
 from ..options import shown
@@ -41,6 +42,11 @@ NOT_IDENTITY = (
 )  # fmt: skip
 
 CONFIG_FILE, RUN_FILE = "config.yaml", "run.json"
+
+
+def as_before(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration whose inputs are named as in earlier versions, which read the ends of large files."""
+    return {**config, "inputs": inputs_by_ends(config["inputs"])} if "inputs" in config else dict(config)
 
 
 def identity(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -185,9 +191,14 @@ class RunFolder:
 
     @property
     def complete(self) -> bool:
-        """Whether the same run has already finished here."""
+        """Whether the same run has already finished here, also one of an earlier version."""
         state = read_state(self.path)
-        return bool(state and state["complete"] and state["fingerprint"] == self.fingerprint)
+        if not state or not state["complete"]:
+            return False
+        return state["fingerprint"] in (
+            self.fingerprint,
+            replace(self, config=as_before(self.config)).fingerprint,
+        )
 
     def finish(self, summary: Mapping[str, Any] | None = None) -> None:
         """Mark the run complete, with a few figures for listings of runs."""

@@ -6,7 +6,7 @@ type; the texts below them are the help.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import Field as Field_
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Annotated, Any, Literal, TypeVar
@@ -90,7 +90,7 @@ def plain(value: Any) -> Any:
     return value
 
 
-def read(kind: type[Kind], values: Mapping[str, Any], **kept: Any) -> Kind:
+def read(kind: Callable[..., Kind], values: Mapping[str, Any], **kept: Any) -> Kind:
     """Settings of a class from plain values, every one checked.
 
     Args:
@@ -103,8 +103,10 @@ def read(kind: type[Kind], values: Mapping[str, Any], **kept: Any) -> Kind:
     """
     types, made = field_types(kind), dict(values)
     components = {
-        f.name: f.metadata.get("fixed") for f in fields(kind) if {"choice", "fixed"} & {*f.metadata}
-    }  # type: ignore[arg-type]
+        f.name: f.metadata.get("fixed")
+        for f in fields(kind)  # type: ignore[arg-type]
+        if {"choice", "fixed"} & {*f.metadata}
+    }
     check_options(kind, {key: value for key, value in values.items() if key not in components})
     for name, value in values.items():
         if name in components:

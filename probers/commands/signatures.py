@@ -189,8 +189,6 @@ def _default(node: ast.expr, module: str) -> Any:
         return _default(value, module)
     if isinstance(node, ast.Lambda):
         return _default(node.body, module)
-    if isinstance(node, ast.Attribute) and node.attr == "copy":
-        return _default(node.value, module)
     if isinstance(node, (ast.Name, ast.Attribute)):
         found = _constant(node, module)
         if found is None:  # such as a class

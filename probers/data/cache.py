@@ -7,12 +7,9 @@ may go on with it.
 
 from __future__ import annotations
 
-import hashlib
-import json
+import logging
 import os
 import shutil
-import sys
-import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -21,9 +18,11 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from ..checksums import check, hashed, sealed, settled, take, unsealed
-from ..files import RESUMES, canonical_json, digest, write_text, writing
+from ..checksums import check, sealed, take, unsealed
+from ..files import RESUMES, write_text, writing
 from ..types import RunError
+
+log = logging.getLogger(__name__)
 
 #: The file that says what the folder holds; written last.
 MANIFEST = "built.json"
@@ -72,13 +71,13 @@ def build_once(
     try:
         lock.acquire(timeout=0)
     except Timeout:
-        print(f"another process is making the {what} in {folder}: waiting for it", file=sys.stderr)
+        log.warning("another process is making the %s in %s: waiting for it", what, folder)
         lock.acquire()
     try:
         if (found := _whole(folder)) is not None:
             return found
         if folder.exists():
-            print(f"the {what} in {folder} is damaged: making it again", file=sys.stderr)
+            log.warning("the %s in %s is damaged: making it again", what, folder)
             shutil.rmtree(folder)
         if (expected := estimate()) is not None:
             _announce(expected, what, folder)
@@ -92,29 +91,6 @@ def build_once(
         with suppress(OSError):
             partial.rmdir()  # which only goes where nothing is in it
         lock.release()
-
-
-def file_digest(path: Path, cache: Path) -> str:
-    """A hash of a file's bytes, read again only when its size or times have changed.
-
-    Args:
-        path: the file.
-        cache: where the hashes of files are remembered.
-    """
-    stat = path.stat()
-    here = [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino]
-    memory = cache / "files" / f"{digest(str(path.resolve()), 24)}.json"
-    try:
-        known = json.loads(memory.read_bytes())
-        if known["stat"] == here:
-            return str(known["digest"])
-    except (OSError, ValueError, KeyError, TypeError):
-        pass
-    started = time.time_ns()
-    found = hashed(path, hashlib.blake2b(digest_size=16))
-    if settled(started, stat.st_mtime_ns, stat.st_ctime_ns):
-        write_text(memory, canonical_json({"path": str(path), "stat": here, "digest": found}))
-    return found
 
 
 def duration(seconds: float) -> str:
@@ -148,9 +124,10 @@ def _seal(folder: Path, summary: Mapping[str, Any]) -> None:
 
 def _announce(estimate: Estimate, what: str, folder: Path) -> None:
     free = shutil.disk_usage(folder.parent).free
-    print(f"making the {what} in {folder}: {estimate}", file=sys.stderr)
+    log.warning("making the %s in %s: %s", what, folder, estimate)
     if free < estimate.disk:
         raise RunError(
             f"the {what} needs {size(estimate.disk)} in {folder.parent}, which has {size(free)} free: "
-            "free some space or give another folder as cache"
+            "free some space or give another folder as cache",
+            "disk",
         )

@@ -23,10 +23,11 @@ from typing import Any, overload
 import numpy as np
 from tqdm import tqdm
 
+from ..checksums import file_digest
 from ..files import digest
 from ..seeding import draw_key
 from ..types import Passage, RunError, UserError
-from .cache import Estimate, build_once, file_digest
+from .cache import Estimate, build_once
 from .corpus_formats import BadLines, read_passages
 from .records import BadLine, check_bad_line
 
@@ -130,7 +131,9 @@ def load_corpus(
         return assets.load_corpus()
     path, cache = Path(source), Path(cache or CACHE)
     if not path.is_file():
-        raise UserError(f"corpus={source} is not a file: give 'testbed' or the path of a JSONL or TSV file")
+        raise UserError(
+            f"corpus={source} is not a file: give 'testbed' or the path of a JSONL or TSV file", "no-file"
+        )
     check_bad_line(on_bad_line)
     request = _Request(path, on_bad_line, passage_words)
     if path.stat().st_size <= in_memory:
@@ -206,7 +209,9 @@ class _Request:
             kept = self._without_repeated(folder, again, bad)
         np.save(folder / OFFSETS, kept, allow_pickle=False)
         if self._stamp() != before:
-            raise RunError(f"{self.path} was changed while it was read: run the same command again")
+            raise RunError(
+                f"{self.path} was changed while it was read: run the same command again", "changed"
+            )
         bad.report()
         return {
             "passages": len(kept) - 1, "skipped": bad.count, "first_skipped": (bad.listed or [""])[0],
@@ -251,4 +256,4 @@ class _Request:
     def _check(self, count: int, bad: BadLines) -> None:
         if not count:
             bad.report()
-            raise UserError(f"corpus={self.path} holds no usable line")
+            raise UserError(f"corpus={self.path} holds no usable line", "empty")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
+import logging
 import re
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +15,8 @@ from ..seeding import draw_key
 from ..types import Passage, UserError
 from .articles.detokenise import detokenise_sentences
 from .records import BadLine, check_object, open_text, what_is_wrong
+
+log = logging.getLogger(__name__)
 
 #: Longer texts (in characters) are taken as they are, with a remark: rarely what was meant.
 LONG = 1_000_000
@@ -59,23 +61,21 @@ class BadLines:
             self.listed.append(text)
 
     def report(self) -> None:
-        """Say on stderr what was left out and what is unusual."""
+        """Log what was left out and what is unusual."""
         if self.count:
-            print(f"skipped {self.count} malformed lines:", *self.listed, sep="\n  ", file=sys.stderr)
+            listed = "\n  ".join(self.listed)
+            log.warning("skipped %d malformed lines:\n  %s", self.count, listed)
         if self.repeated:
             told = "left out, since an article of that title and without an id was there before"
-            print(f"{self.path}: {self.repeated} {told}", file=sys.stderr)
+            log.warning("%s: %d %s", self.path, self.repeated, told)
         if self.long:
-            print(
-                f"{self.path}: {self.long} texts of over {LONG:,} characters stay one passage each; "
-                "passage_words=100 cuts all texts into passages of 100 words",
-                file=sys.stderr,
-            )
+            told = "stay one passage each; passage_words=100 cuts all texts into passages of 100 words"
+            log.warning("%s: %d texts of over %s characters %s", self.path, self.long, f"{LONG:,}", told)
 
     @staticmethod
     def refused(text: str) -> UserError:
         """The error that stops at a line."""
-        return UserError(f"{text}; mend the line or pass on_bad_line=skip")
+        return UserError(f"{text}; mend the line or pass on_bad_line=skip", "bad-line")
 
 
 def read_passages(
@@ -155,7 +155,8 @@ def _tsv(lines: Iterable[str], bad: BadLines) -> Iterator[tuple[int, Any]]:
                 header = [name.strip("\ufeff ") for name in row]
                 if not {"id", "text"} <= set(header):
                     raise UserError(
-                        f"{bad.path} line 1: expected the header id<TAB>text<TAB>title, found {row!r:.100}"
+                        f"{bad.path} line 1: expected the header id<TAB>text<TAB>title, found {row!r:.100}",
+                        "bad-line",
                     )
             elif len(row) == len(header):
                 yield first, dict(zip(header, row, strict=True))

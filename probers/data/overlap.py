@@ -43,7 +43,7 @@ class Seen:
         except (FileNotFoundError, NotADirectoryError):
             return None
         except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-            raise UserError(f"{folder / FILE} is damaged ({error}): train again") from error
+            raise UserError(f"{folder / FILE} is damaged ({error}): train again", "damaged") from error
 
     def save(self, folder: Path) -> None:
         """Write ``seen.json`` into the folder of a prober or classifier."""

@@ -25,7 +25,7 @@ BadLine = Literal["error", "skip"]
 def check_bad_line(on_bad_line: str) -> None:
     """Refuse an unknown ``on_bad_line`` (UserError)."""
     if on_bad_line not in ("error", "skip"):
-        raise UserError(f"on_bad_line={on_bad_line} is unknown: choose error or skip")
+        raise UserError(f"on_bad_line={on_bad_line} is unknown: choose error or skip", "unknown-choice")
 
 
 def what_is_wrong(error: Exception) -> str:
@@ -106,7 +106,7 @@ def open_text(path: Path, newline: str | None = None) -> Iterator[TextFile]:
             with io.TextIOWrapper(binary, encoding="utf-8", newline=newline) as lines:
                 yield TextFile(lines, raw.tell)
     except (UnicodeDecodeError, gzip.BadGzipFile, zlib.error, EOFError) as error:
-        raise UserError(f"{path} cannot be read as UTF-8 text: {error}") from error
+        raise UserError(f"{path} cannot be read as UTF-8 text: {error}", "bad-file") from error
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, str]]:
@@ -197,7 +197,9 @@ def _opened(path: Path) -> Iterator[IO[bytes]]:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             yield cast("IO[bytes]", _Shallow(file))
     except (gzip.BadGzipFile, zlib.error, EOFError) as error:
-        raise UserError(f"{path} cannot be read: the compressed file is damaged ({error})") from error
+        raise UserError(
+            f"{path} cannot be read: the compressed file is damaged ({error})", "damaged"
+        ) from error
 
 
 #: Brackets one after the other, of which the parser would keep more than a machine's memory.
@@ -246,14 +248,15 @@ def open_stream(spec: str, dataset: str, *, instead: str, **options: Any) -> Any
         return datasets.load_dataset(dataset, streaming=True, **options)
     except (DatasetNotFoundError, FileNotFoundError) as error:
         raise UserError(
-            f"{spec}: no such dataset, or nothing in it can be read ({first_line(error)[:300]})"
+            f"{spec}: no such dataset, or nothing in it can be read ({first_line(error)[:300]})", "no-file"
         ) from error
     except (ValueError, RuntimeError) as error:  # an unknown configuration or split, a loading script
         raise UserError(f"{spec} cannot be opened: {first_line(error)[:300]}") from error
     except Exception as error:  # the libraries below raise many kinds for one thing: no network
         raise RunError(
             f"{spec} cannot be reached: {type(error).__name__}: {first_line(error)[:300]}; "
-            f"check the network, or {instead}"
+            f"check the network, or {instead}",
+            "network",
         ) from error
 
 
@@ -288,5 +291,6 @@ def hub_rows(
     except Exception as error:  # whatever file system and format lie below
         raise RunError(
             f"{spec} broke off after {number} rows: {type(error).__name__}: {first_line(error)[:300]}; "
-            f"run the same command again, or {instead}"
+            f"run the same command again, or {instead}",
+            "network",
         ) from error

@@ -11,8 +11,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from ..checksums import sampled, unsealed
-from ..data.cache import MANIFEST, Estimate, build_once, file_digest
+from ..checksums import file_digest, sampled, unsealed
+from ..data.cache import MANIFEST, Estimate, build_once
 from ..files import digest
 from ..types import UserError, first_line
 

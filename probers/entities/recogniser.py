@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -11,6 +12,8 @@ from ..types import UserError
 from .base import Cover, Entity, EntityType, Span, find_works, kind_of, kind_of_quoted
 from .names import find_names
 from .values import find_dates, find_numbers
+
+log = logging.getLogger(__name__)
 
 
 def find_entities(text: str, *, fine: bool = False) -> list[Entity]:
@@ -54,7 +57,8 @@ def _load(name: str) -> Any:
     except (OSError, AttributeError) as error:  # the latter: a package that is no pipeline
         raise UserError(
             f"recogniser=spacy:{name}: no spaCy pipeline of that name is installed: "
-            f"python -m spacy download {name}, or recogniser=rules"
+            f"python -m spacy download {name}, or recogniser=rules",
+            "unknown-choice",
         ) from error
 
 
@@ -120,19 +124,21 @@ class Recogniser:
         if method not in ("rules", "spacy", "auto") or (pipeline and method != "spacy"):
             raise UserError(
                 f"recogniser={self.kind} is unknown: choose rules, spacy or auto, spacy with the name of a "
-                "pipeline as in spacy:en_core_web_sm"
+                "pipeline as in spacy:en_core_web_sm",
+                "unknown-choice",
             )
         if method == "spacy":
             if not pipeline:
                 raise UserError(
                     "recogniser=spacy needs an English spaCy pipeline by its name, as in "
                     "recogniser=spacy:en_core_web_sm after python -m spacy download en_core_web_sm, "
-                    "or recogniser=rules"
+                    "or recogniser=rules",
+                    "missing-extra",
                 )
             _load(pipeline)
         self.name = pipeline or "rules"
         if not self.quiet:
-            print(f"entities: by {'the NER of ' + pipeline if pipeline else 'rules'}")
+            log.info("entities: by %s", f"the NER of {pipeline}" if pipeline else "rules")
 
     def __call__(self, text: str) -> list[Entity]:
         """Entities of a text from left to right, none overlapping another."""

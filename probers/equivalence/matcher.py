@@ -105,7 +105,9 @@ class EntityMatcher:
         if "wordnet" in self.stages:
             folder = find_wordnet() if self.wordnet == "auto" else self.wordnet or None
             if folder and not has_wordnet(folder):
-                raise UserError(f"wordnet={folder}: the folder has not both data.noun and index.noun")
+                raise UserError(
+                    f"wordnet={folder}: the folder has not both data.noun and index.noun", "bad-file"
+                )
             object.__setattr__(self, "_folder", folder)
         if self.aliases:
             load_aliases(self.aliases)

@@ -269,7 +269,7 @@ def load_aliases(path: str) -> AliasTable:
         check_file(path)
         lines = Path(path).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as e:
-        raise UserError(f"the alias table {path} cannot be read: {e}") from e
+        raise UserError(f"the alias table {path} cannot be read: {e}", "bad-file") from e
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
@@ -281,7 +281,8 @@ def load_aliases(path: str) -> AliasTable:
         if not listed or not all(isinstance(name, str) and words(name) for name in group):
             raise UserError(
                 f"{path}, line {number}: expected a JSON list of two or more names, "
-                'as in ["Bombay", "Mumbai"]'
+                'as in ["Bombay", "Mumbai"]',
+                "bad-line",
             )
         groups.append(group)
     return AliasTable(groups)

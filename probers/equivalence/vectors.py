@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -15,6 +16,8 @@ from ..files import write_text
 from ..text import split_sentences
 from ..types import Article, UserError, first_line
 from .names import normalise
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +110,9 @@ def train_vectors(articles: Iterable[Article], path: Path, *, seed: int, least: 
                 for start, end in split_sentences(text):
                     file.write(normalise(text[start:end]) + "\n")
         if count < least:
-            raise TooFewError(f"{count} articles are fewer than the {least} that vectors are trained on")
+            raise TooFewError(
+                f"{count} articles are fewer than the {least} that vectors are trained on", "empty"
+            )
         try:
             model = Word2Vec(
                 corpus_file=str(words), vector_size=_SIZE, window=_WINDOW, min_count=MIN_COUNT,
@@ -116,7 +121,8 @@ def train_vectors(articles: Iterable[Article], path: Path, *, seed: int, least: 
         except RuntimeError as error:  # an empty vocabulary
             raise TooFewError(
                 f"matcher.vectors=own: no word occurs {MIN_COUNT} times in the articles, so there is nothing "
-                'to train vectors on; raise the limit, give a vector file or pass matcher.vectors=""'
+                'to train vectors on; raise the limit, give a vector file or pass matcher.vectors=""',
+                "empty",
             ) from error
         # What all vectors have in common says nothing, and of few articles they have nearly
         # everything in common: of 300 articles, two words drawn at random have a cosine of 0.99.
@@ -141,7 +147,7 @@ def trained(path: Path) -> bool:
         what = f"{path} has no checksum beside it"
     except (OSError, ValueError) as error:
         what = f"{_record(path)} {first_line(error)}"
-    print(f"{what}: the vectors are trained again", flush=True)
+    log.info("%s: training the vectors again", what)
     return False
 
 

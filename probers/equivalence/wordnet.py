@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-import sys
+import logging
 import warnings
 import zipfile
 from functools import lru_cache
@@ -12,6 +12,8 @@ from typing import Any, Literal
 
 from .names import GIVEN, normalise
 from .numbers import Relation
+
+log = logging.getLogger(__name__)
 
 #: Where Debian's wordnet-base puts the files; nltk's own folders are searched first.
 _DEBIAN = "/usr/share/wordnet"
@@ -138,8 +140,5 @@ def _reader(folder: str) -> Any:
 @lru_cache(maxsize=1)
 def say_absent() -> None:
     """Say once per process that names are compared without WordNet."""
-    print(
-        "WordNet's files were not found below nltk's data path: names are compared without synonyms "
-        f"({HOW_TO_GET})",
-        file=sys.stderr,
-    )
+    told = "WordNet's files were not found below nltk's data path: names are compared without synonyms"
+    log.warning("%s (%s)", told, HOW_TO_GET)

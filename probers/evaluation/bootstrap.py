@@ -143,7 +143,7 @@ class Bootstrap:
     def __init__(self, groups: Sequence[Any] | np.ndarray, *, resamples: int = 1000, seed: int = 0) -> None:
         self._index = np.unique(np.asarray(groups), return_inverse=True)[1].reshape(-1)
         if not self._index.size:
-            raise RunError("no example to compute an interval from")
+            raise RunError("no example to compute an interval from", "empty")
         count = int(self._index.max()) + 1
         rng = np.random.default_rng(seed)
         # (groups, resamples): how often each group was drawn.

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..checksums import sealed_lines, unseal
+from ..checksums import inputs
 from ..commands.artifacts import find_prober
-from ..commands.parts import inputs, load_model
+from ..commands.parts import load_model
 from ..commands.runs import RunFolder
-from ..files import canonical_json, regular, write_text, writing
+from ..files import canonical_json, write_text
+from ..journal import Journal
 from ..pages import count
 from ..types import UserError
 from .texts import Text, Texts
@@ -98,7 +99,8 @@ def score(
     """
     from ..online.scores import text_needs, text_scores
 
-    made = _resumed(unfinished, texts)
+    journal = Journal(unfinished)
+    made = _resumed(journal, texts)
     batches = lm.score_each(
         [one.prompt_for(lm.tokenizer, file) for one in texts],
         [one.answer for one in texts],
@@ -116,38 +118,27 @@ def score(
                 told = assessor.of_generation(written, scores, distances)
             ours = {"id": texts[place].id, "text": texts[place].answer, "hallucination": told}
             new[place] = {**texts[place].record, **ours}
-        _keep(unfinished, new)
+        journal.append(_kept(new))
         made |= new
     return [made[place] for place in range(len(texts))]
 
 
-def _keep(path: Path, new: Mapping[int, Mapping[str, Any]]) -> None:
-    lines = sealed_lines({"place": place, "line": line} for place, line in new.items())
-    with writing(path), path.open("ab") as file:
-        file.write(lines.encode())
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _resumed(path: Path, texts: Sequence[Text]) -> dict[int, dict[str, Any]]:
-    """Read the lines that an earlier run kept, without those cut off or altered."""
-    try:
-        regular(path)
-    except FileNotFoundError:
+def _resumed(journal: Journal, texts: Sequence[Text]) -> dict[int, dict[str, Any]]:
+    """Read the lines that an earlier run kept; texts whose line is damaged are scored again."""
+    if not journal.path.exists():
         return {}
-    except ValueError as error:
-        raise UserError(f"{path} {error}: remove it", "bad-file") from error
     found: dict[int, dict[str, Any]] = {}
-    for line in path.read_bytes().splitlines():
-        try:
-            kept = unseal(json.loads(line), older=False)
+    for kept in journal.read().records.values():
+        with suppress(LookupError, TypeError):
             if kept["line"]["id"] == texts[kept["place"]].id:
                 found[kept["place"]] = kept["line"]
-        except (ValueError, LookupError, TypeError, RecursionError):
-            continue
     log.info("resuming: %d of %s are scored already", len(found), count(len(texts), "text"))
-    write_text(path, sealed_lines({"place": place, "line": line} for place, line in found.items()))
+    journal.rewrite(_kept(found))
     return found
+
+
+def _kept(lines: Mapping[int, Mapping[str, Any]]) -> list[dict[str, Any]]:
+    return [{"place": place, "line": line} for place, line in lines.items()]
 
 
 def _results(

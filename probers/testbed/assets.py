@@ -32,7 +32,8 @@ def model_path() -> Path:
     if not (path / "model.safetensors").is_file():
         raise UserError(
             f"model=testbed has no checkpoint at {path}: make one with "
-            "'probers-testbed out=runs/testbed' and pass model=runs/testbed/model"
+            "'python -m tools.testbed out=runs/testbed' in a checkout and pass model=runs/testbed/model",
+            "no-file",
         )
     return path
 
@@ -43,7 +44,7 @@ def world_config(folder: Path | None = None) -> WorldConfig:
     try:
         fields: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))["world"]
     except FileNotFoundError as error:
-        raise UserError(f"{file} is missing: this model was not made by probers-testbed") from error
+        raise UserError(f"{file} is missing: this model was not made by tools/testbed", "no-file") from error
     return WorldConfig(**{name: _tuples(value) for name, value in fields.items()})
 
 

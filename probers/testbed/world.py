@@ -102,7 +102,7 @@ KINDS = ("known", "stale", "misbelieved", "unknown")
 
 @dataclass(frozen=True, slots=True)
 class WorldConfig:
-    """Size and composition of a world; the fields of ``configs/testbed`` have the same names.
+    """Size and composition of a world; the settings of ``tools/testbed``.
 
     Attributes:
         known: known entities per kind; as many unknown ones are made.

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from omegaconf import DictConfig
 
-from probers.checksums import sealed_lines
 from probers.commands.parts import build
 from probers.commands.runs import RunFolder
 from probers.evaluation.metrics import auroc
 from probers.files import canonical_json, write_text
+from probers.journal import sealed_lines
 from probers.types import Passage, Round
 
 from ..protocol import name_of

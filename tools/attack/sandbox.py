@@ -91,7 +91,7 @@ def warm() -> None:
     from probers.engine.model import CausalLM
 
     # Parsers and transformers fill their tables as they go.
-    for command in ("datagen", "train", "rag", "compare", "testbed"):
+    for command in ("datagen", "train", "rag", "compare"):
         request(command, [])
     CausalLM.from_pretrained("testbed")
     gc.collect()

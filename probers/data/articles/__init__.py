@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ...options import check_options
 from ...testbed.assets import load_articles
 from ...types import UserError
 from ..records import BadLine
@@ -56,7 +57,8 @@ def open_articles(
         from .wikipedia import open_wikipedia
         from .wikipedia_client import WikipediaOptions
 
-        options = WikipediaOptions.of(wikipedia)
+        check_options(WikipediaOptions, wikipedia or {}, "wikipedia.")
+        options = WikipediaOptions(**(wikipedia or {}))
         return open_wikipedia(options, limit=limit, seed=seed, rules=rules, progress=progress)
     from .files import open_file, open_hub
 

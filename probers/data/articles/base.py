@@ -167,7 +167,9 @@ class Problems(LeftOut):
         why = self.summary() or "the source is empty"
         first = f" (first: {self.listed[0][0]}: {self.listed[0][1]})" if self.listed else ""
         kind = RunError if self.failed else UserError
-        return kind(f"articles={spec} holds no usable article: {why}{first}")
+        return kind(
+            f"articles={spec} holds no usable article: {why}{first}", "network" if self.failed else "empty"
+        )
 
 
 @dataclass

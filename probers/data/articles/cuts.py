@@ -192,5 +192,6 @@ class CutPlan:
         if not self.cuts:
             raise UserError(
                 f"articles={self.source.spec}: none of the {self.articles} articles has an entity inside a "
-                "sentence and outside its title, so there is nothing to cut at"
+                "sentence and outside its title, so there is nothing to cut at",
+                "empty",
             )

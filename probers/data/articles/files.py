@@ -39,7 +39,7 @@ def open_file(
     path = Path(spec)
     if not path.is_file():
         known = "testbed, the path of a JSONL file, wikipedia or hf:<dataset id>"
-        raise UserError(f"articles={spec} is not a file: give {known}")
+        raise UserError(f"articles={spec} is not a file: give {known}", "no-file")
     problems = Problems()
     mend = "mend the line or pass on_bad_line=skip"
     key = Splits(seed).key
@@ -50,7 +50,7 @@ def open_file(
         except (ValueError, RecursionError) as error:
             reason = what_is_wrong(error)
             if on_bad_line == "error":
-                raise UserError(f"{path} line {number}: {reason}; {mend}") from error
+                raise UserError(f"{path} line {number}: {reason}; {mend}", "bad-line") from error
             problems.add(f"line {number}", f"malformed: {reason}")
         except UnusableError as error:
             problems.add(clean(json.loads(line)["title"]).strip() or f"line {number}", str(error))
@@ -63,7 +63,7 @@ def open_file(
     named = {n for n, has in zip(numbers, own, strict=True) if has and n in repeated}
     for number, first in repeated.items():
         if number in named and on_bad_line == "error":
-            raise UserError(f"{path} line {number}: its id is already on line {first}; {mend}")
+            raise UserError(f"{path} line {number}: its id is already on line {first}; {mend}", "bad-line")
         what = "id" if number in named else "title"
         problems.add(f"line {number}", f"repeated {what}: also on line {first}")
     total = len(numbers) - len(repeated)
@@ -152,10 +152,13 @@ def open_hub(spec: str, *, limit: int | None, seed: int, rules: Rules, progress:
     folder = "give a folder with the dataset's files as hf:FOLDER"
     rows: Mapping[str, Any] = open_stream(f"articles={spec}", name, instead=folder, name=config or None)
     if split and split not in rows:
-        raise UserError(f"articles={spec} has no split {split}: choose one of {', '.join(rows)}")
+        raise UserError(
+            f"articles={spec} has no split {split}: choose one of {', '.join(rows)}", "unknown-choice"
+        )
     if not split and "train" not in rows and len(rows) > 1:
         raise UserError(
-            f"articles={spec} has several splits: add one of {', '.join(rows)} as hf:{name}:{config}:<split>"
+            f"articles={spec} has several splits: add one of {', '.join(rows)} as hf:{name}:{config}:<split>",
+            "missing-value",
         )
     data = rows[split or ("train" if "train" in rows else next(iter(rows)))]
     if limit is not None:
@@ -196,7 +199,8 @@ def _check_columns(spec: str, columns: Iterable[str]) -> None:
     if "title" not in columns or not {"text", "sentences"} & set(columns):
         raise UserError(
             f"articles={spec} needs the columns title and text or sentences: "
-            f"it has {', '.join(columns) or 'none'}"
+            f"it has {', '.join(columns) or 'none'}",
+            "bad-file",
         )
 
 

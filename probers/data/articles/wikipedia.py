@@ -1,4 +1,4 @@
-"""Articles of a live Wikipedia: by title, by category or at random, cached on disk."""
+"""Articles of a live Wikipedia: by title, by category or at random."""
 
 from __future__ import annotations
 
@@ -14,22 +14,21 @@ from ...files import check_file
 from ...types import Article, RunError, UserError
 from ..splits import Splits
 from .base import ArticleSource, Problems, Progress, Rules, UnusableError, clean, prose
-from .wikipedia_client import Client, WikipediaOptions
-from .wikipedia_transport import FetchError
+from .wikipedia_client import Client, FetchError, WikipediaOptions
 
 
 def open_wikipedia(
     options: WikipediaOptions, *, limit: int | None, seed: int, rules: Rules, progress: Progress
 ) -> ArticleSource:
-    """Articles of a Wikipedia; the network is first used when they are iterated.
+    """Open the articles of a Wikipedia; the network is first used when they are iterated.
 
-    A limit counts usable articles: further titles are tried in the place of others.
+    A limit counts usable articles: further titles replace unusable ones.
 
     Raises:
-        UserError: no title to ask for, or random pages without a limit.
+        UserError: no title to fetch, or random pages without a limit.
     """
     if options.random and limit is None:
-        raise UserError("wikipedia.random=true needs a limit: pass limit=300, for example")
+        raise UserError("wikipedia.random=true needs a limit: pass limit=300, for example", "missing-value")
     titles = _title_list(options) if options.titles else []
     total = min(limit or len(titles), len(titles)) if titles else limit
     problems = Problems()
@@ -65,10 +64,10 @@ def open_wikipedia(
 
 
 def _title_list(options: WikipediaOptions) -> list[str]:
-    """The titles asked for, each once, in their order.
+    """The distinct titles of the option or of its file, in their order.
 
     Raises:
-        UserError: the file is not there or holds none.
+        UserError: the file is missing or there is no title.
     """
     titles: Sequence[Any] = options.titles or []
     if isinstance(options.titles, str):
@@ -78,12 +77,13 @@ def _title_list(options: WikipediaOptions) -> list[str]:
         except (OSError, UnicodeDecodeError) as error:
             raise UserError(
                 f"wikipedia.titles={options.titles} cannot be read as a text file ({error}); "
-                "give one with a title per line, or a list like [Paris,Berlin]"
+                "give one with a title per line, or a list like [Paris,Berlin]",
+                "no-file" if isinstance(error, FileNotFoundError) else "bad-file",
             ) from error
     made = list(dict.fromkeys(" ".join(clean(str(t)).replace("_", " ").split()) for t in titles))
     made = [t for t in made if t]
     if not made:
-        raise UserError(f"wikipedia.titles={options.titles} holds no title")
+        raise UserError(f"wikipedia.titles={options.titles} holds no title", "empty")
     return made
 
 
@@ -91,7 +91,7 @@ def _article(title: str, page: dict[str, Any], rules: Rules, splits: Splits, see
     """The article of a fetched page.
 
     Raises:
-        UnusableError: the page is missing, a disambiguation, one that was had, or ``Rules`` refuse it.
+        UnusableError: the page is missing, a disambiguation or a repetition, or ``rules`` refuse it.
     """
     if page["status"] == "missing":
         raise UnusableError("missing: there is no page of this title")
@@ -121,7 +121,9 @@ def _category_titles(client: Client, options: WikipediaOptions, problems: Proble
             members = client.members(category)
         except FetchError as error:
             if level == 0:
-                raise RunError(f"wikipedia.category={options.category} was not fetched: {error}") from error
+                raise RunError(
+                    f"wikipedia.category={options.category} was not fetched: {error}", "network"
+                ) from error
             problems.add(category, f"not fetched: {error}", failure=True)
             continue
         titles.update(dict.fromkeys(members["pages"]))
@@ -135,7 +137,7 @@ def _category_titles(client: Client, options: WikipediaOptions, problems: Proble
 
 
 def _random_titles(client: Client, seed: int, limit: int, problems: Problems) -> Iterator[str]:
-    """Titles drawn by the Wikipedia, the kept ones of this seed first; ends after 20 times the limit."""
+    """Titles drawn by the Wikipedia, those kept for this seed first; at most about 20 times the limit."""
     try:
         yield from islice(client.random_titles(seed, batch=limit), 20 * limit + 100)
     except FetchError as error:

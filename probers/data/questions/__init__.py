@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import importlib
-import sys
+import logging
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
@@ -28,6 +28,8 @@ __all__ = [
     "DATASETS", "EmptySplitError", "Excluded", "Layout", "QuestionSet", "QuestionSource", "UnusableError",
     "layout", "load_questions", "open_questions", "source_class",
 ]  # fmt: skip
+
+log = logging.getLogger(__name__)
 
 #: What users type -> module and class; the module is imported when it is asked for.
 DATASETS = {
@@ -88,10 +90,10 @@ def load_questions(
     source: str | QuestionSource, *, limit: Limit = None, split: str | None = None, seed: int = 0,
     on_bad_line: BadLine = "error",
 ) -> list[Question]:  # fmt: skip
-    """:func:`open_questions` for short; what was left out is said on the standard error."""
+    """:func:`open_questions` for short; what was left out is logged as a warning."""
     found = open_questions(source, limit=limit, split=split, seed=seed, on_bad_line=on_bad_line)
     for line in found.lines():
-        print(line, file=sys.stderr)
+        log.warning(line)
     return found.questions
 
 
@@ -129,7 +131,9 @@ def open_questions(
     """
     _check_limit(limit, split)
     if split is not None and split not in SPLITS:
-        raise UserError(f"split={split} is unknown: choose {', '.join(SPLITS)}, or null for all")
+        raise UserError(
+            f"split={split} is unknown: choose {', '.join(SPLITS)}, or null for all", "unknown-choice"
+        )
     check_bad_line(on_bad_line)
     if isinstance(source, str):
         opened = _made(source, options)
@@ -142,14 +146,16 @@ def open_questions(
     drawn = draw(reading, limit=limit, split=split, seed=seed, deal_splits=deal_splits, unfit=unfit)
     excluded = reading.excluded
     if not sum(drawn.splits.values()) and not drawn.seen:
-        raise UserError(f"{opened.spec} holds no usable question: {excluded.summary() or 'it is empty'}")
+        raise UserError(
+            f"{opened.spec} holds no usable question: {excluded.summary() or 'it is empty'}", "empty"
+        )
     notes = []
     if drawn.seen:
         notes.append(f"{drawn.seen} questions are left out: a part of this run was trained or tuned on them")
         if not drawn.questions:
             where = f" in the {split} split" if split else ""
             raise EmptySplitError(
-                f"{opened.spec}: all {drawn.seen} questions{where} were trained or tuned on"
+                f"{opened.spec}: all {drawn.seen} questions{where} were trained or tuned on", "overlap"
             )
     if excluded.lost:
         notes.append(f"{opened.spec} breaks off at {excluded.lost}: nothing behind it was read")
@@ -175,7 +181,9 @@ def _check_limit(limit: Limit, split: str | None) -> None:
             raise UserError(f"limit={limit} leaves nothing: give 1 or more, or null for all")
         return
     if split is not None:
-        raise UserError(f"split={split} and a limit for each split cannot both be given: leave one out")
+        raise UserError(
+            f"split={split} and a limit for each split cannot both be given: leave one out", "conflict"
+        )
     unknown = [name for name in limit if name not in SPLITS]
     if unknown or not limit:
         told = f"limit.{unknown[0]} is unknown" if unknown else "limit={} names no split"
@@ -195,7 +203,7 @@ def _shortage(
     if not available:
         found = ", ".join(f"{n} {name}" for name, n in sorted(drawn.splits.items()))
         raise EmptySplitError(
-            f"{source.spec} has no question in the {split} split (its questions are: {found})"
+            f"{source.spec} has no question in the {split} split (its questions are: {found})", "empty"
         )
     if most is None or available >= most:
         return []
@@ -273,12 +281,12 @@ class _Reading:
             for known in source_class(name).layouts:
                 if known.fits(row.record):
                     other = f"{known.name}, which is read by questions={name}"
-                    raise UserError(f"{self.source.spec}: {row.where} looks like {other}")
+                    raise UserError(f"{self.source.spec}: {row.where} looks like {other}", "mismatch")
 
     def _malformed(self, where: str, reason: str) -> None:
         if self.on_bad_line == "error":
             at = f"{self.source.path or self.source.spec} {where}"
-            raise UserError(f"{at}: {reason}; mend it or pass on_bad_line=skip")
+            raise UserError(f"{at}: {reason}; mend it or pass on_bad_line=skip", "bad-line")
         self.excluded.add(where, f"malformed: {reason}")
 
 
@@ -294,7 +302,8 @@ def _made(name: str, options: dict[str, Any]) -> QuestionSource:
             near = difflib.get_close_matches(name, DATASETS, n=1)
             hint = f" (did you mean {near[0]}?)" if near else ""
             raise UserError(
-                f"questions={name} is unknown{hint}: choose one of {', '.join(DATASETS)} or give a JSONL file"
+                f"questions={name} is unknown{hint}: choose {', '.join(DATASETS)} or give a JSONL file",
+                "unknown-choice",
             )
         name, options = "file", {**options, "path": name}
     made = source_class(name)
@@ -306,7 +315,10 @@ def _check_options(made: type[QuestionSource], name: str, options: Collection[st
     known = [f.name for f in fields(made)]
     unknown = [key for key in options if key not in known]
     if unknown:
-        raise UserError(f"questions.{unknown[0]} is no option of {name}: its options are {', '.join(known)}")
+        raise UserError(
+            f"questions.{unknown[0]} is no option of {name}: its options are {', '.join(known)}",
+            "unknown-key",
+        )
 
 
 def _digest(questions: Collection[Question]) -> str:

@@ -69,10 +69,14 @@ class QuestionSource:
         remote = {f.name for f in fields(QuestionSource)} - {"path"}
         used = ", ".join(f"questions.{n}={v}" for n, v in self._given().items() if n in remote)
         if self.path is not None and used:
-            raise UserError(f"{used} is for a copy on the Hub, and questions.path={self.path} is a file")
+            raise UserError(
+                f"{used} is for a copy on the Hub, and questions.path={self.path} is a file", "conflict"
+            )
         for option, choices in self.choices.items():
             if (value := getattr(self, option)) not in choices:
-                raise UserError(f"questions.{option}={value} is unknown: choose {' or '.join(choices)}")
+                raise UserError(
+                    f"questions.{option}={value} is unknown: choose {' or '.join(choices)}", "unknown-choice"
+                )
 
     def _given(self) -> dict[str, Any]:
         """The options that do not have their defaults."""
@@ -110,12 +114,13 @@ class QuestionSource:
         for option in self.extra_files:
             extra = getattr(self, option)
             if extra is not None and not Path(extra).is_file():
-                raise UserError(f"questions.{option}={extra} is not a file")
+                raise UserError(f"questions.{option}={extra} is not a file", "no-file")
         if self.path is None:
             if self.hub is None:
                 raise UserError(
                     f"questions={self.name} has no copy on the Hub that could be taken by default: give the "
-                    "official file as questions.path=FILE, or a copy in its layout as questions.hub=ID"
+                    "official file as questions.path=FILE, or a copy in its layout as questions.hub=ID",
+                    "missing-value",
                 )
             yield from hub_rows(
                 self.spec, self.hub, self._check_columns, instead="give a local file as questions.path",
@@ -124,7 +129,9 @@ class QuestionSource:
             return
         path = Path(self.path)
         if not path.is_file():
-            raise UserError(f"questions.path={self.path} is not a file: give an official one of {self.name}")
+            raise UserError(
+                f"questions.path={self.path} is not a file: give an official one of {self.name}", "no-file"
+            )
         for row in file_rows(path):
             problem = self.mismatch(row.record) if isinstance(row.record, dict) else None
             yield row._replace(problem=problem) if problem else row
@@ -143,7 +150,9 @@ class QuestionSource:
 
     def _check_columns(self, keys: Collection[str]) -> None:
         if problem := self.mismatch(keys):
-            raise UserError(f"{self.spec}: {problem}; give another questions.hub or a file as questions.path")
+            raise UserError(
+                f"{self.spec}: {problem}; give another questions.hub or a file as questions.path", "mismatch"
+            )
 
     def unfold(self, record: Record) -> Sequence[Record]:
         """The records of single questions in a record of the file."""

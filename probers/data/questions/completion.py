@@ -64,11 +64,13 @@ class Completion(QuestionSource):
             object.__setattr__(self, "kinds", tuple(self.kinds))
         if self.path is not None or self.hub is not None:
             raise UserError(
-                "questions=completion is made from articles: give them as questions.articles=FILE"
+                "questions=completion is made from articles: give them as questions.articles=FILE",
+                "missing-value",
             )
         if self.articles == "wikipedia":
             raise UserError(
-                "questions.articles=wikipedia is another set tomorrow: give a file or hf:<dataset id>"
+                "questions.articles=wikipedia is another set tomorrow: give a file or hf:<dataset id>",
+                "unsupported",
             )
 
     @property
@@ -84,7 +86,9 @@ class Completion(QuestionSource):
 
     def rows(self) -> Iterator[Row]:
         if self.articles is None:
-            raise UserError("questions=completion needs articles: give questions.articles=FILE")
+            raise UserError(
+                "questions=completion needs articles: give questions.articles=FILE", "missing-value"
+            )
         key = (self, self._stamp)
         if key in _LAST:
             yield from (Row(question.id, question) for question in _LAST[key])

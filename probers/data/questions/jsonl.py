@@ -53,10 +53,13 @@ class JSONL(QuestionSource):
     def rows(self) -> Iterator[Row]:
         if self.path is None and self.hub is None:
             raise UserError(
-                "questions=file needs a file: give questions.path=FILE, or questions=FILE for short"
+                "questions=file needs a file: give questions.path=FILE, or questions=FILE for short",
+                "missing-value",
             )
         if self.path is not None and not Path(self.path).is_file():
-            raise UserError(f"questions={self.path} is not a file: give a JSONL file or a dataset's name")
+            raise UserError(
+                f"questions={self.path} is not a file: give a JSONL file or a dataset's name", "no-file"
+            )
         yield from super().rows()
 
     def question(self, record: Record) -> Question:

@@ -49,7 +49,9 @@ class DPRSource(QuestionSource):
             return self.own_question(record)
         origin = optional(record, "dataset")
         if origin and not origin.startswith(self.name.removesuffix("qa")):  # "trivia_train"
-            raise UserError(f"questions={self.name}: this is DPR's file of another dataset, {origin}")
+            raise UserError(
+                f"questions={self.name}: this is DPR's file of another dataset, {origin}", "mismatch"
+            )
         gold = [_passage(p, i, True) for i, p in enumerate(records(record, "positive_ctxs"))]
         hard = records(record, "hard_negative_ctxs")[: self.hard_negatives]
         others = [_passage(p, i, False) for i, p in enumerate(hard, len(gold))]

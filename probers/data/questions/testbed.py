@@ -21,7 +21,8 @@ class Testbed(QuestionSource):
     def __post_init__(self) -> None:
         if given := list(self._given()):
             raise UserError(
-                f"questions=testbed has no questions.{given[0]}: its questions come with the package"
+                f"questions=testbed has no questions.{given[0]}: its questions come with the package",
+                "unknown-key",
             )
 
     @property

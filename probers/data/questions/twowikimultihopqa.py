@@ -57,7 +57,8 @@ class TwoWikiMultihopQA(QuestionSource):
         if "answer_id" not in record:
             raise UserError(
                 f"{self.spec} has no answer_id, which questions.aliases={self.aliases} needs: "
-                "take the files of the release with ids, or leave questions.aliases out"
+                "take the files of the release with ids, or leave questions.aliases out",
+                "mismatch",
             )
         return self._names.get(optional(record, "answer_id"), ())
 
@@ -74,7 +75,7 @@ class TwoWikiMultihopQA(QuestionSource):
                 names[identifier(entry, "Q_id")] = strings(entry, "aliases") + strings(entry, "demonyms")
             except (ValueError, KeyError, RecursionError) as error:
                 reason = what_is_wrong(error)
-                raise UserError(f"questions.aliases={path} line {number}: {reason}") from error
+                raise UserError(f"questions.aliases={path} line {number}: {reason}", "bad-line") from error
         return names
 
 

@@ -1,1 +1,0 @@
-"""The recipe of the testbed's language model."""

@@ -1,0 +1,156 @@
+"""Names of contents, and journals: what a changed byte, a kill or a damaged memory does."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from probers import checksums
+from probers.checksums import check, file_digest, inputs, take
+from probers.commands.runs import RunFolder
+from probers.journal import Journal
+from probers.types import UserError
+
+KINDS = {
+    "corpus": "corpus.jsonl", "articles": "articles.jsonl", "questions": "questions.jsonl",
+    "aliases": "aliases.jsonl", "vectors": "vectors.bin", "exemplars": "shots.txt",
+}  # fmt: skip
+SIZE = 3_000_000
+
+
+@pytest.fixture
+def reads(monkeypatch, tmp_path) -> list[Path]:
+    """Files whose bytes are hashed; files count as settled at once."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(checksums, "_RACY", -1)
+    found, hashed = [], checksums._hashed
+    monkeypatch.setattr(checksums, "_hashed", lambda path, kind: [found.append(path), hashed(path, kind)][1])
+    return found
+
+
+def change_a_byte(path: Path, place: int) -> None:
+    stat = path.stat()
+    with path.open("r+b") as file:
+        file.seek(place)
+        file.write(b"#")
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns + 1))
+
+
+@pytest.mark.parametrize("name", KINDS.values(), ids=KINDS)
+def test_a_byte_in_the_middle_of_a_large_file_makes_another_run(reads, name):
+    Path(name).write_bytes(b"x" * SIZE)
+    first = inputs(name)
+    run = RunFolder(Path("out"), "datagen", {"inputs": first, "seed": 0})
+    run.begin()
+    run.finish()
+    assert run.complete and inputs(name) == first
+    assert len(reads) == 1  # an untouched file keeps its name and is not read twice
+    change_a_byte(Path(name), SIZE // 2)
+    changed = RunFolder(Path("out"), "datagen", {"inputs": inputs(name), "seed": 0})
+    assert changed.config["inputs"] != first and len(reads) == 2
+    with pytest.raises(UserError) as caught:
+        changed.begin()
+    assert f"inputs.{name}" in str(caught.value)
+
+
+def test_small_files_and_folders_keep_the_names_of_earlier_versions(reads):
+    Path("small").write_bytes(b"y" * 5000)
+    Path("folder").mkdir()
+    Path("folder/a").write_bytes(b"z" * (2 << 20))
+    Path("folder/.hidden").write_text("of the run that wrote the folder")
+    named = inputs("small", "folder", "testbed")
+    assert named == inputs("small", "folder", "testbed", ends=True) and named["testbed"] == "" and not reads
+    assert named["small"] == "77dae47705de4c99"  # of version 0.1
+    change_a_byte(Path("folder/a"), 1 << 20)
+    assert inputs("folder")["folder"] != named["folder"]
+
+
+def test_a_finished_run_of_an_earlier_version_is_recognised_and_an_unfinished_one_refused(reads):
+    Path("corpus").write_bytes(b"x" * SIZE)
+    now, before = inputs("corpus"), inputs("corpus", ends=True)
+    assert now != before
+    for out, finished in ("finished", True), ("unfinished", False):
+        old = RunFolder(Path(out), "rag", {"inputs": before})
+        old.begin()
+        if finished:
+            old.finish()
+    assert RunFolder(Path("finished"), "rag", {"inputs": now}).complete
+    with pytest.raises(UserError, match=r"inputs\.corpus"):
+        RunFolder(Path("unfinished"), "rag", {"inputs": now}).begin()
+    with Path("corpus").open("ab") as file:
+        file.write(b"more")
+    assert not RunFolder(Path("finished"), "rag", {"inputs": inputs("corpus")}).complete
+
+
+@pytest.mark.parametrize(
+    "damage", [b"", b"{", b"[]", b'{"sha256": 1}', b'{"1 1": [1, 2, "a"], "sha256": ""}']
+)
+def test_a_damaged_memory_is_ignored(reads, damage):
+    Path("f").write_bytes(b"x" * SIZE)
+    first = file_digest(Path("f"))
+    (memory,) = Path("runs/cache/files").iterdir()
+    assert file_digest(Path("f")) == first and len(reads) == 1
+    memory.write_bytes(damage)
+    assert file_digest(Path("f")) == first and len(reads) == 2
+
+
+def test_a_file_written_a_moment_ago_is_not_remembered(monkeypatch, tmp_path):
+    path = tmp_path / "f"
+    path.write_text("one")
+    first = file_digest(path, tmp_path / "cache")
+    assert not (tmp_path / "cache").exists()
+    path.write_text("two")
+    assert file_digest(path, tmp_path / "cache") != first
+
+
+def test_where_nothing_can_be_written_files_are_read_again(reads):
+    Path("f").write_bytes(b"x" * SIZE)
+    Path("runs").write_text("a file in the way")
+    assert inputs("f") == inputs("f") and len(reads) == 2
+
+
+def test_a_folder_is_checked_once_and_a_memory_of_before_is_taken(reads, tmp_path):
+    folder = Path("store")
+    folder.mkdir()
+    for name in "ab":
+        (folder / name).write_text(name * 10)
+    files = take(folder, "ab")
+    reads.clear()
+    assert check(folder, files) is None and check(folder, files) is None and len(reads) == 2
+    memory = Path(".store.checked.json")
+    unsealed = {k: v for k, v in json.loads(memory.read_text()).items() if k != "sha256"}
+    memory.write_text(json.dumps(unsealed))
+    assert check(folder, files) is None and len(reads) == 2
+    assert check(folder, files, anew=True) is None and len(reads) == 4
+    change_a_byte(folder / "b", 3)
+    assert check(folder, files) == ("b", "was altered") and check(folder, files, contents=False) is None
+    (folder / "b").unlink()
+    assert check(folder, files) == ("b", "is missing")
+
+
+def test_a_journal_drops_what_a_kill_cut_and_names_damaged_lines(tmp_path):
+    journal = Journal(tmp_path / "j.jsonl")
+    assert journal.read().records == {}
+    journal.append([{"n": 1}, {"n": 2, "text": "é\u2028"}])
+    journal.append([{"n": 3}])
+    whole = journal.path.read_bytes()
+    assert [r["n"] for r in journal.read().records.values()] == [1, 2, 3]
+    for cut in range(len(whole)):
+        journal.path.write_bytes(whole[:cut])
+        found = journal.read()
+        lines = whole[:cut].count(b"\n")
+        assert list(found.records) == list(range(1, lines + 1)) and not found.damaged
+        assert found.cut == bool(whole[:cut].rpartition(b"\n")[2])
+    journal.path.write_bytes(whole.replace(b'"n": 2', b'"n": 5'))
+    found = journal.read()
+    assert found.damaged == (2,) and list(found.records) == [1, 3]
+    journal.rewrite(found.records.values())
+    assert journal.path.read_bytes() == whole.splitlines(True)[0] + whole.splitlines(True)[2]
+
+
+def test_a_journal_that_is_no_file_is_refused(tmp_path):
+    (tmp_path / "j").mkdir()
+    with pytest.raises(UserError) as caught:
+        Journal(tmp_path / "j").read()
+    assert caught.value.code == "bad-file" and str(tmp_path / "j") in str(caught.value)
