@@ -1,12 +1,12 @@
-"""Speed and memory of the engine against plain generation and against the peers' way.
+"""Speed and memory of the engine, compared with plain generation and with the peers' way.
 
     python benchmarks/capture.py                              # testbed and a random 12-layer model
-    python benchmarks/capture.py --models testbed,random,7b   # where there is a GPU
+    python benchmarks/capture.py --models testbed,random,7b   # with a GPU
     python benchmarks/capture.py --models smollm2 --prompt-tokens 256 --new-tokens 48
 
-Every figure is a ratio of ways that ran by turns in this process, so that a slow moment of the
-machine hits all of them; it is taken within each round, and of the rounds the median is shown
-with the lowest and highest.
+Every figure is a ratio of variants that take turns in this process, so a slow moment of the
+machine affects all of them. The ratio is computed within each round; the tables show the median
+over rounds with the lowest and highest.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def surroundings(device: torch.device, load: Sequence[float]) -> str:
     """What the figures depend on besides the machine."""
     place = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
     loads = f"{load[0]:.1f} before and {os.getloadavg()[0]:.1f} after"
-    return f"On {place}, float32 unless said otherwise, {torch.get_num_threads()} threads, load {loads}."
+    return f"On {place}, float32 unless stated otherwise, {torch.get_num_threads()} threads, load {loads}."
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

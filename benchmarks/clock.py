@@ -1,4 +1,4 @@
-"""Where the time of a training goes: the parts of a step, and the validations."""
+"""Time of a training, by parts of a step and validations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What capture costs: against plain generation, and against the peers' way to the same features."""
+"""Cost of capture, compared with plain generation and with the peers' way to the same features."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ def check(
         results.note(
             section, f"{where}: {ties} of {total} texts part from '{first}' at a tie within rounding."
         )
-    results.note(section, "The run checks that all ways write the same tokens; exceptions are named here.")
+    results.note(
+        section, "The run checks that all variants write the same tokens; exceptions are listed here."
+    )
 
 
 def least(name: str) -> int:
@@ -53,7 +55,7 @@ def speed(name: str, lm: CausalLM, options: Options, results: Results) -> None:
     wanted: dict[str, tuple[Needs, float | None]] = {nothing: (Needs(), None)}
     if "capture" in options.only:
         target = {"7b": 0.99, REAL: 0.98}.get(name, 0.95)
-        wanted["+ mean of all layers"] = (Needs.of(everything(lm).layers), target)
+        wanted["+ mean of all layers"] = (Needs(everything(lm).features), target)
     if "attention" in options.only:
         wanted["+ last layer's attention rows"] = (Needs(attention=True), 0.90)
     calls: dict[str, Callable[..., Any]] = {"plain": partial(plain, lm)}
@@ -83,7 +85,7 @@ def speed(name: str, lm: CausalLM, options: Options, results: Results) -> None:
     results.note(
         "capture",
         f"Greedy, {options.prompt_tokens}-token prompts (left-padded: up to a sixteenth shorter), "
-        f"{options.new_tokens} new tokens, no EOS; each way goes from texts to texts.",
+        f"{options.new_tokens} new tokens, no EOS; each variant is timed from text to text.",
     )
 
 
@@ -113,8 +115,8 @@ def against_peers(name: str, lm: CausalLM, options: Options, results: Results) -
         _memory(name, lm, batch, prompts, options, results)
     results.note(
         "peers",
-        "Forward calls alone: decoding with nothing recorded and no text made, over the same kind of cache. "
-        "Their ratio is the most that any way of recording could gain over the peers'.",
+        "Forward calls alone: decoding without recording or text, over the same kind of cache. Their ratio "
+        "bounds the gain of any recording over the peers'.",
     )
 
 
@@ -156,12 +158,12 @@ def _memory(
     results.row("peers", ABOUT[name], batch, "extra memory, MB", *cells)
     results.note(
         "peers",
-        "Extra memory: peak over that of plain `generate`, which itself adds "
+        "Extra memory: peak over that of plain `generate`, which adds "
         f"{middle['plain']:.0f} MB ({ABOUT[name]}, batch {batch}).",
     )
     kind = "allocated by torch" if lm.device.type == "cuda" else "resident, each run in a process of its own"
     results.note(
         "peers",
         f"Memory is {kind}. Noise is the largest difference between repeats of plain or ours; the ratio "
-        "takes ours to be no smaller than it.",
+        "assumes that ours is no smaller.",
     )

@@ -1,9 +1,9 @@
-"""How fast articles become labels, on a real model: number format, shared beginnings, and how much is read.
+"""Speed of labelling articles with a real model, by number format, shared prefixes, and states recorded.
 
     python benchmarks/datagen.py --articles FILE.jsonl [--model smollm2] [--count 60] [--write]
 
-Every way labels the same cuts. Processor time is given beside the clock's, since it hardly
-depends on what else a machine does.
+All variants label the same cuts. CPU time is reported next to wall time, since it hardly
+depends on the machine's other work.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def main(argv: list[str] | None = None) -> None:
         "labels",
         f"{options.model}, {plan.articles} articles, {len(cuts)} cuts with "
         f"{statistics.median(lengths):.0f} words before them in the middle and {max(lengths)} at most, "
-        f"{len(made[_BEFORE].rows)} labels; {options.repeats} rounds by turns. "
+        f"{len(made[_BEFORE].rows)} labels; {options.repeats} rounds in turn. "
         f"Labels are compared where both ways give one.",
     )
     command = invocation(

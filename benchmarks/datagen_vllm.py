@@ -1,9 +1,9 @@
-"""How fast articles become labels with ``engine=vllm`` and with ``engine=transformers``, by turns.
+"""Speed of labelling articles with ``engine=vllm`` and ``engine=transformers``, taking turns.
 
     python benchmarks/datagen_vllm.py --articles FILE.jsonl [--model smollm2] [--count 60] [--write]
 
-Run in the environment of ``make test-vllm``. Both engines stand in this process and label the same cuts with
-the defaults of ``probers-datagen --source wiki``. vLLM forgets its prefix cache before each round.
+Run it in the environment of ``make test-vllm``. Both engines are in this process and label the same cuts with
+the defaults of ``probers-datagen --source wiki``. vLLM clears its prefix cache before each round.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def main(argv: list[str] | None = None) -> None:
         "vllm",
         f"{options.model} in {options.dtype}, {plan.articles} articles, {len(cuts)} cuts, at most "
         f"{options.new_tokens} new tokens, all {vllm.num_layers + 1} layers, {options.rounds} rounds. "
-        f"Starting vLLM took {started:.0f} s, which is no part of the rates.",
+        f"Starting vLLM took {started:.0f} s, not included in the rates.",
     )
     given = ["--articles", "FILE.jsonl", "--count", str(options.count), "--rounds", str(options.rounds)]
     publish({SECTION: results.body("vllm")}, invocation("datagen_vllm.py", given), write=options.write)

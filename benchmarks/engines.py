@@ -1,6 +1,6 @@
-"""Engines of ``benchmarks/retrieval.py``: made, used and measured, each in a process of its own.
+"""Search engines of ``benchmarks/retrieval.py``: built, used and measured, each in its own process.
 
-``python benchmarks/engines.py FOLDER ENGINE CORPUS QUESTIONS EVERY OUT`` is what such a process runs.
+``python benchmarks/engines.py FOLDER ENGINE CORPUS QUESTIONS EVERY OUT`` is the command of such a process.
 """
 
 from __future__ import annotations

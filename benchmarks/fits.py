@@ -1,6 +1,6 @@
-"""Trainings of ``benchmarks/train.py``: each in a process of its own, with its parts timed.
+"""Trainings of ``benchmarks/train.py``, each in its own process, with the time of its parts.
 
-``python benchmarks/fits.py '{"way": "fit", ...}'`` is what such a process runs; it prints one JSON object.
+``python benchmarks/fits.py '{"way": "fit", ...}'`` is the command of such a process; it prints a JSON object.
 """
 
 from __future__ import annotations

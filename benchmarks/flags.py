@@ -1,4 +1,4 @@
-"""Numbers that benchmarks take on their command line."""
+"""Numbers on the command line of benchmarks."""
 
 from __future__ import annotations
 

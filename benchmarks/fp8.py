@@ -1,8 +1,8 @@
-"""What states in 8 bits cost: AUROC of heads trained and read in fp8 beside the same run in float16.
+"""Cost of states in 8 bits: AUROC of heads trained and scored in fp8, compared with the same run in float16.
 
-``python benchmarks/fp8.py [--data ../shared/data] [--write]``. Each run is made once, in float16; its fp8
-store has the same rows and is rounded from it, so that rounding is all that differs. The last column shows
-what the seed of the training alone moves, as a measure of what matters.
+``python benchmarks/fp8.py [--data ../shared/data] [--write]``. Each run is made once, in float16. Its fp8
+store has the same rows, rounded, so rounding is the only difference. The last column shows the effect of
+another training seed, as a yardstick.
 """
 
 from __future__ import annotations

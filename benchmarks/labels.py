@@ -1,8 +1,8 @@
-"""Labels per second from real articles: batched and captured in one pass, against a call per token.
+"""Labels per second from real articles: batched and captured in one pass, against one call per token.
 
-``python benchmarks/labels.py [--data ../shared/data] [--articles 1000] [--write]``. The other side is what
-the released code of RaDIO and MIND does: one text at a time, one ``generate`` call for every
-token, each over the whole text again, and then a pass with all hidden states.
+``python benchmarks/labels.py [--data ../shared/data] [--articles 1000] [--write]``. The baseline follows the
+released code of RaDIO and MIND: one text at a time, one ``generate`` call for every token, each over the
+whole text again, and then a pass with all hidden states.
 """
 
 from __future__ import annotations
@@ -146,10 +146,10 @@ def measure(data: Path, articles: int, few: int, rounds: int) -> str:
         f"| finding entities, in articles and in what is written | {counts['entities'] / first:.1%} |  |  |",
         "",
         f"- {counts['articles']:.0f} articles, {counts['cuts']:.0f} cuts, {counts['spans']:.0f} labelled "
-        "spans; all layers' states, from reading the articles to the finished store. A label is counted for "
-        "the same share of cuts on both sides.",
+        "spans; all layers' states, from reading the articles to the finished store. Both sides count a "
+        "label for the same share of cuts.",
         f"- testbed model on CPU, {torch.get_num_threads()} threads; WordNet "
-        f"{'used' if 'wordnet' in EntityMatcher().active else 'absent'}; {rounds} rounds by turns.",
+        f"{'used' if 'wordnet' in EntityMatcher().active else 'absent'}; {rounds} rounds in turn.",
     ]
     return "\n".join(lines)
 

@@ -1,9 +1,9 @@
-"""What ``launch=ray`` gains and costs: whole commands on the testbed, by the clock.
+"""Gain and cost of ``launch=ray``, by the wall time of whole commands on the testbed.
 
     python benchmarks/launch.py [--limit 4000] [--rounds 3] [--write]
 
-Two workers of one thread each against one process of two threads, and one worker against the plain
-command. Each command runs from the start of Python to its end, Ray's own start and the merge included.
+Two workers with one thread each against one process with two threads, and one worker against the plain
+command. Each command is timed from the start of Python to its end, including Ray's start and the merge.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def main(argv: list[str] | None = None) -> None:
     results.note(
         "launch",
         f"testbed, {options.limit} questions with and without passages, all layers; {options.rounds} rounds "
-        "by turns. Of Ray are its start (on this machine), its workers' start, and the merge.",
+        "in turn. Of Ray are its start (on this machine), its workers' start, and the merge.",
     )
     given = ["--limit", str(options.limit), "--rounds", str(options.rounds)]
     publish({SECTION: results.body("launch")}, invocation("launch.py", given), write=options.write)

@@ -1,6 +1,6 @@
-"""How much memory a way of generating takes at its peak.
+"""Peak memory of a way of generating.
 
-On a CPU each way runs in a process of its own, which is this file:
+On a CPU each way runs in its own process, which is this file:
 ``python benchmarks/memory.py MODEL WAY BATCH PROMPT_TOKENS NEW_TOKENS DEVICE`` prints bytes.
 """
 

@@ -1,4 +1,4 @@
-"""The ways that are compared: plain generation, ours, and what peers do for the same features."""
+"""Ways of generating to compare: plain, ours, and the peers' way to the same features."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""How good labels from articles are: the matcher, the entity rules, and the testbed's known truth.
+"""Quality of labels from articles: the matcher, the entity rules, and the testbed's known truth.
 
 ``python benchmarks/quality.py [--data ../shared/data] [--nltk FOLDER] [--write]``. The pair set and the
-annotated spans are those of the tests; the articles, and the substitutions a model made, lie in ``--data``.
+annotated spans are those of the tests; the articles, and a model's substitutions in them, are in ``--data``.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def matching(data: Path, vectors: str) -> str:
     lines += [
         "",
         f"- {n} equivalent and {len(pairs) - n} different pairs of tests/data/entity_pairs.jsonl; undecided "
-        "counts as not equivalent. Held out: written after the rules were done.",
+        "counts as not equivalent. Held out: written after the rules were finished.",
         "- Vectors: Word2Vec trained on the articles of --data (matcher.vectors=own). "
         "Targets: F1 0.95 with WordNet and vectors, 0.92 without; substitutions 3% at most.",
     ]
@@ -129,7 +129,7 @@ def testbed(folder: Path, limit: int) -> str:
             f"| {limit} | {len(store.units)} | {len(table)} | {right:.3%} | "
             f"{left.count('undecided') / compared:.2%} | {left.count('no entity at the head')} |",
             "",
-            "- Truth: in the testbed's world every entity has one name, so that another name is another "
+            "- Truth: in the testbed's world every entity has one name, so another name is another "
             "entity. Targets: 98% agree, less than 5% undecided.",
         ]
     )

@@ -1,10 +1,10 @@
-"""Speed of the loop: against DRAGIN as released, against plain generation, and of a whole comparison.
+"""Speed of the loop, compared with DRAGIN as released and with plain generation, and of a whole comparison.
 
     python benchmarks/rag.py                    # DRAGIN and the prober's cost, on the testbed
-    python benchmarks/rag.py --compare --write  # and probers-compare with all its methods
+    python benchmarks/rag.py --compare --write  # also probers-compare with all its methods
 
-Both sides have the same model, questions, retriever (bm25 on the testbed's corpus) and results, which
-the run checks. Figures are ratios of ways that ran by turns in this process.
+Both sides have the same model, questions, retriever (bm25 on the testbed's corpus) and results; the run
+checks this. Figures are ratios of variants that take turns in this process.
 """
 
 from __future__ import annotations
@@ -248,8 +248,8 @@ def probing(args: argparse.Namespace, questions: Sequence[Question], results: Re
     results.note(
         "probing",
         f"{len(questions)} questions one at a time, {len(written)} texts with {searches:.2f} searches per "
-        f"question; heads on layers {', '.join(map(str, bank.spec.layers))}. Both write the same tokens, "
-        "which the run checks.",
+        f"question; heads on layers {', '.join(map(str, bank.spec.layers))}. Both write the same tokens; "
+        "the run checks this.",
     )
 
 

@@ -1,9 +1,9 @@
-"""DRAGIN as its authors released it, written plainly: what ``benchmarks/rag.py`` compares the loop with.
+"""Plain reimplementation of DRAGIN's released loop, the baseline of ``benchmarks/rag.py``.
 
-One question at a time; every round writes anew from the whole prompt, always the full length, then runs
-an eager pass over what it wrote for the attention of all layers, and another over question and text when it
-asks. After a retrieval it writes the full length once more and keeps one sentence. Nothing is kept from one
-round to the next.
+One question at a time. Every round generates from the whole prompt, always the full length, then runs an
+eager pass over the generated text for the attention of all layers, and another over question and text to
+build a query. After a retrieval it generates the full length again and keeps one sentence. Nothing is kept
+between rounds.
 
 The limits are those of :class:`probers.rag.loop.RAG`, so that answers can be compared.
 """

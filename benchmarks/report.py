@@ -1,4 +1,4 @@
-"""Where benchmarks write their figures: one section each of RESULTS.md, with the machine they ran on."""
+"""Sections of RESULTS.md, one per benchmark, with the machine they ran on."""
 
 from __future__ import annotations
 

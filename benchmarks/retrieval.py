@@ -1,16 +1,16 @@
-"""Retrievers side by side: what they find, how fast, and what they take.
+"""Comparison of retrievers: recall, speed and size.
 
 ``python benchmarks/retrieval.py`` writes two tables:
 
-- recall: of the gold passages of real questions over a real corpus, the share among the first 3 and the
+- recall: the share of the gold passages of real questions, over a real corpus, among the first 3 and the
   first 10 that each retriever returns;
 - growth: build time, disk, memory and query time at 10,000, 100,000 and 1,000,000 passages, next to
-  SQLite's FTS5. These passages are made of the real ones: sentences of different passages put together
-  at random, with as many words as a real one, and new words coming in at the rate at which they come in
-  in the real passages (Heaps' law), because the size of the vocabulary decides a part of the memory.
+  SQLite's FTS5. These passages are made from the real ones: sentences of different passages combined at
+  random, with the length of a real passage, and new words at the rate of the real passages (Heaps' law),
+  because the size of the vocabulary determines part of the memory.
 
-Every figure comes from a process of its own, which starts with nothing in memory. With ``--folder``,
-what was measured is kept, and a later run measures only what is missing.
+Every figure comes from its own process, which starts with nothing in memory. With ``--folder``,
+measurements are kept, and a later run measures only the missing ones.
 """
 
 from __future__ import annotations
@@ -121,8 +121,8 @@ def recall(data: Path, folder: Path, engines: Sequence[str]) -> str:
         f"{', '.join(f'{d} {len(q)} questions' for d, q in counts.items())}. "
         f"A passage is gold when its text is, up to white space; {absent} gold passages that the corpus does "
         "not hold, and questions left with none, do not count.",
-        "- Queries in batches of 32. Times are processor time of the one thread that works. Memory is the "
-        "most that the process held, anonymous / with mapped files; `bm25` and `dense` are made once and "
+        "- Queries in batches of 32. Times are CPU time of the single working thread. Memory is the "
+        "peak of the process, anonymous / with mapped files; `bm25` and `dense` are built once and "
         "opened by later runs.",
     ]
     return "\n".join(lines)
@@ -178,8 +178,8 @@ def growth(data: Path, folder: Path, sizes: Sequence[int]) -> str:
         f"- {len(json.loads(asked.read_text()))} real questions, all words, k=10, after three "
         "queries to warm up (the first one waits "
         f"{max(u['first'] for _, u in ours.values()):.1f} s for numba from {COMPILED_FROM:,} passages on). "
-        "Times are processor time of the one thread that works. Memory is the most that the process held, "
-        "anonymous / with mapped files, which the kernel can take back.",
+        "Times are CPU time of the single working thread. Memory is the peak of the process, "
+        "anonymous / with mapped files, which the kernel can reclaim.",
         f"- rank_bm25 is not run beyond {RANK_BM25_UP_TO:,} passages. FTS5 holds no texts (contentless).",
         *(
             f"- The passage store of {size:,}: {spell(s['seconds'])}, {megabytes(s['disk'])} of disk, "

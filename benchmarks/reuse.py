@@ -1,4 +1,4 @@
-"""What the engine does for many prompts: a shared beginning computed once, and batches of like length."""
+"""Speed of the engine on many prompts: a shared prefix computed once, and batches of similar length."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def prefix(name: str, lm: CausalLM, options: Options, results: Results) -> None:
     results.note(
         "prefix",
         f"{ABOUT[name]}: {len(prompts)} questions of {min(known[1:]) - known[0]}-{max(known[1:]) - known[0]} "
-        f"tokens behind {known[0]} shared ones, {options.answer_tokens} new tokens each, batches of 32; end "
-        "to end, the shared part included.",
+        f"tokens after {known[0]} shared ones, {options.answer_tokens} new tokens each, batches of 32; end "
+        "to end, including the shared prefix.",
     )
 
 

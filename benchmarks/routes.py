@@ -1,9 +1,9 @@
-"""How many modules each of the three routes passes through: what somebody has to open to follow it.
+"""Number of modules on each of the three routes, that is, of files to open to follow one.
 
     python benchmarks/routes.py [question|article|generation] [list=true]
 
-A module counts when one of its functions is called between the start of the command and its
-end, in whatever thread. Importing it does not count: every route is walked twice and counted the
+A module counts if one of its functions is called between the start of the command and its
+end, in any thread. Importing it does not count: every route is walked twice and counted the
 second time. docs/architecture.md follows the same routes.
 """
 

@@ -1,14 +1,14 @@
-"""What larger runs take: each command in a process of its own, by the number of articles.
+"""Time, memory and disk of larger runs, each command in its own process, by number of articles.
 
-``python benchmarks/scale.py [--only growth] [--sizes 1000,4000,16000] [--write]``. A section of RESULTS.md
-for each name that ``--only`` may have:
+``python benchmarks/scale.py [--only growth] [--sizes 1000,4000,16000] [--write]``. There is a section of
+RESULTS.md for each value of ``--only``:
 
-- growth: time, memory and disk of ``probers-datagen`` and ``probers-train`` on the testbed. Articles are the
-  testbed's, over and over under other titles, and one entity of each is cut: what the labels say is of no
-  interest here, only that there are more of them.
-- parts: the same datagen in 1, 2 and 4 parts, one after the other, and what merging them takes.
-- rows: what a store's rows take without their states, which are next to nothing here: to finish it, to open
-  it, to merge two halves, to hold its table as training does.
+- growth: time, memory and disk of ``probers-datagen`` and ``probers-train`` on the testbed. The testbed's
+  articles are repeated under other titles, and one entity of each is cut: the content of the labels does not
+  matter here, only their number.
+- parts: the same datagen in 1, 2 and 4 parts, one after the other, and the cost of merging them.
+- rows: the cost of a store's rows without their states, which are tiny here: finishing it, opening it,
+  merging two halves, and holding its table as training does.
 """
 
 from __future__ import annotations

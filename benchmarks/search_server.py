@@ -1,12 +1,12 @@
-"""A running Elasticsearch or OpenSearch server beside the embedded index: the same rankings, and how fast.
+"""Comparison of a running Elasticsearch or OpenSearch server with the embedded index: rankings and speed.
 
 ``python benchmarks/search_server.py http://HOST:9200 [http://OTHER:9200] [--data ../shared/data] [--write]``
-loads a corpus into an index of its own, asks it real questions, and deletes it again. Credentials are read
-from the environment as ``retriever=elasticsearch`` reads them. It ends with 1 where rankings do not agree:
+loads a corpus into an index of its own, searches it with real questions, and deletes it again. Credentials
+come from the environment, as for ``retriever=elasticsearch``. The exit code is 1 if rankings disagree:
 
-- of passages of at most 40 words, whose number Lucene keeps exactly, every question must have the passages of
-  the embedded index in its order, but for those whose scores there are the same to five digits;
-- of the passages as they are, whose lengths Lucene rounds, 85% of the first ten must be the same.
+- for passages of at most 40 words, whose length Lucene stores exactly, every question must have the passages
+  of the embedded index in its order, except for scores that agree there to five digits;
+- for the passages as they are, whose lengths Lucene rounds, 85% of the first ten must be the same.
 """
 
 from __future__ import annotations

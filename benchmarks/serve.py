@@ -1,9 +1,9 @@
-"""What the server costs: against the engine without one, with and without scores, and one request at a time.
+"""Cost of the server, compared with the engine alone, with and without scores, and one request at a time.
 
     python benchmarks/serve.py --articles FILE.jsonl [--model smollm2] [--prober smollm2] [--write]
 
-Servers are processes of their own that are idle while the others work; the clients that read their streams
-run on the same processor as they do.
+Servers are separate processes that are idle while the others work; the clients that read their streams
+run on the same processor.
 """
 
 from __future__ import annotations
@@ -191,9 +191,9 @@ def main(argv: list[str] | None = None) -> None:
     for model, prober in zip(options.model, options.prober, strict=True):
         measure(results, model, prober, prompts, options.rounds, options.only)
     note = (
-        f"torch's threads, of every process: {torch.get_num_threads()}. Beginnings of {_WORDS} words, {NEW} "
-        f"new tokens, greedy; {options.rounds} rounds by turns; streams are read by a client on the same "
-        "cores. One by one are two texts at most: only their rate counts."
+        f"torch threads per process: {torch.get_num_threads()}. Beginnings of {_WORDS} words, {NEW} "
+        f"new tokens, greedy; {options.rounds} rounds in turn; streams are read by a client on the same "
+        "cores. At most two texts run one by one: only their rate counts."
     )
     for section in options.only:
         results.note(section, note)

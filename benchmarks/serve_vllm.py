@@ -1,12 +1,12 @@
-"""What scores cost in vLLM: tokens per second of plain vLLM, and of the same with a prober, by turns.
+"""Cost of scores in vLLM: tokens per second of plain vLLM, and of vLLM with a prober, taking turns.
 
     VLLM_CPU_KVCACHE_SPACE=1 python benchmarks/serve_vllm.py [--model smollm2] [--prober smollm2] [--write]
 
-Run in the environment of ``make test-vllm``. Both engines stand side by side. Of the engine alone every round
-takes each of three ways once: plain, with the worker but unscored, and scored (scores fetched once, at the
-end). Of the servers, ``vllm serve`` and the command of ``probers-serve backend=vllm``, it streams over HTTP,
-every chunk with its scores; the clients run on the same processor. Beside the clock the processor time of
-their processes is told, which neighbours disturb less.
+Run it in the environment of ``make test-vllm``. Both engines run side by side. Without a server, every round
+runs each of three variants once: plain, with the worker but unscored, and scored (scores fetched once, at the
+end). With servers, ``vllm serve`` and the command of ``probers-serve backend=vllm``, it streams over HTTP,
+every chunk with its scores; the clients run on the same processor. CPU time of their processes is reported
+next to wall time, because other work on the machine disturbs it less.
 """
 
 from __future__ import annotations
@@ -197,9 +197,7 @@ def main(argv: list[str] | None = None) -> None:
     results = Results(HEADS)
     for section in asked.only:
         {"engine": engine, "served": served}[section](results, asked.model, asked.prober, asked.rounds)
-        note = (
-            f"{asked.model} in bfloat16, {STREAMS} streams of {NEW} tokens, {asked.rounds} rounds by turns."
-        )
+        note = f"{asked.model} in bfloat16, {STREAMS} streams of {NEW} tokens, {asked.rounds} rounds in turn."
         results.note(section, note)
     bodies = {TITLES[section]: results.body(section) for section in asked.only}
     typed = [] if len(asked.only) == len(TITLES) else ["--only", *asked.only]

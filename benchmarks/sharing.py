@@ -1,9 +1,9 @@
 """Memory of one process and of several that search one index on the same machine.
 
 ``python benchmarks/sharing.py [--data ../shared/data] [--sizes 1000000] [--write]``. Every process opens the
-index, asks the questions and stays; then the kernel is asked what each of them holds (smaps). A page that
-several processes hold counts whole in the resident memory of each and once in all their proportional memory,
-so that what a further process takes is what the sum of the latter grows by. Needs Linux.
+index, searches for the questions and stays; then the kernel reports the memory of each (smaps). A page shared
+by several processes counts fully in the resident memory of each and once in the sum of their proportional
+memory, so the growth of that sum is the cost of a further process. Needs Linux.
 """
 
 from __future__ import annotations

@@ -1,17 +1,17 @@
-"""The feature store against the disk and the page cache it lies on.
+"""Speed of the feature store, compared with its disk and the page cache.
 
 ``python benchmarks/store.py`` measures, in one run on one disk:
 
-- writing: shards (conversion, checks, checksums, fsync) against the same bytes written and synced as they
-  are, shard by shard in turn;
+- writing: shards (conversion, checks, checksums, fsync) against the same bytes written and synced directly,
+  shard by shard in turn;
 - opening;
-- reading one layer out of the page cache against reading as many bytes of one file, in turn;
-- which bytes of a store that is not in memory are read for one layer. Shards are advised against read-ahead
-  and told of exact ranges, so the rest is the page with each shard's header and the ends of pages;
-- the memory that training's way of reading takes: standardising, random batches, scoring. Anonymous memory is
-  the process's own; file-backed memory is the page cache's, which the kernel can take back at any moment.
+- reading one layer from the page cache against reading as many bytes of one file, in turn;
+- the bytes read for one layer of a store that is not in memory. Shards are opened without read-ahead and
+  with exact ranges, so the rest is the page with each shard's header and the ends of pages;
+- the memory of training's access pattern: standardising, random batches, scoring. Anonymous memory is
+  the process's own; file-backed memory is the page cache's, which the kernel can reclaim at any moment.
 
-Needs Linux, and twice the store's size on the disk (1.8 GB with the defaults); all of it is removed.
+Needs Linux, and twice the store's size on disk (1.8 GB with the defaults); all of it is removed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Ways of doing the same, timed by turns; their ratios; and the tables these become."""
+"""Timing of alternatives that take turns, their ratios, and the tables of these."""
 
 from __future__ import annotations
 

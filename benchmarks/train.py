@@ -1,17 +1,17 @@
-"""All layers trained in one pass, against one layer after another and against one alone.
+"""Training of all layers in one pass, against one layer after another and against one alone.
 
 ``python benchmarks/train.py --data runs/datagen/cot`` measures, with the default head and settings:
 
-- a synthetic store of Gemma-2B's shape: one pass over its layers; layers one by one; where the time of a step
-  goes; the same heads in a bare loop, and what arithmetic and memory traffic alone would take;
+- a synthetic store of Gemma-2B's shape: one pass over its layers; layers one by one; the time of the parts of
+  a step; the same heads in a bare loop, and the time of arithmetic and memory traffic alone;
 - the store in ``--data``, with the command itself: ``layer=all`` against ``layer=1``, ``layer=2``, ...
 
-Every training runs in a process of its own, in turn, so that a slow moment of the machine hits all of them.
-Stores are in the page cache when the clock runs. Of the long trainings ``--steps`` optimiser steps are taken
-with all validations, and the steps left out are added at the mean of those taken.
+Every training runs in its own process, in turn, so a slow moment of the machine affects all of them.
+Stores are in the page cache when the clock starts. Long trainings run ``--steps`` optimiser steps with
+all validations; the steps left out are added at the mean of those that ran.
 
-The synthetic stores (2.9 GB with the defaults, half of one to see that memory does not grow) are made once in
-``--folder`` and stay there. Needs Linux.
+The synthetic stores (2.9 GB with the defaults; a second one of half the size shows that memory does not grow)
+are made once in ``--folder`` and stay there. Needs Linux.
 """
 
 from __future__ import annotations
@@ -113,11 +113,11 @@ def big(title: str, stores: Sequence[Path], layers: Sequence[int], args: argpars
         took = f"{_ms(loop['step'])}: {_percent(loop['parts'], loop['step'])}"
         rows.append([title, what, took, f"{_ms(here)} in the trainer", f"{loop['step'] / here:.2f}", "", ""])
     taken, of = every[0]["taken"], every[0]["of"]
-    scaled = "all were taken" if taken == of else "the others are added at the mean of these"
+    scaled = "all were taken" if taken == of else "the others are added at their mean"
     floor = max(bare[0]["arithmetic"], bare[0]["traffic"]) / mean(alone, "step")
     notes = [
         f"{title}: shards of {SHARD} rows, float16, memory-mapped, in the page cache. {taken:,} of {of:,} "
-        f"steps, {scaled}; all validations. Seconds are of the training alone. "
+        f"steps, {scaled}; all validations. Seconds cover the training alone. "
         f"Validation accuracy: {mean(every, 'accuracy'):.2f}, the mean of {len(layers)} layers.",
         *(bounds(name, loop, runs[0]) for name, loop, runs in zip(names, bare, (every, alone), strict=True)),
         f"{len(layers)} layers against one: {bare[0]['step'] / bare[1]['step']:.1f} times the time of a step "

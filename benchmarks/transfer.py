@@ -1,9 +1,9 @@
-"""What a prober of tokens is worth on texts of another form, model or kind: AUROC by store.
+"""AUROC of token probers on texts of another form, model or kind, by store.
 
     python benchmarks/transfer.py --probers runs/train/mind runs/train/chat --stores runs/wiki runs/chat
 
-Only spans of the test split count, of groups that no prober given was trained or tuned on.
-Beside each prober stands the log-probability of the span, read from the same rows.
+Only spans of the test split count, from groups that none of the probers was trained or tuned on.
+Each prober is compared with the log-probability of the span, from the same rows.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the engine's benchmark runs on: its sizes, models, and prompts of a given number of tokens."""
+"""Workload of the engine's benchmark: sizes, models, and prompts of a given number of tokens."""
 
 from __future__ import annotations
 

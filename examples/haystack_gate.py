@@ -1,6 +1,6 @@
-"""Haystack: retrieve only where the server says that the answer without passages is probably wrong.
+"""Haystack pipeline that retrieves only if the server says that the closed-book answer is probably wrong.
 
-A question that the gate answers goes no further. To run it:
+A question that the gate can answer goes no further. To run it:
     probers-serve model=testbed prober=runs/train/cot-all &
     OPENAI_API_KEY=- python examples/haystack_gate.py http://127.0.0.1:8000/v1 testbed
 """

@@ -1,9 +1,9 @@
-"""LangChain: retrieve only where the server says that the answer without passages is probably wrong.
+"""LangChain retriever that retrieves only if the server says that the closed-book answer is probably wrong.
 
     probers-serve model=testbed prober=runs/train/cot-all &
     OPENAI_API_KEY=- python examples/langchain_gate.py http://127.0.0.1:8000/v1 testbed
 
-The gate is a retriever around one of yours, so that it fits into any chain that takes one.
+The gate wraps your retriever, so it fits into any chain that takes a retriever.
 """
 
 import sys

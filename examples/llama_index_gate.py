@@ -1,9 +1,9 @@
-"""LlamaIndex: retrieve only where the server says that the answer without passages is probably wrong.
+"""LlamaIndex retriever that retrieves only if the server says that the closed-book answer is probably wrong.
 
     probers-serve model=testbed prober=runs/train/cot-all &
     OPENAI_API_KEY=- python examples/llama_index_gate.py http://127.0.0.1:8000/v1 testbed
 
-The gate is a retriever around one of yours, so that it fits into any query engine.
+The gate wraps your retriever, so it fits into any query engine.
 """
 
 import sys

@@ -1,10 +1,10 @@
-"""A prober in a loop of your own, on an unmodified transformers model.
+"""A prober in your own generation loop, on an unmodified transformers model.
 
     probers-datagen --source cot && probers-train layer=all
     python examples/own_loop.py runs/train/cot-all
 
-Give the folder that probers-train printed. The model is the embedded testbed's; yours
-is loaded in the same way, by hub id or path.
+Give the folder that probers-train printed. The model here is the embedded testbed's; load
+yours in the same way, by hub id or path.
 """
 
 import sys

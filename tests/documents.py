@@ -225,7 +225,7 @@ def refused(command: tuple[str, ...]) -> str | None:
                 unknown |= {*map(str, config.queries or ())} - {*choices("query")}
                 if unknown:
                     return f"there is no method or query {', '.join(sorted(unknown))}"
-                vary(config)
+                vary(compose(name, job))
     except UserError as error:
         return str(error)
     return None
@@ -236,7 +236,7 @@ def written_to(command: list[str]) -> str | None:
     name = command[0].removeprefix("probers-")
     if name not in COMMANDS or {"--help", "-h"} & set(command):
         return None
-    return request(name, normalise(name, command[1:])).get("out")
+    return getattr(request(name, normalise(name, command[1:])), "out", None)
 
 
 def _gone(code: str) -> Iterator[str]:
@@ -296,8 +296,13 @@ def _led_nowhere(link: str, of: Page) -> bool:
 
 @cache
 def _anchors_of_commands() -> set[str]:
-    """Those of the reference's pages, which docs/extensions/command_help.py makes."""
-    return {f"{name}-{part}" for name in COMMANDS for part in ("keys", *help_of(name).groups)}
+    """Anchors of the reference's pages, which docs/extensions/command_help.py makes."""
+    found = set()
+    for name in COMMANDS:
+        told = help_of(name)
+        blocks = {key.name.partition(".")[0] for key in told.keys if "." in key.name}
+        found |= {f"{name}-{part}" for part in ("keys", *blocks, *told.groups)}
+    return found
 
 
 def faults(of: Page, *, blocks: bool = True) -> list[str]:

@@ -1,9 +1,10 @@
-"""The directive `command-help`: every key of a command, as `--help` prints them."""
+"""Sphinx directive `command-help`: the keys and components of a command, as `--help` prints them."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 
 from docutils import nodes
 from sphinx import addnodes
@@ -12,11 +13,11 @@ from sphinx.util.docutils import SphinxDirective
 
 from probers.commands.help import Help, Key, help_of
 
-#: In a description: a page of this site, or text to be typed.
+#: In a description: a page of this site, or a key with its value.
 _MARKED = re.compile(r"docs/(\w+)\.md|[\w.]+=[^\s,;)]*[^\s,;).:]")
 
 
-def said(text: str) -> list[nodes.Node]:
+def prose(text: str) -> list[nodes.Node]:
     """A description as running text: keys as code, pages as links."""
     found: list[nodes.Node] = []
     end = 0
@@ -35,72 +36,84 @@ def said(text: str) -> list[nodes.Node]:
 
 
 def paragraphs(text: str) -> list[nodes.Node]:
-    """A description in paragraphs."""
-    return [nodes.paragraph("", "", *said(" ".join(part.split()))) for part in text.split("\n\n") if part]
+    """A description as paragraphs."""
+    return [nodes.paragraph("", "", *prose(" ".join(part.split()))) for part in text.split("\n\n") if part]
+
+
+def blocks(keys: Iterable[Key]) -> dict[str, list[Key]]:
+    """Keys by the block they belong to, "" for those of the command itself."""
+    found: dict[str, list[Key]] = defaultdict(list)
+    for key in keys:
+        found[key.name.rpartition(".")[0].partition(".")[0]].append(key)
+    return found
 
 
 class CommandHelp(SphinxDirective):
-    """The help of a command: `{command-help} rag`."""
+    """Everything `--help` says about a command: `{command-help} rag`."""
 
     required_arguments = 1
 
     def run(self) -> list[nodes.Node]:
-        """The usage, what the command does, its keys, and the choices of each component."""
+        """Make the usage, the description, the keys, and a section for each block and group."""
         command = self.arguments[0]
         told = help_of(command)
         usage = nodes.literal_block("", f"probers-{command} [key=value ...]", language="bash")
-        keys = self.section("Keys", self.entries(told.keys, command))
-        return [usage, *paragraphs(told.about), keys, *self.components(told)]
+        sections = [
+            self.section(block or "Keys", [self.entries(keys, command)])
+            for block, keys in blocks(told.keys).items()
+        ]
+        return [usage, *paragraphs(told.about), *sections, *self.components(told)]
 
     def components(self, told: Help) -> Iterator[nodes.Node]:
-        """A section for each group of components."""
+        """Make a section for the presets, and one for each group of components."""
+        command = self.arguments[0]
         if told.presets:
-            methods = self.names("method", told.methods) if told.methods else []
-            yield self.section("experiment", self.names("experiment", told.presets) + methods)
+            methods = [self.names("method", told.methods)] if told.methods else []
+            yield self.section("experiment", [self.names("experiment", told.presets), *methods])
         for group, named in told.groups.items():
-            several = self.section(group, self.names(group, list(named)))
+            several = self.section(group, [self.names(group, list(named))])
             for name, choice in named.items():
                 if choice.about or choice.keys:
-                    prefix = f"{self.arguments[0]}-{group}-{name}"
-                    content = paragraphs(choice.about) + self.entries(choice.keys, prefix)
-                    several += self.section(f"{group}={name}", content)
+                    entries = [self.entries(choice.keys, f"{command}-{group}-{name}")] * bool(choice.keys)
+                    several += self.section(f"{group}={name}", [*paragraphs(choice.about), *entries])
             yield several
 
-    def names(self, group: str, names: Sequence[str]) -> list[nodes.Node]:
-        """The sentence that lists the names of a group."""
+    def names(self, group: str, names: Sequence[str]) -> nodes.Node:
+        """Make the list of names that a key accepts."""
         text: list[nodes.Node] = [nodes.literal("", f"{group}=NAME"), nodes.Text(", one of ")]
         for i, name in enumerate(names):
             text += [nodes.Text(", " if i else ""), nodes.literal("", name)]
-        return [nodes.paragraph("", "", *text)]
+        return nodes.paragraph("", "", *text)
 
-    def entries(self, keys: Sequence[Key], prefix: str) -> list[nodes.Node]:
-        """Keys as a list of terms, each of which can be linked to."""
+    def entries(self, keys: Iterable[Key], prefix: str) -> nodes.Node:
+        """Make a list of keys with their defaults, descriptions and values; each key has an anchor."""
         found = nodes.definition_list(classes=["keys"])
         for key in keys:
             term = nodes.term("", "", nodes.literal("", f"{key.name}={key.default}"))
             anchor = nodes.make_id(f"{prefix}-{key.name}")
             term["ids"].append(anchor)
-            self.known(anchor, key.name)
-            about = f"{key.about} ({key.allowed})" if key.allowed else key.about
-            definition = nodes.definition("", nodes.paragraph("", "", *said(" ".join(about.split()))))
+            self.register(anchor, key.name)
+            definition = nodes.definition("", *paragraphs(key.about))
+            if key.allowed:
+                definition += nodes.paragraph("", "", nodes.Text(f"Values: {key.allowed}"))
             found += nodes.definition_list_item("", term, definition)
-        return [found] if keys else []
+        return found
 
     def section(self, title: str, content: Sequence[nodes.Node]) -> nodes.section:
-        """A section with its title and anchor."""
+        """Make a section with its title and anchor."""
         found = nodes.section("", nodes.title("", title), *content)
         found["names"].append(nodes.fully_normalize_name(title))
         anchor = nodes.make_id(f"{self.arguments[0]}-{title}")
         found["ids"].append(anchor)
-        self.known(anchor, title)
+        self.register(anchor, title)
         return found
 
-    def known(self, anchor: str, title: str) -> None:
-        """Have the anchor linked to from any page, as `[text](#anchor)`."""
+    def register(self, anchor: str, title: str) -> None:
+        """Let any page link to the anchor, as `[text](#anchor)`."""
         self.env.domains.standard_domain.note_hyperlink_target(anchor, self.env.docname, anchor, title)
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
-    """Make the directive known."""
+    """Add the directive."""
     app.add_directive("command-help", CommandHelp)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
