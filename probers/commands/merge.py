@@ -99,10 +99,7 @@ class PartRuns:
         return next(run for run in self.runs if run.part.owns(group))
 
     def of_one(self, what: str, read: Callable[[PartRun], Any]) -> Any:
-        """Read a value that all parts must share.
-
-        Args:
-            what: name of the value, for the message.
+        """Read a value, named ``what``, that all parts must share.
 
         Raises:
             UserError: two parts differ; names them.
@@ -276,11 +273,8 @@ def run(settings: Merge) -> Any:
             f"overwrite=true would move the parts inside out={out}: choose another out", "conflict"
         )
     typed = [o for o in found.runs[0].typed if key_of(o) not in _OF_A_PART]
-    typed += [
-        f"out={quote(str(out))}",
-        f"overwrite={settings.overwrite}".lower(),
-        f"wait={settings.wait}".lower(),
-    ]
+    means = {"overwrite": settings.overwrite, "wait": settings.wait}
+    typed += [f"out={quote(str(out))}", *(f"{key}={value}".lower() for key, value in means.items())]
     if settings.device is not None and found.command != "train":
         typed.append(f"model.device={settings.device}")
     return found.merge(typed)

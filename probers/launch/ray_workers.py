@@ -33,12 +33,7 @@ log = logging.getLogger(__name__)
 
 
 class Worker:
-    """Actor that makes parts in its own process.
-
-    Args:
-        folder: working folder.
-        threads: number of threads of the arithmetic.
-    """
+    """Actor that makes parts in its own process."""
 
     def __init__(self, folder: str, threads: int) -> None:
         self._folder, self._threads = folder, threads
@@ -176,14 +171,7 @@ def _check_address(address: str) -> None:
 
 
 class _Crew:
-    """Workers of a run and the queue of its parts.
-
-    Args:
-        ray: the module, connected.
-        actor: maker of :class:`Worker`.
-        parts: the run.
-        options: the launcher's options.
-    """
+    """Workers of a run and the queue of its parts; ``actor`` makes a :class:`Worker`."""
 
     def __init__(self, ray: Any, actor: Any, parts: Parts, options: Ray) -> None:
         self._ray, self._actor, self._parts, self._options = ray, actor, parts, options

@@ -95,10 +95,6 @@ def count_begun(out: str) -> int | None:
 def run(command: str, settings: Any) -> Any:
     """Make the parts of a run and merge them; returns the command's result, or None where it does not wait.
 
-    Args:
-        command: name of the command without "probers-".
-        settings: the request.
-
     Raises:
         UserError: a request that cannot be split, a worker's refusal, or parts that do not make the run.
         RunError: a part failed repeatedly.

@@ -132,12 +132,7 @@ def read_progress(file: Path) -> dict[str, Any]:
 
 
 class PartsBar:
-    """Progress bar over all parts: parts done, and units per second of all workers together.
-
-    Args:
-        parts: the run.
-        left: its unfinished parts.
-    """
+    """Progress bar over all parts: parts done, and units per second of all workers together."""
 
     def __init__(self, parts: Parts, left: Iterable[Partition]) -> None:
         self._parts, self._left = parts, list(left)
