@@ -23,7 +23,8 @@ from probers.heads import ProbingRagHead
 from probers.heads.base import Linear
 from probers.train import fit
 from probers.train.data import Column, Dataset, Examples, StoreStates, load_examples
-from probers.train.module import FitSettings, head_losses
+from probers.train.module import head_losses
+from probers.train.settings import Fitting
 
 #: How often a step reads or writes all parameters or as many numbers, see :func:`as_plain`.
 _MATRIX_PASSES, _ADAMW_PASSES = 3, 7
@@ -49,7 +50,7 @@ def as_fit(store: str, layers: Sequence[int], steps: int) -> dict[str, Any]:
         taken; ``taken`` and ``of`` steps; ``step`` seconds, its ``parts``, and ``validation``
         seconds altogether; ``threads``; ``parameters`` of all heads.
     """
-    opened, settings = FeatureStore.open(store), FitSettings()
+    opened, settings = FeatureStore.open(store), Fitting()
     examples = load_examples([opened])
     full = -(-len(examples.rows["train"]) // settings.batch_size) * settings.epochs
     clock = Clock()
@@ -66,7 +67,7 @@ def as_fit(store: str, layers: Sequence[int], steps: int) -> dict[str, Any]:
 
 def as_memory(store: str, layers: Sequence[int], steps: int) -> dict[str, Any]:
     """Most anonymous and file-backed memory, in bytes above that after the imports, of a training."""
-    opened, settings = FeatureStore.open(store), FitSettings()
+    opened, settings = FeatureStore.open(store), Fitting()
     with peaks() as grown:
         _fit(opened, layers, shortened(load_examples([opened]), steps, settings), settings)
     return dict(grown)
@@ -81,7 +82,7 @@ def as_plain(heads: int, width: int, steps: int, threads: int) -> dict[str, Any]
         speeds measured here, ``flops`` and ``bandwidth`` (of this number of threads).
     """
     torch.set_num_threads(threads)
-    settings = FitSettings()
+    settings = Fitting()
     head = ProbingRagHead([f"0/layer{k}" for k in range(heads)], width)
     adamw = torch.optim.AdamW(head.parameters(), settings.lr, weight_decay=settings.weight_decay, fused=True)
     size = settings.batch_size
@@ -112,7 +113,7 @@ def as_plain(heads: int, width: int, steps: int, threads: int) -> dict[str, Any]
     }  # fmt: skip
 
 
-def shortened(examples: Examples, steps: int, settings: FitSettings) -> Examples:
+def shortened(examples: Examples, steps: int, settings: Fitting) -> Examples:
     """The same examples with as few training texts, evenly spread, as give so many steps; 0 leaves all."""
     train = examples.rows["train"]
     wanted = steps // settings.epochs * settings.batch_size
@@ -122,7 +123,7 @@ def shortened(examples: Examples, steps: int, settings: FitSettings) -> Examples
     return replace(examples, rows={**examples.rows, "train": kept})
 
 
-def _fit(store: FeatureStore, layers: Sequence[int], examples: Examples, settings: FitSettings) -> fit.Fitted:
+def _fit(store: FeatureStore, layers: Sequence[int], examples: Examples, settings: Fitting) -> fit.Fitted:
     tasks = [fit.Task(k, site=store.spec.site) for k in layers]
     columns: list[Column] = [task.column for task in tasks]
     dataset = Dataset(examples, StoreStates([store], columns), columns, {store.spec.site: store.spec})

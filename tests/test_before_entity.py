@@ -9,6 +9,7 @@ import torch
 from fake_lm import SPEC, FakeLM, FakeRetriever, passage
 from hypothesis import given
 from hypothesis import strategies as st
+from refusals import fails
 from test_watch import PROMPTS, batch, plain
 from tiny import tiny_lm
 
@@ -23,7 +24,7 @@ from probers.rag.loop import RAG
 from probers.rag.queries import CIOQF, QFS
 from probers.rag.triggers import BeforeEntity, EntitySignal, State
 from probers.store.spec import FeatureSpec
-from probers.types import Needs, Question, RunError, UserError
+from probers.types import Needs, Question, RunError
 
 CLOSE = {"rtol": 0, "atol": 1e-4}
 QUESTION = Question("q", "Who founded the mill?")
@@ -170,34 +171,34 @@ def test_an_entity_at_the_end_is_whole_when_the_text_is_over() -> None:
 
 def test_what_cannot_be_asked_is_said() -> None:
     (model, tokenizer), bank = plain(), tiny_bank()
-    with pytest.raises(UserError, match="pass the model's tokenizer"):
+    with fails("missing-value", "tokenizer"):
         bank.stopping_criteria(model, None)
     with bank.watch(model) as scores:
         model.generate(**batch(tokenizer), max_new_tokens=3, do_sample=False)
     assert [len(row) for row in scores.tokens] == [3] * 5
-    with pytest.raises(UserError, match="pass the model's tokenizer"):
+    with fails("missing-value"):
         _ = scores.entities
     spec = replace(bank.spec, pool="mean", position="generated")
     with ProbeBank(spec, bank.head).watch(model, tokenizer=tokenizer) as scores:
         model.generate(**batch(tokenizer), max_new_tokens=3, do_sample=False)
-    with pytest.raises(UserError, match="reads mean states and cannot score entities"):
+    with fails("unsupported"):
         _ = scores.entities
-    with pytest.raises(UserError, match="probers-datagen --source wiki pool=predicting"):
+    with fails("no-artifact", "pool=predicting"):
         BeforeEntity(None)
-    with pytest.raises(UserError, match="reads mean states of generated tokens"):
+    with fails("mismatch"):
         BeforeEntity(ProbeBank(spec, bank.head))
-    with pytest.raises(UserError, match=r"fake@r1.*7|7.*fake@r1|came from the model"):
+    with fails("mismatch"):
         BeforeEntity(bank).check(SPEC, TESTBED_PROMPT)
-    with pytest.raises(RunError, match="hidden states"):
+    with fails("mismatch", "hidden states", kind=RunError):
         BeforeEntity(bank)(drafted(), state())
-    with pytest.raises(UserError, match="margin"):
+    with fails("unknown-choice"):
         EntitySignal("mood")  # type: ignore[arg-type]
-    with pytest.raises(UserError, match="recogniser=guess is unknown"):
+    with fails(None, "recogniser=guess"):
         EntitySignal(recogniser="guess")
     broken = decoder_state(model)
     with broken, bank.watch(model) as scores:
         model.generate(**batch(tokenizer), max_new_tokens=3, do_sample=False)
-    with pytest.raises(RunError, match="the prompt's last token of row 0"):
+    with fails("failed", "row 0", kind=RunError):
         _ = scores.tokens
 
 
@@ -229,7 +230,7 @@ def test_the_signals_are_those_of_the_same_position() -> None:
     assert EntitySignal(threshold=0.3)(made, state()).tokens == (5, 6)
     assert EntitySignal(threshold=2)(made, state()).position == DRAFT.index("40")
     assert not EntitySignal(threshold=2.5)(made, state()).fire
-    with pytest.raises(UserError, match="top=True"):
+    with fails("bad-value", "top=True"):
         EntitySignal("margin")(made, state())
     top = np.full((2, len(made.token_ids)), 0.4, dtype=np.float32)
     top[1], top[1, 11] = 0.1, 0.39
@@ -339,7 +340,7 @@ def test_the_probers_own_threshold_decides_as_it_does_of_scores(how) -> None:
 def test_the_recogniser_is_the_one_of_the_labels(tmp_path) -> None:
     bank = replace(tiny_bank(), recogniser="spacy:en_no_such")
     bank.save_pretrained(tmp_path / "p")
-    with pytest.raises(UserError, match="recogniser=spacy:en_no_such: no spaCy pipeline of that name"):
+    with fails("bad-value", "recogniser=spacy:en_no_such: no spaCy pipeline of that name"):
         BeforeEntity(str(tmp_path / "p"))
     assert BeforeEntity(str(tmp_path / "p"), recogniser="rules").needs == Needs.of((1, 2), pool="predicting")
     assert tiny_bank().recogniser is None

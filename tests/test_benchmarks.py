@@ -279,7 +279,7 @@ def test_the_training_benchmark_shortens_trainings_and_scales_their_time(tmp_pat
 
 def test_a_timed_training_is_the_same_training(tmp_path: Path) -> None:
     opened = FeatureStore.open(synthetic(tmp_path, 240, 2, 8))
-    settings = fits.FitSettings()
+    settings = fits.Fitting()
     examples = fits.shortened(fits.load_examples([opened]), 16, settings)
     assert len(examples.rows["train"]) == 96 and len(examples.rows["validation"]) == 24
     plain = fits._fit(opened, [1, 2], examples, settings)

@@ -182,10 +182,10 @@ def test_the_order_of_a_file_says_nothing_about_which_examples_meet_a_quota(tmp_
 
 
 @pytest.mark.long
-def test_quotas_that_cannot_be_met_are_told(tmp_path, capsys):
+def test_quotas_that_cannot_be_met_are_told(tmp_path, caplog):
     out = tmp_path / "x"
     cli.run("datagen", [f"out={out}", "limit={train: 40}", "balance_to={train: 400}", "layers=[12]"])
-    assert "of each label and not 100: raise the limit" in capsys.readouterr().out
+    assert "of each label and not 100: raise the limit" in caplog.text
     counts = FeatureStore.open(out).table().groupby(["condition", "correct"]).size()
     assert all(counts[condition][0] == counts[condition][1] for condition in counts.index.levels[0])
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from planted import make_store, make_token_store
+from refusals import fails
 from serving import PROMPT, bank_for, running
 from test_bank import make_bank, make_states
 
@@ -16,9 +17,10 @@ from probers.bank.domain import FILE, Domain, limit_of
 from probers.commands import main as cli
 from probers.engine.model import CausalLM
 from probers.online.scores import GrowingScores, text_needs, text_scores
-from probers.train.assemble import AssemblySettings, fit_domain
+from probers.train.assemble import fit_domain
 from probers.train.data import Column, Dataset
-from probers.types import RunError, UserError
+from probers.train.settings import Assembling
+from probers.types import RunError
 
 
 def some_domain(layers=2, width=8, k=3, limit=1.5):
@@ -111,7 +113,7 @@ def test_coordinates_that_never_vary_and_few_rows_give_finite_distances(tmp_path
     still = Dataset(dataset.examples, states, dataset.columns, dataset.specs)
     domain, distances = fit_domain(still, [Column("resid_post", 1)], 0.05)
     assert np.isfinite(distances).all() and domain.unlike(float(domain(states[:1, [1]] + 1000)))
-    with pytest.raises(RunError, match="no distance to the training states"):
+    with fails("failed", kind=RunError):
         domain(np.full((1, 1, 12), np.nan, np.float32))
     with pytest.raises(ValueError, match="are not"):
         domain(np.zeros((1, 2, 12), np.float32))
@@ -139,7 +141,7 @@ def test_a_damaged_domain_is_one_sentence(tmp_path):
         (tmp_path / FILE).unlink(missing_ok=True)
         if damaged is not None:
             (tmp_path / FILE).write_bytes(damaged)
-        with pytest.raises(UserError, match=r"domain.safetensors is missing or damaged .*train"):
+        with fails("damaged", "domain.safetensors"):
             ProbeBank.from_pretrained(tmp_path)
 
 
@@ -214,6 +216,6 @@ def test_a_trained_prober_has_one_with_its_false_alarms_on_test_texts(store, tmp
     cli.run("train", [f"data={store.path}", "out=without", "domain=null", *quick])
     without = ProbeBank.from_pretrained("without")
     assert without.domain is None and without.metrics["domain"] is None and "unlike" not in without.card
-    assert AssemblySettings().domain == 0.05
-    with pytest.raises(UserError, match="domain=1"):
+    assert Assembling().domain == 0.05
+    with fails("bad-value", "domain=1"):
         cli.run("train", ["domain=1.0"])

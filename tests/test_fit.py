@@ -42,13 +42,14 @@ from probers.train.data import (
     load_examples,
 )
 from probers.train.fit import Fitted, Task, fit, moments, targets_of
-from probers.train.module import Batches, FitSettings, ProberModule, Schedule, balancing, head_losses
+from probers.train.module import Batches, ProberModule, Schedule, balancing, head_losses
+from probers.train.settings import Fitting
 from probers.train.trainer import Checkpoint, write_tensors
 from probers.train.trainer import read_tensors as read_checkpoint
 from probers.types import RunError, UserError
 
 small_head = partial(ProbingRagHead, hidden=24)
-QUICK = FitSettings(batch_size=32, checks=2, epochs=4, lr=3e-3, device="cpu", save_every=0)
+QUICK = Fitting(batch_size=32, checks=2, epochs=4, lr=3e-3, device="cpu", save_every=0)
 
 
 @pytest.fixture(scope="module")
@@ -502,7 +503,7 @@ def test_layers_asked_for(store: FeatureStore) -> None:
 )
 def test_settings_that_cannot_be_are_named(changes: dict, message: str) -> None:
     with pytest.raises(UserError, match=message):
-        FitSettings(**changes)
+        Fitting(**changes)
 
 
 @pytest.mark.parametrize("head", [small_head, LinearHead])

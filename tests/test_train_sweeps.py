@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from planted import make_store, make_token_store
+from refusals import fails
 from safetensors.numpy import load_file
 
 from probers.bank.bank import ProbeBank
@@ -161,6 +162,6 @@ def test_wrong_sizes_and_sets_are_told_before_anything_is_trained(
 
 
 def test_a_layer_left_out_of_the_training_is_in_no_set() -> None:
-    with pytest.raises(UserError, match="layer_sets names layer 2, and the layers trained are 1, 3"):
+    with fails("layers", "layer_sets", "layer 2"):
         SweepRequest(layer_sets=[[1, 2]]).sets([1, 3])
     assert SweepRequest(layer_sets=[[3, 1], "each", 3]).sets([1, 3]) == [(1, 3), (1,), (3,)]

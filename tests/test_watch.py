@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from refusals import fails
 from tiny import FAMILIES, PROMPTS, tiny_lm, tiny_path, without_specials
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
@@ -187,7 +188,7 @@ def test_heads_that_pool_tokens_themselves_are_refused() -> None:
         partial(bank.watch, per="token"),
         partial(bank.stopping_criteria, tokenizer=None),
     ):
-        with pytest.raises(UserError, match="pool all tokens of a span .* call bank.score_spans"):
+        with fails("unsupported", "score_spans"):
             ask(model)
     assert hooks(model) == before
 
@@ -408,9 +409,9 @@ def test_thresholds_without_end() -> None:
     assert written(threshold=np.inf) == 8
     assert written(threshold=-np.inf) == 2  # one was read, one sampled
     assert written(threshold=-np.inf, min_tokens=4) == 5
-    with pytest.raises(UserError, match="min_tokens=0 must be at least 1"):
+    with fails("bad-value", "min_tokens=0"):
         written(min_tokens=0)
-    with pytest.raises(UserError, match="threshold=nan is not a number"):
+    with fails("bad-value", "threshold=nan"):
         written(threshold=np.nan)
     stop = make_bank(threshold=-1e9).stopping_criteria(model, tokenizer)
     assert stop.threshold == -1e9
@@ -442,7 +443,7 @@ def test_a_criterion_takes_its_hooks_along() -> None:
     stop.close()
     stop.close()
     assert hooks(model) == before
-    with pytest.raises(UserError, match="was closed: make another"):
+    with fails("conflict"):
         model.generate(**batch(tokenizer), max_new_tokens=3, stopping_criteria=[stop])
 
 
@@ -504,7 +505,7 @@ def test_a_criterion_notices_a_last_chunk_of_one_token() -> None:
     given = batch(tokenizer)
     options = {"max_new_tokens": 4, "prefill_chunk_size": given["input_ids"].shape[1] - 1}
     stop = bank.stopping_criteria(model, tokenizer, threshold=np.inf)
-    with pytest.raises(UserError, match="chunked prefill"):
+    with fails("unsupported"):
         model.generate(**given, **options, stopping_criteria=[stop])
 
 
@@ -515,7 +516,7 @@ def test_another_model_is_refused() -> None:
     for other in (plain(seed=1)[0], plain("qwen2")[0]):  # other weights of the same shape
         for make in (bank.watch, partial(bank.stopping_criteria, tokenizer=tokenizer)):
             before = hooks(other)
-            with pytest.raises(UserError, match="the prober came from the model .* but the model now is"):
+            with fails("mismatch"):
                 make(other)
             assert hooks(other) == before
     anonymous = AutoModelForCausalLM.from_config(model.config)  # only its shape is known
@@ -525,44 +526,44 @@ def test_another_model_is_refused() -> None:
     for shape in ({"layers": 4}, {"width": 16}):
         spec = ModelSpec(**{**asdict(trained), "revision": "", **shape})
         other = ProbeBank(FeatureSpec(spec, (1, 3), 32, dtype="float32"), bank.head)
-        with pytest.raises(UserError, match="the prober came from the model"):
+        with fails("mismatch"):
             other.watch(anonymous)
     stop = bank.stopping_criteria(model, tokenizer)
-    with pytest.raises(UserError, match="another model than the one that generates"):
+    with fails("mismatch"):
         plain()[0].generate(**batch(tokenizer), max_new_tokens=3, stopping_criteria=[stop])
     stop = bank.stopping_criteria(model, tokenizer)
     model.generate(**batch(tokenizer), max_new_tokens=3)
-    with pytest.raises(UserError, match="with the model it was made for"):
+    with fails("unsupported"):
         plain()[0].generate(**batch(tokenizer, PROMPTS[:2]), max_new_tokens=3, stopping_criteria=[stop])
 
 
 def test_scores_that_are_not_there() -> None:
     (model, tokenizer), bank = plain(), make_bank()
-    with pytest.raises(UserError, match="per='word' is unknown: choose sequence or token"):
+    with fails("unknown-choice", "per='word'"):
         bank.watch(model, per="word")  # type: ignore[arg-type]
     scores = bank.watch(model)
     assert isinstance(scores, Scores)
     sequences = model.generate(**batch(tokenizer), max_new_tokens=1)
-    with pytest.raises(UserError, match="nothing was watched"):  # no hooks, no scores
+    with fails("empty"):  # no hooks, no scores
         scores.sequence  # noqa: B018
     with scores:
-        with pytest.raises(UserError, match="gathered already"), scores:
+        with fails("busy"), scores:
             pass
         sequences = model.generate(**batch(tokenizer), max_new_tokens=1)
         assert [len(s) for s in scores.tokens] == [0] * 5
-        with pytest.raises(UserError, match="row 0 has no score because none of its tokens was read"):
+        with fails("empty", "row 0"):
             scores.sequence  # noqa: B018
         for other in (sequences[:2], sequences[:, :-2], sequences[0]):
-            with pytest.raises(UserError, match="not what the model has just generated"):
+            with fails("mismatch"):
                 scores.finish(other)
         scores.finish(sequences)
         assert scores.sequence.shape == (5,)
         sequences = model.generate(**batch(tokenizer), max_new_tokens=4)
         changed = sequences.clone()
         changed[1, -2] += 1
-        with pytest.raises(UserError, match="not what the model has just generated"):
+        with fails("mismatch"):
             scores.finish(changed)
-    with pytest.raises(UserError, match="inside the with block"):
+    with fails("conflict"):
         scores.finish(sequences)
     assert [len(s) for s in scores.tokens] == [3] * 5
 

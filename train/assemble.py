@@ -14,7 +14,6 @@ from probers.bank.domain import Domain, limit_of
 from probers.bank.ensemble import KINDS, Ensemble, half_precision
 from probers.bank.fitting import (
     CALIBRATIONS,
-    ThresholdRule,
     fit_calibration,
     fit_ensemble,
     fit_entropy_model,
@@ -28,23 +27,6 @@ from .controls import EMBEDDING, SHUFFLED, WITH_ENTROPY, Detector, control_detec
 from .data import CHUNK, Column, Dataset, Examples, Padded
 from .fit import Fitted, Task, targets_of
 from .settings import Assembling
-
-
-@dataclass(frozen=True)
-class AssemblySettings(Assembling):
-    """How heads become one score and a decision; the fields are keys of ``configs/train.yaml``.
-
-    Raises:
-        UserError: a value that is out of range or unknown.
-    """
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.rule()
-
-    def rule(self) -> ThresholdRule:
-        """What chooses thresholds."""
-        return ThresholdRule.parse(self.threshold)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +91,10 @@ def score_everything(
     bad = order[~np.isfinite(values).all(axis=1)]
     if len(bad):
         name = dataset.examples.table["id"].iloc[inputs.text_of[bad[0]]]
-        raise RunError(f"the states of {name!r} are not finite: the store is damaged there, make it again")
+        raise RunError(
+            f"the states of {name!r} are not finite: the store is damaged there, make it again",
+            code="damaged",
+        )
     if members is None:
         return Margins(values, None, None)
     ends = np.cumsum([0, *map(len, members)])
@@ -177,9 +162,7 @@ class Trained:
         return self.ensembles[self.bank.combine]
 
 
-def assemble(
-    fitted: Fitted, dataset: Dataset, settings: AssemblySettings, *, controls: bool = True
-) -> Trained:
+def assemble(fitted: Fitted, dataset: Dataset, settings: Assembling, *, controls: bool = True) -> Trained:
     """Round the weights, calibrate on validation, and score every text with everything.
 
     Args:
@@ -273,7 +256,7 @@ def fit_domain(dataset: Dataset, columns: Sequence[Column], rate: float) -> tupl
 
 
 def _combined(
-    kind: str, margins: Margins, heads: Sequence[int], examples: Examples, settings: AssemblySettings
+    kind: str, margins: Margins, heads: Sequence[int], examples: Examples, settings: Assembling
 ) -> tuple[Ensemble, np.ndarray]:
     """An ensemble fitted on the validation rows, and its scores (texts,)."""
     values = margins.values[:, list(heads)]

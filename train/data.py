@@ -140,7 +140,10 @@ class SplitRequest:
         if not self.train_on and not self.test_on:
             return split
         if "dataset" not in texts:
-            raise UserError(f"{what} does not say what data set a text is of: leave out train_on and test_on")
+            raise UserError(
+                f"{what} does not say what data set a text is of: leave out train_on and test_on",
+                code="unsupported",
+            )
         sets = texts["dataset"].to_numpy(dtype=object)
         known = sorted(set(sets))
         for key, names in (("train_on", self.train_on), ("test_on", self.test_on)):
@@ -158,7 +161,8 @@ class SplitRequest:
         of = deal(names, shares)
         if len(set(of.values())) < len(SPLITS):
             raise UserError(
-                f"split={shares}: {what} has {len(names)} groups, too few for three splits of these shares"
+                f"split={shares}: {what} has {len(names)} groups, too few for three splits of these shares",
+                code="labels",
             )
         return np.array([of[g] for g in groups], dtype=object)
 
@@ -182,7 +186,8 @@ def load_examples(stores: Sequence[Stored], request: SplitRequest | None = None)
         if not same or (members is None) != (of is None):
             raise UserError(
                 f"data={other.path} holds other texts than {first.path}: stores of several sites must be "
-                "made by the same command but for site"
+                "made by the same command but for site",
+                code="mismatch",
             )
     what = f"data={first.path}"
     split = (request or SplitRequest()).assign(table, what)
@@ -215,7 +220,8 @@ def _check_leaks(table: pd.DataFrame, what: str) -> None:
         more = f" (and {len(leaks) - 1} more groups are)" if len(leaks) > 1 else ""
         raise UserError(
             f"{what} leaks: the group {leaks[0]!r} is in {' and '.join(sides[leaks[0]])}{more}; "
-            "deal the groups anew with split=[0.6,0.2,0.2]"
+            "deal the groups anew with split=[0.6,0.2,0.2]",
+            code="overlap",
         )
 
 
@@ -225,13 +231,15 @@ def _check_splits(table: pd.DataFrame, rows: Mapping[str, np.ndarray], what: str
         if not len(found):
             raise UserError(
                 f"{what} has no {split} examples: deal its groups anew with split=[0.6,0.2,0.2], or make it "
-                "with a higher limit"
+                "with a higher limit",
+                code="labels",
             )
         if labels.min() == labels.max():
             kind = "right" if labels[0] else "wrong"
             raise UserError(
                 f"{what} has only {kind} texts among its {len(found)} {split} examples: "
-                "a detector needs both kinds, make it with a higher limit or another label"
+                "a detector needs both kinds, make it with a higher limit or another label",
+                code="labels",
             )
 
 
@@ -369,7 +377,8 @@ class Dataset:
         if members is None:
             raise UserError(
                 f"head={head_name(head)} reads the states of every token, and the store has pooled "
-                "ones: make one with pool=tokens"
+                "ones: make one with pool=tokens",
+                code="mismatch",
             )
         return Inputs(TokenStates(self.states, members), np.arange(len(members)))
 
@@ -384,16 +393,19 @@ def layers_to_train(value: Any, spec: FeatureSpec) -> tuple[int, ...]:
     """
     if isinstance(value, str) and (ends := re.fullmatch(r"(\d+)-(\d+)", value)):
         if int(ends[1]) > int(ends[2]):
-            raise UserError(f"layer={value} names no layer: give the smaller number first")
+            raise UserError(f"layer={value} names no layer: give the smaller number first", code="layers")
         value = list(range(int(ends[1]), int(ends[2]) + 1))
     wanted = parse_layers(value, {"all": [k for k in spec.layers if k > 0]}, "layer")
     if not wanted and value == "all":
-        raise UserError("layer=all: the store holds the embedding output only, make it with layers=all")
+        raise UserError(
+            "layer=all: the store holds the embedding output only, make it with layers=all", code="layers"
+        )
     if not wanted:
-        raise UserError("layer=[] names no layer: give a number, a list like [6,8,10], or all")
+        raise UserError("layer=[] names no layer: give a number, a list like [6,8,10], or all", code="layers")
     if 0 in wanted:
         raise UserError(
             f"layer=0 is the embedding output, which is trained as a control anyway: choose from 1 to "
-            f"{spec.model.layers}"
+            f"{spec.model.layers}",
+            code="layers",
         )
     return spec.select(wanted).layers

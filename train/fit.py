@@ -21,7 +21,8 @@ from probers.types import RunError, Site, UserError, first_line
 
 from .controls import EMBEDDING
 from .data import CHUNK, Column, Dataset, Examples, Inputs, Padded, States, StoreStates, TokenStates
-from .module import Batches, FitSettings, NotFiniteError, ProberModule, Schedule, StoreData, balancing
+from .module import Batches, NotFiniteError, ProberModule, Schedule, StoreData, balancing
+from .settings import Fitting
 from .trainer import read_tensors, train, write_tensors
 
 Target = Literal["correct", "shuffled", "person"]
@@ -101,7 +102,7 @@ def targets_of(tasks: Sequence[Task], examples: Examples) -> Tensor:
 
 def fit(
     make_head: Callable[[Sequence[str], int], ProbeHead], tasks: Sequence[Task], dataset: Dataset,
-    settings: FitSettings, *, out: Path | None = None, what: str = "",
+    settings: Fitting, *, out: Path | None = None, what: str = "",
 ) -> Fitted:  # fmt: skip
     """Train all tasks' heads in one pass; each comes out as if it had been trained alone.
 
@@ -199,12 +200,13 @@ def _explained(
                 name = dataset.examples.table["id"].iloc[inputs.text_of[int(part[row])]]
                 return RunError(
                     f"the state of {name!r} ({split}) at {dataset.columns[column % len(dataset.columns)]} is "
-                    "not finite: the store is damaged there, make it again"
+                    "not finite: the store is damaged there, make it again",
+                    code="damaged",
                 )
     return RunError(f"{error}: lower lr")
 
 
-def plan_tasks(dataset: Dataset, settings: FitSettings) -> tuple[list[Task], list[str]]:
+def plan_tasks(dataset: Dataset, settings: Fitting) -> tuple[list[Task], list[str]]:
     """The heads to train: the prober's of every site and seed, the embedding layer's, and two more.
 
     The two are at the middle layer of the first site: shuffled labels, which must come out at
@@ -264,7 +266,8 @@ def own_tasks(tasks: Sequence[Task], part: Partition) -> list[Task]:
     layers = sorted({task.layer for task in tasks if task.layer})
     if part.count > len(layers):
         raise UserError(
-            f"part={part}: {len(layers)} layers are trained, so that there are {len(layers)} parts at most"
+            f"part={part}: {len(layers)} layers are trained, so that there are {len(layers)} parts at most",
+            code="parts",
         )
     own = {*part.block(layers), *((0,) if part.number == 1 else ())}
     return [task for task in tasks if task.layer in own]
@@ -321,7 +324,7 @@ def joined(
         for name, value in found.items():
             tensors.setdefault(name, []).append(value)
     if lacking := [task for task in tasks if task not in there]:
-        raise UserError(f"no part has the head {lacking[0].stream}: make the parts again")
+        raise UserError(f"no part has the head {lacking[0].stream}: make the parts again", code="parts")
     order = torch.tensor([there.index(task) for task in tasks])
     whole = {name: torch.cat(values)[order] for name, values in tensors.items()}
     head = make_head([task.stream for task in tasks], width)
@@ -336,7 +339,7 @@ def _read(file: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     try:
         tensors, about = read_tensors(file)
     except FileNotFoundError:
-        raise UserError(f"{file} is missing: {again}") from None
+        raise UserError(f"{file} is missing: {again}", code="parts") from None
     except (OSError, ValueError) as error:
-        raise RunError(f"{file} is damaged (it {first_line(error)}): {again}") from error
+        raise RunError(f"{file} is damaged (it {first_line(error)}): {again}", code="damaged") from error
     return tensors, about

@@ -17,7 +17,6 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from probers.evaluation.metrics import auroc
 from probers.heads import CORRECT, WRONG, ProbeHead
 from probers.seeding import draw_key
-from probers.types import UserError
 
 from .data import CHUNK, Padded, States, TokenStates
 from .settings import Balance, Fitting, Loss
@@ -185,28 +184,6 @@ class NotFiniteError(Exception):
     """A loss became infinite or no number."""
 
 
-@dataclass(frozen=True)
-class FitSettings(Fitting):
-    """How heads are trained; the fields are keys of ``configs/train.yaml``.
-
-    Raises:
-        UserError: a value that is out of range or unknown, or a device that is not there.
-    """
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.hardware()
-
-    def hardware(self) -> dict[str, Any]:
-        """The trainer's words for "auto", "cpu", "cuda" or "cuda:1"."""
-        kind, _, index = self.device.partition(":")
-        if kind == "cuda" and int(index or 0) >= torch.cuda.device_count():
-            raise UserError(
-                f"device={self.device}: this machine has {torch.cuda.device_count()} CUDA devices; use cpu"
-            )
-        return {"accelerator": kind, "devices": [int(index)] if index else 1}
-
-
 class ProberModule(LightningModule):
     """Trains heads jointly, yet each exactly as if alone.
 
@@ -232,7 +209,7 @@ class ProberModule(LightningModule):
     """
 
     def __init__(
-        self, head: ProbeHead, columns: Sequence[int], orders: Sequence[int], how: FitSettings,
+        self, head: ProbeHead, columns: Sequence[int], orders: Sequence[int], how: Fitting,
         class_weights: Sequence[tuple[float, float]] = (), warmup: int = 0,
     ) -> None:  # fmt: skip
         super().__init__()

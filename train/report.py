@@ -238,7 +238,8 @@ def compare_runs(jobs: Sequence[Sequence[str]], folders: Sequence[Path]) -> str:
             cells.append((" ".join(job), *_row(figures), str(folder.relative_to(shared))))
         except (LookupError, TypeError, ValueError, StopIteration) as error:
             raise RunError(
-                f"the figures of a run cannot be read: {folder / _METRICS} lacks some or was altered"
+                f"the figures of a run cannot be read: {folder / _METRICS} lacks some or was altered",
+                code="damaged",
             ) from error
     widths = [max(len(line[i]) for line in cells) for i in range(len(_HEADER) - 1)]
     widths[0] = max(12, min(widths[0], _WIDTH - sum(widths[1:]) - 2 * len(widths)))
@@ -266,7 +267,7 @@ def _figures(folder: Path) -> dict[str, Any]:
         if not isinstance(found, dict):
             raise ValueError("holds no JSON object")
     except (OSError, ValueError) as error:
-        raise RunError(f"the figures of a run cannot be read: {path}: {error}") from error
+        raise RunError(f"the figures of a run cannot be read: {path}: {error}", code="damaged") from error
     return found
 
 

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
-
-from omegaconf import DictConfig
+from typing import TYPE_CHECKING, Any
 
 from probers.commands.artifacts import newest_store
-from probers.commands.merge import PartRuns, part_of
-from probers.commands.parts import maker, plain_value, record_of
+from probers.commands.merge import PartRuns
 from probers.commands.runs import RunFolder
+from probers.data.partition import Partition
 from probers.files import canonical_json, write_text
 from probers.store.files import fingerprint
 from probers.types import UserError
@@ -22,18 +21,18 @@ if TYPE_CHECKING:
     from probers.bank.bank import ProbeBank
 
     from .assemble import Trained
-    from .data import Examples
-    from .fit import Task
+    from .data import Dataset, Examples
+    from .fit import Fitted, Task
+    from .settings import Fitting, Train
 
 log = logging.getLogger(__name__)
-Settings = TypeVar("Settings")
 
 
-def run(cfg: DictConfig, parts: PartRuns | None = None) -> Path:
+def run(settings: Train, parts: PartRuns | None = None) -> Path:
     """Train, calibrate, evaluate and write a prober; returns its folder.
 
     Args:
-        cfg: the request.
+        settings: the request.
         parts: runs that have trained the heads.
 
     Raises:
@@ -42,69 +41,69 @@ def run(cfg: DictConfig, parts: PartRuns | None = None) -> Path:
     from probers.adaptive.training import TARGETS
     from probers.adaptive.training import run as run_classifier
 
-    part = part_of(cfg)
-    if cfg.head.get("_target_") in TARGETS:
+    part = None if settings.part is None else Partition.parse(settings.part)
+    if settings.head.target in TARGETS:
         if part is not None:
             raise UserError(
                 f"part={part} divides layers, and a classifier of questions has none: leave part out",
                 code="conflict",
             )
-        return run_classifier(cfg)
+        return run_classifier(settings)
     from probers.heads import factory
     from probers.store.joined import by_site, chosen
     from probers.store.store import FeatureStore
 
-    paths = _data(cfg.data)
+    paths = _data(settings.data)
     log.info("reading %s", ", ".join(map(str, paths)))
-    opened = [FeatureStore.open(path, checksums=cfg.checksums) for path in paths]
-    stores = by_site(chosen(opened, cfg.pool, _sites(cfg)))
+    opened = [FeatureStore.open(path, checksums=settings.checksums) for path in paths]
+    stores = by_site(chosen(opened, settings.pool, _listed(settings.site) or None))
 
-    from .assemble import AssemblySettings, assemble
+    from .assemble import assemble
     from .data import Dataset, SplitRequest
-    from .fit import Fitted, fit, joined, of_tasks, own_tasks, plan_tasks
-    from .module import FitSettings
+    from .fit import fit, joined, of_tasks, own_tasks, plan_tasks
     from .report import compare_runs, table
     from .sweeps import SweepRequest, fit_part, of_layers, of_sizes
 
-    settings, assembly = _read(FitSettings, cfg), _read(AssemblySettings, cfg)
-    request = _read(SplitRequest, cfg)
-    dataset = Dataset.load(stores, plain_value(cfg.layer), request)
+    settings.hardware()
+    settings.rule()
+    request = SplitRequest(settings.split, settings.train_on, settings.test_on, settings.seed)
+    sweep = SweepRequest(settings.sizes, settings.layer_sets, settings.learning_curve, settings.seed)
+    dataset = Dataset.load(stores, settings.layer, request)
     tasks, notes = plan_tasks(dataset, settings)
-    sweep = _read(SweepRequest, cfg)
     sets = sweep.sets(sorted({task.layer for task in tasks if task.is_probe}))
     sweep.parts(dataset.examples)
-    make_head = factory(maker(cfg.head))
+    make_head = factory(partial(settings.head.kind, **settings.head.options))
     make_head(["tried before anything is written"], stores[0].spec.width)
-    out = Path(cfg.out or _default_out(paths, cfg))
+    out = Path(settings.out or _default_out(paths, settings))
     if part is not None:
         out, own = part.folder(out), own_tasks(tasks, part)
-    folder = RunFolder(out, "train", _identity(cfg, paths, tasks))
+    folder = RunFolder(out, "train", _identity(settings, paths, tasks))
     if not (folder.begin("prober") if parts is None else parts.begin(folder, "prober")):
         return out
     if request.split != "store" or request.train_on or request.test_on:
         write_text(out / "splits.json", canonical_json(dataset.examples.split_record()))
 
-    def fitter(of: Sequence[Task], on: Dataset, how: FitSettings, what: str = "") -> Fitted:
+    def fitter(of: Sequence[Task], on: Dataset, how: Fitting, what: str = "") -> Fitted:
         if parts is not None:
             return joined(parts, make_head, of, on.states.shape[-1], what)
         return fit(make_head, of, on, how, out=out, what=what)
 
+    model, made = stores[0].spec.model.id, stores[0].config
     if part is not None:
         fit_part(fitter, own, of_tasks(dataset, stores, own), sweep, settings, out)
-        return _end_part(folder, cfg, stores[0].spec.model.id, own)
+        return _end_part(folder, model, part, own)
     fitted = fitter(tasks, dataset, settings)
-    trained = assemble(fitted, dataset, assembly)
+    trained = assemble(fitted, dataset, settings)
     trained = replace(trained, notes=[*notes, *trained.notes])
-    trained, sized = of_sizes(fitter, trained, dataset, sweep, settings, assembly)
+    trained, sized = of_sizes(fitter, trained, dataset, sweep, settings)
 
-    made = stores[0].config
-    figures = _write(trained, dataset.examples, cfg, paths, made, out)
+    figures = _write(trained, dataset.examples, settings, paths, made, out)
     further: dict[Path, str] = {}
-    for each in (*sized, *of_layers(sets, fitted, trained, dataset, assembly)):
-        _write(each.trained, each.examples, cfg, paths, made, out / each.folder)
+    for each in (*sized, *of_layers(sets, fitted, trained, dataset, settings)):
+        _write(each.trained, each.examples, settings, paths, made, out / each.folder)
         further[out / each.folder] = each.about
     summary = {"best_layer": figures["best_layer"], "auroc": figures["ensemble"]["auroc"]}
-    folder.finish({"model": stores[0].spec.model.id, **summary})
+    folder.finish({"model": model, **summary})
     _remove_checkpoints(out)
 
     log.info("%s", table(figures))
@@ -117,13 +116,12 @@ def run(cfg: DictConfig, parts: PartRuns | None = None) -> Path:
     return out
 
 
-def _end_part(folder: RunFolder, cfg: DictConfig, model: str, own: Sequence[Task]) -> Path:
+def _end_part(folder: RunFolder, model: str, part: Partition, own: Sequence[Task]) -> Path:
     """Finish a part; the prober is calibrated and measured as a whole."""
-    folder.finish({"model": model, "part": cfg.part})
+    folder.finish({"model": model, "part": str(part)})
     _remove_checkpoints(folder.path)
-    layers = sorted({task.layer for task in own if task.is_probe})
-    listed = ", ".join(map(str, layers))
-    log.info("wrote the heads of layers %s, part %s, to %s", listed, cfg.part, folder.path)
+    listed = ", ".join(map(str, sorted({task.layer for task in own if task.is_probe})))
+    log.info("wrote the heads of layers %s, part %s, to %s", listed, part, folder.path)
     log.info("once all parts are there: probers-merge %s/*", folder.path.parent)
     return folder.path
 
@@ -135,22 +133,16 @@ def _remove_checkpoints(out: Path) -> None:
 
 
 def _write(
-    trained: Trained,
-    examples: Examples,
-    cfg: DictConfig,
-    paths: Sequence[Path],
-    made: Mapping[str, Any],
+    trained: Trained, examples: Examples, settings: Train, paths: Sequence[Path], made: Mapping[str, Any],
     out: Path,
-) -> dict[str, Any]:
+) -> dict[str, Any]:  # fmt: skip
     """Evaluate a prober and write its folder; returns its figures. ``made`` is the stores' configuration."""
-    from .assemble import AssemblySettings
     from .evaluate import Evaluator, summarise
     from .figures import write_plots
     from .report import write_card
 
-    rule = _read(AssemblySettings, cfg).rule()
-    evaluator = Evaluator(examples, rule, resamples=cfg.resamples, seed=cfg.seed)
-    figures = summarise(trained, evaluator, {**trained.training, "seeds": cfg.seeds})
+    evaluator = Evaluator(examples, settings.rule(), resamples=settings.resamples, seed=settings.seed)
+    figures = summarise(trained, evaluator, {**trained.training, "seeds": settings.seeds})
     source = str(made.get("source", ""))
     card = write_card(trained.bank, figures, data=paths, source=source, out=out)
     recogniser = made.get("recogniser") if source == "wiki" else None
@@ -158,11 +150,6 @@ def _write(
     bank.save_pretrained(out)
     write_plots(out / "plots", figures, trained, evaluator)
     return figures
-
-
-def _read(kind: type[Settings], cfg: DictConfig) -> Settings:
-    """Settings whose fields are keys of the configuration."""
-    return kind(**{field.name: plain_value(cfg[field.name]) for field in fields(kind)})  # type: ignore[arg-type]
 
 
 def _next(bank: ProbeBank, out: Path, further: Sequence[Path]) -> str:
@@ -193,28 +180,26 @@ def _data(given: Any) -> list[Path]:
                 code="no-artifact",
             )
         return [found]
-    paths = [Path(str(path)) for path in ([given] if isinstance(given, str) else given)]
+    paths = list(map(Path, _listed(given)))
     if not paths:
         raise UserError("data=[] names no store: give a folder, or several", code="missing-value")
     return paths
 
 
-def _sites(cfg: DictConfig) -> list[str] | None:
-    """The sites asked for; None if left open."""
-    given = plain_value(cfg.site)
-    return [given] if isinstance(given, str) else given
+def _listed(value: Any) -> list[Any]:
+    """A value, or several, as a list; None as an empty one."""
+    return [] if value is None else list(value) if isinstance(value, (list, tuple)) else [value]
 
 
-def _default_out(paths: Sequence[Path], cfg: DictConfig) -> Path:
-    layer = plain_value(cfg.layer)
-    listed = [layer] if isinstance(layer, int) else layer
-    what = layer if isinstance(layer, str) else "layer" + "-".join(map(str, listed))
-    name = "-".join(["+".join(path.name for path in paths), *filter(None, [cfg.pool]), *(_sites(cfg) or ())])
+def _default_out(paths: Sequence[Path], settings: Train) -> Path:
+    layer = settings.layer
+    what = layer if isinstance(layer, str) else "layer" + "-".join(map(str, _listed(layer)))
+    names = ["+".join(path.name for path in paths), *_listed(settings.pool), *_listed(settings.site)]
     # Beside the folder of a single run, not in it: either can be there first, or be removed.
-    return Path("runs/train", ",".join([f"{name}-{what}", *filter(None, [cfg.suffix])]))
+    return Path("runs/train", ",".join(["-".join([*names, what]), *_listed(settings.suffix)]))
 
 
-def _identity(cfg: DictConfig, paths: Sequence[Path], tasks: Sequence[Task]) -> dict[str, Any]:
+def _identity(settings: Train, paths: Sequence[Path], tasks: Sequence[Task]) -> dict[str, Any]:
     """The configuration with the inputs named by content.
 
     The batch size is among the inputs because it changes the heads; the run folder ignores ``batch_size``,
@@ -223,6 +208,6 @@ def _identity(cfg: DictConfig, paths: Sequence[Path], tasks: Sequence[Task]) -> 
     inputs = {
         "stores": [fingerprint(path) for path in paths],
         "layers": sorted({task.layer for task in tasks if task.is_probe}),
-        "examples_per_step": cfg.batch_size,
+        "examples_per_step": settings.batch_size,
     }
-    return record_of(cfg) | {"data": list(map(str, paths)), "inputs": inputs}
+    return settings.record | {"data": list(map(str, paths)), "inputs": inputs}

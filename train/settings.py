@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from pydantic import Field
 
 from probers.commands.components import Component, choice
 from probers.commands.settings import Device, Names, Part, Resamples, Run
 from probers.options import Count, Name, Natural, NotNegative, Positive, Seed, check_options
-from probers.types import Site
+from probers.types import Site, UserError
+
+if TYPE_CHECKING:
+    from probers.bank.fitting import ThresholdRule
 
 _Each = TypeVar("_Each")
 Loss = Literal["ce", "double_softmax"]
@@ -65,6 +68,21 @@ class Fitting:
     def __post_init__(self) -> None:
         check_options(type(self), vars(self))
 
+    def hardware(self) -> dict[str, Any]:
+        """Options of Lightning's trainer for ``device``.
+
+        Raises:
+            UserError: a device that this machine lacks.
+        """
+        import torch
+
+        kind, _, index = self.device.partition(":")
+        if kind == "cuda" and int(index or 0) >= torch.cuda.device_count():
+            raise UserError(
+                f"device={self.device}: this machine has {torch.cuda.device_count()} CUDA devices; use cpu"
+            )
+        return {"accelerator": kind, "devices": [int(index)] if index else 1}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Assembling:
@@ -90,6 +108,16 @@ class Assembling:
 
     def __post_init__(self) -> None:
         check_options(type(self), vars(self))
+
+    def rule(self) -> ThresholdRule:
+        """The rule that chooses thresholds.
+
+        Raises:
+            UserError: an unknown rule, or a number that it does not take.
+        """
+        from probers.bank.fitting import ThresholdRule
+
+        return ThresholdRule.parse(self.threshold)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,10 +13,10 @@ from typing import Literal, NamedTuple
 
 from probers.types import UserError
 
-from .assemble import AssemblySettings, CurvePoint, Trained, assemble
+from .assemble import CurvePoint, Trained, assemble
 from .data import Dataset, Examples
 from .fit import Fitted, Task, file_of, save
-from .module import FitSettings
+from .settings import Assembling, Fitting, Train
 
 #: Points of the learning curve where no sizes are asked for: so many texts, and these shares of them.
 _TEXTS, _SHARES = 1000, (0.25, 0.5)
@@ -58,7 +58,10 @@ class SweepRequest:
             if (of := len(found[size].rows["train"])) > size:
                 raise UserError(f"sizes={size}: the group drawn first has {of} texts; give {of} at least")
             if _of_one_label(found[size]):
-                raise UserError(f"sizes={size}: the training texts drawn all have the same label; give more")
+                raise UserError(
+                    f"sizes={size}: the training texts drawn all have the same label; give more",
+                    code="labels",
+                )
         return found
 
     def sets(self, layers: Sequence[int]) -> list[tuple[int, ...]]:
@@ -75,9 +78,11 @@ class SweepRequest:
             wanted = [given] if isinstance(given, int) else list(map(int, given))
             if odd := sorted(set(wanted) - set(layers)):
                 known = ", ".join(map(str, layers))
-                raise UserError(f"layer_sets names layer {odd[0]}, and the layers trained are {known}")
+                raise UserError(
+                    f"layer_sets names layer {odd[0]}, and the layers trained are {known}", code="layers"
+                )
             if not wanted:
-                raise UserError("layer_sets holds [], a set without layers: name one at least")
+                raise UserError("layer_sets holds [], a set without layers: name one at least", code="layers")
             found.append(tuple(sorted(set(wanted))))
         return list(dict.fromkeys(found))
 
@@ -97,7 +102,7 @@ class SweptProber(NamedTuple):
 
 
 #: Gives the heads of some tasks, trained on a data set; the last argument names a training beside the first.
-Fitter = Callable[[Sequence[Task], Dataset, FitSettings, str], Fitted]
+Fitter = Callable[[Sequence[Task], Dataset, Fitting, str], Fitted]
 
 
 def smaller(dataset: Dataset, request: SweepRequest) -> dict[str, Dataset]:
@@ -115,12 +120,7 @@ def _training(size: int) -> str:
 
 
 def fit_part(
-    fitter: Fitter,
-    tasks: Sequence[Task],
-    dataset: Dataset,
-    sweep: SweepRequest,
-    settings: FitSettings,
-    out: Path,
+    fitter: Fitter, tasks: Sequence[Task], dataset: Dataset, sweep: SweepRequest, settings: Fitting, out: Path
 ) -> None:
     """Train a part's heads, those of fewer texts as well, and write them.
 
@@ -141,9 +141,8 @@ def fit_part(
 
 
 def of_sizes(
-    fitter: Fitter, trained: Trained, dataset: Dataset, request: SweepRequest, settings: FitSettings,
-    assembly: AssemblySettings,
-) -> tuple[Trained, list[SweptProber]]:  # fmt: skip
+    fitter: Fitter, trained: Trained, dataset: Dataset, request: SweepRequest, settings: Train
+) -> tuple[Trained, list[SweptProber]]:
     """The prober with its learning curve (Probing-RAG, table 3), and those of the sizes asked for.
 
     Only what is trained on differs: the layers are the prober's, validation and test are the same,
@@ -164,7 +163,7 @@ def of_sizes(
         if of < texts:
             part = replace(dataset, examples=examples)
             fitted = fitter(tasks, part, replace(settings, logger="none"), _training(size))
-            found = assemble(fitted, part, assembly, controls=bool(request.sizes))
+            found = assemble(fitted, part, settings, controls=bool(request.sizes))
             curve.append(_point(found, examples, of / texts))
         kept.append(SweptProber(f"sizes/{size}", f"{of} texts", found, examples))
     if parts:
@@ -174,7 +173,7 @@ def of_sizes(
 
 def of_layers(
     sets: Sequence[Sequence[int]], fitted: Fitted, trained: Trained, dataset: Dataset,
-    assembly: AssemblySettings,
+    assembly: Assembling,
 ) -> Iterator[SweptProber]:  # fmt: skip
     """A prober of each set of layers, from heads that are trained; its controls are the training's."""
     for layers in sets:

@@ -25,12 +25,13 @@ from ..types import SPLITS, UserError, first_line
 from .classifiers import STRATEGIES
 
 #: Label of the questions of a data set that no strategy answers right; "leave_out" gives them none.
+Label = Literal["single", "multi", "leave_out"]
 Bias = Annotated[
-    Mapping[str, Literal["single", "multi", "leave_out"]],
+    Mapping[str, Label],
     Field(description="single, multi or leave_out for each data set, as {nq: single}"),
 ]
 #: Labels for the known question sets; those of several hops need several retrievals (Adaptive-RAG, 3.2).
-BIAS: Bias = {
+BIAS: dict[str, Label] = {
     "nq": "single", "triviaqa": "single", "hotpotqa": "multi", "2wikimultihopqa": "multi", "musique": "multi",
     "strategyqa": "multi", "iirc": "multi", "testbed": "multi",
 }  # fmt: skip

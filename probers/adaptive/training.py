@@ -5,18 +5,16 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field, fields
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
-from omegaconf import DictConfig
 
 from ..checksums import inputs
 from ..commands.artifacts import newest_store
-from ..commands.compose import compose
-from ..commands.parts import build, record_of
+from ..commands.components import Component
 from ..commands.runs import RunFolder
 from ..evaluation.bootstrap import UNDEFINED, Bootstrap, bounded, number
 from ..evaluation.metrics import auroc
@@ -61,17 +59,40 @@ class Words:
         return AdaptiveClassifier.fit(train.questions, train.strategies, c=self.c, min_count=self.min_count)
 
 
-def run(cfg: DictConfig) -> Path:
+class Request(Protocol):
+    """The settings of ``probers-train`` that a classifier of questions uses."""
+
+    @property
+    def data(self) -> str | list[str] | None: ...
+    @property
+    def out(self) -> str | None: ...
+    @property
+    def suffix(self) -> str | None: ...
+    @property
+    def head(self) -> Component: ...
+    @property
+    def resamples(self) -> int: ...
+    @property
+    def seed(self) -> int: ...
+    @property
+    def checksums(self) -> bool: ...
+    @property
+    def device(self) -> str: ...
+    @property
+    def record(self) -> dict[str, Any]: ...
+
+
+def run(request: Request) -> Path:
     """Train the classifier, measure it on test questions and write its folder, which is returned.
 
     Raises:
         UserError: the request cannot be met; raised before anything is written.
     """
-    _refuse_unused(cfg)
-    settings = build(cfg.head)
-    paths = _data(cfg.data)
+    _refuse_unused(request)
+    settings = request.head.make()
+    paths = _data(request.data)
     log.info("reading %s", ", ".join(map(str, paths)))
-    parts = [read(path, checksums=cfg.checksums) for path in paths]
+    parts = [read(path, checksums=request.checksums) for path in paths]
     answers = joined(parts)
     labelled, record = label(answers, settings.bias)
     for split in ("train", "test"):
@@ -80,24 +101,27 @@ def run(cfg: DictConfig) -> Path:
             raise UserError(f"{told} has no {split} question that every strategy was tried on", code="labels")
     train, test = labelled["train"], labelled["test"]
     words = settings if isinstance(settings, Words) else Words(bias=settings.bias)
-    by_words = words.fit(labelled, seed=cfg.seed, device=cfg.device)  # says what cannot be learned from
+    seed, device = request.seed, request.device
+    by_words = words.fit(labelled, seed=seed, device=device)  # refuses what cannot be learned from
     kind = "adaptive" if words is settings else "adaptive_t5"
-    name = ",".join([f"{'+'.join(path.name for path in paths)}-{kind}", *filter(None, [cfg.suffix])])
-    out = Path(cfg.out or Path("runs/train", name))
-    folder = RunFolder(out, "train", _identity(cfg, parts))
+    name = ",".join([f"{'+'.join(path.name for path in paths)}-{kind}", *filter(None, [request.suffix])])
+    out = Path(request.out or Path("runs/train", name))
+    folder = RunFolder(out, "train", _identity(request, parts))
     if not folder.begin(what="classifier"):
         return out
     if words is settings:
         classifier = by_words
-        drawn = np.random.default_rng(cfg.seed).permutation(train.strategies).tolist()
-        shuffled = words.fit({"train": train._replace(strategies=drawn)}, seed=cfg.seed, device=cfg.device)
+        drawn = np.random.default_rng(seed).permutation(train.strategies).tolist()
+        shuffled = words.fit(
+            {"train": train._replace(strategies=drawn)}, seed=request.seed, device=request.device
+        )
         control = {SHUFFLED: shuffled.probabilities(test.questions)}
     else:
-        classifier = settings.fit(labelled, seed=cfg.seed, device=cfg.device)
+        classifier = settings.fit(labelled, seed=seed, device=device)
         control = {WORDS: by_words.probabilities(test.questions)}
     chances = {CLASSIFIER: classifier.probabilities(test.questions), **control}
     majority = Counter(train.strategies).most_common(1)[0][0]
-    figures = measure(test, chances, majority, resamples=cfg.resamples, seed=cfg.seed)
+    figures = measure(test, chances, majority, resamples=request.resamples, seed=seed)
     figures["splits"] = {name: _split(part) for name, part in sorted(labelled.items())}
     figures["labels"] = record
     figures["base"] = None if words is settings else public_model(settings.model)
@@ -115,24 +139,27 @@ def run(cfg: DictConfig) -> Path:
     return out
 
 
-def _identity(cfg: DictConfig, parts: list[Answers]) -> dict[str, Any]:
+def _identity(request: Request, parts: list[Answers]) -> dict[str, Any]:
     """The configuration with the inputs named by content."""
-    config = {key: record_of(cfg)[key] for key in _USED}
+    config = {key: request.record[key] for key in _USED}
     stores: Any = [part.fingerprint for part in parts]
     paths: Any = [str(part.path) for part in parts]
     if len(parts) == 1:
         stores, paths = stores[0], paths[0]
-    base = {"model": inputs(cfg.head.model)} if "model" in cfg.head else {}
+    model = request.head.get("model")
+    base = {} if model is None else {"model": inputs(model)}
     return config | {"data": paths, "inputs": {"store": stores, **base}}
 
 
-def _refuse_unused(cfg: DictConfig) -> None:
-    defaults = compose("train", [])
-    for key in map(str, defaults):
-        if key not in (*_USED, "device", "logger", "save_every") and cfg[key] != defaults[key]:
+def _refuse_unused(request: Request) -> None:
+    for option in fields(request):  # type: ignore[arg-type]
+        key = option.name
+        default = option.default if option.default_factory is MISSING else option.default_factory()
+        if key in (*_USED, "device", "logger", "save_every") or key.startswith("_"):
+            continue
+        if (value := getattr(request, key)) != default:
             raise UserError(
-                f"a classifier of questions takes its options as head.NAME, not {key}={cfg[key]}: "
-                "leave it out",
+                f"a classifier of questions takes its options as head.NAME, not {key}={value}: leave it out",
                 code="conflict",
             )
 

@@ -7,7 +7,7 @@ theta = -threshold). Heads of single tokens score each token, and a span by its 
 
 from __future__ import annotations
 
-import sys
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     from torch import nn
 
     from ..online.watch import Scores, StopOnScore
+
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -99,13 +102,15 @@ class ProbeBank(ModelHubMixin):
         per_token = self.spec.pool == "tokens" and not self.head.tokens
         if self.head.tokens and self.spec.pool != "tokens":
             raise UserError(
-                f"these heads pool tokens' states themselves and cannot read pool={self.spec.pool}"
+                f"these heads pool tokens' states themselves and cannot read pool={self.spec.pool}",
+                code="mismatch",
             )
         if per_token != (self.aggregate is not None):
             raise UserError(
                 "aggregate=null: heads of single tokens need a way from tokens to spans, max, mean or last"
                 if per_token
-                else f"aggregate={self.aggregate} is for heads of single tokens, and these read whole texts"
+                else f"aggregate={self.aggregate} is for heads of single tokens, and these read whole texts",
+                code="conflict",
             )
         if self.aggregate is not None:
             check_aggregate(self.aggregate)
@@ -139,7 +144,8 @@ class ProbeBank(ModelHubMixin):
             raise UserError(
                 f"the prober came from the model {trained}, but the model now is {model}: use that model, or "
                 "make features and prober again with this one; where it is the same model in another "
-                "quantization, allow_other=true takes the prober all the same"
+                "quantization, allow_other=true takes the prober all the same",
+                code="mismatch",
             )
         else:
             _warn(
@@ -213,14 +219,16 @@ class ProbeBank(ModelHubMixin):
         else:
             raise UserError(
                 f"this prober reads {self.spec.pool} states of whole texts and has no scores of spans: "
-                "train one on a store of pool=tokens"
+                "train one on a store of pool=tokens",
+                code="unsupported",
             )
         return score if signals is None else self._with_entropy(score, signals)
 
     def _with_entropy(self, score: np.ndarray, signals: Mapping[str, Any]) -> np.ndarray:
         if self.entropy_model is None:
             raise UserError(
-                "this prober has no entropy model (its store lacked the signals): use with_entropy=false"
+                "this prober has no entropy model (its store lacked the signals): use with_entropy=false",
+                code="unsupported",
             )
         return self.entropy_model(score, signals)
 
@@ -358,7 +366,9 @@ class ProbeBank(ModelHubMixin):
             ensemble = Ensemble.from_dict(config["ensemble"]).over(len(spec.layers))
             entropy_model = EntropyModel.from_dict(entropy) if entropy is not None else None
         except (UserError, ValueError) as error:
-            raise UserError(f"{folder / CONFIG} is damaged ({error}): train the prober again") from error
+            raise UserError(
+                f"{folder / CONFIG} is damaged ({error}): train the prober again", code="damaged"
+            ) from error
         return cls(
             spec=spec,
             head=load_head(folder, config, spec.layers, spec.width, head_class),
@@ -376,8 +386,8 @@ class ProbeBank(ModelHubMixin):
 
 @cache
 def _warn(message: str) -> None:
-    """Say it on standard error, once."""
-    print(message, file=sys.stderr)
+    """Log a warning, once."""
+    log.warning(message)
 
 
 def _margins(logits: np.ndarray) -> np.ndarray:

@@ -225,12 +225,15 @@ class EntropyModel:
         numbers: dict[str, Any] = dict(value)
         inputs = ["score", *SIGNALS]
         if numbers.pop("inputs", None) != inputs:
-            raise UserError(f"the prober's entropy model is not over {', '.join(SIGNALS)}: train it again")
+            raise UserError(
+                f"the prober's entropy model is not over {', '.join(SIGNALS)}: train it again", code="damaged"
+            )
         check_record(cls, numbers, "entropy_model.")
         vectors: dict[str, Any] = {name: tuple(numbers.pop(name)) for name in ("mean", "scale", "weights")}
         if any(len(vector) != len(inputs) for vector in vectors.values()) or 0 in vectors["scale"]:
             raise UserError(
-                f"the prober's entropy model has not one number for each of its {len(inputs)} inputs"
+                f"the prober's entropy model has not one number for each of its {len(inputs)} inputs",
+                code="damaged",
             )
         return cls(**vectors, **numbers)
 

@@ -163,7 +163,9 @@ class Domain:
             return cls(**read, limit=float(about["limit"]), rate=float(about["rate"]))
         except (OSError, SafetensorError, ValueError, TypeError, LookupError, RuntimeError) as error:
             told = first_line(error)
-            raise UserError(f"{file} is missing or damaged ({told}): train the prober again") from error
+            raise UserError(
+                f"{file} is missing or damaged ({told}): train the prober again", code="damaged"
+            ) from error
 
 
 def limit_of(distances: np.ndarray, rate: float) -> float:

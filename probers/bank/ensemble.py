@@ -168,4 +168,4 @@ class Ensemble:
 
 def _check_kind(kind: str) -> None:
     if kind not in KINDS:
-        raise UserError(f"combine={kind} is unknown: choose one of {', '.join(KINDS)}")
+        raise UserError(f"combine={kind} is unknown: choose one of {', '.join(KINDS)}", code="unknown-choice")

@@ -52,7 +52,7 @@ class ThresholdRule:
     def __post_init__(self) -> None:
         if self.name not in RULES:
             listed = ", ".join(name if meaning is None else f"{name}=.." for name, meaning in RULES.items())
-            raise UserError(f"threshold={self} is unknown: choose one of {listed}")
+            raise UserError(f"threshold={self} is unknown: choose one of {listed}", code="unknown-choice")
         meaning = RULES[self.name]
         if meaning is None and self.value is not None:
             raise UserError(f"threshold={self}: {self.name} takes no number, write threshold={self.name}")
@@ -142,7 +142,9 @@ def fit_calibration(kind: str, wrong: np.ndarray, scores: np.ndarray) -> Calibra
         scores: (n,).
     """
     if kind not in CALIBRATIONS:
-        raise UserError(f"calibration={kind} is unknown: choose one of {', '.join(CALIBRATIONS)}")
+        raise UserError(
+            f"calibration={kind} is unknown: choose one of {', '.join(CALIBRATIONS)}", code="unknown-choice"
+        )
     wrong, scores = checked(wrong, scores)
     if kind == "temperature":
         return Temperature(fit_temperature(wrong, scores))

@@ -116,11 +116,12 @@ def read(folder: Path, name: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """
     config = _read(read_json, folder / CONFIG, name)
     if not isinstance(config, dict) or config.get("format") != _FORMAT:
-        raise UserError(f"{name} is no prober: its {CONFIG} is of something else")
+        raise UserError(f"{name} is no prober: its {CONFIG} is of something else", code="bad-file")
     if config.get("schema") != _SCHEMA:
         raise UserError(
             f"the prober {name} is of schema {shown(config.get('schema'))} and this version of probers reads "
-            f"schema {_SCHEMA}: train it again with probers-train"
+            f"schema {_SCHEMA}: train it again with probers-train",
+            code="bad-file",
         )
     try:
         about = {key: value for key, value in unseal(config).items() if key not in ("format", "schema")}
@@ -128,10 +129,15 @@ def read(folder: Path, name: str) -> tuple[dict[str, Any], dict[str, Any]]:
         check_record(_Config, about)
         check_record(_Head, about["head"], "head.")
     except (UserError, ValueError) as error:
-        raise UserError(f"{folder / CONFIG} is damaged ({error}): train the prober again") from error
+        raise UserError(
+            f"{folder / CONFIG} is damaged ({error}): train the prober again", code="damaged"
+        ) from error
     files = sorted((folder / PICTURES).glob("*.png"))
     if len(files) > _MOST_PICTURES or (folder / PICTURES).is_symlink():
-        raise UserError(f"{folder / PICTURES} is a link or holds over {_MOST_PICTURES} pictures: remove it")
+        raise UserError(
+            f"{folder / PICTURES} is a link or holds over {_MOST_PICTURES} pictures: remove it",
+            code="damaged",
+        )
     papers = {
         "metrics": _read(read_json, folder / _METRICS, name),
         "card": _read(read_text, folder / _CARD, name),
@@ -146,9 +152,13 @@ def _read(how: Callable[[Path], Any], file: Path, name: str) -> Any:
     try:
         return how(file)
     except (FileNotFoundError, NotADirectoryError):
-        raise UserError(f"{name} is no prober (no {file.name}): probers-train makes one") from None
+        raise UserError(
+            f"{name} is no prober (no {file.name}): probers-train makes one", code="no-artifact"
+        ) from None
     except ValueError as error:
-        raise UserError(f"the prober {name} is damaged ({file.name} {error}): train it again") from error
+        raise UserError(
+            f"the prober {name} is damaged ({file.name} {error}): train it again", code="damaged"
+        ) from error
 
 
 def shipped(model: str) -> str | None:
@@ -179,7 +189,9 @@ def locate(path: str | Path, **hub: Any) -> Path:
         return Path(snapshot_download(str(path), allow_patterns=[*FILES, f"{PICTURES}/*.png"], **hub))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         reason = first_line(error)
-        raise UserError(f"prober={path} is no folder, and not on the Hub either ({reason})") from error
+        raise UserError(
+            f"prober={path} is no folder, and not on the Hub either ({reason})", code="no-artifact"
+        ) from error
 
 
 def load_head(
@@ -206,7 +218,8 @@ def load_head(
     if cls is None:
         known = ", ".join(HEADS)
         raise UserError(
-            f"the prober's head {name!r} is not one of {known}: pass head_class to from_pretrained"
+            f"the prober's head {name!r} is not one of {known}: pass head_class to from_pretrained",
+            code="own-class",
         )
     make = factory(partial(cls, **options))
     if name in HEADS:
@@ -225,10 +238,10 @@ def load_head(
         head.load_state_dict(stacked)
     except (OSError, SafetensorError, ValueError, RuntimeError) as error:
         raise UserError(
-            f"{file} is missing or damaged ({first_line(error)}): train the prober again"
+            f"{file} is missing or damaged ({first_line(error)}): train the prober again", code="damaged"
         ) from error
     if not all(torch.isfinite(value).all() for value in stacked.values()):
-        raise UserError(f"{file} holds weights that are not finite: train the prober again")
+        raise UserError(f"{file} holds weights that are not finite: train the prober again", code="damaged")
     return head
 
 

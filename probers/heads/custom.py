@@ -76,16 +76,18 @@ class ForeignHead(ProbeHead):
                 raise UserError(
                     f"head._target_={name} fails as {name.rpartition('.')[2]}({call}) on states of shape "
                     f"(3, {width}) ({reason}): it must take the width first and map "
-                    "(n, width) to logits"
+                    "(n, width) to logits",
+                    code="own-class",
                 ) from error
         shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
         if shape not in ((3, 2), (3, 1), (3,)):
             raise UserError(
                 f"head._target_={name} maps 3 states to {shape}: return logits (n, 2), wrong and correct, "
-                'or one logit (n,) of "correct"'
+                'or one logit (n,) of "correct"',
+                code="own-class",
             )
         if not any(p.requires_grad for p in module.parameters()):
-            raise UserError(f"head._target_={name} has no parameters to train")
+            raise UserError(f"head._target_={name} has no parameters to train", code="own-class")
         return module.train()
 
     def _logits(self, x: Tensor) -> Tensor:
@@ -119,19 +121,24 @@ def factory(make: Callable[..., nn.Module]) -> Callable[[Sequence[str], int], Pr
     partial = make if isinstance(make, functools.partial) else functools.partial(make)
     cls, options = partial.func, {key: _plain(value) for key, value in partial.keywords.items()}
     if not (isinstance(cls, type) and issubclass(cls, nn.Module)) or partial.args:
-        raise UserError(f"head._target_={_dotted(cls)} is no class derived from torch.nn.Module")
+        raise UserError(
+            f"head._target_={_dotted(cls)} is no class derived from torch.nn.Module", code="own-class"
+        )
     for key, value in options.items():
         try:
             json.dumps(value)
         except (TypeError, ValueError):
             raise UserError(
-                f"head.{key}={value!r} cannot be saved with the prober: give a number, a string or a list"
+                f"head.{key}={value!r} cannot be saved with the prober: give a number, a string or a list",
+                code="own-class",
             ) from None
     arguments = ((), 1) if issubclass(cls, ProbeHead) else (1,)
     try:
         inspect.signature(cls).bind(*arguments, **options)
     except TypeError as error:
-        raise UserError(f"head._target_={_dotted(cls)} does not take these options: {error}") from None
+        raise UserError(
+            f"head._target_={_dotted(cls)} does not take these options: {error}", code="own-class"
+        ) from None
     if issubclass(cls, ProbeHead):
         return functools.partial(cls, **options)
     return functools.partial(ForeignHead, module_class=cls, module_options=options)

@@ -17,7 +17,7 @@ from ..commands.parts import load_model
 from ..commands.runs import RunFolder
 from ..files import canonical_json, write_text
 from ..journal import Journal
-from ..pages import count
+from ..text import count
 from ..types import UserError
 from .texts import Text, Texts
 

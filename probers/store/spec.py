@@ -93,7 +93,8 @@ class FeatureSpec:
         if layers[0] < 0 or layers[-1] > self.model.layers:
             raise UserError(
                 f"layers={list(layers)} is out of range: {self.model.id} has {self.model.layers} layers "
-                "(0 is the embedding output)"
+                "(0 is the embedding output)",
+                "layers",
             )
         object.__setattr__(self, "layers", layers)
 
@@ -133,7 +134,8 @@ class FeatureSpec:
             raise UserError(
                 f"layer={absent[0] if len(absent) == 1 else absent} is not in the features: they hold "
                 f"layers {_ranges(self.layers)} of {self.model.id}, which has {self.model.layers} layers "
-                "(0 is the embedding output); choose among these"
+                "(0 is the embedding output); choose among these",
+                "layers",
             )
         return replace(self, layers=tuple(sorted(set(layers))))
 
@@ -150,7 +152,8 @@ class FeatureSpec:
         if not self.model.same_as(model):
             raise UserError(
                 f"{what} came from the model {self.model}, but the model now is {model}: "
-                "use that model, or make features and prober again with this one"
+                "use that model, or make features and prober again with this one",
+                "mismatch",
             )
 
     def check(self, other: FeatureSpec, *, what: str = "the features", against: str = "the others") -> None:
@@ -165,7 +168,8 @@ class FeatureSpec:
             if mine != theirs:
                 raise UserError(
                     f"{what} have {name}={mine!r}, {against} {name}={theirs!r}: "
-                    f"make one of them again with the same {name}"
+                    f"make one of them again with the same {name}",
+                    "mismatch",
                 )
 
     def to_dict(self) -> dict[str, Any]:
