@@ -480,12 +480,12 @@ def test_a_trace_file_of_other_questions_is_refused(tmp_path):
         TraceFile(path).resume(QUESTIONS[:2])
     path.unlink()
     path.mkdir()
-    with fails("bad-value", ": remove it"):
+    with fails("bad-file", "traces.jsonl"):
         TraceFile(path).resume(QUESTIONS)
 
 
 def test_answers_that_cannot_be_written_are_told_with_the_file(tmp_path):
-    with fails("failed", f"cannot write {tmp_path}: Is a directory", kind=RunError):
+    with fails("disk", str(tmp_path), kind=RunError):
         TraceFile(tmp_path).append([])
 
 
