@@ -271,7 +271,7 @@ def test_a_finished_run_is_not_repeated(cot, caplog):
     ("override", "message"),
     [
         ("source=web", "source=web must be cot or wiki"),
-        ("layers=[13]", r"the model has 12 layers"),
+        ("layers=[13]", r"layers=\[13\] is out of range"),
         ("layers=some", "layers=some must be all, stride, a whole number"),
         ("label=f2", "choose em, acc, match or f1>=0.8"),
         ("questions=nowhere.jsonl", "questions=nowhere.jsonl is not a file"),
@@ -285,7 +285,7 @@ def test_a_finished_run_is_not_repeated(cot, caplog):
         (["source=wiki", "recogniser=spacy:en_none"], "no spaCy pipeline of that name is installed"),
         (["source=wiki", "prompt=chat"], "prompt=chat is a chat prompt, and .* has no chat template"),
         ("site=nowhere", "site=nowhere must be resid_post, "),
-        (["pool=mind", "layers=[3]"], "leave layers=all"),
+        (["pool=mind", "layers=[3]"], r"leave layers out"),
         (["site=attn_out", "layers=[0,3]"], "site=attn_out has no layer 0"),
         ("model=/no/such/model", "/no/such/model"),
         (
