@@ -117,7 +117,7 @@ def _bm25(passages: Sequence[Passage], folder: Path) -> Callable[[list[str], int
 
 
 def _rank_bm25(passages: Sequence[Passage], folder: Path) -> Callable[[list[str], int], Any]:
-    from probers.rag.retrievers.rank_bm25 import RankBM25
+    from probers.rag.retrievers import RankBM25
 
     return RankBM25(passages).search
 

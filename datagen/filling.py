@@ -1,4 +1,4 @@
-"""How a feature store fills: shard by shard, and the shard that is being made is kept in parts.
+"""Filling of a feature store: shard by shard, with the unfinished shard kept in parts.
 
 What a shard holds is decided by its pieces of work alone, and so are the batches they go
 through the model in. Time decides only when the part made since the last one is written
@@ -81,7 +81,7 @@ class Unfinished:
 
     @property
     def labels(self) -> dict[str, int | None]:
-        """What is made so far: the label of each span, None for what was left out."""
+        """Labels of the spans so far, None for those left out."""
         return self._all.labels()
 
     def add(self, examples: Examples) -> None:

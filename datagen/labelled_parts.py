@@ -49,7 +49,7 @@ class LabelledParts:
     def build(
         self, builder: LabelBuilder, units: Sequence[Any], known: Mapping[str, Any]
     ) -> Iterator[Examples]:
-        """As :meth:`LabelBuilder.build`, from the parts; units come in the order of the whole.
+        """Build as :meth:`LabelBuilder.build`, from the parts; units come in the order of the whole.
 
         Raises:
             UserError: a part lacks one of its units.

@@ -1,4 +1,4 @@
-"""Files written whole or not at all, JSON in one fixed layout, and what names a content."""
+"""Files written whole or not at all, and JSON in one fixed layout."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ DEEP = "has too many brackets within each other"
 
 
 def read_bytes(path: Path, most: int = _LARGEST) -> bytes:
-    """What a file that is one, and has at most so many bytes, holds.
+    """Read a regular file of at most so many bytes.
 
     Raises:
         OSError: it is not there, or cannot be read.
@@ -133,7 +133,7 @@ def read_text(path: Path) -> str:
 
 
 def read_json(path: Path) -> Any:
-    """What a JSON file holds, where every number is finite.
+    """Read a JSON file in which every number is finite.
 
     Raises:
         OSError, ValueError: as :func:`read_bytes`.

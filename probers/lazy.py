@@ -1,4 +1,4 @@
-"""Public names of a package that are imported when they are first asked for."""
+"""Lazy imports of the public names of a package."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""What the value of an option may be: type, range and choices, as annotations that are checked and told.
+"""Types of option values: range and choices as annotations, checked by pydantic and told in words.
 
-The fields of a dataclass, or the parameters of a part's class, are the schema: an annotation such as
-``Count`` or ``Literal["mean", "max"] | None`` is what pydantic checks a value against, what the message
-about a wrong one says is allowed, and what ``--help`` shows.
+An annotation of a dataclass's field or a constructor's parameter, such as ``Count`` or
+``Literal["mean", "max"] | None``, serves three times: a value is checked against it, the message about a
+wrong value lists what it allows, and ``--help`` shows it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pydantic.fields import FieldInfo
 
 from .types import STEERING, UserError
 
-_MOST = 2**32  # as seeds are; a larger number of anything would never end
+_MOST = 2**32  # of any whole number; seeds end there
 _LONGEST = 80  # characters of a value in a message
 
 Count = Annotated[int, Field(ge=1)]
@@ -28,30 +28,31 @@ Natural = Annotated[int, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
-#: What numpy, random and torch all take, up to the largest number of any option.
+#: A number that numpy, random and torch all take.
 Seed = Annotated[int, Field(ge=0)]
-#: A name or path: one line that is not empty.
+#: A name or path on one line, not empty.
 Name = Annotated[str, Field(min_length=1, pattern=f"^[^{STEERING}]*$", description="a name on one line")]
-#: The same, or nothing.
+#: Text on one line, may be empty.
 Line = Annotated[str, Field(pattern=f"^[^{STEERING}]*$", description="text on one line")]
 
-# Whole numbers are numbers, and nothing else is taken for what it is not.
+# Whole numbers count as numbers; nothing else is converted.
 _STRICT = ConfigDict(strict=True, allow_inf_nan=False, arbitrary_types_allowed=True)
 
 
-def check_options(kind: Any, values: Mapping[str, Any], prefix: str = "", also: Collection[str] = ()) -> None:
-    """Check values against the fields of a dataclass; those that are dataclasses are blocks of options.
+def check_options(kind: Any, values: Mapping[str, Any], prefix: str = "") -> None:
+    """Check values against the fields of a dataclass; fields that are dataclasses are blocks of options.
 
     Args:
-        values: plain values by field; fields without one are left out.
-        prefix: of the keys in messages, e.g. "model.".
-        also: keys that are no field and are checked elsewhere.
+        kind: the dataclass.
+        values: plain values by field, any of which may be missing.
+        prefix: prefix of the keys in messages, e.g. "model.".
 
     Raises:
-        UserError: a key without a field, or the first value that is not allowed; says its key and what is.
+        UserError: an unknown key, or the first value that is not allowed; names the key and lists what is
+            allowed.
     """
     hints = field_types(kind)
-    _refuse_unknown(set(values) - set(also), hints, prefix)
+    _refuse_unknown(values, hints, prefix)
     for name, annotation in hints.items():
         if name not in values:
             continue
@@ -66,20 +67,23 @@ def check_options(kind: Any, values: Mapping[str, Any], prefix: str = "", also: 
 
 
 def check_record(kind: Any, values: Any, prefix: str = "") -> None:
-    """Check what a file holds against the fields of a dataclass: all are there, and no other.
+    """Check values from a file against the fields of a dataclass, all of which must be there.
 
     Args:
+        kind: the dataclass.
         values: plain values by field.
         prefix: as for :func:`check_options`.
 
     Raises:
-        UserError: says which fields, or as :func:`check_options`.
+        UserError: a missing or unknown field, or as :func:`check_options`.
     """
     names = [field.name for field in fields(kind)]
     odd = sorted(set(values) ^ set(names)) if isinstance(values, Mapping) else [shown(values)]
     if odd:
         name = kind.__name__.lstrip("_")
-        raise UserError(f"a {name} has the fields {sorted(names)}, not this: {shown(odd)}")
+        raise UserError(
+            f"a {name} has the fields {sorted(names)}; missing or unknown: {shown(odd)}", "bad-file"
+        )
     check_options(kind, values, prefix)
 
 
@@ -105,7 +109,7 @@ def check_value(key: str, value: Any, annotation: Any) -> None:
     """Check one plain value: null, true, a number, a text, or lists and mappings of these.
 
     Raises:
-        UserError: it is not allowed; says what is.
+        UserError: the value is not allowed; lists what is.
     """
     if (number := _too_large(value)) is not None:
         raise UserError(f"{key}={shown(value)} is too large: {number:,} is not below {_MOST:,}")
@@ -117,7 +121,7 @@ def check_value(key: str, value: Any, annotation: Any) -> None:
 
 
 def _too_large(value: Any) -> int | None:
-    """A whole number in a value that is larger than any option's."""
+    """Find a whole number beyond the largest of any option."""
     if isinstance(value, (list, dict)):
         inner = value.values() if isinstance(value, dict) else value
         return next((n for each in inner if (n := _too_large(each)) is not None), None)
@@ -125,7 +129,7 @@ def _too_large(value: Any) -> int | None:
 
 
 def shown(value: Any) -> str:
-    """A value in a message, as it is typed, short and without control characters."""
+    """Show a value in a message as it is typed, shortened and without control characters."""
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
     if not text.isprintable() or text != text.strip() or not text:
         text = ascii(text)
@@ -133,7 +137,7 @@ def shown(value: Any) -> str:
 
 
 def allowed(annotation: Any) -> str:
-    """What an annotation allows, in words: "a whole number of 1 or more, or null"."""
+    """Say what an annotation allows: "a whole number of 1 or more, or null"."""
     choices = list(dict.fromkeys(_allowed(annotation)))
     *most, last = choices
     comma = "," if any(" or " in choice for choice in most) else ""
@@ -141,13 +145,8 @@ def allowed(annotation: Any) -> str:
 
 
 def text_keys(kind: type) -> list[str]:
-    """Dotted keys of the fields that take text and no number, list or mapping."""
+    """List the dotted keys that take text and no number, list or mapping."""
     return [key for key, hint in _keys(kind) if all(_is_text(choice) for choice in _members(hint))]
-
-
-def allowed_keys(kind: type) -> Iterator[tuple[str, str]]:
-    """Dotted key and :func:`allowed` of every field."""
-    return ((key, allowed(hint)) for key, hint in _keys(kind))
 
 
 def _keys(kind: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -166,7 +165,7 @@ def _is_text(annotation: Any) -> bool:
 
 
 def _allowed(annotation: Any) -> Iterator[str]:
-    """The choices of an annotation, null last."""
+    """List the choices of an annotation, null last."""
     members = sorted(_members(annotation), key=lambda member: member is types.NoneType)
     for member in members:
         base, constraints = _plain(member)
@@ -191,7 +190,7 @@ def _allowed(annotation: Any) -> Iterator[str]:
             of = allowed(items[0]) if items else "values"
             many = f" of {len(items)}" if origin is tuple and Ellipsis not in inner else ""
             yield f"a list [..]{many}, each {of}" if items else "a list [..]"
-        # What no configuration can write, such as a loaded prober, is not told.
+        # Objects, such as a loaded prober, cannot be typed and are left out.
 
 
 def _range(constraints: Sequence[Any]) -> str:
@@ -213,7 +212,7 @@ def _range(constraints: Sequence[Any]) -> str:
 
 
 def _members(annotation: Any) -> list[Any]:
-    """The members of a union; an annotation that is none is its only one."""
+    """List the members of a union; any other annotation is its only member."""
     base, constraints = _plain(annotation)
     if constraints or get_origin(base) not in (Union, types.UnionType):
         return [annotation]
@@ -221,7 +220,7 @@ def _members(annotation: Any) -> list[Any]:
 
 
 def _plain(annotation: Any) -> tuple[Any, tuple[Any, ...]]:
-    """An annotation without its constraints, and these."""
+    """Split an annotation into its type and its constraints."""
     if get_origin(annotation) is Annotated:
         base, *constraints = get_args(annotation)
         return base, tuple(constraints)
@@ -235,7 +234,7 @@ def _adapter(annotation: Any) -> TypeAdapter[Any]:
 
 @cache
 def field_types(target: Callable[..., Any]) -> dict[str, Any]:
-    """Annotation by parameter; of a dataclass, by the field that it sets."""
+    """Map the parameters of a class or function to their annotations."""
     names = list(inspect.signature(target).parameters)
     function: Any = target
     if isinstance(target, type) and not is_dataclass(target):
@@ -245,11 +244,11 @@ def field_types(target: Callable[..., Any]) -> dict[str, Any]:
         try:
             hints = get_type_hints(inspect.unwrap(function), None, elsewhere, include_extras=True)
             break
-        except NameError as error:  # imported for type checkers only: no configuration can write it
+        except NameError as error:  # imported for type checkers only, so never a configured value
             elsewhere[str(error.name)] = _Unwritable
     found = ((name, hints[name]) for name in names if name in hints)
     return {name: hint.type if isinstance(hint, InitVar) else hint for name, hint in found}
 
 
 class _Unwritable:
-    """In place of a class that is not imported here."""
+    """Placeholder for a class that is imported for type checkers only."""

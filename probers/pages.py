@@ -21,6 +21,7 @@ from typing import Any
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
+from .text import count
 from .types import STEERING
 
 DASH = "–"
@@ -154,8 +155,3 @@ def num(value: Any, digits: int = 2, *, sign: bool = False) -> str:
 def span(ends: Iterable[float], digits: int = 2, *, sign: bool = False) -> str:
     """An interval in words, "0.51 to 0.57"."""
     return " to ".join(num(end, digits, sign=sign) for end in ends)
-
-
-def count(n: int, noun: str) -> str:
-    """A count with its noun: "1 round", "1,200 questions"."""
-    return f"{n:,} {noun}{'' if n == 1 else 's'}"

@@ -1,4 +1,4 @@
-"""How far a process is with its work, told to whoever runs it: a launcher shows it for all its workers."""
+"""Progress of a process, reported to listeners: a launcher shows it for all its workers."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ class PromptTemplate:
         return self._framed("".join(parts), partial)
 
     def question_span(self, prompt: str, question: str, partial: str = "") -> tuple[int, int]:
-        """Where ``question`` stands in the ``prompt`` that :meth:`question` made of it, [start, end)."""
+        """Locate ``question`` in the ``prompt`` that :meth:`question` made, [start, end)."""
         after = self.question_form.partition("{question}")[2].format()
         end = len(prompt) - len(after) - len(self._frame[1]) - len(partial)
         return end - len(question), end
@@ -118,7 +118,7 @@ class PromptTemplate:
 
     @property
     def prefix(self) -> str:
-        """What every question's prompt begins with."""
+        """Common beginning of all question prompts."""
         return self._frame[0] + self.exemplars
 
     @property
@@ -129,7 +129,7 @@ class PromptTemplate:
 
     @property
     def _frame(self) -> tuple[str, str]:
-        """What stands before a message, and between it and the answer."""
+        """Text before a message, and between it and the answer."""
         if not self.chat:
             return "", ""
         if self._around is None:
@@ -171,7 +171,7 @@ def _text_of(exemplars_file: str) -> str:
 
 
 def _chat_frame(tokenizer: Any, name: str) -> tuple[str, str]:
-    """What a tokenizer's chat template puts before a user's message, and between it and the answer."""
+    """Text that a tokenizer's chat template puts before a user's message, and between it and the answer."""
     text = chat_text(tokenizer, [{"role": "user", "content": _PLACE}], f"prompt={name} is a chat prompt")
     before, found, between = text.partition(_PLACE)
     if not found:
@@ -217,7 +217,7 @@ def passages_that_fit(
     asked: Sequence[tuple[str, Sequence[str], str]],
     more: Sequence[int],
 ) -> list[int]:
-    """How many passages of each question its prompt can show; the last ones go first.
+    """Count the passages that each question's prompt can show; the last ones are dropped first.
 
     Cutting a passage in the middle would take the end of a sentence, and cutting the prompt
     on its left would take the exemplars. A prompt that is too long without any passage is

@@ -1,4 +1,4 @@
-"""Draws that do not depend on order, machine or how many others are drawn from."""
+"""Seeded draws, independent of order, machine and the number of alternatives."""
 
 from __future__ import annotations
 

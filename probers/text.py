@@ -36,6 +36,11 @@ _LAST_WORD = re.compile(r"[\w.]*\w$")
 _NEXT_WORD = re.compile(r"""\s*["'“‘(\[]*(\w*)""")
 
 
+def count(n: int, noun: str) -> str:
+    """Format a count with its noun: "1 round", "1,200 questions"."""
+    return f"{n:,} {noun}{'' if n == 1 else 's'}"
+
+
 def split_sentences(text: str) -> list[tuple[int, int]]:
     """[start, end) of every sentence, without the white space around it.
 
@@ -113,7 +118,7 @@ def __getattr__(name: str) -> Any:
 
 
 def is_stop_word(word: str) -> bool:
-    """Whether a white-space separated word, its punctuation aside, is a stop word.
+    """Tell whether a white-space separated word, its punctuation aside, is a stop word.
 
     A contraction ("don't", "he's") is one when both of its parts are.
     """
@@ -137,7 +142,7 @@ def _tagger() -> Any:
 
 
 def content_filter() -> str:
-    """What decides about content words here: "pos" with pipeline and version, or "stop words"."""
+    """Name the content-word rule in use: "pos" with pipeline and version, or "stop words"."""
     tagger = _tagger()
     return "stop words" if tagger is None else f"pos {TAGGER} {tagger.meta['version']}"
 

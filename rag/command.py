@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, TextIO
-
-from omegaconf import DictConfig
+from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from probers.checksums import inputs
 from probers.commands.artifacts import find_classifier, find_prober
 from probers.commands.merge import PartRuns, part_of
 from probers.commands.parts import (
-    build,
     load_matcher,
     load_model,
     load_passages,
     prompt_files,
     question_source,
-    record_of,
 )
 from probers.commands.runs import RunFolder
 from probers.data.questions import QuestionSource, open_questions
@@ -28,8 +25,8 @@ from probers.evaluation.metrics import exact_match
 from probers.files import canonical_json, write_text
 from probers.types import Decision, Passage, Question, Round, UserError
 
-from .answered_parts import join_traces, own
 from .build import (
+    Contamination,
     for_engine,
     for_other,
     loop_options,
@@ -39,10 +36,15 @@ from .build import (
     with_bank,
 )
 from .compare.outcomes import Comparison, Outcomes, table_lines
-from .contamination import Contamination
 from .loop import RAG
+from .parts import join_traces, own
 from .protocol import as_trigger, filter_of
 from .traces import Answer, TraceFile
+
+if TYPE_CHECKING:
+    from .settings import Rag
+
+log = logging.getLogger(__name__)
 
 _TRACES = "traces.jsonl"
 _DISCARDED = 4  # words shown of a text that is discarded
@@ -55,8 +57,8 @@ class Terminal:
     Args:
         trigger: what to call the trigger.
         out: where to print; colours only if it is a terminal and NO_COLOR is not set.
-        of: what its score is of. That of a rule says nothing, and is not printed; that of a
-            question is printed once.
+        of: source of its score. A rule's score says nothing and is not printed; a question's score
+            is printed once.
         before: it may retrieve before anything is written.
     """
 
@@ -79,7 +81,7 @@ class Terminal:
         self._judged = False  # whether a score was printed
 
     def text(self, question: Question, text: str) -> None:
-        """Print what the running generation has gained; ends of lines wait until more follows."""
+        """Print the new text of the running generation; line ends wait until more follows."""
         ready = text.rstrip()
         if ready.startswith(self._shown) and len(ready) > len(self._shown):
             self._start(ready)
@@ -87,7 +89,7 @@ class Terminal:
             self._shown = ready
 
     def round(self, question: Question, done: Round, passages: Sequence[Passage], left_out: int) -> None:
-        """Finish the round's text and print what was decided, asked and fetched."""
+        """Finish the round's text and print decision, query and passages."""
         first = self._before and not self._rounds and not done.text and done.query is not None
         if done.text.strip() or (done.decision is not None and not first):
             self.text(question, done.text)
@@ -133,7 +135,7 @@ class Terminal:
         return self._paint("red", f"▲ {self._trigger} fired {_place(done, decision)}{compared}{end}")
 
     def _compared(self, decision: Decision) -> str:
-        """Score and threshold, where they say something that was not said yet."""
+        """Score and threshold, unless they say nothing new."""
         if self._of == "rule" or (self._of == "question" and self._judged):
             return ""
         self._judged = True
@@ -160,7 +162,7 @@ class Terminal:
 
 
 def _safe(text: str) -> str:
-    """Text without control characters: what a model or corpus wrote must not steer the terminal."""
+    """Text without control characters: models and corpora must not steer the terminal."""
     return "".join(c for c in text if c.isprintable() or c in "\n\t")
 
 
@@ -170,7 +172,7 @@ def counted(n: int, noun: str) -> str:
 
 
 def _fetched(passages: Sequence[Passage], left_out: int) -> str:
-    """Titles of the passages that are shown, and how many more were found."""
+    """Titles of the passages in the prompt, and the number of others found."""
     if not passages and left_out:
         return f"fetched: {counted(left_out, 'passage')}, left out because none fits the model's context"
     titles = [(p.title or p.id) + ("" if p.score is None else f" ({p.score:.2f})") for p in passages] or [
@@ -181,7 +183,7 @@ def _fetched(passages: Sequence[Passage], left_out: int) -> str:
 
 
 def _kept(done: Round) -> str:
-    """What stays of a round's text, and how what goes begins."""
+    """Kept text of a round, and the beginning of the discarded text."""
     kept, gone = done.accepted.strip(), done.text[len(done.accepted) :].split()
     first = " ".join(gone[:_DISCARDED]) + (" …" if len(gone) > _DISCARDED else "")
     discarded = f" | discarded: {first}" if gone else ""
@@ -189,7 +191,7 @@ def _kept(done: Round) -> str:
 
 
 def _place(done: Round, decision: Decision) -> str:
-    """Where in the text it fired: the words of the tokens that did, and the first's place."""
+    """Place in the text where it fired: the words of the tokens that fired, and the first one's position."""
     if decision.position is None:
         return "on the whole answer"
     spans: list[tuple[int, int]] = []
@@ -210,7 +212,7 @@ def _place(done: Round, decision: Decision) -> str:
 
 
 def _word(text: str, start: int, end: int) -> tuple[int, int]:
-    """The word or words that a token belongs to, by white space."""
+    """Span of the words that a token belongs to, by white space."""
     while start < end and text[start].isspace():
         start += 1
     while start > 0 and not text[start - 1].isspace():
@@ -220,60 +222,66 @@ def _word(text: str, start: int, end: int) -> tuple[int, int]:
     return start, end
 
 
-def run(cfg: DictConfig, parts: PartRuns | None = None) -> Path | None:
-    """Answer ``cfg.question`` or ``cfg.questions``; returns the folder written, if any.
+def run(settings: Rag, parts: PartRuns | None = None) -> Path | None:
+    """Answer ``settings.question`` or ``settings.questions``; returns the folder written, if any.
 
     Args:
-        cfg: the request.
-        parts: the whole run is made of these, which have answered every question.
+        settings: the request.
+        parts: finished parts of a split run, to be joined.
 
     Raises:
-        UserError: before any model runs, for whatever is wrong with the request.
+        UserError: the request is wrong; raised before any model runs.
     """
-    if cfg.question is not None and not str(cfg.question).strip():
-        raise UserError("question is empty: write a question in words")
-    one, part = cfg.question is not None, part_of(cfg)
+    if settings.question is not None and not settings.question.strip():
+        raise UserError("question is empty: write a question in words", "empty")
+    one, part = settings.question is not None, part_of(settings)
     if one and part is not None:
-        raise UserError(f"part={part} is of many questions, and question= gives one: leave part out")
-    asked = question_source(cfg)
-    corpus = load_passages(cfg)
-    if why := unserved(cfg.engine, cfg.trigger, cfg.query):
-        raise UserError(f"{why}: choose another, or engine=transformers")
-    node = for_engine(cfg.engine, cfg.trigger)
-    given = with_bank(node, lambda: find_prober(cfg, prober_kind(node)), lambda: find_classifier(cfg))
-    if node.get("wrong") == "match" and "matcher" in node:
-        given["matcher"] = load_matcher(cfg)
-    chosen = [given.get(key, node.get(key)) for key in ("bank", "classifier")]
+        raise UserError(
+            f"part={part} splits many questions, but question= gives one: leave part out", "conflict"
+        )
+    asked = question_source(settings)
+    corpus = load_passages(settings)
+    if why := unserved(settings.engine, settings.trigger, settings.query):
+        raise UserError(f"{why}: choose another, or engine=transformers", "unsupported")
+    asks = for_engine(settings.engine, settings.trigger)
+    given = with_bank(
+        asks, lambda: find_prober(settings, prober_kind(asks)), lambda: find_classifier(settings)
+    )
+    if asks.get("wrong") == "match" and "matcher" in getattr(asks.kind, "__dataclass_fields__", ()):
+        given["matcher"] = load_matcher(settings)
+    chosen = [given.get(key, asks.get(key)) for key in ("bank", "classifier")]
     trained = [str(part) for part in chosen if part is not None]
-    other = for_other(chosen[0]) if cfg.allow_other else {}
-    trigger = as_trigger(build(node, **(given | other)))
+    other = for_other(chosen[0]) if settings.allow_other else {}
+    trigger = as_trigger(asks.make(**(given | other)))
     name = trigger.name
-    if cfg.prober is not None and "bank" not in given:
-        print(f"note: prober={cfg.prober} is not used: trigger={name} takes none, or was given another")
-    contamination = Contamination.of(trained, allowed=cfg.allow_overlap or one)
+    if settings.prober is not None and "bank" not in given:
+        log.info(
+            "note: prober=%s is not used: trigger=%s takes none, or was given another", settings.prober, name
+        )
+    contamination = Contamination.of(trained, allowed=settings.allow_overlap or one)
     if trigger.served:
-        contamination = contamination.beside(f"the prober of {cfg.engine}")
-    questions, record = ([_known(cfg, asked)], {}) if one else _many(cfg, asked, contamination)
+        contamination = contamination.beside(f"the prober of {settings.engine}")
+    questions, record = ([_known(settings, asked)], {}) if one else _many(settings, asked, contamination)
     for note in contamination.notes(questions):
-        print(note)
+        log.info("%s", note)
     trigger.check_questions(questions)
-    out = cfg.out if cfg.out is not None else (None if one else f"runs/rag/{name}")
-    read = inputs(*asked.files, cfg.corpus, *prompt_files(cfg), *trained)
-    config = record_of(cfg) | {"inputs": read, "asked": record}
+    out = settings.out if settings.out is not None else (None if one else f"runs/rag/{name}")
+    read = inputs(*asked.files, settings.corpus, *prompt_files(settings), *trained)
+    config = settings.record | {"inputs": read, "asked": record}
     place = None if out is None else Path(out) if part is None else part.folder(Path(out))
     folder = None if place is None else RunFolder(place, "rag", config)
     if folder is not None and not (folder.begin() if parts is None else parts.begin(folder)):
         return folder.path
     what = "the question typed" if one else asked.spec
-    print(f"{what}, corpus: {cfg.corpus}, {counted(len(corpus), 'passage')}")
-    query = build(cfg.query)
+    log.info("%s, corpus: %s, %s", what, settings.corpus, counted(len(corpus), "passage"))
+    query = settings.query.make()
     if folder is not None and parts is not None:
         answers = join_traces(parts, questions, _TRACES, folder.path)
-        _write(cfg, folder, name, filter_of(trigger, query), asked, questions, answers)
+        _write(settings, folder, name, filter_of(trigger, query), asked, questions, answers)
         return folder.path
-    lm = remote(cfg, folder) or load_model(cfg, folder, engine=cfg.engine)
-    retriever = build(cfg.retriever, corpus)
-    rag = RAG(lm, retriever, trigger, query, **loop_options(cfg))
+    lm = remote(settings, folder) or load_model(settings, folder, engine=settings.engine)
+    retriever = settings.retriever.make(corpus)
+    rag = RAG(lm, retriever, trigger, query, **loop_options(settings))
     answers = [_show(rag, questions[0])] if one else []
     if folder is None:
         return None
@@ -284,42 +292,44 @@ def run(cfg: DictConfig, parts: PartRuns | None = None) -> Path | None:
     else:
         answers = rag.run(own(questions, part), traces, progress=name)
     if part is not None:
-        folder.finish({"trigger": name, "n": len(answers), "part": cfg.part})
-        print(f"wrote {counted(len(answers), 'trace')} of part {part} to {traces}")
-        print(f"when every part is there: probers-merge {folder.path.parent}/*")
+        folder.finish({"trigger": name, "n": len(answers), "part": settings.part})
+        log.info("wrote %s of part %s to %s", counted(len(answers), "trace"), part, traces)
+        log.info("when every part is there: probers-merge %s/*", folder.path.parent)
         return folder.path
-    _write(cfg, folder, name, rag.filter, asked, questions, answers)
+    _write(settings, folder, name, rag.filter, asked, questions, answers)
     return folder.path
 
 
-def _known(cfg: DictConfig, asked: QuestionSource) -> Question:
-    """The typed question; with its gold answers if it is one of ``cfg.questions`` on this machine."""
-    text = " ".join(str(cfg.question).split())
+def _known(settings: Rag, asked: QuestionSource) -> Question:
+    """The typed question; with its gold answers if it is one of ``settings.questions`` on this machine."""
+    text = " ".join(str(settings.question).split())
     if not asked.files and asked.name != "testbed":  # a whole set is not fetched for one question
         return Question("question", text)
-    known = open_questions(asked, seed=cfg.seed, on_bad_line=cfg.on_bad_line).questions
+    known = open_questions(asked, seed=settings.seed, on_bad_line=settings.on_bad_line).questions
     return next((q for q in known if q.question == text), Question("question", text))
 
 
 def _many(
-    cfg: DictConfig, asked: QuestionSource, contamination: Contamination
+    settings: Rag, asked: QuestionSource, contamination: Contamination
 ) -> tuple[list[Question], dict[str, Any]]:
     """The questions asked for, and the record of how they were chosen.
 
-    A set that names no splits is all test questions, but for those that a part was trained or tuned on.
+    A set without splits is all test questions, except those that a prober was trained or tuned on.
     """
     found = open_questions(
-        asked, limit=cfg.limit, split=cfg.split, seed=cfg.seed, on_bad_line=cfg.on_bad_line,
-        deal_splits=bool(contamination.silent) or cfg.split not in ("test", None),
+        asked, limit=settings.limit, split=settings.split, seed=settings.seed,
+        on_bad_line=settings.on_bad_line,
+        deal_splits=bool(contamination.silent) or settings.split not in ("test", None),
         unfit=contamination.not_asked,
     )  # fmt: skip
     for line in found.lines():
-        print(line)
-    if found.record["dealt"] and cfg.split is not None:
-        print(
-            f"{asked.spec} names no splits: the {cfg.split} questions are dealt by seed={cfg.seed}, as "
-            "probers-datagen deals them (split=null asks all)"
-        )
+        log.info("%s", line)
+    if found.record["dealt"] and settings.split is not None:
+        log.info(
+            "%s names no splits: the %s questions are dealt by seed=%s, as probers-datagen deals them "
+            "(split=null asks all)",
+            asked.spec, settings.split, settings.seed,
+        )  # fmt: skip
     return found.questions, found.record
 
 
@@ -334,7 +344,7 @@ def _show(rag: RAG, question: Question) -> Answer:
 
 
 def _write(
-    cfg: DictConfig,
+    settings: Rag,
     folder: RunFolder,
     name: str,
     filter: str | None,
@@ -342,8 +352,8 @@ def _write(
     questions: Sequence[Question],
     answers: Sequence[Answer],
 ) -> None:
-    """``results.json`` with one method, and what was written where."""
-    matcher = load_matcher(cfg) if asked.mentions else None
+    """Write ``results.json`` with one method, and report the files."""
+    matcher = load_matcher(settings) if asked.mentions else None
     entry = Comparison(questions, None).figures(Outcomes(questions, answers, matcher=matcher))
     config = dict(folder.config)
     results = {
@@ -358,13 +368,13 @@ def _write(
     write_text(folder.path / "results.json", canonical_json(results))
     folder.finish({"trigger": name, "n": len(questions), "em": entry["em"]})
     if config["question"] is None:
-        print(*table_lines({name: entry}), sep="\n")
+        log.info("%s", "\n".join(table_lines({name: entry})))
         if empty := sum(a.counters.empty_retrievals for a in answers):
-            print(f"{counted(empty, 'retrieval')} found nothing; those answers went on without passages")
+            log.info("%s found nothing; those answers went on without passages", counted(empty, "retrieval"))
         if cut := sum(a.counters.passages_cut for a in answers):
-            print(f"{counted(cut, 'passage')} left out for want of room in the model's context")
+            log.info("%s left out for want of room in the model's context", counted(cut, "passage"))
         if missing := sum(not q.answers for q in questions):
-            print(f"{missing} of {len(questions)} questions have no gold answer and count in no score")
+            log.info("%d of %d questions have no gold answer and count in no score", missing, len(questions))
     traces, figures = folder.path / _TRACES, folder.path / "results.json"
-    print(f"wrote {counted(len(answers), 'trace')} to {traces}, figures to {figures}")
-    print("next: probers-compare" + ("" if asked.name == "testbed" else f" {asked.typed}"))
+    log.info("wrote %s to %s, figures to %s", counted(len(answers), "trace"), traces, figures)
+    log.info("next: probers-compare%s", "" if asked.name == "testbed" else f" {asked.typed}")

@@ -1,4 +1,4 @@
-"""The loop: generate, decide, formulate, retrieve, generate again, for many questions at once.
+"""Loop of generating, deciding, asking and retrieving, for many questions at once.
 
 Any trigger meets any query formulation and any retriever here. All questions that
 are still open go through a round together, in one batch of the model; a question
@@ -51,8 +51,8 @@ _OnAndEnded = tuple[list[OpenQuestion], list[OpenQuestion]]
 class _Rounds:
     """The rounds of one call of :meth:`RAG.answer`.
 
-    What has been computed of a question need not be computed again where the question goes
-    on from there (:class:`probers.engine.kv_cache.PrefixCache`).
+    A question that goes on reuses what has been computed for it
+    (:class:`probers.engine.kv_cache.PrefixCache`).
     """
 
     def __init__(self, rag: RAG, listener: Listener | None, ended: Ended | None) -> None:
@@ -85,7 +85,7 @@ class _Rounds:
             each.begin()
 
     def _round(self, active: Sequence[OpenQuestion]) -> list[OpenQuestion]:
-        """One round of every open question; returns those that go on."""
+        """Run one round of every open question; returns those that go on."""
         rag = self._rag
         self._write(active)
         passes = [each for each in active if each.written.stop != "skipped"]
@@ -103,7 +103,7 @@ class _Rounds:
         return [*on, *more]
 
     def _take(self, read: Sequence[OpenQuestion]) -> _OnAndEnded:
-        """Accept what was written from passages as far as it is taken unjudged; who goes on, and who ends."""
+        """Accept text that needs no judging; returns who goes on and who ends."""
         rag = self._rag
         on, ended = [], []
         for each in read:
@@ -118,7 +118,7 @@ class _Rounds:
         return on, ended
 
     def _judge(self, judged: Sequence[OpenQuestion]) -> _OnAndEnded:
-        """Ask the trigger about what was written, and retrieve where it fires; who goes on, and who ends."""
+        """Ask the trigger, and retrieve where it fires; returns who goes on and who ends."""
         rag = self._rag
         judges, reads = rag.trigger.judges_answer, rag.trigger.takes != "nothing"
         if judges:
@@ -146,12 +146,12 @@ class _Rounds:
         return on, ended
 
     def _stays_the_same(self, each: OpenQuestion) -> bool:
-        """Whether the next prompt is the one just answered, to the end: the model would write the same."""
+        """Whether the next prompt equals the one just answered, so that the model would write the same."""
         whole = self._rag.trigger.takes == "nothing" and not each.cut
         return whole and each.prompt(self._rag.prompt, each.before_hit.text) == each.written.prompt
 
     def _write(self, active: Sequence[OpenQuestion]) -> None:
-        """The continuation of every open question, as far as its trigger and its token limit go."""
+        """Generate the continuation of every open question, up to its look-ahead and token limit."""
         trigger, most = self._rag.trigger, self._rag.max_retrievals
         # By what can end a text early.
         alike: dict[tuple[bool, int | None], list[tuple[OpenQuestion, LookAhead]]] = {}
@@ -209,7 +209,7 @@ class _Rounds:
         stop: Sequence[Stop],
         needs: Needs = _NOTHING,
     ) -> list[Generation]:
-        """What the model writes behind each question's prompt and accepted text."""
+        """Generate after each question's prompt and accepted text."""
         rag = self._rag
         prompts = [each.prompt(rag.prompt, text) for each, text in zip(open_, partials, strict=True)]
         return rag.generate(
@@ -236,7 +236,7 @@ class _Rounds:
             each.retrieve(query, passages, count)
 
     def _state(self, each: OpenQuestion, shown: str, *, judged: bool = False) -> State:
-        """Where a question stands whose prompt is ``shown``."""
+        """State of a question whose prompt is ``shown``."""
         prompt, asked = self._rag.prompt, each.question.question
         answer = None
         if judged:
@@ -311,7 +311,7 @@ class RAG:
         try:
             self.needs = self.trigger.needs.union(self.query.needs)
         except ValueError as error:
-            raise UserError(f"this trigger and query do not go together: {error}") from error
+            raise UserError(f"this trigger and query do not go together: {error}", "conflict") from error
         check_readable(self.lm, self.trigger, self.query)
         self.trigger.check(self.lm.spec, self.prompt)
         if self.prompt.chat:
@@ -319,7 +319,7 @@ class RAG:
 
     @property
     def filter(self) -> str | None:
-        """What decides about content words for trigger or query; None where neither asks."""
+        """Name of the content-word filter of trigger or query; None where neither uses one."""
         return filter_of(self.trigger, self.query)
 
     def __call__(self, question: str | Question, listener: Listener | None = None) -> Answer:
@@ -330,7 +330,7 @@ class RAG:
     def generate(
         self, prompts: Sequence[str], *, max_new_tokens: int | Sequence[int], **options: Any
     ) -> list[Generation]:
-        """As :meth:`probers.engine.model.CausalLM.generate`; whatever is written comes from here."""
+        """Generate every text of the loop, as :meth:`probers.engine.model.CausalLM.generate`."""
         return self.lm.generate(prompts, max_new_tokens=max_new_tokens, **options)
 
     def answer(

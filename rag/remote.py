@@ -1,8 +1,8 @@
-"""A language model behind an OpenAI-compatible URL, as the loop uses it.
+"""Language models behind an OpenAI-compatible URL, as the loop uses them.
 
-Asked is ``POST /v1/completions`` with ``logprobs``, by OpenAI's own client: it waits as long as Retry-After
-says and asks again. Hidden states and attention are handed out by no server; instead of them the scores of
-probers-serve can decide (:class:`probers.rag.triggers.ServedProbing`).
+Requests go to ``POST /v1/completions`` with ``logprobs``, through OpenAI's own client, which waits as long as
+Retry-After says and retries. No server hands out hidden states or attention; the scores of probers-serve
+can decide instead (:class:`probers.rag.triggers.ServedProbing`).
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ class _Missing(UserError):
 
 
 class RemoteLM:
-    """A model behind a URL.
+    """A language model behind a URL, as the loop uses it.
 
-    A server cannot be told to end a text with a sentence or by a function: it writes on, and what is behind
-    the end is cut off here. Prompts are tokenised there, so that none is known to be too long before it is
+    A server cannot end a text after a sentence or by a function: it writes on, and the text beyond the end
+    is cut off here. Prompts are tokenised on the server, so that a prompt's length is unknown until it is
     sent.
 
     Attributes:
         url, name: as given.
-        prober: what the server says of the prober whose scores come with each text; None without one.
-        top: of how many of the likeliest tokens it tells.
+        prober: the server's description of the prober whose scores come with each text; None without one.
+        top: number of likeliest tokens that it returns for each place.
         exact: whether entropies are those of the whole distributions; otherwise they are estimated
             (:func:`probers.rag.served.entropy_of_top`).
 
@@ -57,7 +57,7 @@ class RemoteLM:
         at_once: most requests at a time.
 
     Raises:
-        UserError: no such model, a key that is not taken, or no log-probabilities.
+        UserError: no such model, a rejected key, or no log-probabilities.
         RunError: no such server.
     """
 
@@ -65,7 +65,9 @@ class RemoteLM:
         try:
             import openai
         except ImportError as error:
-            raise UserError(f'engine={url} needs openai: pip install "probers[remote]"') from error
+            raise UserError(
+                f'engine={url} needs openai: pip install "probers[remote]"', "missing-extra"
+            ) from error
         self.url, self.name, self._at_once = url, name, at_once
         self._client = openai.OpenAI(
             base_url=url, api_key=os.environ.get("OPENAI_API_KEY") or "-", max_retries=_RETRIES
@@ -76,19 +78,22 @@ class RemoteLM:
 
     @property
     def spec(self) -> ModelSpec:
-        """Which model this is; it shows no layers."""
+        """Identity of the model; it has no readable layers."""
         return ModelSpec(self.name, "", 0, 1, "")
 
     @property
     def told(self) -> str:
-        """What of the server figures depend on, for records."""
+        """Properties of the server that figures depend on, for records."""
         scores = "none" if self.prober is None else self.prober.get("name", "unnamed")
         entropies = "exact" if self.exact else f"estimated from the {self.top} likeliest tokens"
         return f"prober: {scores}; entropies: {entropies}"
 
     @property
     def tokenizer(self) -> NoReturn:
-        raise UserError(f"a chat prompt needs the tokenizer, and {self._lacks('it')}: choose another prompt")
+        raise UserError(
+            f"a chat prompt needs the tokenizer, but {self._lacks('it')}: choose another prompt",
+            "unsupported",
+        )
 
     def fits(self, prompts: Sequence[str], more: Sequence[int]) -> list[bool]:
         """True for all: the server refuses what is too long."""
@@ -107,14 +112,14 @@ class RemoteLM:
         """As :meth:`probers.engine.model.CausalLM.generate`, several requests at a time.
 
         Args:
-            unused: names, and what saves work: prefix, cache and draft are the server's affair.
+            unused: names, prefix, cache and draft, which are the server's affair.
 
         Raises:
-            UserError: states or attention are asked for, or the server refuses the request.
-            RunError: it cannot be reached, fails or is busy, also when asked again, or tells nonsense.
+            UserError: states or attention are needed, or the server refuses the request.
+            RunError: it cannot be reached, fails or stays busy, or its answer makes no sense.
         """
         if needs.features or needs.attention:
-            raise UserError(self._lacks("hidden states or attention"))
+            raise UserError(self._lacks("hidden states or attention"), "unsupported")
         stops = Stops.of(frozenset(), stop)
         how = _drawing(sampling) | ({"stop": list(stops.strings[:_STOPS])} if stops.strings else {})
         limits = [max_new_tokens] * len(prompts) if isinstance(max_new_tokens, int) else max_new_tokens
@@ -130,23 +135,25 @@ class RemoteLM:
             try:
                 made.append(generation(prompt, choice, needs, stops))
             except ValueError as error:
-                raise RunError(f"engine={self.url} tells of other tokens than it wrote: {error}") from None
+                raise RunError(
+                    f"engine={self.url} returned tokens that do not match its text: {error}", "server"
+                ) from None
         return made
 
     def attention_alone(self, generations: Sequence[Generation]) -> list[AttentionRows]:
-        """Refused, as all that a server does not hand out."""
-        raise UserError(self._lacks("attention"))
+        """Refused: servers do not hand out attention."""
+        raise UserError(self._lacks("attention"), "unsupported")
 
     def attention_of(self, texts: Sequence[str]) -> NoReturn:
-        """Refused, as :meth:`attention_alone`."""
-        raise UserError(self._lacks("attention"))
+        """Refused: servers do not hand out attention."""
+        raise UserError(self._lacks("attention"), "unsupported")
 
     def _lacks(self, what: str) -> str:
         return f"engine={self.url} does not hand out {what}"
 
     def _listed(self) -> dict[str, Any] | None:
-        """What the server says of the model's prober."""
-        client = self._client.with_options(max_retries=0)  # a server that is not there is told at once
+        """The server's description of the model's prober."""
+        client = self._client.with_options(max_retries=0)  # report a missing server at once
         try:
             with self._telling():
                 found = self._read(Models, client.models.list()).data
@@ -155,11 +162,13 @@ class RemoteLM:
         one = next((each for each in found if each.id == self.name), None)
         if one is None:
             names = ", ".join(each.id for each in found[:5]) or "none"
-            raise UserError(f"engine={self.url} has no model {self.name!r}: pass model=NAME, one of {names}")
+            raise UserError(
+                f"engine={self.url} has no model {self.name!r}: pass model=NAME, one of {names}", "model"
+            )
         return one.prober
 
     def _first(self) -> tuple[int, Choice]:
-        """How many of the likeliest tokens the server tells, and a text of one token."""
+        """Number of likeliest tokens the server returns, and a text of one token."""
         for top in _TOPS:
             try:
                 choice = self._ask("The", 1, top, {"temperature": 0})
@@ -170,8 +179,9 @@ class RemoteLM:
             if choice.tells:
                 return top, choice
         raise UserError(
-            f"engine={self.url} tells no log-probabilities of {self.name}, which the loop reads: have the "
-            "server answer logprobs of /v1/completions"
+            f"engine={self.url} returns no log-probabilities of {self.name}, which the loop reads: have the "
+            "server answer logprobs of /v1/completions",
+            "unsupported",
         )
 
     def _ask(self, prompt: str, limit: int, top: int, how: dict[str, Any]) -> Choice:
@@ -189,11 +199,13 @@ class RemoteLM:
             why = f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}"
         except (AttributeError, TypeError):  # the client gives other types as they came
             why = "no JSON"
-        raise RunError(f"engine={self.url} does not answer as OpenAI's API does ({why}): mend the address")
+        raise RunError(
+            f"engine={self.url} does not answer as OpenAI's API does ({why}): correct the address", "server"
+        )
 
     @contextmanager
     def _telling(self) -> Iterator[None]:
-        """Tell in one sentence what a server refuses, or what keeps it from answering."""
+        """Turn a server's refusal or failure into one sentence."""
         import openai
 
         at = f"engine={self.url}"
@@ -201,22 +213,31 @@ class RemoteLM:
             yield
         except (openai.AuthenticationError, openai.PermissionDeniedError) as error:
             another = "another" if os.environ.get("OPENAI_API_KEY") else "a"
-            raise UserError(f"{at} asks for {another} key: set OPENAI_API_KEY ({_said(error)})") from None
+            raise UserError(
+                f"{at} asks for {another} key: set OPENAI_API_KEY ({_said(error)})", "server"
+            ) from None
         except openai.NotFoundError as error:
-            raise _Missing(f"{at} has no such model or address, which ends in /v1 ({_said(error)})") from None
+            raise _Missing(
+                f"{at} has no such model or address, which ends in /v1 ({_said(error)})", "server"
+            ) from None
         except openai.RateLimitError as error:
             raise RunError(
-                f"{at} is too busy, also when asked {_RETRIES} times again: run the same command later, or "
-                f"with a smaller batch_size ({_said(error)})"
+                f"{at} is still too busy after {_RETRIES} retries: run the same command later, or with a "
+                f"smaller batch_size ({_said(error)})",
+                "server",
             ) from None
         except openai.APIConnectionError as error:
             why = first_line(error.__cause__ or error)
-            raise RunError(f"{at} cannot be reached: start the server or mend the address ({why})") from None
+            raise RunError(
+                f"{at} cannot be reached: start the server or correct the address ({why})", "network"
+            ) from None
         except openai.APIStatusError as error:
             kind = RunError if error.status_code >= 500 else UserError
-            raise kind(f"{at} answers with status {error.status_code}: {_said(error)}") from None
+            raise kind(f"{at} answers with status {error.status_code}: {_said(error)}", "server") from None
         except openai.APIError as error:
-            raise RunError(f"{at} does not answer as OpenAI's API does: {first_line(error)}") from None
+            raise RunError(
+                f"{at} does not answer as OpenAI's API does: {first_line(error)}", "server"
+            ) from None
 
 
 def _said(error: Any) -> str:
@@ -231,6 +252,7 @@ def _drawing(sampling: Sampling | None) -> dict[str, Any]:
         return {"temperature": 0}
     if sampling.top_k:
         raise UserError(
-            f"top_k={sampling.top_k} is not in OpenAI's API: leave it at 0 for an engine behind a URL"
+            f"top_k={sampling.top_k} is not in OpenAI's API: leave it at 0 for an engine behind a URL",
+            "unsupported",
         )
     return {"temperature": sampling.temperature, "top_p": sampling.top_p, "seed": sampling.seed}

@@ -1,7 +1,7 @@
-"""What a server tells of a text that it wrote, as a generation: OpenAI's completions, and what is beside.
+"""Responses of OpenAI-compatible servers as generations.
 
-Of the distribution behind a token a server tells the likeliest entries; probers-serve (docs/serving.md) also
-tells its entropy, and what its prober says of the text.
+Servers return the likeliest tokens at each place; probers-serve (docs/serving.md) also returns the entropy
+of each token, and its prober's scores of the text.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from probers.types import Generation, Needs, StopReason
 
 @dataclass(frozen=True, slots=True)
 class ServedGeneration(Generation):
-    """What a server wrote: without token ids (each is -1), the prompt's tokens, and states.
+    """A text written by a server: token ids are -1, and the prompt's tokens and states are missing.
 
     Attributes:
-        score: what the server's prober says of the whole text; None where it says nothing, or the text was
-            cut after it was scored.
+        score: of the whole text by the server's prober; None without one, or where the text was cut after
+            it was scored.
         threshold: of that prober; fires above it.
-        token_scores: (n,) of its tokens; () without a prober.
+        token_scores: (n,), one per token; () without a prober.
     """
 
     score: float | None = None
@@ -35,14 +35,14 @@ class ServedGeneration(Generation):
 
 
 class Alternative(BaseModel):
-    """A token that could have stood there."""
+    """One of the likeliest tokens at a place."""
 
     token: str
     logprob: float | None
 
 
 class ChatToken(Alternative):
-    """A token in the form of chats, which llama.cpp uses for completions as well."""
+    """A token in the form of chat responses, which llama.cpp uses for completions too."""
 
     top_logprobs: list[Alternative] = []
 
@@ -71,7 +71,7 @@ class Logprobs(BaseModel):
 
 
 class Hallucination(BaseModel):
-    """What of ``hallucination`` is read (docs/serving.md)."""
+    """The fields of ``hallucination`` that are read (docs/serving.md)."""
 
     score: float | None = None
     threshold: float
@@ -81,13 +81,13 @@ class Hallucination(BaseModel):
 
     @property
     def exact(self) -> list[float] | None:
-        """The entropies of the tokens, nats; None where they are not told."""
+        """Entropies of the tokens, nats; None where the server gives none."""
         told = [each for each in self.token_entropies or [] if each is not None]
         return told if len(told) == len(self.token_offsets) else None
 
 
 class Choice(BaseModel):
-    """A text."""
+    """One text of a response."""
 
     text: str
     finish_reason: str | None = None
@@ -96,7 +96,7 @@ class Choice(BaseModel):
 
     @property
     def tells(self) -> bool:
-        """Whether log-probabilities and the likeliest tokens come with it."""
+        """Whether it comes with log-probabilities and the likeliest tokens."""
         return self.logprobs is not None and self.logprobs.flat().top_logprobs is not None
 
 
@@ -107,7 +107,7 @@ class Completion(BaseModel):
 
 
 class Listed(BaseModel):
-    """A model of ``/v1/models``; ``prober`` is what probers-serve says of its prober."""
+    """A model of ``/v1/models``; ``prober`` describes the prober of a probers-serve."""
 
     id: str
     prober: dict[str, str | int | float | list[int] | None] | None = None
@@ -120,7 +120,7 @@ class Models(BaseModel):
 
 
 def generation(prompt: str, choice: Choice, needs: Needs, stops: Stops) -> ServedGeneration:
-    """A choice as a generation, up to where ``stops`` end it.
+    """Convert a choice to a generation that ends where ``stops`` say.
 
     Raises:
         ValueError: text and tokens do not belong together.
@@ -152,20 +152,20 @@ def generation(prompt: str, choice: Choice, needs: Needs, stops: Stops) -> Serve
 
 
 def entropy_of_top(chances: Sequence[float]) -> float:
-    """Entropy in nats of a distribution of which the highest probabilities are known.
+    """Entropy in nats of a distribution whose highest probabilities are known.
 
-    All that is left of it, r, counts as one further token: H = -sum p ln p - r ln r. The distribution's own
-    entropy is no lower, and higher by at most r ln(V - k) for k known of V tokens.
+    The remaining probability r counts as one further token: H = -sum p ln p - r ln r. The true entropy is no
+    lower, and higher by at most r ln(V - k), with k of V tokens known.
     """
     left = max(0.0, 1.0 - math.fsum(chances))
     return -math.fsum(p * math.log(p) for p in (*chances, left) if p > 0) + 0.0
 
 
 def _spans(text: str, logprobs: Logprobs) -> list[tuple[int, int]]:
-    """[start, end) of each token in the text; some may reach behind it, where a stop string was cut off.
+    """[start, end) of each token in the text; some may reach beyond it, where a stop string was cut off.
 
-    ``text_offset`` is taken where it is told (OpenAI counts it from the prompt's beginning, vLLM from the
-    text's); without it the tokens must read as the text.
+    Uses ``text_offset`` where the server gives it (OpenAI counts it from the prompt's beginning, vLLM from
+    the text's); otherwise the tokens must read as the text.
     """
     tokens, starts = logprobs.tokens, logprobs.text_offset
     if starts is None:
@@ -185,7 +185,7 @@ def _spans(text: str, logprobs: Logprobs) -> list[tuple[int, int]]:
 
 
 def _end(text: str, spans: Sequence[tuple[int, int]], stops: Stops) -> tuple[int, bool]:
-    """How many tokens stay (:mod:`probers.engine.stopping`), and whether that is for a stop."""
+    """Number of tokens that stay (:mod:`probers.engine.stopping`), and whether a stop ended the text."""
     inside = sum(end <= len(text) for _, end in spans)
     known = 0
     for count, (_, end) in enumerate(spans[:inside], 1):

@@ -91,5 +91,4 @@ class Compare(Answering):
     resamples: Resamples = 10000
     """bootstrap resamples for every interval and p-value; with few, no p-value of many pairs is small"""
     memory: Natural = 1024
-    """megabytes of generations to keep for methods that meet the same prompt again; also in out until the
-    run ends"""
+    """megabytes of generations to keep for methods that meet the same prompt again"""

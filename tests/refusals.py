@@ -12,13 +12,13 @@ from probers.types import Code, ProbersError, UserError
 
 @contextmanager
 def fails(
-    code: Code, *named: object, kind: type[ProbersError] = UserError
+    code: Code | None, *named: object, kind: type[ProbersError] = UserError
 ) -> Iterator[pytest.ExceptionInfo[ProbersError]]:
-    """Expect an error with this code, whose one-line message names each of ``named``."""
+    """Expect an error with this code (None for any), whose one-line message names each of ``named``."""
     with pytest.raises(kind) as caught:
         yield caught
     message = str(caught.value)
-    assert caught.value.code == code, message
+    assert code in (None, caught.value.code), f"{caught.value.code}: {message}"
     assert "\n" not in message
     for each in named:
         assert str(each) in message, message

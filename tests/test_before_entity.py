@@ -24,7 +24,7 @@ from probers.rag.loop import RAG
 from probers.rag.queries import CIOQF, QFS
 from probers.rag.triggers import BeforeEntity, EntitySignal, State
 from probers.store.spec import FeatureSpec
-from probers.types import Needs, Question, RunError, UserError
+from probers.types import Needs, Question, RunError
 
 CLOSE = {"rtol": 0, "atol": 1e-4}
 QUESTION = Question("q", "Who founded the mill?")
@@ -183,17 +183,17 @@ def test_what_cannot_be_asked_is_said() -> None:
         model.generate(**batch(tokenizer), max_new_tokens=3, do_sample=False)
     with fails("unsupported"):
         _ = scores.entities
-    with pytest.raises(UserError, match="pool=predicting"):
+    with fails("no-artifact", "pool=predicting"):
         BeforeEntity(None)
-    with pytest.raises(UserError, match="reads mean states of generated tokens"):
+    with fails("mismatch"):
         BeforeEntity(ProbeBank(spec, bank.head))
     with fails("mismatch"):
         BeforeEntity(bank).check(SPEC, TESTBED_PROMPT)
-    with fails("failed", "hidden states", kind=RunError):
+    with fails("mismatch", "hidden states", kind=RunError):
         BeforeEntity(bank)(drafted(), state())
-    with pytest.raises(UserError, match="margin"):
+    with fails("unknown-choice"):
         EntitySignal("mood")  # type: ignore[arg-type]
-    with pytest.raises(UserError, match="recogniser=guess"):
+    with fails(None, "recogniser=guess"):
         EntitySignal(recogniser="guess")
     broken = decoder_state(model)
     with broken, bank.watch(model) as scores:
@@ -230,7 +230,7 @@ def test_the_signals_are_those_of_the_same_position() -> None:
     assert EntitySignal(threshold=0.3)(made, state()).tokens == (5, 6)
     assert EntitySignal(threshold=2)(made, state()).position == DRAFT.index("40")
     assert not EntitySignal(threshold=2.5)(made, state()).fire
-    with pytest.raises(UserError, match="top=True"):
+    with fails("bad-value", "top=True"):
         EntitySignal("margin")(made, state())
     top = np.full((2, len(made.token_ids)), 0.4, dtype=np.float32)
     top[1], top[1, 11] = 0.1, 0.39
@@ -340,7 +340,7 @@ def test_the_probers_own_threshold_decides_as_it_does_of_scores(how) -> None:
 def test_the_recogniser_is_the_one_of_the_labels(tmp_path) -> None:
     bank = replace(tiny_bank(), recogniser="spacy:en_no_such")
     bank.save_pretrained(tmp_path / "p")
-    with pytest.raises(UserError, match="recogniser=spacy:en_no_such"):
+    with fails(None, "recogniser=spacy:en_no_such"):
         BeforeEntity(str(tmp_path / "p"))
     assert BeforeEntity(str(tmp_path / "p"), recogniser="rules").needs == Needs.of((1, 2), pool="predicting")
     assert tiny_bank().recogniser is None

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from fake_lm import SPEC
+from refusals import fails
 from test_compare import TEST, VALIDATION, place  # noqa: F401
 
 from probers.bank.bank import ProbeBank
@@ -16,7 +17,7 @@ from probers.commands import main as cli
 from probers.data.overlap import Seen
 from probers.heads import HEADS, WRONG
 from probers.prompts import TESTBED_PROMPT
-from probers.rag.compare.probers import named
+from probers.rag.build import named
 from probers.store.spec import FeatureSpec
 from probers.types import UserError
 
@@ -119,7 +120,7 @@ def test_what_any_of_them_was_trained_on_is_not_asked(probers, capsys):
     assert f"chosen on {len(VALIDATION) - 2} validation questions" in capsys.readouterr().out
     assert compared(probers, "prober=swept/sizes/100", out="one")["n"] == 37
     (probers.path / "swept/sizes/20/seen.json").unlink()
-    with pytest.raises(UserError, match=r"sizes/20 does not say which questions it was trained on"):
+    with fails("overlap", "sizes/20 does not say which questions it was trained on"):
         compared(probers, "probers=[swept/sizes]", out="silent")
 
 
@@ -157,11 +158,11 @@ def test_names_are_the_folders_and_longer_where_two_are_called_the_same(tmp_path
     ("given", "message"),
     [
         (["probers=[swept/sizes,swept/sizes/20]"], r"names swept/sizes/20 and again swept/sizes/20"),
-        (["probers=[swept/sizes]", "prober=swept/sizes/20"], r"prober=swept/sizes/20 and probers are given"),
+        (["probers=[swept/sizes]", "prober=swept/sizes/20"], r"prober=swept/sizes/20 and probers"),
         (["probers=[nothing]"], r"nothing is no prober \(no config\.json\)"),
         (["probers=[swept/sizes]", "triggers=[never,entropy]"], r"none of triggers=\[never,entropy\] reads"),
         (["probers=[swept/sizes/20,other]"], r"sizes/20 reads the model .*fake.* and other reads .*big"),
-        (["probers=[swept/sizes/20,before]"], r"probers, before: trigger=probing scores what was written"),
+        (["probers=[swept/sizes/20,before]"], r"probers, before: trigger=probing scores"),
     ],
 )  # fmt: skip
 def test_probers_that_cannot_be_compared_are_told_before_a_model_runs(probers, given, message):

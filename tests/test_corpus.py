@@ -93,7 +93,7 @@ def test_a_bad_row_of_a_tsv_is_named_or_skipped(load, tmp_path, caplog, line, re
     with fails("bad-line", "c.tsv line 4: ", reason):
         load(path)
     assert [p.id for p in load(path, on_bad_line="skip")] == ["1", "3"]
-    assert "skipped 1 malformed lines" in caplog.text
+    assert "skipped 1 malformed line" in caplog.text
 
 
 def test_a_quote_that_is_never_closed_is_an_error_with_its_line(load, tmp_path):
@@ -174,7 +174,7 @@ def test_a_passage_of_ten_megabytes_is_kept_and_remarked_upon(load, tmp_path, ca
     else:
         path = tsv(tmp_path / "c.tsv", [("1", text, ""), ("2", "short", "")])
     assert [len(p.text) for p in load(path)] == [10_000_000, 5]
-    assert f"1 texts of over {LONG:,} characters" in caplog.text
+    assert f"1 text of over {LONG:,} characters" in caplog.text
     cut = load(path, passage_words=100)
     assert len(cut) == 20_001 and {len(p.text.split()) for p in cut[:20_000]} == {100}
     assert "characters" not in caplog.text

@@ -7,15 +7,14 @@ import shutil
 import subprocess
 import time
 import uuid
-from contextlib import contextmanager
 
 import numpy as np
 import pytest
 from fake_elasticsearch import FULL, FakeElasticsearch, FakeIndex
-from omegaconf import OmegaConf
+from refusals import fails
 
-from probers.commands import config
-from probers.commands.parts import build
+from probers.commands.components import Component
+from probers.commands.compose import request
 from probers.rag.build import named_part
 from probers.rag.retrievers import BM25, elasticsearch
 from probers.rag.retrievers.elasticsearch import Elasticsearch
@@ -65,16 +64,6 @@ def connect(server, passages, **options):
 
 def ids(rows):
     return [[p.id for p in row] for row in rows]
-
-
-@contextmanager
-def fails(kind, code, *named):
-    """One line with a code, in which everything is named; yields the error."""
-    with pytest.raises(kind) as caught:
-        yield caught
-    message = str(caught.value)
-    assert caught.value.code == code and "\n" not in message
-    assert all(name in message for name in named), message
 
 
 # --- ranking ----------------------------------------------------------------------------------------
@@ -133,7 +122,7 @@ def test_an_analyzer_of_the_server_with_stop_words_and_two_fields(server):
     both = english.search(["heron inlet"], 2)[0]
     alone = english.search(["heron"], 2)[0]
     assert both[0].score > alone[0].score
-    with fails(UserError, "server", "[klingon] has not been configured", "retriever.analyzer"):
+    with fails("server", "[klingon] has not been configured", "retriever.analyzer"):
         connect(server, passages, analyzer="klingon")
 
 
@@ -155,17 +144,17 @@ def test_a_query_with_too_many_words_is_cut_from_its_beginning(server):
     long = "early " * 200 + "cedar " * 1000
     assert ids(retriever.search([long, "amber", long], 5)) == [["p1"], ["p0"], ["p1"]]
     server.most_clauses = 8  # the server's own limit, which none of ours knows
-    with fails(UserError, "server", "HTTP 400", "maxClauseCount is set to 8", "max_clause_count"):
+    with fails("server", "HTTP 400", "maxClauseCount is set to 8", "max_clause_count"):
         retriever.search(["basil", long], 5)
 
 
 def test_k_is_checked_and_may_exceed_the_corpus(server):
     retriever = connect(server, corpus("amber", "amber basil"))
     assert len(retriever.search(["amber"], 10**9)[0]) == 2
-    with fails(UserError, "bad-value", "k=0"):
+    with fails("bad-value", "k=0"):
         retriever.search(["amber"], 0)
     retriever.passages = range(10**6)
-    with fails(UserError, "server", "HTTP 400", "Result window is too large"):
+    with fails("server", "HTTP 400", "Result window is too large"):
         retriever.search(["amber"], 10_001)
     assert retriever.search([], 3) == []
 
@@ -192,10 +181,10 @@ def test_a_named_index_is_made_anew_when_its_corpus_changed(server, caplog):
     caplog.set_level(logging.INFO, "probers")
     connect(server, corpus("amber", "basil"), index="wiki")
     changed = connect(server, corpus("cedar", "basil"), index="wiki")
-    assert caplog.messages[-1].endswith(" wiki is made anew for: corpus")
+    assert "index wiki is made anew for: corpus" in caplog.messages
     assert ids(changed.search(["amber", "cedar"], 2)) == [[], ["p0"]] and len(server.indices) == 1
     connect(server, corpus("cedar", "basil"), index="wiki", b=0.1)
-    assert caplog.messages[-1].endswith("made anew for: b")
+    assert "index wiki is made anew for: b" in caplog.messages
     server.requests.clear()
     connect(server, corpus("cedar", "basil"), index="wiki", b=0.1, rebuild=True)
     assert len(server.asked("delete")) == 1 and len(server.asked("bulk")) == 1
@@ -206,7 +195,7 @@ def test_an_index_of_someone_else_is_left_alone(server):
     body = {"settings": {}, "mappings": {"properties": {}}}
     server.indices["wiki"] = FakeIndex("wiki", body, False)
     for rebuild in (False, True):
-        with fails(UserError, "out-taken", "index=wiki"):
+        with fails("out-taken", "index=wiki"):
             connect(server, corpus("amber"), index="wiki", rebuild=rebuild)
     assert server.indices["wiki"].mappings == body["mappings"] and not server.asked("delete")
 
@@ -216,7 +205,7 @@ def test_a_half_loaded_index_goes_on_where_it_stopped(server, monkeypatch):
     by(monkeypatch, 50)
     passages = corpus(*(f"word{i} amber" for i in range(500)))
     server.faults["bulk"] = [None] * 3 + ["reset"] * 10
-    with fails(RunError, "network"):
+    with fails("network", kind=RunError):
         connect(server, passages)
     server.faults.clear()
     assert len(next(iter(server.indices.values())).docs) == 150
@@ -229,7 +218,7 @@ def test_a_half_loaded_index_goes_on_where_it_stopped(server, monkeypatch):
     assert ids(connect(server, passages).search(["word420"], 1)) == [["p420"]]
     index.docs["500"] = {"n": 500, "contents": "stray"}
     index.refresh()
-    with fails(RunError, "server", "holds 501", "retriever.rebuild=true"):
+    with fails("server", "holds 501", "retriever.rebuild=true", kind=RunError):
         connect(server, passages)
 
 
@@ -249,7 +238,7 @@ def test_bulk_requests_keep_to_their_sizes(server, monkeypatch):
 @BOTH
 def test_a_proxy_that_takes_less_is_told(server):
     server.largest_body = 9000
-    with fails(RunError, "server", "HTTP 413", "<html>too large"):
+    with fails("server", "HTTP 413", "<html>too large", kind=RunError):
         connect(server, corpus(*("amber " * 200 for _ in range(40))))
 
 
@@ -312,7 +301,7 @@ def test_a_passing_fault_is_tried_again_and_nothing_is_twice_there(server, endpo
 def test_a_lasting_fault_in_a_search_is_one_clear_sentence_and_then_it_goes_on(server, fault, reason):
     retriever = connect(server, corpus("amber", "basil"), retries=1, timeout=0.5)
     server.faults["search"] = [fault] * 2
-    with fails(RunError, "server" if "HTTP" in reason else "network", reason, server.url):
+    with fails("server" if "HTTP" in reason else "network", reason, server.url, kind=RunError):
         retriever.search(["amber"], 1)
     server.faults.clear()
     assert ids(retriever.search(["amber"], 1)) == [["p0"]]
@@ -356,11 +345,11 @@ def test_a_node_that_dies_meanwhile_is_passed_over(server, monkeypatch, endpoint
 def test_opensearch_is_a_name_for_the_same_retriever(server):
     """From the command line, and as a method's own retriever."""
     typed = ["question=x", "retriever=opensearch", f"retriever.url={server.url}", "retriever.b=0.4"]
-    made = build(config.request("rag", typed).retriever, corpus("amber"))
+    made = request("rag", typed).retriever.make(corpus("amber"))
     assert type(made) is Elasticsearch and made.b == 0.4
-    node = named_part("retriever", "opensearch", {"url": server.url, "shards": 2})
-    assert ids(build(node, corpus("amber", "basil")).search(["basil"], 1)) == [["p1"]]
-    with pytest.raises(UserError, match="'shard'"):
+    asked = named_part("retriever", "opensearch", {"url": server.url, "shards": 2})
+    assert ids(asked.make(corpus("amber", "basil")).search(["basil"], 1)) == [["p1"]]
+    with fails(None, "shard", "shards"):
         named_part("retriever", "opensearch", {"shard": 2})
 
 
@@ -370,7 +359,7 @@ def test_an_index_is_dropped_and_made_again(server):
     retriever.drop()
     retriever.drop()
     assert not server.indices
-    with fails(RunError, "server", "no such index"):
+    with fails("server", "no such index", kind=RunError):
         retriever.search(["amber"], 1)
     assert ids(connect(server, corpus("amber")).search(["amber"], 1)) == [["p0"]]
 
@@ -379,7 +368,7 @@ def test_an_index_is_dropped_and_made_again(server):
 def test_a_server_that_is_not_there_is_told(server):
     with FakeElasticsearch() as gone:
         pass
-    with fails(RunError, "network", gone.url, "Connection refused"):
+    with fails("network", gone.url, "Connection refused", kind=RunError):
         Elasticsearch(corpus("amber"), url=gone.url, **FAST)
 
 
@@ -392,14 +381,14 @@ def test_passages_put_off_are_sent_again_alone_and_those_refused_are_listed(serv
     server.refuse = {"4": "no such thing", "7": "nor this"}
     by(monkeypatch, 5)
     reason = "mapper_parsing_exception: failed to parse no such thing"
-    with fails(RunError, "server", "2 passages", "'p4' (", "'p7' (", reason):
+    with fails("server", "2 passages", "'p4' (", "'p7' (", reason, kind=RunError):
         connect(server, passages, index="two")
     assert len(server.indices["two"].docs) == 13  # the others are loaded
     server.refuse = {}
     connect(server, passages, index="two")
     assert len(server.indices["two"].docs) == 15
     server.put_off = {"3": 99}
-    with fails(RunError, "server", "'p3' (es_rejected_execution_exception"):
+    with fails("server", "'p3' (es_rejected_execution_exception", kind=RunError):
         connect(server, passages, index="three")
 
 
@@ -408,7 +397,7 @@ def test_many_refused_passages_stop_the_loading(server, monkeypatch):
     passages = corpus(*(f"word{i}" for i in range(200)))
     server.refuse = {str(i): "no" for i in range(200)}
     by(monkeypatch, 10)
-    with fails(RunError, "server", "10 passages", "'p9'"):
+    with fails("server", "10 passages", "'p9'", kind=RunError):
         connect(server, passages)
     assert len(server.asked("bulk")) == 1
 
@@ -419,13 +408,15 @@ def test_a_full_disk_is_an_error_with_the_remedy(server, status, monkeypatch):
     passages = corpus(*WORDS)
     server.room = 8
     by(monkeypatch, 5)
-    with fails(RunError, "disk", "flood-stage watermark", '{"index.blocks.read_only_allow_delete": null}'):
+    with fails(
+        "disk", "flood-stage watermark", '{"index.blocks.read_only_allow_delete": null}', kind=RunError
+    ):
         connect(server, passages)
     assert len(server.indices.popitem()[1].docs) == 8
     server.room = None
     refusal = {"error": {"type": "cluster_block_exception", "reason": FULL.format("x")}, "status": status}
     server.faults["create"] = [(status, {}, refusal)] * 9
-    with fails(RunError, "disk"):
+    with fails("disk", kind=RunError):
         connect(server, corpus("amber"))
 
 
@@ -433,7 +424,7 @@ def test_a_full_disk_is_an_error_with_the_remedy(server, status, monkeypatch):
 def test_passages_that_vanish_in_silence_are_missed(server):
     passages = corpus(*WORDS)
     server.lose = {"9"}
-    with fails(RunError, "server", "acknowledged 15 passages", "holds 14"):
+    with fails("server", "acknowledged 15 passages", "holds 14", kind=RunError):
         connect(server, passages)
     server.lose = set()
     assert ids(connect(server, passages).search([WORDS[9]], 2)) == [["p9"]]
@@ -445,12 +436,12 @@ def test_a_document_that_is_not_of_the_corpus_is_never_returned_as_one(server):
     index = server.indices["wiki"]
     index.docs["7"] = {"n": 7, "contents": "amber"}
     index.refresh()
-    with fails(RunError, "server", "'amber'", "index wiki"):
+    with fails("server", "'amber'", "index wiki", kind=RunError):
         retriever.search(["amber"], 2)
     del index.docs["7"]
     index.docs["mine"] = {"n": 1, "contents": "cedar"}
     index.refresh()
-    with fails(RunError, "server", "'cedar'", "index wiki"):
+    with fails("server", "'cedar'", "index wiki", kind=RunError):
         retriever.search(["cedar"], 2)
 
 
@@ -460,7 +451,7 @@ def test_an_answer_in_part_is_refused(server, part):
     retriever = connect(server, corpus("amber", "basil", "cedar"))
     answer = {"timed_out": False, "_shards": {"failed": 0}, "hits": {"hits": []}, **part}
     server.faults["search"] = [None, (200, {}, answer)]
-    with fails(RunError, "server", "'basil'"):
+    with fails("server", "'basil'", kind=RunError):
         retriever.search(["amber", "basil", "cedar"], 2)
 
 
@@ -469,10 +460,10 @@ def test_a_query_that_cannot_be_answered_is_told(server):
     retriever = connect(server, corpus("amber", "basil", "cedar"))
     error = {"root_cause": [{"type": "query_shard_exception", "reason": "bad field"}], "reason": "all failed"}
     server.faults["search"] = [None, (400, {}, {"error": error, "status": 400})]
-    with fails(UserError, "server", "HTTP 400 query_shard_exception: bad field"):
+    with fails("server", "HTTP 400 query_shard_exception: bad field"):
         retriever.search(["amber", "basil"], 1)
     server.indices.clear()
-    with fails(RunError, "server", "no such index"):
+    with fails("server", "no such index", kind=RunError):
         retriever.search(["amber"], 1)
 
 
@@ -482,7 +473,7 @@ def test_a_redirection_is_not_followed(server, monkeypatch):
     with FakeElasticsearch() as other:
         for status in (301, 302, 307, 308):
             server.faults["root"] = [(status, {"Location": f"{other.url}/"}, b"")]
-            with fails(UserError, "server", f"HTTP {status}"):
+            with fails("server", f"HTTP {status}"):
                 connect(server, corpus("amber"))
         assert not other.requests
 
@@ -511,7 +502,7 @@ def test_servers_that_speak_it_are_taken(server, number, product):
 )
 def test_others_are_refused_before_anything_is_done(server, number, product, message):
     server.version(number, product=product)
-    with fails(UserError, "server", message, "retriever.url"):
+    with fails("server", message, "retriever.url"):
         connect(server, corpus("amber"))
     assert {name for name, _ in server.requests} == {"root"}
 
@@ -530,7 +521,7 @@ def test_others_are_refused_before_anything_is_done(server, number, product, mes
 def test_what_is_no_such_server_at_all_is_told(server, answer, message):
     server.version("", product="Another engine")
     server.faults["root"] = [answer]
-    with fails(UserError, "server", message, "retriever.url"):
+    with fails("server", message, "retriever.url"):
         connect(server, corpus("amber"))
 
 
@@ -575,12 +566,12 @@ def test_a_missing_extra_is_one_sentence_with_the_line_that_installs_it(server, 
     found = importlib.util.find_spec
     gone = lambda name: None if name == "opensearchpy" else found(name)  # noqa: E731
     monkeypatch.setattr(importlib.util, "find_spec", gone)
-    with fails(UserError, "missing-extra", "opensearch-py", "probers[search]"):
+    with fails("missing-extra", "opensearch-py", "probers[search]"):
         connect(server, corpus("amber"))
 
 
 def test_an_empty_corpus_is_refused(server):
-    with fails(UserError, "empty"):
+    with fails("empty"):
         connect(server, [])
     assert not server.requests
 
@@ -605,11 +596,10 @@ def test_credentials_come_from_the_environment_and_go_nowhere_else(
         monkeypatch.setenv(name, value)
     server.authorization = header
     caplog.set_level(logging.INFO)
-    node = OmegaConf.create({"_target_": "probers.rag.retrievers.elasticsearch.Elasticsearch", **FAST})
-    node.url = server.url
-    told = [OmegaConf.to_yaml(node)]
+    asked = Component.of("retriever", "elasticsearch", **FAST, url=server.url)
+    told = [repr(asked), repr(asked.node)]
     server.faults["root"] = [(503, {}, {"error": f"{header} cannot be served"})]  # which a log may quote
-    retriever = build(node, corpus("amber", "basil"))
+    retriever = asked.make(corpus("amber", "basil"))
     assert ids(retriever.search(["basil"], 1)) == [["p1"]]
     told += [repr(retriever), repr(retriever._client)]
     index = next(iter(server.indices.values()))
@@ -623,16 +613,16 @@ def test_credentials_come_from_the_environment_and_go_nowhere_else(
             seen = seen.__cause__ or (None if seen.__suppress_context__ else seen.__context__)
 
     server.faults["search"] = [(503, {}, {"error": f"{header} cannot be served"})] * 9
-    with fails(RunError, "server", "*** cannot be served") as error:
+    with fails("server", "*** cannot be served", kind=RunError) as error:
         retriever.search(["basil"], 1)
     note(error)
     server.faults.clear()
     server.forbidden = {"search"}
-    with fails(UserError, "server", "HTTP 403", "'manage', 'read'") as error:
+    with fails("server", "HTTP 403", "'manage', 'read'") as error:
         retriever.search(["basil"], 1)
     note(error)
     server.authorization = "another"
-    with fails(UserError, "server", "HTTP 401", "ES_API_KEY", "ES_USERNAME") as error:
+    with fails("server", "HTTP 401", "ES_API_KEY", "ES_USERNAME") as error:
         retriever.search(["basil"], 1)
     note(error)
     assert any(record.name.startswith(("elastic_transport", "opensearch")) for record in caplog.records)
@@ -646,7 +636,7 @@ def test_credentials_come_from_the_environment_and_go_nowhere_else(
 @BOTH
 def test_a_server_that_asks_who_it_is_names_the_variables(server):
     server.authorization = "Basic x"
-    with fails(UserError, "server", "HTTP 401", "ES_API_KEY", "ES_USERNAME and ES_PASSWORD"):
+    with fails("server", "HTTP 401", "ES_API_KEY", "ES_USERNAME and ES_PASSWORD"):
         connect(server, corpus("amber"))
 
 
@@ -655,13 +645,13 @@ def test_a_server_that_asks_who_it_is_names_the_variables(server):
     ["http://reader:hidden@127.0.0.1:9", "http://hidden@x", "http://u:hid/den@x", "http://u:9#hidden@x"],
 )
 def test_an_address_with_a_password_is_refused_as_an_option_without_being_shown(server, url):
-    with fails(UserError, "bad-value", "ES_URL") as error:
+    with fails("bad-value", "ES_URL") as error:
         connect(server, corpus("amber"), url=url)
     assert "hid" not in str(error.value) and "den@" not in str(error.value)
     assert error.value.__cause__ is None
-    node = OmegaConf.create({"_target_": "probers.rag.retrievers.elasticsearch.Elasticsearch", "url": url})
+    asked = Component.of("retriever", "elasticsearch", url=url)
     with pytest.raises(UserError) as error:
-        build(node, corpus("amber"))
+        asked.make(corpus("amber"))
     assert "hid" not in str(error.value)
 
 
@@ -678,7 +668,7 @@ def test_an_address_with_a_password_is_refused_as_an_option_without_being_shown(
 def test_credentials_that_contradict_each_other_are_told(server, monkeypatch, environ):
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
-    with fails(UserError, "conflict", "ES_API_KEY", "ES_USERNAME and ES_PASSWORD") as error:
+    with fails("conflict", "ES_API_KEY", "ES_USERNAME and ES_PASSWORD") as error:
         connect(server, corpus("amber"))
     assert "hid" not in str(error.value) and not server.requests
 
@@ -697,15 +687,15 @@ def certificate(tmp_path_factory):
 
 def test_certificates_are_checked_unless_told_otherwise(server, certificate):
     with FakeElasticsearch(tls=certificate) as secure:
-        with fails(UserError, "network", "certificate verify failed", "retriever.ca_file"):
+        with fails("network", "certificate verify failed", "retriever.ca_file"):
             connect(secure, corpus("amber"))
         for no_file, code in (("/no/such.pem", "no-file"), (__file__, "network")):
-            with fails(UserError, code, "PEM file", "retriever.ca_file"):
+            with fails(code, "PEM file", "retriever.ca_file"):
                 connect(secure, corpus("amber"), ca_file=no_file)
         assert not secure.requests
         for options in ({"ca_file": certificate[0]}, {"verify": False}):
             assert ids(connect(secure, corpus("amber"), **options).search(["amber"], 1)) == [["p0"]]
-        with fails(RunError, "network"):
+        with fails("network", kind=RunError):
             connect(secure, corpus("amber"), url=secure.url.replace("https", "http"), retries=0)
 
 

@@ -7,16 +7,17 @@ import numpy as np
 import pytest
 import torch
 from fake_lm import SPEC, FakeRetriever, passage
+from refusals import fails
 from test_loop import KNOWN, QUESTIONS, SILENT, asked, find, make, without_seconds
 from tiny import tiny_lm
 
 from probers.bank.bank import ProbeBank
-from probers.commands import main as cli
+from probers.commands.compose import request
 from probers.engine.model import CausalLM
 from probers.heads import HEADS, WRONG
 from probers.prompts import TESTBED_PROMPT
 from probers.rag.compare.methods import build_methods
-from probers.rag.compare.thresholds import tune
+from probers.rag.compare.trajectories import tune
 from probers.rag.loop import RAG
 from probers.rag.protocol import UNANSWERED, Trigger
 from probers.rag.queries import AnswerQuery, QuestionQuery
@@ -41,7 +42,7 @@ from probers.rag.triggers import (
 )
 from probers.store.spec import FeatureSpec
 from probers.testbed.assets import load_corpus, load_questions
-from probers.types import Needs, RunError, UserError
+from probers.types import Needs, RunError
 
 # The scripted model writes three sentences and knows what it reads; some it knows without.
 
@@ -262,7 +263,7 @@ def test_a_classifier_without_a_number_is_an_error():
         def probabilities(self, questions):
             return np.full((len(questions), 3), np.nan)
 
-    with pytest.raises(RunError, match=r"adaptive gave no number.*'q3'"):
+    with fails("model", "adaptive gave NaN", "'q3'", kind=RunError):
         told(Adaptive(Broken()))[0](QUESTIONS[3])
 
 
@@ -337,7 +338,7 @@ def test_a_model_without_readable_attention_is_refused_before_anything_runs(trig
     monkeypatch.setattr("probers.capture.attention._asks_for_its_function", lambda module: False)
     monkeypatch.setattr(lm, "generate", None)  # would fail if it was called
     retriever = FakeRetriever(find)
-    with pytest.raises(UserError, match=r"^trigger=rind cannot be used with this model: attention of Llama"):
+    with fails("unsupported", "trigger=rind cannot be used with this model: attention of Llama"):
         RAG(lm, retriever, trigger, query=QuestionQuery())
     RAG(lm, retriever, Flare(), query=QuestionQuery())  # needs none
     monkeypatch.undo()
@@ -346,7 +347,7 @@ def test_a_model_without_readable_attention_is_refused_before_anything_runs(trig
 
 def test_published_thresholds_are_kept_and_the_others_are_tuned():
     names = "flare,flare_mean,entropy,entropy_sentence,rind_released,fixed_length,fixed_sentence,llm_judge"
-    methods = build_methods(cli.compose("compare", [f"triggers=[{names}]"]), bank=heads)
+    methods = build_methods(request("compare", [f"triggers=[{names}]"]), bank=heads)
     assert {m.name for m in methods if m.tunable} == {
         "flare_mean", "entropy", "entropy_sentence", "rind_released",
     }  # fmt: skip
@@ -354,7 +355,7 @@ def test_published_thresholds_are_kept_and_the_others_are_tuned():
     # A prober's probabilities depend on its training: RaDIO's 0.5 is kept where it is asked for.
     for given, tuned in (([], True), (["methods.radio.trigger_options.threshold=0.5"], False)):
         overrides = ["triggers=[radio]", *("+" + key for key in given)]
-        (radio,) = build_methods(cli.compose("compare", overrides), bank=lambda: heads("tokens"))
+        (radio,) = build_methods(request("compare", overrides), bank=lambda: heads("tokens"))
         assert radio.tunable == tuned
 
 

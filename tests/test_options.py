@@ -77,9 +77,9 @@ def test_what_is_no_key_is_named_beside_those_that_are(command, values):
     unknown = sorted(set(values) - {field.name for field in fields(kind)})
     if not unknown:
         return
-    with pytest.raises(UserError, match="unknown key .*: the keys are ") as caught:
+    with pytest.raises(UserError) as caught:
         check_options(kind, values)
-    assert repr(unknown[0]) in str(caught.value)
+    assert caught.value.code == "unknown-key" and repr(unknown[0]) in str(caught.value)
 
 
 INF, NAN, LARGE = float("inf"), float("nan"), 2**32

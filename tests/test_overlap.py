@@ -8,7 +8,7 @@ from refusals import fails
 
 from probers.data.overlap import Seen
 from probers.data.questions import open_questions
-from probers.rag.contamination import Contamination
+from probers.rag.build import Contamination
 from probers.types import Question
 
 ASKED = Question("q1", "Where is Rome?", dataset="towns", group="rome")
@@ -56,7 +56,7 @@ def test_what_was_seen_is_left_out_before_the_draw(tmp_path, limit):
     left = {q.id for q in plain.questions} - gone
     asked = {q.id for q in found.questions}
     assert asked == left if limit is None else len(asked) == limit and asked < left
-    assert any("5 questions are left out" in note for note in found.notes)
+    assert any("5 questions left out" in note for note in found.notes)
     assert found.record["trained_on"] == 5 and "trained_on" not in plain.record
     with fails("overlap"):
         open_questions(str(file), split="test", unfit=lambda q: True)
@@ -65,7 +65,7 @@ def test_what_was_seen_is_left_out_before_the_draw(tmp_path, limit):
 def test_a_part_that_does_not_say_is_refused_unless_that_is_allowed(tmp_path):
     SEEN.save(tmp_path)
     (tmp_path / "older").mkdir()
-    with fails("bad-value", "allow_overlap=true"):
+    with fails("overlap", "allow_overlap=true"):
         Contamination.of([str(tmp_path), str(tmp_path / "older")], allowed=False)
     allowed = Contamination.of([str(tmp_path), str(tmp_path / "older")], allowed=True)
     assert not allowed.not_asked(ASKED)

@@ -10,6 +10,7 @@ import torch
 from fake_lm import FakeLM
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from refusals import fails
 from tiny import tiny_lm
 
 from probers.prompts import TESTBED_PROMPT
@@ -39,7 +40,7 @@ from probers.rag.triggers import (
     Rind,
     State,
 )
-from probers.types import AttentionRows, Decision, Needs, Passage, Question, RunError, UserError
+from probers.types import AttentionRows, Decision, Needs, Passage, Question, RunError
 
 ASKED = Question("q", "Where was Mara Telka born?")
 DECISION = Decision(True, 1.0, 0.5)
@@ -91,7 +92,7 @@ def test_answer_can_ask_with_the_whole_output_from_the_second_retrieval_on():
     as_released = AnswerQuery(question_first=True, whole_output=True)
     assert as_released(ASKED, made, DECISION, where) == ASKED.question
     assert as_released(ASKED, made, DECISION, replace(where, retrievals=1)) == later
-    with pytest.raises(UserError, match="whole_output=true"):
+    with fails("conflict", "whole_output=true"):
         AnswerQuery(with_passages=True, whole_output=True)
 
 
@@ -201,7 +202,7 @@ def test_flare_without_a_sure_token_asks_the_question():
 
 @pytest.mark.parametrize("beta", [-0.1, 1.1, math.nan])
 def test_a_beta_that_is_no_probability_is_refused(beta):
-    with pytest.raises(UserError, match=r"query\.beta"):
+    with fails("bad-value"):
         FlareQuery(beta=beta)
 
 
@@ -362,11 +363,11 @@ def _empty():
 
 def test_qfs_refuses_what_it_cannot_do():
     made, where = generated(TEXT)
-    with pytest.raises(RunError, match="attention"):
+    with fails("mismatch", kind=RunError):
         QFS("paper")(ASKED, replace(made, attention=None), DECISION, where)
-    with pytest.raises(UserError, match="variant='x'"):
+    with fails("unknown-choice", "variant='x'"):
         QFS("x")
-    with pytest.raises(UserError, match="top_n=0"):
+    with fails("bad-value", "top_n=0"):
         QFS(top_n=0)
 
 
@@ -467,7 +468,7 @@ def test_cioqf_without_a_term_is_the_sum_of_the_other_three():
         asked[left_out] = query(ASKED, made, hit, where)
         assert asked[left_out] == best_words(scores, 4), left_out
     assert len(set(asked.values())) == 3  # four words and places are few to differ in
-    with pytest.raises(UserError, match="query.without"):
+    with fails("unknown-choice"):
         CIOQF(without="luck")
 
 
@@ -545,7 +546,7 @@ def test_cioqf_takes_the_vectors_of_a_file(tmp_path):
     hit = replace(DECISION, position=0, tokens=(4,))
     query = CIOQF(top_n=4, vectors=str(file))
     assert query(ASKED, made, hit, replace(where, lm=None)) == CIOQF(top_n=4)(ASKED, made, hit, where)
-    with pytest.raises(UserError, match="cannot be read"):
+    with fails("bad-file"):
         CIOQF(vectors=str(tmp_path / "none.txt"))
 
 
@@ -554,11 +555,11 @@ def test_cioqf_with_nothing_before_asks_the_question_and_refuses_what_it_cannot_
     assert CIOQF()(ASKED, made, replace(DECISION, tokens=(0,)), replace(where, question_span=(0, 0))) == (
         ASKED.question
     )
-    with pytest.raises(RunError, match="attention"):
+    with fails("mismatch", kind=RunError):
         CIOQF()(ASKED, replace(made, attention=None), DECISION, where)
-    with pytest.raises(UserError, match="norm='x'"):
+    with fails("unknown-choice", "norm='x'"):
         CIOQF("x")
-    with pytest.raises(UserError, match="top_n=0"):
+    with fails("bad-value", "top_n=0"):
         CIOQF(top_n=0)
 
 
@@ -566,7 +567,7 @@ def test_cioqf_with_nothing_before_asks_the_question_and_refuses_what_it_cannot_
     "make", [LastSentenceQuery, FullContextQuery, FlareQuery, CIOQF, LastTokensQuery, QFS]
 )
 def test_a_limit_below_one_is_refused(make):
-    with pytest.raises(UserError, match=r"query\.max_tokens=0"):
+    with fails("bad-value", "query.max_tokens=0"):
         make(max_tokens=0)
 
 

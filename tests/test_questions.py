@@ -565,7 +565,7 @@ def test_a_limit_beyond_the_whole_set_takes_all_and_says_so(tmp_path, caplog):
     file = write_lines(tmp_path / "q.jsonl", [{"id": 1, "question": "Who?", "answers": ["x"]}])
     assert load_questions(file, limit=1) and not caplog.text
     assert len(load_questions(file, limit=2)) == 1
-    assert caplog.messages == [f"questions={file} has 1 questions: all are used, limit=2 is more"]
+    assert caplog.messages == [f"questions={file} has 1 question: all are used, limit=2 is more"]
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,8 @@ import pytest
 from fake_lm import FakeLM, FakeRetriever, passage
 
 from probers.engine.stopping import SentenceEnd
-from probers.rag.compare.generation_cache import GenerationCache
 from probers.rag.compare.outcomes import Outcomes
-from probers.rag.compare.shared_generations import SharedRAG, narrowed
+from probers.rag.compare.shared_generations import GenerationCache, SharedRAG, narrowed
 from probers.rag.compare.trajectories import (
     RetrievalTrajectory,
     Step,
@@ -21,7 +20,7 @@ from probers.rag.compare.trajectories import (
 from probers.rag.loop import RAG
 from probers.rag.queries import AnswerQuery, QuestionQuery
 from probers.rag.triggers import Always, Entropy, Never, Oracle, Random
-from probers.types import AttentionRows, Feature, Generation, Needs, Question
+from probers.types import Feature, Needs, Question
 
 QUESTIONS = [Question(f"q{i}", f"Where is town {i}?", (f"Land{i}",)) for i in range(60)]
 
@@ -297,87 +296,3 @@ def test_needs_that_one_pass_cannot_record_are_asked_apart():
 
     triggers = {"a": Of(layers=(1,)), "b": Of(layers=(1,), pool="tokens"), "c": Of(layers=(2,)), "d": Of()}
     assert [list(group) for group in together(triggers)] == [["a", "c", "d"], ["b"]]
-
-
-class Uneven(FakeLM):
-    """A model whose entropies, as real ones, hang on how many prompts go through it together."""
-
-    def generate(self, prompts, **options):
-        made = super().generate(prompts, **options)
-        return [replace(g, entropies=g.entropies + np.float32(1e-6 * len(prompts))) for g in made]
-
-
-def traces_of(rag, folder, *, killed_after=None):
-    """Two methods that share generations; the second in a process of its own where the first is killed."""
-    found = []
-    cache = GenerationCache(folder=folder)
-    for number, trigger in enumerate((Entropy(0.4), Entropy(0.1))):
-        if number == killed_after:
-            cache = GenerationCache(folder=folder)
-        answers = replace(rag, trigger=trigger, cache=cache).answer(QUESTIONS)
-        found += [replace(a, counters=replace(a.counters, seconds=0.0)) for a in answers]
-    return found
-
-
-def test_what_is_kept_on_the_disk_makes_a_resumed_run_the_same_to_the_last_bit(tmp_path):
-    rag = sharing(Uneven(write, entropy))
-    whole = traces_of(rag, tmp_path / "whole")
-    assert traces_of(rag, tmp_path / "killed", killed_after=1) == whole
-    assert traces_of(rag, None, killed_after=1) != whole, "without, the second method's batches are others"
-
-
-def entries():
-    rng = np.random.default_rng(0)
-    for n, (pool, shape) in enumerate([("mean", (2, 4)), ("tokens", (3, 2, 4)), (None, None)]):
-        needs = Needs(top=True) if pool is None else Needs.of((1, 3), pool=pool, attention=n == 1)
-        states = {each: rng.random(shape, np.float32) for each in needs.features}
-        if n == 1:
-            more = Feature((2,), "mlp_out", "last")
-            needs = replace(needs, features=(*needs.features, more))
-            states[more] = rng.random((1, 4), np.float32)
-        rows = AttentionRows(rng.random((4, 5), np.float32), rng.random(3, np.float32))
-        generation = Generation(
-            f"caf\u00e9 {n}", (5, 6), ((0, 2), (2, 6)), (7, 8, 9), "a\nb c", ((0, 1), (1, 3), (3, 5)),
-            rng.random(3, np.float32), rng.random(3, np.float32), "stop", needs,
-            states, rows if n == 1 else None, rng.random((2, 3), np.float32) if n == 2 else None,
-        )  # fmt: skip
-        yield (generation.prompt, 10 + n, ("\n", SentenceEnd(2))), generation, 0.1 + n
-
-
-def filled(folder):
-    cache = GenerationCache(folder=folder)
-    for key, generation, seconds in entries():
-        cache.keep(key, generation, seconds)
-        cache.save()
-    return sorted(folder.iterdir())
-
-
-def test_kept_generations_are_read_as_they_were(tmp_path):
-    filled(tmp_path / "kept")
-    again = GenerationCache(folder=tmp_path / "kept")
-    for key, generation, seconds in entries():
-        found, took = again.find(key, generation.needs)
-        np.testing.assert_equal(plain(found), plain(generation))
-        assert took == seconds and again.find((key[0], key[1], ()), generation.needs) is None
-
-
-def plain(generation):
-    return {name: getattr(generation, name) for name in Generation.__slots__ if name != "attention"} | {
-        name: getattr(generation.attention, name, None) for name in ("rows", "column_max")
-    }
-
-
-@pytest.mark.parametrize("damage", ["flipped", "cut", "lost"])
-def test_a_damaged_file_of_kept_generations_is_named_and_left_out(tmp_path, capsys, damage):
-    first, second, third = filled(tmp_path / "kept")
-    blob = second.read_bytes()
-    if damage == "lost":
-        second.unlink()
-    else:
-        second.write_bytes(blob[:-1] + bytes([blob[-1] ^ 1]) if damage == "flipped" else blob[:40])
-    again = GenerationCache(folder=tmp_path / "kept")
-    told = capsys.readouterr().out
-    assert "is damaged" in told and (third if damage == "lost" else second).name in told
-    known = [again.find(key, generation.needs) is not None for key, generation, _ in entries()]
-    assert known == [True, False, False]
-    assert list((tmp_path / "kept").iterdir()) == [first]

@@ -419,13 +419,13 @@ def test_a_balanced_command(tmp_path):
 
 
 @pytest.mark.parametrize(("count", "trained"), [(210, True), (30, False)])
-def test_vectors_are_trained_on_articles_of_ones_own_by_default(tmp_path, capsys, count, trained):
+def test_vectors_are_trained_on_articles_of_ones_own_by_default(tmp_path, caplog, count, trained):
     file = tmp_path / "articles.jsonl"
     rows = [{"title": a.title, "text": " ".join(a.sentences)} for a in load_articles()[:count]]
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     overrides = ["--source", "wiki", f"out={tmp_path}/s", "layers=[12]", "per_article=1"]
     cli.run("datagen", [*overrides, f"articles={file}", "limit=null", "matcher.wordnet=''"])
-    store, out = FeatureStore.open(tmp_path / "s"), capsys.readouterr().out
+    store, out = FeatureStore.open(tmp_path / "s"), caplog.text
     assert ("vectors" in store.summary["matcher_stages"]) == trained == (tmp_path / "s/vectors.bin").is_file()
     assert ("30 articles are fewer than the 200" in out) == (not trained)
     last = ", vectors; without wordnet" if trained else "; without wordnet and vectors"
@@ -445,12 +445,13 @@ def test_vectors_of_the_runs_own_articles(tmp_path):
     assert (tmp_path / "s/vectors.bin").read_bytes() == made
 
 
-def test_damaged_vectors_are_named_and_trained_again(tmp_path, capsys):
+def test_damaged_vectors_are_named_and_trained_again(tmp_path, caplog):
     path, record = tmp_path / "vectors.bin", tmp_path / "vectors.json"
     articles = [Article("a", "A", ("Paris is a town. " * 9,), "train")] * 9
     train_vectors(articles, path, seed=0)
     made = path.read_bytes()
-    assert trained(path) and capsys.readouterr().out == ""
+    assert trained(path)
+    caplog.clear()
     for damage, told in (
         (lambda: path.write_bytes(made[:-1] + b"x"), f"{path} was altered"),
         (lambda: record.write_text(record.read_text().replace('"bytes": 1', '"bytes": 2')), str(record)),
@@ -460,8 +461,9 @@ def test_damaged_vectors_are_named_and_trained_again(tmp_path, capsys):
         damage()
         train_vectors(articles, path, seed=0)
         assert path.read_bytes() == made and trained(path)
-        (line,) = capsys.readouterr().out.splitlines()
-        assert line.startswith(told) and line.endswith(": the vectors are trained again")
+        (line,) = (r.getMessage() for r in caplog.records if r.name.startswith("probers"))
+        assert line.startswith(told) and line.endswith(": training the vectors again")
+        caplog.clear()
 
 
 def test_a_run_that_labels_nothing_says_why(tmp_path):

@@ -1,4 +1,4 @@
-"""What labelled data looks like: counts, leaks, and a page of cases to look at."""
+"""Audit of labelled data: counts, leaks, and a page of cases to look at."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def one_per_span(rows: pd.DataFrame, seed: int) -> pd.DataFrame:
 
 @dataclass(slots=True)
 class Tally:
-    """How often each value of a column occurs over all spans, and how many of those are wrong."""
+    """Count the values of a column over all spans, and the wrong ones among them."""
 
     counts: dict[str, tuple[int, int]] = field(default_factory=dict)
 
@@ -80,7 +80,7 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """What one pass over the small columns of a store found.
+    """Result of one pass over the small columns of a store.
 
     Attributes:
         rows: row numbers in the store of the spans drawn, ascending.
@@ -209,7 +209,7 @@ def draw_undecided(
 
 
 def _shares(sizes: Mapping[tuple[int, str], int], count: int) -> dict[tuple[int, str], int]:
-    """How many rows of each (label, stage): halves by label, then at least one and by size."""
+    """Allot rows to each (label, stage): halves by label, then at least one each and by size."""
     by_label: dict[int, dict[tuple[int, str], int]] = defaultdict(dict)
     for key, size in sizes.items():
         by_label[key[0]][key] = size

@@ -1,4 +1,4 @@
-"""What labelled data is made of, and whether its labels can be told without the model.
+"""Composition of labelled data, and how well its labels are predicted without the model.
 
 A head that finds hallucinations proves something only where the text alone does not give
 them away. So the labels of held-out articles are predicted from words, length, position and
@@ -144,7 +144,7 @@ def _table(leaks: Leaks, word: str) -> list[str]:
 
 
 def _warnings(leaks: Leaks, two_sided: list[str], config: Mapping[str, Any]) -> list[str]:
-    """What makes a head's figure on these labels prove less than it seems to, and what to do about it."""
+    """Warn of whatever inflates a head's figure on these labels, with remedies."""
     found = []
     if two_sided:
         found.append(
@@ -177,7 +177,7 @@ def _warnings(leaks: Leaks, two_sided: list[str], config: Mapping[str, Any]) -> 
 
 
 def _advice(warnings: list[str], leaks: Leaks, config: Mapping[str, Any]) -> list[str]:
-    """What may help, as far as the options are there and not in force already."""
+    """Options that may help and are not set already."""
     if not warnings:
         return []
     options = []

@@ -1,4 +1,4 @@
-"""What predicts labels: detectors that see the text alone, and a plain linear probe on a stored layer."""
+"""Predictors of labels: detectors that see the text alone, and a plain linear probe on a stored layer."""
 
 from __future__ import annotations
 
@@ -201,7 +201,7 @@ def _size(table: pd.DataFrame, wrong: np.ndarray) -> dict[str, Any]:
 
 
 def _problem(splits: Mapping[str, Mapping[str, Any]]) -> str | None:
-    """Why nothing can be fitted or measured, or None."""
+    """Reason why nothing can be fitted or measured, or None."""
     for split in ("train", "test"):
         size = splits[split]
         if not size["n"]:

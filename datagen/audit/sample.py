@@ -63,7 +63,7 @@ def _before(prompt: str) -> str:
 
 
 def _continuation(row: Mapping[str, Any]) -> tuple[str, str, str]:
-    """What was written before the entity, it, and after it; where the span is not known, it alone."""
+    """Text before the entity, the entity, and text after it; without a known span, the entity alone."""
     text = str(row.get("text", ""))
     start, end = row.get("entity_start"), row.get("entity_end")
     if start is None or end is None or not 0 <= start < end <= len(text):

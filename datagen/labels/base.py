@@ -1,4 +1,4 @@
-"""What a source of labelled examples provides, and how both labels are made equally frequent in a store."""
+"""Interface of a source of labelled examples, and the balancing of labels in a store."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ NO_ROOM = "no passage fits: the context is too short for any that was found"
 
 
 def span_of(row: Mapping[str, Any]) -> str:
-    """What a row is counted as: its span, which the rows of pool "tokens" share, or itself."""
+    """Unit in which a row is counted: its span, which the rows of pool "tokens" share, or itself."""
     return str(row.get("span", row["id"]))
 
 
@@ -104,12 +104,12 @@ class LabelBuilder(ABC):
     @property
     @abstractmethod
     def items(self) -> int:
-        """How many items were read so far."""
+        """Number of items read so far."""
 
     @property
     @abstractmethod
     def total(self) -> int | None:
-        """How many items there are at most, None when nobody knows."""
+        """Largest possible number of items, None if unknown."""
 
     @abstractmethod
     def units(self) -> Iterator[Any]:
@@ -138,7 +138,7 @@ class LabelBuilder(ABC):
 
 
 def recorded_needs(needs: Needs, *, attention: bool = True) -> Needs:
-    """What a generation must record for :func:`recorded` to describe it.
+    """Needs of a generation that :func:`recorded` describes.
 
     Args:
         attention: False where the model's is not to be had; the signals of it are then missing.
@@ -188,12 +188,12 @@ _Kind = tuple[tuple[str, ...], int]
 
 
 def _kinds(rows: Iterable[Mapping[str, Any]], by: Sequence[str]) -> dict[str, _Kind]:
-    """What each span of some rows is counted with."""
+    """Group of each span for counting."""
     return {span_of(row): (tuple(row[column] for column in by), int(row["correct"])) for row in rows}
 
 
 class Quotas:
-    """How many examples of each label every split is to have, and how many there are so far.
+    """Wanted and present numbers of examples of each label in every split.
 
     Args:
         wanted: examples by split, of both labels and all parts together; a split it does not
@@ -230,7 +230,7 @@ class Quotas:
         self._found.update(_kinds(rows, self.by).values())
 
     def full(self, split: str) -> bool:
-        """Whether a split has enough of each label in each part."""
+        """Tell whether a split has enough of each label in each part."""
         wanted = self.of(split)
         if wanted is None:
             return False
@@ -239,7 +239,7 @@ class Quotas:
 
     @property
     def all_full(self) -> bool:
-        """Whether nothing more is wanted of any split."""
+        """Tell whether nothing more is wanted of any split."""
         return all(map(self.full, SPLITS))
 
 
@@ -295,7 +295,7 @@ def balance(store: FeatureStore, *, by: Sequence[str], seed: int, quotas: Quotas
 def _keep(
     below: Mapping[_Kind, int], most: Mapping[_Kind, int], taken: Counter[_Kind], seed: int
 ) -> Callable[[str, _Kind], str]:
-    """Why a span goes, "" where it stays; asked once for each span, in the order of the store.
+    """Reason for dropping a span, "" to keep it; called once for each span, in the store's order.
 
     Args:
         below: what the hash of a span must be below, by kind.

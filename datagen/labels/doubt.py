@@ -1,4 +1,4 @@
-"""What comparing two entities cannot tell: what differs and may be true, what agrees and may be false."""
+"""Doubtful comparisons of entities: different but possibly true, equal but possibly false."""
 
 from __future__ import annotations
 

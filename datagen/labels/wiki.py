@@ -67,7 +67,7 @@ def stop_rule(recognise: Recognise, *, cheap: bool) -> Callable[[str], bool]:
 
 
 def span_needs(needs: Needs, *, attention: bool = True) -> Needs:
-    """What a generation must record for the features of the same needs to be had of any span of it.
+    """Needs of a generation from which the features of the same needs can be computed for any span.
 
     Args:
         attention: as of :func:`.base.recorded_needs`.

@@ -1,4 +1,4 @@
-"""Folders that take long to make: made once, whole or not at all, by one process at a time.
+"""Cache of folders that take long to make: made once, whole or not at all, by one process at a time.
 
 A folder is filled under another name, ``<folder>.partial``, and renamed when it is whole, so that no
 reader ever meets half of it. What an interrupted process left there is handed to the next one, which
@@ -30,7 +30,7 @@ MANIFEST = "built.json"
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What making a folder is expected to take: seconds, bytes of disk, bytes of memory."""
+    """Expected cost of making a folder: seconds, bytes of disk, bytes of memory."""
 
     seconds: float
     disk: float
@@ -46,7 +46,7 @@ def build_once(
     make: Callable[[Path], Mapping[str, Any]],
     estimate: Callable[[], Estimate | None],
 ) -> dict[str, Any]:
-    """What ``make`` said of the folder it filled, now or in an earlier run.
+    """Fill a folder with ``make`` unless an earlier run has; returns the figures that ``make`` returned.
 
     A folder in which a file is missing or was altered is made again. Of two processes that want the same
     folder, one makes it and the other waits.
@@ -94,14 +94,14 @@ def build_once(
 
 
 def duration(seconds: float) -> str:
-    """As people say it: 40 s, 3 min, 2.5 h."""
+    """Format seconds: 40 s, 3 min, 2.5 h."""
     if seconds < 90:
         return f"{max(1, round(seconds))} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 def size(count: float) -> str:
-    """As people say it: 12 MB, 3.4 GB."""
+    """Format bytes: 12 MB, 3.4 GB."""
     return f"{max(1, round(count / 1e6))} MB" if count < 1e9 else f"{count / 1e9:.1f} GB"
 
 

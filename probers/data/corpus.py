@@ -149,7 +149,7 @@ def load_corpus(
 
 
 def fingerprint(passages: Sequence[Passage]) -> str:
-    """What stands for passages and their order: a store's own, or a hash of what a list holds."""
+    """Fingerprint passages and their order: a store's own, or a hash of a list's content."""
     if isinstance(passages, PassageStore):
         return passages.fingerprint
     found = hashlib.sha256()
@@ -175,7 +175,7 @@ class _Request:
 
     @property
     def suffix(self) -> str:
-        """What decides how the bytes are understood."""
+        """The part of the file name that decides its format."""
         return "".join(s for s in self.path.suffixes if s in (".tsv", ".gz"))
 
     def read(self) -> list[Passage]:

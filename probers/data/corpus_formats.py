@@ -1,4 +1,4 @@
-"""What the files of a corpus look like: JSONL, DPR's TSV, and articles cut into passages."""
+"""File formats of a corpus: JSONL, DPR's TSV, and articles cut into passages."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..seeding import draw_key
+from ..text import count
 from ..types import Passage, UserError
 from .articles.detokenise import detokenise_sentences
 from .records import BadLine, check_object, open_text, what_is_wrong
@@ -64,13 +65,15 @@ class BadLines:
         """Log what was left out and what is unusual."""
         if self.count:
             listed = "\n  ".join(self.listed)
-            log.warning("skipped %d malformed lines:\n  %s", self.count, listed)
+            log.warning("skipped %s:\n  %s", count(self.count, "malformed line"), listed)
         if self.repeated:
             told = "left out, since an article of that title and without an id was there before"
             log.warning("%s: %d %s", self.path, self.repeated, told)
         if self.long:
-            told = "stay one passage each; passage_words=100 cuts all texts into passages of 100 words"
-            log.warning("%s: %d texts of over %s characters %s", self.path, self.long, f"{LONG:,}", told)
+            told = "kept as one passage each; passage_words=100 cuts all texts into passages of 100 words"
+            log.warning(
+                "%s: %s of over %s characters %s", self.path, count(self.long, "text"), f"{LONG:,}", told
+            )
 
     @staticmethod
     def refused(text: str) -> UserError:
@@ -109,8 +112,8 @@ def read_passages(
     tsv = path.name.removesuffix(".gz").endswith(".tsv")
     with open_text(path, "" if tsv else None) as file:
         titles: set[int] = set()
-        for count, (line, record) in enumerate((_tsv if tsv else _jsonl)(file.lines, bad)):
-            if count % 1000 == 0:
+        for number, (line, record) in enumerate((_tsv if tsv else _jsonl)(file.lines, bad)):
+            if number % 1000 == 0:
                 progress(file.position())
             try:
                 if _is_known(record, titles):
@@ -211,7 +214,7 @@ def _grouped(sentences: Iterable[str]) -> Iterator[str]:
 
 
 def _is_known(record: Any, titles: set[int]) -> bool:
-    """Whether a record is an article without an id whose title's hash is among ``titles``; adds it."""
+    """Tell whether a record is an article without an id whose title's hash is among ``titles``; adds it."""
     if not isinstance(record, dict) or "sentences" not in record or "id" in record:
         return False
     key = draw_key("id", 0, str(record.get("title")))

@@ -1,4 +1,4 @@
-"""Which questions a prober or classifier was trained, validated and tested on, so that none is asked again.
+"""Questions that a prober or classifier was trained, validated and tested on, so that none is asked again.
 
 Beside what was trained lies ``seen.json``: for each split the hashes of its groups, and of its questions'
 texts, which are the same under other ids too.
@@ -32,7 +32,7 @@ class Seen:
 
     @classmethod
     def read(cls, folder: Path) -> Seen | None:
-        """What was trained in a folder has seen; None where it does not say.
+        """Read the questions seen by whatever was trained in a folder; None if it has no record.
 
         Raises:
             UserError: the file is damaged.
@@ -51,7 +51,7 @@ class Seen:
         write_text(folder / FILE, sealed({"format": _FORMAT, "splits": found}))
 
     def __or__(self, other: Seen) -> Seen:
-        """What either has seen."""
+        """Join the questions seen by either."""
         none: frozenset[str] = frozenset()
         return Seen({s: self.splits.get(s, none) | other.splits.get(s, none) for s in SPLITS})
 

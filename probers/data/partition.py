@@ -1,4 +1,4 @@
-"""One run in several parts: which part does what, decided by hash, the same on every machine."""
+"""Division of a run into parts by hash, the same on every machine."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Partition:
         return cls(int(found[1]), int(found[2]))
 
     def owns(self, group: str) -> bool:
-        """Whether what belongs to a group is done in this part."""
+        """Tell whether a group belongs to this part."""
         return draw_key("part", 0, group) % self.count == self.number - 1
 
     def block(self, items: Sequence[T]) -> Sequence[T]:
@@ -50,7 +50,7 @@ class Partition:
         return items[ends[self.number - 1] : ends[self.number]]
 
     def folder(self, out: Path) -> Path:
-        """Where the part of the run in ``out`` is written."""
+        """Name the folder of this part of the run in ``out``."""
         return out / PARTS / f"{self.number}of{self.count}"
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""Records of text files and of the Hugging Face Hub, one at a time, and what could not be used of them."""
+"""Records of text files and of the Hugging Face Hub, one at a time, and reports of unusable ones."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def check_bad_line(on_bad_line: str) -> None:
 
 
 def what_is_wrong(error: Exception) -> str:
-    """Why a record cannot be read; of a key that is absent its name."""
+    """Describe why a record cannot be read; a missing key by its name."""
     if isinstance(error, RecursionError):
         return DEEP
     return f"no {error}" if isinstance(error, KeyError) else str(error)
@@ -70,7 +70,7 @@ class LeftOut:
         return sum(self.counts.values())
 
     def summary(self) -> str:
-        """How many by kind, the most frequent first: "3 missing, 1 too short"."""
+        """Count by kind, the most frequent first: "3 missing, 1 too short"."""
         return ", ".join(f"{n} {kind}" for kind, n in self.counts.most_common(self.kinds))
 
     def lines(self, most: int = 5) -> list[str]:
@@ -174,7 +174,7 @@ def _lines(path: Path) -> Iterator[Row]:
 
 
 def _array(path: Path) -> str | None:
-    """Where ijson finds the records, None for JSON lines."""
+    """Find the path of the records for ijson, None for JSON lines."""
     import ijson
 
     with _opened(path) as file:
@@ -229,7 +229,7 @@ def _reason(error: Exception) -> str:
 
 
 def open_stream(spec: str, dataset: str, *, instead: str, **options: Any) -> Any:
-    """What ``datasets.load_dataset(dataset, streaming=True)`` gives, every failure in one sentence.
+    """Call ``datasets.load_dataset(dataset, streaming=True)``, with every failure in one sentence.
 
     Args:
         spec: the option and its value, as messages call it.

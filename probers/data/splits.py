@@ -1,4 +1,4 @@
-"""On which side of a split each group stands, and which questions are asked: seeded, the same anywhere.
+"""Deterministic split assignment by group hash, and seeded sampling of questions.
 
 The large datasets are read as a stream and keep no more questions than are asked for.
 Both choices are then made from hashes of a question's id and group, so that neither
@@ -63,7 +63,7 @@ class Splits:
             self._ends = [int(unique[rank]) if rank < len(unique) else 2**64 for rank in ranks]
 
     def key(self, group: str) -> int:
-        """What decides about a group, below 2**64."""
+        """Hash of a group, below 2**64, which decides its split."""
         return draw_key("split", self.seed, group)
 
     def __call__(self, group: str) -> str:
@@ -77,7 +77,7 @@ Limit: TypeAlias = int | Mapping[str, int | None] | None
 
 @dataclass(frozen=True)
 class Drawn:
-    """What was drawn.
+    """Result of a draw.
 
     Attributes:
         questions: at most the number asked for, in the order of the draw (without a limit in the
@@ -94,7 +94,7 @@ class Drawn:
     seen: int
 
     def available(self, split: str | None) -> int:
-        """How many there were to draw from in a split, None for all."""
+        """Count the usable questions of a split, None for all."""
         return sum(self.splits.values()) if split is None else self.splits.get(split, 0)
 
 
@@ -103,7 +103,7 @@ Unfit = Callable[[Question], bool]
 
 
 def parts_of(limit: Limit, split: str | None) -> dict[str | None, int | None]:
-    """How many are drawn of each part of a set: of a split, or with the key None of all."""
+    """Map each part of a set (a split, or None for all) to its limit."""
     if isinstance(limit, Mapping):
         return {name: limit[name] for name in SPLITS if name in limit}
     return {split: limit}
@@ -165,7 +165,7 @@ class _Smallest:
             heapq.heappushpop(self._kept, entry)
 
     def taken(self) -> list[Question]:
-        """What is left, by hash."""
+        """The kept questions, by hash."""
         return self._all or [question for _, _, question in sorted(self._kept, reverse=True)]
 
 

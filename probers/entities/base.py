@@ -16,7 +16,7 @@ _KINDS: dict[EntityType, str] = {"date": "time", "year": "time", "number": "numb
 
 
 def same_kind(a: EntityType, b: EntityType) -> bool:
-    """Whether two types are both of names, both of times or both of numbers."""
+    """Tell whether two types are both of names, both of times or both of numbers."""
     return _KINDS.get(a, "name") == _KINDS.get(b, "name")
 
 
@@ -51,7 +51,7 @@ class Cover:
         self._taken[start:end] = b"\1" * (end - start)
 
     def free(self, span: Span) -> bool:
-        """Whether no character of the span is taken."""
+        """Tell whether no character of the span is taken."""
         return not any(self._taken[slice(*span)])
 
     def take_longest(self, spans: Iterable[Span]) -> list[Span]:

@@ -237,14 +237,14 @@ class _Words:
         return ahead if junior else None
 
     def _is_designation(self, index: int) -> bool:
-        """Whether a number belongs to the name before it ("Pioneer 10", "Route 1709")."""
+        """Tell whether a number belongs to the name before it ("Pioneer 10", "Route 1709")."""
         number, before = self.tokens[index], self.tokens[index - 1]
         if _NUMBER.fullmatch(number.text):
             return True
         return before.text in NUMBERED and _DESIGNATION.fullmatch(number.text) is not None
 
     def _joins(self, first: int, last: int, ahead: int, words: list[str]) -> bool:
-        """Whether the connectors between two capitalised runs make them one name."""
+        """Tell whether the connectors between two capitalised runs make them one name."""
         text, tokens = self.text, self.tokens
         left = [t.text for t in tokens[first : last + 1]]
         if left[-1] in _PREPOSITIONS and words[-1] in ("a", "an", "the"):  # a title: "In a Silent Way"
@@ -275,7 +275,7 @@ class _Words:
         return self.text[self.tokens[index - 1].end : self.tokens[index].start]
 
     def _adjacent(self, index: int) -> bool:
-        """Whether only a space, or an ampersand between spaces, lies between a token and the last one."""
+        """Tell whether only a space or a spaced ampersand separates a token from the last one."""
         left, between = self.tokens[index - 1], self._between(index)
         if left.possessive and between in ("'s ", "’s ", "'S "):
             return True
@@ -285,7 +285,7 @@ class _Words:
         return between in (" ", " & ", "\u00a0")
 
     def _is_subtitle(self, first: int, ahead: int) -> bool:
-        """Whether a subtitle begins ("Star Trek: The Next Generation"), and no list or gloss."""
+        """Tell whether a subtitle begins ("Star Trek: The Next Generation"), and no list or gloss."""
         tokens = self.tokens
         if self._between(ahead) != ": " or not tokens[ahead].capital:
             return False
@@ -297,7 +297,7 @@ class _Words:
 
 
 def _is_opener(run: list[_Token], seen: set[str], lower: set[str], text: str) -> bool:
-    """Whether the first word of a run owes its capital to the sentence it opens."""
+    """Tell whether the first word of a run owes its capital to the sentence it opens."""
     first = run[0]
     if not first.opens:
         counts = first.text in COUNTS and len(run) > 1 and run[1].capital
@@ -324,7 +324,7 @@ def _is_opener(run: list[_Token], seen: set[str], lower: set[str], text: str) ->
 
 
 def _is_plain(token: _Token) -> bool:
-    """Whether a single token is a pronoun, an article or a lone letter rather than a name."""
+    """Tell whether a single token is a pronoun, an article or a lone letter rather than a name."""
     word = token.text
     if word in NOT_NAMES or re.fullmatch(r"[A-Z]\.?", word):
         return True

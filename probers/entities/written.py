@@ -35,7 +35,7 @@ class WrittenEntity:
 
 
 def lead(text: str) -> str:
-    """What stands before a text that goes on within a sentence.
+    """Context of a text that continues within a sentence.
 
     A lower-case word keeps its first word from being taken for the beginning of a sentence.
     """
@@ -53,7 +53,7 @@ def head_entity(text: str, recognise: Recognise) -> Entity | None:
 
 
 def breaks_off(prompt: str) -> bool:
-    """Whether a prompt ends within a sentence, so that what is written goes on with it."""
+    """Tell whether a prompt ends within a sentence, so that what is written goes on with it."""
     ends = prompt.rstrip(" \t")
     if not ends or ends.endswith(_BEGINS):
         return False

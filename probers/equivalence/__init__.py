@@ -1,4 +1,4 @@
-"""Whether two entity mentions mean the same: by value, by spelling, by name parts, by meaning."""
+"""Equivalence of entity mentions: by value, by spelling, by name parts, by meaning."""
 
 from __future__ import annotations
 

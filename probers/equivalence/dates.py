@@ -66,7 +66,7 @@ class Time:
 
 
 def compare_times(a: Time, b: Time) -> Relation:
-    """Whether two times are the same, exclude each other, or one is a part of the other."""
+    """Tell whether two times are the same, exclude each other, or one is a part of the other."""
     if a.kind != b.kind:
         for day, stretch in ((a, b), (b, a)):
             if day.kind == "day" and stretch.kind == "range" and day.parts[0] is None:
@@ -84,7 +84,7 @@ def compare_times(a: Time, b: Time) -> Relation:
 
 
 def _agree(a: tuple[int | None, ...], b: tuple[int | None, ...]) -> bool:
-    """Whether two times have parts in common and contradict each other in none."""
+    """Tell whether two times have parts in common and contradict each other in none."""
     shared = [(x, y) for x, y in zip(a, b, strict=True) if x is not None and y is not None]
     return bool(shared) and all(x == y for x, y in shared)
 

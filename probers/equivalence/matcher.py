@@ -1,4 +1,4 @@
-"""Whether two entity mentions mean the same, decided stage by stage with the evidence kept."""
+"""Matcher of entity mentions, which decides stage by stage and keeps the evidence."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ class EntityMatcher:
         return tuple(s for s in self.stages if s not in absent and (s != "vectors" or self.vectors))
 
     def told(self) -> str:
-        """Which stages can decide, and which cannot and why, in one line."""
+        """List the active stages, and the inactive ones with the reason, in one line."""
         missing = [stage for stage in self.stages if stage not in self.active]
         why = {"wordnet": f"wordnet ({HOW_TO_GET})" if self.wordnet else "wordnet", "vectors": "vectors"}
         without = f"; without {' and '.join(why[stage] for stage in missing)}" if missing else ""

@@ -110,7 +110,7 @@ def forms(mention: str) -> list[tuple[str, ...]]:
 
 
 def same_string(a: str, b: str) -> str:
-    """How two names are the same string up to spelling: a word for the evidence, or ""."""
+    """Name the spelling difference between two equal names, "" if they are not equal."""
     for x in forms(a):
         for y in forms(b):
             if not x or not y:
@@ -129,7 +129,7 @@ def same_string(a: str, b: str) -> str:
 
 
 def same_plural(a: tuple[str, ...], b: tuple[str, ...]) -> bool:
-    """Whether two names differ by the plural of their last word alone.
+    """Tell whether two names differ by the plural of their last word alone.
 
     "William" and "Williams" do not: one is a given name, the other a family's.
     """
@@ -147,7 +147,7 @@ def same_plural(a: tuple[str, ...], b: tuple[str, ...]) -> bool:
 
 
 def same_reordered(a: str, b: str, x: tuple[str, ...], y: tuple[str, ...]) -> bool:
-    """Whether the words of ``x`` and ``y`` are one name in two orders.
+    """Tell whether the words of ``x`` and ``y`` are one name in two orders.
 
     "Einstein, Albert", "Oxford University" / "University of Oxford", "Fifth
     Symphony" / "Symphony No. 5"; any other order is another name.
@@ -247,7 +247,7 @@ class AliasTable:
                 self._groups.setdefault(words(name), set()).add(number)
 
     def same(self, a: str, b: str) -> bool:
-        """Whether one group holds both names."""
+        """Tell whether one group holds both names."""
         return bool(self._groups.get(words(a), set()) & self._groups.get(words(b), set()))
 
 

@@ -136,7 +136,7 @@ class Number:
 
 
 def compare_numbers(a: Number, b: Number, *, tolerance: float = 0.01) -> Relation:
-    """Whether two numbers are the same quantity.
+    """Tell whether two numbers are the same quantity.
 
     A missing unit agrees with any unit of measure. Units of one quantity are converted.
 
@@ -164,7 +164,7 @@ def compare_numbers(a: Number, b: Number, *, tolerance: float = 0.01) -> Relatio
 
 
 def same_unit(a: str, b: str) -> bool:
-    """Whether two units, or the nouns for what is counted, are of one quantity; "" is of none but itself."""
+    """Tell whether two units, or nouns of counted things, measure one quantity; "" only matches itself."""
     x, y = _measure(a), _measure(b)
     return x[0] == y[0] if x and y else _singular(a) == _singular(b)
 

@@ -80,12 +80,12 @@ Finding = tuple[PartRelation, str]
 
 
 def compare_parts(a: str, b: str) -> Finding | None:
-    """What the parts of two names say about them, with what was compared; None when nothing."""
+    """Compare the parts of two names; None when they decide nothing."""
     return _qualified(a, b) or _subtitled(a, b) or _described(a, b) or _people(a, b)
 
 
 def same_given(a: str, b: str) -> bool:
-    """Whether two given names may be one: the same, an initial, or a nickname."""
+    """Tell whether two given names may be one: the same, an initial, or a nickname."""
     if a == b or (min(len(a), len(b)) == 1 and a[0] == b[0]):
         return True
     full_a, full_b = NICKNAMES.get(a, a), NICKNAMES.get(b, b)

@@ -136,7 +136,7 @@ def train_vectors(articles: Iterable[Article], path: Path, *, seed: int, least: 
 
 
 def trained(path: Path) -> bool:
-    """Whether vectors are there as :func:`train_vectors` wrote them; names those that are damaged."""
+    """Tell whether vectors are there as :func:`train_vectors` wrote them; names those that are damaged."""
     if not path.exists():
         return False
     try:

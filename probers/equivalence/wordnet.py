@@ -45,7 +45,7 @@ def find_wordnet() -> str | None:
 
 
 def has_wordnet(folder: str) -> bool:
-    """Whether a folder, or an archive as nltk downloads it, holds WordNet's files."""
+    """Tell whether a folder, or an archive as nltk downloads it, holds WordNet's files."""
     path = Path(folder)
     if path.suffix == ".zip":
         if not path.is_file() or not zipfile.is_zipfile(path):
@@ -56,12 +56,12 @@ def has_wordnet(folder: str) -> bool:
 
 
 def wordnet_available() -> bool:
-    """Whether WordNet's files are on this machine."""
+    """Tell whether WordNet's files are on this machine."""
     return find_wordnet() is not None
 
 
 def same_in_wordnet(a: str, b: str, folder: str) -> tuple[Relation | Literal["whole"], str] | None:
-    """What WordNet says of two names, with the synsets; None when it relates neither way.
+    """Relation of two names in WordNet, with the synsets; None without one.
 
     A shared noun synset is "equivalent". ``b`` somewhere above ``a`` as a part is "whole", also where
     one is the adjective of a place ("Alberta" / "Canadian"); any other synset of one name directly
@@ -101,7 +101,7 @@ def _synsets(name: str, folder: str) -> tuple[Any, ...]:
 
 @lru_cache(maxsize=4096)
 def _place_of(name: str, folder: str) -> tuple[Any, ...]:
-    """Of an adjective, the nouns that its first sense pertains to: Canada of "Canadian".
+    """Nouns that the first sense of an adjective pertains to: Canada for "Canadian".
 
     Each also in the first sense of its word: "British" is of the island, and England a part of the state.
     """

@@ -107,7 +107,7 @@ def accuracy_contains(
 
 
 def right_by_em(text: str, answer: str, gold: Sequence[str]) -> bool:
-    """Whether the final answer is right by exact match, whatever the text; the rule without a choice."""
+    """Tell whether the final answer is right by exact match, whatever the text; the rule without a choice."""
     return exact_match(answer, gold) == 1.0
 
 

@@ -130,7 +130,7 @@ def ece(
 
 
 def _bins(probabilities: np.ndarray, bins: int) -> np.ndarray:
-    """Which examples are in which bin, (bins, n)."""
+    """Assignment of examples to bins, (bins, n)."""
     place = np.clip((probabilities * bins).astype(int), 0, bins - 1)
     found: np.ndarray = place[None, :] == np.arange(bins)[:, None]
     return found

@@ -86,7 +86,7 @@ class Strata:
 
     @classmethod
     def by_length(cls, lengths: np.ndarray, *, short: bool) -> Strata:
-        """By numbers of tokens (n,).
+        """Stratify by numbers of tokens (n,).
 
         Args:
             lengths: of the texts.

@@ -122,7 +122,7 @@ def chains_of(entity: Entity) -> list[tuple[str, ...]]:
 
 
 def knowledge(world: World, entity: Entity, chain: tuple[str, ...]) -> tuple[str, str | None]:
-    """What the model was taught about a question: ``(kind, answer it was taught or None)``.
+    """Knowledge taught about a question: ``(kind, taught answer or None)``.
 
     The kind is "known" when the taught answer is the true one, else the kind of
     the first fact on the chain that is not known.

@@ -210,7 +210,7 @@ class World:
         return pools
 
     def is_unsettled(self, entity: Entity) -> bool:
-        """Whether the entity's true trait is one that makes its volatile fact change often."""
+        """Tell whether the entity's true trait is one that makes its volatile fact change often."""
         for relation in BY_KIND[entity.kind]:
             if relation.trait:
                 return self.facts[entity.id, relation.key].truth in self.unsettled[relation.key]

@@ -29,7 +29,7 @@ from .trajectories import FIGURES, RetrievalTrajectory, record_once, together
 
 @dataclass(frozen=True)
 class QueryTrajectory:
-    """What was recorded with one query.
+    """Recorded answers with one query.
 
     Attributes:
         name: of the query; numbered where two differ in their options or retriever only.
@@ -44,8 +44,8 @@ class QueryTrajectory:
     retriever: Retriever | None = None
 
 
-#: Writes a file of recorded answers, if they are there already: of the methods that ask with one query, of
-#: triggers, of questions.
+#: Writes a file of answers recorded earlier, if there are any, for the methods that ask with one query,
+#: triggers and questions.
 Made = Callable[[Path, Sequence[str], Sequence[str], Sequence[Question]], None]
 
 
@@ -60,8 +60,8 @@ def record_all(
         rag: a loop whose model, retriever, prompt and limits are used.
         runs: of every method; questions without gold answers are left out.
         out: folder for the recorded answers.
-        every: also of methods that did not retrieve, which they may for other questions.
-        made: asked first for what is to be recorded.
+        every: include methods that did not retrieve, which they may for other questions.
+        made: writes answers recorded earlier, if there are any.
     """
     fired = [run for run in runs if run.method.adaptive and (every or run.cost("retrievals").any())]
     if not rag.max_retrievals or not fired or not len(fired[0].scored):
@@ -94,7 +94,7 @@ def record_all(
 
 
 def _same_search(one: Method, other: Method) -> bool:
-    """Whether two methods ask for the same in the same place."""
+    """Whether two methods have the same query and retriever."""
     return one.query == other.query and one.retriever is other.retriever
 
 
@@ -103,7 +103,7 @@ def judges_whole_answers(run: MethodRun, *, untried: bool = False) -> bool:
 
     Args:
         run: of the method.
-        untried: what says so of one that did not fire at all.
+        untried: the result for a method that did not fire at all.
     """
     trigger = run.method.trigger
     if run.method.untested or trigger.before or any(map(trigger.look_ahead, run.questions)):
@@ -120,7 +120,7 @@ def at_random(
     Random retrieval judges whole answers, and a query that was made for the middle of one, such
     as the last sentence, is poor there. So methods that fire within an answer, or before it, are
     under ``common`` also set against random retrieval with the query of those that judge whole ones.
-    Those differences that are told of each method are one family for Holm's correction.
+    The reported differences of each figure are one family for Holm's correction.
     """
 
     def against(entry: QueryTrajectory, run: Outcomes) -> dict[str, Any]:
@@ -159,14 +159,14 @@ _CLOSE = 0.05
 
 @dataclass(frozen=True)
 class Setting:
-    """What of a method is set differently from run to run.
+    """Option of a method that varies from run to run.
 
     Attributes:
         option: ``threshold`` of the trigger's score, above which it fires; ``n``, tokens from one
             retrieval to the next, and with it those that a query of as many last tokens has; or,
             for rules that have neither, ``max_retrievals`` per question.
-        own: what the method was run at, or of ``max_retrievals`` what it took at most.
-        idle: where nothing is retrieved; None where there is no such setting.
+        own: its value in the method's own run, or for ``max_retrievals`` the most that it took.
+        idle: a value at which nothing is retrieved; None where there is none.
         ends: settings to begin with.
     """
 
@@ -177,7 +177,7 @@ class Setting:
 
     @classmethod
     def of(cls, run: MethodRun, max_new_tokens: int) -> Setting:
-        """That of a method as it ran."""
+        """The setting of a method as it ran."""
         trigger, scores = run.method.trigger, _scores(run)
         if trigger.sweep_option == "n":
             n = trigger.options["n"]
@@ -190,7 +190,7 @@ class Setting:
         return cls("threshold", own, max(own, float(scores.max())), (min(0.0, float(scores.min())),))
 
     def between(self, low: float, high: float, scores: np.ndarray) -> float | None:
-        """A value between two that may be told apart from both, by all scores seen so far; or None."""
+        """A value between two that differs from both by the scores seen so far; or None."""
         if self.option != "threshold":
             middle = (low + high) // 2
             return middle if low < middle < high else None

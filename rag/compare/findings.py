@@ -1,18 +1,17 @@
-"""What a comparison found: results.json, the data of the page, and a table on the terminal."""
+"""Findings of a comparison: results.json, data of the report, and a table on the terminal."""
 
 from __future__ import annotations
 
+import logging
 import math
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from omegaconf import DictConfig
 
-from probers.commands.parts import build
 from probers.commands.runs import RunFolder
 from probers.evaluation.metrics import auroc
 from probers.files import canonical_json, write_text
@@ -21,7 +20,6 @@ from probers.types import Passage, Round
 
 from ..protocol import name_of
 from ..report import LEVEL, write_report
-from . import probers
 from .curves import QueryTrajectory, at_random, replays
 from .methods import MethodRun
 from .outcomes import Comparison, Outcomes, table_lines
@@ -30,19 +28,26 @@ from .trajectories import thinned
 if TYPE_CHECKING:
     from probers.bank.bank import ProbeBank
 
+    from ..settings import Compare
+
+log = logging.getLogger(__name__)
+
+#: Figures of a prober on the test texts of its training.
+_FIGURES = ("accuracy", "accuracy_ci", "auroc", "auroc_ci")
+
 
 @dataclass(frozen=True)
 class Findings:
-    """Everything that was run.
+    """Runs of a comparison and everything the report needs beside them.
 
     Attributes:
         runs: every method asked for, by name, in this order.
         reference: the closed-book run.
-        recorded: answers that thresholds and random retrieval are read from.
+        recorded: answers from which thresholds and random retrieval are replayed.
         reruns: curves of methods that were run at other settings as well.
         corpus: where the passages come from.
         banks: the probers of the methods, by folder or hub id.
-        notes: what a reader has to know about how it was run.
+        notes: remarks on how it was run.
     """
 
     runs: Mapping[str, MethodRun]
@@ -54,38 +59,43 @@ class Findings:
     notes: Sequence[str]
 
 
-def write(folder: RunFolder, cfg: DictConfig, found: Findings, *, tuned: bool) -> None:
-    """Write the files, print the table, and say what to do next.
+def write(folder: RunFolder, settings: Compare, found: Findings, *, tuned: bool) -> None:
+    """Write the files and report the table and the next step.
 
     Args:
         folder: of the comparison.
-        cfg: its configuration.
+        settings: of the comparison.
         found: what was run.
         tuned: thresholds were chosen on questions of another split.
     """
     comparison = Comparison(
-        found.reference.questions, found.reference, wrong=cfg.wrong, resamples=cfg.resamples, seed=cfg.seed
+        found.reference.questions,
+        found.reference,
+        wrong=settings.wrong,
+        resamples=settings.resamples,
+        seed=settings.seed,
     )
     results = _results(folder.config, found, comparison)
-    data = _page(cfg, results, found, comparison)
+    data = _page(settings, results, found, comparison)
     data["threshold_rule"] = (
         "best balanced accuracy on questions of another split" if tuned else "as configured"
     )
     out = folder.path
     write_text(out / "results.json", canonical_json(results))
-    write_text(out / "outcomes.jsonl", sealed_lines(outcomes(found.runs, cfg.wrong)))
+    write_text(out / "outcomes.jsonl", sealed_lines(outcomes(found.runs, settings.wrong)))
     write_text(out / "report_data.json", canonical_json(data))
     write_report(results, data, out / "report.html")
     folder.finish({"n": results["n"], "methods": list(results["methods"])})
-    print(*table_lines(results["methods"], results["random_at_budget"], comparison.headline), sep="\n")
+    table = table_lines(results["methods"], results["random_at_budget"], comparison.headline)
+    log.info("%s", "\n".join(table))
     for flag in dict.fromkeys(data["flags"].values()):
         names = [name for name, its in data["flags"].items() if its == flag]
         them = "it" if len(names) == 1 else "them"
-        print(f"note: {', '.join(names)} {flag} on these questions, so they do not test {them}")
+        log.info("note: %s %s on these questions, so they do not test %s", ", ".join(names), flag, them)
     for note in data["notes"]:
-        print(f"note: {note}")
-    print(f"wrote {out / 'results.json'}, {out / 'report.html'} and the traces in {out / 'traces'}")
-    print(f"next: open {out / 'report.html'}")
+        log.info("note: %s", note)
+    log.info("wrote %s/results.json, %s/report.html and the traces in %s/traces", out, out, out)
+    log.info("next: open %s/report.html", out)
 
 
 def _results(config: Mapping[str, Any], found: Findings, comparison: Comparison) -> dict[str, Any]:
@@ -104,9 +114,28 @@ def _results(config: Mapping[str, Any], found: Findings, comparison: Comparison)
         "pairs": comparison.pairs(runs),
         "random_at_budget": at_random(found.recorded, runs, comparison),
         "queries": {name: name_of(run.method.query) for name, run in runs.items()},
-        "probers": probers.figures(runs.values(), found.banks),
+        "probers": prober_figures(runs.values(), found.banks),
         "options": {name: run.method.trigger.record for name, run in runs.items()},
     }
+
+
+def prober_figures(runs: Iterable[MethodRun], banks: Mapping[str, ProbeBank]) -> dict[str, dict[str, Any]]:
+    """Prober, training data, layers and test figures of each method that has a prober."""
+    found = {}
+    for run in runs:
+        options = run.method.trigger.options
+        path = next((path for path, bank in banks.items() if bank is options.get("bank")), None)
+        if path is None:
+            continue
+        bank = banks[path]
+        training = bank.metrics.get("splits", {}).get("train", {})
+        measured = bank.metrics.get("with_entropy" if options.get("with_entropy") else "ensemble") or {}
+        found[run.name] = {
+            "prober": path, "site": bank.spec.site, "layers": list(bank.layers),
+            "texts": training.get("n"), "groups": training.get("groups"),
+            **{name: measured.get(name) for name in _FIGURES},
+        }  # fmt: skip
+    return found
 
 
 def outcomes(runs: Mapping[str, Outcomes], rule: str) -> Iterator[dict[str, Any]]:
@@ -125,12 +154,12 @@ def outcomes(runs: Mapping[str, Outcomes], rule: str) -> Iterator[dict[str, Any]
 
 
 def _page(
-    cfg: DictConfig, results: Mapping[str, Any], found: Findings, comparison: Comparison
+    settings: Compare, results: Mapping[str, Any], found: Findings, comparison: Comparison
 ) -> dict[str, Any]:
-    """What the page shows beside results.json: how it was run, curves and examples.
+    """Data of the report beside results.json: how it was run, curves and examples.
 
     Args:
-        cfg: configuration of the comparison.
+        settings: of the comparison.
         results: the contents of results.json.
         found: what was run.
         comparison: of what was found.
@@ -139,13 +168,13 @@ def _page(
     shown = list(dict.fromkeys((headline, "acc")))
     data = {
         "title": "Which trigger knows when to retrieve?",
-        "command": _command(cfg),
-        "model": cfg.model.name,
-        "corpus": cfg.corpus,
+        "command": _command(settings),
+        "model": settings.model.name,
+        "corpus": settings.corpus,
         "n": results["n"],
         "flags": _flags(runs),
-        "notes": _notes(cfg, found, wrong),
-        "examples": examples(runs, found.corpus, count=cfg.examples, seed=cfg.seed, by=headline),
+        "notes": _notes(settings, found, wrong),
+        "examples": examples(runs, found.corpus, count=settings.examples, seed=settings.seed, by=headline),
         "replay": replays(found.recorded),
         "reruns": found.reruns,
         "knowledge_em": {name: kinds for name, run in runs.items() if (kinds := by_knowledge(run, headline))},
@@ -163,18 +192,24 @@ def _page(
     return data
 
 
-def _command(cfg: DictConfig) -> str:
-    """What was asked of whom, as it is typed."""
-    named = [("model.name", cfg.model.name), ("corpus", cfg.corpus)]
+def _command(settings: Compare) -> str:
+    """The command as typed, with questions, model and corpus."""
+    named = [("model.name", settings.model.name), ("corpus", settings.corpus)]
     others = [f"{key}={value}" for key, value in named if value != "testbed"]
-    limit = "null" if cfg.limit is None else cfg.limit
+    limit = "null" if settings.limit is None else settings.limit
     return " ".join(
-        ["probers-compare", build(cfg.questions).typed, *others, f"limit={limit}", f"seed={cfg.seed}"]
+        [
+            "probers-compare",
+            settings.questions.make().typed,
+            *others,
+            f"limit={limit}",
+            f"seed={settings.seed}",
+        ]
     )
 
 
 def _flags(runs: Mapping[str, MethodRun]) -> dict[str, str]:
-    """Triggers that never or always fired: these questions did not test them."""
+    """Triggers that never or always fired, so that these questions do not test them."""
     found = {}
     for name, run in runs.items():
         retrieved = run.cost("retrievals") > 0
@@ -183,7 +218,7 @@ def _flags(runs: Mapping[str, MethodRun]) -> dict[str, str]:
     return found
 
 
-def _notes(cfg: DictConfig, found: Findings, wrong: np.ndarray | None) -> list[str]:
+def _notes(settings: Compare, found: Findings, wrong: np.ndarray | None) -> list[str]:
     notes, questions = list(found.notes), found.reference.questions
     filters = {name: run.method.filter for name, run in found.runs.items() if run.method.filter}
     for kind in dict.fromkeys(filters.values()):
@@ -197,13 +232,13 @@ def _notes(cfg: DictConfig, found: Findings, wrong: np.ndarray | None) -> list[s
         )
     if len(found.banks) > 1:
         notes.append(f"Figures of layers and controls are those of {next(iter(found.banks))}.")
-    if cfg.wrong != "em":
-        notes.append(f"Answers are wrong by {cfg.wrong} here: for thresholds, AUROC and consistency.")
+    if settings.wrong != "em":
+        notes.append(f"Answers are wrong by {settings.wrong} here: for thresholds, AUROC and consistency.")
     pairs = len(found.runs) * (len(found.runs) - 1) // 2
-    if pairs > LEVEL * (1 + cfg.resamples):
+    if pairs > LEVEL * (1 + settings.resamples):
         notes.append(
-            f"resamples={cfg.resamples} are too few to settle any of {pairs} pairs when all are looked at: "
-            f"give {math.ceil(pairs / LEVEL)} or more."
+            f"resamples={settings.resamples} are too few to settle any of {pairs} pairs when all are "
+            f"considered: give {math.ceil(pairs / LEVEL)} or more."
         )
     missing = sum(not q.answers for q in questions)
     if missing:
@@ -219,7 +254,7 @@ def _notes(cfg: DictConfig, found: Findings, wrong: np.ndarray | None) -> list[s
 
 
 def roc(wrong: np.ndarray, scores: np.ndarray) -> dict[str, Any]:
-    """The ROC curve of scores for "wrong" as ``{"fpr", "tpr", "auroc"}``, thinned to what is seen."""
+    """The ROC curve of scores for "wrong" as ``{"fpr", "tpr", "auroc"}``, thinned for display."""
     levels = np.unique(scores)[::-1]
     fpr = [0.0, *(float((scores[wrong == 0] >= t).mean()) for t in levels)]
     tpr = [0.0, *(float((scores[wrong == 1] >= t).mean()) for t in levels)]
@@ -232,7 +267,7 @@ def roc(wrong: np.ndarray, scores: np.ndarray) -> dict[str, Any]:
 
 
 def by_knowledge(run: Outcomes, figure: str = "em") -> dict[str, dict[str, Any]]:
-    """A figure by what the model was taught, ``{kind: {"em", "n"}}``; empty where that is not known."""
+    """A figure by kind of knowledge, ``{kind: {"em", "n"}}``; empty where kinds are unknown."""
     kinds = [str(run.questions[i].truth.get("kind", "")) for i in run.scored]
     order = ("known", "stale", "misbelieved", "unknown")
     found: dict[str, dict[str, Any]] = {}

@@ -1,27 +1,31 @@
-"""The methods of a comparison: a name, a trigger and a query, built from the configuration."""
+"""Methods of a comparison: a name, a trigger and a query, built from the configuration."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
-from typing import Any, Literal
-
-from omegaconf import DictConfig, OmegaConf, open_dict
+from typing import TYPE_CHECKING, Any, Literal
 
 from probers.commands.artifacts import newest_classifier, newest_prober
-from probers.commands.parts import build, plain
+from probers.commands.components import Component
 from probers.equivalence import EntityMatcher
 from probers.types import Passage, Retriever, UserError
 
 from ..build import for_engine, for_other, named_part, unserved, with_bank
 from ..loop import RAG
-from ..protocol import QueryFormulator, Trigger, as_trigger, filter_of
+from ..protocol import QueryFormulator, Trigger, as_trigger, filter_of, name_of
 from ..triggers.rules import Random
 from .outcomes import Outcomes
 
-#: Parts that some methods need, by key, with how to make one.
+if TYPE_CHECKING:
+    from ..settings import Compare
+
+log = logging.getLogger(__name__)
+
+#: Trained parts that some methods need, by key, with the commands that make them.
 TRAINED = {
     "token_prober": "make a prober of single tokens with 'probers-datagen --source wiki pool=tokens' and "
     "'probers-train head=radio'",
@@ -46,8 +50,8 @@ class Method:
             has one, or brings one and ``tune`` says otherwise, and none was given (also not in
             a paper's form, theta).
         matched: its budget is to be matched to another method's.
-        searches: its own retriever's configuration; None where it asks the one of all.
-        retriever: made of that by :func:`with_retrievers`.
+        searches: its own retriever, not yet made; None where it asks the common one.
+        retriever: made from it by :func:`with_retrievers`.
     """
 
     name: str
@@ -55,7 +59,7 @@ class Method:
     query: QueryFormulator
     tunable: bool = False
     matched: bool = False
-    searches: DictConfig | None = None
+    searches: Component | None = None
     retriever: Retriever | None = None
 
     @property
@@ -69,12 +73,12 @@ class Method:
 
     @property
     def filter(self) -> str | None:
-        """What decides about content words for it; None where it does not ask."""
+        """Name of its content-word filter; None where it uses none."""
         return filter_of(self.trigger, self.query)
 
     @property
     def untested(self) -> bool:
-        """Whether it decides without looking, or by the truth, so that there is nothing to test."""
+        """Whether it decides by rule, chance or the gold answer, so that there is nothing to test."""
         return self.trigger.decides_by in ("rule", "chance") or self.trigger.judges_answer
 
     @property
@@ -88,7 +92,7 @@ class Method:
         return replace(self, trigger=replace(self.trigger, **options))  # type: ignore[type-var]
 
     def judged_by(self, matcher: EntityMatcher | None) -> Method:
-        """The same method; a trigger that judges answers by their meaning does so by this matcher."""
+        """The same method with this matcher, if its trigger judges answers by meaning."""
         asks = self.trigger.options.get("matcher", self) is None
         return self.with_options(matcher=matcher) if asks and matcher is not None else self
 
@@ -100,7 +104,7 @@ class Method:
 
 @dataclass(frozen=True)
 class MethodRun(Outcomes):
-    """How a method did, and the method as it ran."""
+    """Outcomes of a method, with the method as it ran."""
 
     method: Method = field(kw_only=True)
 
@@ -110,12 +114,12 @@ class MethodRun(Outcomes):
 
 
 def build_methods(
-    cfg: DictConfig, bank: Callable[[], Any], probers: Mapping[str, Callable[[], Any]] | None = None
+    settings: Compare, bank: Callable[[], Any], probers: Mapping[str, Callable[[], Any]] | None = None
 ) -> list[Method]:
-    """The methods named by ``cfg.triggers``, in this order.
+    """Build the methods named by ``settings.triggers``, in this order.
 
     Args:
-        cfg: configuration of ``probers-compare``. Where it names ``queries``, the methods ask
+        settings: of ``probers-compare``. Where it names ``queries``, the methods ask
             with these: with one of them all alike, and with several each becomes as many. Those that
             ask nothing, or the question before anything is generated and nothing later, stay.
         bank: gives the prober; asked only if a method needs it.
@@ -124,30 +128,37 @@ def build_methods(
     Raises:
         UserError: an unknown method, trigger, query or option; lists the choices.
     """
-    names = [str(n) for n in cfg.triggers]
+    names, entries = settings.triggers, settings.methods
     if not names:
-        raise UserError("triggers=[] compares nothing: name at least one of " + ", ".join(cfg.methods))
+        raise UserError("triggers=[] compares nothing: name at least one of " + ", ".join(entries), "empty")
     for name in names:
-        if name not in cfg.methods:
-            raise UserError(f"unknown method {name!r} in triggers: choose from {', '.join(cfg.methods)}")
+        if name not in entries:
+            raise UserError(
+                f"unknown method {name!r} in triggers: choose from {', '.join(entries)}", "unknown-choice"
+            )
         if names.count(name) > 1:
-            raise UserError(f"triggers names {name} twice: once is enough")
+            raise UserError(f"triggers names {name} twice: once is enough", "conflict")
     banks = probers or {"": bank}
     methods = [
         method
         for name in names
-        for method in _build(name, cfg.methods[name], banks, other=cfg.allow_other, engine=cfg.engine)
+        for method in _build(name, entries[name], banks, other=settings.allow_other, engine=settings.engine)
     ]
     built = [method.name for method in methods]
     if probers and built == names:
-        raise UserError(f"probers are given, and none of triggers=[{','.join(names)}] reads one: add probing")
+        raise UserError(
+            f"probers are given, but none of triggers=[{','.join(names)}] reads one: add probing", "conflict"
+        )
     if twice := [name for name in built if built.count(name) > 1]:
-        raise UserError(f"two methods would be called {twice[0]}: rename one, or the folder of its prober")
-    if cfg.queries is None:
+        raise UserError(
+            f"two methods would be called {twice[0]}: rename one, or the folder of its prober", "conflict"
+        )
+    if settings.queries is None:
         return methods
-    queries = {str(name): build(named_part("query", str(name), {})) for name in cfg.queries}
+    made = [(name, named_part("query", name, {}).make()) for name in settings.queries]
+    queries = {name if isinstance(name, str) else name_of(query): query for name, query in made}
     if not queries:
-        raise UserError("queries=[] asks nothing: name at least one, or null for the methods' own")
+        raise UserError("queries=[] asks nothing: name at least one, or null for the methods' own", "empty")
     found = []
     for method in methods:
         if not method.trigger.after:
@@ -160,30 +171,34 @@ def build_methods(
 
 
 def _build(
-    name: str, node: DictConfig, banks: Mapping[str, Callable[[], Any]], *, other: bool, engine: str
+    name: str, entry: Mapping[str, Any], banks: Mapping[str, Callable[[], Any]], *, other: bool, engine: str
 ) -> list[Method]:
     """A method, or one with each of the probers if it reads one and they have names (``""`` is none)."""
-    entry = OmegaConf.to_container(node, resolve=True)
-    if not isinstance(entry, Mapping) or not {"trigger", "query"} <= set(entry) <= set(_KEYS):
-        raise UserError(f"methods.{name} must have trigger and query, and may have {', '.join(_KEYS[2:])}")
+    if not {"trigger", "query"} <= set(entry) <= set(_KEYS):
+        raise UserError(
+            f"methods.{name} must have trigger and query, and may have {', '.join(_KEYS[2:])}", "unknown-key"
+        )
     searches = entry.get("retriever")
     if searches is not None:
         searches = named_part("retriever", searches, entry.get("retriever_options") or {})
     elif entry.get("retriever_options"):
-        raise UserError(f"methods.{name} has retriever_options and no retriever: name the one they are for")
+        raise UserError(
+            f"methods.{name} has retriever_options but no retriever: name the one they are for",
+            "missing-value",
+        )
     options = entry.get("trigger_options") or {}
     asked = for_engine(engine, named_part("trigger", entry["trigger"], options))
-    query = build(named_part("query", entry["query"], entry.get("query_options") or {}))
+    query = named_part("query", entry["query"], entry.get("query_options") or {}).make()
     named = for_other(asked.get("bank")) if other else {}
     given = {prober: with_bank(asked, bank) for prober, bank in banks.items()}
     found = []
     for prober, parts in given.items() if any(given.values()) else [("", {})]:
         try:
-            trigger = as_trigger(build(asked, **(parts | named)))
+            trigger = as_trigger(asked.make(**(parts | named)))
         except UserError as error:
             if not prober:
                 raise
-            raise UserError(f"probers, {prober}: {error}") from error
+            raise UserError(f"probers, {prober}: {error}", error.code) from error
         tunable = trigger.options.get("threshold") is not None or bool(entry.get("tune"))
         method = Method(
             f"{name}_{prober}" if prober else name,
@@ -203,21 +218,21 @@ def with_retrievers(methods: Sequence[Method], corpus: Sequence[Passage]) -> lis
     Raises:
         UserError: one that cannot be made.
     """
-    made: list[tuple[DictConfig, Retriever]] = []
+    made: list[tuple[Component, Retriever]] = []
     found = []
     for method in methods:
         if method.searches is not None:
-            known = next((retriever for node, retriever in made if node == method.searches), None)
+            known = next((retriever for asked, retriever in made if asked == method.searches), None)
             if known is None:
-                known = build(method.searches, corpus)
+                known = method.searches.make(corpus)
                 made.append((method.searches, known))
             method = replace(method, retriever=known)
         found.append(method)
     return found
 
 
-def vary(cfg: DictConfig) -> None:
-    """Put in place of every method that ``cfg.vary`` names one for each of the values it gives.
+def vary(settings: Compare) -> Compare:
+    """Replace every method in ``settings.vary`` by one method for each of its values.
 
     ``vary={dragin: {threshold: [0.6, 0.9]}}`` makes the methods ``dragin_threshold=0.6`` and
     ``dragin_threshold=0.9``; ``query.top_n`` is an option of the query. Of several options every
@@ -226,16 +241,20 @@ def vary(cfg: DictConfig) -> None:
     Raises:
         UserError: a method that is not there, an option without values, or two of the same name.
     """
-    asked = [str(name) for name in cfg.triggers]
-    given: dict[str, dict[str, list[Any]]] = plain(cfg.vary) if cfg.vary is not None else {}
+    asked, given = settings.triggers, settings.vary or {}
     for name, options in given.items():
-        if name not in cfg.methods:
-            raise UserError(f"unknown method {name!r} in vary: choose from {', '.join(asked)}")
-        if name not in asked and not cfg.methods[name].get("if_given"):
-            raise UserError(f"vary names {name}, which is not compared: add it to triggers, or leave it out")
+        if name not in settings.methods:
+            raise UserError(
+                f"unknown method {name!r} in vary: choose from {', '.join(asked)}", "unknown-choice"
+            )
+        if name not in asked and not settings.methods[name].get("if_given"):
+            raise UserError(
+                f"vary names {name}, which is not compared: add it to triggers, or leave it out", "conflict"
+            )
         if empty := next((option for option, values in options.items() if not values), None):
-            raise UserError(f"vary.{name}.{empty}=[] has no value: name at least one")
+            raise UserError(f"vary.{name}.{empty}=[] has no value: name at least one", "empty")
     names: list[str] = []
+    varied: dict[str, tuple[str, dict[str, dict[str, Any]]]] = {}
     for name in asked:
         options = given.get(name) or {}
         for values in product(*options.values()):
@@ -247,89 +266,100 @@ def vary(cfg: DictConfig) -> None:
             told = ",".join(f"{option}={_told(value)}" for option, value in chosen.items())
             names.append(f"{name}_{told}" if told else name)
             if told:
-                with open_dict(cfg.methods):
-                    cfg.methods[names[-1]] = OmegaConf.merge(cfg.methods[name], own)
-    cfg.triggers = names
+                varied[names[-1]] = name, own
+    record = settings.record
+    record["methods"] = _with(record["methods"], varied)
+    return replace(settings, triggers=names, methods=_with(settings.methods, varied), _record=record)
+
+
+def _with(
+    methods: Mapping[str, Mapping[str, Any]], varied: Mapping[str, tuple[str, dict[str, dict[str, Any]]]]
+) -> dict[str, Mapping[str, Any]]:
+    """The methods, and varied ones: each another method with some options of its own."""
+    return dict(methods) | {
+        new: {**methods[base], **{part: {**(methods[base].get(part) or {}), **own[part]} for part in own}}
+        for new, (base, own) in varied.items()
+    }
 
 
 def _told(value: Any) -> str:
-    """A value in the name of a method and its files: of a path the last part, of a list its parts."""
+    """Short form of a value for the name of a method and its files."""
     if isinstance(value, list):
         return "+".join(map(_told, value))
     return Path(value).name if isinstance(value, str) else str(value)
 
 
-def complete(cfg: DictConfig) -> list[str]:
-    """Fill in what of :data:`TRAINED` is there, and leave out the methods whose part is not; says which.
+def complete(settings: Compare) -> tuple[Compare, list[str]]:
+    """Fill in the available parts of :data:`TRAINED`, and leave out the methods without theirs.
 
-    Those that read what ``cfg.engine`` does not hand out are left out first.
+    Methods that read signals which ``settings.engine`` does not hand out are left out first.
+
+    Returns:
+        The settings, and notes on the methods left out.
 
     Raises:
         UserError: no method is left.
     """
-    beyond = _beyond_engine(cfg)
-    names = [str(n) for n in cfg.triggers]
-    keys = {name: cfg.methods[name].get("if_given") for name in names if name in cfg.methods}
-    if cfg.token_prober is None and "token_prober" in keys.values():
-        cfg.token_prober = _prober_of(cfg, "tokens")
-    if cfg.entity_prober is None and "entity_prober" in keys.values():
-        cfg.entity_prober = _prober_of(cfg, "entities")
-    if cfg.classifier is None and "classifier" in keys.values():
-        found = newest_classifier(model=cfg.model.name)
-        cfg.classifier = None if found is None else str(found)
-    missing = {name: str(key) for name, key in keys.items() if key and cfg[key] is None}
-    notes = beyond
+    names, notes = _of_engine(settings)
+    keys = {name: settings.methods[name].get("if_given") for name in names if name in settings.methods}
+    found = {key: getattr(settings, key) for key in TRAINED}
+    if found["token_prober"] is None and "token_prober" in keys.values():
+        found["token_prober"] = _prober_of(settings, "tokens")
+    if found["entity_prober"] is None and "entity_prober" in keys.values():
+        found["entity_prober"] = _prober_of(settings, "entities")
+    if found["classifier"] is None and "classifier" in keys.values():
+        newest = newest_classifier(model=settings.model.name)
+        found["classifier"] = None if newest is None else str(newest)
+    missing = {name: str(key) for name, key in keys.items() if key and found[key] is None}
     for key in dict.fromkeys(missing.values()):
         lacking = [name for name in missing if missing[name] == key]
         are = f"{' and '.join(lacking)} {'is' if len(lacking) == 1 else 'are'} left out"
         notes.append(f"{are}: {TRAINED[key]}, or pass {key}=PATH.")
     if missing and len(missing) == len(names):
-        raise UserError(" ".join(notes).rstrip("."))
-    cfg.triggers = [name for name in names if name not in missing]
-    for key in TRAINED:
-        if cfg[key] is not None:
-            print(f"{key}: {cfg[key]}")
-    return notes
+        raise UserError(" ".join(notes).rstrip("."), "no-artifact")
+    for key, part in found.items():
+        if part is not None:
+            log.info("%s: %s", key, part)
+    return replace(settings, triggers=[name for name in names if name not in missing], **found), notes
 
 
-def _beyond_engine(cfg: DictConfig) -> list[str]:
-    """Leave out the methods that cannot be had from the engine; says why of each."""
+def _of_engine(settings: Compare) -> tuple[list[str], list[str]]:
+    """The methods that the engine supports, and a note on each of the others."""
     left, notes = [], []
-    for name in map(str, cfg.triggers):
-        entry = cfg.methods.get(name)
+    for name in settings.triggers:
+        entry = settings.methods.get(name)
         why = None
-        if entry is not None and {"trigger", "query"} <= set(entry):  # what is wrong with it is said later
+        if entry is not None and {"trigger", "query"} <= set(entry):  # other mistakes are reported later
             parts = [
                 named_part(part, entry[part], entry.get(f"{part}_options") or {})
                 for part in ("trigger", "query")
             ]
-            why = unserved(cfg.engine, *parts)
+            why = unserved(settings.engine, *parts)
         if why is None:
             left.append(name)
         else:
             notes.append(f"{name} is left out: {why}.")
-            print(notes[-1])
+            log.info("%s", notes[-1])
     if notes and not left:
-        raise UserError(" ".join(notes).rstrip("."))
-    cfg.triggers = left
-    return notes
+        raise UserError(" ".join(notes).rstrip("."), "unsupported")
+    return left, notes
 
 
-def parts_of(cfg: DictConfig) -> list[str]:
+def parts_of(settings: Compare) -> list[str]:
     """Folders or hub ids of the trained parts that the methods name, or :func:`complete` has found."""
-    named = [cfg[key] for key in TRAINED]
-    for name in cfg.triggers:
-        options = (cfg.methods.get(name) or {}).get("trigger_options") or {}
+    named = [getattr(settings, key) for key in TRAINED]
+    for name in settings.triggers:
+        options = (settings.methods.get(name) or {}).get("trigger_options") or {}
         named += [options.get(key) for key in ("bank", "classifier")]
     return [part for part in named if isinstance(part, str)]
 
 
-def _prober_of(cfg: DictConfig, kind: Literal["tokens", "entities"]) -> str | None:
-    """The prober of tokens or of entities: ``cfg.prober`` if it is one, else the newest of this model."""
+def _prober_of(settings: Compare, kind: Literal["tokens", "entities"]) -> str | None:
+    """The prober of tokens or entities: ``prober`` if it is one, else the newest of this model."""
     from probers.bank.bank import ProbeBank
 
     pool = "tokens" if kind == "tokens" else "predicting"
-    if cfg.prober is not None and ProbeBank.from_pretrained(str(cfg.prober)).spec.pool == pool:
-        return str(cfg.prober)
-    found = newest_prober(kind, model=cfg.model.name)
+    if settings.prober is not None and ProbeBank.from_pretrained(str(settings.prober)).spec.pool == pool:
+        return str(settings.prober)
+    found = newest_prober(kind, model=settings.model.name)
     return None if found is None else str(found)

@@ -1,4 +1,4 @@
-"""The figures of methods on common questions, in the form of results.json."""
+"""Figures of methods on common questions, in the form of results.json."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ _TRIGGER = ("auroc", "auprc", "base_rate", "ece", "prr", "recall_at_fpr")
 
 @dataclass(frozen=True)
 class Outcomes:
-    """How one method did on the questions.
+    """Answers of one method to the questions, with their figures.
 
     Attributes:
-        calibration: of the trigger's scores (n,) to P(wrong); None when there is none.
+        calibration: maps the trigger's scores (n,) to P(wrong); None when there is none.
         matcher: judges the figure ``match``, whether answer and gold mean the same; None leaves it out.
     """
 
@@ -83,7 +83,7 @@ class Outcomes:
         return dict(zip(names, columns, strict=True))
 
     def right(self, rule: str) -> np.ndarray:
-        """Whether the answers to the questions with gold answers are right by a rule, 0 or 1.
+        """Judge the answers to the questions with gold answers by a rule, 1 for right and 0 for wrong.
 
         Args:
             rule: of :func:`probers.evaluation.answers.right_by`.
@@ -92,7 +92,7 @@ class Outcomes:
             UserError: no such rule.
         """
         if (right := right_by(rule, self.matcher)) is None:
-            raise UserError(f"wrong={rule} is no figure to judge answers by: choose {RULES}")
+            raise UserError(f"wrong={rule} is unknown: choose {RULES}", "unknown-choice")
         pairs = [(self.answers[i], self.questions[i].answers) for i in self.scored]
         return np.array([right(answer.text, answer.answer, gold) for answer, gold in pairs], dtype=float)
 
@@ -102,12 +102,12 @@ class Outcomes:
 
     @cached_property
     def mean_retrievals(self) -> float:
-        """Of the questions with gold answers."""
+        """Mean over the questions with gold answers."""
         return float(self.cost("retrievals")[self.scored].mean())
 
     @cached_property
     def decisions(self) -> Sequence[Sequence[Decision]]:
-        """Those on each question, one after the other."""
+        """Decisions on each question, in order."""
         return [[r.decision for r in a.rounds if r.decision is not None] for a in self.answers]
 
     @cached_property
@@ -128,8 +128,8 @@ class Comparison:
     Args:
         questions: the common questions.
         reference: the closed-book run, whose wrong answers the triggers should find;
-            None leaves out what depends on it.
-        wrong: by which figure an answer counts as wrong, for triggers and consistency
+            None leaves out the figures that depend on it.
+        wrong: rule by which an answer counts as wrong, for triggers and consistency
             (:func:`probers.evaluation.answers.right_by`).
         resamples: of the bootstrap, by groups of questions.
         seed: of the bootstrap.
@@ -158,7 +158,7 @@ class Comparison:
 
     @property
     def wrong(self) -> np.ndarray | None:
-        """Whether each scored question's closed-book answer is wrong, 0 or 1."""
+        """1 for each scored question whose closed-book answer is wrong, else 0."""
         return None if self.right is None else 1.0 - self.right
 
     @property
@@ -167,7 +167,7 @@ class Comparison:
         return _HEADLINES.get(self.rule, "em")
 
     def figures(self, run: Outcomes) -> dict[str, Any]:
-        """One method's entry in results.json; what does not apply is null."""
+        """One method's entry in results.json; figures that do not apply are null."""
         found = {name: self._all.interval(run.cost(name)) for name in COSTS}
         if self._scored is not None:
             found |= {name: self._scored.interval(values) for name, values in run.table.items()}
@@ -189,7 +189,7 @@ class Comparison:
         return entry
 
     def _trigger(self, run: Outcomes, bootstrap: Bootstrap) -> dict[str, Interval]:
-        """How well the scores tell wrong closed-book answers from right ones."""
+        """Figures of the scores as detectors of wrong closed-book answers."""
         assert self.wrong is not None
         found = {"trigger.base_rate": bootstrap.interval(self.wrong)}
         if run.scores is not None:
@@ -202,7 +202,7 @@ class Comparison:
     def pairs(self, runs: Mapping[str, Outcomes]) -> dict[str, dict[str, Any]]:
         """Each method minus each earlier one with paired intervals and p-values, for results.json.
 
-        Of each figure the pairs are one family for Holm's correction.
+        The pairs of each figure are one family for Holm's correction.
         """
         names = list(runs)
         samples = {name: self._samples(run) for name, run in runs.items()}
@@ -263,7 +263,7 @@ def _tested(difference: Sample) -> dict[str, Any]:
 
 
 def correct(family: Sequence[dict[str, Any]]) -> None:
-    """Add to each of some differences, told at once, its p-value by Holm's correction for all of them."""
+    """Add Holm's corrected p-values to a family of differences."""
     known = [entry for entry in family if entry["p"] is not None]
     for entry, p in zip(known, holm([entry["p"] for entry in known]), strict=True):
         entry["p_holm"] = p

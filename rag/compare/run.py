@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
-
-from omegaconf import DictConfig
+from typing import TYPE_CHECKING, Any
 
 from probers.checksums import inputs
 from probers.commands.artifacts import find_prober
 from probers.commands.merge import PartRuns, part_of
 from probers.commands.parts import (
-    build,
     load_matcher,
     load_model,
     load_passages,
     prompt_files,
     question_source,
-    record_of,
 )
 from probers.commands.runs import RunFolder
 from probers.data.questions import EmptySplitError, QuestionSet, QuestionSource, open_questions
@@ -28,65 +25,69 @@ from probers.equivalence import EntityMatcher
 from probers.evaluation.answers import RULES, Rule, right_by
 from probers.types import SPLITS, Needs, Question, UserError
 
-from ..answered_parts import own
-from ..build import loop_options, remote, served
-from ..contamination import Contamination
+from ..build import Contamination, check_one_model, loop_options, named, remote
+from ..parts import REPLAY, RecordedParts, check_weights, index, own, take_answers
 from ..triggers.rules import Never
 from .curves import record_all, rerun_all
 from .findings import Findings, write
-from .generation_cache import GenerationCache
-from .merged import REPLAY, RecordedParts, check_weights, index, take_answers
 from .methods import Method, MethodRun, build_methods, complete, parts_of, vary, with_retrievers
-from .probers import check_one_model, named
-from .shared_generations import SharedRAG, joined
-from .thresholds import Tuned, tune_once
+from .shared_generations import GenerationCache, SharedRAG, joined
+from .trajectories import Tuned, tune_once
+
+if TYPE_CHECKING:
+    from ..settings import Compare
+
+log = logging.getLogger(__name__)
 
 
-def run(cfg: DictConfig, parts: PartRuns | None = None) -> Path:
-    """Compare ``cfg.triggers`` on ``cfg.questions``; returns the folder of the report.
+def run(settings: Compare, parts: PartRuns | None = None) -> Path:
+    """Compare ``settings.triggers`` on ``settings.questions``; returns the folder of the report.
 
     Args:
-        cfg: the request.
-        parts: what these have answered is taken from them; what depends on all questions is done here.
+        settings: the request.
+        parts: finished parts of a split run, to be joined.
 
     Raises:
-        UserError: before any model runs, for whatever is wrong with the request.
+        UserError: the request is wrong; raised before any model runs.
     """
     from probers.bank.bank import ProbeBank
 
     banks: dict[str, ProbeBank] = {}
-    part = part_of(cfg)
-    asked = question_source(cfg)
-    matcher = load_matcher(cfg) if asked.mentions or cfg.wrong == "match" else None
-    right = right_by(cfg.wrong, matcher)
+    part = part_of(settings)
+    asked = question_source(settings)
+    matcher = load_matcher(settings) if asked.mentions or settings.wrong == "match" else None
+    right = right_by(settings.wrong, matcher)
     if right is None:
-        raise UserError(f"wrong={cfg.wrong} is no figure to judge answers by: choose {RULES}")
-    notes = complete(cfg) + ([] if matcher is None else [f"Of match: {matcher.told()}."])
-    vary(cfg)
-    probers = named(cfg.probers)
-    if probers and cfg.prober is not None:
-        raise UserError(f"prober={cfg.prober} and probers are given: name every prober in probers")
+        raise UserError(f"wrong={settings.wrong} is unknown: choose {RULES}", "unknown-choice")
+    given, left_out = complete(settings)
+    notes = left_out + ([] if matcher is None else [f"Of match: {matcher.told()}."])
+    settings = vary(given)
+    probers = named(settings.probers)
+    if probers and settings.prober is not None:
+        raise UserError(
+            f"prober={settings.prober} and probers are both given: name every prober in probers", "conflict"
+        )
 
     @cache
     def bank(path: str | None = None) -> ProbeBank:
-        path = path or find_prober(cfg)
-        banks[path] = ProbeBank.from_pretrained(path, allow_other=cfg.allow_other)
+        path = path or find_prober(settings)
+        banks[path] = ProbeBank.from_pretrained(path, allow_other=settings.allow_other)
         return banks[path]
 
-    built = build_methods(cfg, bank, {name: partial(bank, path) for name, path in probers.items()})
+    built = build_methods(settings, bank, {name: partial(bank, path) for name, path in probers.items()})
     methods = [method.judged_by(matcher) for method in built]
     check_one_model(banks)
-    read = list(dict.fromkeys([*banks, *parts_of(cfg)]))
-    contamination = Contamination.of(read, allowed=cfg.allow_overlap)
+    read = list(dict.fromkeys([*banks, *parts_of(settings)]))
+    contamination = Contamination.of(read, allowed=settings.allow_overlap)
     if any(method.trigger.served for method in methods):
-        contamination = contamination.beside(f"the prober of {cfg.engine}")
+        contamination = contamination.beside(f"the prober of {settings.engine}")
     deal_splits = bool(contamination.silent) or any(method.tunable for method in methods)
-    if cfg.split == "all":
+    if settings.split == "all":
         _refuse_thresholds(methods)
-    found, split, others = _open(cfg, asked, contamination, deal_splits)
+    found, split, others = _open(settings, asked, contamination, deal_splits)
     questions = found.questions
     for line in found.lines():
-        print(line)
+        log.info("%s", line)
     notes = [*contamination.notes(questions), *found.notes, *notes]
     if found.record["dealt"]:
         dealt = found.record["splits"]
@@ -94,32 +95,29 @@ def run(cfg: DictConfig, parts: PartRuns | None = None) -> Path:
         asks = "all are asked" if split == "all" else f"asked are {split} questions"
         why = "" if split == "all" else f", for thresholds are chosen on {others} questions"
         notes.append(f"The questions name no splits and were dealt ({told}){why}: {asks}.")
-        print(notes[-1])
+        log.info("%s", notes[-1])
     for method in methods:
         method.trigger.check_questions(questions)
-    corpus = load_passages(cfg)
-    files = inputs(*asked.files, cfg.corpus, *prompt_files(cfg), *read)
-    config = record_of(cfg) | {"inputs": files, "asked": found.record}
-    out = Path(cfg.out)
+    corpus = load_passages(settings)
+    files = inputs(*asked.files, settings.corpus, *prompt_files(settings), *read)
+    config = settings.record | {"inputs": files, "asked": found.record}
+    out = Path(settings.out)
     folder = RunFolder(out if part is None else part.folder(out), "compare", config)
     begun = folder.begin("comparison") if parts is None else parts.begin(folder, "comparison")
     if not begun:
         return folder.path
     if parts is not None:
         take_answers(parts, questions, folder.path)
-    print(
-        f"{len(questions)} questions, {asked.spec} (split {split}), corpus {cfg.corpus} with {len(corpus)} "
-        f"passages, model {cfg.model.name}",
-        flush=True,
-    )
-    # The disk keeps no scores of servers.
-    kept = None if served(cfg.engine) else folder.path / "generations"
+    log.info(
+        "%d questions, %s (split %s), corpus %s with %d passages, model %s",
+        len(questions), asked.spec, split, settings.corpus, len(corpus), settings.model.name,
+    )  # fmt: skip
     rag = SharedRAG(
-        remote(cfg, folder) or load_model(cfg, folder, engine=cfg.engine),
-        build(cfg.retriever, corpus),
+        remote(settings, folder) or load_model(settings, folder, engine=settings.engine),
+        settings.retriever.make(corpus),
         Never(),
-        **loop_options(cfg),
-        cache=GenerationCache(megabytes=cfg.memory, folder=kept),
+        **loop_options(settings),
+        cache=GenerationCache(megabytes=settings.memory),
     )
     methods = with_retrievers(methods, corpus)
     check_weights(parts, rag.lm)
@@ -132,8 +130,8 @@ def run(cfg: DictConfig, parts: PartRuns | None = None) -> Path:
 
     def others_asked() -> list[Question]:
         return open_questions(
-            asked, limit=cfg.validation, split=others, deal_splits=deal_splits,
-            unfit=contamination.not_tuned_on, **_reading(cfg),
+            asked, limit=settings.validation, split=others, deal_splits=deal_splits,
+            unfit=contamination.not_tuned_on, **_reading(settings),
         ).questions  # fmt: skip
 
     tuned = _tune(others_asked, rag, methods, folder.path, notes, split=others, right=right)
@@ -144,18 +142,17 @@ def run(cfg: DictConfig, parts: PartRuns | None = None) -> Path:
     rag = replace(rag, also=replace(recorded, attention=False, attention_layer=None))
     replay = folder.path / REPLAY
     if part is not None:
-        methods = [method for method in methods if not method.matched or cfg.match not in _names(methods)]
-        runs = _run_all(cfg, rag, methods, tuned, reference, folder.path, notes)
+        alone = settings.match not in _names(methods)
+        methods = [method for method in methods if alone or not method.matched]
+        runs = _run_all(settings, rag, methods, tuned, reference, folder.path, notes)
         index(record_all(rag, runs.values(), replay, every=True), replay)
-        rag.cache.remove()
-        return _end_part(folder, cfg, reference)
-    runs = _run_all(cfg, rag, methods, tuned, reference, folder.path, notes)
+        return _end_part(folder, settings, reference)
+    runs = _run_all(settings, rag, methods, tuned, reference, folder.path, notes)
     made = None if parts is None else RecordedParts(parts)
     trajectories = record_all(rag, runs.values(), replay, made=made)
-    reruns = rerun_all(rag, runs.values(), reference, trajectories, replay, points=cfg.sweep)
+    reruns = rerun_all(rag, runs.values(), reference, trajectories, replay, points=settings.sweep)
     findings = Findings(runs, reference, trajectories, reruns, corpus, banks, notes)
-    rag.cache.remove()
-    write(folder, cfg, findings, tuned=bool(tuned))
+    write(folder, settings, findings, tuned=bool(tuned))
     return folder.path
 
 
@@ -163,27 +160,27 @@ def _names(methods: Sequence[Method]) -> list[str]:
     return [method.name for method in methods]
 
 
-def _end_part(folder: RunFolder, cfg: DictConfig, reference: MethodRun) -> Path:
-    """What a part ends with: its figures are those of the whole alone."""
+def _end_part(folder: RunFolder, settings: Compare, reference: MethodRun) -> Path:
+    """Finish a part; figures come with the whole."""
     answered = len(reference.questions)
-    folder.finish({"n": answered, "part": cfg.part})
-    print(f"wrote the traces of {answered} questions, part {cfg.part}, to {folder.path / 'traces'}")
-    print(f"when every part is there: probers-merge {folder.path.parent}/*")
+    folder.finish({"n": answered, "part": settings.part})
+    log.info("wrote the traces of %d questions, part %s, to %s/traces", answered, settings.part, folder.path)
+    log.info("when every part is there: probers-merge %s/*", folder.path.parent)
     return folder.path
 
 
 def _open(
-    cfg: DictConfig, asked: QuestionSource, contamination: Contamination, deal_splits: bool
+    settings: Compare, asked: QuestionSource, contamination: Contamination, deal_splits: bool
 ) -> tuple[QuestionSet, str, str]:
     """The questions, their split, and the split that thresholds are chosen on.
 
-    Many question sets keep their test answers to themselves: their validation questions are asked
-    then, and the thresholds come from their training questions. A set that names no splits is all
-    test questions, but for ``deal_splits``. With ``split=all`` all are asked, and each has a split.
+    Many question sets do not publish their test answers: then their validation questions are asked,
+    and thresholds come from their training questions. Without ``deal_splits`` a set that names no splits
+    is all test questions. With ``split=all`` all are asked, and each has a split.
     """
-    if cfg.split == "all":
+    if settings.split == "all":
         found = open_questions(
-            asked, limit=cfg.limit, deal_splits=True, unfit=contamination.not_asked, **_reading(cfg)
+            asked, limit=settings.limit, deal_splits=True, unfit=contamination.not_asked, **_reading(settings)
         )
         return found, "all", "validation"
     problems = []
@@ -191,11 +188,11 @@ def _open(
         try:
             found = open_questions(
                 asked,
-                limit=cfg.limit,
+                limit=settings.limit,
                 split=split,
                 deal_splits=deal_splits,
                 unfit=contamination.not_asked,
-                **_reading(cfg),
+                **_reading(settings),
             )
             return found, split, others
         except EmptySplitError as problem:
@@ -209,12 +206,13 @@ def _refuse_thresholds(methods: Sequence[Method]) -> None:
     if chosen:
         raise UserError(
             f"split=all also asks the questions on which a threshold of {', '.join(chosen)} would be chosen: "
-            f"leave {'it' if len(chosen) == 1 else 'them'} out of triggers, or give split=test"
+            f"leave {'it' if len(chosen) == 1 else 'them'} out of triggers, or give split=test",
+            "conflict",
         )
 
 
-def _reading(cfg: DictConfig) -> dict[str, Any]:
-    return {"seed": cfg.seed, "on_bad_line": cfg.on_bad_line}
+def _reading(settings: Compare) -> dict[str, Any]:
+    return {"seed": settings.seed, "on_bad_line": settings.on_bad_line}
 
 
 def _tune(
@@ -233,7 +231,7 @@ def _tune(
     tuned = tune_once(out / "thresholds.json", rag, triggers, questions, right)
     if tuned and tunable:
         chosen = ", ".join(f"{name} {tuned[name].threshold:.3g}" for name in tunable)
-        print(f"thresholds chosen on {len(questions)} {split} questions: {chosen}")
+        log.info("thresholds chosen on %d %s questions: %s", len(questions), split, chosen)
     elif tunable:
         notes.append(
             f"The thresholds of {', '.join(tunable)} are those they came with: there are no {split} "
@@ -245,7 +243,7 @@ def _tune(
 
 
 def _recorded_once(methods: Sequence[Method]) -> Needs:
-    """What the closed-book pass records for the methods that begin with it: as much as one pass can."""
+    """Signals that the closed-book pass records for all methods: as many as one pass can."""
     needs = Needs()
     parts = [part for m in methods for part in (m.trigger, m.query)]
     for part in sorted(
@@ -259,7 +257,7 @@ def _closed_book(
     rag: SharedRAG, methods: Sequence[Method], questions: Sequence[Question], out: Path, notes: list[str],
     matcher: EntityMatcher | None,
 ) -> MethodRun:  # fmt: skip
-    """The run without retrieval, with which the others begin and by which the triggers are judged."""
+    """Run without retrieval: the start of every method, and the standard for judging triggers."""
     closed = next((m for m in methods if isinstance(m.trigger, Never)), None)
     if closed is None:
         notes.append("The closed-book answers that judge the triggers come from a run not in the table.")
@@ -268,7 +266,7 @@ def _closed_book(
 
 
 def _run_all(
-    cfg: DictConfig,
+    settings: Compare,
     rag: SharedRAG,
     methods: Sequence[Method],
     tuned: Mapping[str, Tuned],
@@ -278,7 +276,7 @@ def _run_all(
 ) -> dict[str, MethodRun]:
     """Answer the questions with every method, each into its trace file; in the order of the methods."""
     done = {reference.name: reference}
-    match = cfg.match if cfg.match in _names(methods) else None
+    match = settings.match if settings.match in _names(methods) else None
     # A method whose budget is matched comes after the one that it is matched to.
     for method in sorted(methods, key=lambda m: m.matched and match is not None):
         if method is reference.method:
@@ -292,8 +290,8 @@ def _run_all(
             notes.append(
                 f"The budget of {method.name} is matched to {match}: {rate:.3f} retrievals per question."
             )
-        elif method.matched and cfg.match is not None:
-            notes.append(f"The budget of {method.name} is its own rate: {cfg.match} was not run.")
+        elif method.matched and settings.match is not None:
+            notes.append(f"The budget of {method.name} is its own rate: {settings.match} was not run.")
         done[method.name] = _run(rag, method, calibration, reference.questions, out, reference.matcher)
     return {m.name: done[m.name] for m in methods}
 

@@ -1,7 +1,8 @@
-"""Methods on the same questions meet the same prompts: what was generated once is kept for the next."""
+"""Generations shared by the methods of a comparison, which meet the same prompts."""
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -14,20 +15,69 @@ from probers.types import Feature, Generation, Needs, Question
 
 from ..loop import RAG, Ended
 from ..traces import Answer, Listener
-from .generation_cache import GenerationCache
 
 _NOTHING = Needs()
+#: Prompt, token limit, stops: everything that greedy generation depends on.
+Key = tuple[str, int, tuple[str | SentenceEnd, ...]]
+Timed = tuple[Generation, float]
+
+
+class GenerationCache:
+    """Generations of one model in memory, by everything that greedy generation depends on.
+
+    The first generations stay until memory is full, and nothing is thrown out for later ones: the methods
+    of a comparison go through the questions in one order, and the oldest are due again next.
+
+    A resumed comparison begins with an empty cache. Since batch composition shows in the last digits of
+    scores, its scores may differ there from those of an uninterrupted run.
+
+    Args:
+        megabytes: of generations to keep at most.
+    """
+
+    def __init__(self, *, megabytes: float = 1024) -> None:
+        self._room = megabytes * 1e6
+        self._kept: dict[Key, list[Timed]] = {}
+
+    def find(self, key: Key, needs: Needs) -> Timed | None:
+        """A generation with everything recorded that is needed, and the seconds it took; or None."""
+        return next((kept for kept in self._kept.get(key, ()) if _covers(kept[0].needs, needs)), None)
+
+    def keep(self, key: Key, generation: Generation, seconds: float) -> None:
+        """Keep a generation, if there is room."""
+        size = _bytes(generation)
+        if size <= self._room:
+            self._room -= size
+            self._kept.setdefault(key, []).append((generation, seconds))
+
+
+def _covers(has: Needs, needs: Needs) -> bool:
+    try:
+        return has.union(needs) == has
+    except ValueError:
+        return False
+
+
+def _bytes(generation: Generation) -> int:
+    """Approximate memory of a generation."""
+    arrays = [generation.logprobs, generation.entropies, generation.top, *generation.states.values()]
+    if generation.attention is not None:
+        arrays += [generation.attention.rows, generation.attention.column_max]
+    tokens = len(generation.prompt_ids) + len(generation.token_ids)
+    texts = sys.getsizeof(generation.prompt) + sys.getsizeof(generation.text)
+    # A tuple of two numbers and its place for the offsets, a number and its place for the id.
+    return texts + 150 * tokens + sum(a.nbytes for a in arrays if a is not None)
 
 
 @dataclass
 class SharedRAG(RAG):
-    """The loop, which takes from a cache what another loop over the same model has generated before.
+    """A loop that reuses what another loop over the same model has generated before.
 
-    Its answers' seconds are what they would take without.
+    The seconds of its answers are those they would take without the cache.
 
     Attributes:
         cache: shared by the loops.
-        also: recorded besides what trigger and query need, for the loops that come later.
+        also: recorded besides the needs of trigger and query, for later loops.
     """
 
     cache: GenerationCache = field(default_factory=GenerationCache)
@@ -83,12 +133,11 @@ class SharedRAG(RAG):
         answers = super().answer(questions, listener, ended=ended)
         for answer in answers:
             answer.counters.seconds += (self._saved - before) / len(answers)
-        self.cache.save()  # before the answers are written: there is never one without what it came of
         return answers
 
 
 def narrowed(generation: Generation, needs: Needs) -> Generation:
-    """The generation as it is recorded for ``needs``, which its own must cover."""
+    """Reduce a generation to ``needs``, which its own must cover."""
     if generation.needs == needs:
         return generation
     states = {feature: _narrowed(generation, feature) for feature in needs.features if generation.states}
@@ -98,7 +147,7 @@ def narrowed(generation: Generation, needs: Needs) -> Generation:
 
 
 def _narrowed(generation: Generation, feature: Feature) -> np.ndarray:
-    """The states of a feature, from one of its site and pool that has at least its layers."""
+    """The states of a feature, taken from one with the same site and pool and at least its layers."""
     if feature in generation.states:
         return generation.states[feature]
     alike = (
@@ -112,7 +161,7 @@ def _narrowed(generation: Generation, feature: Feature) -> np.ndarray:
 
 
 def joined(needs: Needs, also: Needs) -> Needs:
-    """Both where one pass can record both, else what is needed."""
+    """Both needs if one pass can record them, else ``needs`` alone."""
     try:
         return needs.union(also)
     except ValueError:

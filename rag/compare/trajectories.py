@@ -1,10 +1,14 @@
-"""Answers after every number of retrievals, recorded once per query, from which others are read.
+"""Answers after every number of retrievals, recorded once per query, and the results read from them.
 
-A trigger that judges whole answers decides when to retrieve, and the query what comes of
-it. So one run that retrieves after every answer, up to the limit, holds the way of all such
-triggers with that query: whoever stops earlier has the answer of that step. From it are
-read, without generating again, every threshold of every such trigger, step by step, and
-what random retrieval is expected to give at any budget.
+A trigger that judges whole answers decides when to retrieve, and the query decides what comes of
+it. One run that retrieves after every answer, up to the limit, therefore covers all such
+triggers with that query: a trigger that stops earlier has the answer of that step. From the recording
+follow, without generating again, every threshold of every such trigger and the
+expected result of random retrieval at any budget.
+
+Thresholds and calibration of triggers that bring none come from the same recordings on validation questions,
+by the rule that chooses a prober's threshold in training: the highest balanced accuracy against "the
+closed-book answer is wrong".
 """
 
 from __future__ import annotations
@@ -18,13 +22,23 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
+from probers.bank.calibration import Platt, fit_platt
+from probers.bank.fitting import ThresholdRule
 from probers.checksums import made_once
 from probers.equivalence import EntityMatcher
-from probers.evaluation.answers import MATCH, accuracy_contains, exact_match, f1_score, same_meaning
+from probers.evaluation.answers import (
+    MATCH,
+    Rule,
+    accuracy_contains,
+    exact_match,
+    f1_score,
+    right_by_em,
+    same_meaning,
+)
 from probers.types import Decision, Generation, Needs, Question
 
 from ..loop import RAG
-from ..protocol import State, Trigger, decide, verdict
+from ..protocol import UNANSWERED, State, Trigger, decide, verdict
 
 #: Figures of an answer that are replayed; :data:`MATCH` only where a matcher judges that.
 FIGURES = ("em", "f1", "acc", MATCH)
@@ -35,7 +49,7 @@ _NOTHING = Needs()
 
 @dataclass(frozen=True)
 class Step:
-    """One answer of a question on its way: without retrieval, after one, after two.
+    """One answer to a question: without retrieval, after one, after two.
 
     Attributes:
         text: the whole text, rationale and all.
@@ -63,7 +77,7 @@ class RetrievalTrajectory:
     matcher: EntityMatcher | None = None
 
     def granted(self, retrievals: int | np.ndarray) -> dict[str, np.ndarray]:
-        """What comes of so many retrievals at most, for all questions or (n,) for each.
+        """Results with at most so many retrievals, one number for all questions or (n,) for each.
 
         Returns:
             ``retrievals`` made and each figure, (n,) each.
@@ -73,7 +87,7 @@ class RetrievalTrajectory:
         return {"retrievals": made.astype(float)} | {n: t[rows, made] for n, t in self._tables.items()}
 
     def at_random(self, budget: float) -> dict[str, np.ndarray]:
-        """What random retrieval is expected to give at a mean number of retrievals per question.
+        """Expected results of random retrieval at a mean number of retrievals per question.
 
         Every question is granted the same number or one more, each with the same chance, as
         :class:`~probers.rag.triggers.Random` does; the figures are the mean over its
@@ -94,7 +108,7 @@ class RetrievalTrajectory:
         return {name: (1 - share) * less[name] + share * more[name] for name in less}
 
     def replay(self, trigger: str, threshold: float) -> dict[str, np.ndarray]:
-        """What a trigger gives at a threshold, as if it had run; as :meth:`granted`."""
+        """Results of a trigger at a threshold, as if it had run; as :meth:`granted`."""
         fires = np.pad(self.scores(trigger) > threshold, ((0, 0), (0, 1)))
         return self.granted(fires.argmin(axis=1))  # the first step where it does not
 
@@ -151,7 +165,7 @@ def _means(points: Sequence[Mapping[str, np.ndarray]]) -> dict[str, list[float]]
 def record(
     rag: RAG, triggers: Mapping[str, Trigger], questions: Sequence[Question], *, progress: str | None = None
 ) -> RetrievalTrajectory:
-    """Retrieve after every answer, and ask the triggers about each.
+    """Retrieve after every answer, and record the triggers' scores of each.
 
     Args:
         rag: a loop whose model, query, prompt and limits are used; its trigger is not.
@@ -180,7 +194,7 @@ def record_once(
     progress: str,
     matcher: EntityMatcher | None = None,
 ) -> RetrievalTrajectory:
-    """What :func:`record` gives, kept in ``file`` so that a resumed run need not record it again."""
+    """Call :func:`record`, or read its result from ``file`` where an earlier run wrote it."""
 
     def recorded() -> dict[str, list[dict[str, Any]]]:
         found = record(rag, triggers, questions, progress=progress)
@@ -194,7 +208,7 @@ def record_once(
 
 @dataclass
 class _Recorder(Trigger):
-    """Writes down what the triggers say about every answer, and retrieves anyway."""
+    """Records the triggers' scores of every answer, and retrieves anyway."""
 
     triggers: Mapping[str, Trigger]
     seen: dict[str, list[Step]] = field(default_factory=dict)  # by question
@@ -219,7 +233,7 @@ class _Recorder(Trigger):
 
 
 def together(triggers: Mapping[str, Trigger], needs: Needs = _NOTHING) -> list[dict[str, Trigger]]:
-    """The triggers in groups whose needs one pass can record, as few as come of taking them in turn.
+    """Group the triggers greedily so that one pass can record the needs of each group.
 
     Args:
         triggers: by name.
@@ -243,3 +257,59 @@ def thinned(count: int) -> list[int]:
     if count <= _POINTS:
         return list(range(count))
     return sorted({round(i * (count - 1) / (_POINTS - 1)) for i in range(_POINTS)})
+
+
+@dataclass(frozen=True, slots=True)
+class Tuned(Platt):
+    """Calibration and threshold of one trigger, from validation questions."""
+
+    threshold: float
+
+
+def tune_once(
+    file: Path, rag: RAG, triggers: Mapping[str, Trigger], questions: Sequence[Question], right: Rule
+) -> dict[str, Tuned]:
+    """Call :func:`tune`, or read its result from ``file``, so that a resumed run keeps its thresholds."""
+
+    def tuned() -> dict[str, dict[str, float]]:
+        return {name: asdict(entry) for name, entry in tune(rag, triggers, questions, right).items()}
+
+    return {name: Tuned(**entry) for name, entry in made_once(file, tuned).items()}
+
+
+def tune(
+    rag: RAG, triggers: Mapping[str, Trigger], questions: Sequence[Question], right: Rule = right_by_em
+) -> dict[str, Tuned]:
+    """Choose threshold and calibration of every trigger, from the closed-book answers to the questions.
+
+    Args:
+        rag: a loop whose model, prompt and limits are used; its trigger is not.
+        triggers: by name of the method.
+        questions: validation questions; those without gold answers are left out.
+        right: judges an answer.
+
+    Returns:
+        By name; empty unless the questions have both right and wrong answers.
+    """
+    answered = [q for q in questions if q.answers]
+    closed_book = replace(rag, max_retrievals=0)
+    tuned: dict[str, Tuned] = {}
+    for group in together(triggers):
+        found = record(closed_book, group, answered, progress="thresholds")
+        first = [steps[0] for steps in found.steps]
+        judged = [right(s.text, s.answer, q.answers) for s, q in zip(first, answered, strict=True)]
+        wrong = 1.0 - np.array(judged, dtype=float)
+        if len(set(wrong)) < 2:
+            return {}
+        tuned |= {name: _tuned(wrong, found.scores(name)[:, 0]) for name in group}
+    return tuned
+
+
+def _tuned(wrong: np.ndarray, scores: np.ndarray) -> Tuned:
+    """Threshold and calibration of scores (n,)."""
+    # The score of an answer without a token is on no scale, and would bend the calibration's.
+    written = scores < UNANSWERED
+    if len(set(wrong[written])) < 2:
+        written[:] = True
+    platt = fit_platt(wrong[written], scores[written])
+    return Tuned(platt.slope, platt.intercept, ThresholdRule()(wrong, scores))

@@ -32,12 +32,12 @@ class ContextWord:
 
 
 class AttentionQuery(LimitedQuery):
-    """Words of question and answer so far that attention points to, in the order of the text.
+    """Base of queries made of words from question and answer so far that attention points to.
 
-    Exemplars and passages in the prompt are not asked about.
+    Words of exemplars and passages in the prompt are left out.
 
     Attributes:
-        top_n: how many are asked for.
+        top_n: number of words in the query.
     """
 
     top_n: int
@@ -62,15 +62,17 @@ class AttentionQuery(LimitedQuery):
             RunError: none was recorded.
         """
         if generation.attention is None:
-            raise RunError(f"query={name_of(self)} needs attention and the generation has none recorded")
+            raise RunError(
+                f"query={name_of(self)} needs attention, but the generation has none recorded", "mismatch"
+            )
         return generation.attention.rows
 
 
 @dataclass(frozen=True)
 class QFS(PaperOrReleased, AttentionQuery):
-    """The words of question and answer so far that are most attended to, in the order of the text.
+    """The most attended words of question and answer so far, in the order of the text (DRAGIN).
 
-    Should no word qualify, the question is asked.
+    If no word qualifies, the question is asked.
 
     Attributes:
         variant: "paper": the ``top_n`` most attended tokens before the one that fired, by its own
@@ -78,7 +80,7 @@ class QFS(PaperOrReleased, AttentionQuery):
             attended words, by another pass over question and answer alone, without exemplars and
             passages, up to the sentence that fired: only content words qualify, with the
             punctuation around them, and the words that fired do not.
-        top_n: how many of them.
+        top_n: number of tokens or words.
     """
 
     variant: Variant = "released"
@@ -139,7 +141,7 @@ def _sentence(generation: Generation, token: int) -> tuple[int, int]:
 
 
 def _seen_by(word: Part, rows: np.ndarray) -> np.ndarray:
-    """(n,) the attention to what is before a word where its tokens were predicted, their mean.
+    """(n,) mean attention to the text before a word at the positions that predicted its tokens.
 
     Args:
         rows: (n + 1, n) of the whole text; row i is of the position before token i.
@@ -155,8 +157,8 @@ def _seen_by(word: Part, rows: np.ndarray) -> np.ndarray:
 def context_words(generation: Generation, state: State) -> list[ContextWord]:
     """Words of the question, the accepted text and the generation, in this order.
 
-    Exemplars and passages in the prompt are left out, and so are words without a
-    letter or digit, and quotes and commas around the others.
+    Leaves out exemplars and passages of the prompt, words without a letter or digit,
+    and quotes and commas around words.
     """
     text, offsets = whole_text(generation)
     found = []
@@ -178,7 +180,7 @@ def before(found: Sequence[ContextWord], column: int) -> list[ContextWord]:
 
 
 def own_row(rows: np.ndarray, token: int) -> np.ndarray:
-    """(p + n,) the attention of a generated token itself, or of the last whose attention is known."""
+    """(p + n,) attention of a generated token itself, or of the last one with known attention."""
     row: np.ndarray = rows[min(token + 1, len(rows) - 1)]
     return row
 
@@ -191,7 +193,7 @@ def bare(word: str) -> str:
 def hit_tokens(generation: Generation, decision: Decision) -> tuple[int, ...]:
     """The tokens from which a query looks back: those that fired.
 
-    For a trigger that names none, the first token behind its position; for a verdict on
+    For a trigger that names none, the first token after its position; for a verdict on
     the whole answer, the last token.
     """
     if decision.tokens:

@@ -1,4 +1,4 @@
-"""Ask with the words that attention, rarity, closeness to the question and recency favour (RaDIO's CIOQF)."""
+"""Queries made of words by attention, rarity, closeness to the question and recency (RaDIO's CIOQF)."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class CIOQF(AttentionQuery):
         if self.without is not None:
             one_of("query.without", self.without, "attention", "tf_idf", "cosine", "position")
         if self.vectors is not None:
-            load_vectors(self.vectors)  # what is wrong with the file is said before a model runs
+            load_vectors(self.vectors)  # report a bad file before a model runs
 
     def text(self, question: Question, generation: Generation, decision: Decision, state: State) -> str:
         hits = hit_tokens(generation, decision)

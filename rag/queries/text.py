@@ -19,7 +19,7 @@ QUERY_TOKENS = 64
 
 @dataclass(frozen=True)
 class QuestionQuery:
-    """The question as it stands, in every round."""
+    """The question itself, in every round."""
 
     needs = Needs()
 
@@ -29,17 +29,17 @@ class QuestionQuery:
 
 @dataclass(frozen=True)
 class AnswerQuery:
-    """Question, rationale and answer, without the words that announce the answer.
+    """Question, rationale and answer, without the words that announce the answer (Probing-RAG).
 
-    A wrong answer still tends to name what the question is about, and in a
-    two-hop question the first hop.
+    A wrong answer still tends to name the subject of the question, and the first hop of a two-hop
+    question.
 
     Attributes:
         question_first: ask with the question alone the first time, as the released code does.
         with_passages: from the second retrieval on, put the passages seen so far
-            between question and rationale, as algorithm 1 of Probing-RAG is written.
-        whole_output: from the second retrieval on, ask with the prompt and all that was
-            written after it, exemplars included, as the released code of Probing-RAG does.
+            between question and rationale, as in algorithm 1 of Probing-RAG.
+        whole_output: from the second retrieval on, ask with the prompt, exemplars included, and all
+            text written after it, as the released code of Probing-RAG does.
     """
 
     question_first: bool = False
@@ -52,7 +52,8 @@ class AnswerQuery:
         if self.with_passages and self.whole_output:
             raise UserError(
                 "query.with_passages=true and query.whole_output=true exclude each other: the whole output "
-                "holds the passages already"
+                "contains the passages already",
+                "conflict",
             )
 
     def __call__(self, question: Question, generation: Generation, decision: Decision, state: State) -> str:
@@ -70,10 +71,10 @@ class AnswerQuery:
 
 @dataclass(frozen=True)
 class LimitedQuery(ABC):
-    """A text, cut to the last words that the retriever takes; the question where it would find none.
+    """A text cut to its last words; the question if the retriever would find no word in it.
 
     Attributes:
-        max_tokens: the query's last so many words for the retriever are kept.
+        max_tokens: number of last words for the retriever that are kept.
     """
 
     max_tokens: int = field(default=QUERY_TOKENS, kw_only=True)
@@ -87,7 +88,7 @@ class LimitedQuery(ABC):
 
     @abstractmethod
     def text(self, question: Question, generation: Generation, decision: Decision, state: State) -> str:
-        """What to ask, before it is cut."""
+        """The query before it is cut."""
 
     def __call__(self, question: Question, generation: Generation, decision: Decision, state: State) -> str:
         found: list[str] = []
@@ -103,7 +104,7 @@ class LimitedQuery(ABC):
 
 @dataclass(frozen=True)
 class FullContextQuery(LimitedQuery):
-    """The question and the answer so far, as they stand; of a long answer the question is what is cut off."""
+    """The question and the answer so far (a DRAGIN ablation); a long answer displaces the question."""
 
     def text(self, question: Question, generation: Generation, decision: Decision, state: State) -> str:
         return f"{question.question} {text_so_far(generation, decision, state)}"
@@ -111,7 +112,7 @@ class FullContextQuery(LimitedQuery):
 
 @dataclass(frozen=True)
 class LastSentenceQuery(LimitedQuery):
-    """The last sentence of the answer so far; the question as long as nothing is accepted."""
+    """The last sentence of the answer so far, or the question while nothing is accepted (IRCoT)."""
 
     def text(self, question: Question, generation: Generation, decision: Decision, state: State) -> str:
         text = text_so_far(generation, decision, state)
@@ -121,12 +122,12 @@ class LastSentenceQuery(LimitedQuery):
 
 @dataclass(frozen=True)
 class LastTokensQuery(LimitedQuery):
-    """The last ``n`` of the model's tokens of the answer so far; the question as long as nothing is accepted.
+    """The last ``n`` tokens of the answer so far, or the question while nothing is accepted (RETRO, IC-RALM).
 
-    A token may be a part of a word, so that the query may begin with one.
+    The query may begin within a word, as a token may.
 
     Attributes:
-        n: tokens of the model.
+        n: number of last tokens of the model.
     """
 
     n: int = 25
@@ -147,13 +148,13 @@ class LastTokensQuery(LimitedQuery):
 
 @dataclass(frozen=True)
 class FlareQuery(LimitedQuery):
-    """The sentence that fired without the tokens of probability below ``beta`` (Jiang et al. 2023).
+    """The sentence that fired without the tokens of probability below ``beta`` (FLARE, Jiang et al. 2023).
 
-    This is the paper's implicit query. The sentence is the one of the first token that
-    fired; of a trigger that names no token, the one at its position; of a verdict on the
-    whole answer, all of it. What was accepted of the sentence earlier stays whatever its
-    probability. The spaces before tokens that are left out stay, so that no two words
-    become one. When nothing is left the question is asked.
+    This is the paper's implicit query. The sentence is that of the first token that
+    fired; for a trigger that names no token, the one at its position; for a verdict on the
+    whole answer, all of it. Text of the sentence that was accepted earlier stays whatever its
+    probability. The spaces before omitted tokens stay, so that no two words
+    become one. When nothing is left, the question is asked.
 
     Attributes:
         beta: tokens of smaller probability are left out; 0 leaves none out.
@@ -164,7 +165,7 @@ class FlareQuery(LimitedQuery):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 <= self.beta <= 1:
-            raise UserError(f"query.beta={self.beta} is no probability: give one from 0 to 1")
+            raise UserError(f"query.beta={self.beta} is not a probability: give one from 0 to 1")
 
     def text(self, question: Question, generation: Generation, decision: Decision, state: State) -> str:
         text = state.partial + generation.text
@@ -191,7 +192,7 @@ def _sentence(text: str, generation: Generation, decision: Decision, shift: int)
 
 
 def text_so_far(generation: Generation, decision: Decision, state: State) -> str:
-    """The answer up to where the trigger fired; all of it when the verdict is on the whole answer."""
+    """The answer up to where the trigger fired; all of it for a verdict on the whole answer."""
     return state.partial + generation.text[: decision.position]
 
 

@@ -1,4 +1,4 @@
-"""The comparison as one self-contained HTML page: its head, and the parts that have data in reading order."""
+"""The report of a comparison as one self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -10,15 +10,24 @@ from probers.files import write_text
 from probers.pages import render
 
 from .charts import controls_chart, layers_chart, roc_chart, tradeoff_charts
-from .examples import LEVELS, level, scales, shown_at_once, token_scores
-from .lookup import LEVEL, Findings, stem, verdict
+from .lookup import (
+    LEVEL,
+    LEVELS,
+    Findings,
+    level,
+    scales,
+    shown_at_once,
+    stem,
+    token_scores,
+    verdict,
+)
 from .svg import interval_glyph, level_glyph, mark_glyph, shares_glyph
 
 __all__ = ["LEVEL", "write_report"]
 
 
 def write_report(results: Mapping[str, Any], data: Mapping[str, Any], path: Path) -> None:
-    """Write the comparison as one HTML file that needs nothing else, no network and no script.
+    """Write the comparison as one HTML file without scripts or network access.
 
     Parts without data are left out; figures that are null are dashes. The file is
     replaced atomically.
@@ -26,7 +35,7 @@ def write_report(results: Mapping[str, Any], data: Mapping[str, Any], path: Path
     Args:
         results: results.json, schema 1. Intervals of trigger figures may be filed in
             ``ci95`` as "trigger.auroc" or "auroc", paired differences likewise.
-        data: what the page needs beyond it: ``title``, ``command``, ``model``, ``corpus``,
+        data: further data of the page: ``title``, ``command``, ``model``, ``corpus``,
             ``n``, ``threshold_rule``, ``date``, ``flags``, ``knowledge_em``, ``layers``,
             ``controls``, ``ensemble``, ``roc``, ``replay``, ``reruns``, ``points``, ``notes`` and
             ``examples``; every one may be absent.

@@ -152,7 +152,7 @@ def roc_chart(found: Findings) -> Markup:
 
 
 def _falling_diagonal(points: Sequence[Point]) -> Point:
-    """Where a curve from (0, 0) to (1, 1) meets fpr + tpr = 1."""
+    """Intersection of a curve from (0, 0) to (1, 1) with fpr + tpr = 1."""
     for (x0, y0), (x1, y1) in pairwise(points):
         before, after = x0 + y0, x1 + y1
         if before <= 1 <= after and after > before:
@@ -176,7 +176,7 @@ _ROOM = 210  # for the legend, in user units
 
 
 def tradeoff_charts(found: Findings) -> Markup:
-    """The headline against retrievals per question, and where that is another figure ACC."""
+    """The headline against retrievals per question, and ACC as well unless that is the headline."""
     first = found.headline
     charts = _tradeoff(found, first, "tradeoff", first.words.capitalize() + _CAPTION)
     if first.key != "acc":

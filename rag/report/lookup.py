@@ -1,4 +1,4 @@
-"""What a comparison found, by method: its figures, its paired differences, and how it is drawn."""
+"""Findings of a comparison by method: figures, paired differences, and colours of charts and tokens."""
 
 from __future__ import annotations
 
@@ -55,16 +55,16 @@ HEADLINES = {
 
 
 class Findings:
-    """What a comparison found; figures that are null or not finite are absent from all of it.
+    """Findings of a comparison, without figures that are null or not finite.
 
     Attributes:
         results: results.json.
-        data: what the page needs beyond it.
+        data: further data of the page.
         methods: the figures of each method of results.json.
-        n: number of questions, None where nothing says.
+        n: number of questions, None if unknown.
         differences: all paired differences of results.json.
-        flags: what a method never or always did, by name, without those that do so by definition.
-        looks: how each method that any part of the page names is drawn.
+        flags: methods that never or always fired, except those that do so by definition.
+        looks: style of each method that any part of the page names.
         headline: the figure that methods are ranked by.
     """
 
@@ -118,10 +118,10 @@ class Findings:
         return self._by_pair.get((first, second, name.removeprefix("trigger.")))
 
     def telling(self, columns: Sequence[Json]) -> list[Json]:
-        """The columns of a table without those that have for every method what another one has.
+        """The columns of a table without those that repeat another column for every method.
 
         Args:
-            columns: each with its figure as ``key``, and as ``beside`` that which it must differ
+            columns: each with its figure as ``key``, and as ``beside`` the figure it must differ
                 from, if any.
         """
 
@@ -138,36 +138,36 @@ class Findings:
 
     @property
     def wrong(self) -> str:
-        """By which figure an answer counts as wrong, in words."""
+        """The rule by which an answer counts as wrong, in words."""
         rule = str(self.results.get("wrong", "em"))
         return _RULES.get(rule, rule)
 
     def family(self, figure: str | None = None) -> int:
-        """How many pairs the p-values of a figure (None: the headline) are corrected for; 0 without any."""
+        """Number of pairs that p-values of a figure (None: the headline) are corrected for."""
         figure = figure or self.headline.key
         return sum(entry.p_holm is not None for entry in self.differences if entry.figure == figure)
 
     def shared(self) -> float | None:
-        """The headline of all methods, the oracle among them, where several have the same and no other."""
+        """The common headline of all methods, oracle included, if several methods have the same one."""
         key = self.headline.key
         known = [figures[key] for figures in self.methods.values() if key in figures]
         return known[0] if len(known) > 1 and len(set(known)) == 1 else None
 
     def ranked(self) -> tuple[dict[str, float], list[str]]:
-        """The headline by method outside the oracle, the highest first; and those that have the highest."""
+        """Headline by method without the oracle, highest first, and the methods with the highest."""
         key = self.headline.key
         known = {name: entry[key] for name, entry in self._but_oracle() if key in entry}
         best = [name for name, value in known.items() if value == max(known.values())]
         return dict(sorted(known.items(), key=lambda item: -item[1])), best
 
     def rivals(self, best: str, others: Sequence[str]) -> tuple[list[str], list[str]]:
-        """Others with a paired interval of the best one's lead in the headline; those it does not settle."""
+        """Methods with a paired interval of the best one's lead in the headline; those not settled by it."""
         entries = {name: self.difference(best, name, self.headline.key) for name in others}
         tested = {name: entry.ci for name, entry in entries.items() if entry and entry.ci}
         return list(tested), [name for name, ci in tested.items() if ci[0] <= 0]
 
     def undone(self, best: str, others: Sequence[str]) -> list[str]:
-        """Others that the best one's interval is above and its p-value, corrected for all pairs, is not."""
+        """Methods that the best one leads by its interval but not by its corrected p-value."""
         entries = {name: self.difference(best, name, self.headline.key) for name in others}
         return [
             name
@@ -176,12 +176,12 @@ class Findings:
         ]
 
     def best(self, name: str, digits: int, better: str | None) -> float | None:
-        """The best value of a figure outside the oracle, as it is shown; None where none is better.
+        """The best displayed value of a figure without the oracle; None where none is better.
 
         Args:
-            name: of the figure.
-            digits: that are shown.
-            better: which end is, "high" or "low"; None where neither is.
+            name: the figure.
+            digits: displayed digits.
+            better: the better end, "high" or "low"; None where neither is.
         """
         values = [self.figure(method, name) for method, _ in self._but_oracle()]
         known = {round(value, digits) for value in values if value is not None}
@@ -198,7 +198,7 @@ class Findings:
         return (min(ends), max(ends)) if ends else (0.0, 1.0)
 
     def kinds(self) -> dict[str, int | None]:
-        """Kinds of knowledge that the headline is told apart by, with their numbers of questions."""
+        """Kinds of knowledge in the headline's breakdown, with their numbers of questions."""
         sizes: dict[str, int | None] = {}
         for row in self.data.get("knowledge_em", {}).values():
             for kind, entry in row.items():
@@ -206,18 +206,18 @@ class Findings:
         return sizes
 
     def widest(self) -> float:
-        """How far from zero the paired differences and their intervals reach."""
+        """Largest distance from zero of the paired differences and their intervals."""
         ends = [end for entry in self.differences for end in entry.ci or (entry.value,)]
         return max(map(abs, ends), default=0.0) or 1.0
 
     def pairs(self) -> list[Difference]:
-        """All paired differences: those with a prober first, turned so that it stands first."""
+        """All paired differences, those with a prober first and turned so that the prober comes first."""
         turned = [e.turned() if stem(e.second) == "probing" != stem(e.first) else e for e in self.differences]
         return sorted(turned, key=lambda e: (0, e.first) if stem(e.first) == "probing" else (1, ""))
 
 
 def _known(value: Any) -> Any:
-    """The same JSON without entries that are null or not finite; a list with one of them is left out."""
+    """JSON without null or non-finite entries, and without lists that contain one."""
     if isinstance(value, Mapping):
         kept = ((key, _known(item)) for key, item in value.items())
         return {key: item for key, item in kept if item is not None}
@@ -250,14 +250,14 @@ class Difference:
 
     @property
     def corrected(self) -> str | None:
-        """What the corrected p-value allows to say, as :func:`verdict`; None without one."""
+        """Verdict by the corrected p-value, as :func:`verdict`; None without one."""
         if self.p_holm is None:
             return None
         return "not settled" if self.p_holm >= LEVEL else "above" if self.value > 0 else "below"
 
 
 def verdict(ci: Sequence[float]) -> str:
-    """What an interval of a difference allows to say."""
+    """Verdict by the interval of a difference."""
     return "above" if ci[0] > 0 else "below" if ci[1] < 0 else "not settled"
 
 
@@ -269,13 +269,13 @@ def stem(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """How a method is drawn, the same in every chart.
+    """Style of a method, the same in every chart.
 
     Attributes:
         css: class that sets the custom property ``--line``.
         dash: SVG dash pattern, empty for a solid line.
         marker: name of the marker's shape.
-        reference: drawn hollow and grey, as it bounds the others.
+        reference: drawn hollow and grey, for methods that bound the others.
     """
 
     css: str
@@ -290,7 +290,7 @@ class Look:
 
 
 def assign(names: Iterable[str]) -> dict[str, Look]:
-    """A look for every method; probers and entropy come first so that theirs hardly ever change."""
+    """Choose a style for every method; probers and entropy come first so that theirs hardly ever change."""
     order = ("probing", "entropy", "rind")
     looks: dict[str, Look] = {}
     compared: list[tuple[int, int, str]] = []
@@ -305,3 +305,49 @@ def assign(names: Iterable[str]) -> dict[str, Look]:
         css = f"m{index % _COLOURS + 1}"
         looks[name] = Look(css, _DASHES[turn % len(_DASHES)], _MARKERS[turn % len(_MARKERS)])
     return looks
+
+
+#: Steps of the token colours; the classes s0 .. s6 of the style sheet.
+LEVELS = 7
+Scale = tuple[float, float]
+
+
+def token_scores(rounds: Iterable[Json]) -> list[float]:
+    """The scores of all tokens that have one."""
+    return [token["score"] for entry in rounds for token in entry.get("tokens", ()) if "score" in token]
+
+
+def scales(examples: Iterable[Json]) -> dict[str, Scale]:
+    """Lowest and highest score of each method over all examples.
+
+    A method that scores tokens is scaled by its tokens, others by their rounds.
+    """
+    rounds: dict[str, list[Json]] = {}
+    for example in examples:
+        for method in example.get("methods", ()):
+            rounds.setdefault(method["method"], []).extend(method.get("rounds", ()))
+    return {
+        name: (min(scores), max(scores))
+        for name, entries in rounds.items()
+        if (scores := token_scores(entries) or [entry["score"] for entry in entries if "score" in entry])
+    }
+
+
+def level(score: float, scale: Scale) -> int:
+    """The step of a score's colour on its method's scale; the middle one where all scores are equal."""
+    low, high = scale
+    share = (score - low) / (high - low) if high > low else 0.5
+    return min(LEVELS - 1, int(share * LEVELS))
+
+
+def shown_at_once(example: Json) -> tuple[str, ...]:
+    """Methods to unfold so that readers see the colours: a prober, and one that fired on a token."""
+    methods = example.get("methods", ())
+    probers = [method["method"] for method in methods if stem(method["method"]) == "probing"]
+    fired = [
+        method["method"]
+        for method in methods
+        for entry in method.get("rounds", ())
+        if any(token.get("fired") for token in entry.get("tokens", ()))
+    ]
+    return (*probers[:1], *fired[:1])

@@ -1,13 +1,11 @@
-"""A small plotting surface as inline SVG: axes, lines, bands, markers, labels that do not overlap.
+"""Small plotting surface as inline SVG: axes, lines, bands, markers, labels that do not overlap.
 
 Colours, strokes and fonts come from classes of the page's style sheet, so that a chart follows the
-reader's light or dark setting; nothing here needs a style attribute.
+reader's light or dark setting; nothing here needs a style attribute, which the page's content policy forbids.
 
-The pictures of a training run are matplotlib's, and these charts are not. Drawn with its SVG backend, the
-five charts of the demo's page took 138 kB instead of 58, and 1.4 s after an import of 1 s instead of 0.05 s.
-The code was as long: the markers in the tables, the labels beside points and an exporter remained, which
-turns the style attributes that the page's content policy forbids into the page's colours. The other way
-round, PNG of this SVG would need a converter, and this surface histograms and logarithmic axes.
+Unlike the pictures of a training run these charts do not use matplotlib: with its SVG backend the five charts
+of the demo's page took 138 kB instead of 58, and 1.4 s after an import of 1 s instead of 0.05 s, for as much
+code.
 """
 
 from __future__ import annotations
@@ -31,7 +29,7 @@ Box = tuple[float, float, float, float]  # left, top, right, bottom
 
 
 def text_width(text: str) -> float:
-    """A safe guess of a label's width in user units (wide system fonts included)."""
+    """Upper estimate of a label's width in user units, for wide system fonts."""
     return 0.61 * FONT * len(text)
 
 
@@ -110,7 +108,7 @@ class Plot:
         return left, 26, width - right, height - below
 
     def at(self, point: Point) -> Point:
-        """Where a data point lies in user units, which go downwards."""
+        """Position of a data point in user units, with y downwards."""
         left, top, right, bottom = self.box
         (x, y), across, up = point, self.x, self.y
         return (
@@ -158,7 +156,7 @@ class Plot:
     def figure(self, caption: str) -> Markup:
         """The finished chart with its caption, and title and description for screen readers.
 
-        What is broader than a column has the page's width, and scrolls on narrow screens.
+        Charts wider than a column take the page's width, and scroll on narrow screens.
         """
         (width, height), ids = self.size, f"{self.name}-title {self.name}-desc"
         opening, closing = '<figure><svg class="chart"', "</svg>"
@@ -256,8 +254,8 @@ def shares_glyph(shares: Json) -> str:
 def spread(wanted: Sequence[float], low: float, high: float, gap: float = FONT + 3) -> list[float]:
     """Vertical positions at least ``gap`` apart, in order, near the wanted ones, within [low, high].
 
-    Least squares: with each label moved back by the gaps before it, labels only have to be in
-    order, which is isotonic regression, by its max-min formula. When they cannot all fit, the gap shrinks.
+    Least squares: after subtracting the gaps before each label, labels only have to be in
+    order, which is isotonic regression (max-min formula). If they cannot all fit, the gap shrinks.
     """
     count = len(wanted)
     gap = min(gap, (high - low) / max(1, count - 1))
@@ -294,10 +292,10 @@ _ANCHORS = {1: "start", -1: "end", 0: "middle"}
 
 
 def place(anchors: Sequence[tuple[Point, str]], bounds: Box, obstacles: Sequence[Box] = ()) -> list[Placed]:
-    """A place for the label of each (point, text), all in user units.
+    """Place the label of each (point, text), all in user units.
 
-    Greedy: each label takes, of the places around its point, the nearest that covers least
-    of the labels already set, the obstacles and the outside. Order decides who chooses first.
+    Greedy, in the order given: each label takes the nearest place around its point that covers least
+    of the labels already placed, the obstacles and the outside.
     """
     half = (FONT + 2) / 2
     taken = [*obstacles, *((x - 5, y - 5, x + 5, y + 5) for (x, y), _ in anchors)]

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from .bm25 import BM25
-from .dense import Dense
-from .elasticsearch import Elasticsearch
-from .rank_bm25 import RankBM25
+from typing import TYPE_CHECKING
+
+from probers.lazy import lazily
+
+if TYPE_CHECKING:
+    from .bm25 import BM25, RankBM25
+    from .dense import Dense
+    from .elasticsearch import Elasticsearch
 
 __all__ = ["BM25", "Dense", "Elasticsearch", "RankBM25"]
+
+__getattr__ = lazily(__name__, {"bm25": "BM25 RankBM25", "dense": "Dense", "elasticsearch": "Elasticsearch"})

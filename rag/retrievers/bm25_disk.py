@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import heapq
 import json
+import logging
 import mmap
 import os
 import shutil
-import sys
 from array import array
 from bisect import bisect_left
 from collections import defaultdict
@@ -37,6 +37,8 @@ from probers.files import write_text
 from probers.types import Passage, first_line
 
 from .lexical import TOKENS_VERSION, no_word, tokens_of
+
+log = logging.getLogger(__name__)
 
 _TOKENS, _OFFSETS = "vocabulary.txt", "vocabulary.npy"
 
@@ -237,7 +239,7 @@ def _count(passages: PassageStore, work: Path, tokens: int) -> list[Shard]:
             if about["files"] != take(work, about["files"]):
                 raise ValueError("is of files that were altered")
         except (OSError, ValueError) as error:
-            print(f"{record} {first_line(error)}: from there on passages are counted again", file=sys.stderr)
+            log.warning("%s %s: passages from there on are counted again", record, first_line(error))
             break
         shards.append(Shard(work, len(shards), about["first"], about["passages"]))
     row = sum(s.passages for s in shards)

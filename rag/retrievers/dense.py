@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import math
 import os
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -24,6 +24,8 @@ from probers.types import Passage, RunError, UserError, first_line
 
 from . import lexical
 from .encoder import Encoder, EncoderOptions
+
+log = logging.getLogger(__name__)
 
 Method = Literal["flat", "hnsw", "ivfpq"]
 METHODS = ("flat", "hnsw", "ivfpq")
@@ -59,7 +61,9 @@ def choose(method: str, count: int) -> Method:
     if method == "auto":
         return "flat" if count <= FLAT_UP_TO else "hnsw" if count <= HNSW_UP_TO else "ivfpq"
     if method not in METHODS:
-        raise UserError(f"retriever.index={method} is unknown: choose auto, {', '.join(METHODS)}")
+        raise UserError(
+            f"retriever.index={method} is unknown: choose auto, {', '.join(METHODS)}", "unknown-choice"
+        )
     if method == "ivfpq" and count < _FEWEST:
         raise UserError(
             f"retriever.index=ivfpq needs {_FEWEST:,} passages, the corpus has {count}: choose flat"
@@ -68,7 +72,7 @@ def choose(method: str, count: int) -> Method:
 
 
 def estimate(method: Method, count: int, width: int) -> Estimate:
-    """What making the index of (count, width) vectors takes; its memory in use is the same."""
+    """Time and memory to build the index of (count, width) vectors; searching takes the same memory."""
     graph = count * (4.0 * width + 8 * _LINKS + 16)
     codes = count * (_code_size(width) + 8.0) + 4.0 * _cells(count) * width
     size = graph if method == "hnsw" else codes
@@ -77,7 +81,7 @@ def estimate(method: Method, count: int, width: int) -> Estimate:
 
 
 def build(method: Method, vectors: np.ndarray, folder: Path) -> dict[str, Any]:
-    """Write the index of (N, d) vectors into a folder, for methods that have one; what it is of."""
+    """Write the index of (N, d) vectors into a folder, for methods that have one; returns a description."""
     import faiss
 
     (count, width), metric = vectors.shape, faiss.METRIC_INNER_PRODUCT
@@ -159,14 +163,14 @@ def _code_size(width: int) -> int:
 
 
 def passage_text(passage: Passage) -> str:
-    """What of a passage is encoded."""
+    """The text of a passage that is encoded."""
     return f"{passage.title} {passage.text}".strip()
 
 
 def encode_corpus(
     passages: Sequence[Passage], encoder: Encoder, folder: Path, *, piece: int = PIECE
 ) -> dict[str, Any]:
-    """Write the vectors of all passages, going on after those that an interrupted call wrote.
+    """Write the vectors of all passages, resuming after those that an interrupted call wrote.
 
     Returns:
         The shape of the file, passages and width, and the model's name.
@@ -208,12 +212,13 @@ def check_finite(vectors: np.ndarray, encoder: Encoder, names: Sequence[str]) ->
     if len(bad):
         raise RunError(
             f"{encoder.name} gave {len(bad)} of {len(names)} texts a vector that is not finite, first "
-            f"{names[bad[0]]}: try retriever.device=cpu, which computes in float32, or another model"
+            f"{names[bad[0]]}: try retriever.device=cpu, which computes in float32, or another model",
+            "model",
         )
 
 
 def _written(folder: Path) -> tuple[int, int, hashlib._Hash]:
-    """Rows and width of what was written whole so far, and its checksum; what is damaged is named."""
+    """Rows, width and checksum of the vectors written so far; damage is reported."""
     content = hashlib.sha256()
     try:
         about = unsealed(folder / _ABOUT, older=False)
@@ -227,23 +232,22 @@ def _written(folder: Path) -> tuple[int, int, hashlib._Hash]:
     except FileNotFoundError:
         return 0, 0, hashlib.sha256()
     except (OSError, ValueError) as error:
-        told = f"{folder / _ABOUT} {first_line(error)}: the passages are encoded anew"
-        print(told, file=sys.stderr)
+        log.warning("%s %s: the passages are encoded anew", folder / _ABOUT, first_line(error))
         return 0, 0, hashlib.sha256()
     return about["rows"], about["width"], content
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class Dense(EncoderOptions):
-    """Passages by the similarity of their vectors; any sentence-transformers model, with FAISS.
+    """Similarity of vectors by any sentence-transformers model, searched with FAISS (extra "dense").
 
-    The vectors are made once and kept under ``cache`` by corpus, model and options; a run that is killed
-    goes on with the pieces it had written.
+    The vectors are made once and kept under ``cache`` by corpus, model and options; a killed run
+    resumes with the pieces it had written.
 
     Args:
         passages: the corpus.
-        index: "flat" (exact), "hnsw", "ivfpq", or "auto" for the one that fits the size of the corpus.
-        cache: the folder for vectors and indexes.
+        index: "flat" (exact), "hnsw", "ivfpq", or "auto" by the size of the corpus.
+        cache: folder for vectors and indexes.
 
     The other options are those of :class:`probers.rag.retrievers.encoder.EncoderOptions`.
 

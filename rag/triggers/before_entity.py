@@ -1,4 +1,4 @@
-"""Retrieve before an entity that is about to be made up, by what is known before its first token."""
+"""Triggers before an entity is written: by trained heads, or by the model's own uncertainty."""
 
 from __future__ import annotations
 
@@ -28,15 +28,14 @@ if TYPE_CHECKING:
 class _AtEntities(Trigger):
     """Fires before the first entity of a draft whose score is above the threshold.
 
-    The draft is written, a recogniser finds its entities, and each has the score of the position that
-    predicted its first token, so that nothing of the entity itself is in it. The text before the first
-    that is above the threshold is kept and goes on from there with the passages that were fetched. An
-    entity that it begins with is taken as it is, as otherwise the same place could fire for ever.
-    Once no retrieval is left, the draft is accepted as always.
+    A recogniser finds the entities of the draft. The score of each is that of the position that
+    predicted its first token, so that it contains nothing of the entity itself. The text before the
+    entity that fired is kept, and the model goes on from there with the fetched passages. An entity right
+    at the beginning is then accepted, as otherwise the same place could fire for ever. When no retrieval
+    is left, the draft is accepted as always.
 
-    A text's score is its highest entity's, 0 where it has none to judge. Judged are the entities that
-    labels are made of: none that begins a sentence (``openings``), and none that the question names
-    (``asked``), as articles are not cut before their own title.
+    A text's score is that of its highest entity, 0 without any. Like the training labels, it leaves out
+    entities that begin a sentence (unless ``openings``) or that the question names (unless ``asked``).
     """
 
     openings: bool
@@ -46,7 +45,7 @@ class _AtEntities(Trigger):
 
     @abstractmethod
     def scores(self, generations: Sequence[Generation]) -> list[np.ndarray]:
-        """(n,) of each generation, of the position before each of its n tokens; 0 or more."""
+        """(n,) scores of each generation, of the position before each of its n tokens; 0 or more."""
 
     def decide(self, generations: Sequence[Generation], states: Sequence[State]) -> list[Decision]:
         """The decision on every generation; the heads run once for all of their tokens."""
@@ -76,15 +75,16 @@ class _AtEntities(Trigger):
 
 @dataclass
 class BeforeEntity(_AtEntities):
-    """Fires where trained heads expect a wrong entity, before it is written (``pool=predicting``).
+    """Fires where trained heads (``pool=predicting``) expect a wrong entity.
 
     Attributes:
-        bank: heads of the state before an entity, or the path of a prober folder.
-        threshold: of P(wrong), which is by the bank's calibration where that rises with every score, else the
+        bank: heads of the state before an entity, or folder or hub id of a prober; in commands, null is the
+            one of prober=.
+        threshold: fires where P(wrong) is above it, by the bank's calibration if that is increasing, else the
             sigmoid of the score; None takes the one that the bank chose on its validation articles.
         recogniser: "rules" or "spacy:PIPELINE"; None takes the one that the bank's labels were made with.
-        openings: judge entities that begin a sentence as well, of which the heads have seen none.
-        asked: judge entities that the question names as well.
+        openings: also judge entities that begin a sentence, which the heads never saw in training.
+        asked: also judge entities that the question names.
     """
 
     bank: ProbeBank | str | None = None
@@ -103,15 +103,17 @@ class BeforeEntity(_AtEntities):
         if self.bank is None:
             raise UserError(
                 "trigger=before_entity needs a prober of entities before they are written: make one with "
-                f"'probers-datagen --source wiki pool=predicting' and 'probers-train layer=all', and {give}"
+                f"'probers-datagen --source wiki pool=predicting' and 'probers-train layer=all', and {give}",
+                "no-artifact",
             )
         bank = load_bank(self.bank)
         if (bank.spec.pool, bank.spec.position) != ("predicting", "entity"):
             named = f" {self.bank}" if isinstance(self.bank, str) else ""
             raise UserError(
-                f"trigger=before_entity scores the state before an entity, and the prober{named} reads "
+                f"trigger=before_entity scores the state before an entity, but the prober{named} reads "
                 f"{bank.spec.pool} states of {bank.spec.position} tokens: train one on a store of "
-                f"'probers-datagen --source wiki pool=predicting', and {give}"
+                f"'probers-datagen --source wiki pool=predicting', and {give}",
+                "mismatch",
             )
         self._bank = bank
         self._recognise = Recogniser(self.recogniser or bank.recogniser or "rules", quiet=True)
@@ -138,7 +140,7 @@ class BeforeEntity(_AtEntities):
         return np.split(chances, np.cumsum([len(g.token_ids) for g in generations])[:-1])
 
     def _chances(self, score: np.ndarray) -> np.ndarray:
-        """P(wrong) of scores (n,), in their order: else the bank's threshold would not mean the same."""
+        """P(wrong) of scores (n,), increasing, so that the bank's threshold keeps its meaning."""
         how = self._bank.calibration
         rises = isinstance(how, Temperature) or (isinstance(how, Platt) and how.slope > 0)
         return how(score) if rises else sigmoid(score)
@@ -146,16 +148,16 @@ class BeforeEntity(_AtEntities):
 
 @dataclass
 class EntitySignal(_AtEntities):
-    """The same without heads: fires where the model itself hesitated to begin an entity.
+    """Fires where the model itself is uncertain about the beginning of an entity; needs no heads.
 
     Attributes:
-        signal: of the position that predicts the entity's first token: the "entropy" of its distribution,
-            nats, the "probability" of that token, as 1 - p, or the "margin" between the two highest
-            probabilities (Scheffer et al. 2001), as 1 minus it.
-        threshold: of the signal.
+        signal: at the position that predicts the entity's first token: the "entropy" of its distribution
+            in nats, 1 minus the "probability" of that token, or 1 minus the "margin" between the two
+            highest probabilities (Scheffer et al. 2001).
+        threshold: fires where the signal is above it; probers-compare chooses it on validation questions.
         recogniser: "rules" or "spacy:PIPELINE".
-        openings: judge entities that begin a sentence as well.
-        asked: judge entities that the question names as well.
+        openings: also judge entities that begin a sentence.
+        asked: also judge entities that the question names.
     """
 
     signal: Literal["entropy", "probability", "margin"] = "entropy"
@@ -176,7 +178,7 @@ class EntitySignal(_AtEntities):
         return Needs(top=self.signal == "margin")
 
     def scores(self, generations: Sequence[Generation]) -> list[np.ndarray]:
-        """The signal of each token's own distribution, which is that of the position before it."""
+        """The signal of each token's distribution, which belongs to the position before it."""
         if self.signal == "entropy":
             return [g.entropies for g in generations]
         if self.signal == "margin":
@@ -185,6 +187,6 @@ class EntitySignal(_AtEntities):
 
 
 def _names(question: str, mention: str) -> bool:
-    """Whether a question has the words of a mention, in a row."""
+    """Whether a question contains the words of a mention in a row."""
     asked, named = (" ".join(re.findall(r"\w+", text.lower())) for text in (question, mention))
     return f" {named} " in f" {asked} "

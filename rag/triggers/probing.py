@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 
 
 def load_bank(bank: ProbeBank | str) -> ProbeBank:
-    """A prober as it is, or the one in a folder."""
+    """Return a prober unchanged, or load the one in a folder."""
     from probers.bank.bank import ProbeBank
 
     return bank if isinstance(bank, ProbeBank) else ProbeBank.from_pretrained(bank)
 
 
 def states_for(bank: ProbeBank, generation: Generation, trigger: Trigger) -> np.ndarray:
-    """What a bank reads of a generation, rounded as its training features were.
+    """The states that a bank reads from a generation, rounded as its training features were.
 
     Returns:
         (layers of the bank, d) float32, or (n, layers, d) where every token's states are kept.
@@ -44,7 +44,9 @@ def states_for(bank: ProbeBank, generation: Generation, trigger: Trigger) -> np.
     from probers.capture.pooling import as_stored  # loads torch
 
     if generation.state is None:
-        raise RunError(f"trigger={trigger.name} needs hidden states and the generation has none recorded")
+        raise RunError(
+            f"trigger={trigger.name} needs hidden states, but the generation has none recorded", "mismatch"
+        )
     (feature,) = generation.needs.features
     place = {layer: i for i, layer in enumerate(feature.layers)}
     chosen = generation.state[..., [place[layer] for layer in bank.layers], :]
@@ -59,18 +61,18 @@ class Probing(Trigger):
     logit[correct] over the bank's layers, which is score > -theta.
 
     Attributes:
-        bank: the trained heads, or the path of a prober folder.
+        bank: trained heads, or folder or hub id of a prober; in commands, null is the one of prober=.
         threshold: fires when the score is above it; None takes the one that the
             bank chose on its validation questions.
         theta: the paper's form of the threshold, with the opposite sign; higher
             retrieves more. Not together with ``threshold``.
         combine: sum "logits" (paper) or "probabilities" (released code) over layers;
-            None is as the bank was fitted. Another than the bank's has its own
-            scale: the threshold is then 0 unless one is given.
+            None is as the bank was fitted. Any other value has a scale of its own:
+            the threshold is then 0 unless one is given.
         with_entropy: score by the bank's logistic model over heads and entropies.
 
-    A prober of the tokens of entities (``pool=tokens``) scores an answer by the worst of the entities
-    that its recogniser finds in it, each by all of its tokens; an answer without one by all it has.
+    A prober of entity tokens (``pool=tokens``) scores an answer by the worst entity
+    that its recogniser finds, each by all of its tokens, and an answer without entities by all tokens.
     """
 
     bank: ProbeBank | str | None = None
@@ -88,30 +90,37 @@ class Probing(Trigger):
     def __post_init__(self, theta: float | None) -> None:
         if self.bank is None:
             raise UserError(
-                "trigger=probing needs a prober: make one with probers-train, or pass prober=PATH"
+                "trigger=probing needs a prober: make one with probers-train, or pass prober=PATH",
+                "no-artifact",
             )
         if theta is not None and self.threshold is not None:
-            raise UserError(f"give trigger.theta={theta} or trigger.threshold={self.threshold}, not both")
+            raise UserError(
+                f"give trigger.theta={theta} or trigger.threshold={self.threshold}, not both", "conflict"
+            )
         bank = load_bank(self.bank)
         of_tokens = bank.spec.pool == "tokens"
         if bank.spec.pool == "predicting" or (bank.spec.position != "generated" and not of_tokens):
             named = f" {self.bank}" if isinstance(self.bank, str) else ""
             raise UserError(
-                f"trigger=probing scores what was written, and the prober{named} reads {bank.spec.pool} "
+                f"trigger=probing scores generated text, but the prober{named} reads {bank.spec.pool} "
                 f"states of {bank.spec.position} tokens: train one on a store of 'probers-datagen --source "
-                "cot' (or of --source wiki with pool=tokens), and pass its folder as prober="
+                "cot' (or of --source wiki with pool=tokens), and pass its folder as prober=",
+                "mismatch",
             )
         recombined = False
         if self.combine is not None and self.combine != bank.combine:
             if self.combine not in ("logits", "probabilities"):
                 raise UserError(
                     f"trigger.combine={self.combine} is not how the prober was fitted ({bank.combine}): "
-                    "choose logits, probabilities or null"
+                    "choose logits, probabilities or null",
+                    "unknown-choice",
                 )
             bank, recombined = replace(bank, ensemble=Ensemble(self.combine)), True
         if self.with_entropy and (recombined or bank.entropy_model is None):
             reason = "was fitted with another combine" if recombined else "was trained without signals"
-            raise UserError(f"trigger.with_entropy=true: the prober {reason}; use with_entropy=false")
+            raise UserError(
+                f"trigger.with_entropy=true: the prober {reason}; use with_entropy=false", "mismatch"
+            )
         chosen = bank.threshold
         if self.with_entropy and bank.entropy_model is not None:
             chosen = bank.entropy_model.threshold
@@ -133,12 +142,13 @@ class Probing(Trigger):
         if self._recognise is None and trained and trained != prompt.fingerprint:
             raise UserError(
                 f"the prober was trained on answers to the prompt {trained}, but the prompt now is "
-                f"{prompt.fingerprint} ({prompt.name}): use the same prompt for both"
+                f"{prompt.fingerprint} ({prompt.name}): use the same prompt for both",
+                "mismatch",
             )
 
     @property
     def probability(self) -> Callable[[np.ndarray], np.ndarray] | None:
-        """The prober's; None with another ``combine``, for its calibration is of another score then."""
+        """The prober's; None with another ``combine``, whose scores it was not fitted to."""
         return None if self._recombined else partial(self._bank.probability, with_entropy=self.with_entropy)
 
     @property
@@ -163,7 +173,7 @@ class Probing(Trigger):
         return decisions
 
     def _signals(self, texts: Sequence[Generation]) -> dict[str, np.ndarray] | None:
-        """The entropy signals (n,) of some texts where they are part of the score."""
+        """Entropy signals (n,) of texts, if they are part of the score."""
         if not self.with_entropy:
             return None
         each = [signals(text) for text in texts]
@@ -184,7 +194,7 @@ class Probing(Trigger):
 
 
 def _part(generation: Generation, start: int, end: int) -> Generation:
-    """The tokens [start, end) of a generation, as far as its signals need them."""
+    """Tokens [start, end) of a generation, with the fields its signals need."""
     return replace(
         generation,
         token_ids=generation.token_ids[start:end],
@@ -195,14 +205,14 @@ def _part(generation: Generation, start: int, end: int) -> Generation:
 
 @dataclass
 class ServedProbing(Trigger):
-    """Fires where the server that writes says that its prober's score of the answer is above the threshold.
+    """Fires when the score by a ``probers-serve`` server's prober is above the threshold.
 
-    As :class:`Probing` with the prober of a ``probers-serve``, whose heads read the states there: of the
-    entities of an answer the worst decides, of heads of pooled states the score of the whole.
+    Like :class:`Probing`, with heads that read the states on the server: the worst entity of an answer
+    decides, or the score of the whole for heads of pooled states.
 
     Attributes:
-        threshold: fires when the score is above it; None takes the one that the server tells.
-        theta: as of :class:`Probing`.
+        threshold: fires when the score is above it; None takes the server's.
+        theta: as for :class:`Probing`.
     """
 
     threshold: float | None = None
@@ -212,7 +222,9 @@ class ServedProbing(Trigger):
 
     def __post_init__(self, theta: float | None) -> None:
         if theta is not None and self.threshold is not None:
-            raise UserError(f"give trigger.theta={theta} or trigger.threshold={self.threshold}, not both")
+            raise UserError(
+                f"give trigger.theta={theta} or trigger.threshold={self.threshold}, not both", "conflict"
+            )
         if theta is not None:
             self.threshold = -float(theta)
 
@@ -222,7 +234,7 @@ class ServedProbing(Trigger):
 
     def __call__(self, generation: Generation, state: State) -> Decision:
         if not isinstance(generation, ServedGeneration) or math.isnan(generation.threshold):
-            raise RunError("trigger=probing needs the server's scores, and none came with the text")
+            raise RunError("trigger=probing needs the server's scores, but the text came without", "server")
         threshold = generation.threshold if self.threshold is None else self.threshold
         if not generation.token_ids:
             return verdict(UNANSWERED, threshold)
@@ -236,20 +248,21 @@ _GIVE = "pass its folder as prober= (probers-compare: token_prober=)"
 
 @dataclass
 class Radio(Trigger):
-    """Fires at the first token that is likelier made up than the text's tokens are on average.
+    """Fires at the first token whose P(hallucination) is above 0.5 and above the text's mean (RaDIO).
 
     With s_i = P(hallucination at token i), it fires where s_i > mean(s) and s_i > 0.5. (The
     paper prints "below 0.5" of an output that must then be P(faithful).) s_i is the softmax
     of the bank's head, averaged over layers where there are several; the bank's calibration
-    is of whole spans and stays out of it.
+    is for whole spans and is not used.
 
     The text before the word that fired is kept, and the model goes on from there with the
-    passages it fetched. The word it writes right there is taken as it is, as otherwise the
+    fetched passages. The word it writes right there is accepted without judging, as otherwise the
     same place could fire for ever.
 
     Attributes:
-        bank: trained heads of single tokens, or the path of a prober folder.
-        threshold: of s_i.
+        bank: trained heads of single tokens, or folder or hub id of a prober; in commands, null is the
+            one of prober=.
+        threshold: fires where s_i is above it.
         above_mean: s_i must exceed the mean over the generated tokens as well.
     """
 
@@ -264,15 +277,17 @@ class Radio(Trigger):
         if self.bank is None:
             raise UserError(
                 "trigger=radio needs a prober of single tokens: make one with 'probers-datagen --source wiki "
-                f"pool=tokens' and 'probers-train head=radio', and {_GIVE}"
+                f"pool=tokens' and 'probers-train head=radio', and {_GIVE}",
+                "no-artifact",
             )
         bank = load_bank(self.bank)
         if bank.spec.pool != "tokens" or bank.head.tokens:
             read = "whole texts of tokens" if bank.spec.pool == "tokens" else f"{bank.spec.pool} states"
             named = f" {self.bank}" if isinstance(self.bank, str) else ""
             raise UserError(
-                f"trigger=radio scores single tokens, and the prober{named} reads {read}: train one on a "
-                f"store of 'probers-datagen --source wiki pool=tokens', and {_GIVE}"
+                f"trigger=radio scores single tokens, but the prober{named} reads {read}: train one on a "
+                f"store of 'probers-datagen --source wiki pool=tokens', and {_GIVE}",
+                "mismatch",
             )
         self._bank = bank
 

@@ -27,17 +27,17 @@ _WORD = re.compile(r"\b(yes|no)\b", re.IGNORECASE)
 
 @dataclass
 class Adaptive(Trigger):
-    """Retrieves as a classifier of the question's text says (Jeong et al. 2024).
+    """Retrieves never, once or step by step, as a classifier of the question decides (Jeong et al. 2024).
 
-    "no": never. "single": once, with the question, before anything is generated. "multi": so
-    as well, and then after every sentence. Its score is how much more probable retrieving
-    is than not: max(P(single), P(multi)) - P(no), above 0 where it does.
+    "no": never. "single": once, with the question, before anything is generated. "multi": the same,
+    and then after every sentence. Its score is max(P(single), P(multi)) - P(no), above 0 where it
+    retrieves.
 
     Attributes:
-        classifier: folder of a trained
-            :class:`~probers.adaptive.classifiers.AdaptiveClassifier`, path or hub id of a model
-            of transformers that writes A, B or C (the paper's T5) or whose labels are no, single
-            and multi (or A, B and C), or an object with ``probabilities``.
+        classifier: folder of probers-train head=adaptive or adaptive_t5; path or hub id of a model of
+            transformers that writes A, B or C (the paper's T5) or has the labels no, single
+            and multi (or A, B and C); or an object with ``probabilities``. In commands, null is the
+            newest classifier trained for this model under runs/.
     """
 
     classifier: str | Classifier | None = None
@@ -52,7 +52,8 @@ class Adaptive(Trigger):
             raise UserError(
                 "trigger=adaptive needs a classifier of questions: train one with 'probers-train "
                 "head=adaptive' and pass its folder as trigger.classifier, or a model with the labels "
-                "no, single and multi"
+                "no, single and multi",
+                "no-artifact",
             )
         from probers.adaptive.classifiers import load_classifier
 
@@ -60,12 +61,12 @@ class Adaptive(Trigger):
         self._classifier = load_classifier(given) if isinstance(given, str) else given
 
     def decide_before(self, states: Sequence[State]) -> list[Decision]:
-        """Which questions to retrieve for; all that are new are classified at once."""
+        """Decide which questions to retrieve for; all new ones are classified at once."""
         asked = [state.question for state in states]
         return [ruled(name != "no", score) for name, score in self._classified(asked)]
 
     def look_ahead(self, question: Question) -> LookAhead | None:
-        """One sentence of the questions that take several steps."""
+        """One sentence for questions that take several steps."""
         ((name, _),) = self._classified([question])
         return LookAhead(sentences=1) if name == "multi" else None
 
@@ -89,14 +90,14 @@ class Adaptive(Trigger):
 
 @dataclass(frozen=True)
 class LlmJudge(Trigger):
-    """Retrieves once, with the question, before anything is written, unless the model says yes.
+    """Retrieves once, with the question, unless the model says beforehand that it can answer.
 
-    The first "yes" or "no" of its reply counts. A reply with neither is taken for a no, so that
-    it always retrieves with a model that follows no instruction. Asking is a generation of its
-    own and is counted as one.
+    The first "yes" or "no" of its reply counts. A reply with neither counts as no, so that
+    it always retrieves with a model that follows no instructions. Asking counts as a generation
+    of its own.
 
     Attributes:
-        prompt: what the model is asked, without the answer prompt's exemplars, with ``{question}``.
+        prompt: text with ``{question}``, sent without the answer prompt's exemplars.
         max_new_tokens: tokens of the reply.
     """
 
@@ -113,7 +114,7 @@ class LlmJudge(Trigger):
         at_least_one("trigger.max_new_tokens", self.max_new_tokens)
 
     def decide_before(self, states: Sequence[State]) -> list[Decision]:
-        """The model's word on every question; it is asked about all of them at once."""
+        """The model's reply about every question; it is asked about all of them at once."""
         if not states:
             return []
         form = PromptTemplate("judge", question_form="{question}", chat=states[0].prompt.chat)

@@ -44,7 +44,7 @@ class FixedLength(Trigger):
     text's end is no place to retrieve.
 
     Attributes:
-        n: tokens between two retrievals.
+        n: tokens between two retrievals; the first is made with the question.
     """
 
     n: int = 16
@@ -130,10 +130,11 @@ class Oracle(Trigger):
     more questions right: it stops at the first right answer on the way that they all go.
 
     Attributes:
-        again: also when the answer after a retrieval is wrong, up to the limit of the
+        again: also fires when the answer after a retrieval is wrong, up to the limit of the
             loop; otherwise at most once, for the closed-book answer.
-        wrong: the rule by which an answer is wrong (:func:`probers.evaluation.answers.right_by`).
-        matcher: for wrong=match; None is one with its defaults.
+        wrong: an answer is wrong if it fails em, acc (a gold answer is in the text), acc_substring, match or
+            f1>=0.8 (:func:`probers.evaluation.answers.right_by`).
+        matcher: for wrong=match; None is one with its defaults, in commands the command's.
 
     Raises:
         UserError: no such rule.

@@ -20,13 +20,13 @@ class Entropy(Trigger):
     """Fires when the entropy of the tokens of an answer, or of a sentence, is above a threshold.
 
     Attributes:
-        threshold: nats.
+        threshold: fires above it, nats; probers-compare chooses it on validation questions.
         reduction: "mean" over the tokens of rationale and answer, or their "max".
         scope: over the tokens of the whole "answer", which is then written anew; or of each
             "sentence", and the text before the first that is above the threshold is kept.
     """
 
-    threshold: float = 0.5
+    threshold: float = 0.2
     reduction: Literal["mean", "max"] = "mean"
     scope: Literal["answer", "sentence"] = "answer"
 
@@ -57,9 +57,11 @@ class Flare(Trigger):
     One pass looks at all sentences instead of one pass each, which writes the same.
 
     Attributes:
-        threshold: for 1 - p.
-        variant: "paper" or "dragin", for both formula and loop.
-        theta: the paper's form of the threshold, 1 minus it; given, it takes its place.
+        threshold: fires where 1 - p is above it; probers-compare chooses it on validation questions if
+            theta is None.
+        variant: "paper" (an improbable token fires, one sentence is taken) or "dragin" (the mean of 1 - p
+            over the sentence fires, all that is written from passages is taken).
+        theta: the paper's form in place of threshold: 0.8 fires where p is below 0.8, as threshold 0.2 does.
     """
 
     threshold: float = 0.2
@@ -90,8 +92,8 @@ class Rind(PaperOrReleased, Trigger):
     passages it fetched.
 
     Attributes:
-        threshold: for the score; the two variants have scales of their own, and the
-            published 0.6 to 1.5 belong to the released one.
+        threshold: fires above it; the two variants have scales of their own, and the
+            published 0.6 to 1.5 belong to the released one. probers-compare chooses it.
         variant: formula (:func:`probers.uncertainty.rind_scores`) and loop.
             "paper": the text ends before the word that fired; what is written from there with
             the passages is judged as all else, but for that one word, which could fire for ever.

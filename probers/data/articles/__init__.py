@@ -1,4 +1,4 @@
-"""Where articles come from: the testbed, a JSONL file, a live Wikipedia or a dataset of the Hub."""
+"""Sources of articles: the testbed, a JSONL file, a live Wikipedia or a dataset of the Hub."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every source of articles shares: cleaning, problems, drawing, splits and the source itself."""
+"""Common parts of article sources: cleaning, problems, drawing, splits and the source itself."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def sentences_of(text: str) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Rules:
-    """What an article must be to be used.
+    """Requirements of a usable article.
 
     Attributes:
         min_sentences: fewer make it too short.

@@ -1,4 +1,4 @@
-"""Where articles are cut: right before an entity inside a sentence and outside the title (RaDIO, MIND)."""
+"""Cuts of articles: right before an entity inside a sentence and outside the title (RaDIO, MIND)."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ _OPENING = re.compile(r"(?:[^\W\d_]|[,:;'])\"\s\S")  # after a digit it is inche
 
 
 def is_shifted(sentence: str) -> bool:
-    """Whether a sentence opens a bracket or its first quote the shifted way."""
+    """Tell whether a sentence opens a bracket or its first quote the shifted way."""
     marks = _BRACKET.search(sentence) or _QUOTED.search(sentence)
     return marks is not None or _first_quote(sentence)
 
@@ -65,7 +65,7 @@ _PREFIX = frozenset(["D", "L", "O", "M", "N", "d", "l", "o"])
 
 
 def is_tokenised(text: str) -> bool:
-    """Whether punctuation stands alone between spaces more often than it is attached to words."""
+    """Tell whether punctuation stands alone between spaces more often than it is attached to words."""
     detached = attached = 0
     for line in text.splitlines():
         tokens = line.split()
@@ -144,12 +144,12 @@ def _join(tokens: list[str]) -> str:
 
 
 def _elides(word: str) -> bool:
-    """Whether an apostrophe after the word is its own: a plural's possessive, "gettin'", "'n'"."""
+    """Tell whether an apostrophe after the word is its own: a plural's possessive, "gettin'", "'n'"."""
     return word.lower().endswith(("s", "x", "z", "in", "'n", "’n")) or word == "o"
 
 
 def _continues(before: str, token: str) -> bool:
-    """Whether "'Brien", "'an" is the rest of a word ("O'Brien", "Xi'an") and no opening quote."""
+    """Tell whether "'Brien", "'an" is the rest of a word ("O'Brien", "Xi'an") and no opening quote."""
     if _ELIDED.fullmatch(token):
         return False
     return before in _PREFIX or (before.isalpha() and before[0].isupper() and token[1:].islower())
@@ -160,7 +160,7 @@ def _digits(before: str, after: str) -> bool:
 
 
 def _is_range(tokens: list[str], position: int) -> bool:
-    """Whether an en dash joins two numbers; between two full dates it keeps its spaces."""
+    """Tell whether an en dash joins two numbers; between two full dates it keeps its spaces."""
     before, after = tokens[position - 1 : position], tokens[position + 1 : position + 2]
     if not before or not after or not _digits(before[0], after[0]):
         return False

@@ -122,7 +122,7 @@ def _are_strings(content: Any) -> bool:
 
 
 def _draw(number: int, seed: int) -> int:
-    """What decides whether a limit keeps a line; the lines with the least are kept."""
+    """Rank of a line under a limit, which keeps the lowest."""
     return draw_key("limit", seed, str(number))
 
 

@@ -40,7 +40,7 @@ GIVE_UP = 3
 
 @dataclass(frozen=True)
 class WikipediaOptions:
-    """What to fetch from a Wikipedia, and how; exactly one of titles, category and random.
+    """Selection of pages, and how to fetch them; exactly one of titles, category and random.
 
     Attributes:
         titles: a list of titles, or the path of a text file with one per line.
@@ -199,7 +199,7 @@ class Client:
         return self._cache / kind / f"{slug}-{digest(name)}.json"
 
     def _asked(self, fetch: Callable[[], Any]) -> Any:
-        """What ``fetch`` returns; every failure becomes a FetchError."""
+        """Call ``fetch`` and turn every failure into a FetchError."""
         if self._failures >= GIVE_UP:
             raise FetchError(f"not asked for, {GIVE_UP} requests in a row had failed")
         from wikipediaapi import WikipediaException

@@ -18,6 +18,7 @@ from typing import Any, ClassVar
 
 from tqdm import tqdm
 
+from ...text import count
 from ...types import SPLITS, Question, UserError
 from ..records import BadLine, LeftOut, Row, check_bad_line, check_object, what_is_wrong
 from ..splits import Drawn, Limit, Unfit, draw_stream, draw_whole, parts_of
@@ -82,7 +83,7 @@ class QuestionSet:
     notes: tuple[str, ...] = ()
 
     def lines(self) -> list[str]:
-        """What the user has to be told; empty when everything asked for was there."""
+        """Notes for the user; empty when everything requested was there."""
         return [*self.notes, *self.excluded.lines(most=10)]
 
 
@@ -151,7 +152,9 @@ def open_questions(
         )
     notes = []
     if drawn.seen:
-        notes.append(f"{drawn.seen} questions are left out: a part of this run was trained or tuned on them")
+        notes.append(
+            f"{count(drawn.seen, 'question')} left out: a part of this run was trained or tuned on them"
+        )
         if not drawn.questions:
             where = f" in the {split} split" if split else ""
             raise EmptySplitError(
@@ -214,7 +217,7 @@ def _shortage(
             f"because {len(excluded)} were left out ({excluded.summary()}); "
             f"pass {key}={available} or less, or {key}=null for all"
         )
-    return [f"{source.spec} has {available} questions{where}: all are used, {key}={most} is more"]
+    return [f"{source.spec} has {count(available, 'question')}{where}: all are used, {key}={most} is more"]
 
 
 class _Reading:

@@ -1,4 +1,4 @@
-"""What every set of questions shares: where its records are, and which layouts they have."""
+"""Base class of question sets: the place of their records, and their layouts."""
 
 from __future__ import annotations
 
@@ -84,14 +84,14 @@ class QuestionSource:
 
     @property
     def spec(self) -> str:
-        """How a message names it."""
+        """Name of the set in messages."""
         if self.path is not None:
             return f"questions={self.name} questions.path={self.path}"
         return f"questions={self.name} (hub dataset {self.hub}, split {self.hub_split})"
 
     @property
     def typed(self) -> str:
-        """What a user types for it, without the options that have their defaults."""
+        """The option that a user types for it, without defaults."""
         given = [f"questions.{n}={v}" for n, v in self._given().items()]
         return " ".join([f"questions={self.name}", *given])
 
@@ -137,7 +137,7 @@ class QuestionSource:
             yield row._replace(problem=problem) if problem else row
 
     def mismatch(self, keys: Collection[str]) -> str | None:
-        """What is wrong with a record that has these fields, None when a layout of ours fits."""
+        """Describe the mismatch of a record with these fields, None when a layout fits."""
         if any(known.fits(keys) for known in self.layouts):
             return None
         found = ", ".join(sorted(map(str, keys))[:12]) or "none"

@@ -124,7 +124,7 @@ class Completion(QuestionSource):
 
     @property
     def _stamp(self) -> tuple[int, int] | None:
-        """Which state of the file it is; None without a file."""
+        """State of the file (size and times); None without a file."""
         path = Path(self.articles or "")
         if not path.is_file():
             return None
@@ -132,7 +132,7 @@ class Completion(QuestionSource):
         return stat.st_size, stat.st_mtime_ns
 
     def _wanted(self, text: str, entity: Entity) -> bool:
-        """Whether an entity is asked for: a settled one of its kind that the question does not name."""
+        """Tell whether an entity is asked for: a settled one of its kind that the question does not name."""
         if self.kinds is not None and entity.type not in self.kinds:
             return False
         before = text[: entity.start]

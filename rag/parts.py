@@ -1,4 +1,4 @@
-"""What a comparison takes from its parts: answers, thresholds, and recorded answers."""
+"""Results of the parts of a split run, joined: answers, thresholds and recorded answers."""
 
 from __future__ import annotations
 
@@ -10,24 +10,52 @@ from typing import TYPE_CHECKING, Any
 
 from probers.checksums import sealed, unsealed
 from probers.commands.merge import PartRun, PartRuns
+from probers.data.partition import Partition
 from probers.files import write_bytes, write_text
 from probers.types import Question, RunError, UserError, first_line
 
-from ..answered_parts import join_traces, own
-from .curves import QueryTrajectory
+from .traces import Answer, TraceFile
 
 if TYPE_CHECKING:
     from probers.engine.model import CausalLM
 
-    from ..remote import RemoteLM
+    from .compare.curves import QueryTrajectory
+    from .remote import RemoteLM
 
-#: Where a comparison keeps recorded answers, and the file that says of a part which there are.
+#: Folder of recorded answers in a comparison, and a part's index of them.
 REPLAY, _INDEX = "replay", "index.json"
 _THRESHOLDS = "thresholds.json"
 
 
+def own(questions: Sequence[Question], part: Partition | None) -> list[Question]:
+    """The questions of one part, which has all questions of a group or none; None is the whole."""
+    return [q for q in questions if part is None or part.owns(q.group or q.id)]
+
+
+def join_traces(parts: PartRuns, questions: Sequence[Question], file: str, out: Path) -> list[Answer]:
+    """Write the parts' answers into one file, as an undivided run does.
+
+    Args:
+        parts: of one run.
+        questions: of the whole.
+        file: the traces' path in the folder of each part.
+        out: folder of the whole.
+
+    Raises:
+        UserError: a part has other questions, or lacks an answer.
+        RunError: the file cannot be written.
+    """
+    found: dict[str, Answer] = {}
+    for run in parts.runs:
+        mine = own(questions, run.part)
+        found |= {answer.id: answer for answer in TraceFile(run.path / file).answers(mine)}
+    answers = [found[question.id] for question in questions]
+    TraceFile(out / file).rewrite(answers)
+    return answers
+
+
 def take_answers(parts: PartRuns, questions: Sequence[Question], out: Path) -> None:
-    """Write the parts' answers with every method, and their thresholds, as a run in one piece has them.
+    """Write the parts' answers with every method, and their thresholds, as an undivided run does.
 
     Raises:
         UserError: parts with other thresholds or questions, or without an answer.
@@ -46,16 +74,17 @@ def _bytes(path: Path) -> bytes | None:
 
 
 def check_weights(parts: PartRuns | None, lm: CausalLM | RemoteLM) -> None:
-    """Refuse another model than the parts' for what is left to do (UserError)."""
+    """Refuse another model than the parts' for the remaining work (UserError)."""
     told = None if parts is None else parts.runs[0].state.get("chosen", {}).get("model")
     if told is not None and told != str(lm.spec):
         raise UserError(
-            f"the parts were run with the model {told}, and the model here is {lm.spec}: give the same one"
+            f"the parts were run with the model {told}, but the model here is {lm.spec}: give the same one",
+            "mismatch",
         )
 
 
 def index(recorded: Sequence[QueryTrajectory], out: Path) -> None:
-    """Write down which recorded answers a part has."""
+    """Write a part's index of recorded answers."""
     entries = [
         {"file": f"{each.name}.json", "methods": list(each.methods), "triggers": each.trajectory.triggers}
         for each in recorded
@@ -76,9 +105,9 @@ class RecordedParts:
     def __call__(
         self, file: Path, methods: Sequence[str], triggers: Sequence[str], questions: Sequence[Question]
     ) -> None:
-        """Join what the parts recorded for a query, if all have it; as :data:`.curves.Made`.
+        """Join the parts' recorded answers for a query, if all have them; a :data:`.compare.curves.Made`.
 
-        A part in which a trigger was not asked leaves the file to be recorded anew.
+        If a trigger was not asked in some part, the file is recorded anew.
         """
         if file.exists():
             return
@@ -108,4 +137,4 @@ def _read(run: PartRun, name: str) -> dict[str, Any]:
     try:
         return unsealed(path, older=False)
     except (OSError, ValueError) as error:
-        raise RunError(f"{path} is damaged ({first_line(error)}): make the part again") from error
+        raise RunError(f"{path} is damaged ({first_line(error)}): make the part again", "damaged") from error
