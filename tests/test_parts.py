@@ -16,8 +16,6 @@ from probers.commands.artifacts import newest_store
 from probers.data.partition import Partition
 from probers.types import RunError, UserError
 
-pytestmark = pytest.mark.long
-
 #: One prompt at a time: the arithmetic is then the same however the work is cut.
 ALONE = ["layers=[0,6]", "shard_size=5", "batch_size=1"]
 COT = ["source=cot", "limit=12", *ALONE]
@@ -59,8 +57,14 @@ def test_a_block_of_layers_is_a_stretch_and_all_of_them_are_everything():
     [
         (COT, 3),
         (WIKI, 2),
-        ([*WIKI, "negatives=untouched", "balance=true", "context=16", "dtype=fp8"], 3),
-        ([*WIKI, "pool=tokens", "site=[resid_post,mlp_out]", "layers=[6]"], 2),
+        pytest.param(
+            [*WIKI, "negatives=untouched", "balance=true", "context=16", "dtype=fp8"],
+            3,
+            marks=pytest.mark.long,
+        ),
+        pytest.param(
+            [*WIKI, "pool=tokens", "site=[resid_post,mlp_out]", "layers=[6]"], 2, marks=pytest.mark.long
+        ),
         (QUOTAS, 2),
     ],
     ids=["cot", "wiki", "balance", "tokens", "quotas"],
@@ -81,6 +85,7 @@ def test_merged_labels_are_those_of_one_piece_to_the_last_byte(tmp_path, typed, 
     assert out == tmp_path / "run" and cli.run("datagen", [*typed, f"out={out}"]) == out  # complete
 
 
+@pytest.mark.long
 def test_every_part_compares_names_by_the_vectors_of_all_articles(tmp_path):
     typed = ["source=wiki", "limit=60", "per_article=1", "layers=[6]", "matcher.vectors=own", "batch_size=1"]
     cli.run("datagen", [*typed, f"out={tmp_path}/whole"])
@@ -95,6 +100,7 @@ def test_every_part_compares_names_by_the_vectors_of_all_articles(tmp_path):
         merged(again, tmp_path / "merged")
 
 
+@pytest.mark.long
 def test_in_other_batches_labels_agree_and_states_up_to_rounding(cot, tmp_path):
     typed = ["source=cot", "limit=12", "layers=[0,6]", "shard_size=5", "batch_size=8"]
     cli.run("datagen", [*typed, f"out={tmp_path}/whole"])
@@ -105,6 +111,7 @@ def test_in_other_batches_labels_agree_and_states_up_to_rounding(cot, tmp_path):
     assert abs(ours.states((6,)).astype(float) - theirs.states((6,)).astype(float)).max() < 0.02
 
 
+@pytest.mark.long
 def test_more_parts_than_groups_leave_empty_ones_which_merge(tmp_path):
     typed = ["source=cot", "limit=4", "layers=[6]", "batch_size=1"]
     cli.run("datagen", [*typed, f"out={tmp_path}/whole"])
@@ -274,6 +281,7 @@ def test_a_damaged_part_is_named(cot, tmp_path):
     assert caught.value.code == "damaged"
 
 
+@pytest.mark.long
 def test_inputs_that_have_changed_since_are_refused(tmp_path):
     articles = tmp_path / "articles.jsonl"
     lines = [

@@ -80,7 +80,7 @@ def bank(lm: CausalLM, folder: Path) -> ProbeBank:
 
 @pytest.fixture(scope="module")
 def url(bank: ProbeBank, folder: Path) -> Iterator[str]:
-    with served(folder) as address:
+    with served(folder, "--enforce-eager") as address:
         yield address
 
 
@@ -227,8 +227,8 @@ async def answers(url: str, count: int) -> list[Any]:
     return list(await asyncio.gather(*(one(i) for i in range(count))))
 
 
-def test_a_thousand_requests_and_no_score_is_lost(url: str) -> None:
-    for _, text, told in asyncio.run(answers(url, 1000)):
+def test_no_score_of_many_requests_is_lost(url: str) -> None:
+    for _, text, told in asyncio.run(answers(url, 300)):
         check_whole(told, text)
 
 
