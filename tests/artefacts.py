@@ -12,20 +12,10 @@ from filelock import FileLock
 #: Name of a run -> its command and what is typed; {name} stands for the folder of another run.
 RUNS: dict[str, tuple[str, tuple[str, ...]]] = {
     "cot": ("datagen", ("source=cot", "limit=60", "shard_size=16", "layers=[0,6,12]", "batch_size=16")),
-    "wiki": ("datagen", ("source=wiki", "limit=60", "layers=[6,12]", "shard_size=16")),
-    "tokens": ("datagen", ("source=wiki", "limit=60", "layers=[6,12]", "pool=tokens")),
-    "predicting": ("datagen", ("source=wiki", "limit=60", "layers=[6,12]", "pool=predicting")),
+    "wiki": ("datagen", ("source=wiki", "limit=200", "shard_size=64", "layers=[6,12]")),
     "prober": ("train", ("data={cot}", "layer=[6]", "resamples=100", "learning_curve=false")),
-    "span_prober": ("train", ("data={tokens}", "layer=[6]", "resamples=100", "learning_curve=false")),
-    "radio": ("train", ("data={tokens}", "layer=[6]", "head=radio", "resamples=100", "learning_curve=false")),
     "classifier": ("train", ("data={cot}", "head=adaptive", "resamples=100")),
-    "traces": ("rag", ("trigger=entropy", "limit=6", "max_new_tokens=24")),
-    "comparison": (
-        "compare",
-        ("triggers=[never,random,entropy,probing]", "prober={prober}", "limit=6", "validation=6", "sweep=1",
-         "resamples=100", "max_new_tokens=24", "match=entropy"),
-    ),
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)

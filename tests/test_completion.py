@@ -201,7 +201,9 @@ def test_commands_answer_completions_and_judge_them(tmp_path):
 
 
 def test_another_prompt_than_they_are_made_for_is_said(tmp_path, capsys):
-    asked = ["questions=completion", "questions.articles=testbed", "limit=1", "trigger=never"]
+    lines = [{"title": a.title, "sentences": list(a.sentences)} for a in islice(open_articles("testbed"), 30)]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    asked = ["questions=completion", f"questions.articles={tmp_path}/a.jsonl", "limit=1", "trigger=never"]
     cli.run("rag", [*asked, f"out={tmp_path}/a"])
     assert (
         "questions=completion are made for prompt=completion, and the prompt is testbed"

@@ -165,7 +165,6 @@ def test_empty_damaged_and_missing_files(load, tmp_path):
         load(path, on_bad_line="perhaps")
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("suffix", ["jsonl", "tsv"])
 def test_a_passage_of_ten_megabytes_is_kept_and_remarked_upon(load, tmp_path, caplog, suffix):
     text = "word " * 2_000_000

@@ -24,6 +24,11 @@ def world():
     return World.generate(WorldConfig(seed=3, known=SIZES))
 
 
+@pytest.fixture(scope="module")
+def tokenizer(world):
+    return train_tokenizer(world, vocab_size=600)
+
+
 def test_the_stream_is_seeded(world):
     first, again = (DocumentStream(world, Curriculum(), seed=1) for _ in range(2))
     assert [first.draw(k) for k in KINDS * 3] == [again.draw(k) for k in KINDS * 3]
@@ -72,8 +77,7 @@ def test_token_shares_are_those_of_the_plan(world):
         assert mass[kind] / sum(mass.values()) == pytest.approx(getattr(Curriculum(), kind), abs=0.04)
 
 
-def test_tokenizer_counts_do_not_tell_known_from_unknown(world):
-    tokenizer = train_tokenizer(world, vocab_size=600)
+def test_tokenizer_counts_do_not_tell_known_from_unknown(world, tokenizer):
     lengths = {known: [] for known in (True, False)}
     for entity in world.entities.values():
         lengths[entity.known].append(len(tokenizer(f" {entity.name}")["input_ids"]))
@@ -83,8 +87,7 @@ def test_tokenizer_counts_do_not_tell_known_from_unknown(world):
     assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
 
 
-def test_rows_restart_per_document_and_weigh_answers_over_context(world):
-    tokenizer = train_tokenizer(world, vocab_size=600)
+def test_rows_restart_per_document_and_weigh_answers_over_context(world, tokenizer):
     plan = Curriculum()
     batcher = _Batcher(Recipe(lengths=(64, 128, 400)), plan, tokenizer)
     stream = DocumentStream(world, plan, seed=0)

@@ -269,7 +269,6 @@ def test_released_rind_is_the_released_procedures(both):
     assert sentences > len(both.made) / 2  # where sentences end mattered
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("threshold", THRESHOLDS)
 def test_released_rind_and_qfs_fire_and_ask_alike(both, threshold):
     decisions = Rind(threshold, "released").decide(both.made, both.states)

@@ -298,7 +298,6 @@ def test_a_damaged_checkpoint_is_named_and_the_training_begins_anew(
     assert (tmp_path / f"{path.name}.old/notes.txt").exists() == (told == "is a folder")
 
 
-@pytest.mark.long
 def test_no_flipped_bit_of_a_checkpoint_is_used_silently(interrupted: Path, tmp_path: Path) -> None:
     """Anywhere in header and tensors; converse: one that is whole is read."""
     blob = interrupted.read_bytes()
@@ -306,7 +305,7 @@ def test_no_flipped_bit_of_a_checkpoint_is_used_silently(interrupted: Path, tmp_
     path = tmp_path / interrupted.name
     header = 8 + int.from_bytes(blob[:8], "little")
     rng = np.random.default_rng(0)
-    for at in [*range(header), *rng.integers(header, len(blob), 60).tolist()]:
+    for at in [*range(0, header, 5), *rng.integers(header, len(blob), 60).tolist()]:
         damaged = bytearray(blob)
         damaged[at] ^= 1 << int(rng.integers(8))
         path.write_bytes(damaged)

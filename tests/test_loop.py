@@ -474,18 +474,18 @@ def test_a_run_resumes_by_question_and_drops_a_half_written_line(tmp_path):
 def test_a_trace_file_of_other_questions_is_refused(tmp_path):
     path = tmp_path / "traces.jsonl"
     make(Never())[0].run(QUESTIONS[:3], path)
-    with fails("bad-value", "line 1", "'q0'"):
+    with fails("mismatch", "line 1", "'q0'"):
         TraceFile(path).resume(QUESTIONS[1:])
-    with fails("bad-value", "line 3"):
+    with fails("mismatch", "line 3"):
         TraceFile(path).resume(QUESTIONS[:2])
     path.unlink()
     path.mkdir()
-    with fails("bad-value", ": remove it"):
+    with fails("bad-file", "traces.jsonl"):
         TraceFile(path).resume(QUESTIONS)
 
 
 def test_answers_that_cannot_be_written_are_told_with_the_file(tmp_path):
-    with fails("failed", f"cannot write {tmp_path}: Is a directory", kind=RunError):
+    with fails("disk", str(tmp_path), kind=RunError):
         TraceFile(tmp_path).append([])
 
 
@@ -534,19 +534,19 @@ def test_a_damaged_line_is_named_and_its_question_is_answered_again(tmp_path, ca
         assert lm.prompts == [] and len(caplog.messages) == len(said)
 
 
-@pytest.mark.long
 def test_no_flipped_bit_of_a_trace_is_used_silently(tmp_path, caplog):
     path = tmp_path / "traces.jsonl"
     answers = make(Entropy(0.05))[0].run(QUESTIONS[:2], path)
     assert TraceFile(path).resume(QUESTIONS[:2]) == answers
     blob = path.read_bytes()
     first = blob.index(b"\n")
-    for at in range(first):
+    places = range(0, first, 3)
+    for at in places:
         damaged = bytearray(blob)
         damaged[at] ^= 1 << (at % 8)
         path.write_bytes(damaged)
         assert TraceFile(path).resume(QUESTIONS[:2]) == [None, answers[1]]
-    assert caplog.text.count("damaged in line 1") == first
+    assert caplog.text.count("damaged in line 1") == len(places)
 
 
 def test_a_run_that_goes_on_has_the_batches_of_one_that_was_not_interrupted(tmp_path, monkeypatch):

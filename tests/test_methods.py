@@ -366,7 +366,6 @@ def testbed():
     return CausalLM.from_pretrained("testbed", batch_size=4), questions, BM25(load_corpus()[:400])
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("trigger", "stop"),
     [

@@ -249,7 +249,6 @@ def test_what_comes_from_the_environment_is_used_and_not_written(tmp_path, monke
     assert unset.corpus == "3" and unset.record["corpus"] == "${oc.env:NOPE,3}"
 
 
-@pytest.mark.long
 @rarely
 @given(
     st.sampled_from(sorted(SETTINGS)),

@@ -11,8 +11,6 @@ from test_compare import place  # noqa: F401
 
 from probers.commands import main as cli
 
-pytestmark = pytest.mark.long
-
 ASKED = ["questions=questions.jsonl", "corpus=corpus.jsonl", "prober=prober", "limit=null"]
 EVERY = "[never,always,random,oracle,fixed_sentence,entropy,flare,rind_paper,rind_released,probing]"
 COMPARED = [*ASKED, f"triggers={EVERY}", "resamples=200", "sweep=2"]

@@ -122,7 +122,6 @@ RAGS: dict[str, tuple[Callable[[], Any], Callable[[CausalLM], Any]]] = {
 }
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("name", RAGS)
 def test_the_loop_goes_the_same_way(lm: CausalLM, server: Running, corpus: BM25, name: str) -> None:
     served, own = RAGS[name]

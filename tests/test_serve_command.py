@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -16,14 +16,25 @@ import httpx
 import openai
 import pytest
 
+from probers.commands import main as cli
+
 SCRIPT = str(Path(sys.executable).with_name("probers-serve"))
 NONE = ("prober=none", "port=0")
+Refused = Callable[..., str]
 
 
-def refused(*arguments: str, cwd: Path | None = None, code: int = 2) -> str:
-    done = subprocess.run([SCRIPT, *arguments], capture_output=True, text=True, cwd=cwd, timeout=120)
-    assert done.returncode == code and "Traceback" not in done.stderr, done.stderr
-    return done.stderr.strip().splitlines()[-1]
+@pytest.fixture
+def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Refused:
+    """Run the command in an empty folder; gives the last line of what it says when it ends with code 2."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: str) -> str:
+        with pytest.raises(SystemExit) as ended:
+            cli.main("serve", arguments)
+        assert ended.value.code == 2
+        return capsys.readouterr().err.strip().splitlines()[-1]
+
+    return run
 
 
 @contextmanager
@@ -40,34 +51,32 @@ def serving(*arguments: str, cwd: Path) -> Iterator[tuple[subprocess.Popen[str],
         server.wait()
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
         (["port=70000"], "port=70000 must be"),
         (["rows=0"], "rows=0 must be"),
         (["backend=other"], "backend=other must be"),
-        (["host=nowhere.invalid"], "host=nowhere.invalid port=8000 cannot be listened at"),
+        (["host=nowhere.invalid"], "host=nowhere.invalid port=8000 "),
         (["port=0", "model=nowhere/x", "prober=none"], "nowhere/x"),
         (["port=0", "corpus=missing.jsonl", "prober=none"], "corpus=missing.jsonl is not a file"),
-        (["port=0"], "there is no prober of model=testbed"),
+        (["port=0"], "probers-train head=radio"),
         (["port=0", "prober=missing"], "missing"),
     ],
 )
-def test_what_is_wrong_is_said_in_one_sentence(tmp_path: Path, arguments: Sequence[str], told: str) -> None:
-    assert told in refused(*arguments, cwd=tmp_path)
+def test_what_is_wrong_is_said_in_one_sentence(refused: Refused, arguments: Sequence[str], told: str) -> None:
+    assert told in refused(*arguments)
 
 
-def test_a_port_that_is_taken(tmp_path: Path) -> None:
+def test_a_port_that_is_taken(refused: Refused) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        told = refused("prober=none", f"port={port}", cwd=tmp_path)
-    assert f"host=127.0.0.1 port={port} cannot be listened at (Address already in use)" in told
+        told = refused("prober=none", f"port={port}")
+    assert f"host=127.0.0.1 port={port} " in told and told.endswith("[network]")
 
 
-@pytest.mark.long
 def test_a_terminated_server_ends_what_it_began(tmp_path: Path) -> None:
     with serving(*NONE, cwd=tmp_path) as (server, url):
         assert httpx.get(f"{url}/").status_code == 200  # the page

@@ -70,10 +70,8 @@ ARTICLE = ("It lies in Spain today.", "It is near Madrid today.", "It was led by
 
 
 @pytest.fixture(scope="module")
-def testbed(tmp_path_factory):
-    out = tmp_path_factory.mktemp("wiki") / "store"
-    cli.run("datagen", ["--source", "wiki", f"out={out}", "limit=200", "shard_size=64", "layers=[6,12]"])
-    return FeatureStore.open(out)
+def testbed(artefacts):
+    return FeatureStore.open(artefacts("wiki"))
 
 
 def test_every_cut_is_a_row_or_left_out_with_its_reason(tmp_path):
@@ -116,8 +114,9 @@ def test_prompts_reach_the_model_as_the_template_makes_them(tmp_path):
     assert lm.prompts == ["About T: It lies in", "About T: It lies in Spain today. It is near"]
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("pool", ["mean", "last", "tokens", "predicting", "mind"])
+@pytest.mark.parametrize(
+    "pool", ["mean", pytest.param("last", marks=pytest.mark.long), "tokens", "predicting", "mind"]
+)
 def test_states_are_those_of_the_entitys_tokens(tmp_path, pool):
     """Against a fresh pass over prompt and entity of the testbed's model, for every pooling."""
     out = tmp_path / "store"
@@ -191,7 +190,6 @@ def test_a_cut_is_shown_so_many_tokens_and_the_row_says_what_the_model_saw(tmp_p
     assert any(len(row["question"]) < len(whole[row["span"]]) for row in rows)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("context", [None, 24])
 def test_what_is_left_of_a_shard_comes_out_to_the_bit(tmp_path, context):
     """Articles are read once for several cuts: whichever batches are known, the others are the same."""

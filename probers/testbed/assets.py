@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import random
-from functools import lru_cache
+from collections.abc import Callable
+from functools import cache, lru_cache
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ..types import Article, Passage, Question, UserError
 from .relations import BY_KEY
 from .text import Asked, ask, chains_of, corpus, knowledge
 from .world import Entity, World, WorldConfig
+
+Drawn = TypeVar("Drawn")
 
 #: Questions asked about an entity the model was taught and about one it was not; share of
 #: two-hop ones; and how much more often a volatile attribute is asked. Together they set
@@ -58,15 +61,27 @@ def load_world(folder: Path | None = None) -> World:
     return World.generate(world_config(folder))
 
 
+@cache
+def _shipped(draw: Callable[[World], list[Drawn]]) -> list[Drawn]:
+    """Texts drawn from the world of the shipped checkpoint; drawing takes a second."""
+    return draw(load_world())
+
+
 def load_corpus(world: World | None = None) -> list[Passage]:
     """One passage per entity, known or not, telling the truth of today."""
-    world = world or load_world()
+    return _passages(world) if world else [*_shipped(_passages)]
+
+
+def _passages(world: World) -> list[Passage]:
     return [Passage(e.id, e.name, " ".join(sentences)) for e, sentences in corpus(world)]
 
 
 def load_articles(world: World | None = None) -> list[Article]:
     """The corpus as articles; ``truth["facts"]`` maps each value told to the fact's kind of knowledge."""
-    world = world or load_world()
+    return _articles(world) if world else [*_shipped(_articles)]
+
+
+def _articles(world: World) -> list[Article]:
     articles = []
     for entity, sentences in corpus(world):
         kinds = {fact.truth: fact.kind for fact in world.facts_of(entity)}
@@ -80,7 +95,10 @@ def load_questions(world: World | None = None) -> list[Question]:
     Two-hop questions stay inside a split because links do; each question's
     ``group`` is its subject entity.
     """
-    world = world or load_world()
+    return _questions(world) if world else [*_shipped(_questions)]
+
+
+def _questions(world: World) -> list[Question]:
     rng = random.Random(f"questions:{world.config.seed}")
     questions = []
     for entity in world.entities.values():

@@ -31,12 +31,22 @@ start = VllmLM.from_pretrained
 
 @pytest.fixture(scope="module", autouse=True)
 def started_once() -> Iterator[None]:
-    """Starting vLLM takes longer than what is tested, so that commands get one that runs already."""
+    """One vLLM for each model and number format: starting it takes longer than what is tested.
+
+    None is compiled but that of the last test, which starts its own.
+    """
+    begin = vllm_lm._start
+
+    def eager(name: str, device: str, given: Any) -> Any:
+        return begin(name, device, {**given, "enforce_eager": True})
+
     running: dict[Any, VllmLM] = {}
 
     def once(name: str = "testbed", *, dtype: str = "auto", **options: Any) -> VllmLM:
         if (name, dtype) not in running:
-            running[name, dtype] = start(name, dtype=dtype, **options)
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(vllm_lm, "_start", eager)
+                running[name, dtype] = start(name, dtype=dtype, **options)
         return running[name, dtype]
 
     with pytest.MonkeyPatch.context() as patch:

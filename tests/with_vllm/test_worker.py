@@ -28,7 +28,10 @@ def test_scores_of_64_texts_with_preemption_cache_hits_and_chunks(model: str, tm
         prober, bank = model, ProbeBank.from_pretrained(model)
     else:
         prober, bank = str(tmp_path), make_bank(lm, tmp_path, "tokens", (6, 12))
-    written, counters = write(model, prober, PROMPTS, num_gpu_blocks_override=28, scheduler_cls=SCHEDULER)
+    written, counters = write(
+        model, prober, PROMPTS, num_gpu_blocks_override=28, scheduler_cls=SCHEDULER,
+        enforce_eager=model != "testbed",  # one compiled engine is enough
+    )  # fmt: skip
     assert counters["vllm:num_preemptions"] > 0
     assert counters["vllm:prefix_cache_hits"] > 0
     check(written, ours(lm, bank, written))
