@@ -8,7 +8,7 @@ from .lazy import lazily
 
 if TYPE_CHECKING:
     from .bank.bank import ProbeBank
-    from .engine.decode import Sampling
+    from .engine.language_model import Sampling
     from .engine.model import CausalLM
     from .engine.stopping import SentenceEnd
     from .store.store import FeatureStore
@@ -18,6 +18,6 @@ __version__ = "0.2.0"
 __all__ = ["CausalLM", "FeatureStore", "Needs", "ProbeBank", "Sampling", "SentenceEnd", "__version__"]
 
 __getattr__ = lazily(__name__, {
-    "bank.bank": "ProbeBank", "engine.decode": "Sampling", "engine.model": "CausalLM",
+    "bank.bank": "ProbeBank", "engine.language_model": "Sampling", "engine.model": "CausalLM",
     "engine.stopping": "SentenceEnd", "store.store": "FeatureStore", "types": "Needs",
 })  # fmt: skip

@@ -131,7 +131,7 @@ class Feature:
         site: where in the block. "resid_post" is the stream after it, "resid_mid" the one
             between attention and MLP; "attn_out" and "mlp_out" are what those two add to
             the stream. Only "resid_post" has a layer 0. "lookback" is no state but the lookback ratios
-            of all attention heads (:mod:`probers.capture.lookback`), one vector that belongs to no single
+            of all attention heads (:mod:`probers.capture.attention`), one vector that belongs to no single
             layer: ``layers`` must be (L,), the last.
         pool: over the generated tokens "mean" or "last"; "tokens" keeps every one,
             "predicting" for each the state before it, which predicted it (the first token's is the
@@ -153,13 +153,13 @@ class Feature:
 
     @property
     def of_mind(self) -> bool:
-        """Whether MIND's vector is asked for, pooled or in parts."""
+        """MIND's vector is asked for, pooled or in parts."""
         return self.pool in ("mind", "mind_tokens")
 
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What a generation has to record; nothing else is captured.
+    """Signals that a generation has to record; nothing else is captured.
 
     Attributes:
         features: hidden states to read, all in the same pass.

@@ -1,4 +1,4 @@
-"""What a generation's own probabilities and attention say of it: token signals, words, and RIND.
+"""Uncertainty signals from a generation's own probabilities and attention: per token, per word, and RIND.
 
 RIND is DRAGIN's detector of where a text needs information (Su et al., ACL 2024, eq. 1-5):
 S(t_i) = H_i * a_max(i) * s_i, the entropy with which a token was chosen, the most
@@ -75,7 +75,7 @@ def words(text: str, offsets: Sequence[tuple[int, int]]) -> list[Part]:
 
 
 def signals(generation: Generation) -> dict[str, float]:
-    """How sure the model was, in one number each; keys are :data:`SIGNALS`.
+    """Confidence of the model over a generation; keys are :data:`SIGNALS`.
 
     ``mean_entropy`` and ``max_entropy`` in nats over the generated tokens, ``min_prob``
     the probability of the least likely one, ``mean_logprob`` the mean log-probability
@@ -85,7 +85,9 @@ def signals(generation: Generation) -> dict[str, float]:
         RunError: nothing was generated, or a value is not finite.
     """
     if not generation.token_ids:
-        raise RunError(f"nothing was generated after {generation.prompt[-60:]!r}, so there are no signals")
+        raise RunError(
+            f"nothing was generated after {generation.prompt[-60:]!r}, so there are no signals", "empty"
+        )
     values = {
         "mean_entropy": float(np.mean(generation.entropies)),
         "max_entropy": float(np.max(generation.entropies)),
@@ -105,13 +107,15 @@ def margins(generation: Generation) -> np.ndarray:
         UserError: the probabilities were not recorded, with ``Needs(top=True)``.
     """
     if generation.top is None:
-        raise UserError("what is known before a token needs probabilities; generate with Needs(top=True)")
+        raise UserError(
+            "what is known before a token needs probabilities; generate with Needs(top=True)", "missing-value"
+        )
     highest, second = generation.top.astype(np.float64)
     return np.asarray(highest - second)
 
 
 def signals_before(generation: Generation, token: int = 0) -> dict[str, float]:
-    """How sure the model was where it was about to write a token; keys are :data:`BEFORE`.
+    """Confidence of the model right before a token; keys are :data:`BEFORE`.
 
     All are of one distribution, that of the position which predicts the token, and known before
     the token is kept. ``entropy_before`` in nats; ``max_prob_before`` the highest probability;
@@ -214,7 +218,7 @@ def rind_scores(
         RunError: text and tokens do not align, or a score is not finite.
     """
     if variant not in ("paper", "released"):
-        raise UserError(f"variant={variant} is unknown; choose paper or released")
+        raise UserError(f"variant={variant} is unknown; choose paper or released", "unknown-choice")
     result = _paper(generation) if variant == "paper" else _released(generation, attention_alone)
     if not np.isfinite(result.scores).all():
         unit = int(np.flatnonzero(~np.isfinite(result.scores))[0])
@@ -225,7 +229,9 @@ def rind_scores(
 
 def _paper(generation: Generation) -> RindScores:
     if generation.attention is None:
-        raise UserError("variant=paper of RIND needs attention; generate with Needs(attention=True)")
+        raise UserError(
+            "variant=paper of RIND needs attention; generate with Needs(attention=True)", "missing-value"
+        )
     count, prompt = len(generation.token_ids), len(generation.prompt_ids)
     among = generation.attention.rows[1:, prompt:].astype(np.float64)  # (n, n): of token j on token i
     attention = np.tril(among, k=-1).max(axis=0, initial=0.0)  # over j > i; nothing follows the last token
@@ -248,11 +254,14 @@ def _paper(generation: Generation) -> RindScores:
 
 def _released(generation: Generation, alone: AttentionRows | None) -> RindScores:
     if alone is None:
-        raise UserError("variant=released of RIND needs attention_alone; see CausalLM.attention_alone")
+        raise UserError(
+            "variant=released of RIND needs attention_alone; see CausalLM.attention_alone", "missing-value"
+        )
     if len(alone.column_max) != len(generation.token_ids):
         raise RunError(
             f"attention_alone is of {len(alone.column_max)} tokens, "
-            f"the generation has {len(generation.token_ids)}"
+            f"the generation has {len(generation.token_ids)}",
+            "mismatch",
         )
     text = generation.text
     units = words(text, generation.offsets)

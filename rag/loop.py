@@ -289,7 +289,7 @@ class RAG:
         answer_tokens: further tokens for a final answer, where the text ended
             without one and the announcing words had to be appended; 0 leaves it without.
         draft: tokens guessed at once from prompt and discarded text, while a question is alone
-            in its batch, and checked in one pass (:mod:`probers.engine.speculative`); 0 guesses none.
+            in its batch, and checked in one pass (:mod:`probers.engine.decode`); 0 guesses none.
     """
 
     lm: CausalLM | RemoteLM

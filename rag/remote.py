@@ -8,28 +8,28 @@ can decide instead (:class:`probers.rag.triggers.ServedProbing`).
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from probers.engine.stopping import Stop, Stops
+from probers.engine.language_model import Decoding, GenerationRequest, LanguageModel, ScoreRequest, Scoring
+from probers.engine.stopping import Stops
 from probers.store.spec import ModelSpec
-from probers.types import AttentionRows, Generation, Needs, RunError, UserError, first_line
+from probers.types import Generation, RunError, UserError, first_line
 
 from .served import Choice, Completion, Models, generation
 
 if TYPE_CHECKING:
-    from probers.engine.decode import Sampling
+    from probers.engine.language_model import Sampling
 
 #: Likeliest tokens to ask for at each place, tried in this order: most servers tell 20, OpenAI 5.
 _TOPS = (20, 5)
 _RETRIES = 6
 _STOPS = 4  # stop strings that every server takes; the others are looked for here
 _LONGEST = 200  # characters of what a server says
-_NOTHING = Needs()
 _Body = TypeVar("_Body", bound=BaseModel)
 
 
@@ -37,7 +37,7 @@ class _Missing(UserError):
     """Status 404."""
 
 
-class RemoteLM:
+class RemoteLM(LanguageModel):
     """A language model behind a URL, as the loop uses it.
 
     A server cannot end a text after a sentence or by a function: it writes on, and the text beyond the end
@@ -99,48 +99,48 @@ class RemoteLM:
         """True for all: the server refuses what is too long."""
         return [True] * len(prompts)
 
-    def generate(
-        self,
-        prompts: Sequence[str],
-        *,
-        max_new_tokens: int | Sequence[int],
-        needs: Needs = _NOTHING,
-        stop: Sequence[Stop] = (),
-        sampling: Sampling | None = None,
-        **unused: Any,
-    ) -> list[Generation]:
-        """As :meth:`probers.engine.model.CausalLM.generate`, several requests at a time.
+    def generate_each(
+        self, requests: Sequence[GenerationRequest], how: Decoding, *, known: Container[int] = ()
+    ) -> Iterator[dict[int, Generation]]:
+        """As :meth:`LanguageModel.generate_each`, several requests at a time, all in one batch.
 
-        Args:
-            unused: names, prefix, cache and draft, which are the server's affair.
+        Names, prefix, cache and draft are ignored: saving work is the server's affair.
 
         Raises:
             UserError: states or attention are needed, or the server refuses the request.
             RunError: it cannot be reached, fails or stays busy, or its answer makes no sense.
         """
-        if needs.features or needs.attention:
+        if how.needs.features or how.needs.attention:
             raise UserError(self._lacks("hidden states or attention"), "unsupported")
-        stops = Stops.of(frozenset(), stop)
-        how = _drawing(sampling) | ({"stop": list(stops.strings[:_STOPS])} if stops.strings else {})
-        limits = [max_new_tokens] * len(prompts) if isinstance(max_new_tokens, int) else max_new_tokens
+        stops = Stops.of(frozenset(), how.stop)
+        options = _drawing(how.sampling) | ({"stop": list(stops.strings[:_STOPS])} if stops.strings else {})
+        asked = {place: request for place, request in enumerate(requests) if place not in known}
         pool = ThreadPoolExecutor(self._at_once)
         try:
-            asked = zip(prompts, limits, strict=True)
-            waiting = [pool.submit(self._ask, *each, self.top, how) for each in asked]
+            waiting = [
+                pool.submit(self._ask, each.prompt, each.max_new_tokens, self.top, options)
+                for each in asked.values()
+            ]
             choices = [each.result() for each in waiting]
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
-        made: list[Generation] = []
-        for prompt, choice in zip(prompts, choices, strict=True):
+        made: dict[int, Generation] = {}
+        for (place, request), choice in zip(asked.items(), choices, strict=True):
             try:
-                made.append(generation(prompt, choice, needs, stops))
+                made[place] = generation(request.prompt, choice, how.needs, stops)
             except ValueError as error:
                 raise RunError(
                     f"engine={self.url} returned tokens that do not match its text: {error}", "server"
                 ) from None
-        return made
+        yield made
 
-    def attention_alone(self, generations: Sequence[Generation]) -> list[AttentionRows]:
+    def score_each(
+        self, requests: Sequence[ScoreRequest], how: Scoring, *, known: Container[int] = ()
+    ) -> NoReturn:
+        """Refused: servers do not score given texts."""
+        raise UserError(self._lacks("scores of given texts"), "unsupported")
+
+    def attention_alone(self, generations: Sequence[Generation], *, progress: str | None = None) -> NoReturn:
         """Refused: servers do not hand out attention."""
         raise UserError(self._lacks("attention"), "unsupported")
 

@@ -17,7 +17,7 @@ from fastapi.responses import Response, StreamingResponse
 
 from probers.bank.assessment import Assessor
 from probers.engine.decode import Request as Wanted
-from probers.engine.decode import Sampling
+from probers.engine.language_model import Sampling
 from probers.engine.tokens import Prompt, encode_prompts, token_offsets
 from probers.prompts import chat_text
 

@@ -8,11 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from probers.bank.assessment import Assessor
-from probers.commands.components import choices
-from probers.commands.parts import build
+from probers.commands.components import Component, choices
 from probers.online.scores import text_needs, text_scores
 from probers.prompts import PromptTemplate
-from probers.rag.build import named_part, with_bank
 from probers.rag.loop import RAG
 from probers.rag.protocol import QueryFormulator, Trigger, as_trigger
 from probers.rag.traces import Answer
@@ -71,9 +69,9 @@ class Retrieving:
 
     def _trigger(self, wanted: Wanted) -> Trigger:
         options = {} if wanted.threshold is None else {"threshold": wanted.threshold}
-        node = named_part("trigger", wanted.trigger, options)
-        given = with_bank(node, self._bank, None)
-        return as_trigger(build(node, **given))
+        part = Component.of("trigger", wanted.trigger, **options)
+        given = {"bank": self._bank()} if part.options.get("bank", 0) is None else {}
+        return as_trigger(part.make(**given))
 
     def _bank(self) -> Any:
         if self.scheduler.bank is None:
@@ -85,7 +83,7 @@ class Retrieving:
     def _loop(self, request: Request, lm: SharedLM) -> RAG:
         wanted = request.retrieval
         assert wanted is not None
-        query = self.query if wanted.query is None else build(named_part("query", wanted.query, {}))
+        query = self.query if wanted.query is None else Component.of("query", wanted.query).make()
         asked = {"k": wanted.k, "max_retrievals": wanted.max_retrievals, "max_new_tokens": request.max_tokens}
         options = {**self.options, **{name: value for name, value in asked.items() if value is not None}}
         return RAG(lm, self.retriever, self._trigger(wanted), query, prompt=self.prompt, draft=0, **options)

@@ -12,7 +12,7 @@ import queue
 import threading
 from collections.abc import Callable, Container, Iterator, Sequence
 from concurrent.futures import Future
-from functools import partial
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -21,13 +21,19 @@ from torch import Tensor
 
 from probers.capture.hidden_states import broken_state
 from probers.capture.pooling import PER_TOKEN, all_finite, pool_tokens, token_vectors
-from probers.engine.block_cache import BlockCache
 from probers.engine.continuous import ContinuousBatch, LiveText
-from probers.engine.decode import Request, Sampling
-from probers.engine.kv_cache import PrefixCache
-from probers.engine.model import NOTHING, CausalLM
-from probers.engine.stopping import Stop, Stops
-from probers.engine.tokens import encode_prompts
+from probers.engine.decode import Request
+from probers.engine.kv_cache import BlockCache
+from probers.engine.language_model import (
+    NOTHING,
+    Decoding,
+    GenerationRequest,
+    Sampling,
+    ScoreRequest,
+    Scoring,
+)
+from probers.engine.model import CausalLM
+from probers.engine.stopping import Stops
 from probers.online.scores import GrowingScores
 from probers.types import AttentionRows, Feature, Generation, Needs, RunError, first_line
 
@@ -240,41 +246,28 @@ class SharedLM(CausalLM):
     def __init__(self, scheduler: Scheduler) -> None:
         own = scheduler.lm
         # A prompt that is too long is always an error, because the client needs an answer.
-        super().__init__(own.model, own.tokenizer, use_cache=own.use_cache)
+        super().__init__(own.model, own.tokenizer, use_cache=own.decoder.use_cache)
         self.__dict__["spec"] = own.spec  # cached; the name and revision that it was loaded by
         self.last: ScoredText | None = None
         self.gone = threading.Event()
         self.scheduler = scheduler
 
     def generate_each(
-        self,
-        prompts: Sequence[str],
-        *,
-        max_new_tokens: int | Sequence[int],
-        needs: Needs = NOTHING,
-        stop: Sequence[Stop] = (),
-        sampling: Sampling | None = None,
-        prefix: str = "",
-        names: Sequence[str] | None = None,
-        cache: PrefixCache | None = None,
-        draft: int = 0,
-        known: Container[int] = (),
+        self, requests: Sequence[GenerationRequest], how: Decoding, *, known: Container[int] = ()
     ) -> Iterator[dict[int, Generation]]:
-        """Generate as :meth:`CausalLM.generate_each`, with the server's own cache of prefixes."""
-        own = self.scheduler.lm
+        """Generate as :meth:`LanguageModel.generate_each`, with the server's own cache of prefixes."""
         self.last = None
-        if not shares(self.scheduler.feature, needs):
-            asked = partial(own.generate, prompts, needs=needs, stop=stop, sampling=sampling, names=names)
-            yield self._call(lambda: dict(enumerate(asked(max_new_tokens=max_new_tokens))))
+        if not shares(self.scheduler.feature, how.needs):
+            alone = replace(how, prefix="", cache=None, draft=0)
+            yield from self._call(lambda: list(self.scheduler.lm.generate_each(requests, alone, known=known)))
             return
-        limits = [max_new_tokens] * len(prompts) if isinstance(max_new_tokens, int) else list(max_new_tokens)
-        encoded = encode_prompts(self.tokenizer, prompts, names)
-        fitting = self._fit(encoded, limits, [f"max_new_tokens={n}" for n in limits])
+        limits = [asked.max_new_tokens for asked in requests]
+        fitting = self._fit(self._encode(requests), limits, "max_new_tokens={}")
         changed = threading.Event()
         texts = [
             ScoredText(
-                Request(prompt, limit), self.tokenizer, self.stops(stop),
-                keep=bool(needs.features), changed=changed.set,
+                Request(prompt, limit), self.tokenizer, self.stops(how.stop),
+                keep=bool(how.needs.features), changed=changed.set,
             )
             for prompt, limit in zip(fitting, limits, strict=True)
         ]  # fmt: skip
@@ -284,11 +277,13 @@ class SharedLM(CausalLM):
             if text.error is not None:
                 raise text.error
         self.last = texts[-1]
-        yield {i: text.recorded(self.tokenizer, needs) for i, text in enumerate(texts)}
+        yield {i: text.recorded(self.tokenizer, how.needs) for i, text in enumerate(texts)}
 
-    def score(self, *args: Any, **options: Any) -> list[Generation]:
-        """Score as :meth:`CausalLM.score`, between two steps."""
-        return self._call(lambda: self.scheduler.lm.score(*args, **options))
+    def score_each(
+        self, requests: Sequence[ScoreRequest], how: Scoring, *, known: Container[int] = ()
+    ) -> Iterator[dict[int, Generation]]:
+        """Score as :meth:`LanguageModel.score_each`, between two steps."""
+        yield from self._call(lambda: list(self.scheduler.lm.score_each(requests, how, known=known)))
 
     def _attend(self, sequences: Sequence[Sequence[int]], progress: str | None) -> list[AttentionRows]:
         return self._call(lambda: self.scheduler.lm._attend(sequences, progress))
@@ -310,4 +305,4 @@ class SharedLM(CausalLM):
 
 def shares(feature: Feature | None, needs: Needs) -> bool:
     """Test that a batch that reads ``feature`` records all of ``needs``."""
-    return not needs.attention and not needs.top and needs.features in (NOTHING.features, (feature,))
+    return not needs.attention and not needs.top and needs.features in ((), (feature,))

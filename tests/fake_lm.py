@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from dataclasses import fields
 from itertools import pairwise
 
 import numpy as np
@@ -74,13 +75,16 @@ class FakeLM:
         limits = [max_new_tokens] * len(prompts) if isinstance(max_new_tokens, int) else max_new_tokens
         return [self._one(p, n, needs, stop) for p, n in zip(prompts, limits, strict=True)]
 
-    def generate_each(self, prompts, *, known=(), names=None, **options):
+    def generate_each(self, requests, how, *, known=()):
         """In batches of ``batch`` texts in order, of which those that are known are left out."""
-        for start in range(0, len(prompts), self.batch):
-            new = [i for i in range(start, min(start + self.batch, len(prompts))) if i not in known]
+        options = {each.name: getattr(how, each.name) for each in fields(how) if each.name != "sampling"}
+        for start in range(0, len(requests), self.batch):
+            new = [i for i in range(start, min(start + self.batch, len(requests))) if i not in known]
             if new:
-                named = names and [names[i] for i in new]
-                made = self.generate([prompts[i] for i in new], names=named, **options)
+                made = self.generate(
+                    [requests[i].prompt for i in new], names=[requests[i].name for i in new],
+                    max_new_tokens=[requests[i].max_new_tokens for i in new], **options,
+                )  # fmt: skip
                 yield dict(zip(new, made, strict=True))
 
     def fits(self, prompts, more):

@@ -19,10 +19,10 @@ LIMITS = {
     "lines of tests": 34300,  # goal 28,000
     "modules of a folder": 17,  # goal 16
     "modules on the route of a question": 57,  # goal 46
-    "modules on the route of an article": 68,  # goal 52
+    "modules on the route of an article": 69,  # goal 52
     "modules on the route of a generation": 12,  # goal 12
     "prints": 17,  # goal 0
-    "functions of more than seven arguments": 8,  # goal 0
+    "functions of more than seven arguments": 2,  # goal 0
     "modules with a raw DictConfig": 7,  # goal 0
 }
 #: Modules that write to the terminal themselves; all others log.

@@ -340,7 +340,7 @@ def test_the_probers_own_threshold_decides_as_it_does_of_scores(how) -> None:
 def test_the_recogniser_is_the_one_of_the_labels(tmp_path) -> None:
     bank = replace(tiny_bank(), recogniser="spacy:en_no_such")
     bank.save_pretrained(tmp_path / "p")
-    with fails("bad-value", "recogniser=spacy:en_no_such: no spaCy pipeline of that name"):
+    with fails(None, "recogniser=spacy:en_no_such"):
         BeforeEntity(str(tmp_path / "p"))
     assert BeforeEntity(str(tmp_path / "p"), recogniser="rules").needs == Needs.of((1, 2), pool="predicting")
     assert tiny_bank().recogniser is None

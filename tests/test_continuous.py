@@ -10,9 +10,10 @@ import torch
 from tiny import FAMILIES, PROMPTS, tiny_lm
 from torch import Tensor
 
-from probers.engine.block_cache import BlockCache
 from probers.engine.continuous import ContinuousBatch, LiveText
-from probers.engine.decode import Request, Sampling
+from probers.engine.decode import Request
+from probers.engine.kv_cache import BlockCache
+from probers.engine.language_model import Sampling
 from probers.engine.model import CausalLM
 from probers.engine.tokens import encode_prompts
 from probers.types import Feature, Needs, UserError

@@ -52,8 +52,8 @@ def commands(tmp_path, monkeypatch):
     return made
 
 
-def test_every_trigger_gets_what_it_needs(commands, capsys):
-    demo.run(cli.compose("demo", ["out=d", "cot=9", "wiki=8", "compare=7", "seed=3"]))
+def test_every_trigger_gets_what_it_needs(commands, caplog):
+    demo.run(cli.request("demo", ["out=d", "cot=9", "wiki=8", "compare=7", "seed=3"]))
     asked = commands.asked
     assert [command for command, _ in asked] == ["datagen"] * 2 + ["train"] * 4 + ["compare"]
     cot, wiki, heads, article_heads, tokens, classifier, compared = (given for _, given in asked)
@@ -72,7 +72,7 @@ def test_every_trigger_gets_what_it_needs(commands, capsys):
     cfg = cli.compose("compare", [f"{key}={value}" for key, value in compared.items()])
     keys = {method.get("if_given") for method in cfg.methods.values()} - {None, "entity_prober"}
     assert keys == {"token_prober", "classifier"} and all(cfg[key] for key in keys)
-    shown = capsys.readouterr().out
+    shown = caplog.text
     assert [f"[{i}/7]" in shown for i in range(1, 9)] == [True] * 7 + [False]
     assert "$ probers-compare limit=7 prober=d/prober token_prober=d/prober-tokens" in shown
     assert "wrote d/report.html and d/results.json" in shown
@@ -83,7 +83,7 @@ def test_every_trigger_gets_what_it_needs(commands, capsys):
 def test_curves_are_drawn_where_they_are_asked_for_and_change_no_other_step(commands):
     ran = {}
     for full in (False, True):
-        demo.run(cli.compose("demo", [f"out=d-{full}", f"full={str(full).lower()}"]))
+        demo.run(cli.request("demo", [f"out=d-{full}", f"full={str(full).lower()}"]))
         ran[full], commands.asked = commands.asked, []
     for (command, quick), (_, full) in zip(ran[False], ran[True], strict=True):
         curves = {key: value for key, value in quick.items() if key not in full}
@@ -97,22 +97,22 @@ def test_curves_are_drawn_where_they_are_asked_for_and_change_no_other_step(comm
 
 @pytest.mark.parametrize("at", [0, 3, 6])
 def test_an_interrupted_demo_asks_for_the_same_again_and_goes_on(commands, at):
-    cfg = cli.compose("demo", ["out=d"])
+    settings = cli.request("demo", ["out=d"])
     commands.fails_at = at
     with pytest.raises(KeyboardInterrupt):
-        demo.run(cfg)
+        demo.run(settings)
     assert not Path("d/report.html").exists()
     before, commands.asked, commands.fails_at = commands.asked, [], None
-    demo.run(cfg)
+    demo.run(settings)
     assert commands.asked[:at] == before and len(commands.asked) == 7
     assert Path("d/report.html").exists()
 
 
 def test_another_demo_in_the_same_folder_is_refused(commands):
-    demo.run(cli.compose("demo", ["out=d", "compare=5"]))
+    demo.run(cli.request("demo", ["out=d", "compare=5"]))
     count = len(commands.asked)
-    with pytest.raises(UserError, match="compare: 5 there, 6 now"):
-        demo.run(cli.compose("demo", ["out=d", "compare=6"]))
-    assert len(commands.asked) == count
-    demo.run(cli.compose("demo", ["out=d", "compare=6", "overwrite=true"]))
+    with pytest.raises(UserError, match="compare: 5") as caught:
+        demo.run(cli.request("demo", ["out=d", "compare=6"]))
+    assert len(commands.asked) == count and caught.value.code == "out-taken"
+    demo.run(cli.request("demo", ["out=d", "compare=6", "overwrite=true"]))
     assert len(commands.asked) == 2 * count

@@ -10,9 +10,9 @@ from test_lm import assert_same
 from test_prefix import forwarded
 from tiny import FAMILIES, tiny_lm
 
-from probers.engine.decode import Sampling
+from probers.engine.decode import guess
 from probers.engine.kv_cache import PrefixCache
-from probers.engine.speculative import guess
+from probers.engine.language_model import Sampling
 from probers.types import Needs
 
 PROMPTS = [

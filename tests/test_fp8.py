@@ -22,8 +22,7 @@ from test_store import SPEC, build, edit_header, make_rows
 from probers.bank.bank import ProbeBank
 from probers.capture.pooling import as_stored
 from probers.commands import main as cli
-from probers.store import fp8
-from probers.store.spec import FeatureSpec
+from probers.store.spec import FeatureSpec, fp8_decode, fp8_encode
 from probers.store.store import FeatureStore
 from probers.types import RunError, UserError
 
@@ -39,8 +38,8 @@ NUMBERS = np.array(
 
 
 def read_again(vectors: np.ndarray) -> np.ndarray:
-    codes, scales = fp8.encode(torch.from_numpy(vectors))
-    return fp8.decode(codes.view(torch.uint8).numpy(), scales.numpy())
+    codes, scales = fp8_encode(torch.from_numpy(vectors))
+    return fp8_decode(codes.view(torch.uint8).numpy(), scales.numpy())
 
 
 def nearest(numbers: np.ndarray) -> np.ndarray:
@@ -79,8 +78,8 @@ def test_each_number_is_as_near_as_said_and_the_nearest_there_is(given: np.ndarr
 @settings(max_examples=100)
 @given(vectors())
 def test_what_is_read_is_written_in_the_same_bytes(given: np.ndarray) -> None:
-    once = fp8.encode(torch.from_numpy(given))
-    again = fp8.encode(torch.from_numpy(read_again(given)))
+    once = fp8_encode(torch.from_numpy(given))
+    again = fp8_encode(torch.from_numpy(read_again(given)))
     for before, after in zip(once, again, strict=True):
         assert before.view(torch.uint8).equal(after.view(torch.uint8))
 

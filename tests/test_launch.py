@@ -24,8 +24,8 @@ from probers.commands import parts as shared
 from probers.commands.runs import read_state
 from probers.data.partition import Partition
 from probers.launch import ray_workers, submitit_jobs, worker
-from probers.launch.bar import PartsBar
-from probers.launch.parts import Parts, count_begun, logs
+from probers.launch.run import Parts, count_begun, logs
+from probers.launch.worker import PartsBar
 from probers.types import RunError, UserError
 
 #: One prompt at a time: the arithmetic is then the same however the work is cut.
@@ -174,11 +174,9 @@ def test_a_part_whose_worker_is_lost_goes_to_another_and_not_for_ever(tmp_path, 
     assert ray.asked == ["1/2", "2/2", "1/2"] and len(ray.begun) == 2 and set(ray.ended) == set(ray.begun)
     assert "part 1/2 is begun again: w1 was lost (it died)" in capsys.readouterr().out
     ray = FakeRay(parts, [lost, ["done", ""], lost])
-    with pytest.raises(
-        RunError, match=r"part 1/2 was begun 2 times, .* was lost \(it died\); .*1of2.log has"
-    ):
+    with pytest.raises(RunError, match=r"part 1/2 .* 2 times.*\(it died\).*1of2.log") as caught:
         ray.run(1, tries=2)
-    assert set(ray.ended) == set(ray.begun)
+    assert caught.value.code == "worker" and set(ray.ended) == set(ray.begun)
 
 
 def test_a_worker_that_fails_gets_no_more_parts_while_there_are_others(tmp_path, capsys):
@@ -187,34 +185,31 @@ def test_a_worker_that_fails_gets_no_more_parts_while_there_are_others(tmp_path,
     ray.run(2)
     assert sorted(ray.asked) == ["1/3", "1/3", "2/3", "3/3"]
     assert "no more parts for w1" in capsys.readouterr().out
-    with pytest.raises(RunError, match=r"part 1/1 was begun 3 times, and the last time cannot write x"):
+    with pytest.raises(RunError, match=r"part 1/1 .* 3 times.*cannot write x"):
         FakeRay(Parts("datagen", COT, str(tmp_path), 1), [full] * 3).run(1)
 
 
 def test_a_refusal_ends_all_workers_and_a_part_that_another_writes_is_asked_for_again(tmp_path, capsys):
     parts = Parts("datagen", COT, str(tmp_path), 2)
     ray = FakeRay(parts, [["refused", "layers=[99] is out of range"]])
-    with pytest.raises(UserError, match=r"layers=\[99\] is out of range"):
+    with pytest.raises(UserError, match=r"layers=\[99\]"):
         ray.run(2)
     assert set(ray.ended) == set(ray.begun)
     ray = FakeRay(parts, [["busy", "out=x is being written"]] * 5)
     ray.run(1)
     assert sorted(ray.asked) == ["1/2"] * 4 + ["2/2"] * 3
-    assert capsys.readouterr().out.count("is looked at again: out=x is being written") == 2
+    assert capsys.readouterr().out.count("is retried later: out=x is being written") == 2
 
 
 def test_a_worker_that_cannot_begin_is_told_of_as_such(tmp_path):
     ray = FakeRay(Parts("datagen", COT, str(tmp_path), 1), [])
     told = "The actor with name Worker failed to import on the worker.\nNo module named 'probers'"
     ray.get = lambda call: (_ for _ in ()).throw(LostError(told))
-    with pytest.raises(
-        UserError, match=r"lack the package probers .* \(No module named 'probers'\): install"
-    ):
+    with pytest.raises(UserError, match=r"No module named 'probers'") as caught:
         ray.run(1)
+    assert caught.value.code == "worker"
     ray.get = lambda call: (_ for _ in ()).throw(LostError("no memory"))
-    with pytest.raises(
-        RunError, match=r"a worker was begun 3 times, .* did not begin was lost \(no memory\)$"
-    ):
+    with pytest.raises(RunError, match=r"a worker .* 3 times.*\(no memory\)$"):
         ray.run(1)
 
 
@@ -228,8 +223,9 @@ def test_a_worker_of_another_version_is_refused(tmp_path, monkeypatch):
         return made
 
     monkeypatch.setattr(ray, "remote", other)
-    with pytest.raises(UserError, match=r"the package probers is 9\.9 on w1 and .* here: install the same"):
+    with pytest.raises(UserError, match=r"9\.9 on w1") as caught:
         ray.run(1)
+    assert caught.value.code == "worker"
 
 
 def test_a_part_is_written_by_one_process_and_left_alone_by_another(made, tmp_path):
@@ -248,10 +244,10 @@ def test_a_part_is_written_by_one_process_and_left_alone_by_another(made, tmp_pa
 
 
 def test_a_worker_says_how_far_its_part_is(tmp_path, monkeypatch):
-    monkeypatch.setattr(worker, "_OFTEN", 0.0)
+    monkeypatch.setattr(worker, "_STATE_OFTEN", 0.0)
     parts, part = Parts("datagen", COT, str(tmp_path / "run"), 2), Partition(1, 2)
     assert worker.make_part(parts, part) == (worker.DONE, "")
-    state = worker.read_state(worker.state_file(parts, part))
+    state = worker.read_progress(worker.state_file(parts, part))
     own = FeatureStore.open(part.folder(tmp_path / "run")).units
     assert state["unit"] == "questions" and state["done"] == len(own) > 0 and 0.5 < state["share"] <= 1
 
@@ -270,7 +266,7 @@ def test_the_failures_of_a_worker_are_sentences(tmp_path, monkeypatch):
 
 
 def test_a_folder_that_a_machine_lacks_is_named(tmp_path):
-    with pytest.raises(UserError, match=r"nowhere cannot be entered on .*: begin the run in a folder that"):
+    with pytest.raises(UserError, match="nowhere"):
         worker.enter(str(tmp_path / "nowhere"), 1)
 
 
@@ -317,51 +313,44 @@ def test_parts_of_another_request_or_model_are_not_taken_for_done(made, tmp_path
 
 
 @pytest.mark.parametrize(
-    ("command", "typed", "message"),
+    ("command", "typed", "code", "named"),
     [
-        ("datagen", ["launch=ray", "part=1/2"], "part=1/2 is one part, and launch=ray makes all of them"),
-        (
-            "rag",
-            ["launch=ray", "question=Who?", "out=x"],
-            "launch=ray cuts many questions in parts, and quest",
-        ),
-        ("rag", ["launch=submitit"], "launch=submitit needs the folder to write, .*: out=FOLDER"),
-        ("datagen", ["launch=ray", "overwrite=true"], "overwrite=true would make parts again that are there"),
-        ("datagen", ["launch=ray", "launch.parts=0"], "launch.parts=0 must be a whole number of 1 or more"),
-        ("compare", ["launch=submitit", "launch.parts=0"], "launch.parts=0 must be a whole number of 1 or"),
-        (
-            "datagen",
-            ["launch=ray", "launch.speed=9"],
-            "unknown key 'launch.speed' .*: the keys are launch.add",
-        ),
-        ("datagen", ["launch.parts=4"], "launch.parts is of launch=NAME: add one of launch=ray, launch=su"),
-        ("train", ["launch=dask"], "unknown launch 'dask': choose one of ray, submitit"),
-        ("score", ["launch=ray"], "unknown key 'launch'"),
-        ("datagen", ["launch=submitit", "launch.cluster=pbs"], "launch.cluster=pbs must be slurm or local"),
-        ("datagen", ["launch=ray", "launch.address=127.0.0.1:1"], "no Ray cluster answers at launch.address"),
+        ("datagen", ["launch=ray", "part=1/2"], "conflict", "part=1/2"),
+        ("rag", ["launch=ray", "question=Who?", "out=x"], "conflict", "question="),
+        ("rag", ["launch=submitit"], "missing-value", "out=FOLDER"),
+        ("datagen", ["launch=ray", "overwrite=true"], "conflict", "overwrite=true"),
+        ("datagen", ["launch=ray", "launch.parts=0"], None, "launch.parts=0"),
+        ("compare", ["launch=submitit", "launch.parts=0"], None, "launch.parts=0"),
+        ("datagen", ["launch=ray", "launch.speed=9"], None, "launch.speed"),
+        ("datagen", ["launch.parts=4"], None, "launch.parts"),
+        ("train", ["launch=dask"], None, "dask"),
+        ("score", ["launch=ray"], None, "launch"),
+        ("datagen", ["launch=submitit", "launch.cluster=pbs"], None, "launch.cluster=pbs"),
+        ("datagen", ["launch=ray", "launch.address=127.0.0.1:1"], "network", "launch.address=127.0.0.1:1"),
+        ("datagen", ["launch=ray", "launch.address=here:x"], "network", "launch.address=here:x"),
+        ("datagen", ["launch=submitit"], "worker", "launch.cluster=slurm"),
         (
             "datagen",
-            ["launch=ray", "launch.address=here:x"],
-            "no Ray cluster answers at launch.address=here:x",
+            ["launch=submitit", "launch.slurm={speed: 9}", "launch.cluster=local"],
+            "worker",
+            "speed",
         ),
-        ("datagen", ["launch=submitit"], 'launch.cluster=slurm: Could not detect "srun"'),
-        ("datagen", ["launch=submitit", "launch.slurm={speed: 9}"], "launch.cluster=local: .*speed"),
     ],
 )
-def test_what_cannot_be_launched_is_one_sentence(command, typed, message, tmp_path, monkeypatch):
+def test_what_cannot_be_launched_is_one_sentence(command, typed, code, named, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    if "launch.slurm" in str(typed):
-        typed = [*typed, "launch.cluster=local"]
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(UserError) as caught:
         cli.run(command, typed)
+    assert named in str(caught.value) and code in (None, caught.value.code)
     assert not [p for p in tmp_path.rglob("*") if p.is_file()]
 
 
 @pytest.mark.parametrize("name", ["ray", "submitit"])
 def test_a_launcher_that_is_not_installed_says_the_extra(name, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(UserError, match=rf'pip install "probers\[{name}\]"'):
+    with pytest.raises(UserError, match=rf'pip install "probers\[{name}\]"') as caught:
         cli.run("datagen", [*COT, f"out={tmp_path}/x", f"launch={name}"])
+    assert caught.value.code == "missing-extra"
 
 
 def test_what_a_driver_needs_is_not_torch():
@@ -374,7 +363,7 @@ def test_what_a_driver_needs_is_not_torch():
 
 def test_what_is_launched_is_no_part_of_the_run():
     plain, launched = cli.request("datagen", []), cli.request("datagen", ["launch=null"])
-    assert plain == launched and "launch" not in plain
+    assert plain == launched and plain.record == launched.record and plain.launch is None
 
 
 def test_submitit_sends_texts_and_the_name_of_a_class():
@@ -386,12 +375,12 @@ def test_submitit_sends_texts_and_the_name_of_a_class():
 
 
 @pytest.mark.long
-def test_tasks_of_submitit_make_the_run_of_one_piece(whole, tmp_path, capfd):
+def test_tasks_of_submitit_make_the_run_of_one_piece(whole, tmp_path, caplog):
     out = tmp_path / "run"
     typed = [*COT, f"out={out}", "launch=submitit", "launch.cluster=local", "launch.parts=2"]
     assert cli.run("datagen", typed) == out
     assert computed(out) == computed(whole)
-    assert "2 of 2 parts are queued" in capfd.readouterr().out
+    assert "2 of 2 parts are queued" in caplog.text
 
 
 def test_a_task_that_is_lost_is_queued_again(tmp_path, monkeypatch):
@@ -404,9 +393,7 @@ def test_a_task_that_is_lost_is_queued_again(tmp_path, monkeypatch):
 
     monkeypatch.setattr(submitit_jobs.Submitit, "_submit", submit)
     monkeypatch.setattr(submitit_jobs, "_LOOK", 0)
-    with pytest.raises(
-        RunError, match=r"part 1/2 was begun 2 times, .* job 7 was lost \(node fail\); .*1of2"
-    ):
+    with pytest.raises(RunError, match=r"part 1/2 .* 2 times.* job 7 .*\(node fail\).*1of2"):
         submitit_jobs.Submitit(parts=2, tries=2).make("datagen", COT, str(tmp_path))
     assert asked == [["1/2", "2/2"]] * 2
     assert submitit_jobs.Submitit(parts=2, wait=False).make("datagen", COT, str(tmp_path)) is None

@@ -12,6 +12,7 @@ from tiny import CONTEXT, FAMILIES, PROMPTS, save_tiny, sentence_piece, tiny_lm,
 import probers.engine.model
 from probers.engine import batch_size
 from probers.engine.batch_size import Batches
+from probers.engine.language_model import collected
 from probers.engine.loading import fingerprint
 from probers.engine.model import CausalLM
 from probers.types import Generation, Needs, RunError, UserError
@@ -304,23 +305,27 @@ def test_a_model_that_is_not_there_is_named(tmp_path):
         CausalLM.from_pretrained(str(tmp_path))
 
 
-def test_batches_halve_when_memory_runs_out(monkeypatch, capsys):
+def test_batches_halve_when_memory_runs_out(monkeypatch, caplog):
     lm = tiny_lm()
     expected = [g.token_ids for g in lm.generate(PROMPTS, max_new_tokens=6)]
     work = probers.engine.model.generate_batch
 
-    def scarce(decoder, tokenizer, requests, how):
+    def scarce(decoder, tokenizer, requests, *how):
         if len(requests) > 1:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return work(decoder, tokenizer, requests, how)
+        return work(decoder, tokenizer, requests, *how)
 
     monkeypatch.setattr(probers.engine.model, "generate_batch", scarce)
     assert [g.token_ids for g in lm.generate(PROMPTS, max_new_tokens=6)] == expected
-    said = capsys.readouterr().err
+    said = caplog.text
     assert "batch_size=2" in said
     assert "batch_size=1" in said
     with pytest.raises(RunError, match="batch_size=4"):
         tiny_lm(batch_size=4).generate(PROMPTS, max_new_tokens=6)
+
+
+def in_order(batches, lengths, work):
+    return collected(batches.each(lengths, work), len(lengths), None)
 
 
 @pytest.mark.parametrize(("share", "sizes"), [(0.1, [32, 64, 128, 256, 256]), (0.9, [32] * 5)])
@@ -333,11 +338,11 @@ def test_batches_grow_while_an_accelerator_has_room(monkeypatch, share, sizes):
         return chosen
 
     batches = Batches("auto", torch.device("cpu"))
-    assert batches.run([1] * sum(sizes), work) == list(range(sum(sizes)))
+    assert in_order(batches, [1] * sum(sizes), work) == list(range(sum(sizes)))
     assert seen == sizes
 
 
-def test_batches_that_ran_out_of_memory_do_not_grow_again(monkeypatch, capsys):
+def test_batches_that_ran_out_of_memory_do_not_grow_again(monkeypatch, caplog):
     monkeypatch.setattr(batch_size, "memory_share", lambda device: 0.1)
     seen = []
 
@@ -347,9 +352,9 @@ def test_batches_that_ran_out_of_memory_do_not_grow_again(monkeypatch, capsys):
         seen.append(len(chosen))
         return chosen
 
-    Batches("auto", torch.device("cpu")).run([1] * 128, work)
+    in_order(Batches("auto", torch.device("cpu")), [1] * 128, work)
     assert seen == [32] * 4
-    assert "batch_size=32" in capsys.readouterr().err
+    assert "batch_size=32" in caplog.text
 
 
 def test_batches_hold_texts_of_like_length_longest_first():
@@ -359,7 +364,7 @@ def test_batches_hold_texts_of_like_length_longest_first():
         seen.append(chosen)
         return [str(i) for i in chosen]
 
-    assert Batches(2, torch.device("cpu")).run([30, 90, 34, 80, 29], work) == ["0", "1", "2", "3", "4"]
+    assert in_order(Batches(2, torch.device("cpu")), [30, 90, 34, 80, 29], work) == ["0", "1", "2", "3", "4"]
     assert seen == [[1, 3], [2, 0], [4]]
 
 
@@ -408,7 +413,7 @@ def test_no_batches_are_cheaper(lengths, size, price):
     assert cost(found) == min(cost(sizes) for sizes in ways(len(lengths)) if max(sizes) <= size)
 
 
-def test_texts_that_are_read_already_are_written_in_larger_batches(capsys):
+def test_texts_that_are_read_already_are_written_in_larger_batches(caplog):
     """Four times as many, until memory runs out; a size that was given is kept."""
     seen = []
 
@@ -422,7 +427,7 @@ def test_texts_that_are_read_already_are_written_in_larger_batches(capsys):
     assert [len(made) for made in batches.each([5] * 300, list, price=1000, read=True)] == [128, 128, 44]
     made = [i for found in batches.each([5] * 300, work, price=10_000, read=True) for i in found]
     assert sorted(made) == list(range(300)) and seen == [32] * 9 + [12]
-    assert "batch_size=32" in capsys.readouterr().err
+    assert "batch_size=32" in caplog.text
     given = Batches(3, torch.device("cpu")).each([5] * 7, list, price=10_000, read=True)
     assert sorted(len(made) for made in given) == [1, 3, 3]
 
@@ -430,7 +435,7 @@ def test_texts_that_are_read_already_are_written_in_larger_batches(capsys):
 LONG = "The river Arl flows through the town. " * 40
 
 
-def test_a_prompt_that_is_too_long_is_named_left_out_or_cut(capsys):
+def test_a_prompt_that_is_too_long_is_named_left_out_or_cut(caplog):
     prompts, names = [PROMPTS[0], LONG, PROMPTS[1]], ["a", "b", "c"]
     lm = tiny_lm("llama")
     with pytest.raises(UserError, match=rf"prompt b has \d+ tokens.* context of {CONTEXT}.* on_too_long"):
@@ -445,7 +450,7 @@ def test_a_prompt_that_is_too_long_is_named_left_out_or_cut(capsys):
     ):
         made = act()
         assert (made[1].stop, made[1].token_ids, made[1].state, made[1].text) == ("skipped", (), None, "")
-        assert "on_too_long=skip): prompt b" in capsys.readouterr().err
+        assert "on_too_long=skip): prompt b" in caplog.text
     generated = lm.generate(prompts, max_new_tokens=4, needs=ALL)
     for one, other in zip(expected, (generated[0], generated[2]), strict=True):
         assert_same(one, other)

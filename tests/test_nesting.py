@@ -15,6 +15,7 @@ from tiny import FAMILIES, tiny_lm
 
 from probers.engine import kv_cache as nesting
 from probers.engine.kv_cache import longest
+from probers.engine.language_model import Decoding, GenerationRequest
 from probers.types import Needs
 
 ONE = "She was born in 1931 in Jomholm, where her father had a mill, and moved when she was ten to the coast."
@@ -137,7 +138,8 @@ def test_what_is_known_is_not_made_again(monkeypatch, eager):
     whole, part = tiny_lm("llama", batch_size=1), tiny_lm("llama", batch_size=1)
     everything = whole.generate(texts, max_new_tokens=6, needs=NEEDS)
     passes = forwarded(part, monkeypatch)
-    made = list(part.generate_each(texts, max_new_tokens=6, needs=NEEDS, known={0, 1, 3}))
+    requests = [GenerationRequest(text, 6) for text in texts]
+    made = list(part.generate_each(requests, Decoding(NEEDS), known={0, 1, 3}))
     assert [list(batch) for batch in made] == [[2]]
     assert len([columns for _, columns in passes if columns > 1]) == 1
     assert made[0][2].state.tobytes() == everything[2].state.tobytes()

@@ -77,7 +77,7 @@ def test_a_part_that_was_killed_goes_on(data, tmp_path, monkeypatch):
             cli.run("train", [*typed, f"out={tmp_path}/run", "part=1/2"])
     cli.run("train", [*typed, f"out={tmp_path}/run", "part=2/2"])
     folders = [f"{tmp_path}/run/parts/{i}of2" for i in (1, 2)]
-    with pytest.raises(UserError, match=r"1of2 is not finished: probers-train .*part=1/2 goes on"):
+    with pytest.raises(UserError, match=r"1of2 .*probers-train .*part=1/2"):
         merged(folders, tmp_path / "run")
     cli.run("train", [*typed, f"out={tmp_path}/run", "part=1/2"])
     assert not list(Path(folders[0]).glob("checkpoint*"))

@@ -546,7 +546,7 @@ def test_cioqf_takes_the_vectors_of_a_file(tmp_path):
     hit = replace(DECISION, position=0, tokens=(4,))
     query = CIOQF(top_n=4, vectors=str(file))
     assert query(ASKED, made, hit, replace(where, lm=None)) == CIOQF(top_n=4)(ASKED, made, hit, where)
-    with fails("bad-value"):
+    with fails("bad-file"):
         CIOQF(vectors=str(tmp_path / "none.txt"))
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from test_lm import assert_same, rescored
 from tiny import PROMPTS, tiny_lm
 
-from probers.engine.decode import Sampling
+from probers.engine.language_model import Sampling
 from probers.engine.stopping import SentenceEnd, Stops
 from probers.text import split_sentences
 from probers.types import Needs, UserError

@@ -156,14 +156,14 @@ def test_leftovers_of_a_kill_are_removed_and_only_missing_shards_remain(tmp_path
 @pytest.mark.parametrize("name", ["00001.parquet", "00001.safetensors", "00001.json"])
 @pytest.mark.parametrize("damage", ["altered", "cut", "gone"])
 def test_a_damaged_shard_of_an_unfinished_store_is_named_and_missing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, damage: str
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str, damage: str
 ) -> None:
     """Converse: the whole one beside it is not, and of a whole store nothing is said."""
     store = FeatureStore.create(tmp_path / "s", [SPEC], config={}, shards=3)
     for index in (0, 1):
         store.write_shard(index, make_rows(2), make_states(2, 0))
     assert FeatureStore.create(tmp_path / "s", [SPEC], config={}, shards=3).missing == [2]
-    assert capsys.readouterr().out == ""
+    assert caplog.text == ""
     file = tmp_path / "s/shards" / name
     blob = file.read_bytes()
     if damage == "gone":
@@ -171,7 +171,7 @@ def test_a_damaged_shard_of_an_unfinished_store_is_named_and_missing(
     else:
         file.write_bytes(blob[:-5] if damage == "cut" else blob[:-9] + bytes([blob[-9] ^ 1]) + blob[-8:])
     assert FeatureStore.create(tmp_path / "s", [SPEC], config={}, shards=3).missing == [1, 2]
-    assert (name in capsys.readouterr().out) == (file.suffix != ".json" or damage != "gone")
+    assert (name in caplog.text) == (file.suffix != ".json" or damage != "gone")
 
 
 def test_unfinished_and_foreign_folders(tmp_path: Path) -> None:
@@ -995,7 +995,7 @@ def test_features_that_cannot_be_of_one_store(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["00002.mean.mlp_out.safetensors", "00002.mind.resid_post.safetensors"])
 @pytest.mark.parametrize("damage", ["altered", "cut", "gone"])
 def test_every_features_files_are_watched(
-    tmp_path: Path, name: str, damage: str, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, name: str, damage: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     whole = tree(build_all(tmp_path / "s").path)
     file = tmp_path / "s/shards" / name
@@ -1008,7 +1008,7 @@ def test_every_features_files_are_watched(
         FeatureStore.open(tmp_path / "s")
     # The command that made it makes the shard again.
     store = FeatureStore.create(tmp_path / "s", FEATURES, config={"seed": 0}, shards=3)
-    assert store.missing == [2] and name in capsys.readouterr().out
+    assert store.missing == [2] and name in caplog.text
     assert tree(build_all(tmp_path / "s").path) == whole
 
 

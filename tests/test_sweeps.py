@@ -99,7 +99,7 @@ def test_each_job_has_a_folder_and_the_table_comes_last(command: Any, capsys: An
 def test_a_folder_that_was_given_is_left_alone(command: Any, given: str) -> None:
     sweep(given, "seed=1")
     key, _, values = given.partition("=")
-    assert [c[key] for c in command.called] == values.split(",")
+    assert [getattr(c, key) for c in command.called] == values.split(",")
     assert key == "suffix" or [c.suffix for c in command.called] == [None, None]
 
 

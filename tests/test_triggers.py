@@ -316,7 +316,7 @@ def test_probing_with_entropy_uses_the_banks_logistic_model():
 def test_probing_refuses_another_model_or_prompt_and_names_both():
     trigger = Probing(bank())
     trigger.check(SPEC, TESTBED_PROMPT)
-    with fails("bad-value", "fake@r1", "other@r2"):
+    with fails("mismatch", "fake@r1", "other@r2"):
         trigger.check(replace(SPEC, id="other", revision="r2"), TESTBED_PROMPT)
     with pytest.raises(UserError, match=TESTBED_PROMPT.fingerprint):
         trigger.check(SPEC, replace(TESTBED_PROMPT, name="mine", exemplars="Question: ..\n"))
@@ -326,7 +326,7 @@ def test_probing_refuses_another_model_or_prompt_and_names_both():
 def test_probing_needs_a_bank_and_states():
     with fails("no-artifact"):
         Probing(None)
-    with fails("bad-value", "no/such/folder"):
+    with fails("no-artifact", "no/such/folder"):
         Probing("no/such/folder")
     with fails("mismatch", kind=RunError):
         Probing(bank())(generation(" a"), state())
@@ -353,7 +353,7 @@ def test_unknown_names_and_options_list_the_choices():
         named_part("trigger", "sometimes", {})
     with fails("unknown-key"):
         named_part("trigger", "entropy", {"treshold": 1})
-    with fails("own-class", "_target_"):
+    with fails(None, "_target_"):
         named_part("trigger", {"threshold": 1}, {})
 
 
@@ -563,7 +563,7 @@ def test_radio_refuses_heads_of_whole_texts_other_models_and_no_heads():
         Radio(bank())
     trigger = Radio(token_bank())
     trigger.check(SPEC, replace(TESTBED_PROMPT, name="mine", exemplars="Q"))  # any prompt
-    with fails("bad-value", "fake@r1", "other@r2"):
+    with fails("mismatch", "fake@r1", "other@r2"):
         trigger.check(replace(SPEC, id="other", revision="r2"), TESTBED_PROMPT)
     with fails("mismatch", kind=RunError):
         trigger(generation(" a"), state())

@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from omegaconf import DictConfig, OmegaConf
 
 from probers.bank.assessment import Assessor
 from probers.bank.bank import ProbeBank
-from probers.commands.compose import compose
 from probers.commands.main import main
+from probers.commands.settings import Model
 from probers.engine.model import CausalLM
 from probers.heads import LinearHead
 from probers.serve.answers import ForeignChoice
+from probers.serve.settings import Serve
 from probers.serve.vllm.prober import ServedProber, command
 from probers.store.spec import FeatureSpec
 from probers.testbed.assets import model_path
@@ -33,10 +33,8 @@ def make_bank(lm: CausalLM, site: Any = "resid_post", pool: Any = "tokens") -> P
     return ProbeBank(FeatureSpec(lm.spec, (6, 12), lm.width, site, pool), head, aggregate=aggregate)
 
 
-def asked(model: dict[str, Any] | None = None, **fields: Any) -> DictConfig:
-    block = {**OmegaConf.to_container(compose("rag", []).model), **(model or {})}
-    given = {"allow_other": False, "served_name": None, "host": "127.0.0.1", "port": 8000, "api_key": None}
-    return OmegaConf.create({"model": block, **given, **fields})
+def asked(model: dict[str, Any] | None = None, **fields: Any) -> Serve:
+    return Serve(model=Model(**(model or {})), **fields)
 
 
 def test_the_command_names_model_prober_and_worker_and_hides_the_key(

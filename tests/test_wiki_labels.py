@@ -177,7 +177,9 @@ def test_a_cut_is_shown_so_many_tokens_and_the_row_says_what_the_model_saw(tmp_p
     units = list(made.units())
     seen: list[str] = []
     honest = lm.generate_each
-    made.lm.generate_each = lambda prompts, **options: seen.extend(prompts) or honest(prompts, **options)
+    made.lm.generate_each = lambda asked, how, **options: (
+        seen.extend(each.prompt for each in asked) or honest(asked, how, **options)
+    )
     rows = [row for examples in made.build(units, {}) for row in examples.rows]
     text, whole = " ".join(sentences), {unit.id: unit.before for unit in units}
     assert rows and all(prompt.startswith("About T: ") for prompt in seen)
@@ -258,7 +260,7 @@ def test_an_article_too_long_to_be_read_is_left_out(tmp_path, monkeypatch):
     def score(self, prompts, texts, *, names, **options):
         made = honest(self, prompts, texts, names=names, **options)
         skipped.append(f"{names[0]}/untouched")
-        nothing = {"token_ids": (), "offsets": (), "text": "", "states": None, "stop": "skipped"}
+        nothing = {"token_ids": (), "offsets": (), "text": "", "states": {}, "stop": "skipped"}
         return [replace(made[0], **nothing), *made[1:]]
 
     monkeypatch.setattr(CausalLM, "score", score)
@@ -501,8 +503,8 @@ class Forgetful:
 
     spec, width, attends = SPEC, SPEC.width, True
 
-    def generate_each(self, prompts, **options):
-        return written(ANSWERS).generate_each(prompts, **options)
+    def generate_each(self, requests, how, **options):
+        return written(ANSWERS).generate_each(requests, how, **options)
 
 
 @pytest.mark.long
@@ -524,9 +526,9 @@ def test_a_hundred_thousand_articles_are_streamed(tmp_path):
     sizes = []
 
     class Watched(Forgetful):
-        def generate_each(self, prompts, **options):
+        def generate_each(self, requests, how, **options):
             sizes.append(resident())
-            return super().generate_each(prompts, **options)
+            return super().generate_each(requests, how, **options)
 
     path = articles_file(tmp_path / "a.jsonl.gz", 100_000, sentences=ARTICLE * 7)
     made = builder(path, Watched(), within=2)

@@ -14,6 +14,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from probers.data.questions import QuestionSet
+from probers.engine.language_model import Decoding, GenerationRequest
 from probers.engine.model import CausalLM
 from probers.equivalence import EntityMatcher
 from probers.evaluation.answers import Rule, accuracy_contains, exact_match, f1_score, final_answer, right_by
@@ -127,10 +128,13 @@ class CotBuilder(LabelBuilder):
             for (text, passages, _), count in zip(asked, shown, strict=True)
         ]
         names = self.names(units)
+        requests = [
+            GenerationRequest(text, self.max_new_tokens, question.id)
+            for text, question in zip([*closed, *opened], [*units, *units], strict=True)
+        ]
+        needs = recorded_needs(self.needs, attention=self.lm.attends)
         batches = self.lm.generate_each(
-            [*closed, *opened], max_new_tokens=self.max_new_tokens,
-            needs=recorded_needs(self.needs, attention=self.lm.attends), stop=self.prompt.stop,
-            prefix=self.prompt.prefix, names=[q.id for q in units] * 2,
+            requests, Decoding(needs, self.prompt.prefix, self.prompt.stop),
             known={index for index, name in enumerate(names) if name in known},
         )  # fmt: skip
         for made in batches:

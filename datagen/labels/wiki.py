@@ -17,6 +17,7 @@ import numpy as np
 
 from probers.capture.pooling import pool_tokens, span_of, token_pool
 from probers.data.articles.cuts import Cut, CutPlan, shortened
+from probers.engine.language_model import Decoding, GenerationRequest
 from probers.engine.model import CausalLM
 from probers.engine.tokens import encode_continuation, encode_prompts
 from probers.entities import Entity, Recognise, Recogniser, head_entity, tokens_of
@@ -181,14 +182,15 @@ class WikiBuilder(LabelBuilder):
             units = list(shortened(units, self.context, partial(_token_starts, lm)))
         needs = span_needs(self.needs, attention=lm.attends)
         labels = dict(known)
-        batches = lm.generate_each(
-            [self.prompt.continuation(cut.article.title, cut.before) for cut in units],
-            max_new_tokens=self.max_new_tokens,
-            needs=needs,
-            stop=[stop_rule(self.recognise, cheap=self.recognise.name == "rules")],
-            names=[cut.id for cut in units],
-            known={place for place, cut in enumerate(units) if cut.id in known},
-        )
+        requests = [
+            GenerationRequest(
+                self.prompt.continuation(cut.article.title, cut.before), self.max_new_tokens, cut.id
+            )
+            for cut in units
+        ]
+        stop = [stop_rule(self.recognise, cheap=self.recognise.name == "rules")]
+        seen = {place for place, cut in enumerate(units) if cut.id in known}
+        batches = lm.generate_each(requests, Decoding(needs, stop=stop), known=seen)
         for made in batches:
             examples = Examples(tokens=sum(len(generation.token_ids) for generation in made.values()))
             for place, generation in made.items():

@@ -6,6 +6,17 @@ delegates to the function the model uses anyway (sdpa, flash, eager); weights ar
 computed from them for the rows that are wanted. Families that do not ask for their
 attention function (Falcon, MPT, GPT-J) are made to return the weights themselves, in
 the tapped block only.
+
+Lookback ratios (Chuang et al. 2024, Lookback Lens, eq. 1 and 2) come from the weights of all layers: at
+position t of a text after a prompt of p tokens head h of layer l has
+
+    A_context = the mean of its weights on the prompt's tokens,
+    A_new     = the mean of its weights on the tokens after them, up to t itself,
+    ratio     = A_context / (A_context + A_new).
+
+The prompt's last token counts as new, as the end of the prompt's form does in the released code, so the
+position that predicts the first token has a ratio too. Tokens that a sliding window hides count with weight
+0. Ratios of all heads of all layers lie side by side in one vector, which the classifier reads whole.
 """
 
 from __future__ import annotations
@@ -140,7 +151,7 @@ class AttentionTap(ExitStack):
         if not self._queries:
             return
         if options.get("position_bias") is not None:
-            raise UserError(f"attention of {self._family} cannot be read: it uses position_bias")
+            raise UserError(f"attention of {self._family} cannot be read: it uses position_bias", "model")
         length = query.shape[2]
         self._read = Attended(
             query=query[:, :, -self._queries :],
@@ -174,7 +185,7 @@ class AttentionTap(ExitStack):
             self._read = Returned(found[:, :, -self._queries :])
 
     def take(self) -> Attended | Returned:
-        """What the last pass left; nothing is read after it.
+        """Return the last pass's attention and stop reading.
 
         Raises:
             RunError: the block's attention neither asks transformers for its function nor
@@ -183,7 +194,8 @@ class AttentionTap(ExitStack):
         if self._read is None:
             raise RunError(
                 f"attention of {self._family} cannot be read: it does not use transformers' attention "
-                "interface; choose a trigger and a query that need no attention"
+                "interface; choose a trigger and a query that need no attention",
+                "model",
             )
         read, self._read, self._queries = self._read, None, 0
         return read
@@ -264,3 +276,71 @@ def _tapped_attention(
 
 
 AttentionInterface.register(_TAP, _tapped_attention)
+
+
+def lookback_width(model: Any) -> int:
+    """Number of ratios at a position: attention heads of all layers."""
+    heads = getattr(model.config.get_text_config(), "num_attention_heads", None)
+    if not isinstance(heads, int):
+        raise UserError(
+            f"site=lookback cannot be read from {type(model).__name__}: its config names no number of "
+            "attention heads; use resid_post",
+            "model",
+        )
+    return heads * len(decoder_layers(model))
+
+
+def lookback_ratios(weights: Tensor, prompts: Tensor, written: Tensor) -> Tensor:
+    """Ratios (batch, q, heads), float32, of the last q positions.
+
+    Args:
+        weights: (batch, heads, q, k) attention; the last column is the last position.
+        prompts: (batch,) tokens of each prompt.
+        written: (batch,) tokens after it, the last position's included.
+    """
+    queries, keys = weights.shape[2:]
+    device = weights.device
+    prompts, written = prompts.to(device), written.to(device)
+    back = torch.arange(keys - 1, -1, -1, device=device)  # of each column, how far from the last
+    new = back <= written[:, None]  # (batch, k)
+    context = ~new & (back < (prompts + written)[:, None])
+    read = torch.einsum("bhqk,bck->cbqh", weights, torch.stack([context, new], dim=1).to(weights.dtype))
+    steps = torch.arange(queries - 1, -1, -1, device=device)
+    counts = torch.stack([(prompts - 1)[:, None].expand(-1, queries), written[:, None] - steps + 1])
+    on_context, on_new = read / counts.clamp_min(1)[..., None]
+    return on_context / (on_context + on_new).clamp_min(torch.finfo(torch.float32).tiny)
+
+
+class LookbackTap(ExitStack):
+    """Reads the lookback ratios of all layers' heads."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self._taps = [AttentionTap(model, layer) for layer in range(1, len(decoder_layers(model)) + 1)]
+        self._queries = 0
+
+    def __enter__(self) -> Self:
+        for tap in self._taps:
+            self.enter_context(tap)
+        return self
+
+    def read_last(self, count: int) -> None:
+        """Read the last ``count`` positions of every pass until :meth:`take_last`; none where it is 0."""
+        self._queries = count
+        for tap in self._taps:
+            tap.read(count)
+
+    def take_last(self, prompts: Tensor, written: Tensor) -> Tensor | None:
+        """The ratios read, (batch, count, 1, layers * heads) float32, as if of one layer; None if none were.
+
+        Args:
+            prompts, written: as of :func:`lookback_ratios`.
+
+        Raises:
+            RunError: attention that cannot be read.
+        """
+        if not self._queries:
+            return None
+        self._queries = 0
+        ratios = [lookback_ratios(tap.take().weights(), prompts, written) for tap in self._taps]
+        return torch.cat([each.to(ratios[0].device) for each in ratios], dim=-1)[:, :, None]

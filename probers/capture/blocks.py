@@ -1,4 +1,4 @@
-"""What a decoder is made of: its blocks, and in each of them attention, MLP and the stream between.
+"""Parts of a decoder: its blocks, and in each of them attention, MLP and the stream between.
 
 Found by structure and checked by numbers, not listed per family: a block must do what
 is said of it here, namely add the outputs of two of its modules to the residual stream.
@@ -36,7 +36,9 @@ def decoder_layers(model: nn.Module) -> nn.ModuleList:
     """
     found = list(_outermost(decoder_of(model)))
     if not found:
-        raise UserError(f"{type(model).__name__} has no list of decoder blocks whose states could be read")
+        raise UserError(
+            f"{type(model).__name__} has no list of decoder blocks whose states could be read", "model"
+        )
     return max(found, key=len)
 
 
@@ -83,22 +85,24 @@ def check_supported(model: Any) -> None:
     """Refuse models that are no causal decoders, by name and reason (UserError)."""
     family = type(model).__name__
     if getattr(model.config, "is_encoder_decoder", False):
-        raise UserError(f"{family} is an encoder-decoder; only decoder-only models can be read")
+        raise UserError(f"{family} is an encoder-decoder; only decoder-only models can be read", "model")
     if getattr(model, "_is_stateful", False):
         raise UserError(
             f"{family} keeps a recurrent state, which padding and prefix reuse would change; "
-            "only models whose blocks all attend to keys and values can be read"
+            "only models whose blocks all attend to keys and values can be read",
+            "model",
         )
     if model.device.type != "meta" and not _is_causal(model):  # one without weights runs elsewhere
         raise UserError(
             f"{family} lets tokens see later ones, so that states change as a text grows; "
-            "only causal decoders can be read"
+            "only causal decoders can be read",
+            "model",
         )
 
 
 @torch.inference_mode()
 def _is_causal(model: Any) -> bool:
-    """Whether the last token leaves the logits before it as they are."""
+    """Tell whether the last token leaves the logits before it unchanged."""
     ids = torch.tensor([[0, 1, 0, 0], [0, 1, 0, 1]], device=model.device)
     seen = model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False)
     one, other = seen.logits[:, :-1].float()
@@ -195,7 +199,8 @@ def _parts_of(family: str, layer: int, calls: Sequence[_Call]) -> BlockParts:
             return BlockParts(inner[i].module, inner[j].module, _middle(before, inner[i], calls))
     raise UserError(
         f"{family} has no attn_out, mlp_out or resid_mid that could be read: block {layer} does not add "
-        "what two of its modules put out to the residual stream; use site=resid_post"
+        "what two of its modules put out to the residual stream; use site=resid_post",
+        "model",
     )
 
 

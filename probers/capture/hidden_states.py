@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from ..types import POOLS, SITES, Feature, Needs, RunError, UserError
+from .attention import LookbackTap, lookback_width
 from .blocks import block_parts, decoder_layers, decoder_of, first_tensor, given_tensor
-from .lookback import LookbackTap, lookback_width
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -26,7 +26,9 @@ def check_needs(needs: Needs, model: nn.Module) -> None:
     layers = len(decoder_layers(model))
     _check_layers([] if needs.attention_layer is None else [needs.attention_layer], layers)
     if needs.attention_layer == 0:
-        raise UserError("attention_layer=0 is the embedding output, which attends to nothing: use 1 or more")
+        raise UserError(
+            "attention_layer=0 is the embedding output, which attends to nothing: use 1 or more", "layers"
+        )
     for feature in needs.features:
         _check_feature(feature, model, layers)
 
@@ -44,7 +46,8 @@ def _check_layers(asked: Sequence[int], layers: int) -> None:
         if not 0 <= layer <= layers:
             raise UserError(
                 f"layer {layer} does not exist: the model has {layers} layers "
-                f"(1 to {layers}; 0 is the embedding output)"
+                f"(1 to {layers}; 0 is the embedding output)",
+                "layers",
             )
 
 
@@ -52,42 +55,47 @@ def _check_feature(feature: Feature, model: nn.Module, layers: int) -> None:
     _check_layers(feature.layers, layers)
     site, pool = feature.site, feature.pool
     if site not in SITES:
-        raise UserError(f"site={site} is unknown; choose one of {', '.join(SITES)}")
+        raise UserError(f"site={site} is unknown; choose one of {', '.join(SITES)}", "unknown-choice")
     if pool not in POOLS:
-        raise UserError(f"pool={pool} is unknown; choose one of {', '.join(POOLS)}")
+        raise UserError(f"pool={pool} is unknown; choose one of {', '.join(POOLS)}", "unknown-choice")
     if feature.of_mind and (feature.layers != (layers,) or site != "resid_post"):
         raise UserError(
             f"pool={pool} reads all layers at site=resid_post and belongs to the last one: ask for "
-            f"layers=({layers},), not {feature.layers} at {site}"
+            f"layers=({layers},), not {feature.layers} at {site}",
+            "layers",
         )
     if site == "lookback":
         lookback_width(model)
         if feature.layers != (layers,):
             raise UserError(
                 f"site=lookback reads the heads of all layers and belongs to the last one: ask for "
-                f"layers=({layers},), not {feature.layers}"
+                f"layers=({layers},), not {feature.layers}",
+                "layers",
             )
     if site in ("resid_post", "lookback"):
         return
     if 0 in feature.layers:
-        raise UserError(f"site={site} has no layer 0: the embedding output belongs to no block")
+        raise UserError(f"site={site} has no layer 0: the embedding output belongs to no block", "layers")
     parts = block_parts(model)
     if site == "resid_mid" and any(parts[k - 1].middle is None for k in feature.layers):
         raise UserError(
             f"site=resid_mid does not exist in {type(model).__name__}: attention and MLP run side by side; "
-            "use attn_out, mlp_out or resid_post"
+            "use attn_out, mlp_out or resid_post",
+            "model",
         )
 
 
 def broken_state(feature: Feature, index: int, where: str) -> RunError:
-    """That the state of the ``index``-th of the layers a :class:`StateTap` reads is not finite."""
+    """The error for a NaN or infinite state of the ``index``-th layer that a :class:`StateTap` reads."""
     layers = StateTap.layers_of(feature)
     layer = f"layer {layers[index]}"
     if feature.of_mind and index == len(layers) - 1:
         layer = "the final norm"
     if feature.site == "lookback":
         layer = "attention (lookback)"
-    return RunError(f"the state of {layer} is NaN or infinite at {where}; try dtype=float32 or bfloat16")
+    return RunError(
+        f"the state of {layer} is NaN or infinite at {where}; try dtype=float32 or bfloat16", "model"
+    )
 
 
 class StateTap(ExitStack):
@@ -140,7 +148,7 @@ class StateTap(ExitStack):
         self._reduce = reduce
 
     def take(self) -> Tensor | None:
-        """What was read, (batch, .., layers, width) float32 in the order asked for; None where nothing was.
+        """The states read, (batch, .., layers, width) float32 in the feature's order; None if none were.
 
         Raises:
             RunError: a layer that the pass did not come to.
@@ -150,7 +158,8 @@ class StateTap(ExitStack):
         if read is not None and self._lacking:
             raise RunError(
                 f"layer {min(self._lacking)} of {type(self._model).__name__} was not run, so that its state "
-                "cannot be read"
+                "cannot be read",
+                "model",
             )
         return read
 
@@ -159,7 +168,7 @@ class StateTap(ExitStack):
         self.read((lambda states: states[:, -count:].detach()) if count else None)
 
     def take_last(self, prompts: Tensor, written: Tensor) -> Tensor | None:
-        """As :meth:`take`, (batch, count, layers, width); the lengths are of no account for states."""
+        """The states read, (batch, count, layers, width); the lengths are ignored."""
         return self.take()
 
     def _place(self, layer: int, blocks: nn.ModuleList) -> tuple[nn.Module, bool]:
@@ -219,7 +228,7 @@ class StateTap(ExitStack):
 
 
 def tap_of(model: nn.Module, feature: Feature) -> StateTap | LookbackTap:
-    """What reads a feature's site, with ``read_last`` before a pass and ``take_last`` after it."""
+    """The tap of a feature's site; call ``read_last`` before a pass and ``take_last`` after it."""
     return LookbackTap(model) if feature.site == "lookback" else StateTap(model, feature)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..store import fp8
+from ..store.spec import FP8, fp8_rounded
 from ..types import Pool
 
 #: Pools that keep a vector for every token; of all others a text has one.
@@ -53,7 +53,7 @@ def span_of(vectors: np.ndarray, tokens: Sequence[int], kept: Pool, pool: Pool) 
 
 
 def token_vectors(states: Tensor, pool: Pool) -> Tensor:
-    """What tokens contribute, (.., heads, width) float32, from the layers read of them, (.., layers, d).
+    """Contributions of tokens, (.., heads, width) float32, from their layers' states, (.., layers, d).
 
     Heads are the layers, of width d. MIND has one of width 2 d: the average over all layers but
     the last of those read, and that one, which is the final norm's output.
@@ -65,7 +65,7 @@ def token_vectors(states: Tensor, pool: Pool) -> Tensor:
 
 
 def _averaged_from(pool: Pool, width: int) -> int:
-    """Where the part of a vector begins that is averaged over tokens; before it the last token's stays."""
+    """Start of the part of a vector that is averaged over tokens; the part before is the last token's."""
     return {"mean": 0, "mind": width // 2}.get(pool, width)
 
 
@@ -139,7 +139,7 @@ class WholePool:
         self._finite: list[Tensor] = []  # (batch, T) per layer, in the order in which the pass came to them
 
     def layer(self, states: Tensor) -> Tensor:
-        """What is kept of a layer's states (batch, length, d): its tokens, their mean, or the last."""
+        """Reduce a layer's states (batch, length, d) to its tokens, their mean, or the last."""
         longest = self._scored.shape[1]
         # The state that predicts a token is one to the left.
         place = slice(-longest - 1, -1) if self._pool == "predicting" else slice(-longest, None)
@@ -176,7 +176,7 @@ class WholePool:
 
 def as_stored(vectors: np.ndarray | Tensor, dtype: str) -> Tensor:
     """float32 vectors rounded to number format ``dtype``, as the store rounds what heads are trained on."""
-    if dtype == fp8.FP8:
-        return fp8.rounded(torch.as_tensor(vectors))
+    if dtype == FP8:
+        return fp8_rounded(torch.as_tensor(vectors))
     kind: torch.dtype = getattr(torch, dtype)
     return torch.as_tensor(vectors).to(kind).float()

@@ -1,4 +1,4 @@
-"""What a decoding batch leaves behind, read by its taps and pooled while it runs.
+"""Recorders of a decoding batch: states and attention, pooled incrementally while it runs.
 
 Every buffer is indexed by the row a prompt had when the batch began, so that
 rows which finish can leave the batch without anything here being moved.
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class _Waiting:
-    """What was read of tokens that may yet be cut from their texts, step by step.
+    """Recorded steps whose tokens may still be cut from their texts.
 
     Whether a token is kept may be known only later (a stop string can begin before the token that
     completes it), so a step waits until it is committed; as a rule that is at once, and at most for
@@ -86,12 +86,10 @@ class FeatureRecorder(ExitStack):
         return self
 
     def read_last(self, count: int) -> None:
-        """As of :class:`CaptureSession`."""
         self._tap.read_last(count)
         self._count = count
 
     def take(self, index: int, rows: Tensor) -> None:
-        """As of :class:`CaptureSession`."""
         # (b, q, layers, d)
         states = self._tap.take_last(self._prompts[rows], torch.full_like(rows, index + self._count))
         if states is None:
@@ -106,7 +104,6 @@ class FeatureRecorder(ExitStack):
             self._waiting.add(first + place, rows, states[:, place])
 
     def drop(self, count: int) -> None:
-        """As of :class:`CaptureSession`."""
         self._waiting.drop(count)
 
     def commit(self, upto: int, kept: Mapping[int, int]) -> None:
@@ -163,11 +160,9 @@ class AttentionRecorder(ExitStack):
         return self
 
     def read_last(self, count: int) -> None:
-        """As of :class:`CaptureSession`."""
         self._tap.read(count)
 
     def take(self, index: int, rows: Tensor) -> None:
-        """As of :class:`CaptureSession`."""
         weights = self._tap.take().weights().to(self._device)  # (b, heads, q, k)
         count, keys = weights.shape[2:]
         end = self._width + index + count
@@ -182,11 +177,9 @@ class AttentionRecorder(ExitStack):
                 self._waiting.add(index + place, rows, columns)
 
     def drop(self, count: int) -> None:
-        """As of :class:`CaptureSession`."""
         self._waiting.drop(count)
 
     def commit(self, upto: int, kept: Mapping[int, int]) -> None:
-        """As of :class:`FeatureRecorder`."""
         for index, rows, columns in self._waiting.below(upto, kept):
             if self._column_max is None:
                 self._column_max = columns.new_zeros(self._rows, columns.shape[1], self._limit)

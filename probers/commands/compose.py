@@ -179,13 +179,13 @@ def request(command: str, overrides: Sequence[str]) -> Settings:
     record = _unread(config)
     if config.get("part") is not None or config.get("launch") is not None:
         # A merge repeats them without the part, and a launcher with one.
-        record["typed"] = [literal(override) for override in overrides]
+        record["typed"] = list(overrides)
     values = _resolved(config)
     for key in _OF_PRESETS:
         values.pop(key, None)
     with open_dict(config):
         if "typed" in record:
-            config.typed = record["typed"]
+            config.typed = [literal(override) for override in record["typed"]]
     return read(kind, values, _record=record, _config=config)
 
 

@@ -1,7 +1,8 @@
-"""The command ``probers-demo``: the other commands one after the other, on the testbed or on articles."""
+"""The command ``probers-demo``: the other commands in turn, on the testbed or on articles."""
 
 from __future__ import annotations
 
+import logging
 import shutil
 import time
 from collections.abc import Iterator
@@ -10,70 +11,75 @@ from typing import TYPE_CHECKING
 
 from ..store.store import FeatureStore
 from .main import run as run_command
-from .parts import record_of
 from .runs import RunFolder
 
 if TYPE_CHECKING:
-    from omegaconf import DictConfig
+    from .settings import Demo
 
 #: Title, command and overrides.
 Step = tuple[str, str, list[str]]
 
-# The prober is the mean of the three layers that are best on validation questions, and not the paper's sum
-# over all, which is worse there (AUROC 0.79 against 0.77).
-#: RaDIO's head for so few examples: better on validation articles than as it is (AUROC 0.85 against 0.83).
+log = logging.getLogger(__name__)
+
+# The prober is the mean of the three best layers on validation questions; the paper's sum over all layers is
+# worse there (AUROC 0.77 against 0.79).
+#: RaDIO's head regularised for few examples: AUROC 0.85 against 0.83 on validation articles.
 _RADIO = ["head=radio", "head.standardise=true", "head.dropout=0.3", "label_smoothing=0.1"]
-#: Questions with labels, articles with labels and questions compared: on the testbed, on articles, in full.
+#: Labelled questions, labelled articles and compared questions: on the testbed, on articles, in full.
 _TESTBED, _QUICK, _FULL = (1600, 600, 200), (250, 250, 60), (1000, 2000, 300)
-#: Of the comparison on articles: what a prober of answers, one of entities, or none can decide.
+#: Triggers of the comparison on articles: without a prober, or with one of answers or of entities.
 _TRIGGERS = (
     "never,always,always_answer,random,oracle,flare,entropy,entropy_sentence,rind_released,before_entity,"
     "entity_signal,entity_probability,entity_margin,probing,probing_entropy"
 )
 
 
-def run(cfg: DictConfig) -> Path:
-    """Labels of both kinds, what is trained on them, one comparison; returns the report's path.
+def run(settings: Demo) -> Path:
+    """Make labels of both kinds, train on them and compare triggers; returns the report's path.
 
-    Each step is a run of its own below ``out``: finished ones are not repeated, so an
-    interrupted demo goes on where it stopped.
+    Each step is a run of its own below ``out``. Finished steps are not repeated: an interrupted demo resumes.
     """
-    out = Path(cfg.out)
-    folder = RunFolder(out, "demo", record_of(cfg))
+    out = Path(settings.out)
+    folder = RunFolder(out, "demo", settings.record)
     folder.claim()
     started = time.monotonic()
-    count, made = (7, on_testbed(cfg)) if cfg.articles == "testbed" else (6 + 2 * cfg.full, on_articles(cfg))
+    if settings.articles == "testbed":
+        count, made = 7, on_testbed(settings)
+    else:
+        count, made = 6 + 2 * settings.full, on_articles(settings)
     for number, (title, command, overrides) in enumerate(made, 1):
-        print(f"\n[{number}/{count}] {title}\n$ probers-{command} {' '.join(overrides)}", flush=True)
+        log.info("\n[%d/%d] %s\n$ probers-%s %s", number, count, title, command, " ".join(overrides))
         run_command(command, overrides)
     for name in ("report.html", "results.json"):
         shutil.copyfile(out / "compare" / name, out / name)
-    folder.finish({"model": cfg.model.name})
+    folder.finish({"model": settings.model.name})
     minutes = (time.monotonic() - started) / 60
-    print(f"\nwrote {out}/report.html and {out}/results.json in {minutes:.1f} minutes")
-    print(f'next: open {out}/report.html, or probers-rag prober={out}/prober trigger=probing question=".."')
+    log.info("\nwrote %s/report.html and %s/results.json in %.1f minutes", out, out, minutes)
+    log.info(
+        'next: open %s/report.html, or probers-rag prober=%s/prober trigger=probing question=".."', out, out
+    )
     return out / "report.html"
 
 
-def _shared(cfg: DictConfig) -> tuple[list[str], list[str], list[str], list[str]]:
-    """What all steps have, those that generate, those that train, and the comparison."""
-    common = [f"seed={cfg.seed}"]
-    generating = [*common, f"model.name={cfg.model.name}", f"batch_size={cfg.batch_size}"]
-    # Curves cost half of all time and change no table.
-    training, curves = (common, []) if cfg.full else (["learning_curve=false", *common], ["sweep=0"])
+def _shared(settings: Demo) -> tuple[list[str], list[str], list[str], list[str]]:
+    """Options of all steps, of those that generate, of those that train, and of the comparison."""
+    common = [f"seed={settings.seed}"]
+    generating = [*common, f"model.name={settings.model.name}", f"batch_size={settings.batch_size}"]
+    # Curves take half of the time and change no table.
+    training, curves = (common, []) if settings.full else (["learning_curve=false", *common], ["sweep=0"])
     return common, generating, training, [*curves, *generating]
 
 
-def _counts(cfg: DictConfig, usual: tuple[int, int, int]) -> list[int]:
-    """Those given, or the usual ones."""
-    given = (cfg.cot, cfg.wiki, cfg.compare)
+def _counts(settings: Demo, usual: tuple[int, int, int]) -> list[int]:
+    """Numbers of examples: those given, or the usual ones."""
+    given = (settings.cot, settings.wiki, settings.compare)
     return [number or default for number, default in zip(given, usual, strict=True)]
 
 
-def on_testbed(cfg: DictConfig) -> Iterator[Step]:
-    """The steps on the testbed; those before it are done when one is asked for."""
-    out, (cot, wiki, asked) = Path(cfg.out), _counts(cfg, _TESTBED)
-    common, generating, training, comparing = _shared(cfg)
+def on_testbed(settings: Demo) -> Iterator[Step]:
+    """Yield the steps on the testbed; a step may read the results of those before it."""
+    out, (cot, wiki, asked) = Path(settings.out), _counts(settings, _TESTBED)
+    common, generating, training, comparing = _shared(settings)
     yield (
         "labels: questions with and without passages", "datagen",
         ["source=cot", f"limit={cot}", f"out={out}/cot", *generating],
@@ -108,24 +114,24 @@ def on_testbed(cfg: DictConfig) -> Iterator[Step]:
     )  # fmt: skip
 
 
-def on_articles(cfg: DictConfig) -> Iterator[Step]:
-    """The steps on real articles: their entities before and after they are written, and completing them.
+def on_articles(settings: Demo) -> Iterator[Step]:
+    """Yield the steps on real articles: entities before and after they are written, and completions.
 
-    What is asked in the end are articles of the test split, which no prober was trained or tuned on. In
-    full the attention heads' lookback ratios are read and trained on as well.
+    The comparison asks about articles of the test split, which no prober was trained or tuned on. With
+    ``full=true`` probers of the attention heads' lookback ratios are trained as well.
     """
-    out, (cot, wiki, asked) = Path(cfg.out), _counts(cfg, _FULL if cfg.full else _QUICK)
-    _, generating, training, comparing = _shared(cfg)
+    out, (cot, wiki, asked) = Path(settings.out), _counts(settings, _FULL if settings.full else _QUICK)
+    _, generating, training, comparing = _shared(settings)
     completing = [
-        "questions=completion", f"questions.articles={cfg.articles}", f"corpus={cfg.articles}",
+        "questions=completion", f"questions.articles={settings.articles}", f"corpus={settings.articles}",
         "prompt=completion", "k=1", "max_new_tokens=12",
     ]  # fmt: skip
     layers = ["layers=stride", *generating]
-    sites = ["site=[resid_post,lookback]"] if cfg.full else []
+    sites = ["site=[resid_post,lookback]"] if settings.full else []
     yield (
-        "labels: articles cut before an entity, with what is known before it and of all of it", "datagen",
+        "labels: articles cut before an entity, with the states before it and of all of it", "datagen",
         [
-            "source=wiki", f"articles={cfg.articles}", "pool=[predicting,mean]", *sites, "prompt=mind",
+            "source=wiki", f"articles={settings.articles}", "pool=[predicting,mean]", *sites, "prompt=mind",
             "per_article=4", "within=null", "max_new_tokens=16", f"limit={wiki}", f"out={out}/wiki", *layers,
         ],
     )  # fmt: skip
@@ -136,10 +142,10 @@ def on_articles(cfg: DictConfig) -> Iterator[Step]:
     for pool, when in (("predicting", "before"), ("mean", "after")):
         trained = ["layer=all", f"pool={pool}", f"data={out}/wiki", *training]
         yield (
-            f"heads on what is known {when} an entity is written", "train",
+            f"heads on the states {when} an entity is written", "train",
             [*trained, "combine=best", f"out={out}/{when}"],
         )  # fmt: skip
-        if cfg.full:
+        if settings.full:
             yield (
                 f"a head on where attention lies {when} it is written", "train",
                 [*trained, "site=lookback", f"out={out}/{when}-lookback"],

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import gc
-import sys
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+import logging
+from collections.abc import Callable, Container, Iterator, Sequence
 from typing import TypeVar
 
 import torch
-from tqdm import tqdm
 
 from ..types import RunError, UserError
+
+log = logging.getLogger(__name__)
 
 #: Where "auto" begins, and where it stops growing.
 FIRST, MOST = 32, 256
@@ -43,12 +44,6 @@ class Batches:
         self._most = MOST
         self._beside = BESIDE if self._auto else 1
         self.size = FIRST if self._auto else int(size)
-
-    def run(
-        self, lengths: Sequence[int], work: Callable[[list[int]], list[T]], *, progress: str | None = None
-    ) -> list[T]:
-        """``work`` for all indices of ``lengths``, in their order; see :meth:`each`."""
-        return collected(self.each(lengths, work), len(lengths), progress)
 
     def each(
         self,
@@ -110,10 +105,13 @@ class Batches:
         """Halve the batch after ``failed`` texts did not fit in memory."""
         if not self._auto:
             raise RunError(
-                f"memory ran out with batch_size={self.size}; choose a smaller one or batch_size=auto"
+                f"memory ran out with batch_size={self.size}; choose a smaller one or batch_size=auto",
+                "memory",
             )
         if failed == 1:
-            raise RunError("memory ran out for a single text; use a shorter one, a smaller dtype or model")
+            raise RunError(
+                "memory ran out for a single text; use a shorter one, a smaller dtype or model", "memory"
+            )
         if failed > self.size:
             self._beside = 1
         else:
@@ -121,17 +119,7 @@ class Batches:
         gc.collect()
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
-        print(f"out of memory: going on with batch_size={self.size}", file=sys.stderr)
-
-
-def collected(batches: Iterable[Mapping[int, T]], count: int, progress: str | None) -> list[T]:
-    """What the batches hold of ``count`` texts, in order, with a bar called ``progress`` or none."""
-    results: dict[int, T] = {}
-    with tqdm(total=count, desc=progress, unit="text", disable=progress is None) as bar:
-        for made in batches:
-            results.update(made)
-            bar.update(len(made))
-    return [results[i] for i in range(count)]
+        log.warning(f"out of memory: going on with batch_size={self.size}")
 
 
 def cut(lengths: Sequence[int], size: int) -> list[int]:

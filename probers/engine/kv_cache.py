@@ -1,180 +1,36 @@
-"""Keys and values: grown in place while a batch decodes, and used again for texts that begin alike.
+"""Keys and values computed once and used again by texts that begin alike.
 
-transformers' dynamic cache makes a new tensor of the whole context for every token and
-layer. Here room for the whole text is allocated once and filled, which gives the same
-numbers and is what makes long prompts in large batches cheap to continue.
+Two stores share one value, :class:`CachedPrefix`, and one way to begin a batch with it, :func:`fill`.
 
-Nothing that was computed is computed again: a :class:`CachedPrefix` begins the prompts that
-share it, a :class:`PrefixCache` has one for every text of earlier calls, and a prompt that
-another one of its call begins with is computed inside that one (:func:`read_nested`).
+- :class:`PrefixCache` holds every token of the last text of a name, for calls that extend it (the loop).
+  How many columns a batch begins with decides how its matrix products are cut and thus the last digits of
+  scores: with whole blocks a resumed run would not repeat the digits of earlier ones. Drafts also look up
+  the text of that name.
+- :class:`BlockCache` holds blocks of tokens by a hash of all tokens up to their end (Kwon et al. 2023,
+  section 4.4; automatic prefix caching of vLLM), for a server whose texts have no names: any later text
+  finds them, and what several texts share is held once.
+
+Prompts that other prompts of the same call begin with are computed inside these (:func:`read_nested`).
 """
 
 from __future__ import annotations
 
+import hashlib
 from bisect import bisect_right
+from collections import OrderedDict
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, groupby
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import DynamicCache
-from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from .batch_size import Batches
-from .forward import Decoder
-
-_ROOM = 64  # positions added when a text outgrows its room
-
-
-class GrowingLayer(DynamicLayer):
-    """One layer's keys and values, as views of buffers with room for what is to come: positions, and rows.
-
-    Args:
-        capacity: positions to make room for at first.
-    """
-
-    def __init__(self, capacity: int) -> None:
-        super().__init__()
-        self._capacity = capacity
-        self._buffers: tuple[Tensor, Tensor] | None = None
-
-    def update(
-        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
-    ) -> tuple[Tensor, Tensor]:
-        """Append (batch, heads, length, width) keys and values; returns all there are."""
-        if not self.is_initialized:
-            self.lazy_initialization(key_states, value_states)
-        start = self.get_seq_length()
-        end = start + key_states.shape[-2]
-        rows = len(key_states)
-        if self._buffers is None or end > self._buffers[0].shape[-2]:
-            self._make_room(key_states, value_states, end + _ROOM if start else end)
-        assert self._buffers is not None
-        for buffer, new in zip(self._buffers, (key_states, value_states), strict=True):
-            buffer[:rows, :, start:end] = new
-        self.keys, self.values = (buffer[:rows, :, :end] for buffer in self._buffers)
-        return self.keys, self.values
-
-    def reserve(self, rows: int, length: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Begin with ``length`` positions in each row, for the caller to fill.
-
-        Args:
-            keys, values: (heads, _, width) of one row, for their shape and kind.
-
-        Returns:
-            Keys and values (rows, heads, length, width) as the cache holds them.
-        """
-        self.lazy_initialization(keys, values)
-        self._buffers = empty(rows, max(length, self._capacity), keys, values)
-        self.keys, self.values = (buffer[:, :, :length] for buffer in self._buffers)
-        return self.keys, self.values
-
-    def _make_room(self, keys: Tensor, values: Tensor, capacity: int) -> None:
-        start, before = self.get_seq_length(), (self.keys, self.values)
-        self._buffers = empty(len(keys), max(capacity, self._capacity), keys[0], values[0])
-        if start:
-            for buffer, old in zip(self._buffers, before, strict=True):
-                assert old is not None  # there are positions already
-                buffer[:, :, :start] = old
-
-    def join(self, other: GrowingLayer, rows: int) -> None:
-        """Take the rows of another layer as well; the shorter ones begin with positions to be masked.
-
-        Args:
-            rows: to make room for.
-        """
-        if other.keys is None or other.values is None:
-            return
-        if self.keys is None or self.values is None:
-            self.lazy_initialization(other.keys, other.values)
-        assert self.keys is not None and self.values is not None
-        before, length = (0, 0) if self._buffers is None else (len(self.keys), self.get_seq_length())
-        after, total = before + len(other.keys), max(length, other.get_seq_length())
-        old = self._buffers
-        if old is None or after > len(old[0]) or total > old[0].shape[-2]:
-            self._buffers = empty(max(after, rows), total + _ROOM, other.keys[0], other.values[0])
-        assert self._buffers is not None
-        if before and (old is not self._buffers or total > length):
-            for buffer, own in zip(self._buffers, (self.keys, self.values), strict=True):
-                _align(buffer[:before, :, :total], own.clone())  # it may lie in the same buffer
-        for buffer, own in zip(self._buffers, (other.keys, other.values), strict=True):
-            _align(buffer[before:after, :, :total], own)
-        self.keys, self.values = (buffer[:after, :, :total] for buffer in self._buffers)
-
-    def trim(self, count: int) -> None:
-        """Forget the first ``count`` positions of every row."""
-        if self._buffers is None or self.keys is None:
-            return
-        rows, length = len(self.keys), self.get_seq_length() - count
-        for buffer in self._buffers:
-            buffer[:rows, :, :length] = buffer[:rows, :, count : count + length].clone()
-        self.keys, self.values = (buffer[:rows, :, :length] for buffer in self._buffers)
-
-    def drop(self, count: int) -> None:
-        """Take back the last ``count`` positions."""
-        if self._buffers is not None and self.keys is not None:
-            rows, length = len(self.keys), self.get_seq_length() - count
-            self.keys, self.values = (buffer[:rows, :, :length] for buffer in self._buffers)
-
-    def batch_select_indices(self, indices: Tensor) -> None:
-        """Keep some rows, and the room there was.
-
-        Where rows keep their place and the others come from behind them, as
-        :func:`probers.engine.decode.closed` orders them, only those are copied.
-        """
-        if self._buffers is None:
-            return
-        length, sources = self.get_seq_length(), indices.tolist()
-        moved = [(row, source) for row, source in enumerate(sources) if row != source]
-        if all(source >= len(sources) for _, source in moved):
-            for buffer in self._buffers:
-                for row, source in moved:
-                    buffer[row, :, :length] = buffer[source, :, :length]
-        else:
-            keys, values = (buffer.index_select(0, indices.to(buffer.device)) for buffer in self._buffers)
-            self._buffers = keys, values
-        self.keys, self.values = (buffer[: len(sources), :, :length] for buffer in self._buffers)
-
-
-def _align(places: Tensor, values: Tensor) -> None:
-    """Put values (rows, heads, n, width) at the end of ``places`` (rows, heads, length, width)."""
-    start = places.shape[2] - values.shape[2]
-    places[:, :, :start] = 0  # never seen, but it must be a number
-    places[:, :, start:] = values
-
-
-def empty(rows: int, length: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-    """Uninitialised (rows, heads, length, width) like keys and values (heads, _, width)."""
-    made = [one.new_empty(rows, one.shape[0], length, one.shape[2]) for one in (keys, values)]
-    return made[0], made[1]
-
-
-def new_cache(config: Any, capacity: int, *, whole: bool = False) -> DynamicCache:
-    """An empty cache for a model of ``config``; full attention has room for ``capacity`` positions.
-
-    Args:
-        whole: layers with a sliding window keep all positions too, which their masks hide: for texts
-            that begin at different places, whose windows end at different places.
-    """
-    cache = DynamicCache(config=config)
-    # Else sliding windows stay as they are, they are short; so does whatever else a family brings.
-    grow = (DynamicLayer, DynamicSlidingWindowLayer) if whole else (DynamicLayer,)
-    cache.layers = [GrowingLayer(capacity) if type(c) in grow else c for c in cache.layers]
-    return cache
-
-
-def can_drop(cache: Any) -> bool:
-    """Whether positions can be taken back, and rows handed on: not with sliding windows."""
-    return all(type(layer) is GrowingLayer for layer in cache.layers)
-
-
-def can_share(config: Any) -> bool:
-    """Whether a prefix's keys and values can be handed to other texts in this family."""
-    layers = DynamicCache(config=config).layers
-    return all(type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) for layer in layers)
+from .forward import Decoder, GrowingLayer, can_drop, can_share, empty
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -210,7 +66,7 @@ class CachedPrefix:
         return found
 
     def common(self, ids: Sequence[int]) -> int:
-        """How many tokens ``ids`` begins with that are known, its last one not counted.
+        """Number of leading tokens of ``ids`` that are known, its last one not counted.
 
         The last token is left to be computed, since its logits are wanted.
         """
@@ -317,6 +173,80 @@ class PrefixCache:
         self._room += self._taken.pop(name, 0)
 
 
+#: Keys and values (heads, tokens, width) of each layer.
+Layers = Sequence[tuple[Tensor, Tensor]]
+
+
+class BlockCache:
+    """The blocks that were used last, up to a size.
+
+    Args:
+        megabytes: of keys and values kept at most; 0 keeps none.
+        size: tokens of a block.
+    """
+
+    def __init__(self, *, megabytes: float = 512, size: int = 32) -> None:
+        self._size, self._room = size, megabytes * 1e6
+        self._blocks: OrderedDict[bytes, list[tuple[Tensor, Tensor]]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+    def find(self, ids: Sequence[int]) -> CachedPrefix | None:
+        """The known beginning of a prompt, without its last token; None if nothing is known."""
+        found = []
+        for name in self._names(ids[:-1]):
+            if name not in self._blocks:
+                break
+            found.append(name)
+        self._touch(found)
+        if not found:
+            return None
+        blocks = [self._blocks[name] for name in found]
+        layers = tuple(
+            (torch.cat([keys for keys, _ in layer], dim=1), torch.cat([values for _, values in layer], dim=1))
+            for layer in zip(*blocks, strict=True)
+        )
+        return CachedPrefix(tuple(ids[: len(found) * self._size]), layers)
+
+    def keep(self, ids: Sequence[int], layers: Layers) -> None:
+        """Copy the whole blocks of a text that are not known yet.
+
+        Args:
+            ids: its tokens, n or more of them.
+            layers: keys and values (heads, n, width) of each layer.
+        """
+        length = layers[0][0].shape[1]
+        names = list(self._names(ids[:length]))
+        for number, name in enumerate(names):
+            if name in self._blocks:
+                continue
+            place = slice(number * self._size, (number + 1) * self._size)
+            block = [(keys[:, place].clone(), values[:, place].clone()) for keys, values in layers]
+            self._room -= _bytes(block)
+            self._blocks[name] = block
+        self._touch(names)
+        while self._room < 0 and self._blocks:
+            self._room += _bytes(self._blocks.popitem(last=False)[1])
+
+    def _names(self, ids: Sequence[int]) -> Iterator[bytes]:
+        """The hash of each whole block of ``ids``."""
+        above = b""
+        for start in range(0, len(ids) - self._size + 1, self._size):
+            own = np.asarray(ids[start : start + self._size], dtype=np.int64).tobytes()
+            above = hashlib.sha256(above + own).digest()
+            yield above
+
+    def _touch(self, names: Sequence[bytes]) -> None:
+        """Note a use; a text's first block stays longest, for without it the others are never found."""
+        for name in reversed(names):
+            self._blocks.move_to_end(name)
+
+
+def _bytes(block: Sequence[tuple[Tensor, Tensor]]) -> int:
+    return sum(keys.nbytes + values.nbytes for keys, values in block)
+
+
 #: Tokens that must be saved: about what a further pass over one token of each row costs.
 _LEAST = 128
 
@@ -395,27 +325,3 @@ def read_nested(
         found = {index: computed[own] for own in group for index in parts[own]}
         del computed  # the caller alone holds them
         yield found
-
-
-def begin_cache(
-    decoder: Decoder,
-    prompts: Sequence[Sequence[int]],
-    prefixes: Sequence[CachedPrefix | None],
-    capacity: int,
-    *,
-    whole: bool = False,
-) -> tuple[Any, int]:
-    """A cache for left-padded prompts, and how many of its columns need not be computed any more.
-
-    Args:
-        prompts: token ids.
-        prefixes: what each may begin with; used where all have one.
-        capacity: positions to make room for.
-        whole: as of :func:`new_cache`.
-    """
-    cache: Any = new_cache(decoder.model.config, capacity, whole=whole)
-    known = [prefix for prefix in prefixes if prefix is not None]
-    if len(known) < len(prompts):
-        return cache, 0
-    width = max(map(len, prompts))
-    return cache, fill(cache, known, prompts, [width - len(ids) for ids in prompts])

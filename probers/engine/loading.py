@@ -33,7 +33,10 @@ def pick_device(device: str) -> torch.device:
     except RuntimeError as error:
         raise UserError(f"device={device} is not a device: use auto, cpu, cuda or cuda:<n>") from error
     if chosen.type == "cuda" and (chosen.index or 0) >= torch.cuda.device_count():
-        raise UserError(f"device={device} is not there: torch sees {torch.cuda.device_count()} CUDA devices")
+        raise UserError(
+            f"device={device} is not there: torch sees {torch.cuda.device_count()} CUDA devices",
+            "unsupported",
+        )
     return chosen
 
 
@@ -63,19 +66,47 @@ def pick_dtype(dtype: str, device: torch.device, config: Any) -> str | torch.dty
 
 
 def native_bfloat16() -> bool:
-    """Whether this processor multiplies matrices in bfloat16 itself."""
+    """Tell whether this processor multiplies matrices in bfloat16 natively."""
     asked = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")  # torch has no public names for them
     return any(getattr(torch.cpu, name, lambda: False)() for name in asked)
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
-    """In which numbers a model is loaded, and where to; see :meth:`CausalLM.from_pretrained`."""
+class Loading:
+    """Options of loading a model.
+
+    Attributes:
+        dtype: "auto" (on a CPU float32, or bfloat16 where the processor has it; else the
+            checkpoint's), "float32", "bfloat16", "float16".
+        device: "auto", "cpu", "cuda", "cuda:1", ..
+        device_map: spread the model over devices, as transformers does ("auto", or a
+            mapping of modules); needs accelerate. In place of ``device``.
+        quantization: what transformers takes as a quantization config, e.g.
+            ``{"quant_method": "bitsandbytes", "load_in_4bit": True}``. Checkpoints that are
+            quantized already need nothing.
+        attn: attention implementation of transformers; None for the model's default.
+        trust_remote_code: run Python code that comes with the model.
+        use_safetensors: refuse pickled weights (``pytorch_model.bin``), which can run code.
+        gguf: the GGUF file to take in a folder or hub repository.
+        cache: the folder where weights of GGUF files are kept, de-quantised.
+
+    Raises:
+        UserError: ``trust_remote_code`` is no bool.
+    """
 
     dtype: str = "auto"
     device: str = "auto"
     device_map: str | Mapping[str, Any] | None = None
     quantization: Mapping[str, Any] | None = None
+    attn: str | None = None
+    trust_remote_code: bool = False
+    use_safetensors: bool = True
+    gguf: str | None = None
+    cache: str | Path = CACHE
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.trust_remote_code, bool):
+            raise UserError(f"trust_remote_code={self.trust_remote_code!r} must be true or false")
 
 
 def model_source(
@@ -98,14 +129,8 @@ def model_source(
     return name, revision
 
 
-def load(
-    source: str, placement: Placement, *, attn: str | None, use_safetensors: bool, **options: Any
-) -> tuple[Any, Any]:
+def load(source: str, revision: str | None, how: Loading) -> tuple[Any, Any]:
     """A model in evaluation mode on its device or devices, and its tokenizer.
-
-    Args:
-        use_safetensors: False also reads pickled weights, which can run code.
-        options: of ``from_pretrained`` of both.
 
     Raises:
         UserError: there is no such device or number format, transformers finds or builds no causal
@@ -113,41 +138,40 @@ def load(
     """
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-    device = pick_device(placement.device)
+    options: dict[str, Any] = {"revision": revision, "trust_remote_code": how.trust_remote_code}
+    device = pick_device(how.device)
     placed: dict[str, Any] = {}
-    if placement.quantization is not None:
-        placed["quantization_config"] = _quantization(placement.quantization)
-    if placement.device_map is not None or placed:
+    if how.quantization is not None:
+        placed["quantization_config"] = _quantization(how.quantization)
+    if how.device_map is not None or placed:
         # Quantized weights cannot be moved afterwards: they are made where they stay.
-        given = placement.device_map
+        given = how.device_map
         if isinstance(given, Mapping) and not all(isinstance(name, str) for name in given):
             raise UserError(f"device_map={dict(given)} must name modules, as in {{'model.layers.0': 0}}")
         placed["device_map"] = {"": device} if given is None else given
-    with _telling(source, use_safetensors):
+    with _telling(source, how.use_safetensors):
         # Quantized weights have their own number formats; the rest of the model stays in float32.
-        named = (
-            "float32" if placed and placement.dtype == "auto" and device.type == "cpu" else placement.dtype
-        )
+        named = "float32" if placed and how.dtype == "auto" and device.type == "cpu" else how.dtype
         dtype = pick_dtype(named, device, AutoConfig.from_pretrained(source, **options))
         tokenizer = AutoTokenizer.from_pretrained(source, **options)
         model: Any = AutoModelForCausalLM.from_pretrained(
-            source, dtype=dtype, attn_implementation=attn, **options, **placed,
-            use_safetensors=True if use_safetensors else None,
+            source, dtype=dtype, attn_implementation=how.attn, **options, **placed,
+            use_safetensors=True if how.use_safetensors else None,
         )  # fmt: skip
     return (model if placed else model.to(device)).eval(), tokenizer
 
 
-def load_empty(source: str, dtype: str, device: str, **options: Any) -> tuple[Any, Any]:
-    """As :func:`load`, a model without weights (on torch's meta device), which another engine has.
+def load_empty(source: str, revision: str | None, how: Loading) -> tuple[Any, Any]:
+    """A model without weights (on torch's meta device), for an engine that has them, and its tokenizer.
 
-    Args:
-        dtype, device: as of :class:`Placement`; the number format is that in which it would be loaded there.
+    Its number format is that in which it would be loaded on ``how.device``.
     """
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
+    options: dict[str, Any] = {"revision": revision, "trust_remote_code": how.trust_remote_code}
     with _telling(source, True):
         config = AutoConfig.from_pretrained(source, **options)
-        kind = pick_dtype(dtype, pick_device(device), config)
+        kind = pick_dtype(how.dtype, pick_device(how.device), config)
         if kind == "auto":
             kind = config.get_text_config().dtype or torch.float32
         tokenizer = AutoTokenizer.from_pretrained(source, **options)
@@ -162,7 +186,9 @@ def load_empty(source: str, dtype: str, device: str, **options: Any) -> tuple[An
 def _telling(source: str, use_safetensors: bool) -> Iterator[None]:
     """One sentence of what goes wrong while a model is loaded (UserError)."""
     if source.startswith(("/", "./", "../", "~")) and not Path(source).is_dir():
-        raise UserError(f"model={source} is no folder on this machine: give a model's folder, or a hub id")
+        raise UserError(
+            f"model={source} is no folder on this machine: give a model's folder, or a hub id", "no-file"
+        )
     try:
         yield
     except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
@@ -172,7 +198,9 @@ def _telling(source: str, use_safetensors: bool) -> Iterator[None]:
                 "it has no weights as safetensors; others are pickled and can run code: convert them, or "
                 "trust them with model.use_safetensors=false"
             )
-        raise UserError(f"model={source} cannot be loaded as a causal language model: {reason}") from error
+        raise UserError(
+            f"model={source} cannot be loaded as a causal language model: {reason}", "model"
+        ) from error
 
 
 def _quantization(config: Mapping[str, Any]) -> Any:
@@ -182,7 +210,9 @@ def _quantization(config: Mapping[str, Any]) -> Any:
         return AutoQuantizationConfig.from_dict(dict(config))
     except (ValueError, TypeError, ImportError, AttributeError) as error:
         reason = first_line(error)
-        raise UserError(f"quantization={dict(config)} is none that transformers offers: {reason}") from error
+        raise UserError(
+            f"quantization={dict(config)} is none that transformers offers: {reason}", "unknown-choice"
+        ) from error
 
 
 def context_length(config: Any) -> int | None:
@@ -196,7 +226,7 @@ def context_length(config: Any) -> int | None:
 
 
 def fingerprint(source: str, model: Any) -> str:
-    """Which weights these are: the hub's commit, or a hash of a folder's files.
+    """Fingerprint of a model's weights: the hub's commit, or a hash of a folder's files.
 
     Of each weight file the hash takes the size, the header and samples throughout, so
     that another training run of the same shape has another fingerprint and a large

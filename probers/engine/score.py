@@ -15,13 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..capture.attention import AttentionTap
+from ..capture.attention import AttentionTap, LookbackTap
 from ..capture.hidden_states import StateTap, broken_state, tap_of
-from ..capture.lookback import LookbackTap
 from ..capture.pooling import WholePool
 from ..types import AttentionRows, Feature, Generation, Needs
-from .forward import Decoder, broken_logits, token_scores
-from .kv_cache import CachedPrefix, fill, new_cache
+from .forward import Decoder, broken_logits, new_cache, token_scores
+from .kv_cache import CachedPrefix, fill
 from .tokens import Prompt
 
 
@@ -29,23 +28,23 @@ from .tokens import Prompt
 def score_batch(
     decoder: Decoder,
     tokenizer: Any,
-    prompts: Sequence[Prompt],
-    continuations: Sequence[Sequence[int]],
-    *,
+    texts: Sequence[tuple[Prompt, Sequence[int]]],
     needs: Needs,
     prefix: CachedPrefix | None = None,
 ) -> list[Generation]:
-    """What generation would have recorded, had it written ``continuations`` (each at least one token).
+    """Record given continuations as generation would have recorded them.
 
     Args:
+        texts: prompts and their continuations, each at least one token.
         prefix: keys and values of what all prompts begin with.
 
     Raises:
         RunError: a logit or a recorded state is NaN or infinite.
     """
+    prompts, continuations = zip(*texts, strict=True)
     lengths = [len(ids) for ids in continuations]
     longest = max(lengths)
-    ids, mask, positions = decoder.pad([(*p.ids, *c) for p, c in zip(prompts, continuations, strict=True)])
+    ids, mask, positions = decoder.pad([(*prompt.ids, *ids) for prompt, ids in texts])
     columns, start, cache = ids, 0, None
     if prefix is not None:
         pads = [ids.shape[1] - len(p.ids) - n for p, n in zip(prompts, lengths, strict=True)]
@@ -108,7 +107,7 @@ def attend_alone(decoder: Decoder, sequences: Sequence[Sequence[int]]) -> list[A
 
 
 def _taken(tap: StateTap | LookbackTap, pool: WholePool, prompts: Tensor, written: Tensor) -> Tensor:
-    """What the pool keeps of each layer, (batch, .., layers, d)."""
+    """The pool's share of each layer, (batch, .., layers, d)."""
     if isinstance(tap, StateTap):
         read = tap.take()
     elif (read := tap.take_last(prompts, written)) is not None:

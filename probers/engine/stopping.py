@@ -1,4 +1,4 @@
-"""When a text ends before its length limit.
+"""Ends of texts before their length limit.
 
 A stop string or a sentence end is a place in the text, found as soon as it cannot move
 any more. Kept are the tokens that lie wholly before it: where one token holds both the
@@ -36,7 +36,7 @@ class SentenceEnd:
             raise UserError(f"SentenceEnd({self.count}): count must be at least 1")
 
     def find(self, text: str) -> int | None:
-        """Where the sentence ends, once that is sure; None before."""
+        """End of the sentence, once that is certain; None before."""
         # "U.S. The" ends a sentence and "U.S. Theodore" does not: whether a word that is
         # still growing begins a sentence is taken to be open, which a longer word shows.
         known = text if not text or text[-1].isspace() else text + "x"
@@ -81,16 +81,16 @@ class Stops:
 
     @property
     def read_text(self) -> bool:
-        """Whether the text has to be decoded as it grows."""
+        """The text must be decoded as it grows."""
         return bool(self.strings or self.sentences or self.callables)
 
     @property
     def look_back(self) -> bool:
-        """Whether a token may turn out later not to be kept."""
+        """A later token may cut off earlier ones."""
         return bool(self.strings or self.sentences)
 
     def find(self, text: str, known: int) -> int | None:
-        """Where the text ends; it did not in its first ``known`` characters."""
+        """End of the text, None while it runs; its first ``known`` characters hold none."""
         places = [text.find(stop, max(0, known - len(stop) + 1)) for stop in self.strings]
         found = [place for place in places if place >= 0]
         ends = [sentence.find(text) for sentence in self.sentences]

@@ -88,7 +88,7 @@ class TextStream:
         return _spans(self._after, self.full)
 
     def settled(self, characters: int) -> int:
-        """How many leading tokens are sure to end at or before a position (never goes back)."""
+        """Number of leading tokens certain to end at or before a position; never decreases."""
         while self._settled < len(self._after):
             stable, tail = self._after[self._settled]
             if stable + len(tail) > characters:
@@ -211,7 +211,7 @@ def encode_prompts(
     if isinstance(prompts, str):
         raise UserError("prompts must be a list of texts, not one text")
     if names is not None and len(names) != len(prompts):
-        raise UserError(f"{len(prompts)} prompts but {len(names)} names were given")
+        raise UserError(f"{len(prompts)} prompts but {len(names)} names were given", "mismatch")
     called = [f"prompt {name}" for name in (range(len(prompts)) if names is None else names)]
     for name, text in zip(called, prompts, strict=True):
         if not text:
@@ -259,7 +259,8 @@ def fit_context(
         )
     raise UserError(
         f"{prompt.name} has {len(prompt.ids)} tokens, which with {what} exceeds the model's context of "
-        f"{context}; shorten it, ask for fewer tokens, or set on_too_long=skip or truncate_left"
+        f"{context}; shorten it, ask for fewer tokens, or set on_too_long=skip or truncate_left",
+        "too-long",
     )
 
 

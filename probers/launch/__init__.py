@@ -1,1 +1,1 @@
-"""A run's parts, driven over several processes or machines."""
+"""Runs split into parts, made by several processes or machines."""

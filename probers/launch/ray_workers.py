@@ -1,15 +1,14 @@
-"""``launch=ray``: parts over the machines of a Ray cluster, a process for each model.
+"""``launch=ray``: parts over the machines of a Ray cluster, one process per model.
 
-The driver holds the queue; a worker is an actor that is told which part to do, and answers in a
-sentence. What it makes is in the part's folder. A worker that is lost is replaced, and its part
-is begun again, which goes on from what is in its folder.
+The driver holds the queue; each worker is an actor that makes one part after another into the part's folder.
+A lost worker is replaced, and its part resumes from its folder.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
-import threading
 import time
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
@@ -18,34 +17,29 @@ from dataclasses import dataclass
 from typing import Any
 
 from .. import __version__
-from ..commands.main import load
 from ..data.partition import Partition
 from ..options import Count, Name, NotNegative
 from ..types import RunError, UserError, first_line
-from .bar import PartsBar
-from .parts import Parts, count_begun, logs
-from .worker import BUSY, DONE, REFUSED, enter, make_part
+from .run import Parts, count_begun, logs
+from .worker import BUSY, DONE, REFUSED, PartsBar, enter, make_part
 
-_LOOK = 0.5  # seconds between two looks at how far the parts are
-_AGAIN = 2.0  # seconds before a part is asked for again that another process writes
+_LOOK = 0.5  # seconds between two looks at the parts' progress
+_AGAIN = 2.0  # seconds before retrying a part that another process writes
 _PATIENCE = 10.0  # seconds for a cluster to answer
-_NO_IMPORT = "failed to import on the worker"  # in what Ray says of a class that is not there
-_STORE = 100 << 20  # bytes of Ray's object store, which holds sentences
+_NO_IMPORT = "failed to import on the worker"  # Ray's words for a missing class
+_STORE = 100 << 20  # bytes of Ray's object store, which holds only sentences
+
+log = logging.getLogger(__name__)
 
 
 class Worker:
-    """An actor that does parts in its own process.
-
-    Args:
-        folder: to work in.
-        threads: of the arithmetic.
-    """
+    """Actor that makes parts in its own process."""
 
     def __init__(self, folder: str, threads: int) -> None:
         self._folder, self._threads = folder, threads
 
     def hello(self) -> list[str]:
-        """Version of the package, machine and process, and what keeps it from working there, or ""."""
+        """Prepare the process; returns the package's version, machine and process, and the problem or ""."""
         problem = ""
         try:
             enter(self._folder, self._threads)
@@ -54,7 +48,7 @@ class Worker:
         return [__version__, f"{os.uname().nodename}, process {os.getpid()}", problem]
 
     def make(self, command: str, typed: Sequence[str], out: str, part: str) -> list[str]:
-        """As :func:`.worker.make_part`."""
+        """Make a part (:func:`.worker.make_part`)."""
         one = Partition.parse(part)
         became, told = make_part(Parts(command, tuple(typed), out, one.count), one)
         if became == BUSY:
@@ -82,11 +76,11 @@ class Ray:
     """false leaves the joining of the parts to probers-merge"""
 
     def make(self, command: str, typed: tuple[str, ...], out: str) -> Parts | None:
-        """Make the parts that are missing; returns them all once they are there.
+        """Make the missing parts; returns all parts.
 
         Raises:
-            UserError: Ray is missing or has no room, or what a worker refuses.
-            RunError: a part was begun ``tries`` times in vain.
+            UserError: Ray is missing or has no room, or a worker refuses the request.
+            RunError: a part failed ``tries`` times.
         """
         count = self.parts or count_begun(out)
         if count is not None and not Parts(command, typed, out, count).left:
@@ -96,29 +90,27 @@ class Ray:
             room = self._room(ray, gpus)
             parts = Parts(command, typed, out, count or room)
             left = len(parts.left)
-            print(
-                f"{left} of {parts.count} parts are left, for {min(room, left)} workers of "
-                f"{self.cpus_per_worker} CPUs and {gpus:g} GPUs; what they print is in {logs(out)}",
-                flush=True,
-            )
+            log.info(
+                "%d of %d parts are left, for %d workers of %d CPUs and %g GPUs; their output is in %s",
+                left, parts.count, min(room, left), self.cpus_per_worker, gpus, logs(out),
+            )  # fmt: skip
             actor = ray.remote(Worker).options(
                 num_cpus=self.cpus_per_worker, num_gpus=gpus, scheduling_strategy="SPREAD", max_restarts=0
             )
-            if self.merge:  # what merges is loaded while the workers work
-                threading.Thread(target=load, args=[command], daemon=True).start()
             _Crew(ray, actor, parts, self).run(room)
         return parts
 
     @contextmanager
     def _cluster(self) -> Iterator[Any]:
-        """Ray, connected."""
+        """Connect Ray."""
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        os.environ.setdefault("RAY_worker_niceness", "0")  # workers are what runs here
+        os.environ.setdefault("RAY_worker_niceness", "0")  # the workers are the main load
         try:
             import ray
         except ImportError as error:
             raise UserError(
-                'launch=ray needs Ray: pip install "probers[ray]", or type part=i/n for each part'
+                'launch=ray needs Ray: pip install "probers[ray]", or type part=i/n for each part',
+                "missing-extra",
             ) from error
         if self.address is not None:
             _check_address(self.address)
@@ -132,15 +124,15 @@ class Ray:
             where = "on this machine" if self.address is None else f"at launch.address={self.address}"
             told = f"no Ray cluster {where}: {first_line(error)}"
             if self.address is not None and "RAY_AUTH_MODE" not in os.environ:
-                told += "; one that asks for a token needs RAY_AUTH_MODE=token"
-            raise UserError(told) from error
+                told += "; a cluster with a token needs RAY_AUTH_MODE=token"
+            raise UserError(told, "network") from error
         try:
             yield ray
         finally:
             ray.shutdown()
 
     def _gpus(self, ray: Any) -> float:
-        """GPUs of a worker."""
+        """The number of GPUs of a worker."""
         there = float(ray.cluster_resources().get("GPU", 0))
         if self.gpus_per_worker is None:
             return min(1.0, there)
@@ -151,7 +143,7 @@ class Ray:
         return self.gpus_per_worker
 
     def _room(self, ray: Any, gpus: float) -> int:
-        """How many workers there are to be."""
+        """The number of workers."""
         there = ray.cluster_resources()
         room = int(there.get("CPU", 0) // self.cpus_per_worker)
         if gpus:
@@ -164,7 +156,7 @@ class Ray:
 
 
 def _check_address(address: str) -> None:
-    """Refuse an address where nobody listens (UserError), for which Ray itself takes minutes."""
+    """Refuse an address where nothing listens (UserError); Ray itself takes minutes to find out."""
     host, colon, port = address.removeprefix("ray://").rpartition(":")
     if not colon:  # "auto"
         return
@@ -173,30 +165,24 @@ def _check_address(address: str) -> None:
     except (OSError, ValueError, OverflowError) as error:
         raise UserError(
             f"no Ray cluster answers at launch.address={address} ({first_line(error)}): give HOST:PORT, or "
-            "auto on a machine of the cluster"
+            "auto on a machine of the cluster",
+            "network",
         ) from error
 
 
 class _Crew:
-    """The workers of a run and the queue of its parts.
-
-    Args:
-        ray: the module, connected.
-        actor: makes a :class:`Worker`.
-        parts: the run.
-        options: how.
-    """
+    """Workers of a run and the queue of its parts; ``actor`` makes a :class:`Worker`."""
 
     def __init__(self, ray: Any, actor: Any, parts: Parts, options: Ray) -> None:
         self._ray, self._actor, self._parts, self._options = ray, actor, parts, options
         self._queue = deque(parts.left)
         self._tries: Counter[Partition | None] = Counter()
-        self._where: dict[Any, str] = {}  # of each worker
-        self._calls: dict[Any, tuple[Any, Partition | None]] = {}  # a worker's answer -> what it was asked
+        self._where: dict[Any, str] = {}  # machine and process of each worker
+        self._calls: dict[Any, tuple[Any, Partition | None]] = {}  # future answer -> worker and part
         self._waited: set[Partition] = set()
 
     def run(self, workers: int) -> None:
-        """Have all parts made."""
+        """Make all parts."""
         with PartsBar(self._parts, self._queue) as self._bar:
             try:
                 for _ in range(min(workers, len(self._queue))):
@@ -220,7 +206,7 @@ class _Crew:
         return self._where.pop(worker)
 
     def _take(self, call: Any) -> None:
-        """Go on from what a worker answered."""
+        """Handle a worker's answer."""
         worker, part = self._calls.pop(call)
         try:
             answer = self._ray.get(call)
@@ -232,10 +218,10 @@ class _Crew:
             if version != __version__:
                 problem = (
                     f"the package probers is {version} on {self._where[worker]} and {__version__} here: "
-                    "install the same"
+                    "install the same version"
                 )
             if problem:
-                raise UserError(problem)
+                raise UserError(problem, "worker")
         else:
             self._made(worker, part, *answer)
         if worker in self._where:
@@ -257,7 +243,7 @@ class _Crew:
             raise UserError(told)
         elif became == BUSY:
             if part not in self._waited:
-                self._bar.say(f"part {part} is looked at again: {told}")
+                self._bar.say(f"part {part} is retried later: {told}")
             self._waited.add(part)
             self._queue.append(part)
         else:
@@ -266,23 +252,24 @@ class _Crew:
                 self._bar.say(f"no more parts for {self._end(worker)}")
 
     def _lost(self, worker: Any, part: Partition | None, error: Exception) -> None:
-        """A worker is gone: another takes its place."""
+        """Replace a lost worker."""
         where = self._end(worker)
         if _NO_IMPORT in str(error):
             raise UserError(
                 f"the workers of the cluster lack the package probers {__version__} "
-                f"({str(error).splitlines()[-1]}): install it in the environment that Ray runs in"
+                f"({str(error).splitlines()[-1]}): install it in the environment that Ray runs in",
+                "worker",
             ) from error
         self._again(part, f"{where} was lost ({first_line(error).rstrip('.')})")
         self._begin()
 
     def _again(self, part: Partition | None, told: str) -> None:
-        """Put a part back that was begun in vain."""
+        """Put a failed part back into the queue."""
         self._tries[part] += 1
         what = "a worker" if part is None else f"part {part}"
         if self._tries[part] >= self._options.tries:
-            log = "" if part is None else f"; {self._parts.log(part)} has what it printed"
-            raise RunError(f"{what} was begun {self._tries[part]} times, and the last time {told}{log}")
+            output = "" if part is None else f"; its output is in {self._parts.log(part)}"
+            raise RunError(f"{what} failed {self._tries[part]} times; the last time {told}{output}", "worker")
         self._bar.say(f"{what} is begun again: {told}")
         if part is not None:
             self._queue.append(part)

@@ -1,12 +1,12 @@
-"""``launch=submitit``: parts as an array job of Slurm, a task for each.
+"""``launch=submitit``: parts as an array job of Slurm, one task per part.
 
-Submitit pickles what it sends to a task and what comes back: texts, and the name of a class here.
-A task that is out of time or preempted is queued again with the same part, which goes on from what
-is in its folder.
+Submitit pickles what it sends to tasks and receives from them: texts, and the name of a class here. A task
+out of time or preempted is queued again with the same part, which resumes from its folder.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -16,16 +16,17 @@ from typing import Any, Literal
 from ..data.partition import Partition
 from ..options import Count, Natural
 from ..types import RunError, UserError, first_line
-from .bar import PartsBar
-from .parts import Parts, logs
-from .worker import DONE, REFUSED, enter, make_part
+from .run import Parts, logs
+from .worker import DONE, REFUSED, PartsBar, enter, make_part
 
-_LOOK = 1.0  # seconds between two looks at how far the parts are
+_LOOK = 1.0  # seconds between two looks at the parts' progress
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Task:
-    """What a task of the array calls, with a part as ``i/n``."""
+    """Function of the array's tasks; its argument is a part as ``i/n``."""
 
     command: str
     typed: tuple[str, ...]
@@ -34,13 +35,13 @@ class Task:
     threads: int
 
     def __call__(self, part: str) -> list[str]:
-        """As :func:`.worker.make_part`; waits where another process writes the part."""
+        """Make a part (:func:`.worker.make_part`); waits while another process writes it."""
         enter(self.folder, self.threads)
         one = Partition.parse(part)
         return list(make_part(Parts(self.command, self.typed, self.out, one.count), one, "wait=true"))
 
     def checkpoint(self, part: str) -> Any:
-        """What is queued in its place when its time is up: the same."""
+        """Queue the same task again when its time is up."""
         from submitit.helpers import DelayedSubmission
 
         return DelayedSubmission(self, part)
@@ -72,7 +73,12 @@ class Submitit:
     """false leaves the joining of the parts to probers-merge"""
 
     def make(self, command: str, typed: tuple[str, ...], out: str) -> Parts | None:
-        """As :meth:`.ray_workers.Ray.make`; None where the array is queued and not waited for."""
+        """Make the missing parts; returns all parts, or None with ``wait=false``.
+
+        Raises:
+            UserError: submitit or Slurm refuses the array, or a worker the request.
+            RunError: a part failed ``tries`` times.
+        """
         parts = Parts(command, typed, out, self.parts)
         told: dict[Partition, str] = {}
         for turn in range(self.tries):
@@ -81,19 +87,23 @@ class Submitit:
                 return parts
             if turn:
                 failed = next(part for part in left if part in told)
-                print(f"{len(left)} parts are begun again; of part {failed}: {told[failed]}", flush=True)
+                log.info("%d parts are begun again; part %s: %s", len(left), failed, told[failed])
             jobs = dict(zip(left, self._submit(parts, left), strict=True))
             first, last = (jobs[part].job_id for part in (left[0], left[-1]))
-            print(f"{len(left)} of {parts.count} parts are queued, jobs {first} to {last}; see {logs(out)}")
+            log.info(
+                "%d of %d parts are queued, jobs %s to %s; their output is in %s",
+                len(left), parts.count, first, last, logs(out),
+            )  # fmt: skip
             if not self.wait:
-                print(f"when every part is there: {parts.merge_command()}")
+                log.info("when every part is there: %s", parts.merge_command())
                 return None
             told = self._watch(parts, jobs)
         if left := parts.left:
             part = left[0]
+            how = told.get(part, "it ended")
             raise RunError(
-                f"part {part} was begun {self.tries} times, and the last time {told.get(part, 'it ended')}; "
-                f"{parts.log(part)} has what it printed"
+                f"part {part} failed {self.tries} times; the last time {how}; see {parts.log(part)}",
+                "worker",
             )
         return parts
 
@@ -103,7 +113,8 @@ class Submitit:
         except ImportError as error:
             raise UserError(
                 'launch=submitit needs submitit: pip install "probers[submitit]", or type part=i/n for each '
-                "part"
+                "part",
+                "missing-extra",
             ) from error
         given = dict(self.slurm or {})
         if self.workers is not None:
@@ -118,10 +129,10 @@ class Submitit:
             task = Task(parts.command, parts.typed, parts.out, os.getcwd(), self.cpus_per_worker)
             return executor.map_array(task, list(map(str, left)))
         except (RuntimeError, NameError, ValueError, submitit.core.utils.FailedJobError) as error:
-            raise UserError(f"launch.cluster={self.cluster}: {first_line(error)}") from error
+            raise UserError(f"launch.cluster={self.cluster}: {first_line(error)}", "worker") from error
 
     def _watch(self, parts: Parts, jobs: Mapping[Partition, Any]) -> dict[Partition, str]:
-        """Wait for the tasks; returns what is told of those that were lost or failed."""
+        """Wait for the tasks; returns a sentence about each that was lost or failed."""
         running, told = dict(jobs), {}
         with PartsBar(parts, jobs) as bar:
             try:
@@ -145,6 +156,6 @@ class Submitit:
 
 
 def _result(job: Any) -> Sequence[str]:
-    """What a task answered, or how it ended without an answer."""
+    """The answer of a task, or the way it ended without one."""
     error = job.exception()
     return job.result() if error is None else ("lost", f"job {job.job_id} was lost ({first_line(error)})")

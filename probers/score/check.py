@@ -15,17 +15,17 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import numpy as np
 import torch
-from omegaconf import DictConfig
 
 from ..bank.bank import ProbeBank
 from ..commands.artifacts import find_prober
-from ..commands.parts import load_model, plain_value
+from ..commands.parts import load_model
 from ..data.records import what_is_wrong
 from ..online.scores import check_growing, text_needs, text_scores
 from ..types import Feature, Generation, Needs, RunError, UserError, first_line
 
 if TYPE_CHECKING:
     from ..engine.model import CausalLM
+    from .settings import Check
 
 #: Relative differences explained by the order and size of batches, by number format, and by another format.
 #: SmolLM2: up to .015 in bfloat16, .06 between bfloat16 and float32, from .5 between neighbouring layers.
@@ -125,24 +125,26 @@ def compare_states(
     return found
 
 
-def run(cfg: DictConfig) -> None:
-    """Check ``cfg.engine`` and log the result.
+def run(settings: Check) -> None:
+    """Check an engine and log the result.
 
     Raises:
         RunError: its states or scores differ from ours, or it cannot be reached.
         UserError: the request is wrong; raised before anything is compared.
     """
-    url = cfg.engine if str(cfg.engine).startswith(("http://", "https://")) else None
-    if url is None and cfg.engine not in ("transformers", "vllm"):
+    url = settings.engine if settings.engine.startswith(("http://", "https://")) else None
+    if url is None and settings.engine not in ("transformers", "vllm"):
         raise UserError(
-            f"engine={cfg.engine} is unknown: give transformers, vllm, or a server's address, http://..",
+            f"engine={settings.engine} is unknown: give transformers, vllm, or a server's address, http://..",
             "unknown-choice",
         )
     bank = None
-    if url is not None or cfg.prober is not None:
-        bank = ProbeBank.from_pretrained(find_prober(cfg, asks="probers-check"), allow_other=cfg.allow_other)
-    other = load_model(cfg, engine="vllm") if cfg.engine == "vllm" else None
-    lm = load_model(cfg)
+    if url is not None or settings.prober is not None:
+        bank = ProbeBank.from_pretrained(
+            find_prober(settings, asks="probers-check"), allow_other=settings.allow_other
+        )
+    other = load_model(settings, engine="vllm") if settings.engine == "vllm" else None
+    lm = load_model(settings)
     if bank is not None:
         bank.check_model(lm.spec)
         if bank.spec.site != "resid_post" or bank.spec.pool == "mind":
@@ -151,13 +153,14 @@ def run(cfg: DictConfig) -> None:
                 "(site=resid_post) can be checked",
                 "unsupported",
             )
-    tolerance = cfg.tolerance or _TOLERANCES.get(lm.spec.dtype, 0.1)
-    prompts = plain_value(cfg.prompts)
+    tolerance = settings.tolerance or _TOLERANCES.get(lm.spec.dtype, 0.1)
     if url is not None:
         assert bank is not None
-        _check_server(url, lm, bank, prompts, cfg.max_new_tokens, tolerance)
+        _check_server(url, lm, bank, settings.prompts, settings.max_new_tokens, tolerance)
         return
-    written = [g for g in lm.generate(prompts, max_new_tokens=cfg.max_new_tokens) if g.token_ids]
+    written = [
+        g for g in lm.generate(settings.prompts, max_new_tokens=settings.max_new_tokens) if g.token_ids
+    ]
     if other is not None:
         theirs, _ = our_states(other, written)
     else:
@@ -171,7 +174,7 @@ def run(cfg: DictConfig) -> None:
     log.info("layer  largest difference  relative")
     for each in found:
         log.info("%5d  %18.3g  %8.2g  %s", each.layer, each.absolute, each.relative, each.told)
-    tell(found, f"engine={cfg.engine}", tolerance)
+    tell(found, f"engine={settings.engine}", tolerance)
 
 
 def _plain_states(

@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from omegaconf import DictConfig
 
 from ..checksums import inputs
 from ..commands.artifacts import find_prober
-from ..commands.parts import load_model, record_of
+from ..commands.parts import load_model
 from ..commands.runs import RunFolder
 from ..files import canonical_json, write_text
 from ..journal import Journal
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
     from ..bank.assessment import Assessor
     from ..bank.bank import ProbeBank
     from ..engine.model import CausalLM
+    from .settings import Score
 
 _SCORES, _UNFINISHED, _RESULTS, _PAGE = "scores.jsonl", "unfinished.jsonl", "results.json", "scores.html"
 _WORST = 5  # spans shown on the terminal
@@ -33,51 +33,51 @@ _WORST = 5  # spans shown on the terminal
 log = logging.getLogger(__name__)
 
 
-def run(cfg: DictConfig) -> Path:
-    """Score the texts of ``cfg.texts``; returns the folder written.
+def run(settings: Score) -> Path:
+    """Score the texts of a file; returns the folder written.
 
     Raises:
-        UserError: before anything is scored, for whatever is wrong with the request.
+        UserError: the request is wrong; raised before anything is scored.
     """
-    if cfg.texts is None:
+    if settings.texts is None:
         raise UserError(
             "probers-score needs a file with a prompt and an answer on each line: probers-score FILE.jsonl",
             "missing-value",
         )
-    read = Texts.read(cfg.texts, cfg.on_bad_line)
+    read = Texts.read(settings.texts, settings.on_bad_line)
     for line in read.left_out.lines():
         log.info("%s", line)
-    name = find_prober(cfg, asks="probers-score")
+    name = find_prober(settings, asks="probers-score")
     from ..bank.assessment import Assessor
     from ..bank.bank import ProbeBank
     from ..online.scores import check_growing
 
-    bank = ProbeBank.from_pretrained(name, allow_other=cfg.allow_other)
+    bank = ProbeBank.from_pretrained(name, allow_other=settings.allow_other)
     check_growing(bank)
-    out = Path(cfg.out or f"runs/score/{Path(cfg.texts).name.partition('.')[0]}")
-    config = record_of(cfg) | {"inputs": inputs(cfg.texts, name)}
+    out = Path(settings.out or f"runs/score/{Path(settings.texts).name.partition('.')[0]}")
+    config = settings.record | {"inputs": inputs(settings.texts, name)}
     folder = RunFolder(out, "score", config)
     if not folder.begin():
         return out
-    lm = load_model(cfg, folder)
+    lm = load_model(settings, folder)
     bank.check_model(lm.spec)
     if glued := sum(_glued(one) for one in read.texts):
         log.info(
             "note: %d of %d answers continue the prompt's last word: begin a new word with a space", glued,
             len(read.texts),
         )  # fmt: skip
-    assessor = Assessor(bank, cfg.threshold)
-    records = score(lm, bank, assessor, read.texts, Path(cfg.texts).name, out / _UNFINISHED)
+    assessor = Assessor(bank, settings.threshold)
+    records = score(lm, bank, assessor, read.texts, Path(settings.texts).name, out / _UNFINISHED)
     write_text(out / _SCORES, "".join(json.dumps(r, ensure_ascii=False) + "\n" for r in records))
-    results = _results(read.texts, records, assessor.threshold, cfg.seed)
+    results = _results(read.texts, records, assessor.threshold, settings.seed)
     write_text(out / _RESULTS, canonical_json(results))
     from .page import scores_html
 
-    about = {"texts": cfg.texts, "model": str(lm.spec), "prober": name}
-    page = scores_html(read.texts, records, about=about, results=results, bank=bank, most=cfg.shown)
+    about = {"texts": settings.texts, "model": str(lm.spec), "prober": name}
+    page = scores_html(read.texts, records, about=about, results=results, bank=bank, most=settings.shown)
     write_text(out / _PAGE, page)
     (out / _UNFINISHED).unlink(missing_ok=True)
-    folder.finish({"model": cfg.model.name, "n": len(records), "fires": results["fires"]})
+    folder.finish({"model": settings.model.name, "n": len(records), "fires": results["fires"]})
     for line in _summary(records, results, bank):
         log.info("%s", line)
     log.info("wrote %s to %s and a page to %s", count(len(records), "line"), out / _SCORES, out / _PAGE)
@@ -97,17 +97,16 @@ def score(
         file: name of the file in messages.
         unfinished: file of finished lines, written batch by batch and read by a run that resumes.
     """
+    from ..engine.language_model import ScoreRequest, Scoring
     from ..online.scores import text_needs, text_scores
 
     journal = Journal(unfinished)
     made = _resumed(journal, texts)
-    batches = lm.score_each(
-        [one.prompt_for(lm.tokenizer, file) for one in texts],
-        [one.answer for one in texts],
-        needs=text_needs(bank),
-        names=[f"of {file} {one.where}" for one in texts],
-        known=made,
-    )
+    requests = [
+        ScoreRequest(one.prompt_for(lm.tokenizer, file), one.answer, f"of {file} {one.where}")
+        for one in texts
+    ]
+    batches = lm.score_each(requests, Scoring(text_needs(bank)), known=made)
     for batch in batches:
         new = {}
         for place, written in batch.items():

@@ -17,8 +17,7 @@ from ..files import digest, read_json
 from ..options import shown
 from ..seeding import draw_key
 from ..types import POOLS, SITES, SPLITS, RunError, UserError, first_line
-from . import fp8
-from .spec import FeatureSpec
+from .spec import FP8, TOO_LARGE, FeatureSpec, fp8_encode
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -43,22 +42,24 @@ def read_manifest(path: Path) -> dict[str, Any]:
     try:
         manifest = read_json(file)
     except (FileNotFoundError, NotADirectoryError):
-        raise UserError(f"{path} is no feature store (no {MANIFEST}): probers-datagen makes one") from None
+        raise UserError(
+            f"{path} is no feature store (no {MANIFEST}): probers-datagen makes one", "no-artifact"
+        ) from None
     except ValueError as error:
-        raise UserError(f"{file} is damaged (it {error}): make the store again") from error
+        raise UserError(f"{file} is damaged (it {error}): make the store again", "damaged") from error
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-        raise UserError(f"{file} does not describe a feature store")
+        raise UserError(f"{file} does not describe a feature store", "bad-file")
     if manifest.get("schema") != SCHEMA:
         schema = shown(manifest.get("schema"))
-        raise UserError(f"the feature store {path} has schema {schema}, this reads {SCHEMA}")
+        raise UserError(f"the feature store {path} has schema {schema}, this reads {SCHEMA}", "bad-file")
     problem = _problem(manifest)
     if problem:
-        raise UserError(f"{file} is damaged ({problem}): make the store again")
+        raise UserError(f"{file} is damaged ({problem}): make the store again", "damaged")
     return manifest
 
 
 def read_specs(path: Path, manifest: Mapping[str, Any]) -> tuple[FeatureSpec, ...]:
-    """What the vectors of the store in ``path`` are, as its manifest says; one for each feature.
+    """Specifications of the features of the store in ``path``, from its manifest.
 
     Raises:
         UserError: fields that are none of it, or states that the listed files are too small for.
@@ -73,10 +74,10 @@ def read_specs(path: Path, manifest: Mapping[str, Any]) -> tuple[FeatureSpec, ..
                 if rows and manifest["files"][name]["bytes"] <= rows * row:
                     raise ValueError(f"{name} is too small for {rows} rows of {row} bytes")
     except (UserError, ValueError) as error:
-        raise UserError(f"{path / MANIFEST} is damaged ({error}): make the store again") from error
+        raise UserError(f"{path / MANIFEST} is damaged ({error}): make the store again", "damaged") from error
     except KeyError as error:
         raise UserError(
-            f"{path / MANIFEST} is damaged (it lists no {error}): make the store again"
+            f"{path / MANIFEST} is damaged (it lists no {error}): make the store again", "damaged"
         ) from error
     return specs
 
@@ -100,12 +101,12 @@ def check_features(specs: Sequence[FeatureSpec]) -> None:
 
 
 def state_suffixes(specs: Sequence[FeatureSpec]) -> list[str]:
-    """Of each feature of a store how the names of its shards' states end."""
+    """File name endings of each feature's states."""
     return _ends([(spec.pool, spec.site) for spec in specs[1:]])
 
 
 def _ends(more: Sequence[tuple[str, str]]) -> list[str]:
-    """As :func:`state_suffixes`, from the pool and site of each feature but the first."""
+    """File name endings from the pool and site of each feature but the first."""
     return ["safetensors", *(f"{pool}.{site}.safetensors" for pool, site in more)]
 
 
@@ -121,7 +122,7 @@ def shard_file(index: int, suffix: str) -> str:
 
 def damaged(store: Path, file: str, problem: str) -> UserError:
     """The error for a file of a store that is not as it was written."""
-    return UserError(f"the feature store {store} is damaged: {file} {problem}; make it again")
+    return UserError(f"the feature store {store} is damaged: {file} {problem}; make it again", "damaged")
 
 
 def check_same(path: Path, there: Mapping[str, Any], here: Mapping[str, Any]) -> None:
@@ -145,12 +146,13 @@ def check_same(path: Path, there: Mapping[str, Any], here: Mapping[str, Any]) ->
             )
         raise UserError(
             f"{path} holds a feature store of another {name} ({old} there, {new} now): "
-            "choose another out or remove the folder"
+            "choose another out or remove the folder",
+            "out-taken",
         )
 
 
 def _problem(manifest: Mapping[str, Any]) -> str | None:
-    """What is wrong with a manifest's fields, or None."""
+    """The problem with a manifest's fields, or None."""
     for name, kind in _FIELDS.items():
         if name not in manifest:
             return f"it lacks {name}"
@@ -180,12 +182,12 @@ def _problem(manifest: Mapping[str, Any]) -> str | None:
 
 
 def _is_listed(file: Any) -> bool:
-    """Whether a file is listed with its size and checksum."""
+    """Tell whether a file is listed with its size and checksum."""
     return isinstance(file, dict) and {k: type(file[k]) for k in file} == {"bytes": int, "sha256": str}
 
 
 def read_sidecar(store: Path, index: int, specs: Sequence[FeatureSpec]) -> dict[str, Any]:
-    """What was written about one shard of a store of some features.
+    """The JSON record of one shard.
 
     Raises:
         RunError: the file is damaged.
@@ -197,14 +199,16 @@ def read_sidecar(store: Path, index: int, specs: Sequence[FeatureSpec]) -> dict[
         about: dict[str, Any] = {"rows": int(found["rows"]), "files": dict(found["files"]), **lists}
     except (ValueError, TypeError, KeyError) as error:
         raise RunError(
-            f"{path} is damaged (it {error}): the command that made the store makes the shard again"
+            f"{path} is damaged (it {error}): the command that made the store makes the shard again",
+            "damaged",
         ) from error
     own = {f"{index:05d}.{end}" for end in ("parquet", *state_suffixes(specs)) if about["rows"] > 0}
     of_units = all(isinstance(unit, str) for unit in about["units"])
     if set(about["files"]) != own or not all(map(_is_listed, about["files"].values())) or not of_units:
         raise RunError(
             f"{path} is damaged (it lists what is not its shard's): the command that made the store "
-            "makes the shard again"
+            "makes the shard again",
+            "damaged",
         )
     return about
 
@@ -242,17 +246,18 @@ def encode_states(rows: Sequence[Mapping[str, Any]], states: np.ndarray, spec: F
     # Layers first, in one pass: each layer's block is then contiguous, as the file has it.
     with np.errstate(over="ignore"):
         stored = np.ascontiguousarray(np.asarray(states).transpose(1, 0, 2), dtype=spec.read_as)
-    finite = np.abs(stored) < fp8.TOO_LARGE if spec.dtype == fp8.FP8 else np.isfinite(stored)
+    finite = np.abs(stored) < TOO_LARGE if spec.dtype == FP8 else np.isfinite(stored)
     if not finite.all():
         row, layer = (int(i[0]) for i in np.nonzero(~finite.all(axis=2).T))
         raise RunError(
-            f"the states of {rows[row]['id']} at layer {spec.layers[layer]} are not finite in {spec.dtype}"
+            f"the states of {rows[row]['id']} at layer {spec.layers[layer]} are not finite in {spec.dtype}",
+            "bad-value",
         )
-    if spec.dtype == fp8.FP8:
+    if spec.dtype == FP8:
         import torch
         from safetensors.torch import save as save_tensors
 
-        codes, scales = fp8.encode(torch.from_numpy(stored))
+        codes, scales = fp8_encode(torch.from_numpy(stored))
         tensors = {f"layer.{k}": codes[i] for i, k in enumerate(spec.layers)}
         return save_tensors({"scale": scales.T.contiguous(), **tensors})
     from safetensors.numpy import save
@@ -292,7 +297,9 @@ def encode_rows(rows: Sequence[Mapping[str, Any]]) -> bytes:
         values = [kind(row[name]) for row in there]
         if kind is float and not np.isfinite(values).all():
             bad = there[int(np.flatnonzero(~np.isfinite(values))[0])]
-            raise RunError(f"{name} of {bad['id']} is {bad[name]}: a score that is no number is an error")
+            raise RunError(
+                f"{name} of {bad['id']} is {bad[name]}: a score that is no number is an error", "bad-value"
+            )
         if len(there) < len(rows):
             values = [row[name] for row in rows]
         arrays.append(pa.array(values, type=kinds[kind]))
@@ -337,14 +344,14 @@ def read_rows(
 
 
 def _types() -> dict[type, pa.DataType]:
-    """What values of Python are stored as."""
+    """Arrow types of Python values."""
     import pyarrow as pa
 
     return {str: pa.string(), int: pa.int64(), float: pa.float64(), bool: pa.bool_()}
 
 
 def _odd_column(schema: pa.Schema) -> str | None:
-    """What is wrong with the columns of a shard, or None."""
+    """The problem with the columns of a shard, or None."""
     types = _types()
     lacking = [name for name in _REQUIRED if name not in schema.names]
     if lacking:
@@ -377,10 +384,12 @@ def check_rows(store: Path, shards: Iterable[int]) -> None:
     for index in shards:
         table = read_rows(store, index)
         if schema is not None and not table.schema.equals(schema):
-            raise RunError(f"shard {index} of {store} has other columns than the shards before it")
+            raise RunError(
+                f"shard {index} of {store} has other columns than the shards before it", "mismatch"
+            )
         schema = table.schema
         for name in table["id"].to_pylist():
             key = draw_key("id", 0, name)
             if key in seen:
-                raise RunError(f"the feature store {store} has the id {name} twice")
+                raise RunError(f"the feature store {store} has the id {name} twice", "overlap")
             seen.add(key)

@@ -13,9 +13,8 @@ from typing import Any
 import numpy as np
 
 from ..types import UserError
-from . import fp8
 from .files import damaged
-from .spec import FeatureSpec
+from .spec import FP8, FeatureSpec, fp8_decode
 
 #: Most shards mapped at once; each holds a file descriptor, of which a process has few.
 _MOST_MAPPED = 256
@@ -26,7 +25,7 @@ _MOST_RESIDENT = 64 << 20
 _FAULT_AROUND = 64 << 10
 #: Bytes asked for ahead of their use in one request; the kernel cuts long ones short.
 _AHEAD = 128 << 10
-_FORMATS = {"float16": "F16", "float32": "F32", "float64": "F64", fp8.FP8: "F8_E4M3"}
+_FORMATS = {"float16": "F16", "float32": "F32", "float64": "F64", FP8: "F8_E4M3"}
 
 
 class StateReader:
@@ -59,7 +58,7 @@ class StateReader:
         self.layers = tuple(layers)
         self.shape = (sum(counts), len(self.layers), spec.width)
         self.dtype = spec.read_as
-        self._stored = np.dtype(np.uint8) if spec.dtype == fp8.FP8 else spec.read_as
+        self._stored = np.dtype(np.uint8) if spec.dtype == FP8 else spec.read_as
         self._files, self._counts, self._spec = tuple(files), tuple(counts), spec
         self._starts = np.cumsum([0, *counts[:-1]])
         self._columns = [spec.layers.index(k) for k in layers]
@@ -92,7 +91,7 @@ class StateReader:
             if places.size:
                 shard = int(shards[places[0]])
                 self._copy(shard, rows[places] - self._starts[shard], places, result, scales)
-        return fp8.decode(result, scales) if self._spec.dtype == fp8.FP8 else result
+        return fp8_decode(result, scales) if self._spec.dtype == FP8 else result
 
     def _copy(
         self, shard: int, rows: np.ndarray, places: np.ndarray, result: np.ndarray, scales: np.ndarray
@@ -175,7 +174,7 @@ class _Map:
 
 
 def _layout(path: Path, memory: mmap.mmap, rows: int, spec: FeatureSpec) -> tuple[int, dict[int, int]]:
-    """Where a shard's states begin, and the position of each layer's block after that.
+    """Start of a shard's states, and the position of each layer's block after it.
 
     Its header says so, and is held against what the manifest says. The format
     leaves no gaps between tensors, and the layers' are all of one size, so a block's position is

@@ -1,8 +1,14 @@
-"""What a hidden-state feature is: which model, which layers, which place, pooled how.
+"""Specifications of hidden-state features: model, layers, site, pooling, number format.
 
 A specification is written into the feature store, copied into every prober trained
 from it, and compared before a prober reads another model's states: a feature
 computed one way for training and another way for serving is refused.
+
+Number format "fp8" is float8 e4m3 (Micikevicius et al. 2022), each vector with a scale of its own. e4m3 keeps
+3 bits behind the leading one, from 448 down to 2^-6, and below it steps of 2^-9. A vector is divided by the
+power of two that brings its largest number to between 232 and 464, which is rounded to 448 at most. So each
+number is off by at most a 16th of itself, or the largest of its vector over 237,568 where that is more. A
+power of two changes no digit: what is read and written again gives the same bytes.
 """
 
 from __future__ import annotations
@@ -10,15 +16,24 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import groupby
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 from pydantic import Field
 
 from ..options import Count, Line, Name, Natural, check_record
 from ..types import Feature, Needs, Pool, Site, UserError
-from .fp8 import FP8
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
+#: The format's name, as ``dtype`` of a store.
+FP8 = "fp8"
+#: Numbers as large are not stored: they could be rounded up to what float32 does not have.
+TOO_LARGE = 2.0**127
+
+_SMALLEST = -126  # exponent of a scale: of the smallest normal number of float32
+_TURN = 464 / 512  # from half of a power of two to the power: what lies above would be rounded to over 448
 _LAYERS = 10_000  # more than any model has
 _Layers = Annotated[tuple[Natural, ...], Field(max_length=_LAYERS)]
 _Format = Annotated[
@@ -28,7 +43,7 @@ _Format = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """Which language model, precisely enough to notice another one.
+    """Identity of a language model, precise enough to notice another one.
 
     Attributes:
         id: what the user typed: "testbed", a hub id or a path.
@@ -45,7 +60,7 @@ class ModelSpec:
     dtype: Line
 
     def same_as(self, other: ModelSpec) -> bool:
-        """Whether both name the same weights.
+        """Tell whether both name the same weights.
 
         The revision decides where both have one, so that a model that was moved to
         another path is still itself; the id decides otherwise.
@@ -64,7 +79,7 @@ class ModelSpec:
 
 @dataclass(frozen=True, slots=True)
 class FeatureSpec:
-    """How one vector per text and layer was read from a model.
+    """Specification of the vectors read from a model, one per text and layer.
 
     Attributes:
         model: the model it was read from.
@@ -73,7 +88,7 @@ class FeatureSpec:
         site: where in the block.
         pool: how the tokens' vectors became one.
         position: over which tokens; "generated" leaves the prompt out.
-        dtype: number format of the stored vectors; "fp8" is :mod:`probers.store.fp8`'s.
+        dtype: number format of the stored vectors; "fp8" is float8 e4m3 with a scale for each vector.
         prompt: fingerprint of the prompt template, "" where none was used.
     """
 
@@ -100,12 +115,12 @@ class FeatureSpec:
 
     @property
     def feature(self) -> Feature:
-        """What is read of a model for it."""
+        """The feature to record."""
         return Feature(self.layers, self.site, self.pool)
 
     @property
     def needs(self) -> Needs:
-        """What a generation must record to give this feature."""
+        """The needs of a generation that gives this feature."""
         return Needs((self.feature,))
 
     @property
@@ -214,3 +229,31 @@ def _ranges(numbers: Sequence[int]) -> str:
     # Along a run of consecutive numbers the distance between number and place stays.
     runs = [[k for _, k in run] for _, run in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])]
     return ", ".join(str(r[0]) if len(r) == 1 else f"{r[0]}-{r[-1]}" for r in runs)
+
+
+def fp8_encode(vectors: Tensor) -> tuple[Tensor, Tensor]:
+    """Codes (.., d) in float8_e4m3fn and scales (..,) in float32, whose product stands for the vectors.
+
+    Args:
+        vectors: (.., d) float32, finite and below :data:`TOO_LARGE`.
+    """
+    import torch
+
+    half, exponent = torch.frexp(vectors.abs().amax(dim=-1))
+    exponent = (exponent - 9 + (half > _TURN)).clamp(min=_SMALLEST)
+    scales = torch.ldexp(torch.ones_like(half), exponent)
+    return (vectors / scales[..., None]).to(torch.float8_e4m3fn), scales
+
+
+def fp8_decode(codes: np.ndarray, scales: np.ndarray) -> np.ndarray:
+    """The vectors (.., d) in float32 that codes, as bytes, and scales (..,) stand for."""
+    import torch
+
+    vectors = torch.from_numpy(codes).view(torch.float8_e4m3fn).float()
+    return vectors.mul_(torch.from_numpy(scales)[..., None]).numpy()
+
+
+def fp8_rounded(vectors: Tensor) -> Tensor:
+    """Vectors as they would be read again."""
+    codes, scales = fp8_encode(vectors)
+    return codes.float().mul_(scales[..., None])

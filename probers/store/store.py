@@ -20,6 +20,7 @@ each, and :meth:`FeatureStore.merge` joins them.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -56,6 +57,9 @@ from .spec import FeatureSpec
 if TYPE_CHECKING:
     import datasets
     import pandas as pd
+
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,11 +130,11 @@ class FeatureStore:
                 files = self._sidecar(index)["files"]
                 found = check(self.path, {f"shards/{name}": about for name, about in files.items()})
             except RunError as error:
-                print(error)
+                log.info(str(error))
             else:
                 if found is None:
                     continue
-                print(f"{self.path / found[0]} {found[1]}: its shard is made again")
+                log.info(f"{self.path / found[0]} {found[1]}: its shard is made again")
             file.unlink()
 
     @classmethod
@@ -152,7 +156,8 @@ class FeatureStore:
             written = f"{len(written_shards(path))} of {store.shards or 'an unknown number of'} shards"
             raise UserError(
                 f"the feature store {path} is incomplete ({written}): run the command "
-                "that made it once more, it goes on where it stopped"
+                "that made it once more, it goes on where it stopped",
+                "no-artifact",
             )
         files = manifest["files"]
         found = check(path, files, contents=checksums)
@@ -194,7 +199,7 @@ class FeatureStore:
                 return replace(self, read=index)
         asked = " ".join(f"{k}={v}" for k, v in (("pool", pool), ("site", site)) if v is not None)
         there = ", ".join(f"pool={spec.pool} site={spec.site}" for spec in self.features)
-        raise UserError(f"{asked} is not in the feature store {self.path}: it holds {there}")
+        raise UserError(f"{asked} is not in the feature store {self.path}: it holds {there}", "missing-value")
 
     @property
     def missing(self) -> list[int]:
@@ -214,7 +219,7 @@ class FeatureStore:
         return {unit for about in self._sidecars() for unit in about["units"]}
 
     def left_out(self) -> Iterator[dict[str, Any]]:
-        """What the shards say was left out of them, in their order."""
+        """Records of what was left out of the shards, in their order."""
         for about in self._sidecars():
             yield from about["left_out"]
 
@@ -267,7 +272,7 @@ class FeatureStore:
     def read_shard(
         self, index: int
     ) -> tuple[list[dict[str, Any]], list[np.ndarray], list[str], list[dict[str, Any]]]:
-        """What :meth:`write_shard` was given for a shard, states as they are read; memory holds all of it."""
+        """Read a whole shard into memory: rows, states, units, left out, as given to :meth:`write_shard`."""
         about = self._sidecar(index)
         rows: list[dict[str, Any]] = []
         states = [np.zeros((0, len(spec.layers), spec.width), spec.read_as) for spec in self.features]
@@ -402,12 +407,12 @@ class FeatureStore:
             self._check_whole()
             counts = [about["rows"] for about in self._sidecars()]
         if not sum(counts):
-            raise RunError(f"the feature store {self.path} is empty: no example was kept")
+            raise RunError(f"the feature store {self.path} is empty: no example was kept", "empty")
         return counts
 
     def _check_whole(self) -> None:
         if self.missing:
-            raise RunError(f"the feature store {self.path} lacks shards {self.missing[:10]}")
+            raise RunError(f"the feature store {self.path} lacks shards {self.missing[:10]}", "no-artifact")
 
     def _sidecar(self, index: int) -> dict[str, Any]:
         return read_sidecar(self.path, index, self.features)

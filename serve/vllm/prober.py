@@ -16,17 +16,18 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from omegaconf import DictConfig
-
 from probers.bank.bank import ProbeBank
 from probers.capture.hidden_states import StateTap
 from probers.capture.pooling import BEFORE
+from probers.commands.settings import Model
 from probers.engine.loading import fingerprint, model_source
 from probers.engine.vllm import KEY
 from probers.online.scores import check_growing
 from probers.options import check_record
 from probers.store.spec import ModelSpec
 from probers.types import UserError, first_line
+
+from ..settings import Serve
 
 _WORKER = "probers.serve.vllm.worker.ScoringWorker"
 _SCHEDULER = "probers.serve.vllm.worker.ScoringScheduler"
@@ -100,23 +101,23 @@ def model_spec(name: str, source: str, config: Any, dtype: str) -> ModelSpec:
     return ModelSpec(name, revision, int(text.num_hidden_layers), int(text.hidden_size), dtype)
 
 
-def command(cfg: DictConfig, prober: str) -> tuple[list[str], dict[str, str]]:
+def command(settings: Serve, prober: str) -> tuple[list[str], dict[str, str]]:
     """Make the command line and the additional environment of the server.
 
     Args:
-        cfg: settings of ``probers-serve``: model, allow_other, served_name, host, port and api_key (or
-            PROBERS_API_KEY in the environment).
+        settings: model, allow_other, served_name, host, port and api_key are used (PROBERS_API_KEY in the
+            environment also sets the key).
         prober: folder or hub id, or the name of a shipped one.
 
     Raises:
         UserError: an option that vLLM lacks, no such model, a prober of another model, or one that reads
             states that vLLM does not return.
     """
-    model = cfg.model
+    model = settings.model
     for name in ("device_map", "quantization", "attn"):
-        if model[name] is not None:
+        if getattr(model, name) is not None:
             raise UserError(f"model.{name} needs backend=transformers: leave it out", "unsupported")
-    served = ServedProber(prober, bool(cfg.allow_other))
+    served = ServedProber(prober, settings.allow_other)
     bank = served.load()
     source, revision = model_source(model.name, model.revision, gguf=model.gguf, cache=model.cache)
     dtype = bank.spec.model.dtype if model.dtype == "auto" else model.dtype
@@ -124,8 +125,8 @@ def command(cfg: DictConfig, prober: str) -> tuple[list[str], dict[str, str]]:
         source = str(Path(source).expanduser().absolute())
     _check(bank, model, source, dtype)
     argv = [sys.executable, "-m", *_program(), source]
-    argv += ["--served-model-name", cfg.served_name or model.name, "--dtype", dtype]
-    argv += ["--host", cfg.host, "--port", str(cfg.port), "--worker-cls", _WORKER]
+    argv += ["--served-model-name", settings.served_name or model.name, "--dtype", dtype]
+    argv += ["--host", settings.host, "--port", str(settings.port), "--worker-cls", _WORKER]
     argv += ["--additional-config", json.dumps({KEY: served.with_layers(bank)})]
     if bank.spec.pool not in BEFORE:
         argv += ["--scheduler-cls", _SCHEDULER]
@@ -134,7 +135,7 @@ def command(cfg: DictConfig, prober: str) -> tuple[list[str], dict[str, str]]:
     if model.trust_remote_code:
         argv.append("--trust-remote-code")
     environment = {"VLLM_PLUGINS": _plugins()}
-    if key := cfg.api_key or os.environ.get("PROBERS_API_KEY"):
+    if key := settings.api_key or os.environ.get("PROBERS_API_KEY"):
         environment["VLLM_API_KEY"] = key  # others on the machine see arguments
     return argv, environment
 
@@ -148,7 +149,7 @@ def _program() -> list[str]:
     return ["vllm.entrypoints.openai.api_server", "--model"]  # the former asks for a package named vllm
 
 
-def _check(bank: ProbeBank, model: DictConfig, source: str, dtype: str) -> None:
+def _check(bank: ProbeBank, model: Model, source: str, dtype: str) -> None:
     from transformers import AutoConfig
 
     options = {"revision": model.revision, "trust_remote_code": model.trust_remote_code}

@@ -15,6 +15,7 @@ from written import PROMPTS
 from probers.capture.hidden_states import StateTap
 from probers.commands import main as cli
 from probers.datagen import filling
+from probers.engine.language_model import Decoding, GenerationRequest
 from probers.engine.model import CausalLM
 from probers.engine.stopping import SentenceEnd
 from probers.engine.vllm import lm as vllm_lm
@@ -126,13 +127,14 @@ def test_texts_are_cached_preempted_left_and_known(
 ) -> None:
     ours, theirs = engines
     needs = Needs.of((0, ours.num_layers), pool="positions", top=True)
-    each = theirs.generate_each(PROMPTS, max_new_tokens=24, needs=needs)
+    requests = [GenerationRequest(prompt, 24) for prompt in PROMPTS]
+    each = theirs.generate_each(requests, Decoding(needs))
     first = next(each)
     each.close()  # whoever asked has gone
     assert first and not theirs._running and not theirs._engine.has_unfinished_requests()
     half = {i for i in range(len(PROMPTS)) if i % 2}
     made: dict[int, Generation] = {}
-    for batch in theirs.generate_each(PROMPTS, max_new_tokens=24, needs=needs, known=half):
+    for batch in theirs.generate_each(requests, Decoding(needs), known=half):
         made |= batch
     assert set(made) == {*range(len(PROMPTS))} - half
     for i, want in enumerate(ours.generate(PROMPTS, max_new_tokens=24, needs=needs)):

@@ -18,15 +18,15 @@ import httpx
 import numpy as np
 import openai
 import pytest
-from omegaconf import OmegaConf
 from written import make_bank
 
 from probers.bank.assessment import Assessor
 from probers.bank.bank import ProbeBank
 from probers.capture.pooling import as_stored
-from probers.commands.compose import compose
+from probers.commands.settings import Model
 from probers.engine.model import CausalLM
 from probers.online.scores import text_scores
+from probers.serve.settings import Serve
 from probers.serve.vllm.prober import command
 
 KEY = "secret"
@@ -45,18 +45,8 @@ def served(folder: Path, *flags: str) -> Iterator[str]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    model = {**OmegaConf.to_container(compose("rag", []).model), "dtype": "float32"}
-    cfg = OmegaConf.create(
-        {
-            "model": model,
-            "allow_other": False,
-            "served_name": None,
-            "host": "127.0.0.1",
-            "port": port,
-            "api_key": KEY,
-        }
-    )
-    argv, environment = command(cfg, str(folder))
+    settings = Serve(model=Model(dtype="float32"), port=port, api_key=KEY)
+    argv, environment = command(settings, str(folder))
     argv += ["--max-model-len", "256", "--max-num-seqs", "16", "--chat-template", TEMPLATE, *flags]
     log = (folder.parent / f"server-{port}.log").open("w")
     server = subprocess.Popen(argv, env={**os.environ, **environment}, stdout=log, stderr=log)

