@@ -65,7 +65,7 @@ def test_a_block_of_layers_is_a_stretch_and_all_of_them_are_everything():
         pytest.param(
             [*WIKI, "pool=tokens", "site=[resid_post,mlp_out]", "layers=[6]"], 2, marks=pytest.mark.long
         ),
-        (QUOTAS, 2),
+        pytest.param(QUOTAS, 2, marks=pytest.mark.long),
     ],
     ids=["cot", "wiki", "balance", "tokens", "quotas"],
 )
