@@ -8,8 +8,9 @@ from typing import Annotated, Literal, TypeVar
 
 from pydantic import Field
 
-from probers.commands.settings import Names, Reading
-from probers.options import Count, Name, Natural, NotNegative, Positive
+from probers.commands.settings import Reading
+from probers.data.articles.base import Wikipedia
+from probers.options import Count, Name, Natural
 from probers.types import Site
 
 _Each = TypeVar("_Each")
@@ -25,38 +26,6 @@ Quota = Annotated[
     Mapping[_SplitName, Count],
     Field(min_length=1, description="{train: 1000, ..}, a whole number for each split"),
 ]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Wikipedia:
-    """A live Wikipedia, cached on disk (articles=wikipedia)."""
-
-    titles: Names | None = None
-    """list of titles, or a file with one a line"""
-    category: Name | None = None
-    """all pages of a category"""
-    depth: Natural = 0
-    """levels of subcategories"""
-    random: bool = False
-    """true draws limit pages at random"""
-    language: Name = "en"
-    """language of the Wikipedia"""
-    contact: Name | None = None
-    """your e-mail address or page for the user agent, which Wikipedia asks for"""
-    cache: Name = "runs/cache/wikipedia"
-    """folder for fetched pages and lists"""
-    rate: Positive = 2
-    """most requests per second"""
-    retries: Natural = 5
-    """further tries after a failed request"""
-    backoff: NotNegative = 1
-    """seconds before the first retry, doubled for each further one"""
-    max_wait: NotNegative = 300
-    """longest wait in seconds that a server may ask for"""
-    timeout: Positive = 20
-    """seconds per request"""
-    api_url: Name | None = None
-    """address of another MediaWiki"""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -150,6 +150,8 @@ def test_acc_at_token_boundaries_and_as_released(
 ) -> None:
     assert accuracy_contains(text, [answer]) == tokens
     assert accuracy_contains(text, [answer], mode="substring") == substring
+    with pytest.raises(ValueError, match="choose tokens or substring"):
+        accuracy_contains(text, [answer], mode="words")  # type: ignore[arg-type]
 
 
 @settings(max_examples=300)

@@ -277,12 +277,6 @@ def test_memory_does_not_grow_with_the_texts(tmp_path):
     assert on_disk < 4e6 < 16e6 < in_memory
 
 
-def test_load_corpus_passes_the_options_on(tmp_path):
-    path = jsonl(tmp_path / "c.jsonl", [{"title": "A", "sentences": ["one two three"]}, "{}"])
-    found = load_corpus(str(path), passage_words=2, on_bad_line="skip", cache=tmp_path / "elsewhere")
-    assert [p.text for p in found] == ["one two", "three"]
-
-
 def test_of_two_that_build_the_same_folder_one_waits_and_reads(tmp_path, caplog):
     made = []
 

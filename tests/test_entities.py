@@ -58,32 +58,6 @@ def test_offsets_point_at_the_text():
         assert text[entity.start : entity.end] == entity.text
 
 
-@pytest.mark.parametrize(
-    ("a", "b", "verdict", "stage"),
-    [
-        ("July 18 , 1995", "18 July 1995", "equivalent", "date"),
-        ("July 18, 1995", "July 19, 1995", "different", "date"),
-        ("18 July 1995", "1995", "undecided", "date"),
-        ("1995", "1996", "different", "date"),
-        ("1.5 million", "1,500,000", "equivalent", "number"),
-        ("580 km", "580", "equivalent", "number"),
-        ("580 km", "580 m", "different", "number"),
-        ("18th", "19th", "different", "number"),
-        ("The Beatles", "beatles", "equivalent", "string"),
-        ("Café Müller’s", "Cafe Muller", "equivalent", "string"),
-        ("Albert Einstein", "Einstein", "equivalent", "name"),
-        ("Albert Einstein", "Albert", "undecided", "partial"),
-        ("Karel Brusgus", "Karel Tokzo", "different", "string"),
-        ("1995", "Berlin", "different", "string"),
-    ],
-)
-def test_matching(a, b, verdict, stage):
-    for x, y in ((a, b), (b, a)):
-        match = EntityMatcher().match(x, y)
-        assert (match.verdict, match.stage) == (verdict, stage)
-        assert match.evidence
-
-
 def test_an_empty_mention_is_an_error():
     with pytest.raises(ValueError, match="empty"):
         EntityMatcher().match("Berlin", " ")

@@ -82,12 +82,8 @@ def test_hotpotqa_distractor():
     found = opened("hotpotqa", "hotpot_distractor.json")
     first, second = found.questions
     assert found.record["layout"] == "distractor" and found.record["read"] == found.record["used"] == 2
-    assert (first.id, first.answers, first.dataset, first.group) == (
-        "5f00aa01",
-        ("Marl",),
-        "hotpotqa",
-        "5f00aa01",
-    )
+    assert (first.id, first.answers, first.dataset) == ("5f00aa01", ("Marl",), "hotpotqa")
+    assert first.group == first.id
     assert first.question == "Into which sea does the river that crosses Aldenburg flow?"
     assert passages(first) == [
         ("0", "Aldenburg", "Aldenburg is a town of 4,000. The Brenne crosses it.", True),
@@ -218,13 +214,9 @@ def test_strategyqa_answers_yes_or_no_and_takes_the_evidence_of_all_annotators()
 
 def test_strategyqa_paragraphs_that_do_not_fit(tmp_path):
     other = tmp_path / "paragraphs.json"
-    for text, reason in (
-        ("{}", "'Brenne-1' is not in questions.paragraphs"),
-        ("[1]", "by id"),
-        ("{", "no JSON"),
-    ):
+    for text, named in (("{}", "'Brenne-1'"), ("[1]", "questions.paragraphs"), ("{", "questions.paragraphs")):
         other.write_text(text)
-        with pytest.raises(UserError, match=reason):
+        with fails(None, named):
             opened("strategyqa", "strategyqa.json", paragraphs=str(other))
 
 
@@ -328,9 +320,8 @@ def test_wrong_types_of_one_s_own_file_are_named_or_skipped(tmp_path, change, re
 def test_a_malformed_line_is_named_or_skipped(tmp_path, caplog, line):
     file = tmp_path / "q.jsonl"
     file.write_text(json.dumps({"id": "a", "question": "Who?"}) + "\n\n" + line + "\n")
-    with pytest.raises(UserError) as caught:
+    with fails("bad-line", f"{file} line 3: "):
         load_questions(str(file))
-    assert caught.value.code == "bad-line" and f"{file} line 3: " in str(caught.value)
     assert len(load_questions(str(file), on_bad_line="skip")) == 1 and "line 3" in caplog.text
 
 
@@ -338,11 +329,8 @@ def test_groups_are_dealt_in_exact_shares(tmp_path):
     lines = [{"id": f"q{i}", "question": f"Who is {i}?", "group": f"g{i // 2}"} for i in range(200)]
     loaded = load_questions(write_lines(tmp_path / "q.jsonl", lines))
     assert [q.id for q in loaded] == [line["id"] for line in lines]
-    assert Counter(dict((q.group, q.split) for q in loaded).values()) == {
-        "train": 60,
-        "validation": 15,
-        "test": 25,
-    }
+    sides = dict((q.group, q.split) for q in loaded)
+    assert Counter(sides.values()) == {"train": 60, "validation": 15, "test": 25}
 
 
 @pytest.mark.parametrize("field", ["id", "dataset", "group"])
@@ -351,7 +339,7 @@ def test_a_name_that_steers_a_terminal_is_a_malformed_line(tmp_path, caplog, fie
     good = {"id": "ünï cödé|`1`", "question": "Who\x1b[2J?\nAnd why?", "dataset": "a b", "group": "g"}
     bad = {**good, "id": "2", field: name}
     target = write_lines(tmp_path / "q.jsonl", [good, bad])
-    with pytest.raises(UserError, match=f"line 2: {field} must be one line without control") as told:
+    with fails("bad-line", f"line 2: {field} must be") as told:
         load_questions(str(target))
     assert str(told.value).isprintable()
     kept = load_questions(str(target), on_bad_line="skip")
@@ -474,12 +462,9 @@ def test_a_draw_is_seeded_nested_and_the_same_in_any_order(tmp_path):
     turned = nq_file(tmp_path / "b.jsonl", reversed(range(400)))
     assert open_questions("nq", path=turned, limit=10, seed=3).questions == ten
     everything = open_questions("nq", path=file, seed=3).questions
-    assert [q.answers[0] for q in everything] == [
-        str(i) for i in range(400)
-    ]  # without a limit as in the file
-    assert {q.id: q.split for q in everything} == {
-        q.id: q.split for q in open_questions("nq", path=turned, seed=3).questions
-    }
+    assert [q.answers[0] for q in everything] == [*map(str, range(400))]  # without a limit as in the file
+    other = open_questions("nq", path=turned, seed=3).questions
+    assert {q.id: q.split for q in everything} == {q.id: q.split for q in other}
 
 
 def test_splits_have_their_shares_and_stay_when_the_file_grows(tmp_path):
@@ -727,15 +712,10 @@ WRONG = [
         "iirc",
         "iirc.json",
         answered({"type": "date"}),
-        "the answer's type must be span, value, binary or none, found 'date'",
+        "the answer's type must be span, value",
     ),
     ("iirc", "iirc.json", answered({"type": "value"}), "no 'answer_value'"),
-    (
-        "iirc",
-        "iirc.json",
-        answered({"type": "binary", "answer_value": "si"}),
-        "answer_value must be yes or no",
-    ),
+    ("iirc", "iirc.json", answered({"type": "binary", "answer_value": "si"}), "answer_value must be"),
 ]
 
 
@@ -763,11 +743,7 @@ def test_wrong_types_are_named_with_their_record_or_skipped(tmp_path, name, file
         ("triviaqa", "triviaqa.json", {"Answer": {"Value": "", "Aliases": []}}),
         ("musique", "musique_full.jsonl", {"answer": ""}),
         ("strategyqa", "strategyqa.json", {"answer": None}),
-        (
-            "iirc",
-            "iirc.json",
-            answered({"type": "span", "answer_spans": []}),
-        ),
+        ("iirc", "iirc.json", answered({"type": "span", "answer_spans": []})),
     ],
 )
 def test_an_empty_gold_answer_is_left_out_and_counted(tmp_path, name, file, change):
@@ -885,14 +861,11 @@ def test_iirc_has_no_default_copy():
         open_questions("iirc")
 
 
-def test_columns_are_checked_before_a_row_is_read(tmp_path):
-    rows = [{"prompt": "x", "completion": "y"}]
-    with fails("mismatch", "'answer'", "'question'"):
-        open_questions("nq", **copy_of(tmp_path / "copy", "nq", rows))
-
-
-def test_no_row_is_read_of_a_set_with_other_columns(monkeypatch):
+def test_columns_are_checked_before_a_row_is_read(tmp_path, monkeypatch):
     import datasets
+
+    with fails("mismatch", "'answer'", "'question'"):
+        open_questions("nq", **copy_of(tmp_path / "copy", "nq", [{"prompt": "x", "completion": "y"}]))
 
     class Stream:
         column_names: ClassVar = ["prompt"]
@@ -906,15 +879,9 @@ def test_no_row_is_read_of_a_set_with_other_columns(monkeypatch):
 
 
 def test_a_set_of_one_s_own_may_lie_on_the_hub(tmp_path):
-    rows = [
-        {
-            "id": "a",
-            "question": "Who?",
-            "answers": ["x"],
-            "passages": [{"title": "T", "text": "x", "is_gold": True}],
-        }
-    ]
-    found = open_questions("file", **copy_of(tmp_path / "copy", "file", rows))
+    passage = {"title": "T", "text": "x", "is_gold": True}
+    row = {"id": "a", "question": "Who?", "answers": ["x"], "passages": [passage]}
+    found = open_questions("file", **copy_of(tmp_path / "copy", "file", [row]))
     (question,) = found.questions
     assert (question.id, question.answers) == ("a", ("x",)) and question.passages[0].is_gold
     assert "hub dataset" in found.record["source"]

@@ -10,7 +10,7 @@ from ...testbed.assets import load_articles
 from ...types import UserError
 from ..records import BadLine
 from ..splits import limited
-from .base import ArticleSource, Problems, Progress, Rules
+from .base import ArticleSource, Problems, Progress, Rules, Wikipedia
 
 __all__ = ["ArticleSource", "Problems", "Progress", "open_articles"]
 
@@ -40,7 +40,7 @@ def open_articles(
             is well-formed and always a problem, never an error.
         min_sentences: an article with fewer is a problem (the testbed's have what they need).
         max_chars: an article is cut off, between sentences, at this many characters.
-        wikipedia: the fields of :class:`~.wikipedia_client.WikipediaOptions`.
+        wikipedia: the fields of :class:`~.base.Wikipedia`.
         progress: see :data:`~.base.Progress`.
 
     Raises:
@@ -55,10 +55,9 @@ def open_articles(
         return ArticleSource(spec, iter(items), Problems(), len(items))
     if spec == "wikipedia":
         from .wikipedia import open_wikipedia
-        from .wikipedia_client import WikipediaOptions
 
-        check_options(WikipediaOptions, wikipedia or {}, "wikipedia.")
-        options = WikipediaOptions(**(wikipedia or {}))
+        check_options(Wikipedia, wikipedia or {}, "wikipedia.")
+        options = Wikipedia(**(wikipedia or {}))
         return open_wikipedia(options, limit=limit, seed=seed, rules=rules, progress=progress)
     from .files import open_file, open_hub
 

@@ -6,7 +6,9 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
+from urllib.parse import urlsplit
 
+from ...options import Name, Natural, NotNegative, Positive
 from ...text import split_sentences
 from ...types import Article, RunError, UserError
 from ..records import LeftOut
@@ -33,6 +35,56 @@ APPENDICES = frozenset(
         "\n    ", ""
     ).split("|")
 )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wikipedia:
+    """A live Wikipedia, cached on disk (articles=wikipedia)."""
+
+    titles: list[Name] | Name | None = None
+    """list of titles, or a file with one a line"""
+    category: Name | None = None
+    """all pages of a category"""
+    depth: Natural = 0
+    """levels of subcategories"""
+    random: bool = False
+    """true draws limit pages at random"""
+    language: Name = "en"
+    """language of the Wikipedia"""
+    contact: Name | None = None
+    """your e-mail address or page for the user agent, which Wikipedia asks for"""
+    cache: Name = "runs/cache/wikipedia"
+    """folder for fetched pages and lists"""
+    rate: Positive = 2
+    """most requests per second"""
+    retries: Natural = 5
+    """further tries after a failed request"""
+    backoff: NotNegative = 1
+    """seconds before the first retry, doubled for each further one"""
+    max_wait: NotNegative = 300
+    """longest wait in seconds that a server may ask for"""
+    timeout: Positive = 20
+    """seconds per request"""
+    api_url: Name | None = None
+    """address of another MediaWiki"""
+
+    def check(self) -> None:
+        """Refuse pages that are not chosen one way, and values that make no request (UserError)."""
+        asked = [name for name in ("titles", "category", "random") if getattr(self, name)]
+        if len(asked) != 1:
+            raise UserError(
+                "articles=wikipedia needs exactly one of wikipedia.titles, wikipedia.category and "
+                f"wikipedia.random=true; {' and '.join(asked) or 'none'} given",
+                "conflict" if asked else "missing-value",
+            )
+        if not self.language.replace("-", "").isalnum():
+            raise UserError(f"wikipedia.language={self.language} is not a code such as en or de")
+        if self.api_url is not None and urlsplit(self.api_url).scheme not in ("http", "https"):
+            raise UserError(f"wikipedia.api_url={self.api_url} must begin with https:// or http://")
+        if self.contact is not None and not self.contact.isascii():
+            raise UserError(
+                f"wikipedia.contact={self.contact!r} must be plain ASCII: an e-mail address or a URL"
+            )
 
 
 class UnusableError(Exception):

@@ -13,20 +13,21 @@ from typing import Any
 from ...files import check_file
 from ...types import Article, RunError, UserError
 from ..splits import Splits
-from .base import ArticleSource, Problems, Progress, Rules, UnusableError, clean, prose
-from .wikipedia_client import Client, FetchError, WikipediaOptions
+from .base import ArticleSource, Problems, Progress, Rules, UnusableError, Wikipedia, clean, prose
+from .wikipedia_client import Client, FetchError
 
 
 def open_wikipedia(
-    options: WikipediaOptions, *, limit: int | None, seed: int, rules: Rules, progress: Progress
+    options: Wikipedia, *, limit: int | None, seed: int, rules: Rules, progress: Progress
 ) -> ArticleSource:
     """Open the articles of a Wikipedia; the network is first used when they are iterated.
 
     A limit counts usable articles: further titles replace unusable ones.
 
     Raises:
-        UserError: no title to fetch, or random pages without a limit.
+        UserError: options that make no request, no title, or random pages without a limit.
     """
+    options.check()
     if options.random and limit is None:
         raise UserError("wikipedia.random=true needs a limit: pass limit=300, for example", "missing-value")
     titles = _title_list(options) if options.titles else []
@@ -63,7 +64,7 @@ def open_wikipedia(
     return ArticleSource("wikipedia", articles(), problems, total)
 
 
-def _title_list(options: WikipediaOptions) -> list[str]:
+def _title_list(options: Wikipedia) -> list[str]:
     """The distinct titles of the option or of its file, in their order.
 
     Raises:
@@ -104,7 +105,7 @@ def _article(title: str, page: dict[str, Any], rules: Rules, splits: Splits, see
     return article
 
 
-def _category_titles(client: Client, options: WikipediaOptions, problems: Problems) -> list[str]:
+def _category_titles(client: Client, options: Wikipedia, problems: Problems) -> list[str]:
     """Titles of the pages of a category and of its subcategories, each once, nearest first.
 
     Raises:

@@ -11,7 +11,6 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import datetime, timezone
 from email.utils import parsedate_to_datetime
 from logging import getLogger
@@ -25,8 +24,8 @@ import probers
 
 from ...checksums import seal, unsealed
 from ...files import digest, write_bytes
-from ...options import Name, Natural, NotNegative, Positive, check_options
-from ...types import UserError, first_line
+from ...types import first_line
+from .base import Wikipedia
 
 if TYPE_CHECKING:
     import wikipediaapi
@@ -36,59 +35,6 @@ log = getLogger(__name__)
 SCHEMA = 1
 #: Failed requests in a row after which only the cache answers.
 GIVE_UP = 3
-
-
-@dataclass(frozen=True)
-class WikipediaOptions:
-    """Selection of pages, and how to fetch them; exactly one of titles, category and random.
-
-    Attributes:
-        titles: a list of titles, or the path of a text file with one per line.
-        category: a category's name, with or without "Category:".
-        depth: levels of subcategories to follow; 0 takes the category's own pages.
-        random: pages drawn by Wikipedia; needs a limit. A draw is kept under its seed.
-        language: the Wikipedia's code, as in en.wikipedia.org.
-        contact: an e-mail address or page for the user agent, which Wikimedia asks for.
-        cache: folder of fetched pages and lists; the same request then needs no network.
-        rate: requests per second at most.
-        retries: further tries of a failed request, ``backoff`` seconds after the first failure and
-            twice as long after each further one, or after the time the server names.
-        max_wait: a request is given up when the server asks to wait longer, in seconds.
-        timeout: seconds to wait for a connection, and for each part of an answer.
-        api_url: address of another MediaWiki's api.php; None is the Wikipedia of ``language``.
-    """
-
-    titles: list[Name] | Name | None = None
-    category: Name | None = None
-    depth: Natural = 0
-    random: bool = False
-    language: Name = "en"
-    contact: Name | None = None
-    cache: Name = "runs/cache/wikipedia"
-    rate: Positive = 2.0
-    retries: Natural = 5
-    backoff: NotNegative = 1.0
-    max_wait: NotNegative = 300.0
-    timeout: Positive = 20.0
-    api_url: Name | None = None
-
-    def __post_init__(self) -> None:
-        check_options(type(self), vars(self), "wikipedia.")
-        asked = [name for name in ("titles", "category", "random") if getattr(self, name)]
-        if len(asked) != 1:
-            raise UserError(
-                "articles=wikipedia needs exactly one of wikipedia.titles, wikipedia.category and "
-                f"wikipedia.random=true; {' and '.join(asked) or 'none'} given",
-                "conflict" if asked else "missing-value",
-            )
-        if not self.language.replace("-", "").isalnum():
-            raise UserError(f"wikipedia.language={self.language} is not a code such as en or de")
-        if self.api_url is not None and urlsplit(self.api_url).scheme not in ("http", "https"):
-            raise UserError(f"wikipedia.api_url={self.api_url} must begin with https:// or http://")
-        if self.contact is not None and not self.contact.isascii():
-            raise UserError(
-                f"wikipedia.contact={self.contact!r} must be plain ASCII: an e-mail address or a URL"
-            )
 
 
 class FetchError(Exception):
@@ -119,7 +65,7 @@ class Client:
     Failures are not kept: the next run asks again.
     """
 
-    def __init__(self, options: WikipediaOptions, notice: Callable[[str], None] = lambda text: None) -> None:
+    def __init__(self, options: Wikipedia, notice: Callable[[str], None] = lambda text: None) -> None:
         self.options = options
         address = urlsplit(options.api_url or f"https://{options.language}.wikipedia.org")
         self._cache = Path(options.cache) / re.sub(r"[^\w.-]+", "_", address.netloc + address.path)
@@ -280,7 +226,7 @@ class _Transport(httpx.BaseTransport):
         failure: the last failed request's reason, in one clause.
     """
 
-    def __init__(self, options: WikipediaOptions, notice: Callable[[str], None]) -> None:
+    def __init__(self, options: Wikipedia, notice: Callable[[str], None]) -> None:
         self.options, self.failure = options, ""
         self._notice = notice
         self._network = httpx.Client()  # takes the proxies that the environment names
