@@ -110,13 +110,6 @@ def stop_words() -> frozenset[str]:
     return frozenset(module.STOP_WORDS)
 
 
-def __getattr__(name: str) -> Any:
-    """``STOP_WORDS``, read when it is first asked for."""
-    if name == "STOP_WORDS":
-        return stop_words()
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
 def is_stop_word(word: str) -> bool:
     """Tell whether a white-space separated word, its punctuation aside, is a stop word.
 

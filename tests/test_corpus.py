@@ -174,6 +174,7 @@ def test_a_passage_of_ten_megabytes_is_kept_and_remarked_upon(load, tmp_path, ca
         path = tsv(tmp_path / "c.tsv", [("1", text, ""), ("2", "short", "")])
     assert [len(p.text) for p in load(path)] == [10_000_000, 5]
     assert f"1 text of over {LONG:,} characters" in caplog.text
+    caplog.clear()
     cut = load(path, passage_words=100)
     assert len(cut) == 20_001 and {len(p.text.split()) for p in cut[:20_000]} == {100}
     assert "characters" not in caplog.text

@@ -284,20 +284,11 @@ def test_a_finished_run_is_not_repeated(cot, caplog):
         (["pool=mind", "layers=[3]"], r"leave layers out"),
         (["site=attn_out", "layers=[0,3]"], "site=attn_out has no layer 0"),
         ("model=/no/such/model", "/no/such/model"),
-        (
-            "limit={train: 0}",
-            "limit=.* must be a whole number of 1 or more, one for each split, as {train: 1000",
-        ),
+        ("limit={train: 0}", "limit=.* must be a whole number of 1 or more, one for each split, as {train"),
         ("limit={dev: 5}", "limit=.* must be a whole number of 1 or more, one for each split"),
         (["source=wiki", "limit={train: 5}"], "give one number with source=wiki"),
-        (
-            "balance_to={train: 10}",
-            "balance_to.train=10 must be a multiple of 4, so that as many are right as ",
-        ),
-        (
-            "balance_to={train: null}",
-            "balance_to=.* must be {train: 1000, ..}, a whole number for each split",
-        ),
+        ("balance_to={train: 10}", "balance_to.train=10 must be a multiple of 4"),
+        ("balance_to={train: null}", "balance_to=.* must be {train: 1000, ..}, a whole number"),
     ],
 )
 def test_bad_requests(tmp_path, override, message):
