@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_lm import assert_same, rescored
+from test_lm import assert_all_same, rescored
 from tiny import PROMPTS, tiny_lm
 
 from probers.engine.language_model import Sampling
@@ -82,8 +82,7 @@ def test_generation_ends_with_its_sentence_and_records_only_that():
         else:
             assert cut.token_ids == whole.token_ids
     texts = [g for g in ended if g.token_ids]
-    for one, other in zip(texts, rescored(lm, texts), strict=True):
-        assert_same(one, other)
+    assert_all_same(texts, rescored(lm, texts))
 
 
 def test_a_sentence_count_must_make_sense():
@@ -114,8 +113,7 @@ def test_one_prompt_several_times_gives_several_samples():
 def test_samples_are_scored_by_the_raw_logits():
     lm = tiny_lm("qwen2")
     made = lm.generate(PROMPTS, max_new_tokens=8, needs=NEEDS, sampling=Sampling(temperature=3.0, top_k=9))
-    for one, other in zip(made, rescored(lm, made), strict=True):
-        assert_same(one, other)
+    assert_all_same(made, rescored(lm, made))
 
 
 def frequencies(count: int = 4000, **options) -> np.ndarray:
