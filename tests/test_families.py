@@ -9,7 +9,7 @@ import pytest
 import torch
 import transformers
 from test_lm import assert_all_same, assert_same, rescored
-from tiny import CONTEXT, PROMPTS, byte_level, without_specials
+from tiny import CONTEXT, PROMPTS, byte_level, reference, without_specials
 from transformers import AutoModelForCausalLM
 
 from probers.engine.model import CausalLM
@@ -70,11 +70,7 @@ def test_any_decoder_can_be_read(name):
     again = lm.generate(["The river" + p for p in PROMPTS], max_new_tokens=6, needs=needs, prefix="The river")
     assert_all_same(shared, again)
     for generation in made:
-        ids = torch.tensor([generation.prompt_ids + generation.token_ids])
-        with torch.no_grad():
-            out = lm.model(
-                ids, attention_mask=torch.ones_like(ids), output_hidden_states=True, output_attentions=True
-            )
+        out = reference(lm.model, generation, output_hidden_states=True, output_attentions=True)
         p, n = len(generation.prompt_ids), len(generation.token_ids)
         for layer in (0, 1, 2):
             expected = out.hidden_states[layer][0, p:].mean(dim=0).numpy()
