@@ -143,7 +143,7 @@ def test_stores_of_several_sites_must_be_of_the_same_texts(tmp_path: Path) -> No
     site = replace(SPEC.select((1, 2, 3)), site="mlp_out")
     assert len(load_examples([one, make_store(tmp_path / "b", 80, spec=site)]).table) == 80
     changed = make_store(tmp_path / "c", 80, spec=site, edit=lambda row: row | {"text": "other"})
-    with fails("bad-value"):
+    with fails("mismatch"):
         load_examples([one, changed])
 
 
