@@ -8,8 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
-from fake_lm import SPEC, FakeLM
+from fake_lm import FakeLM, linear_bank
 from refusals import fails
 
 from probers.bank.bank import ProbeBank
@@ -19,7 +18,6 @@ from probers.commands.components import choices
 from probers.commands.compose import request
 from probers.commands.console import Console
 from probers.data.overlap import Seen
-from probers.heads import HEADS, WRONG
 from probers.journal import unsealed_lines
 from probers.prompts import TESTBED_PROMPT
 from probers.rag.compare import findings as showcase
@@ -28,7 +26,6 @@ from probers.rag.compare.outcomes import Comparison, Outcomes
 from probers.rag.queries import QFS
 from probers.rag.traces import Answer, Counters
 from probers.rag.triggers import Rind
-from probers.store.spec import FeatureSpec
 from probers.types import Decision, Question, Round, UserError
 
 TEST = range(40)
@@ -66,15 +63,9 @@ def place(tmp_path, monkeypatch):
     (tmp_path / "questions.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines))
     corpus = [{"id": f"p{i}", "title": f"Town {i}", "text": f"Town {i} is in Land{i}."} for _, i in rows]
     (tmp_path / "corpus.jsonl").write_text("".join(json.dumps(x) + "\n" for x in corpus))
-    head = HEADS["linear"](["layer1", "layer2"], 4)
-    with torch.no_grad():
-        head.linear.weight.zero_()
-        head.linear.bias.zero_()
-        head.linear.weight[:, 0, WRONG] = 1.0
-    spec = FeatureSpec(SPEC, (1, 2), 4, prompt=TESTBED_PROMPT.fingerprint)
     layers = [{"layer": k, "accuracy": 0.9, "auroc": 0.95, "auroc_ci": [0.9, 1.0], "f1": 1} for k in (1, 2)]
     metrics = {"layers": layers, "ensemble": layers[0], "controls": {"mean entropy": layers[1]}}
-    ProbeBank(spec, head, 0.0, metrics=metrics, seen=Seen({})).save_pretrained(tmp_path / "prober")
+    linear_bank(metrics=metrics, seen=Seen({})).save_pretrained(tmp_path / "prober")
     made = []
 
     def load(cfg, folder, engine):

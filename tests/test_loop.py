@@ -413,22 +413,6 @@ def without_seconds(answer):
     return trace
 
 
-@pytest.mark.parametrize(
-    "trigger", [Oracle(), Random(0.5), Entropy(0.5), Scripted([fires(position=8), SILENT])]
-)
-def test_results_do_not_depend_on_who_is_answered_together(trigger):
-    def entropy(word):
-        return 1.0 if word == "Nowhere." else 0.2
-
-    rag, lm, _ = make(trigger, entropy=entropy)
-    together = rag.answer(QUESTIONS)
-    assert max(lm.batches) == len(QUESTIONS)
-    alone = [rag(q) for q in QUESTIONS]
-    backwards = rag.answer(QUESTIONS[::-1])[::-1]
-    assert list(map(without_seconds, together)) == list(map(without_seconds, alone))
-    assert list(map(without_seconds, together)) == list(map(without_seconds, backwards))
-
-
 def test_finished_questions_leave_the_batch():
     rag, lm, _ = make(Oracle())
     rag.answer(QUESTIONS)

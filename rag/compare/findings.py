@@ -197,15 +197,8 @@ def _command(settings: Compare) -> str:
     named = [("model.name", settings.model.name), ("corpus", settings.corpus)]
     others = [f"{key}={value}" for key, value in named if value != "testbed"]
     limit = "null" if settings.limit is None else settings.limit
-    return " ".join(
-        [
-            "probers-compare",
-            settings.questions.make().typed,
-            *others,
-            f"limit={limit}",
-            f"seed={settings.seed}",
-        ]
-    )
+    asked = settings.questions.make().typed
+    return " ".join(["probers-compare", asked, *others, f"limit={limit}", f"seed={settings.seed}"])
 
 
 def _flags(runs: Mapping[str, MethodRun]) -> dict[str, str]:

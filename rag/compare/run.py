@@ -178,23 +178,13 @@ def _open(
     and thresholds come from their training questions. Without ``deal_splits`` a set that names no splits
     is all test questions. With ``split=all`` all are asked, and each has a split.
     """
+    find = partial(open_questions, asked, limit=settings.limit, unfit=contamination.not_asked)
     if settings.split == "all":
-        found = open_questions(
-            asked, limit=settings.limit, deal_splits=True, unfit=contamination.not_asked, **_reading(settings)
-        )
-        return found, "all", "validation"
+        return find(deal_splits=True, **_reading(settings)), "all", "validation"
     problems = []
     for split, others in (("test", "validation"), ("validation", "train")):
         try:
-            found = open_questions(
-                asked,
-                limit=settings.limit,
-                split=split,
-                deal_splits=deal_splits,
-                unfit=contamination.not_asked,
-                **_reading(settings),
-            )
-            return found, split, others
+            return find(split=split, deal_splits=deal_splits, **_reading(settings)), split, others
         except EmptySplitError as problem:
             problems.append(problem)
     raise problems[0]
