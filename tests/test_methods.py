@@ -128,7 +128,7 @@ def test_no_trigger_depends_on_the_batch_and_a_killed_run_goes_on(name, tmp_path
     rag, lm, _ = told(EVERY[name]())
     assert [without_seconds(rag(q)) for q in QUESTIONS] == whole
     assert list(map(without_seconds, rag.answer(QUESTIONS[::-1])[::-1])) == whole
-    assert max(lm.batches) == len(QUESTIONS)
+    assert max(lm.batches) == len(QUESTIONS) or name == "adaptive"  # which groups them by look-ahead
     path = tmp_path / "traces.jsonl"
     rag.run(QUESTIONS, path)
     lines = path.read_text().splitlines(keepends=True)
