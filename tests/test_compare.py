@@ -26,7 +26,7 @@ from probers.rag.compare.outcomes import Comparison, Outcomes
 from probers.rag.queries import QFS
 from probers.rag.traces import Answer, Counters
 from probers.rag.triggers import Rind
-from probers.types import Decision, Question, Round, UserError
+from probers.types import Decision, Question, Round
 
 TEST = range(40)
 VALIDATION = range(100, 130)
@@ -240,7 +240,7 @@ def test_methods_that_fire_within_an_answer_are_run_at_other_thresholds(place):
 
 @pytest.mark.parametrize("value", ["-1", "1.5", "null", "true", "many"])
 def test_a_sweep_that_is_no_number_of_runs_is_refused(place, value):
-    with pytest.raises(UserError, match=r"sweep=\S+ must be a whole number of 0 or more"):
+    with fails("bad-value", f"sweep={value}"):
         place.compare(f"sweep={value}")
     assert not place.models
 
@@ -297,19 +297,19 @@ def test_a_method_is_compared_at_several_values_of_an_option(place):
 
 
 @pytest.mark.parametrize(
-    ("asked", "message"),
+    ("asked", "named"),
     [
-        ("vary={riddle: {threshold: [1]}}", "unknown method 'riddle' in vary: choose from never, entropy"),
-        ("vary={probing: {theta: [1]}}", "vary names probing, which is not compared: add it to triggers"),
-        ("vary={entropy: {threshold: []}}", "vary.entropy.threshold=.. has no value"),
-        ("vary={entropy: {threshold: [1, 1]}}", "entropy_threshold=1 twice"),
-        ("vary={entropy: {luck: [1]}}", "luck.*trigger.threshold"),
-        ("vary={entropy: {query.luck: [1]}}", "luck.*question_first"),
-        ("vary={entropy: 3}", "vary=.* must be a mapping"),
+        ("vary={riddle: {threshold: [1]}}", ["'riddle'", "never, entropy"]),
+        ("vary={probing: {theta: [1]}}", ["probing", "triggers"]),
+        ("vary={entropy: {threshold: []}}", ["vary.entropy.threshold=[]"]),
+        ("vary={entropy: {threshold: [1, 1]}}", ["entropy_threshold=1"]),
+        ("vary={entropy: {luck: [1]}}", ["luck", "trigger.threshold"]),
+        ("vary={entropy: {query.luck: [1]}}", ["luck", "question_first"]),
+        ("vary={entropy: 3}", ["vary="]),
     ],
 )
-def test_what_cannot_be_varied_is_said(place, asked, message):
-    with pytest.raises(UserError, match=message):
+def test_what_cannot_be_varied_is_said(place, asked, named):
+    with fails(None, *named):
         place.compare("triggers=[never,entropy]", asked)
     assert not place.models
 
@@ -497,14 +497,11 @@ def test_damaged_thresholds_and_recorded_answers_are_named_and_made_again(place,
     assert [line.split(" ", 1)[0] for line in unfinished(altered)] == [
         str(f.relative_to(place.path)) for f in kept
     ]
-    for damage in (
-        lambda blob: blob[:-20],
-        lambda blob: seal.sub(b'"other": 1', blob),
-        lambda blob: b"[]",
-        lambda blob: b"",
-        lambda blob: b"\xff" + blob,
+    for damaged in zip(
+        *((blob[:-20], seal.sub(b'"other": 1', blob), b"[]", b"", b"\xff" + blob) for blob in kept.values()),
+        strict=True,
     ):
-        assert len(unfinished({file: damage(blob) for file, blob in kept.items()})) == 2
+        assert len(unfinished(dict(zip(kept, damaged, strict=True)))) == 2
 
 
 def test_what_is_wrong_with_a_request_is_said_before_a_model_runs(place):

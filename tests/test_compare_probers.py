@@ -14,7 +14,6 @@ from test_compare import TEST, VALIDATION, place  # noqa: F401
 from probers.commands import main as cli
 from probers.data.overlap import Seen
 from probers.rag.build import named
-from probers.types import UserError
 
 RUN = "triggers=[never,random,probing]"
 
@@ -128,25 +127,25 @@ def test_names_are_the_folders_and_longer_where_two_are_called_the_same(tmp_path
     }  # fmt: skip
     assert named([]) == {} and named(["me/prober"]) == {"prober": "me/prober"}
     for twice in (["a/sizes", "a/sizes/200"], ["a/layers/2", "./a/layers/../layers/2"]):
-        with pytest.raises(UserError, match=r"probers names a/\w+/\d+ and again .*: once is enough"):
+        with fails("conflict", twice[1]):
             named(twice)
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("given", "code", "named"),
     [
-        (["probers=[swept/sizes,swept/sizes/20]"], r"names swept/sizes/20 and again swept/sizes/20"),
-        (["probers=[swept/sizes]", "prober=swept/sizes/20"], r"prober=swept/sizes/20 and probers"),
-        (["probers=[nothing]"], r"nothing is no prober \(no config\.json\)"),
-        (["probers=[swept/sizes]", "triggers=[never,entropy]"], r"none of triggers=\[never,entropy\] reads"),
-        (["probers=[swept/sizes/20,other]"], r"sizes/20 reads the model .*fake.* and other reads .*big"),
-        (["probers=[swept/sizes/20,before]"], r"probers, before: trigger=probing scores"),
+        (["probers=[swept/sizes,swept/sizes/20]"], "conflict", ["swept/sizes/20"]),
+        (["probers=[swept/sizes]", "prober=swept/sizes/20"], "conflict", ["prober=swept/sizes/20"]),
+        (["probers=[nothing]"], None, ["nothing", "config.json"]),
+        (["probers=[swept/sizes]", "triggers=[never,entropy]"], "conflict", ["triggers=[never,entropy]"]),
+        (["probers=[swept/sizes/20,other]"], "mismatch", ["sizes/20", "fake", "other", "big"]),
+        (["probers=[swept/sizes/20,before]"], "mismatch", ["probers, before:", "trigger=probing"]),
     ],
-)  # fmt: skip
-def test_probers_that_cannot_be_compared_are_told_before_a_model_runs(probers, given, message):
+)
+def test_probers_that_cannot_be_compared_are_told_before_a_model_runs(probers, given, code, named):
     make_prober(probers.path / "other", model=replace(SPEC, id="big", revision="r2"))
     make_prober(probers.path / "before", pool="predicting")
-    with pytest.raises(UserError, match=message):
+    with fails(code, *named):
         compared(probers, *given, out="out")
     assert not probers.models and not (probers.path / "out").exists()
 

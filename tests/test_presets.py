@@ -16,6 +16,7 @@ import yaml
 from hydra import compose, initialize_config_module
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf, open_dict
+from refusals import fails
 from tiny import save_tiny, tiny_lm
 
 from probers.bank.bank import ProbeBank
@@ -35,7 +36,7 @@ from probers.rag.queries import QFS
 from probers.rag.triggers import Always, FixedLength, Never, Radio, Rind
 from probers.store.spec import FeatureSpec
 from probers.store.store import FeatureStore
-from probers.types import Passage, Question, UserError
+from probers.types import Passage, Question
 
 CONFIGS = resources.files("probers.configs")
 #: The methods of each family of presets, by command; those of probers-rag first.
@@ -266,32 +267,33 @@ def test_the_help_names_presets_and_methods_and_not_what_is_in_them():
 
 
 @pytest.mark.parametrize(
-    ("command", "overrides", "message"),
+    ("command", "overrides", "named"),
     [
-        ("compare", ["experiment=dragin_llama2_7b_2wiki"],
-         "experiment=dragin_llama2_7b_2wiki needs a method of probers-compare: add method=dragin_table "),
-        ("datagen", ["experiment=radio_llama2_7b"], "a method of probers-datagen: add method=radio_data "),
-        ("rag", ["experiment=dragin_llama2_7b_2wiki", "method=dragin_table"],
-         "method=dragin_table is for probers-compare and not for probers-rag: choose one of dragin, fl"),
-        ("compare", ["experiment=dragin_llama2_7b_2wiki", "method=flare"],
-         "method=flare is for probers-rag and not for probers-compare: choose one of dragin_table"),
-        ("train", ["experiment=radio_llama2_7b"],
-         "experiment=radio_llama2_7b is for probers-rag, .*; probers-train has probing_rag_train, "),
-        ("rag", ["experiment=radio_train"], "experiment=radio_train is for probers-train; "),
-        ("rag", ["experiment=dragin"], "unknown experiment 'dragin': choose one of dragin_llama2_13b_2wiki"),
-        ("rag", ["experiment=radio_llama2_7b", "method=flair"], "unknown method 'flair': choose one of"),
-        ("rag", ["experiment=radio_llama2_7b", "method=flare"],
-         "method=flare needs numbers that experiment=radio_llama2_7b does not give: choose one of radio, "),
-        ("rag", ["method=flare"], "numbers from a published setting: add experiment=NAME"),
-        ("train", ["experiment=radio_train", "method=radio"], "method=radio is for .*: leave it out"),
-        ("rag", ["experiment=dragin_llama2_7b_2wiki", "published.version=third"],
-         "trigger.threshold is taken from published.theta.third, and there is no such key"),
+        ("compare", f"experiment={FIRST[0]}", ["probers-compare", "method=dragin_table "]),
+        ("datagen", "experiment=radio_llama2_7b", ["probers-datagen", "method=radio_data "]),
+        (
+            "rag",
+            f"experiment={FIRST[0]} method=dragin_table",
+            ["probers-compare", "dragin, fl"],
+        ),
+        (
+            "compare",
+            f"experiment={FIRST[0]} method=flare",
+            ["probers-rag", "probers-compare", "dragin_table"],
+        ),
+        ("train", "experiment=radio_llama2_7b", ["probers-rag, ", "probers-train", "probing_rag_train, "]),
+        ("rag", "experiment=radio_train", ["experiment=radio_train", "probers-train; "]),
+        ("rag", "experiment=dragin", ["'dragin'", "dragin_llama2_13b_2wiki"]),
+        ("rag", "experiment=radio_llama2_7b method=flair", ["'flair'", "radio"]),
+        ("rag", "experiment=radio_llama2_7b method=flare", ["method=flare", "radio_llama2_7b", "radio, "]),
+        ("rag", "method=flare", ["experiment=NAME"]),
+        ("train", "experiment=radio_train method=radio", ["method=radio"]),
+        ("rag", f"experiment={FIRST[0]} published.version=third", ["published.theta.third"]),
     ],
-)  # fmt: skip
-def test_what_a_command_would_not_run_is_one_sentence(command, overrides, message):
-    with pytest.raises(UserError, match=message) as error:
-        cli.compose(command, overrides)
-    assert "\n" not in str(error.value)
+)
+def test_what_a_command_would_not_run_is_one_sentence(command, overrides, named):
+    with fails(None, *named):
+        cli.compose(command, overrides.split())
 
 
 def test_another_choice_than_the_presets_comes_without_the_presets_options():

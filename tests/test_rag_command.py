@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import uuid
 from dataclasses import replace
@@ -136,12 +137,8 @@ def test_passages_without_room_and_searches_without_result_are_told(rag, capsys,
         return made
 
     monkeypatch.setattr("probers.rag.command.load_model", small)
-    (rag.path / "long.jsonl").write_text(
-        "".join(
-            json.dumps({"id": f"p{i}", "title": "", "text": f"town 3 {'and so on ' * 9}{i}"}) + "\n"
-            for i in range(3)
-        )
-    )
+    rows = [{"id": f"p{i}", "title": "", "text": f"town 3 {'and so on ' * 9}{i}"} for i in range(3)]
+    (rag.path / "long.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert shown_of(rag, capsys, "trigger=always", "corpus=long.jsonl")[2] == (
         "fetched: 3 passages, left out because none fits the model's context"
     )
@@ -353,16 +350,11 @@ def test_the_newest_of_the_kind_that_is_wanted_is_taken(rag, caplog):
     assert find_classifier(cfg) == "runs/train/adaptive"
     caplog.clear()
     for trigger, found in (
-        ("probing", "prober: runs/train/answers (the newest of whole answers for model=testbed)"),
-        ("radio", "prober: runs/train/tokens (the newest of single tokens for model=testbed)"),
-        (
-            "before_entity",
-            "prober: runs/train/entities (the newest of entities before they are written for model=testbed)",
-        ),
-        ("adaptive", "classifier: runs/train/adaptive (the newest for model=testbed)"),
-    ):
+        ("probing", "prober: runs/train/answers"), ("radio", "prober: runs/train/tokens"),
+        ("before_entity", "prober: runs/train/entities"), ("adaptive", "classifier: runs/train/adaptive"),
+    ):  # fmt: skip
         rag("question=Where is town 3?", f"trigger={trigger}")
-        assert found in caplog.text
+        assert f"{found} (the newest" in caplog.text
     # What was trained counts as the run's input, whether it was found or named.
     out = rag("trigger=adaptive", "split=test", "limit=2", "out=a")
     found = json.loads((out / "results.json").read_text())["config"]["inputs"]
@@ -459,11 +451,5 @@ def test_a_server_that_goes_away_ends_the_run_and_the_same_command_goes_on(rag, 
         rag(*asked, "out=parts")
     resumed = (rag.path / "parts" / "traces.jsonl").read_text()
     assert resumed.startswith(kept)
-    without_time = [
-        [
-            {**row, "counters": {**row["counters"], "seconds": 0}, "sha256": ""}
-            for row in map(json.loads, text.splitlines())
-        ]
-        for text in (whole, resumed)
-    ]
+    without_time = [re.sub(r'"(seconds|sha256)": *[^,}]+', "", text) for text in (whole, resumed)]
     assert without_time[0] == without_time[1]
