@@ -673,7 +673,7 @@ def test_questions_that_a_part_was_trained_on_are_not_asked(place, capsys):
     results = place.compare("triggers=[never,probing]", "sweep=0")
     assert results["n"] == 37
     shown = capsys.readouterr().out
-    assert "3 questions are left out" in shown
+    assert "3 questions left out" in shown
     traces = (place.path / "out/traces/never.jsonl").read_text()
     assert not any(json.loads(line)["id"] in {f"q{i}" for i in trained} for line in traces.splitlines())
     assert f"chosen on {len(VALIDATION) - 4} validation questions" in shown
