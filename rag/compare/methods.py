@@ -303,8 +303,9 @@ def complete(settings: Compare) -> tuple[Compare, list[str]]:
     names, notes = _of_engine(settings)
     keys = {name: settings.methods[name].get("if_given") for name in names if name in settings.methods}
     found = {key: getattr(settings, key) for key in TRAINED}
-    for key in {*keys.values()} & {key for key, part in found.items() if part is None}:
-        found[key] = _available(settings, key)
+    for key in TRAINED:
+        if found[key] is None and key in keys.values():
+            found[key] = _available(settings, key)
     missing = {name: str(key) for name, key in keys.items() if key and found[key] is None}
     for key in dict.fromkeys(missing.values()):
         lacking = [name for name in missing if missing[name] == key]
