@@ -267,21 +267,7 @@ def test_a_text_without_entities_never_fires() -> None:
         assert (decision.fire, decision.score) == (False, 0.0)
 
 
-WORDS = [
-    "Mira",
-    "Tolven",
-    "in",
-    "1912",
-    "the",
-    "mill.",
-    "Jomholm,",
-    "was",
-    "40",
-    "It",
-    "founded",
-    '"The',
-    'Mill"',
-]
+WORDS = [*"Mira Tolven in 1912 the mill. Jomholm, was 40 It founded".split(), '"The', 'Mill"']  # noqa: SIM905
 
 
 @given(st.lists(st.sampled_from(WORDS), max_size=14), st.data())
