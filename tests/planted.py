@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from probers.commands.runs import RunFolder
 from probers.store.spec import FeatureSpec, ModelSpec
 from probers.store.store import FeatureStore
+from probers.train.module import ProberModule
 
 WIDTH, DEPTH = 12, 3
 SPEC = FeatureSpec(
@@ -98,3 +100,19 @@ def _written(path: Path, spec: FeatureSpec, rows: list[dict], states: np.ndarray
     store.finish({"model": "testbed"})
     folder.finish({"model": "testbed"})
     return FeatureStore.open(path)
+
+
+def stop_training(
+    patch: pytest.MonkeyPatch, *at: int, error: type[BaseException] = KeyboardInterrupt
+) -> list[int]:
+    """Count the training steps from now on, in a list of one number, and fail at some of them."""
+    original, steps = ProberModule.training_step, [0]
+
+    def step(self: ProberModule, batch: Any, index: int) -> Any:
+        steps[0] += 1
+        if steps[0] in at:
+            raise error
+        return original(self, batch, index)
+
+    patch.setattr(ProberModule, "training_step", step)
+    return steps

@@ -23,6 +23,7 @@ from torch import nn
 from probers.bank.bank import ProbeBank
 from probers.bank.calibration import EntropyModel, Isotonic, Temperature
 from probers.bank.ensemble import Ensemble, half_precision
+from probers.bank.io import HubOptions
 from probers.heads import HEADS, LinearHead, Moments, ProbeHead, ProbingRagHead, factory
 from probers.store.spec import FeatureSpec, ModelSpec
 from probers.types import Needs, RunError, UserError
@@ -298,7 +299,7 @@ def test_the_hub_is_asked_only_where_no_folder_is_meant(
     assert [repo for repo, _ in asked] == ["owner/prober", "owner/nothing"]
     patterns = [*FILES, "seen.json", "domain.safetensors", "plots/*.png"]
     assert asked[0][1] == given | {"allow_patterns": patterns}
-    assert asked[1][1]["revision"] is None
+    assert asked[1][1] == {"allow_patterns": patterns}
     (tmp_path / "cached/config.json").unlink()
     with fails("no-artifact", "config.json"):
         ProbeBank.from_pretrained("owner/prober")
@@ -370,7 +371,10 @@ def test_the_mixin_leaves_a_bank_as_it_is(tmp_path: Path) -> None:
         bank.save_pretrained(tmp_path)
     assert (tmp_path / "plots/auroc.png").exists()
     theirs = inspect.signature(ModelHubMixin.from_pretrained).parameters
-    assert set(theirs) - {"model_kwargs"} <= set(inspect.signature(ProbeBank.from_pretrained).parameters)
+    ours = {*inspect.signature(ProbeBank.from_pretrained).parameters, *HubOptions.__annotations__}
+    assert set(theirs) - {"model_kwargs"} <= ours
+    with pytest.raises(TypeError, match="revison"):
+        ProbeBank.from_pretrained(tmp_path, revison="v1")  # type: ignore[call-arg]
     assert vars(copy.copy(bank)) == vars(bank)
 
 
@@ -582,16 +586,11 @@ def test_links_and_pipes_are_no_files_of_a_prober(tmp_path: Path, name: str) -> 
     file = folder / name
     file.rename(tmp_path / "elsewhere")
     file.symlink_to(tmp_path / "elsewhere")
-    with fails("damaged", file.name):
-        ProbeBank.from_pretrained(folder)
-    file.unlink()
-    file.symlink_to(file.name)
-    with fails("damaged", file.name):
-        ProbeBank.from_pretrained(folder)
-    file.unlink()
-    os.mkfifo(file)
-    with fails("damaged", file.name):
-        ProbeBank.from_pretrained(folder)
+    for replace_it in (lambda: None, lambda: file.symlink_to(file.name), lambda: os.mkfifo(file)):
+        replace_it()
+        with fails("damaged", file.name):
+            ProbeBank.from_pretrained(folder)
+        file.unlink()
 
 
 def test_a_picture_is_of_bounded_size(tmp_path: Path) -> None:

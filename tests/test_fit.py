@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from planted import damage, make_store, make_token_store
+from planted import damage, make_store, make_token_store, stop_training
+from refusals import fails
 from safetensors.torch import save as encode
 from sklearn.metrics import roc_auc_score
 
@@ -158,29 +159,14 @@ def test_a_training_that_was_killed_ends_in_the_same_bits(
     """Killed in the second and in the sixth of eight stretches; what was done is not done again."""
     tasks = [Task(1), Task(2, seed=4), Task(2)]
     expected = train(store, examples, tasks, balance="sampling", patience=5)
-    steps = [0]
-    original = ProberModule.training_step
-
-    def killed(at: int) -> Any:
-        def step(self: ProberModule, batch: Any, index: int) -> Any:
-            steps[0] += 1
-            if steps[0] == at:
-                raise RuntimeError("killed")
-            return original(self, batch, index)
-
-        return step
-
-    for at in (15, 60, 10_000):
-        monkeypatch.setattr(ProberModule, "training_step", killed(at))
-        try:
-            found = train(store, examples, tasks, balance="sampling", patience=5, out=tmp_path)
-        except RuntimeError:
-            assert at < 10_000 and (tmp_path / "checkpoint.safetensors").exists()
-    for name, value in expected.head.state_dict().items():
-        assert torch.equal(found.head.state_dict()[name], value), name
-    np.testing.assert_array_equal(found.loss, expected.loss)
-    np.testing.assert_array_equal(found.auroc, expected.auroc)
-    assert expected.steps == found.steps == 76 and 76 < steps[0] < 76 + 2 * 10 + 2
+    steps = stop_training(monkeypatch, 15, 60, error=RuntimeError)
+    for _ in range(2):
+        with pytest.raises(RuntimeError):
+            train(store, examples, tasks, balance="sampling", patience=5, out=tmp_path)
+        assert (tmp_path / "checkpoint.safetensors").exists()
+    found = train(store, examples, tasks, balance="sampling", patience=5, out=tmp_path)
+    same_as(found, expected)
+    assert expected.steps == 76 and 76 < steps[0] < 76 + 2 * 10 + 2
     # Of a training that was over nothing is done again.
     before = steps[0]
     again = train(store, examples, tasks, balance="sampling", patience=5, out=tmp_path)
@@ -192,6 +178,7 @@ def same_as(found: Fitted, expected: Fitted) -> None:
     for name, value in expected.head.state_dict().items():
         assert torch.equal(found.head.state_dict()[name], value), name
     np.testing.assert_array_equal(found.loss, expected.loss)
+    np.testing.assert_array_equal(found.auroc, expected.auroc)
     assert found.steps == expected.steps
 
 
@@ -208,29 +195,20 @@ def test_a_training_killed_at_its_last_validation_counts_as_finished(
     def killed(*_: object) -> None:
         raise KeyboardInterrupt
 
-    with monkeypatch.context() as patched:
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
         patched.setattr(Checkpoint, "on_train_end", killed)
-        with pytest.raises(KeyboardInterrupt):
-            train(store, examples, tasks, lr=0.1, out=tmp_path, **changes)
-    monkeypatch.setattr(ProberModule, "training_step", killed)
+        train(store, examples, tasks, lr=0.1, out=tmp_path, **changes)
+    stop_training(monkeypatch, 1)
     same_as(train(store, examples, tasks, lr=0.1, out=tmp_path, **changes), expected)
 
 
 @pytest.fixture(scope="module")
 def interrupted(store: FeatureStore, examples: Examples, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The checkpoint of a training that was interrupted in its third stretch."""
-    out, original, steps = tmp_path_factory.mktemp("interrupted"), ProberModule.training_step, [0]
-
-    def step(self: ProberModule, batch: Any, index: int) -> Any:
-        steps[0] += 1
-        if steps[0] == 25:
-            raise KeyboardInterrupt
-        return original(self, batch, index)
-
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(ProberModule, "training_step", step)
-        with pytest.raises(KeyboardInterrupt):
-            train(store, examples, [Task(2)], out=out)
+    out = tmp_path_factory.mktemp("interrupted")
+    with pytest.MonkeyPatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        stop_training(patched, 25)
+        train(store, examples, [Task(2)], out=out)
     return out / "checkpoint.safetensors"
 
 
@@ -314,9 +292,7 @@ def test_no_flipped_bit_of_a_checkpoint_is_used_silently(interrupted: Path, tmp_
 
 
 def test_the_same_training_twice_gives_the_same_bits(store: FeatureStore, examples: Examples) -> None:
-    one, other = (train(store, examples, [Task(1), Task(2)], epochs=1) for _ in range(2))
-    for name, value in one.head.state_dict().items():
-        assert torch.equal(other.head.state_dict()[name], value)
+    same_as(*(train(store, examples, [Task(1), Task(2)], epochs=1) for _ in range(2)))
 
 
 def test_the_kept_state_is_the_best_one_seen(store: FeatureStore, examples: Examples) -> None:
@@ -463,10 +439,7 @@ def test_a_state_that_is_no_number_is_named(tmp_path: Path, row: int, split: str
 def test_ctrl_c_stays_a_keyboard_interrupt(
     store: FeatureStore, examples: Examples, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(ProberModule, "training_step", interrupt)
+    stop_training(monkeypatch, 1)
     before = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
         train(store, examples, [Task(2)])
@@ -477,32 +450,29 @@ def test_layers_asked_for(store: FeatureStore) -> None:
     assert layers_to_train("all", store.spec) == (1, 2, 3)
     assert layers_to_train(2, store.spec) == (2,)
     assert layers_to_train([3, 1, 3], store.spec) == (1, 3)
-    for value, message in [
-        (7, r"layer=7 is not in the features: they hold layers 0-3 of testbed, which has 3 layers"),
-        (0, "embedding output, which is trained as a control"),
-        ("deep", "layer=deep is not understood"),
-        ([1, "x"], "is not understood"),
-        ([], "names no layer"),
-    ]:
-        with pytest.raises(UserError, match=message):
+    for value, *named in [
+        (7, "layer=7", "layers 0-3 of testbed"), (0, "layer=0"), ("deep", "layer=deep"),
+        ([1, "x"], "layer="), ([], "layer=[]"),
+    ]:  # fmt: skip
+        with fails(None, *named):
             layers_to_train(value, store.spec)
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("key", "value", "allowed"),
     [
-        ({"epochs": 0}, "epochs=0 must be a whole number of 1 or more"),
-        ({"weight_decay": -1}, "weight_decay=-1 must be a number of 0 or more"),
-        ({"patience": 0}, "patience=0 must be a whole number of 1 or more, or null"),
-        ({"label_smoothing": 1}, "label_smoothing=1 must be a number from 0 to below 1"),
-        ({"balance": "even"}, "balance=even must be none, weights or sampling"),
-        ({"device": "tpu"}, "device=tpu must be auto, cpu, cuda or"),
-        ({"logger": "tensorboard"}, "logger=tensorboard must be none, csv or wandb"),
+        ("epochs", 0, "a whole number of 1 or more"),
+        ("weight_decay", -1, "a number of 0 or more"),
+        ("patience", 0, "a whole number of 1 or more, or null"),
+        ("label_smoothing", 1, "a number from 0 to below 1"),
+        ("balance", "even", "none, weights or sampling"),
+        ("device", "tpu", "auto, cpu, cuda or"),
+        ("logger", "tensorboard", "none, csv or wandb"),
     ],
 )
-def test_settings_that_cannot_be_are_named(changes: dict, message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        Fitting(**changes)
+def test_settings_that_cannot_be_are_named(key: str, value: Any, allowed: str) -> None:
+    with fails(None, f"{key}={value} must be {allowed}"):
+        Fitting(**{key: value})
 
 
 @pytest.mark.parametrize("head", [small_head, LinearHead])
@@ -517,9 +487,7 @@ def test_reading_from_the_store_gives_the_heads_that_a_tensor_gives(
         fit(head, tasks, dataset_of(store, examples, tasks, given), replace(QUICK, epochs=1))
         for given in (tensor, states)
     )
-    for name, value in expected.head.state_dict().items():
-        assert torch.equal(found.head.state_dict()[name], value), name
-    np.testing.assert_array_equal(found.loss, expected.loss)
+    same_as(found, expected)
     assert states.shape == tensor.shape and len(states) == len(tensor)
     rows = torch.tensor([7, 1, 1, 1199])
     assert torch.equal(states[rows], tensor[rows]) and torch.equal(states[5:9], tensor[5:9])

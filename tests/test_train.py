@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from planted import SPEC, make_store, make_token_store
+from planted import SPEC, make_store, make_token_store, stop_training
+from refusals import fails
 from sklearn.metrics import roc_auc_score
 from torch import nn
 
@@ -24,7 +25,6 @@ from probers.store.reader import StateReader
 from probers.store.store import FeatureStore
 from probers.train.controls import control_detectors
 from probers.train.data import CHUNK, Examples, SplitRequest, load_examples
-from probers.train.module import ProberModule
 from probers.types import UserError
 from probers.uncertainty import SIGNALS
 
@@ -192,11 +192,11 @@ def test_requests_that_are_wrong_write_nothing(
     monkeypatch.chdir(tmp_path)
     FeatureStore.create(tmp_path / "half", [SPEC], config={}, shards=2)
     data = f"data={store.path}"
-    for arguments, message in [
-        ([], "no complete feature store under runs/"),
-        (["data=nowhere"], "nowhere is no feature store"),
+    for arguments, named in [
+        ([], "runs/"),
+        (["data=nowhere"], "nowhere"),
         (["data=half"], "0 of 2 shards"),
-        ([data, "layer=9"], "layers 0-3 of testbed, which has 3 layers"),
+        ([data, "layer=9"], "layers 0-3 of testbed"),
         ([data, "loss=mse"], "loss=mse must be ce or double_softmax"),
         ([data, "threshold=best"], "threshold=best is unknown"),
         ([data, "combine=votes"], "combine=votes must be logits, "),
@@ -206,21 +206,15 @@ def test_requests_that_are_wrong_write_nothing(
         ([data, "device=cuda:99"], "device=cuda:99: this machine has"),
         ([data, "resamples=3"], "resamples=3 must be a whole number of 100 or more"),
         ([data, "threshold=budget"], "threshold=budget: budget needs the share of texts that fire"),
-        (
-            [data, "calibration=beta"],
-            "calibration=beta must be platt, ",
-        ),
+        ([data, "calibration=beta"], "calibration=beta must be platt, "),
         ([data, "aggregate=sum"], "aggregate=sum must be max, mean or last"),
         ([data, "seeds=0"], "seeds=0 must be a whole number of 1 or more"),
-        ([data, "split=[0.5,0.5]"], "split=.* must be store or a list"),
+        ([data, "split=[0.5,0.5]"], "split="),
         ([data, "train_on=[squad]"], "train_on names 'squad'"),
         ([f"data=[{store.path},{store.path}]"], f"the id q0 is in {store.path} and again in "),
-        (
-            [data, "head=mlp"],
-            "unknown head 'mlp': choose one of adaptive, adaptive_t5, attention_pool, linear",
-        ),
+        ([data, "head=mlp"], "adaptive, adaptive_t5, attention_pool, linear"),
     ]:
-        with pytest.raises(UserError, match=message):
+        with fails(None, named):
             cli.run("train", arguments)
     assert [p.name for p in tmp_path.iterdir()] == ["half"]
 
@@ -271,22 +265,10 @@ def test_a_killed_command_goes_on_and_ends_in_the_same_bytes(
     expected = files_of(cli.run("train", arguments))
 
     monkeypatch.chdir(tmp_path / "killed")
-    original, steps = ProberModule.training_step, [0]
-
-    def killed(at: int) -> Any:
-        def step(self: ProberModule, batch: Any, index: int) -> Any:
-            steps[0] += 1
-            if steps[0] == at:
-                raise KeyboardInterrupt
-            return original(self, batch, index)
-
-        return step
-
-    for at in (25, 50):
-        monkeypatch.setattr(ProberModule, "training_step", killed(at))
+    stop_training(monkeypatch, 25, 50)
+    for _ in range(2):
         with pytest.raises(KeyboardInterrupt):
             cli.run("train", arguments)
-    monkeypatch.setattr(ProberModule, "training_step", original)
     found = files_of(cli.run("train", arguments))
     assert found == expected and not [name for name in found if "checkpoint" in name]
 
@@ -443,12 +425,8 @@ def test_token_states_make_probers_of_spans(
     assert bank.aggregate == aggregate and bank.metrics["splits"]["test"]["n"] == len(examples.rows["test"])
     rows = examples.rows["test"]
     assert examples.members is not None
-    scores = np.concatenate(
-        [
-            bank.score_spans(store.states(bank.layers, examples.members[i]), [(0, len(examples.members[i]))])
-            for i in rows
-        ]
-    )
+    spans = [examples.members[i] for i in rows]
+    scores = np.concatenate([bank.score_spans(store.states(bank.layers, m), [(0, len(m))]) for m in spans])
     auroc = roc_auc_score(examples.wrong[rows], scores)
     assert bank.metrics["ensemble"]["auroc"] == pytest.approx(auroc, abs=1e-6) and auroc > 0.85
 

@@ -1,4 +1,4 @@
-"""From trained heads to a calibrated prober, and everything it is measured against."""
+"""Assembly of a calibrated prober from trained heads, with all detectors it is compared with."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ class Margins:
     """Logits of "wrong" minus "correct" of several heads.
 
     Attributes:
-        values: (n, heads), a row per text, or per token where ``spans`` says which are a text's.
+        values: (n, heads), a row per text, or per token where ``spans`` is given.
         spans: (texts, 2) first row and the one after the last; None where a row is a text.
-        how: from tokens to a text.
+        how: aggregation from tokens to a text.
     """
 
     values: np.ndarray
@@ -50,7 +50,7 @@ class Margins:
         return aggregate(scores, self.spans, self.how)
 
     def of_rows(self, values: np.ndarray) -> np.ndarray:
-        """(n,) of each row what (texts,) says of its text."""
+        """(n,) values of texts, repeated for each row of a text."""
         return values if self.spans is None else np.repeat(values, np.diff(self.spans).ravel())
 
     def of_head(self, head: int) -> np.ndarray:
@@ -61,13 +61,13 @@ class Margins:
 def score_everything(
     head: ProbeHead, tasks: Sequence[Task], dataset: Dataset, how: Aggregate | None
 ) -> Margins:
-    """The margins of all heads on all texts, a chunk of states at a time.
+    """Compute the margins of all heads on all texts, chunk by chunk.
 
     Args:
         head: trained heads.
-        tasks: what each of them is.
+        tasks: one per head.
         dataset: all texts.
-        how: from tokens to a text, for heads of single tokens.
+        how: aggregation from tokens to a text, for heads of single tokens.
 
     Raises:
         RunError: a state that is not finite; names the text.
@@ -103,12 +103,12 @@ def score_everything(
 
 @dataclass(frozen=True, slots=True)
 class CurvePoint:
-    """A prober that was trained on part of the training groups.
+    """Prober trained on part of the training groups.
 
     Attributes:
-        share: of the groups.
+        share: share of the groups.
         n, groups: texts and groups trained on.
-        layer: the head of the layer that is best on validation.
+        layer: head of the layer that is best on validation.
         ensemble: all layers.
     """
 
@@ -121,7 +121,7 @@ class CurvePoint:
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """A prober with the scores of everything that is compared.
+    """Prober with the scores of all compared detectors.
 
     Attributes:
         bank: the prober, without metrics and card.
@@ -130,15 +130,15 @@ class Trained:
         validation: column -> accuracy, loss and AUROC on validation.
         ensembles: kind -> score of all layers of the prober's site; the prober's own has its
             threshold and probability.
-        with_entropy: the score weighed with the entropies, where these are there.
-        controls: what they have to beat.
+        with_entropy: score combined with the entropies, or None.
+        controls: baselines.
         person: margins of the positive control (higher is "not a person"), or None.
         best: column with the highest validation AUROC; its site is the prober's.
-        calibrations: kind -> the prober's score to P(wrong).
+        calibrations: kind -> map from the prober's score to P(wrong).
         training: optimiser ``steps`` it took, and ``heads`` side by side.
         curve: probers of fewer training groups, the smallest first.
         distances: (texts,) from the prober's domain; None where it has none.
-        notes: what was left out and why.
+        notes: parts left out, with the reason.
     """
 
     bank: ProbeBank
@@ -167,9 +167,9 @@ def assemble(fitted: Fitted, dataset: Dataset, settings: Assembling, *, controls
 
     Args:
         fitted: heads of one site or several.
-        dataset: what they were trained on.
-        settings: how.
-        controls: also make those that are no heads.
+        dataset: data they were trained on.
+        settings: options of the assembly.
+        controls: also compute the controls that are not heads.
     """
     tasks, examples = fitted.tasks, dataset.examples
     margins = score_everything(half_precision(fitted.head), tasks, dataset, settings.aggregate)
@@ -226,12 +226,12 @@ def assemble(fitted: Fitted, dataset: Dataset, settings: Assembling, *, controls
     )
 
 
-#: Rows of training states of which a domain is made at most, evenly spaced.
+#: Largest number of training rows used to fit a domain, evenly spaced.
 _MOST_ROWS = 8192
 
 
 def fit_domain(dataset: Dataset, columns: Sequence[Column], rate: float) -> tuple[Domain, np.ndarray]:
-    """What the states of the training texts look like, with a limit from the validation texts.
+    """Fit the domain of the training states, with a limit from the validation texts.
 
     Args:
         columns: the prober's.

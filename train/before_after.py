@@ -1,10 +1,10 @@
-"""What is known before the first token of a text is written and what after its last, each beside the heads.
+"""Detectors available before the first token of a text, and after its last, next to the heads.
 
-A state or a signal of the position that predicts the first token is known before that token is
-kept; whatever is taken over the written tokens is known afterwards. Only what is known at
-one moment can be compared: a trigger that reads the first can stop the model before it writes.
-So there is a table for each, over all test texts and within strata of length and kind, for length
-alone tells much of which entity is wrong.
+A state or signal of the position that predicts the first token is available before that token is
+kept; anything computed over the written tokens is available afterwards. Only detectors of the same
+moment can be compared: a trigger that reads the former can stop the model before it writes. So each
+moment has a table, over all test texts and within strata of length and kind, because length alone
+predicts much of the error.
 """
 
 from __future__ import annotations
@@ -51,18 +51,18 @@ _COLUMNS = (*SIGNALS, "rind_max")
 
 
 def moment_of(spec: FeatureSpec) -> Moment:
-    """When the states that heads read are known."""
+    """Moment at which the states of the heads are available."""
     return "before" if spec.pool == "predicting" else "after"
 
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """The detectors of one moment.
+    """Detectors of one moment.
 
     Attributes:
-        heads: the prober's score first; none where the heads read what is not known by then.
-        signals: one by one, and all of them as one.
-        joined: the prober's score with all signals, where there are both.
+        heads: the prober's score first; empty if the states are not available yet.
+        signals: each alone, and all combined.
+        joined: the prober's score combined with all signals, or None.
     """
 
     heads: Sequence[Detector]
@@ -71,10 +71,10 @@ class Known:
 
 
 def known(moment: Moment, trained: Trained, examples: Examples) -> Known:
-    """What is known at a moment. What is known before a text is still known after it.
+    """Collect the detectors of a moment; those of "before" remain available "after".
 
-    Signals are combined by a logistic model, of themselves fitted on training texts and with the
-    prober's score on validation texts, where that score is not too sure of itself.
+    A logistic model combines the signals, fitted on training texts; with the prober's score it is
+    fitted on validation texts, where that score is not overconfident.
     """
     heads: list[Detector] = []
     if MOMENTS.index(moment_of(trained.bank.spec)) <= MOMENTS.index(moment):
@@ -111,13 +111,13 @@ def known(moment: Moment, trained: Trained, examples: Examples) -> Known:
 
 
 def _greedy(examples: Examples) -> bool:
-    """Whether every text begins with the likeliest token, so that its probability is known before it."""
+    """True if every text begins with the likeliest token, whose probability is known before it."""
     table = examples.table
     return bool(np.allclose(np.exp(table["logprob_before"]), table["max_prob_before"], atol=1e-5))
 
 
 def _inputs(moment: Moment, examples: Examples) -> np.ndarray | None:
-    """(N, signals) all that is known at a moment but states; None where the store lacks some."""
+    """(N, signals) all signals of a moment; None if the store lacks some."""
     before = [column for column, _ in _BEFORE.values()]
     table = examples.table
     # Signals of attention are missing in the stores of engines without it.
@@ -132,7 +132,7 @@ def _inputs(moment: Moment, examples: Examples) -> np.ndarray | None:
 
 
 def strata_of(examples: Examples, spec: FeatureSpec) -> dict[str, Strata]:
-    """The test texts by length, by type (the kind of what was written), and by both; those that differ."""
+    """Divide the test texts by length, type (kind of answer) and both; a single stratum is left out."""
     found: dict[str, Strata] = {}
     if "n_tokens" in examples.table:
         lengths = examples.column("n_tokens", "test")

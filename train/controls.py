@@ -1,7 +1,7 @@
-"""What a prober has to beat: detectors that never see a hidden state above the embedding.
+"""Baselines of a prober: detectors that see no hidden state above the embedding.
 
-Each gives one score per example, higher is more likely wrong. Those that learn, learn
-from the training examples; thresholds come from validation like the prober's.
+Each gives one score per example, higher is more likely wrong. Trained ones are fitted on the
+training examples; thresholds come from validation, like the prober's.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from probers.uncertainty import SIGNALS
 
 from .data import Examples
 
-#: Names of the prober's scores and of the controls that are heads themselves, as tables show them.
+#: Names in tables of the prober's scores and of the controls that are heads.
 ENSEMBLE, WITH_ENTROPY = "all layers", "all layers + entropy"
 EMBEDDING, SHUFFLED = "embedding layer", "shuffled labels"
 
@@ -30,11 +30,11 @@ class Detector:
 
     Attributes:
         name: as shown in tables.
-        scores: (N,) higher is more likely wrong; those of training examples may be too sure.
-        about: how they are made, in a few words.
-        probability: calibrated P(wrong) of scores; None has it fitted on validation.
-        threshold: fires above it; None has it chosen on validation.
-        wrong: (N,) labels to measure it against; None is the true ones.
+        scores: (N,) higher is more likely wrong; overconfident on training examples.
+        about: short description of the method.
+        probability: calibrated P(wrong) of scores; None: fitted on validation.
+        threshold: fires above it; None: chosen on validation.
+        wrong: (N,) labels to measure against; None: the true ones.
     """
 
     name: str
@@ -46,7 +46,7 @@ class Detector:
 
 
 def control_detectors(examples: Examples) -> tuple[list[Detector], list[str]]:
-    """Every control that the store's columns allow, and notes on those they do not."""
+    """Compute every control that the columns of the store allow; notes name those left out."""
     rate = float(examples.wrong[examples.rows["train"]].mean())
     found = [
         Detector(
@@ -67,7 +67,7 @@ def control_detectors(examples: Examples) -> tuple[list[Detector], list[str]]:
 
 
 def _unusable(examples: Examples, column: str) -> str | None:
-    """Why a column cannot serve, or None."""
+    """Reason against using a column, or None."""
     if column not in examples.table:
         return f"the store has no column {column}"
     if examples.table[column].isna().any():
@@ -85,7 +85,7 @@ def _category(examples: Examples, column: str) -> np.ndarray:
 
 
 def _numbers(examples: Examples, *columns: str) -> np.ndarray:
-    """From numeric columns, and from the lengths of texts in characters."""
+    """Scores from numeric columns and from the lengths of texts in characters."""
     table = examples.table[list(columns)]
     sizes = [c if is_numeric_dtype(c) else c.str.len() for _, c in table.items()]
     values = np.stack([np.asarray(c, dtype=float) for c in sizes], axis=1)
@@ -113,7 +113,7 @@ def _sequence(examples: Examples, mean: str, count: str) -> np.ndarray:
 _WORDS = ("tf-idf of its words, logistic regression", _bag_of_words)
 _RANGES = ("numbers and their ranges, logistic regression", _numbers)
 _ONE_HOT = ("one-hot, logistic regression", _category)
-#: Name -> how it is made, in a few words and as a function, and the columns it needs.
+#: Name -> description, scoring function, and the columns it needs.
 _CONTROLS: dict[str, tuple[Any, ...]] = {
     "bag of words, text": (*_WORDS, "text"),
     "bag of words, question": (*_WORDS, "question"),

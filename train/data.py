@@ -1,4 +1,4 @@
-"""What a prober is made from: labelled texts, dealt into splits, and their hidden states."""
+"""Training data of a prober: labelled texts with their splits, and their hidden states."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ _OVER_TOKENS = {
 
 @dataclass(frozen=True, slots=True)
 class Examples:
-    """The labelled texts of a store, in its order.
+    """Labelled texts of a store, in its order.
 
     Attributes:
         table: all columns, one row per text.
         rows: row numbers of each split.
-        members: for a store of token states, which of its rows each text has, in the order of its
-            tokens; None where a text has one row, of pooled states.
+        members: for a store of token states, the row numbers of each text in token order; None for
+            pooled states, which have one row per text.
     """
 
     table: pd.DataFrame
@@ -48,12 +48,12 @@ class Examples:
 
     @property
     def wrong(self) -> np.ndarray:
-        """(N,) 1 where the text is wrong or hallucinated: what a detector is to find."""
+        """(N,) labels: 1 where the text is wrong or hallucinated."""
         return 1 - self.table["correct"].to_numpy()
 
     @property
     def text_of(self) -> np.ndarray:
-        """(rows of the store,) which text a row belongs to."""
+        """(rows of the store,) number of the text of each row."""
         if self.members is None:
             return np.arange(len(self.table))
         found = np.empty(sum(map(len, self.members)), dtype=np.int64)
@@ -66,11 +66,11 @@ class Examples:
         return self.table[name].to_numpy()[self.rows[split]]
 
     def groups(self, split: str) -> np.ndarray:
-        """The groups of a split, each once, in the order of the store."""
+        """Groups of a split, each once, in the order of the store."""
         return np.asarray(pd.unique(self.table["group"].iloc[self.rows[split]]))
 
     def training_part(self, texts: int, seed: int) -> Examples:
-        """The same examples with at most so many training texts, and one group at least.
+        """Limit the training texts to ``texts`` at most, and one group at least.
 
         Whole groups are drawn by ``seed``, and parts are nested. Groups of one data set that have as
         many right and as many wrong texts are spread evenly over the order of the draw, so that every
@@ -94,20 +94,20 @@ class Examples:
         return replace(self, rows={**self.rows, "train": self.rows["train"][[g in kept for g in of]]})
 
     def seen(self) -> Seen:
-        """The groups and questions of each split."""
+        """Groups and questions of each split."""
         table = self.table
         columns = [table[c] if c in table else [""] * len(table) for c in ("dataset", "group", "question")]
         texts = list(zip(*columns, strict=True))
         return Seen.of({split: [texts[row] for row in rows] for split, rows in self.rows.items()})
 
     def split_record(self) -> dict[str, list[str]]:
-        """The groups of each split, to be written beside what was trained on them."""
+        """Groups of each split, written beside the prober trained on them."""
         return {split: sorted(map(str, self.groups(split))) for split in self.rows}
 
 
 @dataclass(frozen=True, slots=True)
 class SplitRequest:
-    """Which texts are trained, validated and tested on; the fields are keys of ``configs/train.yaml``.
+    """Choice of the training, validation and test texts.
 
     Attributes:
         split: "store" takes the store's own; three shares deal its groups anew.
@@ -141,7 +141,7 @@ class SplitRequest:
             return split
         if "dataset" not in texts:
             raise UserError(
-                f"{what} does not say what data set a text is of: leave out train_on and test_on",
+                f"{what} has no column dataset: leave out train_on and test_on",
                 code="unsupported",
             )
         sets = texts["dataset"].to_numpy(dtype=object)
@@ -168,10 +168,10 @@ class SplitRequest:
 
 
 def load_examples(stores: Sequence[Stored], request: SplitRequest | None = None) -> Examples:
-    """The texts of stores of the same texts, refused where a training or its test would mean nothing.
+    """Load the texts of stores, and refuse those that cannot be trained and tested on.
 
     Args:
-        stores: finished ones, one for each site.
+        stores: finished stores of the same texts, one per site.
         request: splits; None takes the store's.
 
     Raises:
@@ -199,9 +199,9 @@ def load_examples(stores: Sequence[Stored], request: SplitRequest | None = None)
 
 
 def as_texts(store: Stored) -> tuple[pd.DataFrame, tuple[np.ndarray, ...] | None]:
-    """A row per text of a store, with ``members`` of :class:`Examples`.
+    """Table with one row per text of a store, and ``members`` of :class:`Examples`.
 
-    The rows of the tokens of one span (pool "tokens") are one text.
+    With pool "tokens", the rows of one span are one text.
     """
     table = store.table()
     if store.spec.pool != "tokens":
@@ -244,7 +244,7 @@ def _check_splits(table: pd.DataFrame, rows: Mapping[str, np.ndarray], what: str
 
 
 class Column(NamedTuple):
-    """What one vector of a text is of: a site in the block, and the block's number."""
+    """Source of one vector of a text: a site in the block, and the number of the block."""
 
     site: Site
     layer: int
@@ -270,7 +270,7 @@ class StoreStates:
 
     Args:
         stores: finished stores of the same rows in the same order, one per site.
-        columns: what is wanted, those of one store together and in the order of ``stores``.
+        columns: columns to read, grouped by store in the order of ``stores``.
     """
 
     def __init__(self, stores: Sequence[Stored], columns: Sequence[Column]) -> None:
@@ -297,7 +297,7 @@ class TokenStates:
 
     Args:
         states: of the tokens.
-        members: which rows of ``states`` each text has.
+        members: row numbers of each text in ``states``.
     """
 
     def __init__(self, states: States, members: Sequence[np.ndarray]) -> None:
@@ -313,11 +313,11 @@ class TokenStates:
 
 
 class Inputs(NamedTuple):
-    """What heads score, one by one: rows of the stores, or whole texts.
+    """Items that heads score one by one: rows of the stores, or whole texts.
 
     Attributes:
         states: of N rows, or of N texts where the heads pool tokens themselves.
-        text_of: (N,) number of the text.
+        text_of: (N,) number of the text of each item.
     """
 
     states: States | TokenStates
@@ -326,14 +326,14 @@ class Inputs(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Dataset:
-    """Everything that heads are trained and measured on.
+    """Examples and states for training and measuring heads.
 
     Attributes:
         examples: the texts, with labels and splits.
         states: (rows of the stores, len(columns), d).
-        columns: what the states are of: every layer wanted, and the embedding output as layer 0
-            where there is one; those of a site together and by layer.
-        specs: what is stored, by site.
+        columns: site and layer of each column of the states: the requested layers, and the embedding
+            output as layer 0 if stored; grouped by site, then by layer.
+        specs: feature specification of each site.
     """
 
     examples: Examples
@@ -366,7 +366,7 @@ class Dataset:
         return cls(examples, StoreStates(stores, columns), columns, specs)
 
     def inputs(self, head: ProbeHead) -> Inputs:
-        """What such heads are trained on and score.
+        """Inputs for training and scoring such heads.
 
         Raises:
             UserError: heads that pool tokens over states that are pooled already.
@@ -384,7 +384,7 @@ class Dataset:
 
 
 def layers_to_train(value: Any, spec: FeatureSpec) -> tuple[int, ...]:
-    """The layers asked for: "all", one number, a range "1-20", or a list of numbers.
+    """Parse the requested layers: "all", one number, a range "1-20", or a list of numbers.
 
     "all" leaves out layer 0, the embedding output, which is trained as a control.
 

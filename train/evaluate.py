@@ -31,11 +31,11 @@ _PROBABILITIES = ("brier", "ece")
 
 
 class Evaluator:
-    """Figures on the test examples; the resamples are drawn once and shared.
+    """Figures on the test examples, with bootstrap resamples drawn once and shared.
 
     Args:
         examples: rows, labels and splits.
-        rule: chooses the threshold of detectors that bring none, on validation.
+        rule: threshold rule for detectors without a threshold, applied on validation.
         resamples: bootstrap resamples.
         seed: of the resamples.
 
@@ -53,7 +53,7 @@ class Evaluator:
         self.bootstrap = self._resample(self.test)
 
     def figures(self, detector: Detector) -> Figures:
-        """Every figure with its 95% interval under ``<name>_ci``; null where it is undefined.
+        """Compute every figure with its 95% interval under ``<name>_ci``; null where undefined.
 
         AUROC, AUPRC with its base rate, PRR and recall at 10% false positives need the
         scores only; accuracy and F1 (of wrong texts) the threshold; Brier and ECE the
@@ -63,7 +63,7 @@ class Evaluator:
         return self._figures(self.calibrated(detector), self.test, self.bootstrap)
 
     def calibrated(self, detector: Detector) -> Detector:
-        """The detector with threshold and probability, from validation where it has none."""
+        """Add a missing threshold and probability from validation."""
         rows = self.examples.rows["validation"]
         wrong, scores = self._labels(detector)[rows], detector.scores[rows]
         threshold, probability = detector.threshold, detector.probability
@@ -76,15 +76,14 @@ class Evaluator:
     def by(
         self, column: str, detectors: Sequence[Detector], overall: Mapping[str, Figures]
     ) -> dict[str, Figures]:
-        """Every figure of every detector on the test examples of each value of a column.
+        """Compute the figures of every detector for each value of a column.
 
-        Thresholds and probabilities stay those of all examples: a value gets no calibration
-        of its own.
+        Thresholds and probabilities remain those of all examples: no value is calibrated separately.
 
         Args:
-            column: e.g. "condition" or "dataset"; one that the store lacks gives nothing.
+            column: e.g. "condition" or "dataset"; without this column the result is empty.
             detectors: measured against the true labels.
-            overall: their figures on all test examples by name, taken where there is one value only.
+            overall: their figures on all test examples by name, used if there is only one value.
 
         Returns:
             Value -> ``{"n", "groups", "base_rate", "detectors": {name: figures}}``.
@@ -110,7 +109,7 @@ class Evaluator:
         return found
 
     def pairs(self, ours: Sequence[Detector], others: Sequence[Detector]) -> dict[str, Figures]:
-        """Differences in AUROC, each detector of ``ours`` minus each of ``others``, paired."""
+        """Compute paired differences in AUROC, each detector of ``ours`` minus each of ``others``."""
 
         def auroc(scores: np.ndarray, weights: np.ndarray) -> list[Any]:
             return [metrics.auroc(self.wrong, scores, weights)]
@@ -168,7 +167,7 @@ class Evaluator:
 
 
 def _at_once(wrong: np.ndarray, *figures: Callable[..., Any]) -> Callable[..., list[Any]]:
-    """Several figures of values (n,) with weights, as :meth:`Resamples.intervals` takes them."""
+    """Combine figures of values (n,) with weights for :meth:`Resamples.intervals`."""
 
     def several(values: np.ndarray, weights: np.ndarray) -> list[Any]:
         weights = weights.astype(np.float64, copy=False)  # once for all of them
@@ -200,19 +199,19 @@ _SCHEMA = 1
 
 
 def summarise(trained: Trained, evaluator: Evaluator, training: Mapping[str, Any]) -> dict[str, Any]:
-    """All test figures, ready for JSON.
+    """Compute all test figures, ready for JSON.
 
     ``layers`` is a list of ``{"site", "layer", "validation": {..}, "auroc", "auroc_ci", ..,
     "seeds"}``; every entry of ``ensembles`` and ``controls``, ``ensemble`` (the saved one),
     ``with_entropy``, and every detector within ``conditions`` and ``datasets`` has the same
     figures. ``pairs`` are paired differences in AUROC; ``moments`` are those of
-    :func:`.before_after.moment_figures`; ``calibration`` is of the saved score, and ``domain`` says how many
-    test texts are unlike the training texts by the limit from validation.
+    :func:`.before_after.moment_figures`; ``calibration`` is of the saved score; ``domain`` has the share
+    of test texts beyond the limit from validation.
 
     Args:
-        trained: the prober and everything it is compared with.
-        evaluator: of the examples it was made from.
-        training: figures of the training itself (steps, heads, ..), passed on.
+        trained: prober and all compared detectors.
+        evaluator: evaluator of the same examples.
+        training: figures of the training (steps, heads, ..), copied.
     """
     with_entropy = [] if trained.with_entropy is None else [trained.with_entropy]
     detectors = [*trained.layers.values(), *trained.ensembles.values(), *with_entropy, *trained.controls]
@@ -266,7 +265,7 @@ def summarise(trained: Trained, evaluator: Evaluator, training: Mapping[str, Any
 
 
 def _spread(scores: np.ndarray | None, evaluator: Evaluator) -> Figures | None:
-    """Test AUROC of every seed's head, their mean and standard deviation (n - 1)."""
+    """Compute the test AUROC of every seed's head, with mean and standard deviation (n - 1)."""
     if scores is None or len(scores) < 2:
         return None
     found = [float(metrics.auroc(evaluator.wrong, one[evaluator.test])) for one in scores]
@@ -289,7 +288,7 @@ def _calibration(trained: Trained, evaluator: Evaluator) -> Figures:
 
 
 def _domain(trained: Trained, evaluator: Evaluator) -> Figures | None:
-    """Limit and size of the domain, and the share of test texts beyond it, all of which are false alarms."""
+    """Limit and size of the domain, and the share of test texts beyond it, all false alarms."""
     if trained.distances is None or (domain := trained.bank.domain) is None:
         return None
     beyond = (trained.distances[evaluator.test] > domain.limit).astype(float)

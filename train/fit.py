@@ -1,4 +1,4 @@
-"""Which heads are trained, the prober's and its controls', and their training: in one pass, or in parts."""
+"""Heads to train, for the prober and its controls, and their training in one pass or in parts."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Target = Literal["correct", "shuffled", "person"]
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One head: the layer it reads, what it learns to tell, the seed of its weights, dropout and order."""
+    """One head: its layer, its target, and the seed of weights, dropout and order."""
 
     layer: int
     target: Target = "correct"
@@ -43,12 +43,12 @@ class Task:
 
     @property
     def is_probe(self) -> bool:
-        """Whether it is one of the heads wanted, not a control."""
+        """True for a head of the prober, false for a control."""
         return self.target == "correct" and self.layer > 0
 
     @property
     def stream(self) -> str:
-        """Names the head's random stream, and the head in logs."""
+        """Name of the head's random stream, and of the head in logs."""
         place = f"layer{self.layer}" if self.site == "resid_post" else f"{self.site}{self.layer}"
         return f"{self.seed}/{place}-{self.target}"
 
@@ -60,7 +60,7 @@ class Fitted:
     Attributes:
         accuracy, loss, auroc: (tasks,) on validation.
         steps: optimiser steps taken.
-        seconds: wall time, of this run alone where it was resumed.
+        seconds: wall time; after a resume, of this run alone.
     """
 
     tasks: tuple[Task, ...]
@@ -72,7 +72,7 @@ class Fitted:
     seconds: float
 
     def select(self, heads: Sequence[int]) -> Fitted:
-        """Some of the heads, by position."""
+        """Select heads by position."""
         index = list(heads)
         return replace(
             self, tasks=tuple(self.tasks[i] for i in index), head=self.head.select(index),
@@ -81,11 +81,11 @@ class Fitted:
 
 
 def targets_of(tasks: Sequence[Task], examples: Examples) -> Tensor:
-    """(N, tasks) classes; 1 is correct, or a person for the positive control.
+    """Compute classes (N, tasks); 1 is correct, or a person for the positive control.
 
-    Shuffled labels are permuted within each split, the test's too: a head that learned
-    from labels without meaning must be at chance about other such labels. (About the true
-    ones it need not be: a strong direction in the states is read by chance, either way.)
+    Shuffled labels are permuted within each split, including the test split: a head trained on
+    meaningless labels must be at chance on other such labels. (On the true labels it need not be:
+    it can pick up a strong direction of the states by accident, with either sign.)
     """
     columns = []
     for task in tasks:
@@ -108,11 +108,11 @@ def fit(
 
     Args:
         make_head: from stream names and width to untrained heads.
-        tasks: what to train.
-        dataset: what on; its states are read batch by batch.
-        settings: how.
-        out: folder for a logger's files, and for a checkpoint from which to go on after a kill.
-        what: names the training in the progress bar and the checkpoint, where there are several.
+        tasks: heads to train.
+        dataset: training data; its states are read batch by batch.
+        settings: options of the training.
+        out: folder for the logger's files and a checkpoint to resume from.
+        what: name of the training in the progress bar and the checkpoint, if there are several.
 
     Raises:
         UserError: heads that pool tokens over states that are pooled already.
@@ -155,12 +155,12 @@ def fit(
 
 
 def moments(states: States, rows: Tensor, columns: Sequence[int], targets: Tensor) -> Moments:
-    """Mean and standard deviation (population's), and the mean of each class, chunk by chunk in float64.
+    """Compute mean, population standard deviation and class means, chunk by chunk in float64.
 
     Args:
         states: (N, columns, d).
         rows: numbers of the training rows.
-        columns: (H,) which column each head reads.
+        columns: (H,) column of each head.
         targets: (N, H) classes, 0 or 1.
     """
     shape = (len(columns), states.shape[-1])
@@ -189,7 +189,7 @@ def moments(states: States, rows: Tensor, columns: Sequence[int], targets: Tenso
 def _explained(
     error: NotFiniteError, dataset: Dataset, inputs: Inputs, rows: Mapping[str, np.ndarray]
 ) -> RunError:
-    """Whether a loss is not a number because a state is none, or because the steps are too large."""
+    """Explain a loss that is not finite: a damaged state, or too large steps."""
     for split, numbers in rows.items():
         for part in torch.from_numpy(numbers).split(CHUNK):
             found = inputs.states[part]
@@ -207,14 +207,13 @@ def _explained(
 
 
 def plan_tasks(dataset: Dataset, settings: Fitting) -> tuple[list[Task], list[str]]:
-    """The heads to train: the prober's of every site and seed, the embedding layer's, and two more.
+    """Plan the heads: those of the prober for every site and seed, and the controls.
 
-    The two are at the middle layer of the first site: shuffled labels, which must come out at
-    chance, and the positive control "is the answer a person", which must not. The controls
-    have the first seed.
+    The controls have the first seed: the embedding layer and, at the middle layer of the first site,
+    shuffled labels, which must end at chance, and "is the answer a person", which must not.
 
     Returns:
-        The tasks, and notes on what is left out.
+        The tasks, and notes on those left out.
     """
     wanted = [column for column in dataset.columns if column.layer > 0]
     first = settings.seed
@@ -251,14 +250,14 @@ def _no_person(examples: Examples) -> str | None:
     return None
 
 
-#: Of each head, beside its weights.
+#: Validation figures of each head.
 _FIGURES = ("accuracy", "loss", "auroc")
 
 
 def own_tasks(tasks: Sequence[Task], part: Partition) -> list[Task]:
-    """The heads that a part trains: those of its stretch of the layers, controls included.
+    """Select the heads of one part: those of its range of layers, controls included.
 
-    The embedding output goes with the first of them.
+    The embedding layer belongs to the first part.
 
     Raises:
         UserError: there are fewer layers than parts.
@@ -274,19 +273,19 @@ def own_tasks(tasks: Sequence[Task], part: Partition) -> list[Task]:
 
 
 def of_tasks(dataset: Dataset, stores: Sequence[Stored], tasks: Sequence[Task]) -> Dataset:
-    """The same examples with the states that some heads read and no others."""
+    """Restrict the dataset to the states that some heads read."""
     read = {task.column for task in tasks}
     columns = [column for column in dataset.columns if column in read]
     return replace(dataset, columns=columns, states=StoreStates(stores, columns))
 
 
 def file_of(what: str) -> str:
-    """Where heads are kept; ``what`` names their training where there are several."""
+    """File name of trained heads; ``what`` is the name of the training, if there are several."""
     return f"{'-'.join(filter(None, ['trained', what]))}.safetensors"
 
 
 def save(fitted: Fitted, file: Path) -> None:
-    """Write trained heads in full precision, with what decided about each.
+    """Write trained heads in full precision, with their validation figures.
 
     Raises:
         RunError: they cannot be written.
@@ -300,14 +299,14 @@ def joined(
     parts: PartRuns, make_head: Callable[[Sequence[str], int], ProbeHead], tasks: Sequence[Task], width: int,
     what: str = "",
 ) -> Fitted:  # fmt: skip
-    """The heads of all parts, in the order of the tasks.
+    """Join the heads of all parts, in the order of the tasks.
 
     Args:
         parts: of one run.
         make_head: from stream names and width to untrained heads.
-        tasks: whose heads are wanted; the parts may have more.
+        tasks: heads to return; the parts may have more.
         width: of the states.
-        what: names the training, as for :func:`file_of`.
+        what: name of the training, as for :func:`file_of`.
 
     Raises:
         UserError: a part lacks its heads.
@@ -334,7 +333,7 @@ def joined(
 
 
 def _read(file: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors of a file, and what is said of them."""
+    """Read the tensors of a file and their record."""
     again = "run the part's command again with overwrite=true"
     try:
         tensors, about = read_tensors(file)

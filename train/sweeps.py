@@ -1,7 +1,7 @@
-"""Further probers of one training: of fewer texts, and of some of its layers; and its learning curve.
+"""Additional probers of one training, with fewer texts or fewer layers, and its learning curve.
 
-Each is the prober that a training of its own would have given: the heads of fewer texts are trained
-on them alone, and those of some layers are the training's, which depend on nothing beside them.
+Each equals the prober of a separate training: heads for fewer texts are trained on those texts alone,
+and heads of some layers are taken from the training, where no head depends on another.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from .data import Dataset, Examples
 from .fit import Fitted, Task, file_of, save
 from .settings import Assembling, Fitting, Train
 
-#: Points of the learning curve where no sizes are asked for: so many texts, and these shares of them.
+#: Default points of the learning curve: a number of texts, and shares of all texts.
 _TEXTS, _SHARES = 1000, (0.25, 0.5)
 
 
 @dataclass(frozen=True, slots=True)
 class SweepRequest:
-    """Which further probers to make; the fields are keys of ``configs/train.yaml``.
+    """Additional probers to make; the fields are settings of ``probers-train``.
 
     Attributes:
-        sizes: numbers of training texts, for a prober of each.
-        layer_sets: layers, for a prober of each set; "each" is every layer alone.
-        learning_curve: train on parts also where no sizes are given.
-        seed: of drawing parts.
+        sizes: numbers of training texts, one prober each.
+        layer_sets: sets of layers, one prober each; "each" is every layer alone.
+        learning_curve: also train on parts if no sizes are given.
+        seed: seed for drawing the parts.
     """
 
     sizes: Sequence[int] = ()
@@ -39,7 +39,7 @@ class SweepRequest:
     seed: int = 0
 
     def parts(self, whole: Examples) -> dict[int, Examples]:
-        """Number of texts -> the examples with so many training texts at most, the smallest first.
+        """Map each number of texts to examples with at most that many training texts, smallest first.
 
         Raises:
             UserError: a size larger than the training texts, one smaller than a group, or one whose
@@ -65,10 +65,10 @@ class SweepRequest:
         return found
 
     def sets(self, layers: Sequence[int]) -> list[tuple[int, ...]]:
-        """The sets of layers, each once.
+        """List the sets of layers, without duplicates.
 
         Raises:
-            UserError: one of a layer that is not trained, or of none.
+            UserError: a set with an untrained layer, or an empty one.
         """
         found: list[tuple[int, ...]] = []
         for given in self.layer_sets:
@@ -88,11 +88,11 @@ class SweepRequest:
 
 
 class SweptProber(NamedTuple):
-    """A further prober, with what it is compared with and what it was trained on.
+    """An additional prober, with its baselines and its examples.
 
     Attributes:
-        folder: its place below that of the training, as ``sizes/1000`` or ``layers/2-4``.
-        about: what it is, in a few words.
+        folder: path below the folder of the training, as ``sizes/1000`` or ``layers/2-4``.
+        about: short description.
     """
 
     folder: str
@@ -101,12 +101,12 @@ class SweptProber(NamedTuple):
     examples: Examples
 
 
-#: Gives the heads of some tasks, trained on a data set; the last argument names a training beside the first.
+#: Trains the heads of some tasks on a data set; the last argument names an additional training.
 Fitter = Callable[[Sequence[Task], Dataset, Fitting, str], Fitted]
 
 
 def smaller(dataset: Dataset, request: SweepRequest) -> dict[str, Dataset]:
-    """What is trained on besides all texts: name of the training -> the same with fewer of them."""
+    """Map the name of each additional training to its smaller dataset."""
     texts = len(dataset.examples.rows["train"])
     return {
         _training(size): replace(dataset, examples=examples)
@@ -145,9 +145,8 @@ def of_sizes(
 ) -> tuple[Trained, list[SweptProber]]:
     """The prober with its learning curve (Probing-RAG, table 3), and those of the sizes asked for.
 
-    Only what is trained on differs: the layers are the prober's, validation and test are the same,
-    and so is the number of passes, so that fewer texts are fewer steps. The prober of all texts is
-    the training's own.
+    Only the training texts differ: layers, validation and test texts and the number of passes are the
+    same, so that fewer texts take fewer steps. The prober of all texts is that of the training.
     """
     parts, whole, notes = request.parts(dataset.examples), dataset.examples, list(trained.notes)
     tasks = [Task(k, seed=settings.seed, site=trained.best.site) for k in trained.bank.layers]
@@ -175,7 +174,7 @@ def of_layers(
     sets: Sequence[Sequence[int]], fitted: Fitted, trained: Trained, dataset: Dataset,
     assembly: Assembling,
 ) -> Iterator[SweptProber]:  # fmt: skip
-    """A prober of each set of layers, from heads that are trained; its controls are the training's."""
+    """Assemble a prober for each set of layers from trained heads; the controls are those of the training."""
     for layers in sets:
         heads = [i for i, task in enumerate(fitted.tasks) if task.is_probe and task.layer in layers]
         found = assemble(fitted.select(heads), dataset, assembly, controls=False)

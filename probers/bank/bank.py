@@ -25,11 +25,12 @@ from ..types import Needs, UserError
 from .calibration import Calibration, EntropyModel, Temperature, calibration_from_dict, sigmoid
 from .domain import Domain
 from .ensemble import Ensemble, run_heads, run_heads_on_spans
-from .io import CONFIG, load_head, locate, read, save
+from .io import CONFIG, HubOptions, load_head, locate, read, save
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
+    from typing_extensions import Unpack
 
     from ..online.watch import Scores, StopOnScore
 
@@ -328,36 +329,25 @@ class ProbeBank(ModelHubMixin):
         cls,
         pretrained_model_name_or_path: str | Path,
         *,
-        force_download: bool = False,
-        token: str | bool | None = None,
-        cache_dir: str | Path | None = None,
-        local_files_only: bool = False,
-        revision: str | None = None,
         head_class: type[nn.Module] | None = None,
         allow_other: bool = False,
+        **hub: Unpack[HubOptions],
     ) -> ProbeBank:
-        """A prober from a folder, or from the Hugging Face Hub when no such folder exists.
+        """Load a prober from a folder, or from the Hugging Face Hub when no such folder exists.
 
         The arguments are the mixin's, whose own version would ask the Hub for any mistyped
         path, and hand the fields of ``config.json`` on before anything has checked them.
 
         Args:
             pretrained_model_name_or_path: folder, or ``owner/name`` on the Hub.
-            force_download: download even what the cache holds.
-            token: of the Hub; None is that of ``hf auth login``.
-            cache_dir: where downloads are kept.
-            local_files_only: take what the cache holds and ask nobody.
-            revision: commit, tag or branch on the Hub.
             head_class: the class of the heads, where it is not one of this package's.
             allow_other: also read other weights of the same shape, as :attr:`allow_other`.
+            **hub: options of the download, as keywords: :class:`.io.HubOptions`.
 
         Raises:
             UserError: no prober there, or a damaged one.
         """
-        folder = locate(
-            pretrained_model_name_or_path, revision=revision, token=token, cache_dir=cache_dir,
-            force_download=force_download, local_files_only=local_files_only,
-        )  # fmt: skip
+        folder = locate(pretrained_model_name_or_path, **hub)
         config, papers = read(folder, str(pretrained_model_name_or_path))
         entropy = config["entropy_model"]
         try:

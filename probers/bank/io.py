@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -31,6 +31,9 @@ from ..options import Name, check_component, check_record, shown
 from ..types import UserError, first_line
 from .domain import FILE as DOMAIN
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
 CONFIG = "config.json"
 _HEADS, _METRICS, _CARD = "heads.safetensors", "metrics.json", "README.md"
 #: What a prober consists of; nothing else is downloaded.
@@ -42,6 +45,24 @@ _SHIPPED = Path(__file__).parent / "shipped"
 _FORMAT, _SCHEMA = "probers-bank", 2
 #: How many pictures there may be, and the bytes of each.
 _MOST_PICTURES, _LARGEST_PICTURE = 100, 8 << 20
+
+
+class HubOptions(TypedDict, total=False):
+    """Options of a download from the Hugging Face Hub.
+
+    Attributes:
+        revision: commit, tag or branch.
+        token: None takes that of ``hf auth login``.
+        cache_dir: folder of downloads.
+        force_download: download again what the cache holds.
+        local_files_only: use the cache alone, without network.
+    """
+
+    revision: str | None
+    token: str | bool | None
+    cache_dir: str | Path | None
+    force_download: bool
+    local_files_only: bool
 
 
 @dataclass(frozen=True)
@@ -166,16 +187,19 @@ def shipped(model: str) -> str | None:
     return model if Path(model).name == model and (_SHIPPED / model / CONFIG).is_file() else None
 
 
-def locate(path: str | Path, **hub: Any) -> Path:
-    """The folder ``path``, or the prober that comes with this package under that name, or its download.
+def locate(path: str | Path, **hub: Unpack[HubOptions]) -> Path:
+    """Find a prober: the folder ``path``, one shipped with this package, or a download.
 
     Args:
         path: folder, ``smollm2``, or ``owner/name`` on the Hub.
-        **hub: options of ``huggingface_hub.snapshot_download``.
+        **hub: options of the download.
 
     Raises:
+        TypeError: an unknown keyword.
         UserError: neither a folder nor on the Hub.
     """
+    if unknown := sorted(hub.keys() - HubOptions.__annotations__.keys()):
+        raise TypeError(f"from_pretrained has no keyword {unknown[0]!r}")
     folder = Path(path)
     if not folder.exists() and (own := shipped(str(path))) is not None:
         return _SHIPPED / own

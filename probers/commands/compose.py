@@ -295,7 +295,8 @@ def _depart(config: DictConfig, group: str, plain: DictConfig) -> None:
     """
     from omegaconf import OmegaConf, open_dict
 
-    if group not in _OF_A_CHOICE:  # there a preset's options still mean something for another choice
+    # Elsewhere a preset's options still mean something for another choice, but not for a file.
+    if group not in _OF_A_CHOICE and plain.get("path") is None:
         plain = OmegaConf.masked_copy(config[group], list(map(str, plain)))
     with open_dict(config):
         config[group] = plain
@@ -369,6 +370,11 @@ def _names(command: str, group: str) -> list[str]:
 
 def _explain(command: str, overrides: Sequence[str], error: Exception) -> UserError:
     """One sentence for what Hydra refuses: the first override that names nothing there is."""
+    from omegaconf.errors import InterpolationKeyError
+
+    if isinstance(error, InterpolationKeyError) and (found := re.search("'(.+)'", str(error))):
+        told = f"{error.full_key} is taken from {found[1]}, which does not exist: choose another value for it"
+        return UserError(told, "unknown-key")
     choosing: list[str] = []
     for override in overrides:
         key, _, value = override.partition("=")
