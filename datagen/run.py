@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from probers.checksums import inputs
-from probers.commands.merge import PartRuns, part_of
-from probers.commands.parts import (
+from probers.commands.inputs import (
     load_matcher,
     load_model,
     load_passages,
@@ -21,6 +20,7 @@ from probers.commands.parts import (
     prompt_files,
     question_source,
 )
+from probers.commands.merge import PartRuns, part_of
 from probers.commands.runs import RunFolder, identity
 from probers.data.questions import open_questions
 from probers.files import write_text

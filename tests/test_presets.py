@@ -21,9 +21,9 @@ from tiny import save_tiny, tiny_lm
 from probers.bank.bank import ProbeBank
 from probers.commands import main as cli
 from probers.commands import presets as published
-from probers.commands.components import choices
+from probers.commands.components import Component, choices
 from probers.commands.compose import fill_store, request
-from probers.commands.parts import build
+from probers.commands.help import help_text
 from probers.data.overlap import Seen
 from probers.datagen.labels.cot import parse_label
 from probers.datagen.run import layers_to_read
@@ -79,6 +79,12 @@ NEWER = {("llama2_7b", "2wiki"): {"conference": 25, "october_2025": 25}}
 
 def family(preset: str) -> dict[str, list[str]]:
     return next(methods for name, methods in METHODS.items() if preset.startswith(name))
+
+
+def build(node: DictConfig, **more: Any) -> Any:
+    """The component of a node of a configuration."""
+    values = OmegaConf.to_container(node, resolve=True)
+    return Component.read(str(node._key()), values).make(**more)
 
 
 def text_of(group: str, name: str) -> str:
@@ -262,14 +268,14 @@ def test_a_command_takes_the_presets_and_methods_made_for_it(command):
 
 
 def test_the_help_names_presets_and_methods_and_not_what_is_in_them():
-    text = cli.help_text("compare")
+    text = " ".join(help_text("compare").split())
     assert "experiment=NAME, one of: dragin_llama2_13b_2wiki, " in text and "radio_train" not in text
     listed = (
         "dragin_table, dragin_theta, dragin_what, dragin_when, dragin_where, probing_table, probing_theta, "
     )
     assert f"{listed}radio_table, radio_what, radio_when" in text
     assert "generate length" not in text and "  experiment=" not in text
-    assert "experiment" not in cli.help_text("demo")
+    assert "experiment" not in help_text("demo")
 
 
 @pytest.mark.parametrize(
@@ -279,9 +285,9 @@ def test_the_help_names_presets_and_methods_and_not_what_is_in_them():
          "experiment=dragin_llama2_7b_2wiki needs a method of probers-compare: add method=dragin_table "),
         ("datagen", ["experiment=radio_llama2_7b"], "a method of probers-datagen: add method=radio_data "),
         ("rag", ["experiment=dragin_llama2_7b_2wiki", "method=dragin_table"],
-         "method=dragin_table is for probers-compare and not for probers-rag: choose one of dragin, fl"),
+         "method=dragin_table is for probers-compare, not for probers-rag: choose one of dragin, fl"),
         ("compare", ["experiment=dragin_llama2_7b_2wiki", "method=flare"],
-         "method=flare is for probers-rag and not for probers-compare: choose one of dragin_table"),
+         "method=flare is for probers-rag, not for probers-compare: choose one of dragin_table"),
         ("train", ["experiment=radio_llama2_7b"],
          "experiment=radio_llama2_7b is for probers-rag, .*; probers-train has probing_rag_train, "),
         ("rag", ["experiment=radio_train"], "experiment=radio_train is for probers-train; "),
@@ -292,7 +298,7 @@ def test_the_help_names_presets_and_methods_and_not_what_is_in_them():
         ("rag", ["method=flare"], "numbers from a published setting: add experiment=NAME"),
         ("train", ["experiment=radio_train", "method=radio"], "method=radio is for .*: leave it out"),
         ("rag", ["experiment=dragin_llama2_7b_2wiki", "published.version=third"],
-         "trigger.threshold is taken from published.theta.third, and there is no such key"),
+         "trigger.threshold .*published.theta.third"),
     ],
 )  # fmt: skip
 def test_what_a_command_would_not_run_is_one_sentence(command, overrides, message):
@@ -623,7 +629,7 @@ ROWS = {
 
 
 @pytest.mark.parametrize(("preset", "method"), [(p, m) for p in FIRST for m in family(p)["rag"]])
-def test_every_method_runs_as_a_command(preset, method, place, tiny, capsys):
+def test_every_method_runs_as_a_command(preset, method, place, tiny, caplog):
     here = place("2wiki" if "probing" not in preset else "hotpotqa")
     more = []
     if not preset.startswith("dragin"):
@@ -642,7 +648,7 @@ def test_every_method_runs_as_a_command(preset, method, place, tiny, capsys):
         exemplar = "Query: Which was built first"
         assert all(exemplar not in queries(t)[0] for t in found)
         assert all(exemplar in q for t in found for q in queries(t)[1:]) and len(queries(found[0])) > 1
-    assert name in capsys.readouterr().out
+    assert name in caplog.text
 
 
 @pytest.mark.long
@@ -747,7 +753,7 @@ def test_the_papers_numbers_of_examples_come_out_of_three_sets():
 @pytest.mark.parametrize(
     ("preset", "method"), [(p, m) for p in PRESETS for m in family(p).get("datagen", [])]
 )
-def test_every_preset_of_datagen_runs_on_the_testbed(preset, method, tmp_path, monkeypatch, capsys):
+def test_every_preset_of_datagen_runs_on_the_testbed(preset, method, tmp_path, monkeypatch, caplog):
     monkeypatch.chdir(tmp_path)
     given = ["model=testbed", "questions=testbed", "corpus=testbed", "layers=[4,12]", "max_new_tokens=24"]
     if method == "probing_data":
@@ -763,4 +769,4 @@ def test_every_preset_of_datagen_runs_on_the_testbed(preset, method, tmp_path, m
     )
     store = FeatureStore.open(tmp_path / "store")
     assert store.spec.layers == (4, 12) and len(store) > 0
-    assert (tmp_path / "store" / "sample.html").is_file() and "examples to read" in capsys.readouterr().out
+    assert (tmp_path / "store" / "sample.html").is_file() and "examples to read" in caplog.text
