@@ -242,9 +242,8 @@ def compose(command: str, overrides: Sequence[str]) -> DictConfig:
     for override in overrides:
         _check_kind(command, override)
     overrides = [o for o in overrides if o not in _NONE]
-    pairs = (override.partition("=") for override in overrides)
     # Without the marks and quotes of Hydra's grammar.
-    typed = {key.lstrip("+"): value.strip("'\"") for key, _, value in pairs}
+    typed = {k.lstrip("+"): v.strip("'\"") for k, _, v in (each.partition("=") for each in overrides)}
     check_preset(command, typed)
     try:
         with initialize_config_module("probers.configs", version_base="1.3"):
@@ -267,14 +266,10 @@ def compose(command: str, overrides: Sequence[str]) -> DictConfig:
 
 
 def _depart(config: DictConfig, group: str, plain: DictConfig) -> None:
-    """Take the user's choice in a group without the options that a preset has for another choice.
-
-    Args:
-        plain: the user's choice with the user's options, without the preset.
-    """
+    """Take the user's choice in a group, ``plain``, without a preset's options for another choice."""
     from omegaconf import OmegaConf, open_dict
 
-    # A preset's options still mean something for another set of questions, but not for the user's own file.
+    # A preset's options mean something for another set of questions, but not for the user's own file.
     if group not in _OF_A_CHOICE and not plain.get("path"):
         plain = OmegaConf.masked_copy(config[group], list(map(str, plain)))
     with open_dict(config):
@@ -332,8 +327,7 @@ def _check_kind(command: str, override: str) -> None:
 
 def _depth(text: str) -> int:
     """The most brackets that are open at once."""
-    steps = ((c in "[{(") - (c in "]})") for c in text)
-    return max(itertools.accumulate(steps), default=0)
+    return max(itertools.accumulate((c in "[{(") - (c in "]})") for c in text), default=0)
 
 
 def _groups(command: str) -> set[str]:
@@ -352,7 +346,9 @@ def _explain(command: str, overrides: Sequence[str], error: Exception) -> UserEr
     from omegaconf.errors import InterpolationResolutionError
 
     if isinstance(error, InterpolationResolutionError):
-        return UserError(f"{error.full_key} cannot be read: {first_line(error)}", "argument")
+        return UserError(
+            f"{error.full_key} cannot be read: {first_line(error).rpartition(': ')[2]}", "argument"
+        )
     choosing: list[str] = []
     for override in overrides:
         key, _, value = override.partition("=")
