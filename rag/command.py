@@ -23,6 +23,7 @@ from probers.commands.runs import RunFolder
 from probers.data.questions import QuestionSource, open_questions
 from probers.evaluation.metrics import exact_match
 from probers.files import canonical_json, write_text
+from probers.text import count
 from probers.types import Decision, Passage, Question, Round, UserError
 
 from .build import (
@@ -119,11 +120,11 @@ class Terminal:
             mark = self._paint("green", "right") if right else self._paint("red", "wrong")
             self._write(f"  ({mark}; gold: {_safe(' or '.join(gold))})")
         c = answer.counters
-        counts = f"{counted(c.retrievals, 'retrieval')}, {counted(c.generations, 'generation')}, "
+        counts = f"{count(c.retrievals, 'retrieval')}, {count(c.generations, 'generation')}, "
         if c.passages_cut:
-            counts += f"{counted(c.passages_cut, 'passage')} left out for want of room, "
+            counts += f"{count(c.passages_cut, 'passage')} left out for want of room, "
         self._write(
-            "\n" + self._paint("dim", f"{counts}{counted(c.tokens, 'token')}, {c.seconds:.2f} s") + "\n"
+            "\n" + self._paint("dim", f"{counts}{count(c.tokens, 'token')}, {c.seconds:.2f} s") + "\n"
         )
 
     def _verdict(self, done: Round, decision: Decision) -> str:
@@ -166,15 +167,10 @@ def _safe(text: str) -> str:
     return "".join(c for c in text if c.isprintable() or c in "\n\t")
 
 
-def counted(n: int, noun: str) -> str:
-    """``1 passage``, ``2 passages``."""
-    return f"{n} {noun}{'' if n == 1 else 's'}"
-
-
 def _fetched(passages: Sequence[Passage], left_out: int) -> str:
     """Titles of the passages in the prompt, and the number of others found."""
     if not passages and left_out:
-        return f"fetched: {counted(left_out, 'passage')}, left out because none fits the model's context"
+        return f"fetched: {count(left_out, 'passage')}, left out because none fits the model's context"
     titles = [(p.title or p.id) + ("" if p.score is None else f" ({p.score:.2f})") for p in passages] or [
         "nothing"
     ]
@@ -273,7 +269,7 @@ def run(settings: Rag, parts: PartRuns | None = None) -> Path | None:
     if folder is not None and not (folder.begin() if parts is None else parts.begin(folder)):
         return folder.path
     what = "the question typed" if one else asked.spec
-    log.info("%s, corpus: %s, %s", what, settings.corpus, counted(len(corpus), "passage"))
+    log.info("%s, corpus: %s, %s", what, settings.corpus, count(len(corpus), "passage"))
     query = settings.query.make()
     if folder is not None and parts is not None:
         answers = join_traces(parts, questions, _TRACES, folder.path)
@@ -293,7 +289,7 @@ def run(settings: Rag, parts: PartRuns | None = None) -> Path | None:
         answers = rag.run(own(questions, part), traces, progress=name)
     if part is not None:
         folder.finish({"trigger": name, "n": len(answers), "part": settings.part})
-        log.info("wrote %s of part %s to %s", counted(len(answers), "trace"), part, traces)
+        log.info("wrote %s of part %s to %s", count(len(answers), "trace"), part, traces)
         log.info("when every part is there: probers-merge %s/*", folder.path.parent)
         return folder.path
     _write(settings, folder, name, rag.filter, asked, questions, answers)
@@ -370,11 +366,11 @@ def _write(
     if config["question"] is None:
         log.info("%s", "\n".join(table_lines({name: entry})))
         if empty := sum(a.counters.empty_retrievals for a in answers):
-            log.info("%s found nothing; those answers went on without passages", counted(empty, "retrieval"))
+            log.info("%s found nothing; those answers went on without passages", count(empty, "retrieval"))
         if cut := sum(a.counters.passages_cut for a in answers):
-            log.info("%s left out for want of room in the model's context", counted(cut, "passage"))
+            log.info("%s left out for want of room in the model's context", count(cut, "passage"))
         if missing := sum(not q.answers for q in questions):
             log.info("%d of %d questions have no gold answer and count in no score", missing, len(questions))
     traces, figures = folder.path / _TRACES, folder.path / "results.json"
-    log.info("wrote %s to %s, figures to %s", counted(len(answers), "trace"), traces, figures)
+    log.info("wrote %s to %s, figures to %s", count(len(answers), "trace"), traces, figures)
     log.info("next: probers-compare%s", "" if asked.name == "testbed" else f" {asked.typed}")

@@ -27,6 +27,7 @@ from .protocol import (
     State,
     Trigger,
     as_trigger,
+    at_least,
     check_readable,
     decide,
     filter_of,
@@ -305,8 +306,7 @@ class RAG:
 
     def __post_init__(self) -> None:
         for name, least in _LEAST.items():
-            if vars(self)[name] < least:
-                raise UserError(f"{name}={vars(self)[name]} must be {least} or more")
+            at_least(name, vars(self)[name], least)
         self.trigger = as_trigger(self.trigger)
         try:
             self.needs = self.trigger.needs.union(self.query.needs)

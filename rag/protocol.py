@@ -376,7 +376,7 @@ def one_of(option: str, value: str, *choices: str) -> None:
         raise UserError(f"{option}={value!r} is unknown: choose {' or '.join(choices)}", "unknown-choice")
 
 
-def at_least_one(option: str, value: int) -> None:
-    """Refuse a value below 1."""
-    if value < 1:
-        raise UserError(f"{option}={value} must be 1 or more")
+def at_least(option: str, value: float, least: float = 1) -> None:
+    """Refuse a value that is not a finite number from ``least`` on."""
+    if not least <= value < math.inf:
+        raise UserError(f"{option}={value} must be {least} or more")

@@ -2,16 +2,39 @@
 
 import re
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
+import torch
 
-from probers.store.spec import ModelSpec
+from probers.bank.bank import ProbeBank
+from probers.heads import HEADS, WRONG
+from probers.prompts import TESTBED_PROMPT
+from probers.store.spec import FeatureSpec, ModelSpec
 from probers.types import AttentionRows, Feature, Generation, Needs, Passage
 
 NONE = Needs()
 SPEC = ModelSpec("fake", "r1", 2, 4, "float32")
+
+
+def linear_bank(
+    layers: tuple[int, ...] = (1, 2), threshold: float = 0.0, *, weight: float = 1.0, **options: Any
+) -> ProbeBank:
+    """Heads whose margin (wrong minus correct) is ``weight`` times the first component of a state (4,).
+
+    ``options`` are those of the bank or of its features.
+    """
+    head = HEADS["linear"]([f"layer{k}" for k in layers], 4)
+    with torch.no_grad():
+        head.linear.weight.zero_()
+        head.linear.bias.zero_()
+        head.linear.weight[:, 0, WRONG] = weight
+    spec = FeatureSpec(SPEC, layers, 4, prompt=TESTBED_PROMPT.fingerprint)
+    own = {name: options.pop(name) for name in list(options) if hasattr(spec, name)}
+    spec = replace(spec, **own)
+    return ProbeBank(spec, head, threshold, aggregate="max" if spec.pool == "tokens" else None, **options)
 
 
 def tokens(text: str) -> list[str]:

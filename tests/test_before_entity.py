@@ -198,7 +198,7 @@ def test_what_cannot_be_asked_is_said() -> None:
     broken = decoder_state(model)
     with broken, bank.watch(model) as scores:
         model.generate(**batch(tokenizer), max_new_tokens=3, do_sample=False)
-    with fails("failed", "row 0", kind=RunError):
+    with fails("model", "row 0", kind=RunError):
         _ = scores.tokens
 
 
@@ -230,7 +230,7 @@ def test_the_signals_are_those_of_the_same_position() -> None:
     assert EntitySignal(threshold=0.3)(made, state()).tokens == (5, 6)
     assert EntitySignal(threshold=2)(made, state()).position == DRAFT.index("40")
     assert not EntitySignal(threshold=2.5)(made, state()).fire
-    with fails("bad-value", "top=True"):
+    with fails("missing-value", "top=True"):
         EntitySignal("margin")(made, state())
     top = np.full((2, len(made.token_ids)), 0.4, dtype=np.float32)
     top[1], top[1, 11] = 0.1, 0.39
@@ -267,21 +267,7 @@ def test_a_text_without_entities_never_fires() -> None:
         assert (decision.fire, decision.score) == (False, 0.0)
 
 
-WORDS = [
-    "Mira",
-    "Tolven",
-    "in",
-    "1912",
-    "the",
-    "mill.",
-    "Jomholm,",
-    "was",
-    "40",
-    "It",
-    "founded",
-    '"The',
-    'Mill"',
-]
+WORDS = [*"Mira Tolven in 1912 the mill. Jomholm, was 40 It founded".split(), '"The', 'Mill"']  # noqa: SIM905
 
 
 @given(st.lists(st.sampled_from(WORDS), max_size=14), st.data())

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
-from tiny import FAMILIES, PROMPTS, tiny_lm, tiny_path
+from refusals import fails
+from tiny import FAMILIES, PROMPTS, reference, tiny_lm, tiny_path
 from torch import nn
 from transformers import AutoModelForCausalLM
 
@@ -14,7 +17,7 @@ from probers.capture.attention import AttentionTap
 from probers.capture.blocks import decoder_layers
 from probers.capture.hidden_states import StateTap
 from probers.engine.model import CausalLM
-from probers.types import Feature, Needs, RunError, UserError
+from probers.types import Feature, Needs, RunError
 
 CLOSE = {"rtol": 0, "atol": 1e-4}
 LAYERS = (0, 1, 2, 3)
@@ -22,18 +25,11 @@ NO_SDPA = {("gemma2", "sdpa"), ("mpt", "sdpa"), ("falcon_alibi", "sdpa")}
 NORMS = ("norm", "ln_f", "final_layer_norm", "final_layernorm", "norm_f")
 
 
-def plain(family: str, ids: tuple[int, ...], attn: str = "eager"):
+def plain(family: str, generation, attn: str = "eager"):
     """A forward pass of an untouched model, over one text without padding."""
     model = AutoModelForCausalLM.from_pretrained(tiny_path(family), attn_implementation=attn).eval()
-    tokens = torch.tensor([ids])
     norm = next(getattr(model.get_decoder(), name) for name in NORMS if hasattr(model.get_decoder(), name))
-    with torch.no_grad():
-        out = model(
-            tokens,
-            attention_mask=torch.ones_like(tokens),
-            output_hidden_states=True,
-            output_attentions=attn == "eager",
-        )
+    out = reference(model, generation, output_hidden_states=True, output_attentions=attn == "eager")
     return out, norm
 
 
@@ -44,7 +40,7 @@ def test_states_are_those_of_transformers(family):
     for generation in lm.generate(PROMPTS[:3], max_new_tokens=12, needs=needs):
         # With ALiBi, transformers' eager Falcon computes something else than its fused one.
         attn = "sdpa" if family == "falcon_alibi" else "eager"
-        out, norm = plain(family, generation.prompt_ids + generation.token_ids, attn)
+        out, norm = plain(family, generation, attn)
         start = len(generation.prompt_ids)
         for layer in LAYERS[:-1]:
             expected = out.hidden_states[layer][0, start:].numpy()
@@ -71,7 +67,7 @@ def test_pooling_is_over_the_generated_tokens(family):
 
 def expected_rows(family: str, generation, *, layer: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """Rows and column maxima by their definitions, from eager attention."""
-    out, _ = plain(family, generation.prompt_ids + generation.token_ids)
+    out, _ = plain(family, generation)
     heads = out.attentions[layer - 1][0].numpy()  # (heads, T, T); by default of the last
     p, n = len(generation.prompt_ids), len(generation.token_ids)
     among = heads[:, p:, p:]
@@ -103,7 +99,7 @@ def test_attention_alone_forwards_the_generated_tokens_only(family):
     generations = lm.generate(PROMPTS, max_new_tokens=7)
     generations += lm.generate(PROMPTS[:2], max_new_tokens=12)  # padding among them
     for generation, alone in zip(generations, lm.attention_alone(generations), strict=True):
-        out, _ = plain(family, generation.token_ids)
+        out, _ = plain(family, replace(generation, prompt_ids=()))
         heads = out.attentions[-1][0].numpy()
         np.testing.assert_allclose(alone.rows[1:], heads.mean(axis=0), **CLOSE)
         assert not alone.rows[0].any()
@@ -203,7 +199,7 @@ def test_blocks_are_found_by_structure():
 
     model = Model()
     assert decoder_layers(model) is model.layers
-    with pytest.raises(UserError, match="Linear has no list of decoder blocks"):
+    with fails("model", "Linear"):
         decoder_layers(nn.Linear(2, 2))
 
 
@@ -211,5 +207,5 @@ def test_a_family_whose_attention_cannot_be_tapped_is_refused(monkeypatch):
     lm = tiny_lm("llama")
     attention = decoder_layers(lm.model)[-1].self_attn
     monkeypatch.setattr(attention, "forward", lambda hidden_states, **_: (hidden_states, None))
-    with pytest.raises(RunError, match="LlamaForCausalLM cannot be read"):
+    with fails("model", "LlamaForCausalLM", kind=RunError):
         lm.generate(PROMPTS[:1], max_new_tokens=2, needs=Needs(attention=True))

@@ -8,8 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
-from fake_lm import SPEC, FakeLM
+from fake_lm import FakeLM, linear_bank
 from refusals import fails
 
 from probers.bank.bank import ProbeBank
@@ -19,7 +18,6 @@ from probers.commands.components import choices
 from probers.commands.compose import request
 from probers.commands.console import Console
 from probers.data.overlap import Seen
-from probers.heads import HEADS, WRONG
 from probers.journal import unsealed_lines
 from probers.prompts import TESTBED_PROMPT
 from probers.rag.compare import findings as showcase
@@ -28,8 +26,7 @@ from probers.rag.compare.outcomes import Comparison, Outcomes
 from probers.rag.queries import QFS
 from probers.rag.traces import Answer, Counters
 from probers.rag.triggers import Rind
-from probers.store.spec import FeatureSpec
-from probers.types import Decision, Question, Round, UserError
+from probers.types import Decision, Question, Round
 
 TEST = range(40)
 VALIDATION = range(100, 130)
@@ -66,15 +63,9 @@ def place(tmp_path, monkeypatch):
     (tmp_path / "questions.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines))
     corpus = [{"id": f"p{i}", "title": f"Town {i}", "text": f"Town {i} is in Land{i}."} for _, i in rows]
     (tmp_path / "corpus.jsonl").write_text("".join(json.dumps(x) + "\n" for x in corpus))
-    head = HEADS["linear"](["layer1", "layer2"], 4)
-    with torch.no_grad():
-        head.linear.weight.zero_()
-        head.linear.bias.zero_()
-        head.linear.weight[:, 0, WRONG] = 1.0
-    spec = FeatureSpec(SPEC, (1, 2), 4, prompt=TESTBED_PROMPT.fingerprint)
     layers = [{"layer": k, "accuracy": 0.9, "auroc": 0.95, "auroc_ci": [0.9, 1.0], "f1": 1} for k in (1, 2)]
     metrics = {"layers": layers, "ensemble": layers[0], "controls": {"mean entropy": layers[1]}}
-    ProbeBank(spec, head, 0.0, metrics=metrics, seen=Seen({})).save_pretrained(tmp_path / "prober")
+    linear_bank(metrics=metrics, seen=Seen({})).save_pretrained(tmp_path / "prober")
     made = []
 
     def load(cfg, folder, engine):
@@ -249,7 +240,7 @@ def test_methods_that_fire_within_an_answer_are_run_at_other_thresholds(place):
 
 @pytest.mark.parametrize("value", ["-1", "1.5", "null", "true", "many"])
 def test_a_sweep_that_is_no_number_of_runs_is_refused(place, value):
-    with pytest.raises(UserError, match=r"sweep=\S+ must be a whole number of 0 or more"):
+    with fails("bad-value", f"sweep={value}"):
         place.compare(f"sweep={value}")
     assert not place.models
 
@@ -306,19 +297,19 @@ def test_a_method_is_compared_at_several_values_of_an_option(place):
 
 
 @pytest.mark.parametrize(
-    ("asked", "message"),
+    ("asked", "named"),
     [
-        ("vary={riddle: {threshold: [1]}}", "unknown method 'riddle' in vary: choose from never, entropy"),
-        ("vary={probing: {theta: [1]}}", "vary names probing, which is not compared: add it to triggers"),
-        ("vary={entropy: {threshold: []}}", "vary.entropy.threshold=.. has no value"),
-        ("vary={entropy: {threshold: [1, 1]}}", "entropy_threshold=1 twice"),
-        ("vary={entropy: {luck: [1]}}", "luck.*trigger.threshold"),
-        ("vary={entropy: {query.luck: [1]}}", "luck.*question_first"),
-        ("vary={entropy: 3}", "vary=.* must be a mapping"),
+        ("vary={riddle: {threshold: [1]}}", ["'riddle'", "never, entropy"]),
+        ("vary={probing: {theta: [1]}}", ["probing", "triggers"]),
+        ("vary={entropy: {threshold: []}}", ["vary.entropy.threshold=[]"]),
+        ("vary={entropy: {threshold: [1, 1]}}", ["entropy_threshold=1"]),
+        ("vary={entropy: {luck: [1]}}", ["luck", "trigger.threshold"]),
+        ("vary={entropy: {query.luck: [1]}}", ["luck", "question_first"]),
+        ("vary={entropy: 3}", ["vary="]),
     ],
 )
-def test_what_cannot_be_varied_is_said(place, asked, message):
-    with pytest.raises(UserError, match=message):
+def test_what_cannot_be_varied_is_said(place, asked, named):
+    with fails(None, *named):
         place.compare("triggers=[never,entropy]", asked)
     assert not place.models
 
@@ -506,14 +497,11 @@ def test_damaged_thresholds_and_recorded_answers_are_named_and_made_again(place,
     assert [line.split(" ", 1)[0] for line in unfinished(altered)] == [
         str(f.relative_to(place.path)) for f in kept
     ]
-    for damage in (
-        lambda blob: blob[:-20],
-        lambda blob: seal.sub(b'"other": 1', blob),
-        lambda blob: b"[]",
-        lambda blob: b"",
-        lambda blob: b"\xff" + blob,
+    for damaged in zip(
+        *((blob[:-20], seal.sub(b'"other": 1', blob), b"[]", b"", b"\xff" + blob) for blob in kept.values()),
+        strict=True,
     ):
-        assert len(unfinished({file: damage(blob) for file, blob in kept.items()})) == 2
+        assert len(unfinished(dict(zip(kept, damaged, strict=True)))) == 2
 
 
 def test_what_is_wrong_with_a_request_is_said_before_a_model_runs(place):
@@ -685,7 +673,7 @@ def test_questions_that_a_part_was_trained_on_are_not_asked(place, capsys):
     results = place.compare("triggers=[never,probing]", "sweep=0")
     assert results["n"] == 37
     shown = capsys.readouterr().out
-    assert "3 questions are left out" in shown
+    assert "3 questions left out" in shown
     traces = (place.path / "out/traces/never.jsonl").read_text()
     assert not any(json.loads(line)["id"] in {f"q{i}" for i in trained} for line in traces.splitlines())
     assert f"chosen on {len(VALIDATION) - 4} validation questions" in shown

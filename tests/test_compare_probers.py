@@ -7,39 +7,23 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
-from fake_lm import SPEC
+from fake_lm import SPEC, linear_bank
 from refusals import fails
 from test_compare import TEST, VALIDATION, place  # noqa: F401
 
-from probers.bank.bank import ProbeBank
 from probers.commands import main as cli
 from probers.data.overlap import Seen
-from probers.heads import HEADS, WRONG
-from probers.prompts import TESTBED_PROMPT
 from probers.rag.build import named
-from probers.store.spec import FeatureSpec
-from probers.types import UserError
 
 RUN = "triggers=[never,random,probing]"
 
 
-def make_prober(
-    folder, layers=(1, 2), *, weight=1.0, threshold=0.0, seen=None, texts=80, model=SPEC, **changes
-):
+def make_prober(folder, layers=(1, 2), *, weight=1.0, texts=80, **changes):
     """A prober that finds what the scripted model does not know; with a negative weight, what it knows."""
-    head = HEADS["linear"]([f"layer{k}" for k in layers], 4)
-    with torch.no_grad():
-        head.linear.weight.zero_()
-        head.linear.bias.zero_()
-        head.linear.weight[:, 0, WRONG] = weight
-    spec = replace(FeatureSpec(model, layers, 4, prompt=TESTBED_PROMPT.fingerprint), **changes)
     measured = {"accuracy": 0.75, "accuracy_ci": [0.7, 0.8], "auroc": 0.5 + texts / 1000, "auroc_ci": None}
     metrics = {"ensemble": measured, "splits": {"train": {"n": texts, "groups": texts // 2}}, "layers": []}
-    aggregate = "max" if changes.get("pool") == "tokens" else None
-    ProbeBank(
-        spec, head, threshold, metrics=metrics, aggregate=aggregate, seen=seen or Seen({})
-    ).save_pretrained(folder)
+    bank = linear_bank(layers, weight=weight, metrics=metrics, seen=Seen({}), **changes)
+    bank.save_pretrained(folder)
 
 
 @pytest.fixture
@@ -133,14 +117,8 @@ def test_what_they_share_is_generated_once(probers):
 
 def test_names_are_the_folders_and_longer_where_two_are_called_the_same(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for folder in (
-        "a/sizes/3000",
-        "a/sizes/1000",
-        "a/sizes/200",
-        "b/sizes/200",
-        "a/layers/2-4",
-        "a/layers/2",
-    ):
+    sizes = ["a/sizes/3000", "a/sizes/1000", "a/sizes/200", "b/sizes/200"]
+    for folder in [*sizes, "a/layers/2-4", "a/layers/2"]:
         Path(folder).mkdir(parents=True)
         (Path(folder) / "config.json").touch()
     assert list(named(["a/sizes", "a/layers"])) == ["200", "1000", "3000", "2", "2-4"]
@@ -149,25 +127,25 @@ def test_names_are_the_folders_and_longer_where_two_are_called_the_same(tmp_path
     }  # fmt: skip
     assert named([]) == {} and named(["me/prober"]) == {"prober": "me/prober"}
     for twice in (["a/sizes", "a/sizes/200"], ["a/layers/2", "./a/layers/../layers/2"]):
-        with pytest.raises(UserError, match=r"probers names a/\w+/\d+ and again .*: once is enough"):
+        with fails("conflict", twice[1]):
             named(twice)
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("given", "code", "named"),
     [
-        (["probers=[swept/sizes,swept/sizes/20]"], r"names swept/sizes/20 and again swept/sizes/20"),
-        (["probers=[swept/sizes]", "prober=swept/sizes/20"], r"prober=swept/sizes/20 and probers"),
-        (["probers=[nothing]"], r"nothing is no prober \(no config\.json\)"),
-        (["probers=[swept/sizes]", "triggers=[never,entropy]"], r"none of triggers=\[never,entropy\] reads"),
-        (["probers=[swept/sizes/20,other]"], r"sizes/20 reads the model .*fake.* and other reads .*big"),
-        (["probers=[swept/sizes/20,before]"], r"probers, before: trigger=probing scores"),
+        (["probers=[swept/sizes,swept/sizes/20]"], "conflict", ["swept/sizes/20"]),
+        (["probers=[swept/sizes]", "prober=swept/sizes/20"], "conflict", ["prober=swept/sizes/20"]),
+        (["probers=[nothing]"], None, ["nothing", "config.json"]),
+        (["probers=[swept/sizes]", "triggers=[never,entropy]"], "conflict", ["triggers=[never,entropy]"]),
+        (["probers=[swept/sizes/20,other]"], "mismatch", ["sizes/20", "fake", "other", "big"]),
+        (["probers=[swept/sizes/20,before]"], "mismatch", ["probers, before:", "trigger=probing"]),
     ],
-)  # fmt: skip
-def test_probers_that_cannot_be_compared_are_told_before_a_model_runs(probers, given, message):
+)
+def test_probers_that_cannot_be_compared_are_told_before_a_model_runs(probers, given, code, named):
     make_prober(probers.path / "other", model=replace(SPEC, id="big", revision="r2"))
     make_prober(probers.path / "before", pool="predicting")
-    with pytest.raises(UserError, match=message):
+    with fails(code, *named):
         compared(probers, *given, out="out")
     assert not probers.models and not (probers.path / "out").exists()
 

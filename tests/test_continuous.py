@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 import torch
+from refusals import fails
 from tiny import FAMILIES, PROMPTS, tiny_lm
 from torch import Tensor
 
@@ -16,7 +17,7 @@ from probers.engine.kv_cache import BlockCache
 from probers.engine.language_model import Sampling
 from probers.engine.model import CausalLM
 from probers.engine.tokens import encode_prompts
-from probers.types import Feature, Needs, UserError
+from probers.types import Feature, Needs
 
 LIMITS = (9, 14, 6, 11, 12)
 
@@ -41,6 +42,11 @@ def asked(lm: CausalLM, prompts: Sequence[str], limits: Sequence[int], **options
         LiveText(Request(prompt, limit), lm.tokenizer, stops, **options)  # type: ignore[arg-type]
         for prompt, limit in zip(encode_prompts(lm.tokenizer, prompts), limits, strict=True)
     ]
+
+
+def drain(batch: ContinuousBatch) -> None:
+    while batch.running or batch.waiting:
+        batch.step()
 
 
 def run(batch: ContinuousBatch, texts: Sequence[LiveText], every: int = 2) -> None:
@@ -137,8 +143,7 @@ def test_choices_of_one_prompt_read_it_once_and_draw_apart() -> None:
     batch = ContinuousBatch(lm, rows=4)
     batch.add(texts)
     with batch:
-        while batch.running or batch.waiting:
-            batch.step()
+        drain(batch)
     handle.remove()
     alone = lm.generate([prompt.text] * 3, max_new_tokens=8, sampling=sampling)
     assert [tuple(t.row.ids) for t in texts] == [g.token_ids for g in alone]
@@ -163,8 +168,7 @@ def test_prompts_are_read_by_turns_with_what_is_written() -> None:
             batch.step()
         # The turn was the first text's own, and it had one after each piece but the last.
         assert len(first.row.ids) - written == pieces
-        while batch.running or batch.waiting:
-            batch.step()
+        drain(batch)
     alone = lm.generate([PROMPTS[0], PROMPTS[2]], max_new_tokens=(30, 4))
     assert [tuple(text.row.ids) for text in (first, second)] == [made.token_ids for made in alone]
 
@@ -205,8 +209,7 @@ def test_a_broken_row_goes_and_the_others_stay() -> None:
         batch.add([good])
         batch.step()
         batch.add([bad])
-        while batch.running or batch.waiting:
-            batch.step()
+        drain(batch)
     handle.remove()
     assert bad.error is not None and "NaN" in str(bad.error)
     assert good.error is None
@@ -234,5 +237,5 @@ def test_columns_that_are_padding_everywhere_are_given_back(monkeypatch: pytest.
 
 def test_a_family_with_another_cache_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("probers.engine.continuous.can_share", lambda config: False)
-    with pytest.raises(UserError, match="LlamaForCausalLM keeps more than keys and values"):
+    with fails("model", "LlamaForCausalLM"):
         ContinuousBatch(tiny_lm("llama"))

@@ -13,7 +13,7 @@ from probers.rag.retrievers import BM25, Dense, encoder
 from probers.rag.retrievers import dense as dense_module
 from probers.rag.retrievers import dense as neighbours
 from probers.rag.retrievers import dense as vectors
-from probers.types import Passage, RunError, UserError
+from probers.types import Passage, RunError
 
 for extra in ("sentence_transformers", "faiss"):
     pytest.importorskip(extra, reason=f"{extra} is not installed: pip install 'probers[dense]'")
@@ -29,21 +29,7 @@ def tiny(tmp_path_factory):
     from transformers import BertConfig, BertModel, BertTokenizerFast
 
     folder = tmp_path_factory.mktemp("tiny")
-    vocabulary = [
-        "[PAD]",
-        "[UNK]",
-        "[CLS]",
-        "[SEP]",
-        "[MASK]",
-        "[",
-        "]",
-        "{",
-        "}",
-        "query",
-        "passage",
-        ":",
-        *WORDS,
-    ]
+    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"[]{}:", "query", "passage", *WORDS]
     (folder / "vocab.txt").write_text("\n".join(vocabulary))
     torch.manual_seed(0)
     sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
@@ -95,17 +81,17 @@ def test_k_blank_queries_and_wrong_options(dense, tiny, tmp_path):
     assert len(retriever.search(["unknownword"], 2)[0]) == 2 and retriever.search([], 3) == []
     for make, message in [
         (lambda: retriever.search(["w1"], 0), "k=0"),
-        (lambda: dense([]), "corpus is empty"),
-        (lambda: dense(corpus(5), index="tree"), "retriever.index=tree is unknown: choose auto, flat"),
-        (lambda: dense(corpus(5), index="ivfpq"), "needs 1,000 passages, the corpus has 5"),
-        (lambda: dense(corpus(5), similarity="near"), "retriever.similarity=near is unknown"),
+        (lambda: dense([]), "corpus"),
+        (lambda: dense(corpus(5), index="tree"), "retriever.index='tree'"),
+        (lambda: dense(corpus(5), index="ivfpq"), "1,000 passages"),
+        (lambda: dense(corpus(5), similarity="near"), "retriever.similarity='near'"),
         (lambda: dense(corpus(5), batch_size=0), "retriever.batch_size=0"),
-        (lambda: dense(corpus(5), dtype="int8"), "retriever.dtype=int8 is unknown: choose float32"),
+        (lambda: dense(corpus(5), dtype="int8"), "retriever.dtype='int8'"),
         (lambda: dense(corpus(5), max_tokens=0), "retriever.max_tokens=0"),
-        (lambda: dense(corpus(5), brackets=True, query_prefix="q"), "leave the prefixes null"),
-        (lambda: dense(corpus(5), model=str(tmp_path)), "retriever.model=.* cannot be loaded"),
+        (lambda: dense(corpus(5), brackets=True, query_prefix="q"), "retriever.brackets=true"),
+        (lambda: dense(corpus(5), model=str(tmp_path)), f"retriever.model={tmp_path}"),
     ]:
-        with pytest.raises(UserError, match=message):
+        with fails(None, message):
             make()
 
 
@@ -144,42 +130,10 @@ def test_out_of_memory_is_one_sentence(dense, monkeypatch):
         dense(corpus(3))
 
 
-@pytest.mark.parametrize("backing", ["list", "store"])
-def test_an_interrupted_encoding_goes_on_and_ends_in_the_same_bytes(dense, tmp_path, monkeypatch, backing):
-    passages = corpus(100)
-    if backing == "store":
-        path = tmp_path / "c.jsonl"
-        path.write_text("".join(json.dumps({"id": p.id, "text": p.text}) + "\n" for p in passages))
-        passages = load_corpus(path, cache=tmp_path / "corpus", in_memory=0)
-    whole = dense(passages, cache=tmp_path / "whole")
-    calls, fail = [], [True]
-
-    def encode(self, texts, kind):
-        if len(calls) == 3 and fail:
-            fail.clear()
-            raise KeyboardInterrupt
-        calls.append(len(texts))
-        return real(self, texts, kind)
-
-    real = encoder.Encoder.encode
-    monkeypatch.setattr(encoder.Encoder, "encode", encode)
-    monkeypatch.setattr(dense_module, "encode_corpus", functools.partial(vectors.encode_corpus, piece=16))
-    with pytest.raises(KeyboardInterrupt):
-        dense(passages)
-    partial = next((tmp_path / "cache").glob("*.partial"))
-    with (partial / "vectors.f32").open("ab") as file:
-        file.write(b"half a piece")
-    resumed = dense(passages)
-    assert calls == [16, 16, 16, 16, 16, 16, 4]  # none twice
-    blobs = [next((tmp_path / c).glob("*/vectors.f32")).read_bytes() for c in ("whole", "cache")]
-    assert len(blobs[0]) == 100 * 8 * 4 and blobs[0] == blobs[1]
-    assert resumed.search(["w1 w2"], 5) == whole.search(["w1 w2"], 5)
-
-
-@pytest.mark.parametrize("name", ["vectors.f32", "vectors.json"])
-def test_damaged_vectors_of_an_interrupted_encoding_are_made_anew(dense, tmp_path, monkeypatch, caplog, name):
-    passages, calls = corpus(100), []
-    whole = dense(passages, cache=tmp_path / "whole")
+@pytest.fixture
+def interrupted(monkeypatch):
+    """The sizes of the pieces that are encoded, 16 texts at most; encoding the fourth is interrupted once."""
+    calls, real = [], encoder.Encoder.encode
 
     def encode(self, texts, kind):
         calls.append(len(texts))
@@ -187,9 +141,40 @@ def test_damaged_vectors_of_an_interrupted_encoding_are_made_anew(dense, tmp_pat
             raise KeyboardInterrupt
         return real(self, texts, kind)
 
-    real = encoder.Encoder.encode
-    monkeypatch.setattr(encoder.Encoder, "encode", encode)
-    monkeypatch.setattr(dense_module, "encode_corpus", functools.partial(vectors.encode_corpus, piece=16))
+    def begin():
+        monkeypatch.setattr(encoder.Encoder, "encode", encode)
+        monkeypatch.setattr(dense_module, "encode_corpus", functools.partial(vectors.encode_corpus, piece=16))
+        return calls
+
+    return begin
+
+
+@pytest.mark.parametrize("backing", ["list", "store"])
+def test_an_interrupted_encoding_goes_on_and_ends_in_the_same_bytes(dense, tmp_path, interrupted, backing):
+    passages = corpus(100)
+    if backing == "store":
+        path = tmp_path / "c.jsonl"
+        path.write_text("".join(json.dumps({"id": p.id, "text": p.text}) + "\n" for p in passages))
+        passages = load_corpus(path, cache=tmp_path / "corpus", in_memory=0)
+    whole = dense(passages, cache=tmp_path / "whole")
+    calls = interrupted()
+    with pytest.raises(KeyboardInterrupt):
+        dense(passages)
+    partial = next((tmp_path / "cache").glob("*.partial"))
+    with (partial / "vectors.f32").open("ab") as file:
+        file.write(b"half a piece")
+    resumed = dense(passages)
+    assert calls == [16, 16, 16, 16, 16, 16, 16, 4]  # none twice but the one that was interrupted
+    blobs = [next((tmp_path / c).glob("*/vectors.f32")).read_bytes() for c in ("whole", "cache")]
+    assert len(blobs[0]) == 100 * 8 * 4 and blobs[0] == blobs[1]
+    assert resumed.search(["w1 w2"], 5) == whole.search(["w1 w2"], 5)
+
+
+@pytest.mark.parametrize("name", ["vectors.f32", "vectors.json"])
+def test_damaged_vectors_of_an_interrupted_encoding_are_made_anew(dense, tmp_path, interrupted, caplog, name):
+    passages = corpus(100)
+    whole = dense(passages, cache=tmp_path / "whole")
+    calls = interrupted()
     with pytest.raises(KeyboardInterrupt):
         dense(passages)
     file = next((tmp_path / "cache").glob("*.partial")) / name
@@ -210,18 +195,10 @@ def test_vectors_are_kept_for_their_corpus_model_and_passages_alone(dense, tmp_p
     dense(passages, query_prefix="query : ", batch_size=3)  # no other vectors
     assert made() == first and len(first) == 1
     monkeypatch.undo()
-    for count, options in enumerate(
-        [
-            {"passage_prefix": "passage : "},
-            {"brackets": True},
-            {"similarity": "dot"},
-            {"max_tokens": 4},
-            {"dtype": "bfloat16"},
-        ],
-        2,
-    ):
-        dense(passages, **options)
-        assert len(made()) == count, options
+    other = {"passage_prefix": "passage : ", "brackets": True, "similarity": "dot", "max_tokens": 4}
+    for count, (option, value) in enumerate((other | {"dtype": "bfloat16"}).items(), 2):
+        dense(passages, **{option: value})
+        assert len(made()) == count, option
     dense([*passages[1:], passages[0]])
     assert len(made()) == 7
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from test_lm import assert_same
+from test_lm import assert_all_same, assert_same
 from test_prefix import forwarded
 from tiny import FAMILIES, tiny_lm
 
@@ -43,8 +43,7 @@ def both(lm, count=1, **options):
     plainly = lm.generate(PROMPTS[:count], **options)
     cache = told(lm)
     drafted = lm.generate(PROMPTS[:count], **options, draft=8, names=["a", "b"][:count], cache=cache)
-    for one, other in zip(plainly, drafted, strict=True):
-        assert_same(one, other)
+    assert_all_same(plainly, drafted)
     return drafted
 
 

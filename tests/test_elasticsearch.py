@@ -18,7 +18,7 @@ from probers.commands.compose import request
 from probers.rag.build import named_part
 from probers.rag.retrievers import BM25, elasticsearch
 from probers.rag.retrievers.elasticsearch import Elasticsearch
-from probers.types import Passage, RunError, UserError
+from probers.types import Passage, RunError
 
 for client in ("elasticsearch", "opensearchpy"):
     pytest.importorskip(client, reason=f"{client} is not installed: pip install 'probers[search]'")
@@ -307,9 +307,8 @@ def test_a_lasting_fault_in_a_search_is_one_clear_sentence_and_then_it_goes_on(s
     assert ids(retriever.search(["amber"], 1)) == [["p0"]]
 
 
-@pytest.mark.parametrize("number", ["8.13.4", "2.19.1"])
-def test_of_several_nodes_one_may_be_dead(server, monkeypatch, number):
-    server.version(number, product="Elasticsearch" if number[0] == "8" else "OpenSearch")
+@BOTH
+def test_of_several_nodes_one_may_be_dead(server, monkeypatch):
     monkeypatch.setattr(time, "sleep", None)  # nothing is waited for
     with FakeElasticsearch() as gone:
         pass
@@ -493,16 +492,11 @@ def test_servers_that_speak_it_are_taken(server, number, product):
 
 
 @pytest.mark.parametrize(
-    ("number", "product", "message"),
-    [
-        ("6.8.23", "Elasticsearch", "HTTP 200"),
-        ("4.1", "Another engine", "HTTP 200"),
-        ("", "Elasticsearch", "HTTP 200"),
-    ],
+    ("number", "product"), [("6.8.23", "Elasticsearch"), ("4.1", "Another engine"), ("", "Elasticsearch")]
 )
-def test_others_are_refused_before_anything_is_done(server, number, product, message):
+def test_others_are_refused_before_anything_is_done(server, number, product):
     server.version(number, product=product)
-    with fails("server", message, "retriever.url"):
+    with fails("server", "HTTP 200", "retriever.url"):
         connect(server, corpus("amber"))
     assert {name for name, _ in server.requests} == {"root"}
 
@@ -526,36 +520,35 @@ def test_what_is_no_such_server_at_all_is_told(server, answer, message):
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("options", "named"),
     [
-        ({"url": None}, "set ES_URL"),
-        ({"url": "localhost:9200"}, "no server at 'localhost:9200'"),
-        ({"url": ["http://x:1", "ftp://x:1"]}, "no server at 'http://x:1 ftp://x:1'"),
-        ({"url": "http://x:y"}, "no server at 'http://x:y'"),
-        ({"url": "http://x:1/?pretty"}, "no server at"),
-        ({"url": "http://x:1\n"}, "no server at"),
-        ({"index": "Wiki"}, r"Invalid index name \[Wiki\].*check retriever.index"),
-        ({"index": "_wiki"}, r"Invalid index name \[_wiki\].*check retriever.index"),
-        ({"index": "a,b"}, r"Invalid index name \[a,b\].*check retriever.index"),
-        ({"k1": -1}, "k1=-1"),
-        ({"b": 2}, "b=2"),
-        ({"analyzer": "a b"}, r"analyzer \[a b\] .*check .*retriever.analyzer"),
-        ({"shards": 0}, "shards=0"),
-        ({"timeout": 0}, "timeout=0"),
-        ({"retries": -1}, "retries=-1"),
-        ({"ca_file": __file__}, "needs https and verify=true"),
-        ({"ca_file": __file__, "url": "https://x:1", "verify": False}, "needs https and verify=true"),
+        ({"url": None}, ["ES_URL"]),
+        ({"url": "localhost:9200"}, ["'localhost:9200'"]),
+        ({"url": ["http://x:1", "ftp://x:1"]}, ["'http://x:1 ftp://x:1'"]),
+        ({"url": "http://x:y"}, ["'http://x:y'"]),
+        ({"url": "http://x:1/?pretty"}, ["retriever.url"]),
+        ({"url": "http://x:1\n"}, ["retriever.url"]),
+        ({"index": "Wiki"}, ["[Wiki]", "retriever.index"]),
+        ({"index": "_wiki"}, ["[_wiki]", "retriever.index"]),
+        ({"index": "a,b"}, ["[a,b]", "retriever.index"]),
+        ({"k1": -1}, ["k1=-1"]),
+        ({"b": 2}, ["b=2"]),
+        ({"analyzer": "a b"}, ["[a b]", "retriever.analyzer"]),
+        ({"shards": 0}, ["shards=0"]),
+        ({"timeout": 0}, ["timeout=0"]),
+        ({"retries": -1}, ["retries=-1"]),
+        ({"ca_file": __file__}, [f"ca_file={__file__}", "verify=true"]),
+        ({"ca_file": __file__, "url": "https://x:1", "verify": False}, ["verify=true"]),
     ],
 )
-def test_a_mistaken_request_is_told_before_anything_is_made(server, options, message):
-    with pytest.raises(UserError, match=message):
+def test_a_mistaken_request_is_told_before_anything_is_made(server, options, named):
+    with fails(None, *named):
         connect(server, corpus("amber"), **options)
     assert not server.indices
 
 
-@pytest.mark.parametrize("product", ["Elasticsearch", "OpenSearch"])
-def test_a_server_may_be_behind_a_path(server, product):
-    server.version("8.13.4" if product == "Elasticsearch" else "2.19.1", product=product)
+@BOTH
+def test_a_server_may_be_behind_a_path(server):
     server.path = "/behind/a/proxy"
     retriever = connect(server, corpus("amber"), url=f"{server.url}/behind/a/proxy/")
     assert ids(retriever.search(["amber"], 1)) == [["p0"]]
@@ -584,13 +577,10 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize("product", ["Elasticsearch", "OpenSearch"])
+@BOTH
 @pytest.mark.parametrize("way", WAYS)
-def test_credentials_come_from_the_environment_and_go_nowhere_else(
-    server, way, product, monkeypatch, caplog, capfd
-):
+def test_credentials_come_from_the_environment_and_go_nowhere_else(server, way, monkeypatch, caplog, capfd):
     """Into the header, and into no log, representation, message, output or saved configuration."""
-    server.version("8.13.4" if product == "Elasticsearch" else "2.19.1", product=product)
     environ, header = WAYS[way]
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
@@ -650,7 +640,7 @@ def test_an_address_with_a_password_is_refused_as_an_option_without_being_shown(
     assert "hid" not in str(error.value) and "den@" not in str(error.value)
     assert error.value.__cause__ is None
     asked = Component.of("retriever", "elasticsearch", url=url)
-    with pytest.raises(UserError) as error:
+    with fails("bad-value") as error:
         asked.make(corpus("amber"))
     assert "hid" not in str(error.value)
 
@@ -709,15 +699,8 @@ REAL = os.environ.get("ES_URL")
 def test_a_real_server_ranks_as_bm25_does(shards):
     """All passages have at most 40 words, whose number Lucene keeps exactly."""
     passages = [*skewed(400), Passage("é", "", "日本 É y_2 " + "z" * 40_000)]
-    queries = [p.text for p in skewed(40, seed=1)] + [
-        '"t1" AND (t2',
-        "É",
-        "日本",
-        "y_2",
-        "the",
-        "",
-        "t9 " * 5000,
-    ]
+    queries = ['"t1" AND (t2', "É", "日本", "y_2", "the", "", "t9 " * 5000]
+    queries += [p.text for p in skewed(40, seed=1)]
     index = f"probers-test-{uuid.uuid4().hex[:8]}"
     retriever = Elasticsearch(passages, index=index, shards=shards)
     try:

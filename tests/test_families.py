@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from test_lm import assert_same, rescored
-from tiny import CONTEXT, PROMPTS, byte_level, without_specials
+from test_lm import assert_all_same, assert_same, rescored
+from tiny import CONTEXT, PROMPTS, byte_level, reference, without_specials
 from transformers import AutoModelForCausalLM
 
 from probers.engine.model import CausalLM
@@ -63,20 +63,14 @@ def test_any_decoder_can_be_read(name):
     lm = make(name, "eager")
     needs = Needs.of((0, 1, 2, 3), attention=True)
     made = lm.generate(PROMPTS, max_new_tokens=10, needs=needs)
-    for one, other in zip(made, rescored(lm, made), strict=True):
-        assert_same(one, other)
+    assert_all_same(made, rescored(lm, made))
     for prompt, one in zip(PROMPTS, made, strict=True):
         assert_same(one, lm.generate([prompt], max_new_tokens=10, needs=needs)[0])
     shared = lm.generate(["The river" + p for p in PROMPTS], max_new_tokens=6, needs=needs)
     again = lm.generate(["The river" + p for p in PROMPTS], max_new_tokens=6, needs=needs, prefix="The river")
-    for one, other in zip(shared, again, strict=True):
-        assert_same(one, other)
+    assert_all_same(shared, again)
     for generation in made:
-        ids = torch.tensor([generation.prompt_ids + generation.token_ids])
-        with torch.no_grad():
-            out = lm.model(
-                ids, attention_mask=torch.ones_like(ids), output_hidden_states=True, output_attentions=True
-            )
+        out = reference(lm.model, generation, output_hidden_states=True, output_attentions=True)
         p, n = len(generation.prompt_ids), len(generation.token_ids)
         for layer in (0, 1, 2):
             expected = out.hidden_states[layer][0, p:].mean(dim=0).numpy()

@@ -5,13 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from tiny import PROMPTS, tiny_lm, tiny_path
+from refusals import fails
+from tiny import PROMPTS, reference, tiny_lm, tiny_path
 from transformers import AutoModelForCausalLM
 
 from probers.capture.pooling import token_pool
 from probers.datagen.labels.wiki import span_needs, span_rows
 from probers.engine.kv_cache import PrefixCache
-from probers.types import Feature, Needs, RunError, UserError
+from probers.types import Feature, Needs, RunError
 
 CLOSE = {"rtol": 0, "atol": 1e-4}
 LAYERS = (0, 1, 2)
@@ -34,10 +35,7 @@ def alone(feature: Feature) -> Needs:
 def plain(family: str, generation) -> list[torch.Tensor]:
     """hidden_states of an untouched model over one text without padding: (T, d) per layer."""
     model = AutoModelForCausalLM.from_pretrained(tiny_path(family)).eval()
-    ids = torch.tensor([generation.prompt_ids + generation.token_ids])
-    with torch.no_grad():
-        out = model(ids, attention_mask=torch.ones_like(ids), output_hidden_states=True)
-    return [states[0].numpy() for states in out.hidden_states]
+    return [states[0].numpy() for states in reference(model, generation).hidden_states]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -152,14 +150,14 @@ def test_tokens_of_several_sites_are_a_row_each():
 
 def test_what_cannot_be_read_is_refused_in_any_feature():
     lm = tiny_lm()
-    for more, message in (
-        (Feature((7,)), "layer 7 does not exist"),
-        (Feature((0,), "mlp_out"), "site=mlp_out has no layer 0"),
-        (Feature((1,), pool="mind"), "belongs to the last one"),
-        (Feature((1,), "heads"), "site=heads is unknown"),
-        (Feature((1,), pool="median"), "pool=median is unknown"),
+    for more, code, named in (
+        (Feature((7,)), "layers", "layer 7"),
+        (Feature((0,), "mlp_out"), "layers", "site=mlp_out has no layer 0"),
+        (Feature((1,), pool="mind"), "layers", "layers=(3,)"),
+        (Feature((1,), "heads"), "unknown-choice", "site=heads"),
+        (Feature((1,), pool="median"), "unknown-choice", "pool=median"),
     ):
-        with pytest.raises(UserError, match=message):
+        with fails(code, named):
             lm.generate(PROMPTS[:1], max_new_tokens=2, needs=Needs((Feature((2,)), more)))
 
 
@@ -172,7 +170,7 @@ def test_a_broken_state_is_named_whichever_feature_reads_it():
         lambda: lm.generate(PROMPTS[:1], max_new_tokens=2, needs=needs),
         lambda: lm.score(PROMPTS[:1], [[5, 6]], needs=needs),
     ):
-        with pytest.raises(RunError, match="state of the final norm is NaN"):
+        with fails("model", "the final norm", kind=RunError):
             act()
     handle.remove()
     block = lm.model.model.layers[1]
@@ -183,10 +181,9 @@ def test_a_broken_state_is_named_whichever_feature_reads_it():
         return out * float("nan") if len(passes) == 1 else out
 
     handle = block.register_forward_hook(breaks)
-    with pytest.raises(RunError, match="layer 2 is NaN or infinite at generated token 0"):
-        lm.generate(
-            PROMPTS[:1], max_new_tokens=3, needs=Needs((Feature((1,)), Feature((2,), pool="positions")))
-        )
+    needs = Needs((Feature((1,)), Feature((2,), pool="positions")))
+    with fails("model", "layer 2", "generated token 0", kind=RunError):
+        lm.generate(PROMPTS[:1], max_new_tokens=3, needs=needs)
     handle.remove()
 
 
@@ -215,5 +212,5 @@ def test_a_layer_that_is_not_run_is_an_error():
         tap.read(lambda states: states[:, -1])
         lm.model.model.layers[0](torch.zeros(1, 2, 32), position_embeddings=lm.model.model.rotary_emb(
             torch.zeros(1, 2, 32), torch.arange(2)[None]))  # fmt: skip
-        with pytest.raises(RunError, match="layer 3 of LlamaForCausalLM was not run"):
+        with fails("model", "layer 3 of LlamaForCausalLM", kind=RunError):
             tap.take()

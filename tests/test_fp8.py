@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +13,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from refusals import fails
 from safetensors.numpy import load_file as load_arrays
 from safetensors.torch import load_file
 from sklearn.metrics import roc_auc_score
@@ -24,7 +24,7 @@ from probers.capture.pooling import as_stored
 from probers.commands import main as cli
 from probers.store.spec import FeatureSpec, fp8_decode, fp8_encode
 from probers.store.store import FeatureStore
-from probers.types import RunError, UserError
+from probers.types import RunError
 
 EIGHT = replace(SPEC, dtype="fp8")
 #: Every number of e4m3 from 0 up, by its definition: 4 bits of exponent, 3 of mantissa, no infinity.
@@ -172,25 +172,23 @@ def test_what_is_not_finite_is_refused(tmp_path: Path, value: float) -> None:
     states = draw_states(8)
     fill(tmp_path / "a", EIGHT, np.minimum(states * 1e30, 1e38))  # beyond float16, and no harm
     states[1, 2, 3] = value
-    with pytest.raises(RunError, match="the states of q1 at layer 5 are not finite in fp8"):
+    with fails("bad-value", "q1 at layer 5", "fp8", kind=RunError):
         fill(tmp_path / "s", EIGHT, states)
 
 
 def test_a_store_of_another_format_is_not_joined_to_it(tmp_path: Path) -> None:
     build(tmp_path / "half")
     fill(tmp_path / "eight", EIGHT, draw_states(8))
-    with pytest.raises(UserError, match=r"half has dtype='float16', .*eight dtype='fp8': only stores of the"):
+    with fails("mismatch", "half has dtype='float16'", "eight dtype='fp8'"):
         FeatureStore.merge([tmp_path / "half", tmp_path / "eight"], tmp_path / "all")
-    with pytest.raises(UserError, match="another features, dtype"):
+    with fails("out-taken", "features, dtype"):
         FeatureStore.create(tmp_path / "half", [EIGHT], config={"seed": 0}, shards=3)
 
 
 def test_merged_stores_of_it_are_one_store(tmp_path: Path) -> None:
     states = draw_states(8)
     fill(tmp_path / "a", EIGHT, states[:5], (5,))
-    other = FeatureStore.create(tmp_path / "b", [EIGHT], config={}, shards=1)
-    other.write_shard(0, make_rows(3, 200), states[5:])
-    other.finish()
+    fill(tmp_path / "b", EIGHT, states[5:], (0, 0, 3))
     merged = FeatureStore.merge([tmp_path / "a", tmp_path / "b"], tmp_path / "all")
     np.testing.assert_array_equal(merged.states(EIGHT.layers), as_stored(states, "fp8").numpy())
 
@@ -198,9 +196,9 @@ def test_merged_stores_of_it_are_one_store(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (lambda h: h["scale"].update(shape=[3, 2]), r"scale is .*'shape': \[3, 2\]"),
-        (lambda h: h["scale"].update(dtype="I32"), r"scale is .*'dtype': 'I32'"),
-        (lambda h: h["layer.2"].update(dtype="F8_E5M2"), "layer.2 is .*F8_E5M2.* instead of .*F8_E4M3"),
+        (lambda h: h["scale"].update(shape=[3, 2]), "'shape': [3, 2]"),
+        (lambda h: h["scale"].update(dtype="I32"), "'dtype': 'I32'"),
+        (lambda h: h["layer.2"].update(dtype="F8_E5M2"), "F8_E5M2"),
         (lambda h: h.update(scalf=h.pop("scale")), "scale is None"),
     ],
 )
@@ -211,7 +209,7 @@ def test_damaged_scales_are_named(tmp_path: Path, change: Any, reason: str) -> N
     edit_header(change)(blob)
     file.write_bytes(blob)
     store = FeatureStore.open(tmp_path / "s", checksums=False)
-    with pytest.raises(UserError, match=r"s is damaged: shards/00002\.safetensors .*" + reason):
+    with fails("damaged", "shards/00002.safetensors", reason):
         store.layer(2)
 
 
@@ -265,8 +263,5 @@ def test_a_run_that_was_stopped_in_a_shard_ends_in_the_same_bytes(
     assert parts.count("parts") >= 3
     store = FeatureStore.open(tmp_path / "stopped")
     assert store.spec.dtype == "fp8"
-    digests = [
-        hashlib.sha256((tmp_path / name / "shards/00000.safetensors").read_bytes()).hexdigest()
-        for name in ("whole", "stopped")
-    ]
-    assert digests[0] == digests[1]
+    files = [tmp_path / name / "shards/00000.safetensors" for name in ("whole", "stopped")]
+    assert files[0].read_bytes() == files[1].read_bytes()

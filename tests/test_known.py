@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from test_lm import assert_same
+from test_lm import assert_all_same, assert_same
 from test_prefix import EXEMPLARS, NEEDS, forwarded
 from tiny import FAMILIES, tiny_lm
 
@@ -32,8 +32,7 @@ def test_texts_that_go_on_are_as_if_computed_anew(family, prefix):
         again = lm.generate(
             prompts, max_new_tokens=length, needs=NEEDS, prefix=prefix, names=names, cache=cache
         )
-        for one, other in zip(plainly, again, strict=True):
-            assert_same(one, other)
+        assert_all_same(plainly, again)
         prompts = go_on(lm, prompts, plainly)
 
 
@@ -56,8 +55,7 @@ def test_a_text_that_changed_in_the_middle():
     changed = [p.replace("Question", "A question", 2) for p in PROMPTS]
     plainly = lm.generate(changed, max_new_tokens=6, needs=NEEDS)
     again = lm.generate(changed, max_new_tokens=6, needs=NEEDS, names=NAMES, cache=cache)
-    for one, other in zip(plainly, again, strict=True):
-        assert_same(one, other)
+    assert_all_same(plainly, again)
 
 
 def test_stopped_texts_leave_what_was_forwarded():

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
+from refusals import fails
 from test_capture import NO_SDPA
 from test_families import make
 from test_watch import batch, hooks, plain
-from tiny import FAMILIES, PROMPTS, tiny_lm
+from tiny import FAMILIES, PROMPTS, reference, tiny_lm
 
 from probers.bank.bank import ProbeBank
 from probers.bank.calibration import Temperature
@@ -18,7 +18,7 @@ from probers.datagen.run import layers_to_read
 from probers.engine.model import CausalLM
 from probers.heads import ProbingRagHead
 from probers.store.spec import FeatureSpec
-from probers.types import Feature, Generation, Needs, UserError
+from probers.types import Feature, Generation, Needs
 
 CLOSE: dict[str, Any] = {"rtol": 0, "atol": 1e-4}
 LAYER = (3,)  # of the tiny models, the last
@@ -26,10 +26,8 @@ LAYER = (3,)  # of the tiny models, the last
 
 def by_definition(lm: CausalLM, generation: Generation) -> np.ndarray:
     """(n + 1, layers * heads) of the prompt's last token and of each token, from the weights, one by one."""
-    ids = torch.tensor([generation.prompt_ids + generation.token_ids])
-    with torch.no_grad():
-        weights = lm.model(ids, attention_mask=torch.ones_like(ids), output_attentions=True).attentions
-    prompt, total = len(generation.prompt_ids), ids.shape[1]
+    weights = reference(lm.model, generation, output_attentions=True).attentions
+    prompt, total = len(generation.prompt_ids), weights[0].shape[-1]
     found = np.zeros((total - prompt + 1, 0))
     for layer in weights:
         for head in layer[0].view(-1, total, total).double().numpy():
@@ -125,8 +123,8 @@ def test_a_prober_of_ratios_follows_a_plain_generate(family, pool):
 
 def test_what_cannot_be_asked_is_refused():
     lm = tiny_lm()
-    with pytest.raises(UserError, match=r"belongs to the last one: ask for layers=\(3,\), not \(1,\)"):
+    with fails("layers", "layers=(3,), not (1,)"):
         lm.generate(PROMPTS[:1], max_new_tokens=2, needs=Needs.of((1,), "lookback"))
     assert layers_to_read("all", 30, site="lookback") == (30,)
-    with pytest.raises(UserError, match="site=lookback makes one vector of all layers, so layers="):
+    with fails(None, "site=lookback", "layers="):
         layers_to_read([1], 30, site="lookback")

@@ -83,11 +83,8 @@ def test_always_retrieves_once_with_the_question_before_generating():
     assert all((a.retrievals, a.counters.generations) == (1, 1) for a in answers)
     assert all(p.startswith("Context:\n[1] Town") for p in lm.prompts)
     first = answers[3].rounds[0]
-    assert (first.text, first.query, first.passage_ids[0]) == (
-        "",
-        "Where is town 3?",
-        "p-Town 3 is in Land3.",
-    )
+    assert (first.text, first.query) == ("", "Where is town 3?")
+    assert first.passage_ids[0] == "p-Town 3 is in Land3."
 
 
 def test_oracle_retrieves_exactly_for_wrong_closed_book_answers_and_once():
@@ -101,9 +98,7 @@ def test_oracle_retrieves_exactly_for_wrong_closed_book_answers_and_once():
 
 def test_oracle_judges_the_answer_that_would_be_given_also_when_it_is_forced():
     def cut(prompt):
-        if prompt.endswith("So the answer is"):
-            return " Land0."
-        return " Town 0 is " + "very " * 50
+        return " Land0." if prompt.endswith("So the answer is") else " Town 0 is " + "very " * 50
 
     rag, _, retriever = make(Oracle(), writes=cut, max_new_tokens=5)
     answer = rag(QUESTIONS[0])
@@ -347,21 +342,15 @@ def test_state_tells_where_the_question_and_the_accepted_text_stand():
 
 
 def test_the_token_limit_counts_what_was_kept_before():
-    def endless(prompt):
-        return " word" * 50
-
+    limits = {"writes": lambda p: " word" * 50, "max_new_tokens": 10, "answer_tokens": 0}
     # 4 words kept, 10 allowed: the second pass may write 6 more.
-    rag, _lm, _ = make(
-        Scripted([fires(position=20), SILENT]), writes=endless, max_new_tokens=10, answer_tokens=0
-    )
+    rag, _lm, _ = make(Scripted([fires(position=20), SILENT]), **limits)
     answer = rag(QUESTIONS[1])
     assert len(answer.text.split()) == 10
     assert answer.counters.tokens == 10 + 6
     assert (answer.answer, answer.counters.forced) == ("", False)
     # A hit behind the last allowed token leaves nothing to write: the text stands.
-    rag, _, retriever = make(
-        Scripted([fires(position=50)]), writes=endless, max_new_tokens=10, answer_tokens=0
-    )
+    rag, _, retriever = make(Scripted([fires(position=50)]), **limits)
     assert rag(QUESTIONS[1]).retrievals == 0
     assert retriever.queries == []
 
@@ -411,22 +400,6 @@ def without_seconds(answer):
     trace = json.loads(json.dumps(answer.trace))
     assert trace["counters"].pop("seconds") >= 0
     return trace
-
-
-@pytest.mark.parametrize(
-    "trigger", [Oracle(), Random(0.5), Entropy(0.5), Scripted([fires(position=8), SILENT])]
-)
-def test_results_do_not_depend_on_who_is_answered_together(trigger):
-    def entropy(word):
-        return 1.0 if word == "Nowhere." else 0.2
-
-    rag, lm, _ = make(trigger, entropy=entropy)
-    together = rag.answer(QUESTIONS)
-    assert max(lm.batches) == len(QUESTIONS)
-    alone = [rag(q) for q in QUESTIONS]
-    backwards = rag.answer(QUESTIONS[::-1])[::-1]
-    assert list(map(without_seconds, together)) == list(map(without_seconds, alone))
-    assert list(map(without_seconds, together)) == list(map(without_seconds, backwards))
 
 
 def test_finished_questions_leave_the_batch():

@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from test_lm import assert_same
+from test_lm import assert_all_same
 from test_prefix import forwarded
 from tiny import FAMILIES, tiny_lm
 
@@ -49,19 +49,15 @@ def alone(lm, prompts, **options):
 def test_nested_prompts_give_what_each_gives_alone(family, eager):
     lm = tiny_lm(family)
     together = lm.generate(PROMPTS, max_new_tokens=10, needs=NEEDS)
-    for one, other in zip(together, alone(lm, PROMPTS, max_new_tokens=10, needs=NEEDS), strict=True):
-        assert_same(one, other)
+    assert_all_same(together, alone(lm, PROMPTS, max_new_tokens=10, needs=NEEDS))
 
 
 @pytest.mark.parametrize("batch_size", [2, 3, 8])
 def test_any_batch_size_gives_the_same(batch_size, eager):
     lm = tiny_lm("llama", batch_size=batch_size)
-    for one, other in zip(
-        lm.generate(PROMPTS, max_new_tokens=6, needs=NEEDS),
-        alone(lm, PROMPTS, max_new_tokens=6, needs=NEEDS),
-        strict=True,
-    ):
-        assert_same(one, other)
+    assert_all_same(
+        lm.generate(PROMPTS, max_new_tokens=6, needs=NEEDS), alone(lm, PROMPTS, max_new_tokens=6, needs=NEEDS)
+    )
 
 
 def test_what_is_nested_is_not_computed_again(monkeypatch):
@@ -148,8 +144,7 @@ def test_what_is_known_is_not_made_again(monkeypatch, eager):
 def test_prompts_of_one_token_are_not_cut(eager):
     lm = tiny_lm("llama")
     together = lm.generate(["S", "She", ONE], max_new_tokens=4, needs=NEEDS)
-    for one, other in zip(together, alone(lm, ["S", "She", ONE], max_new_tokens=4, needs=NEEDS), strict=True):
-        assert_same(one, other)
+    assert_all_same(together, alone(lm, ["S", "She", ONE], max_new_tokens=4, needs=NEEDS))
 
 
 SEQUENCES = st.lists(st.lists(st.integers(0, 2), max_size=6), max_size=12)

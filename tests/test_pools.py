@@ -9,12 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from omegaconf import OmegaConf
+from refusals import fails
 
 from probers import FeatureStore
 from probers.commands import main as cli
 from probers.datagen.run import features_to_read
 from probers.store.joined import by_site, chosen
-from probers.types import Feature, UserError
+from probers.types import Feature
 
 COT = ["limit=30", "shard_size=16", "batch_size=16", "layers=[6,12]"]
 WIKI = ["--source", "wiki", "limit=12", "shard_size=16", "batch_size=8", "layers=[6,12]"]
@@ -75,7 +76,7 @@ def test_lookback_ratios_beside_states_are_trained_on_alone(tmp_path: Path) -> N
     assert ((ratios >= 0) & (ratios <= 1)).all() and np.ptp(ratios, axis=0).max() > 0.2
     assert [one.spec.site for one in chosen([store], None, None)] == ["resid_post"]
     assert [one.spec.site for one in chosen([store], "mean", ["lookback"])] == ["lookback"]
-    with pytest.raises(UserError, match="width"):
+    with fails("mismatch", "width"):
         by_site(chosen([store], "mean", ["resid_post", "lookback"]))
 
 
@@ -100,36 +101,27 @@ def test_which_features_are_read() -> None:
     assert read(pool=["mind", "last"], site=sites, layers=[2]) == [
         Feature((4,), pool="mind"), Feature((2,), "mlp_out", "last"), Feature((2,), pool="last"),
     ]  # fmt: skip
-    with pytest.raises(UserError, match="layers"):
+    with fails(None, "layers"):
         read(pool="mind", layers=[2])
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "named"),
     [
-        (
-            ["source=wiki", "pool=[tokens,mean]"],
-            r"pool=\[tokens,mean\] mixes rows of tokens with rows of spans",
-        ),
-        (
-            ["source=cot", "pool=[mean,predicting]"],
-            "source=cot has no pool=predicting: choose mean",
-        ),
-        (["source=cot", "pool=[mean,mean]"], r"pool=\[mean,mean\] has a duplicate"),
-        (["source=cot", "site=[mlp_out,mlp_out]"], r"site=\[mlp_out,mlp_out\] has a duplicate"),
+        (["source=wiki", "pool=[tokens,mean]"], "pool=[tokens,mean]"),
+        (["source=cot", "pool=[mean,predicting]"], "source=cot has no pool=predicting"),
+        (["source=cot", "pool=[mean,mean]"], "pool=[mean,mean]"),
+        (["source=cot", "site=[mlp_out,mlp_out]"], "site=[mlp_out,mlp_out]"),
         (["source=cot", "pool=[]"], "pool="),
-        (["source=cot", "pool=[mean,median]"], "pool=.*must be"),
+        (["source=cot", "pool=[mean,median]"], "pool="),
         (["source=cot", "site=[mlp_out]", "layers=[0,2]"], "site=mlp_out has no layer 0"),
-        (
-            ["source=cot", "pool=[mean,mind]", "site=[mlp_out]"],
-            "pool=mind reads all layers at site=resid_post",
-        ),
+        (["source=cot", "pool=[mean,mind]", "site=[mlp_out]"], "pool=mind"),
     ],
 )
-def test_what_cannot_be_is_one_sentence(tmp_path: Path, arguments: list[str], message: str) -> None:
-    with pytest.raises(UserError, match=message) as caught:
+def test_what_cannot_be_is_one_sentence(tmp_path: Path, arguments: list[str], named: str) -> None:
+    with fails(None, named):
         cli.run("datagen", [*arguments, "limit=3", f"out={tmp_path / 's'}"])
-    assert "\n" not in str(caught.value) and not (tmp_path / "s").exists()
+    assert not (tmp_path / "s").exists()
 
 
 TRAIN = ["head=linear", "batch_size=16", "resamples=100", "device=cpu", "learning_curve=false"]
@@ -168,11 +160,11 @@ def test_sites_of_one_store_are_trained_as_those_of_several(
     told = [line for line in caplog.messages if "others:" in line]
     assert told == [f"pool=last is trained on, the first that {cot.path} has; others: mean"]
     assert first == trained(str(cot.path), tmp_path / "last", "site=resid_post", "pool=last")
-    for asked, message in (
-        (["pool=tokens"], "pool=tokens is not in the feature store .*: it holds pool=last site=resid_post, "),
-        (["site=attn_out"], "pool=last site=attn_out is not in the feature store"),
-        (["pool=mean", "site=[mlp_out,attn_out]"], "pool=mean site=attn_out is not in the feature store"),
+    for asked, *named in (
+        (["pool=tokens"], "pool=tokens", "pool=last site=resid_post, "),
+        (["site=attn_out"], "pool=last site=attn_out"),
+        (["pool=mean", "site=[mlp_out,attn_out]"], "pool=mean site=attn_out"),
     ):
-        with pytest.raises(UserError, match=message):
+        with fails("missing-value", *named):
             trained(str(cot.path), tmp_path / "x", *asked)
     assert not (tmp_path / "x").exists()

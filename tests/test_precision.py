@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from refusals import fails
 from tiny import FAMILIES, PROMPTS, tiny_lm, tiny_path
 from transformers import AutoModelForCausalLM
 
@@ -15,7 +16,7 @@ from probers.commands.compose import request
 from probers.commands.inputs import load_model
 from probers.commands.runs import RunFolder
 from probers.engine import loading
-from probers.types import Needs, UserError
+from probers.types import Needs
 
 CPU = torch.device("cpu")
 
@@ -49,9 +50,8 @@ def test_auto_is_bfloat16_where_the_processor_has_it_and_says_so(native, caplog)
     native(False)
     assert loading.pick_dtype("auto", CPU, config(576)) is torch.float32
     assert "model.dtype" not in caplog.text
-    with pytest.raises(UserError, match="dtype=int8") as caught:
+    with fails("bad-value", "dtype=int8"):
         loading.pick_dtype("int8", CPU, config(576))
-    assert caught.value.code == "bad-value"
 
 
 def test_the_processor_is_asked_for_its_instructions(monkeypatch):
@@ -81,7 +81,7 @@ def test_a_run_keeps_the_format_it_began_with(native, tmp_path, capsys):
     run("a").finish({"n": 1})
     assert run("a").chosen == {"model.dtype": "bfloat16"}
     assert load_model(cfg).spec.dtype == "bfloat16"  # no run, nothing kept
-    cfg.model.dtype = "float32"
+    cfg = request("datagen", [f"model.name={tiny_path()}", "model.device=cpu", "model.dtype=float32"])
     assert load_model(cfg, run("c")).spec.dtype == "float32"
     assert run("c").chosen == {}
 
@@ -91,7 +91,7 @@ def test_a_run_whose_choice_is_damaged_says_so(tmp_path):
     folder.claim()
     file = folder.path / "run.json"
     file.write_text(file.read_text().replace('"complete"', '"chosen": {"model.dtype": 3},\n "complete"'))
-    with pytest.raises(UserError, match=r"run\.json is damaged \('chosen'"):
+    with fails("damaged", "run.json", "'chosen'"):
         assert folder.chosen
 
 

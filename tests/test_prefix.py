@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from test_lm import assert_same
+from test_lm import assert_all_same, assert_same
 from tiny import FAMILIES, tiny_lm
 from transformers import DynamicCache
 
@@ -78,13 +78,9 @@ def test_odd_prefixes(family):
         ("The riv", ["The river Arl", "The rivalry"]),
     ):
         plainly = lm.generate(prompts, max_new_tokens=6, needs=NEEDS)
-        for one, other in zip(
-            plainly, lm.generate(prompts, max_new_tokens=6, needs=NEEDS, prefix=prefix), strict=True
-        ):
-            assert_same(one, other)
+        assert_all_same(plainly, lm.generate(prompts, max_new_tokens=6, needs=NEEDS, prefix=prefix))
         scored = lm.score(prompts, [g.token_ids for g in plainly], needs=NEEDS, prefix=prefix)
-        for one, other in zip(plainly, scored, strict=True):
-            assert_same(one, other)
+        assert_all_same(plainly, scored)
 
 
 def test_another_prefix_replaces_the_one_before():

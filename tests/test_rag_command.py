@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import uuid
 from dataclasses import replace
@@ -9,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from fake_elasticsearch import FakeElasticsearch
-from fake_lm import SPEC
+from fake_lm import linear_bank
 from refusals import fails
 from test_compare import model, place  # noqa: F401
 
@@ -21,10 +22,8 @@ from probers.commands.components import choices
 from probers.commands.compose import request
 from probers.commands.runs import RunFolder
 from probers.data.overlap import Seen
-from probers.heads import HEADS
 from probers.rag.build import named_part
-from probers.store.spec import FeatureSpec
-from probers.types import RunError, UserError
+from probers.types import Passage, RunError
 
 COMMON = ["questions=questions.jsonl", "corpus=corpus.jsonl", "limit=null"]
 
@@ -138,12 +137,8 @@ def test_passages_without_room_and_searches_without_result_are_told(rag, capsys,
         return made
 
     monkeypatch.setattr("probers.rag.command.load_model", small)
-    (rag.path / "long.jsonl").write_text(
-        "".join(
-            json.dumps({"id": f"p{i}", "title": "", "text": f"town 3 {'and so on ' * 9}{i}"}) + "\n"
-            for i in range(3)
-        )
-    )
+    rows = [{"id": f"p{i}", "title": "", "text": f"town 3 {'and so on ' * 9}{i}"} for i in range(3)]
+    (rag.path / "long.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert shown_of(rag, capsys, "trigger=always", "corpus=long.jsonl")[2] == (
         "fetched: 3 passages, left out because none fits the model's context"
     )
@@ -207,33 +202,17 @@ def test_an_out_folder_of_a_different_run_is_refused(rag):
     ("overrides", "code", "named"),
     [
         (["question=  "], "empty", "question"),
-        (
-            ["trigger=sometimes"],
-            "unknown-choice",
-            "'sometimes': choose one of adaptive, always, before_entity",
-        ),
+        (["trigger=sometimes"], "unknown-choice", "adaptive, always, before_entity"),
         (["question=x?", "trigger=probing"], "no-artifact", "probers-datagen"),
         (["question=x?", "trigger=probing", "prober=nowhere"], None, "nowhere"),
         (["question=x?", "trigger=random", "trigger.rate=-1"], "bad-value", "trigger.rate=-1"),
         (["question=x?", "trigger=never", "k=0"], "bad-value", "k=0"),
         (["question=x?", "trigger=oracle"], "labels", "oracle"),
-        (
-            ["question=x?", "trigger=adaptive"],
-            "no-artifact",
-            "--source cot' and 'probers-train head=adaptive'",
-        ),
+        (["question=x?", "trigger=adaptive"], "no-artifact", "probers-train head=adaptive"),
         (["question=x?", "trigger=adaptive", "trigger.classifier=prober"], None, "head=adaptive"),
         (["question=x?", "trigger=radio"], "no-artifact", "pool=tokens' and 'probers-train head=radio'"),
-        (
-            ["question=x?", "trigger=radio", "prober=prober"],
-            "mismatch",
-            "the prober prober reads mean states",
-        ),
-        (
-            ["question=x?", "trigger=before_entity"],
-            "no-artifact",
-            "pool=predicting' and 'probers-train layer",
-        ),
+        (["question=x?", "trigger=radio", "prober=prober"], "mismatch", "prober prober reads mean"),
+        (["question=x?", "trigger=before_entity"], "no-artifact", "pool=predicting"),
         (["question=x?", "trigger=before_entity", "prober=prober"], "mismatch", "prober prober reads mean"),
         (["question=x?", "trigger=entity_signal", "trigger.signal=hope"], None, "trigger.signal=hope"),
         (["trigger=never", "corpus=missing.jsonl"], None, "missing.jsonl"),
@@ -302,26 +281,20 @@ def test_every_part_in_the_configuration_can_be_made(rag, monkeypatch):
     with FakeElasticsearch() as server:
         monkeypatch.setenv("ES_URL", server.url)
         monkeypatch.setenv("no_proxy", "127.0.0.1")
-        _make_every_part()
+        make_every_part()
 
 
-def _make_every_part():
+def make_every_part():
     token_bank("tokens")
     token_bank("entities", pool="predicting")
     classifier().save("adaptive")
-    for group, given in (
-        ("trigger", {"bank": "prober", "classifier": "adaptive"}),
-        ("query", {}),
-        ("retriever", {}),
-    ):
+    banks = {"radio": "tokens", "before_entity": "entities"}
+    for group in ("trigger", "query", "retriever"):
         for name in choices(group):
+            given = {"bank": banks.get(name, "prober"), "classifier": "adaptive"}
             asked = named_part(group, name, {})
             target, names = asked.kind, set(asked.options)
-            corpus = [[_passage()]] if group == "retriever" else []
-            if name in ("radio", "before_entity"):
-                given = {**given, "bank": "tokens" if name == "radio" else "entities"}
-            elif "bank" in given:
-                given = {**given, "bank": "prober"}
+            corpus = [[Passage("1", "t", "text")]] if group == "retriever" else []
             made = asked.make(*corpus, **{k: v for k, v in given.items() if k in names})
             assert type(made) is target
             fields = getattr(target, "__dataclass_fields__", None)
@@ -333,25 +306,14 @@ def _make_every_part():
                 assert {k: getattr(made, k) for k in own} == own
 
 
-def token_bank(folder, layers=(1, 2), pool="tokens"):
+def token_bank(folder, pool="tokens"):
     """A prober of single tokens, or of the states before entities."""
-    spec = FeatureSpec(SPEC, layers, 4, pool=pool, position="entity")
-    how = "max" if pool == "tokens" else None
-    bank = ProbeBank(
-        spec, HEADS["linear"]([f"layer{k}" for k in layers], 4), 0.0, aggregate=how, seen=Seen({})
-    )
-    bank.save_pretrained(folder)
+    linear_bank(pool=pool, position="entity", seen=Seen({})).save_pretrained(folder)
 
 
 def classifier():
     questions = [f"{word} {i}?" for word in ("where", "who") for i in range(3)]
     return AdaptiveClassifier.fit(questions, ["no"] * 3 + ["multi"] * 3)
-
-
-def _passage():
-    from probers.types import Passage
-
-    return Passage("1", "t", "text")
 
 
 def finished(folder, summary):
@@ -379,13 +341,8 @@ def test_the_newest_of_the_kind_that_is_wanted_is_taken(rag, caplog):
     classifier().save(runs / "adaptive")
     Seen({}).save(runs / "adaptive")
     classifier().save(runs / "adaptive of another")
-    mine, other = {"model": "testbed"}, {"model": "x"}
-    finished(runs / "answers", mine)
-    finished(runs / "tokens", mine)
-    finished(runs / "entities", mine)
-    finished(runs / "adaptive", mine)
-    finished(runs / "answers of another", other)
-    finished(runs / "adaptive of another", other)
+    for name in ("answers", "tokens", "entities", "adaptive", "answers of another", "adaptive of another"):
+        finished(runs / name, {"model": "x" if "another" in name else "testbed"})
     cfg = request("rag", [])
     assert find_prober(cfg) == find_prober(cfg, "answers") == "runs/train/answers"
     assert find_prober(cfg, "tokens") == "runs/train/tokens"
@@ -393,16 +350,11 @@ def test_the_newest_of_the_kind_that_is_wanted_is_taken(rag, caplog):
     assert find_classifier(cfg) == "runs/train/adaptive"
     caplog.clear()
     for trigger, found in (
-        ("probing", "prober: runs/train/answers (the newest of whole answers for model=testbed)"),
-        ("radio", "prober: runs/train/tokens (the newest of single tokens for model=testbed)"),
-        (
-            "before_entity",
-            "prober: runs/train/entities (the newest of entities before they are written for model=testbed)",
-        ),
-        ("adaptive", "classifier: runs/train/adaptive (the newest for model=testbed)"),
-    ):
+        ("probing", "prober: runs/train/answers"), ("radio", "prober: runs/train/tokens"),
+        ("before_entity", "prober: runs/train/entities"), ("adaptive", "classifier: runs/train/adaptive"),
+    ):  # fmt: skip
         rag("question=Where is town 3?", f"trigger={trigger}")
-        assert found in caplog.text
+        assert f"{found} (the newest" in caplog.text
     # What was trained counts as the run's input, whether it was found or named.
     out = rag("trigger=adaptive", "split=test", "limit=2", "out=a")
     found = json.loads((out / "results.json").read_text())["config"]["inputs"]
@@ -441,13 +393,8 @@ def test_repeated_ids_are_refused_or_left_out_and_repeated_questions_are_answere
     def asked(*ids):
         lines = [{"id": id, "question": "Where is town 3?", "answers": ["Land3"]} for id in ids]
         (rag.path / "twice.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines))
-        return [
-            "questions=twice.jsonl",
-            "corpus=corpus.jsonl",
-            "trigger=entropy",
-            "split=null",
-            "overwrite=true",
-        ]
+        given = ["questions=twice.jsonl", "corpus=corpus.jsonl", "trigger=entropy"]
+        return [*given, "split=null", "overwrite=true"]
 
     with fails(None, "twice.jsonl line 2", "'a'"):
         cli.run("rag", asked("a", "a"))
@@ -470,9 +417,7 @@ def test_a_model_whose_attention_cannot_be_read_is_refused_before_anything_is_wr
 
     monkeypatch.setattr("probers.rag.command.load_model", blind)
     for overrides in (["trigger=rind"], ["trigger=never", "query=qfs"]):
-        with pytest.raises(
-            UserError, match="(trigger=rind|query=qfs) cannot be used with this model: its attention"
-        ):
+        with fails("unsupported", overrides[-1], "its attention"):
             rag(*overrides, "split=test", "out=here")
         assert not (rag.path / "here").exists()
     rag("trigger=entropy", "split=test", "out=here")
@@ -506,11 +451,5 @@ def test_a_server_that_goes_away_ends_the_run_and_the_same_command_goes_on(rag, 
         rag(*asked, "out=parts")
     resumed = (rag.path / "parts" / "traces.jsonl").read_text()
     assert resumed.startswith(kept)
-    without_time = [
-        [
-            {**row, "counters": {**row["counters"], "seconds": 0}, "sha256": ""}
-            for row in map(json.loads, text.splitlines())
-        ]
-        for text in (whole, resumed)
-    ]
+    without_time = [re.sub(r'"(seconds|sha256)": *[^,}]+', "", text) for text in (whole, resumed)]
     assert without_time[0] == without_time[1]

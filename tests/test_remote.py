@@ -202,18 +202,18 @@ def test_the_command_answers_the_same_and_resumes(
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        (["trigger=rind"], "trigger=rind reads attention, which http"),
-        (["trigger=radio"], "trigger=radio reads hidden states, which http"),
-        (["trigger=flare", "query=qfs"], "query=qfs reads attention, which http"),
-        (["trigger.with_entropy=true"], "trigger=probing with with_entropy reads hidden states"),
-        (["trigger=never", "prompt=chat"], "a chat prompt needs the tokenizer"),
-        (["trigger=never", "model=other"], "has no model 'other': pass model=NAME, one of testbed"),
+        (["trigger=rind"], ["trigger=rind", "attention"]),
+        (["trigger=radio"], ["trigger=radio", "hidden states"]),
+        (["trigger=flare", "query=qfs"], ["query=qfs", "attention"]),
+        (["trigger.with_entropy=true"], ["trigger=probing", "with_entropy"]),
+        (["trigger=never", "prompt=chat"], ["tokenizer"]),
+        (["trigger=never", "model=other"], ["'other'", "model=NAME", "testbed"]),
     ],
 )
 def test_the_command_refuses_before_it_asks(
-    server: Running, tmp_path: Path, given: list[str], told: str
+    server: Running, tmp_path: Path, given: list[str], told: list[str]
 ) -> None:
-    with pytest.raises(UserError, match=told):
+    with fails("model" if "model=other" in given else "unsupported", *told):
         command(server, tmp_path, *given)
 
 
@@ -274,32 +274,27 @@ def said(text: str = " a", logprobs: Any = MADE) -> Any:
 @pytest.mark.parametrize(
     ("status", "body", "kind", "told"),
     [
-        (401, {"error": {"message": "no key"}}, UserError, r"asks for a key: set OPENAI_API_KEY \(no key\)"),
-        (404, {"error": {"message": "nothing"}}, UserError, r"no such model or address, which ends in /v1"),
-        (400, {"error": {"message": "logprobs are off"}}, UserError, "status 400: logprobs are off"),
-        (400, {"error": {"message": "prompt too long"}}, UserError, "status 400: prompt too long"),
-        (200, said(logprobs=None), UserError, "returns no log-probabilities of m"),
-        (200, {"choices": []}, RunError, r"does not answer as OpenAI's API does \(choices: "),
-        (200, [1], RunError, "does not answer as OpenAI's API does"),
+        (401, {"error": {"message": "no key"}}, UserError, ["OPENAI_API_KEY", "no key"]),
+        (404, {"error": {"message": "nothing"}}, UserError, ["/v1", "nothing"]),
+        (400, {"error": {"message": "logprobs are off"}}, UserError, ["400", "logprobs are off"]),
+        (400, {"error": {"message": "prompt too long"}}, UserError, ["400", "prompt too long"]),
+        (200, said(logprobs=None), UserError, ["log-probabilities of m"]),
+        (200, {"choices": []}, RunError, ["choices: "]),
+        (200, [1], RunError, ["no JSON"]),
     ],
 )
 def test_what_a_server_says_wrong_is_one_sentence(
-    status: int, body: Any, kind: type[Exception], told: str, monkeypatch: Any
+    status: int, body: Any, kind: type[Any], told: list[str], monkeypatch: Any
 ) -> None:
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     listed = {"object": "list", "data": [{"id": "m"}]}
-    with (
-        lying(
-            lambda path, asked: (200, listed, {}) if path.endswith("models") else (status, body, {})
-        ) as url,
-        pytest.raises(kind, match=told) as found,
-    ):
+    answer = lambda path, asked: (200, listed, {}) if path.endswith("models") else (status, body, {})  # noqa: E731
+    with lying(answer) as url, fails(None, url, *told, kind=kind):
         RemoteLM(url, "m")
-    assert "\n" not in str(found.value)
 
 
-def test_a_server_that_is_not_there(monkeypatch: Any) -> None:
-    with fails("network", "cannot be reached: start the server or correct the address", kind=RunError):
+def test_a_server_that_is_not_there() -> None:
+    with fails("network", "http://127.0.0.1:9/v1", kind=RunError):
         RemoteLM("http://127.0.0.1:9/v1", "m")
 
 

@@ -72,17 +72,10 @@ class Page(HTMLParser):
 def sample_results() -> dict[str, Any]:
     methods = {}
     for name, (em, retrievals, none, single, auroc) in METHODS.items():
-        trigger = (
-            None
-            if auroc is None
-            else {
-                "auroc": auroc,
-                "auprc": auroc - 0.04,
-                "base_rate": 0.538,
-                "ece": 0.12 - 0.1 * abs(auroc - 0.5),
-                "prr": 2 * auroc - 1,
-            }
-        )
+        trigger = auroc and {
+            "auroc": auroc, "auprc": auroc - 0.04, "base_rate": 0.538, "ece": 0.12 - 0.1 * abs(auroc - 0.5),
+            "prr": 2 * auroc - 1,
+        }  # fmt: skip
         methods[name] = {
             "em": em, "f1": em + 0.031, "precision": em + 0.03, "recall": em + 0.04, "acc": em + 0.012,
             "retrievals": retrievals, "generations": retrievals + 1, "tokens": 21.4 * (1 + retrievals),
@@ -101,16 +94,20 @@ def sample_results() -> dict[str, Any]:
     return {"schema": 1, "config": {}, "n": 800, "methods": methods, "pairs": pairs}
 
 
+def a_round(tokens, score: float | None, threshold: float | None, *, fired: bool, **query: Any) -> Any:
+    """A round of an example; ``tokens`` are (text, score) or (text, score, fired)."""
+    keys = ("text", "score", "fired")
+    told = [dict(zip(keys, (*token, False)[:3], strict=True)) for token in tokens]
+    asked = {"query": None, "passages": []} | query
+    return {"tokens": told, "score": score, "threshold": threshold, "fired": fired, **asked}
+
+
 def sample_example(rng: np.random.Generator, index: int) -> dict[str, Any]:
     words = "▁The film Velmora Rising was directed by Tarel Onvik , who was born in Quessandra ."
     pieces = [word.replace("▁", "") if word[0] == "▁" else f" {word}" for word in words.split(" ")]
-    passages = [
-        {
-            "title": "Velmora Rising",
-            "text": "Velmora Rising is a drama film of 1987, directed by Isa Tremond.",
-        },
-        {"title": "Tarel Onvik", "text": "Tarel Onvik is a composer born in Quessandra, in the Marl region."},
-    ]
+    film = "Velmora Rising is a drama film of 1987, directed by Isa Tremond."
+    person = "Tarel Onvik is a composer born in Quessandra, in the Marl region."
+    passages = [{"title": "Velmora Rising", "text": film}, {"title": "Tarel Onvik", "text": person}]
     methods = []
     for name in METHODS:
         if name in ("never", "always"):
@@ -123,35 +120,13 @@ def sample_example(rng: np.random.Generator, index: int) -> dict[str, Any]:
             score, threshold = max(value for value in scores if value is not None), 1.2
         by_token = scores[0] is not None
         fired = name == "always" or (threshold is not None and score is not None and score > threshold)
-        tokens = [
-            {"text": text, "score": value, "fired": by_token and fired and value == score}
-            for text, value in zip(pieces, scores, strict=True)
-        ]
-        first = {
-            "tokens": tokens,
-            "score": score,
-            "threshold": threshold,
-            "fired": fired,
-            "query": None,
-            "passages": [],
-        }
-        rounds = [first]
+        told = zip(pieces, scores, strict=True)
+        tokens = [(text, value, by_token and fired and value == score) for text, value in told]
+        rounds = [a_round(tokens, score, threshold, fired=fired)]
         if fired:
-            first |= {"query": "director of Velmora Rising birthplace", "passages": passages}
-            again = [
-                {"text": text, "score": None, "fired": False}
-                for text in (" So", " the", " answer", " is", " Orlith", ".")
-            ]
-            rounds.append(
-                {
-                    "tokens": again,
-                    "score": -1.2,
-                    "threshold": 0.0,
-                    "fired": False,
-                    "query": None,
-                    "passages": [],
-                }
-            )
+            rounds[0] |= {"query": "director of Velmora Rising birthplace", "passages": passages}
+            again = [(text, None) for text in (" So", " the", " answer", " is", " Orlith", ".")]
+            rounds.append(a_round(again, -1.2, 0.0, fired=False))
         answer = "Orlith" if fired else "Quessandra"
         methods.append(
             {"method": name, "answer": answer, "correct": fired, "retrievals": int(fired), "rounds": rounds}
@@ -215,6 +190,11 @@ def render(results: dict[str, Any], data: dict[str, Any], folder: Path) -> tuple
 @pytest.fixture(scope="module")
 def sample(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Page]:
     return render(sample_results(), sample_data(), tmp_path_factory.mktemp("report"))
+
+
+def chart_of(text: str, key: str) -> str:
+    """The SVG of a chart."""
+    return text.split(f'aria-labelledby="{key}-title')[1].split("</svg>")[0]
 
 
 def test_page_is_complete_and_well_formed(sample: tuple[str, Page]) -> None:
@@ -396,7 +376,7 @@ def test_one_method_and_one_layer(tmp_path: Path) -> None:
     text, page = render(results, data, tmp_path)
     assert "One way of deciding when to retrieve, probing, was run" in page.text
     assert "<b>0.7" not in text.split("<tbody>")[1].split("</tbody>")[0]  # nothing to be better than
-    layers = text.split('aria-labelledby="layers-title')[1].split("</svg>")[0]
+    layers = chart_of(text, "layers")
     assert 'class="band' not in layers and 'class="whisker m1"' in layers
 
 
@@ -413,8 +393,7 @@ def test_the_method_table_shows_the_numbers(sample: tuple[str, Page]) -> None:
 
 def test_charts_draw_every_series(sample: tuple[str, Page]) -> None:
     text, _ = sample
-    chart = {key: text.split(f'aria-labelledby="{key}-title')[1].split("</svg>")[0]
-             for key in ("tradeoff", "roc", "layers", "controls")}  # fmt: skip
+    chart = {key: chart_of(text, key) for key in ("tradeoff", "roc", "layers", "controls")}
     assert chart["tradeoff"].count('class="line thin') == 6
     assert chart["tradeoff"].count('class="whisker') == len(METHODS)
     assert all(f">{name}</text>" in chart["tradeoff"] for name in METHODS)
@@ -458,13 +437,13 @@ def test_accuracy_has_a_chart_of_its_own_and_many_methods_no_whiskers(tmp_path: 
     text, page = render(sample_results(), data, tmp_path)
     names = [chart["aria-labelledby"].split()[0] for chart in page.of_class("chart")]
     assert names[:2] == ["tradeoff-title", "tradeoff-acc-title"]
-    chart = text.split('aria-labelledby="tradeoff-acc-title')[1].split("</svg>")[0]
+    chart = chart_of(text, "tradeoff-acc")
     assert chart.count('class="line thin') == 6 and chart.count('class="whisker') == len(METHODS)
     assert "probing: ACC 0.81 at 0.71 retrievals" in chart
     more = {f"method{i}": {"retrievals": i / 9, "em": 0.5, "em_ci": [0.4, 0.6]} for i in range(9)}
     data["points"] |= more
     text, _ = render(sample_results(), data, tmp_path)
-    assert "whisker" not in text.split('aria-labelledby="tradeoff-title')[1].split("</svg>")[0]
+    assert "whisker" not in chart_of(text, "tradeoff")
 
 
 def test_curves_that_were_run_have_a_dot_for_each_run_and_all_are_in_the_legend(tmp_path: Path) -> None:
@@ -477,9 +456,7 @@ def test_curves_that_were_run_have_a_dot_for_each_run_and_all_are_in_the_legend(
     }
     text, _ = render(sample_results(), data, tmp_path)
     plain, _ = render(sample_results(), sample_data(), tmp_path)
-    chart, before = (
-        page.split('aria-labelledby="tradeoff-title')[1].split("</svg>")[0] for page in (text, plain)
-    )
+    chart, before = chart_of(text, "tradeoff"), chart_of(plain, "tradeoff")
     assert chart.count('class="line thin') == before.count('class="line thin') + 3 - 1  # rind_paper had one
     assert chart.count('r="2.6"') == 3 * 4 and before.count('r="2.6"') == 0
     for entry in ("run at each dot", "rind_paper", "fixed by n", "rule by limit", "entropy", "random"):
@@ -515,20 +492,10 @@ def test_an_axis_of_one_value_has_round_ticks() -> None:
 
 def test_token_colours_follow_scores_and_marks_show_where_it_fired(tmp_path: Path) -> None:
     scores = [0.0, 0.5, 1.0, 2.0, 3.0, None]
-    tokens = [{"text": f" w{i}", "score": score, "fired": score == 3.0} for i, score in enumerate(scores)]
-    by_token = {
-        "tokens": tokens,
-        "score": 3.0,
-        "threshold": 1.2,
-        "fired": True,
-        "query": "w4?",
-        "passages": [],
-    }
-    plain = [{"text": f" v{i}", "score": None, "fired": False} for i in range(3)]
-    whole = [
-        {"tokens": plain, "score": score, "threshold": 0.0, "fired": score > 0, "query": None, "passages": []}
-        for score in (2.0, -2.0)
-    ]
+    tokens = [(f" w{i}", score, score == 3.0) for i, score in enumerate(scores)]
+    by_token = a_round(tokens, 3.0, 1.2, fired=True, query="w4?")
+    plain = [(f" v{i}", None) for i in range(3)]
+    whole = [a_round(plain, score, 0.0, fired=score > 0) for score in (2.0, -2.0)]
     methods = [
         {"method": "entropy", "answer": "x", "correct": True, "retrievals": 1, "rounds": [by_token]},
         {"method": "probing", "answer": "y", "correct": False, "retrievals": 1, "rounds": whole},
@@ -559,10 +526,7 @@ def test_spread_labels_keep_their_order_and_distance(wanted: list[float]) -> Non
     assert all(-1e-6 <= y <= 300 + 1e-6 for y in placed)
     in_order = [placed[i] for i in sorted(range(len(wanted)), key=lambda i: wanted[i])]
     assert all(b - a >= 15 - 1e-6 for a, b in itertools.pairwise(in_order))
-
-
-def test_labels_that_have_room_stay_where_they_want_to_be() -> None:
-    assert spread([10.0, 90.0, 50.0], 0, 100, gap=15) == [10.0, 90.0, 50.0]
+    assert spread([10.0, 90.0, 50.0], 0, 100, gap=15) == [10.0, 90.0, 50.0]  # with room they stay
 
 
 def test_labels_of_crowded_points_do_not_overlap() -> None:
@@ -621,12 +585,8 @@ def test_same_input_same_bytes_and_nothing_else_in_the_folder(tmp_path: Path) ->
 
 def test_numbers() -> None:
     assert [num(x) for x in (None, float("nan"), float("inf"), True, "0.5")] == ["–"] * 5
-    assert (num(-0.001), num(-0.5, 1), num(0.5, 1, sign=True), num(1234, 0)) == (
-        "0.00",
-        "−0.5",
-        "+0.5",
-        "1,234",
-    )
+    shown = [num(-0.001), num(-0.5, 1), num(0.5, 1, sign=True), num(1234, 0)]
+    assert shown == ["0.00", "−0.5", "+0.5", "1,234"]
 
 
 def test_statements_are_repeated_for_all_pairs_where_their_p_values_are_known(tmp_path: Path) -> None:

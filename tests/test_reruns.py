@@ -7,6 +7,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 from fake_lm import FakeLM, FakeRetriever, passage
+from test_methods import Strategies
 
 from probers.rag.compare.curves import Setting, record_all, rerun_all
 from probers.rag.compare.methods import Method, MethodRun
@@ -133,9 +134,8 @@ def test_when_nothing_is_left_between_no_more_is_run(tmp_path):
 def test_a_threshold_between_two_by_hand():
     setting = Setting("threshold", 0.5, 9.0)
     scores = np.array([0.1, 0.2, 0.3, 0.3, 0.6, 0.9])
-    assert setting.between(0.1, 0.6, scores) == pytest.approx(
-        0.25
-    )  # of .2 .3 .3 .6, one or three below: the first
+    # Of .2 .3 .3 .6, one or three below: the first.
+    assert setting.between(0.1, 0.6, scores) == pytest.approx(0.25)
     assert setting.between(0.0, 0.9, scores) in (pytest.approx(0.25), pytest.approx(0.45))
     assert setting.between(0.3, 0.6, scores) is None  # only one score tells the two apart
     assert setting.between(0.6, 0.6, scores) is None
@@ -162,13 +162,6 @@ def test_fixed_length_is_run_at_other_lengths_and_its_query_goes_with_it(tmp_pat
     assert {len(q.split()) for q in queries.queries if "?" not in q} == {2}
 
 
-class Strategies:
-    """Town number modulo 3: no, single, multi."""
-
-    def probabilities(self, questions):
-        return np.eye(3)[[int(re.findall(r"\d+", q)[0]) % 3 for q in questions]] * 0.7 + 0.1
-
-
 @pytest.mark.parametrize("trigger", [FixedSentence(), Adaptive(Strategies())])
 def test_rules_are_run_at_smaller_limits(trigger, tmp_path):
     method = Method("rule", trigger, LastSentenceQuery())
@@ -190,13 +183,8 @@ def test_a_limit_that_no_question_reaches_is_not_halved_first(tmp_path):
 
 def test_what_has_a_curve_from_recorded_answers_is_not_run_again(tmp_path):
     whole = Method("entropy", Entropy(0.1), AnswerQuery())
-    others = [
-        Method("never", Never(), AnswerQuery()),
-        Method("always", Always(), AnswerQuery()),
-        Method("random", Random(0.5), AnswerQuery()),
-        Method("oracle", Oracle(), AnswerQuery()),
-        Method("judge", LlmJudge(), AnswerQuery()),  # never fires here, at whatever limit
-    ]
+    triggers = [Never(), Always(), Random(0.5), Oracle(), LlmJudge()]  # the judge never fires here
+    others = [Method(trigger.name, trigger, AnswerQuery()) for trigger in triggers]
     assert set(curves(tmp_path, whole, SENTENCE, *others)) == {"sentence"}
     # One that never fired was not asked on recorded answers, so that it is run.
     silent = whole.with_options(threshold=99.0)

@@ -109,10 +109,7 @@ def test_both_engines_rank_alike(texts, query, k, k1, b):
 
 
 def test_parity_on_a_corpus_with_skewed_words():
-    rng = np.random.default_rng(0)
-    draw = lambda n: " ".join(f"t{min(int(x), 400)}" for x in rng.zipf(1.3, n))  # noqa: E731
-    texts = [draw(int(rng.integers(5, 60))) for _ in range(400)]
-    queries = [draw(6) for _ in range(50)]
+    texts, queries = skewed(400)
     fast, exact = (e(corpus(*texts)).search(queries, 10) for e in ENGINES)
     assert [[p.id for p in row] for row in fast] == [[p.id for p in row] for row in exact]
 
@@ -190,52 +187,44 @@ def test_an_index_is_made_once_for_its_corpus_and_parameters(tmp_path, monkeypat
     assert len([p for p in cache.iterdir() if p.is_dir()]) == 3
 
 
-def test_an_interrupted_index_goes_on_with_its_shards(tmp_path, monkeypatch):
+@pytest.fixture
+def interrupted(tmp_path, monkeypatch):
+    """An index interrupted at its fourth shard: corpus, texts, queries, (number, first) of shards, folder."""
     texts, queries = skewed(200)
-    store, begun, limit = stored(tmp_path, texts), [], 3
+    store, begun, counted = stored(tmp_path, texts), [], bm25_index.count_shard
 
     def count(folder, number, first, passages, tokens):
-        if len(begun) == limit:
+        begun.append((number, first))
+        if len(begun) == 4:
             raise KeyboardInterrupt
-        begun.append(first)
         return counted(folder, number, first, passages, 1000)
 
-    counted = bm25_index.count_shard
     monkeypatch.setattr(bm25_index, "count_shard", count)
     with pytest.raises(KeyboardInterrupt):
         BM25(store, cache=tmp_path / "bm25")
-    assert begun[0] == 0 and all(a < b for a, b in pairwise(begun))
-    half = next((tmp_path / "bm25").glob("*.partial")) / "shards"
+    return store, texts, queries, begun, next((tmp_path / "bm25").glob("*.partial")) / "shards"
+
+
+def test_an_interrupted_index_goes_on_with_its_shards(tmp_path, interrupted):
+    store, texts, queries, begun, half = interrupted
+    assert begun[0] == (0, 0) and all(a < b for a, b in pairwise(begun))
     (half / "00003.terms").write_text("a shard that was cut off")
     done = sum(json.loads(p.read_bytes())["passages"] for p in half.glob("*.json"))
-    limit = 1000
     found = BM25(store, cache=tmp_path / "bm25").search(queries, 5)
-    assert begun[3] == done > begun[2]  # nothing is counted twice
+    assert begun[4] == (3, done) > begun[2]  # nothing is counted twice
     assert found == BM25(corpus(*texts)).search(queries, 5)
 
 
 @pytest.mark.parametrize("name", ["00001.rows.npy", "00001.terms", "00001.json"])
 @pytest.mark.parametrize("damage", [lambda blob: blob[:-2] + b"00", lambda blob: blob[:-9]])
 def test_a_damaged_shard_of_an_interrupted_index_is_counted_again(
-    tmp_path, monkeypatch, caplog, name, damage
+    tmp_path, interrupted, caplog, name, damage
 ):
-    texts, queries = skewed(200)
-    store, begun = stored(tmp_path, texts), []
-
-    def count(folder, number, first, passages, tokens):
-        begun.append(number)
-        if len(begun) == 4:
-            raise KeyboardInterrupt
-        return counted(folder, number, first, passages, 1000)
-
-    counted = bm25_index.count_shard
-    monkeypatch.setattr(bm25_index, "count_shard", count)
-    with pytest.raises(KeyboardInterrupt):
-        BM25(store, cache=tmp_path / "bm25")
-    file = next((tmp_path / "bm25").glob("*.partial")) / "shards" / name
+    store, texts, queries, begun, half = interrupted
+    file = half / name
     file.write_bytes(damage(file.read_bytes()))
     found = BM25(store, cache=tmp_path / "bm25").search(queries, 5)
-    assert begun[4:6] == [1, 2] and found == BM25(corpus(*texts)).search(queries, 5)
+    assert [number for number, _ in begun[4:6]] == [1, 2] and found == BM25(corpus(*texts)).search(queries, 5)
     assert "00001.json" in caplog.text
 
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from refusals import fails
 from test_capture import expected_rows
-from tiny import FAMILIES, PROMPTS, byte_level, tiny_lm
+from tiny import FAMILIES, PROMPTS, byte_level, reference, tiny_lm
 from transformers import AutoModelForCausalLM, BertConfig, GraniteConfig, MambaConfig, OPTConfig
 
 from probers.capture.blocks import block_parts
 from probers.capture.pooling import pool_tokens
 from probers.engine.model import CausalLM
-from probers.types import Needs, UserError
+from probers.types import Needs
 
 CLOSE = {"rtol": 0, "atol": 1e-4}
 LAYERS = (1, 2, 3)
@@ -34,13 +35,11 @@ def test_what_attention_and_mlp_add_is_what_the_stream_gains(family):
         np.testing.assert_allclose(stream[:, :-1] + attention + mlp, stream[:, 1:], **CLOSE)
         assert np.abs(attention).max() > 1e-2 and np.abs(mlp).max() > 1e-2
     if family in PARALLEL:
-        with pytest.raises(UserError, match="side by side"):
+        with fails("model", "site=resid_mid"):
             states(lm, "resid_mid")
-    else:
-        for stream, attention, middle in zip(
-            streams, added["attn_out"], states(lm, "resid_mid"), strict=True
-        ):
-            np.testing.assert_allclose(stream[:, :-1] + attention, middle, **CLOSE)
+        return
+    for stream, attention, middle in zip(streams, added["attn_out"], states(lm, "resid_mid"), strict=True):
+        np.testing.assert_allclose(stream[:, :-1] + attention, middle, **CLOSE)
 
 
 def test_attention_is_told_from_the_mlp():
@@ -72,9 +71,7 @@ def test_mind_pooling_is_by_its_definition(family):
     tokens = lm.generate(PROMPTS, max_new_tokens=9, needs=Needs.of(LAYERS, pool="tokens"))
     again = lm.score(PROMPTS, [g.token_ids for g in made], needs=needs)
     for one, each, other in zip(made, tokens, again, strict=True):
-        ids = torch.tensor([one.prompt_ids + one.token_ids])
-        with torch.no_grad():
-            out = lm.model(ids, attention_mask=torch.ones_like(ids), output_hidden_states=True)
+        out = reference(lm.model, one)
         normed = out.hidden_states[-1][0, len(one.prompt_ids) :].numpy()
         expected = np.concatenate([each.state[-1].mean(axis=0), normed.mean(axis=0)])
         assert one.state.shape == (1, 64)
@@ -112,9 +109,7 @@ def test_predicting_states_are_those_of_the_position_before(family, way):
     made = lm.generate(prompts, max_new_tokens=9, needs=needs, prefix=prefix)
     again = lm.score(prompts, [g.token_ids for g in made], needs=needs, prefix=prefix)
     for one, other in zip(made, again, strict=True):
-        ids = torch.tensor([one.prompt_ids + one.token_ids])
-        with torch.no_grad():
-            out = lm.model(ids, attention_mask=torch.ones_like(ids), output_hidden_states=True)
+        out = reference(lm.model, one)
         here = slice(len(one.prompt_ids) - 1, -1)
         assert one.state.shape == (len(one.token_ids), 3, 32)
         for column, layer in enumerate((0, 2)):
@@ -147,10 +142,11 @@ SMALL = {"vocab_size": 320, "hidden_size": 32, "num_hidden_layers": 2, "num_atte
 
 
 def test_families_that_cannot_be_read_are_refused_by_name():
-    with pytest.raises(UserError, match="BertLMHeadModel lets tokens see later ones"):
-        refused(BertConfig(**SMALL, intermediate_size=48, is_decoder=False))
-    with pytest.raises(UserError, match="MambaForCausalLM keeps a recurrent state"):
-        refused(MambaConfig(vocab_size=320, hidden_size=32, num_hidden_layers=2, state_size=4))
+    bert = BertConfig(**SMALL, intermediate_size=48, is_decoder=False)
+    mamba = MambaConfig(vocab_size=320, hidden_size=32, num_hidden_layers=2, state_size=4)
+    for config, *named in (bert, "BertLMHeadModel", "later"), (mamba, "MambaForCausalLM", "recurrent"):
+        with fails("model", *named):
+            refused(config)
 
 
 def test_a_block_that_does_more_than_adding_has_no_sites_inside():
@@ -158,7 +154,7 @@ def test_a_block_that_does_more_than_adding_has_no_sites_inside():
     normed = OPTConfig(**SMALL, ffn_dim=48, word_embed_proj_dim=32, do_layer_norm_before=False, init_std=0.3)
     for config, family in ((scaled, "Granite"), (normed, "OPT")):
         lm = refused(config)
-        with pytest.raises(UserError, match=f"{family}ForCausalLM has no attn_out.* use site=resid_post"):
+        with fails("model", f"{family}ForCausalLM", "attn_out", "site=resid_post"):
             lm.generate(["The"], max_new_tokens=2, needs=Needs.of((1,), site="attn_out"))
         made = lm.generate(["The"], max_new_tokens=2, needs=Needs.of((1, 2)))
         assert made[0].state is not None or not made[0].token_ids

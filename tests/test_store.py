@@ -25,13 +25,14 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from refusals import fails
 
 from probers.commands.runs import identity
 from probers.store import reader
 from probers.store.files import read_rows
 from probers.store.spec import FeatureSpec, ModelSpec
 from probers.store.store import FeatureStore
-from probers.types import Needs, RunError, UserError
+from probers.types import Needs, RunError
 
 MODEL = ModelSpec("testbed", "abc123", layers=6, width=8, dtype="float32")
 SPEC = FeatureSpec(MODEL, layers=(0, 2, 5), width=8, prompt="p1")
@@ -59,6 +60,23 @@ def build(path: Path, *, sizes: tuple[int, ...] = (5, 0, 3), config: dict | None
     return FeatureStore.open(path)
 
 
+def begun(path: Path, *, shards: int = 1, written: tuple[int, ...] = (0,)) -> FeatureStore:
+    """An unfinished store, some of whose shards are there."""
+    store = FeatureStore.create(path, [SPEC], config={}, shards=shards)
+    for index in written:
+        store.write_shard(index, make_rows(2), make_states(2, 0))
+    return store
+
+
+def harm(file: Path, damage: str) -> None:
+    """Alter a file, cut it short or remove it."""
+    blob = file.read_bytes()
+    if damage == "gone":
+        file.unlink()
+    else:
+        file.write_bytes(blob[:-5] if damage == "cut" else blob[:-9] + bytes([blob[-9] ^ 1]) + blob[-8:])
+
+
 def tree(path: Path) -> dict[str, str]:
     files = sorted(f for f in path.rglob("*") if f.is_file())
     return {str(f.relative_to(path)): hashlib.sha256(f.read_bytes()).hexdigest() for f in files}
@@ -84,14 +102,12 @@ def test_a_layer_is_read_without_the_others(tmp_path: Path) -> None:
     file = tmp_path / "s/shards/00000.safetensors"
     before = {k: store.layer(k) for k in (2, 5)}
     blob = bytearray(file.read_bytes())
-    header = json.loads(blob[8 : 8 + int.from_bytes(blob[:8], "little")])
-    start, end = header["layer.5"]["data_offsets"]
-    base = 8 + int.from_bytes(blob[:8], "little")
-    blob[base + start : base + end] = bytes(end - start)
+    first, last = span(file, 5)
+    blob[first : last + 1] = bytes(last + 1 - first)
     file.write_bytes(blob)
     np.testing.assert_array_equal(store.layer(2), before[2])
     assert not np.array_equal(store.layer(5), before[5])
-    with pytest.raises(UserError, match=r"00000\.safetensors was altered"):
+    with fails("damaged", "00000.safetensors"):
         store.verify()
 
 
@@ -144,8 +160,7 @@ def test_killed_at_random_moments_the_store_is_byte_identical(tmp_path: Path) ->
 
 
 def test_leftovers_of_a_kill_are_removed_and_only_missing_shards_remain(tmp_path: Path) -> None:
-    store = FeatureStore.create(tmp_path, [SPEC], config={}, shards=3)
-    store.write_shard(1, make_rows(2), make_states(2, 0))
+    begun(tmp_path, shards=3, written=(1,))
     (tmp_path / "shards/.00002.parquet.tmp").write_bytes(b"half")
     (tmp_path / "shards/00002.parquet").write_bytes(b"whole, but the tensors are not there yet")
     again = FeatureStore.create(tmp_path, [SPEC], config={}, shards=3)
@@ -159,29 +174,22 @@ def test_a_damaged_shard_of_an_unfinished_store_is_named_and_missing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str, damage: str
 ) -> None:
     """Converse: the whole one beside it is not, and of a whole store nothing is said."""
-    store = FeatureStore.create(tmp_path / "s", [SPEC], config={}, shards=3)
-    for index in (0, 1):
-        store.write_shard(index, make_rows(2), make_states(2, 0))
+    begun(tmp_path / "s", shards=3, written=(0, 1))
     assert FeatureStore.create(tmp_path / "s", [SPEC], config={}, shards=3).missing == [2]
     assert caplog.text == ""
     file = tmp_path / "s/shards" / name
-    blob = file.read_bytes()
-    if damage == "gone":
-        file.unlink()
-    else:
-        file.write_bytes(blob[:-5] if damage == "cut" else blob[:-9] + bytes([blob[-9] ^ 1]) + blob[-8:])
+    harm(file, damage)
     assert FeatureStore.create(tmp_path / "s", [SPEC], config={}, shards=3).missing == [1, 2]
     assert (name in caplog.text) == (file.suffix != ".json" or damage != "gone")
 
 
 def test_unfinished_and_foreign_folders(tmp_path: Path) -> None:
-    store = FeatureStore.create(tmp_path / "s", [SPEC], config={}, shards=3)
-    store.write_shard(0, make_rows(2), make_states(2, 0))
-    with pytest.raises(UserError, match=r"incomplete \(1 of 3 shards\)"):
+    store = begun(tmp_path / "s", shards=3)
+    with fails("no-artifact", "1 of 3"):
         FeatureStore.open(tmp_path / "s")
-    with pytest.raises(RunError, match=r"lacks shards \[1, 2\]"):
+    with fails("no-artifact", "[1, 2]", kind=RunError):
         store.finish()
-    with pytest.raises(UserError, match="no feature store"):
+    with fails("no-artifact", "nowhere"):
         FeatureStore.open(tmp_path / "nowhere")
 
 
@@ -189,35 +197,35 @@ def test_another_run_in_the_folder_is_refused(tmp_path: Path) -> None:
     for batch_size in (4, 8):  # the same computation
         config = identity({"seed": 0, "batch_size": batch_size})
         FeatureStore.create(tmp_path, [SPEC], config=config, shards=3)
-    with pytest.raises(UserError, match=r"configuration, seed \(0 there, 1 now\)"):
-        FeatureStore.create(tmp_path, [SPEC], config={"seed": 1}, shards=3)
-    with pytest.raises(UserError, match=r"features, layers \(\[0, 2, 5\] there, \[2\] now\)"):
-        FeatureStore.create(tmp_path, [SPEC.select((2,))], config={"seed": 0}, shards=3)
-    with pytest.raises(UserError, match="number of shards"):
-        FeatureStore.create(tmp_path, [SPEC], config={"seed": 0}, shards=4)
+    for features, config, shards, named in (
+        ([SPEC], {"seed": 1}, 3, ("configuration, seed", "0 there, 1 now")),
+        ([SPEC.select((2,))], {"seed": 0}, 3, ("features, layers", "[0, 2, 5] there, [2] now")),
+        ([SPEC], {"seed": 0}, 4, ("number of shards",)),
+    ):
+        with fails("out-taken", *named):
+            FeatureStore.create(tmp_path, features, config=config, shards=shards)
 
 
 def test_damage_is_named(tmp_path: Path) -> None:
     build(tmp_path / "s")
     file = tmp_path / "s/shards/00002.parquet"
     blob = file.read_bytes()
-    file.write_bytes(blob[:-1])
-    with pytest.raises(UserError, match=r"00002.parquet has \d+ bytes instead of"):
-        FeatureStore.open(tmp_path / "s")
-    file.write_bytes(blob[:-1] + bytes([blob[-1] ^ 1]))
-    with pytest.raises(UserError, match=r"00002\.parquet was altered"):
+    for damage in ("cut", "gone"):
+        harm(file, damage)
+        with fails("damaged", "00002.parquet"):
+            FeatureStore.open(tmp_path / "s")
+        file.write_bytes(blob)
+    harm(file, "altered")
+    with fails("damaged", "00002.parquet"):
         FeatureStore.open(tmp_path / "s").verify()
-    file.unlink()
-    with pytest.raises(UserError, match=r"00002\.parquet is missing"):
-        FeatureStore.open(tmp_path / "s")
     (tmp_path / "s/manifest.json").write_text("{")
-    with pytest.raises(UserError, match="damaged"):
+    with fails("damaged", "manifest.json"):
         FeatureStore.open(tmp_path / "s")
 
 
 def test_missing_layer_lists_those_there(tmp_path: Path) -> None:
     store = build(tmp_path / "s")
-    with pytest.raises(UserError, match=r"layer=3 is not in the features: .* 0, 2, 5 of testbed.*has 6"):
+    with fails("layers", "layer=3", "0, 2, 5 of testbed", "has 6"):
         store.layer(3)
 
 
@@ -242,17 +250,17 @@ def test_states_and_rows_that_do_not_fit(tmp_path: Path) -> None:
         store.write_shard(0, make_rows(3), make_states(2, 0))
     states = make_states(2, 0)
     states[1, 2, 0] = 1e6  # finite in float32, not in float16
-    with pytest.raises(RunError, match="q1 at layer 5 are not finite in float16"):
+    with fails("bad-value", "q1 at layer 5", "float16", kind=RunError):
         store.write_shard(0, make_rows(2), states)
     rows = make_rows(2)
     rows[1]["mean_entropy"] = float("nan")
-    with pytest.raises(RunError, match="mean_entropy of q1 is nan"):
+    with fails("bad-value", "mean_entropy of q1 is nan", kind=RunError):
         store.write_shard(0, rows, make_states(2, 0))
     with pytest.raises(ValueError, match="split='dev'"):
         store.write_shard(0, [row | {"split": "dev"} for row in make_rows(2)], make_states(2, 0))
     assert store.missing == [0] and not list((tmp_path / "shards").iterdir())
     store.write_shard(0, [make_rows(1)[0], make_rows(1)[0]], make_states(2, 0))
-    with pytest.raises(RunError, match="q0 twice"):
+    with fails("overlap", "q0", kind=RunError):
         store.finish()
 
 
@@ -262,15 +270,15 @@ def test_specs_name_both_sides() -> None:
     moved = ModelSpec("/elsewhere", "abc123", 6, 8, "float16")
     SPEC.check_model(moved)  # the same weights under another path and number format
     for revision, layers in (("zzz", 6), ("abc123", 7)):
-        with pytest.raises(UserError, match=r"testbed@abc123 \(6 layers.*now is testbed"):
+        with fails("mismatch", "testbed@abc123 (6 layers", f"testbed@{revision}"):
             SPEC.check_model(ModelSpec("testbed", revision, layers, 8, "float32"))
-    with pytest.raises(UserError, match="pool='mean', the prober pool='last'"):
+    with fails("mismatch", "pool='mean', the prober pool='last'"):
         SPEC.check(
             FeatureSpec(MODEL, (2,), 8, pool="last", prompt="p1"), what="the store", against="the prober"
         )
-    with pytest.raises(UserError, match="testbed has 6 layers"):
+    with fails("layers", "testbed has 6 layers"):
         FeatureSpec(MODEL, layers=(7,), width=8)
-    with pytest.raises(UserError, match="width"):
+    with fails(None, "width"):
         FeatureSpec.from_dict({k: v for k, v in SPEC.to_dict().items() if k != "width"})
 
 
@@ -430,7 +438,8 @@ def edit_header(change: Any) -> Any:
 def test_headers_that_cannot_be_used_are_named(tmp_path: Path) -> None:
     """Sizes are as they were, so that only reading can notice; every message is one sentence."""
     store = build(tmp_path / "s")
-    file = tmp_path / "s/shards/00002.safetensors"
+    name = "shards/00002.safetensors"
+    file = store.path / name
     whole = file.read_bytes()
 
     def length(value: int) -> Any:
@@ -442,91 +451,96 @@ def test_headers_that_cannot_be_used_are_named(tmp_path: Path) -> None:
         (lambda blob: blob.__setitem__(8, 0xFF), "header that cannot be used"),
         (lambda blob: blob.__setitem__(slice(8, 10), b"[1"), "header that cannot be used"),
         (edit_header(lambda h: h["layer.2"].update(dtype="I16")), "'dtype': 'I16'"),
-        (edit_header(lambda h: h["layer.2"].update(shape=[2, 8])), r"'shape': \[2, 8\]"),
-        (edit_header(lambda h: h.update({"layer.3": h.pop("layer.2")})), r"tensors \['layer.0', 'layer.3'"),
+        (edit_header(lambda h: h["layer.2"].update(shape=[2, 8])), "'shape': [2, 8]"),
+        (edit_header(lambda h: h.update({"layer.3": h.pop("layer.2")})), "tensors ['layer.0', 'layer.3'"),
         (edit_header(lambda h: h["layer.2"].update(data_offsets=[0, 48])), "tensors overlap"),
     ):
         blob = bytearray(whole)
         edit(blob)
         assert len(blob) == len(whole)
         file.write_bytes(blob)
-        with pytest.raises(UserError, match=r"00002\.safetensors was altered"):
+        with fails("damaged", name):
             FeatureStore.open(tmp_path / "s")
         again = FeatureStore.open(tmp_path / "s", checksums=False)
-        with pytest.raises(UserError, match=r"s is damaged: shards/00002\.safetensors .*" + reason) as caught:
+        with fails("damaged", tmp_path / "s", name, reason):
             again.layer(2)
-        assert "\n" not in str(caught.value) and str(caught.value).endswith("make it again")
-        with pytest.raises(UserError, match=r"00002\.safetensors was altered"):
+        with fails("damaged", name):
             again.verify()
         again.states((2,), [0, 4])  # rows of the shards that are whole
-    file.write_bytes(whole[:-2])
-    with pytest.raises(UserError, match=rf"has {len(whole) - 2} bytes instead of {len(whole)}"):
-        store.layer(2)  # opened before it was cut
-    file.write_bytes(b"")
-    with pytest.raises(UserError, match="is missing or empty"):
-        store.layer(2)
+    for blob, reason in ((whole[:-2], f"{len(whole) - 2} bytes instead of {len(whole)}"), (b"", "empty")):
+        file.write_bytes(blob)
+        with fails("damaged", name, reason):
+            store.layer(2)  # opened before it was cut
     file.unlink()
-    with pytest.raises(UserError, match=r"00002\.safetensors is missing"):
+    with fails("damaged", name, "missing"):
         store.verify()
+
+
+MANIFESTS: list[tuple[Callable[[dict[str, Any]], object], str]] = [
+    (lambda m: m.pop("rows"), "lacks rows"),
+    (lambda m: m.update(shards="3"), "shards is '3'"),
+    (lambda m: m.update(rows=[5, 3]), "3 shards"),
+    (lambda m: m["files"].pop("shards/00002.parquet"), "shards/00002.parquet is listed"),
+    (lambda m: m["files"].update({"../x": {"bytes": 1, "sha256": ""}}), "../x is listed"),
+    (lambda m: m["files"]["shards/00002.parquet"].pop("bytes"), "size and checksum"),
+    (lambda m: m["spec"].pop("pool"), "a FeatureSpec has the fields"),
+    (lambda m: m["spec"].update(layers=[2, 0, 5]), "ascending"),
+    (lambda m: m.update(shards=10**9), "shards is 1000000000"),
+    (lambda m: m.update(shards=0, rows=[], files={}), "shards is 0"),
+    (lambda m: m["spec"].update(width=10**9), "00000.safetensors is too small for 5 rows of 6000000000 b"),
+    (lambda m: m["spec"].update(width=4.5), "spec.width=4.5"),
+    (lambda m: m["spec"].update(layers=list(range(10**5))), "spec.layers="),
+    (lambda m: m["spec"].update(layers=[0, "2"]), "spec.layers="),
+    (lambda m: m["spec"].update(dtype="object"), "spec.dtype=object"),
+    (lambda m: m["spec"].update(pool=["mean"]), "spec.pool="),
+    (lambda m: m["spec"].update(position="a\nb"), r"spec.position='a\nb'"),
+    (lambda m: m["spec"].update(model="testbed"), "spec.model=testbed"),
+    (lambda m: m["spec"]["model"].update(id="a\x1b[2J"), r"id='a\x1b[2J'"),
+    (lambda m: m["spec"]["model"].update(revision=None), "revision=null"),
+    (lambda m: m.update(rows=[10**15, 0, 3]), "00000.safetensors is too small for 1000000000000000 rows"),
+    (lambda m: m.update(schema=9), "schema 9"),
+    (lambda m: m.update(format="other"), "manifest.json"),
+]
+MANIFESTS_OF_SEVERAL: list[tuple[Callable[[dict[str, Any]], object], str]] = [
+    (lambda m: m.update(more=m["more"][:1]), "listed as a file or has rows"),
+    (lambda m: m.update(more=3), "more is '3'"),
+    (lambda m: m.update(more=[{"pool": "../x", "site": "mlp_out"}]), "has the fields"),
+    (lambda m: m["more"][0].update(pool="../x"), "spec.pool=../x"),
+    (lambda m: m["more"][0].update(width=8000), "too small for 5 rows"),
+    (lambda m: m["more"][0].update(prompt="p2"), "same prompt"),
+    (lambda m: m["more"][0].pop("layers"), "has the fields"),
+]
+
+
+def test_manifests_that_do_not_fit_are_named(tmp_path: Path) -> None:
+    for store, cases in (
+        (build(tmp_path / "s"), MANIFESTS),
+        (build_all(tmp_path / "all"), MANIFESTS_OF_SEVERAL),
+    ):
+        manifest = store.path / "manifest.json"
+        whole = json.loads(manifest.read_text())
+        for change, reason in cases:
+            altered = json.loads(json.dumps(whole))
+            change(altered)
+            manifest.write_text(json.dumps(altered))
+            foreign = any(altered[key] != whole[key] for key in ("schema", "format"))
+            with fails("bad-file" if foreign else "damaged", reason):
+                FeatureStore.open(store.path)
 
 
 def test_damaged_rows_and_lists_are_named(tmp_path: Path) -> None:
     store = build(tmp_path / "s")
     file = tmp_path / "s/shards/00000.parquet"
     file.write_bytes(bytes(file.stat().st_size))
-    with pytest.raises(
-        UserError, match=r"damaged: shards/00000\.parquet cannot be read \(.*\); make it again"
-    ):
+    with fails("damaged", "shards/00000.parquet"):
         store.table()
-    manifest = tmp_path / "s/manifest.json"
-    whole = json.loads(manifest.read_text())
-    for change, reason in (
-        (lambda m: m.pop("rows"), "it lacks rows"),
-        (lambda m: m.update(shards="3"), "shards is '3'"),
-        (lambda m: m.update(rows=[5, 3]), "not one number of rows for each of its 3 shards"),
-        (lambda m: m["files"].pop("shards/00002.parquet"), r"shards/00002\.parquet is listed"),
-        (lambda m: m["files"].update({"../x": {"bytes": 1, "sha256": ""}}), r"\.\./x is listed"),
-        (lambda m: m["files"]["shards/00002.parquet"].pop("bytes"), "without its size and checksum"),
-        (lambda m: m["spec"].pop("pool"), "a FeatureSpec has the fields"),
-        (lambda m: m["spec"].update(layers=[2, 0, 5]), "layers must be ascending"),
-        (lambda m: m.update(shards=10**9), "shards is 1000000000"),
-        (lambda m: m.update(shards=0, rows=[], files={}), "shards is 0"),
-        (
-            lambda m: m["spec"].update(width=10**9),
-            r"00000\.safetensors is too small for 5 rows of 6000000000 b",
-        ),
-        (lambda m: m["spec"].update(width=4.5), r"spec\.width=4\.5 must be a whole number"),
-        (lambda m: m["spec"].update(layers=list(range(10**5))), r"spec\.layers=.* must be a list"),
-        (lambda m: m["spec"].update(layers=[0, "2"]), r"spec\.layers=.* must be a list"),
-        (
-            lambda m: m["spec"].update(dtype="object"),
-            "spec.dtype=object must be float16, float32, float64 or fp8",
-        ),
-        (lambda m: m["spec"].update(pool=["mean"]), "spec.pool=.* must be mean"),
-        (lambda m: m["spec"].update(position="a\nb"), r"spec\.position='a\\nb' must be text on one line"),
-        (lambda m: m["spec"].update(model="testbed"), r"spec\.model=testbed must be a block"),
-        (lambda m: m["spec"]["model"].update(id="a\x1b[2J"), r"id='a\\x1b\[2J' must be a name on one line"),
-        (lambda m: m["spec"]["model"].update(revision=None), "revision=null must be text on one line"),
-        (
-            lambda m: m.update(rows=[10**15, 0, 3]),
-            r"00000\.safetensors is too small for 1000000000000000 rows",
-        ),
-        (lambda m: m.update(schema=9), "has schema 9, this reads 1"),
-        (lambda m: m.update(format="other"), "does not describe a feature store"),
-    ):
-        altered = json.loads(json.dumps(whole))
-        change(altered)
-        manifest.write_text(json.dumps(altered))
-        with pytest.raises(UserError, match=reason):
-            FeatureStore.open(tmp_path / "s")
-    half = FeatureStore.create(tmp_path / "h", [SPEC], config={}, shards=1)
-    half.write_shard(0, make_rows(2), make_states(2, 0))
+    half = begun(tmp_path / "h")
     half.verify()
     (tmp_path / "h/shards/00000.parquet").write_bytes(b"")
-    with pytest.raises(UserError, match=r"00000\.parquet has 0 bytes instead of 2395"):
+    with fails("damaged", "00000.parquet has 0 bytes instead of 2395"):
         half.verify()
     (tmp_path / "h/shards/00000.json").write_text("{")
-    with pytest.raises(RunError, match=r"00000\.json is damaged .* makes the shard again"):
+    with fails("damaged", "00000.json", kind=RunError):
         half.finish()
 
 
@@ -535,11 +549,11 @@ def test_damaged_rows_and_lists_are_named(tmp_path: Path) -> None:
     [
         (lambda t: t.drop(columns="group"), "lacks the column group"),
         (lambda t: t.assign(correct=t["correct"].astype(str)), "column correct of type string, not int64"),
-        (lambda t: t.assign(extra=[[1]] * len(t)), r"column extra of type list<.*, not string or int64"),
-        (lambda t: t.assign(**{"a\n\x1b": [b""] * len(t)}), r"column 'a\\n\\x1b' of type binary"),
-        (lambda t: t.assign(split="elsewhere"), "has a value of split that is none"),
-        (lambda t: t.assign(correct=7), "has a value of correct that is none"),
-        (lambda t: t.assign(text=[None, *t["text"][1:]]), "has a value of text that is none"),
+        (lambda t: t.assign(extra=[[1]] * len(t)), "column extra of type list<"),
+        (lambda t: t.assign(**{"a\n\x1b": [b""] * len(t)}), r"column 'a\n\x1b' of type binary"),
+        (lambda t: t.assign(split="elsewhere"), " split "),
+        (lambda t: t.assign(correct=7), " correct "),
+        (lambda t: t.assign(text=[None, *t["text"][1:]]), " text "),
         (lambda t: t[1:], "has 4 rows instead of 5"),
     ],
 )
@@ -551,7 +565,7 @@ def test_rows_of_another_shape_are_one_sentence(
     plain = [f.with_type(pa.string()) if f.type == pa.large_string() else f for f in rows.schema]
     pq.write_table(rows.cast(pa.schema(plain)), store.path / "shards/00000.parquet")
     for read in (store.table, lambda: list(store.tables())):
-        with pytest.raises(UserError, match=rf"damaged: shards/00000\.parquet .*{reason}"):
+        with fails("damaged", "shards/00000.parquet", reason):
             read()
 
 
@@ -566,14 +580,13 @@ def test_rows_of_another_shape_are_one_sentence(
     ],
 )
 def test_what_stands_beside_a_shard_lists_that_shard_alone(tmp_path: Path, change: dict[str, Any]) -> None:
-    store = FeatureStore.create(tmp_path / "s", [SPEC], config={}, shards=1)
-    store.write_shard(0, make_rows(2), make_states(2, 0))
+    store = begun(tmp_path / "s")
     file = store.path / "shards/00000.json"
     whole = json.loads(file.read_text())
     del whole["sha256"]
     assert store.units == set()
     file.write_text(json.dumps(whole | change))
-    with pytest.raises(RunError, match=r"00000\.json is damaged .* makes the shard again"):
+    with fails("damaged", "00000.json", kind=RunError):
         assert store.units == set()
     (store.path / f"shards/{'9' * 200}.json").write_text("{}")
     assert store.missing == []
@@ -615,11 +628,7 @@ def test_a_write_that_fails_loses_nothing(
         out = tmp_path / f"s{position}"
         with pytest.raises(RunError) as caught:
             build(out)
-        message = str(caught.value)
-        assert message == (
-            f"cannot write {out / name}: {cause}; what was finished is kept, and the same command resumes "
-            "once that is mended"
-        )
+        assert str(caught.value).startswith(f"cannot write {out / name}: {cause}; ")
         kept = tree(out)
         assert set(kept) == set(WRITES[: position - 1])  # nothing else, no temporary file either
         failing[0] = 0
@@ -631,7 +640,7 @@ def test_a_write_that_fails_loses_nothing(
 
 def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(RunError, match=r"cannot write .*file/s: Not a directory; what was finished is kept"):
+    with fails(None, tmp_path / "file/s", "Not a directory", kind=RunError):
         FeatureStore.create(tmp_path / "file/s", [SPEC], config={}, shards=1)
 
 
@@ -685,32 +694,31 @@ def test_merged_stores_are_one_store(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert len(again) == 15  # a merged store is a store like any other
 
 
-def other_model(**changes: Any) -> dict[str, Any]:
-    return {"spec": replace(SPEC, model=replace(MODEL, **changes))}
-
-
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("changes", "code", "named"),
     [
-        (other_model(revision="zzz"), r"a was made by testbed@abc123 .* and .*b by testbed@zzz .* same"),
-        ({"spec": SPEC.select((2,))}, r"a has layers=\(0, 2, 5\), .*b layers=\(2,\): only stores of"),
-        ({"spec": replace(SPEC, dtype="float32")}, r"a has dtype='float16', .*b dtype='float32'"),
-        ({"spec": replace(SPEC, pool="last")}, r"a have pool='mean', those of .*b pool='last'"),
-        ({"spec": replace(SPEC, prompt="p2")}, r"a have prompt='p1', those of .*b prompt='p2'"),
-        ({"edit": lambda row: row | {"more": 1}}, r"b has other columns than .*a \(.*more: int64\)"),
-        ({"edit": lambda row: row | {"extra": 1}}, r"b has other columns than .*a \(.*extra: int64"),
-        ({"edit": lambda row: row | {"id": "q2" if row["id"] == "q101" else row["id"]}},
-         r"the id q2 is in .*a and again in .*b: give every worker its own part"),
-        ({"edit": lambda row: row | {"group": "g1", "split": "test"}},
-         r"merging leaks: the group 'g1' is in train of .*a and in test of .*b; deal the splits"),
+        ({"spec": replace(SPEC, model=replace(MODEL, revision="zzz"))}, "mismatch", "b by testbed@zzz"),
+        ({"spec": SPEC.select((2,))}, "mismatch", "b layers=(2,)"),
+        ({"spec": replace(SPEC, dtype="float32")}, "mismatch", "b dtype='float32'"),
+        ({"spec": replace(SPEC, pool="last")}, "mismatch", "b pool='last'"),
+        ({"spec": replace(SPEC, prompt="p2")}, "mismatch", "b prompt='p2'"),
+        ({"edit": lambda row: row | {"more": 1}}, "mismatch", "more: int64)"),
+        ({"edit": lambda row: row | {"extra": 1}}, "mismatch", "extra: int64"),
+        ({"edit": lambda row: row | {"id": "q2" if row["id"] == "q101" else row["id"]}}, "overlap", "id q2"),
+        (
+            {"edit": lambda row: row | {"group": "g1", "split": "test"}},
+            "overlap",
+            "'g1' is in train of",
+        ),
     ],
-)  # fmt: skip
-def test_stores_that_do_not_fit_are_not_merged(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+)
+def test_stores_that_do_not_fit_are_not_merged(
+    tmp_path: Path, changes: dict[str, Any], code: Any, named: str
+) -> None:
     build_part(tmp_path / "a", 0)
     build_part(tmp_path / "b", 100, **changes)
-    with pytest.raises(UserError, match=message) as caught:
+    with fails(code, tmp_path / "a", tmp_path / "b", named):
         FeatureStore.merge([tmp_path / "a", tmp_path / "b"], tmp_path / "m")
-    assert "\n" not in str(caught.value)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a", "b"]
 
 
@@ -718,18 +726,19 @@ def test_merges_that_cannot_be_are_refused(tmp_path: Path) -> None:
     a = build_part(tmp_path / "a", 0)
     FeatureStore.create(tmp_path / "half", [SPEC], config={}, shards=2)
     (tmp_path / "there").mkdir()
-    for stores, out, message in (
-        ([], "m", "nothing to merge"),
-        ([a, a], "m", "the id q0 is in .*a and again in .*a"),
-        ([a, tmp_path / "half"], "m", r"half is incomplete \(0 of 2 shards\)"),
-        ([a, tmp_path / "nowhere"], "m", "nowhere is no feature store"),
-        ([a], "there", "out=.*there exists"),
-        ([a], "a", "out=.*a exists"),
-    ):
-        with pytest.raises(UserError, match=message):
+    refused: list[tuple[list[Any], str, Any, Any]] = [
+        ([], "m", "missing-value", "merge"),
+        ([a, a], "m", "overlap", "the id q0"),
+        ([a, tmp_path / "half"], "m", "no-artifact", "half is incomplete (0 of 2"),
+        ([a, tmp_path / "nowhere"], "m", "no-artifact", "nowhere"),
+        ([a], "there", "out-taken", f"out={tmp_path / 'there'}"),
+        ([a], "a", "out-taken", f"out={tmp_path / 'a'}"),
+    ]
+    for stores, out, code, named in refused:
+        with fails(code, named):
             FeatureStore.merge(stores, tmp_path / out)
     (tmp_path / "a/shards/00000.parquet").write_bytes(b"")
-    with pytest.raises(UserError, match="has 0 bytes instead of"):
+    with fails("damaged", "00000.parquet has 0 bytes"):
         FeatureStore.merge([a], tmp_path / "m")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a", "half", "there"]
     elsewhere = replace(SPEC, model=replace(MODEL, id="/moved/here"))  # the same weights under another name
@@ -781,7 +790,7 @@ def test_a_merge_on_a_full_disk_says_so(tmp_path: Path, monkeypatch: pytest.Monk
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(RunError, match=r"cannot write .*json: the disk is full; the stores to be merged are"):
+    with fails(None, "json: the disk is full", "merged", kind=RunError):
         FeatureStore.merge([a], tmp_path / "m")
     assert [p.name for p in tmp_path.iterdir()] == ["a"]
 
@@ -808,7 +817,7 @@ def test_a_hugging_face_dataset_has_every_column_and_the_layers_asked_for(tmp_pa
         build_part(tmp_path / "f", 0, spec=wide).to_datasets([0]).features["layer.0"].feature.dtype
         == "float32"
     )
-    with pytest.raises(UserError, match="layer=3 is not in the features"):
+    with fails("layers", "layer=3"):
         store.to_datasets([3])
 
 
@@ -873,9 +882,9 @@ def test_a_store_of_unknown_size_is_filled_shard_by_shard(tmp_path: Path) -> Non
     assert store.next_shard == 3 and store.units == {"u0", "u1", "u2"}
     (tmp_path / "shards/00001.json").unlink()
     assert (store.missing, store.next_shard, store.units) == ([1], 1, {"u0", "u2"})
-    with pytest.raises(RunError, match=r"lacks shards \[1\]"):
+    with fails("no-artifact", "[1]", kind=RunError):
         store.finish()
-    with pytest.raises(UserError, match="incomplete .2 of an unknown number of shards."):
+    with fails("no-artifact", "2 of an unknown number"):
         FeatureStore.open(tmp_path)
     again = FeatureStore.create(tmp_path, [SPEC], config={})
     again.write_shard(1, make_rows(2, 10), make_states(2, 1), units=["u1"])
@@ -959,11 +968,9 @@ def test_several_features_of_the_same_rows(tmp_path: Path) -> None:
     assert [FeatureSpec.from_dict(each) for each in manifest["more"]] == [MLP, MIND]
     assert "more" not in json.loads((alone.path / "manifest.json").read_text())
     assert store.feature(site="mlp_out").spec == MLP and store.feature().spec == SPEC
-    with pytest.raises(
-        UserError, match="pool=last is not in .*: it holds pool=mean site=resid_post, pool=mean"
-    ):
+    with fails("missing-value", "pool=last", "pool=mean site=resid_post, pool=mean"):
         store.feature(pool="last")
-    with pytest.raises(UserError, match="layer=0 is not in the features"):
+    with fails("layers", "layer=0"):
         store.feature(site="mlp_out").layer(0)
 
 
@@ -981,13 +988,11 @@ def test_features_that_cannot_be_of_one_store(tmp_path: Path) -> None:
     for states in ([make_states(2, 0)], make_all(2, 0), [*make_all(2, 0)[1::-1]]):
         with pytest.raises(ValueError, match="expected"):
             store.write_shard(0, make_rows(2), *states)
-    with pytest.raises(
-        UserError, match=r"further features \(\['mean of mlp_out, layers \[2, 5\]'\] there, \[\] now"
-    ):
+    with fails("out-taken", "['mean of mlp_out, layers [2, 5]'] there, [] now"):
         FeatureStore.create(tmp_path / "s", [SPEC], config={})
     states = make_all(2, 0)[:2]
     states[1][1, 1, 0] = np.inf
-    with pytest.raises(RunError, match="q1 at layer 5 are not finite"):
+    with fails("bad-value", "q1 at layer 5", kind=RunError):
         store.write_shard(0, make_rows(2), *states)
     assert store.next_shard == 0 and not list((tmp_path / "s/shards").iterdir())
 
@@ -999,39 +1004,13 @@ def test_every_features_files_are_watched(
 ) -> None:
     whole = tree(build_all(tmp_path / "s").path)
     file = tmp_path / "s/shards" / name
-    blob = file.read_bytes()
-    if damage == "gone":
-        file.unlink()
-    else:
-        file.write_bytes(blob[:-5] if damage == "cut" else blob[:-9] + bytes([blob[-9] ^ 1]) + blob[-8:])
-    with pytest.raises(UserError, match=f"damaged: shards/{name} "):
+    harm(file, damage)
+    with fails("damaged", f"shards/{name} "):
         FeatureStore.open(tmp_path / "s")
     # The command that made it makes the shard again.
     store = FeatureStore.create(tmp_path / "s", FEATURES, config={"seed": 0}, shards=3)
     assert store.missing == [2] and name in caplog.text
     assert tree(build_all(tmp_path / "s").path) == whole
-
-
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        (lambda m: m.update(more=m["more"][:1]), "listed as a file or has rows"),
-        (lambda m: m.update(more=3), "more is '?3"),
-        (lambda m: m.update(more=[{"pool": "../x", "site": "mlp_out"}]), "more is"),
-        (lambda m: m["more"][0].update(width=8000), "too small for 5 rows"),
-        (lambda m: m["more"][0].update(prompt="p2"), "same prompt"),
-        (lambda m: m["more"][0].pop("layers"), "has the fields"),
-    ],
-)
-def test_a_manifest_whose_features_do_not_fit(
-    tmp_path: Path, change: Callable[[dict[str, Any]], object], reason: str
-) -> None:
-    file = build_all(tmp_path / "s").path / "manifest.json"
-    manifest = json.loads(file.read_text())
-    change(manifest)
-    file.write_text(json.dumps(manifest))
-    with pytest.raises(UserError, match=rf"manifest.json is damaged \(.*{reason}"):
-        FeatureStore.open(tmp_path / "s")
 
 
 def test_stores_of_several_features_are_merged(tmp_path: Path) -> None:
@@ -1043,5 +1022,5 @@ def test_stores_of_several_features_are_merged(tmp_path: Path) -> None:
         read, *parts = (s.feature(pool=spec.pool, site=spec.site) for s in (merged, a, b))
         together = np.concatenate([part.states(spec.layers) for part in parts])
         np.testing.assert_array_equal(read.states(spec.layers), together)
-    with pytest.raises(UserError, match="a has 3 features of each row and .*one 1: only stores of the same"):
+    with fails("mismatch", "a has 3 features", "one 1"):
         FeatureStore.merge([a, build_part(tmp_path / "one", 2000)], tmp_path / "n")

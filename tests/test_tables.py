@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from probers.commands import main as cli
-from probers.commands.components import choices, values_of
+from probers.commands.components import choices, file_of
 from probers.commands.compose import compose, normalise, request
 from probers.commands.main import combinations
 from probers.commands.presets import methods
@@ -95,7 +95,7 @@ def listed(heading: str) -> Iterator[str]:
 
 def test_every_method_of_a_comparison_stands_in_the_document():
     asked = {value(command, "method") for command in COMMANDS}
-    assert {m for m in choices("method") if "compare" in values_of("method", m)["commands"]} <= asked
+    assert {m for m in choices("method") if "compare" in file_of("method", m)["commands"]} <= asked
     assert {m for m in methods("datagen")} <= asked
 
 

@@ -4,16 +4,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
-from fake_lm import NONE, SPEC, FakeLM
+from fake_lm import NONE, SPEC, FakeLM, linear_bank
 from hypothesis import given
 from hypothesis import strategies as st
 from refusals import fails
 
-from probers.bank.bank import ProbeBank
 from probers.bank.calibration import EntropyModel
 from probers.bank.ensemble import Ensemble
-from probers.heads import HEADS, WRONG
 from probers.prompts import TESTBED_PROMPT
 from probers.rag.build import named_part
 from probers.rag.protocol import UNANSWERED, Trigger, decide, name_of
@@ -34,7 +31,6 @@ from probers.rag.triggers import (
     Rind,
     State,
 )
-from probers.store.spec import FeatureSpec
 from probers.types import AttentionRows, Decision, Feature, Needs, Question, RunError, UserError
 
 BOTH = Needs.of((1, 2))
@@ -204,15 +200,8 @@ def test_rind_looks_at_a_whole_batch_in_one_pass_and_an_empty_text_does_not_fire
         Rind(variant="new")
 
 
-def bank(layers=(1, 2), threshold=0.25, **fields):
-    """Linear heads whose margin (wrong minus correct) is the first component of their layer's state."""
-    head = HEADS["linear"]([f"layer{k}" for k in layers], 4)
-    with torch.no_grad():
-        head.linear.weight.zero_()
-        head.linear.bias.zero_()
-        head.linear.weight[:, 0, WRONG] = 1.0
-    spec = FeatureSpec(SPEC, layers, 4, prompt=TESTBED_PROMPT.fingerprint)
-    return ProbeBank(spec, head, threshold, **fields)
+def bank(layers=(1, 2), threshold=0.25, **options):
+    return linear_bank(layers, threshold, **options)
 
 
 def probed(value, needs=BOTH):
@@ -221,11 +210,9 @@ def probed(value, needs=BOTH):
 
 @pytest.mark.parametrize("fields", [{"position": "entity"}, {"pool": "predicting", "position": "entity"}])
 def test_probing_refuses_heads_that_do_not_read_what_was_written(fields):
-    made = bank()
-    other = replace(made, spec=replace(made.spec, **fields))
     with fails("mismatch", "--source cot"):
-        Probing(other)
-    Probing(made)
+        Probing(bank(**fields))
+    Probing(bank())
 
 
 def test_probing_sums_layers_and_fires_above_the_banks_threshold():
@@ -473,8 +460,7 @@ def test_a_look_ahead_leaves_room_for_a_stop_string_that_begins_right_behind_it(
 
 def token_bank(layers=(2,), **fields):
     """Like :func:`bank`, for single tokens: s = sigmoid(first component)."""
-    made = bank(layers)
-    return replace(made, spec=replace(made.spec, pool="tokens", position="entity"), aggregate="max", **fields)
+    return bank(layers, pool="tokens", position="entity", **fields)
 
 
 def told(*chances, text=TWO, layers=(2,)):
@@ -491,7 +477,7 @@ def test_probing_by_tokens_scores_the_worst_entity_or_all_of_a_text_without():
     """Also behind a prompt of another form than the prober was trained with."""
     made = told(*([0.9] * 4), 0.2, 0.3, 0.9, 0.6, text=" so he was born in Vienna in 1756")
     scores = [np.log(p / (1 - p)) for p in (0.2, 0.3, 0.6)]
-    trigger = Probing(replace(token_bank(), threshold=0.0))
+    trigger = Probing(token_bank(threshold=0.0))
     assert trigger.needs == Needs.of((2,), pool="tokens")
     spans = [made.text[a:b] for a, b in made.offsets]
     assert [spans[5].strip(), spans[7].strip()] == ["Vienna", "1756"]
@@ -607,27 +593,6 @@ def test_the_judge_asks_about_all_questions_at_once():
         LlmJudge("Can you?")
     with fails("bad-value", "max_new_tokens=0"):
         LlmJudge(max_new_tokens=0)
-
-
-WORDS = st.lists(st.sampled_from(["the", "of", "Vamora", "town", "is", "Telka"]), min_size=1, max_size=8)
-
-
-@given(WORDS, st.data())
-def test_rind_is_zero_on_stop_words_and_grows_with_entropy(words, data):
-    """S = H * a * s: stop words have s = 0; the paper's score is linear in H, and so is the released one."""
-    text = "".join(f" {w}" for w in words)
-    n = len(words)
-    entropies = data.draw(st.lists(st.floats(0.1, 5), min_size=n, max_size=n))
-    attention = data.draw(st.lists(st.floats(0.01, 1), min_size=n, max_size=n))
-    made = generation(text, entropies, Needs(attention=True))
-    twice = replace(made, entropies=made.entropies * 2)
-    for trigger, lm in ((Rind(1.0, "paper"), None), (Rind(1.0), Alone([attention]))):
-        scores = np.array(trigger(made, state(lm)).token_scores)
-        assert (scores[[w in ("the", "of", "is") for w in words]] == 0).all()
-        np.testing.assert_allclose(trigger(twice, state(lm)).token_scores, 2 * scores, rtol=1e-5)
-    # Attention is shared out within a sentence, so that its scale does not matter.
-    other = Alone([[a / 3 for a in attention]])
-    np.testing.assert_allclose(Rind(1.0)(made, state(other)).token_scores, scores, rtol=1e-4)
 
 
 def test_triggers_are_called_as_in_the_configuration():

@@ -204,6 +204,13 @@ def without_specials(model: Any, tokenizer: Any) -> None:
     )
 
 
+def reference(model: Any, generation: Any, **asked: bool) -> Any:
+    """What transformers itself reports of a generation's prompt and tokens, one text without padding."""
+    ids = torch.tensor([[*generation.prompt_ids, *generation.token_ids]])
+    with torch.no_grad():
+        return model(ids, attention_mask=torch.ones_like(ids), **(asked or {"output_hidden_states": True}))
+
+
 def save_gguf(file: Path, *, kind: str = "F32", name: str = "llama", seed: int = 0) -> Path:
     """The tiny Llama and its tokenizer as a GGUF file, laid out as llama.cpp's converter does it.
 

@@ -94,22 +94,18 @@ class StreamingPool:
         self._pool, self._rows = pool, rows
         self._sums: Tensor | None = None  # (rows, heads, width): sums, or what the last token has
 
-    def add(self, vectors: Tensor, rows: Tensor | slice, live: Tensor | None = None) -> None:
+    def add(self, vectors: Tensor, rows: Tensor | slice) -> None:
         """Take one more token of some texts.
 
         Args:
             vectors: (b, heads, width), from :func:`token_vectors`.
             rows: (b,) whose they are.
-            live: (b,) bool, False for a token that is no part of its text; None where all are.
         """
         if self._sums is None:
             self._sums = vectors.new_zeros(self._rows, *vectors.shape[1:])
         width = vectors.shape[-1]
         parts = [start := _averaged_from(self._pool, width), width - start]
         (last, sums), (newest, more) = self._sums.split(parts, dim=-1), vectors.split(parts, dim=-1)
-        if live is not None:
-            counts = live[:, None, None]
-            newest, more = torch.where(counts, newest, last[rows]), torch.where(counts, more, 0.0)
         if start:
             last[rows] = newest
         if start < width and isinstance(rows, slice):

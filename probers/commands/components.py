@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from importlib import resources
 from pkgutil import resolve_name
 from typing import Any
@@ -122,13 +123,19 @@ def node_of(group: str, name: str) -> dict[str, Any]:
     return {"_target_": target_of(group, name), **told_of(group, name).defaults, **own}
 
 
-def values_of(group: str, name: str) -> dict[str, Any]:
-    """The values of a file, over those of the files that its ``defaults`` name."""
+@cache
+def file_of(group: str, name: str) -> Mapping[str, Any]:
+    """What a YAML file of a group says; of the group "" one beside the groups."""
     import yaml
 
     file = resources.files("probers.configs") / group / f"{name}.yaml"
-    own = yaml.safe_load(file.read_text(encoding="utf-8"))
-    found: dict[str, Any] = {}
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast
+    return yaml.load(file.read_text(encoding="utf-8"), loader)  # type: ignore[no-any-return]
+
+
+def values_of(group: str, name: str) -> dict[str, Any]:
+    """The values of a file, over those of the files that its ``defaults`` name."""
+    own, found = dict(file_of(group, name)), dict[str, Any]()
     for base in own.pop("defaults", ()):
         found |= {} if base in COMPONENTS.get(group, ()) else values_of(group, base)
     return found | own

@@ -269,8 +269,8 @@ def _depart(config: DictConfig, group: str, plain: DictConfig) -> None:
     """Take the user's choice in a group, ``plain``, without a preset's options for another choice."""
     from omegaconf import OmegaConf, open_dict
 
-    # A preset's options mean something for another set of questions, but not for the user's own file.
-    if group not in _OF_A_CHOICE and not plain.get("path"):
+    # Elsewhere a preset's options still mean something for another choice, but not for a file.
+    if group not in _OF_A_CHOICE and plain.get("path") is None:
         plain = OmegaConf.masked_copy(config[group], list(map(str, plain)))
     with open_dict(config):
         config[group] = plain
@@ -343,12 +343,13 @@ def _names(command: str, group: str) -> list[str]:
 
 def _explain(command: str, overrides: Sequence[str], error: Exception) -> UserError:
     """One sentence for what Hydra refuses: the first override that names nothing there is."""
-    from omegaconf.errors import InterpolationResolutionError
+    from omegaconf.errors import InterpolationKeyError, InterpolationResolutionError
 
+    if isinstance(error, InterpolationKeyError) and (found := re.search("'(.+)'", str(error))):
+        told = f"{error.full_key} is taken from {found[1]}, which does not exist: choose another value for it"
+        return UserError(told, "unknown-key")
     if isinstance(error, InterpolationResolutionError):
-        return UserError(
-            f"{error.full_key} cannot be read: {first_line(error).rpartition(': ')[2]}", "argument"
-        )
+        return UserError(f"{error.full_key} cannot be read: {str(error).splitlines()[0].rpartition(': ')[2]}")
     choosing: list[str] = []
     for override in overrides:
         key, _, value = override.partition("=")

@@ -8,26 +8,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
-from importlib import resources
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
 from ..types import UserError
-from .components import choices
+from .components import choices, file_of
 
 if TYPE_CHECKING:
     from .settings import Settings
 
 #: A reference to one of the numbers that a preset gives.
 _PUBLISHED = re.compile(r"\$\{published\.(\w+)")
-
-
-@cache
-def _values(group: str, name: str) -> dict[str, Any]:
-    file = resources.files("probers.configs") / group / f"{name}.yaml"
-    return yaml.safe_load(file.read_text(encoding="utf-8"))  # type: ignore[no-any-return]
 
 
 def presets(command: str) -> list[str]:
@@ -111,7 +101,7 @@ def notes(overrides: Sequence[str], settings: Settings) -> list[str]:
     preset = preset.strip("'\"")
     if preset == "null":
         return []
-    published, chosen = _values("experiment", preset).get("model", {}).get("name"), settings.record["model"]
+    published, chosen = file_of("experiment", preset).get("model", {}).get("name"), settings.record["model"]
     if published in (None, chosen["name"]):
         return []
     return [f"experiment={preset} is published for {published}: its numbers are not model={chosen['name']}'s"]
@@ -131,13 +121,13 @@ def departures(typed: Mapping[str, str]) -> list[str]:
 
 
 def _commands(group: str, name: str) -> tuple[str, ...]:
-    return tuple(_values(group, name).get("commands", ()))
+    return tuple(file_of(group, name).get("commands", ()))
 
 
 def _chosen(group: str, name: str) -> dict[str, str]:
     """Group -> choice of a file's defaults list."""
     found = {}
-    for entry in _values(group, name).get("defaults", ()):
+    for entry in file_of(group, name).get("defaults", ()):
         for key, value in entry.items() if isinstance(entry, dict) else ():
             if "/" in key:
                 found[key.rpartition("/")[2]] = value
@@ -146,12 +136,12 @@ def _chosen(group: str, name: str) -> dict[str, str]:
 
 def _given(preset: str) -> set[str]:
     """The published numbers that a preset gives, with those of the presets that it builds on."""
-    return set(_values("experiment", preset).get("published", {}))
+    return set(file_of("experiment", preset).get("published", {}))
 
 
 def _published(method: str) -> set[str]:
     """The published numbers that a method reads."""
-    return {name for text in _texts(_values("method", method)) for name in _PUBLISHED.findall(text)}
+    return {name for text in _texts(file_of("method", method)) for name in _PUBLISHED.findall(text)}
 
 
 def _texts(value: Any) -> Iterator[str]:

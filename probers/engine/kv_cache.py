@@ -20,7 +20,6 @@ from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import accumulate, groupby
 from typing import Any
 
@@ -301,10 +300,6 @@ def read_nested(
     Yields:
         By the index of a prompt what it begins with.
     """
-
-    def compute(heads: Sequence[Sequence[int]], chosen: Sequence[int]) -> list[CachedPrefix]:
-        return CachedPrefix.compute(decoder, [heads[i] for i in chosen])
-
     parts: dict[int, list[int]] = {}
     for index, own in enumerate(whole):
         parts.setdefault(own, []).append(index)
@@ -316,11 +311,11 @@ def read_nested(
         if all(index in known for own in group for index in parts[own]):
             continue
         heads = [prompts[i][:-1] for i in group]
-        read = batches.each(
-            [len(head) for head in heads],
-            partial(compute, heads),
-            price=_LEAST,
-        )
+
+        def compute(chosen: list[int], heads: list[Sequence[int]] = heads) -> list[CachedPrefix]:
+            return CachedPrefix.compute(decoder, [heads[i] for i in chosen])
+
+        read = batches.each([len(head) for head in heads], compute, price=_LEAST)
         computed = {group[place]: one for made in read for place, one in made.items()}
         found = {index: computed[own] for own in group for index in parts[own]}
         del computed  # the caller alone holds them

@@ -106,13 +106,19 @@ class CausalLM(LanguageModel):
         Raises:
             UserError: there is no such model, device or number format, or the model is no causal decoder.
         """
-        loading = Loading(**how)
-        source, revision = model_source(name, revision, gguf=loading.gguf, cache=loading.cache)
-        model, tokenizer = load(source, revision, loading)
+        source, parts = cls._load(name, revision, batch_size, Loading(**how))
         return cls(
-            model, tokenizer, name=name, revision=fingerprint(source, model), batch_size=batch_size,
+            *parts, name=name, revision=fingerprint(source, parts[0]), batch_size=batch_size,
             on_too_long=on_too_long, use_cache=use_cache,
         )  # fmt: skip
+
+    @classmethod
+    def _load(
+        cls, name: str, revision: str | None, batch_size: int | str, how: Loading
+    ) -> tuple[str, tuple[Any, ...]]:
+        """The folder or hub id of a model, and the constructor's arguments: model, tokenizer, .."""
+        source, revision = model_source(name, revision, gguf=how.gguf, cache=how.cache)
+        return source, load(source, revision, how)
 
     def forget(self) -> None:
         """Return to the state after loading: drop the cached prefix and size batches anew."""

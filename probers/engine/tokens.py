@@ -208,10 +208,6 @@ def encode_prompts(
     Raises:
         UserError: a prompt is empty or has no tokens.
     """
-    if isinstance(prompts, str):
-        raise UserError("prompts must be a list of texts, not one text")
-    if names is not None and len(names) != len(prompts):
-        raise UserError(f"{len(prompts)} prompts but {len(names)} names were given", "mismatch")
     called = [f"prompt {name}" for name in (range(len(prompts)) if names is None else names)]
     for name, text in zip(called, prompts, strict=True):
         if not text:

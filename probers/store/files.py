@@ -16,7 +16,7 @@ from ..checksums import unsealed
 from ..files import digest, read_json
 from ..options import shown
 from ..seeding import draw_key
-from ..types import POOLS, SITES, SPLITS, RunError, UserError, first_line
+from ..types import SPLITS, RunError, UserError, first_line
 from .spec import FP8, TOO_LARGE, FeatureSpec, fp8_encode
 
 if TYPE_CHECKING:
@@ -46,15 +46,14 @@ def read_manifest(path: Path) -> dict[str, Any]:
             f"{path} is no feature store (no {MANIFEST}): probers-datagen makes one", "no-artifact"
         ) from None
     except ValueError as error:
-        raise UserError(f"{file} is damaged (it {error}): make the store again", "damaged") from error
+        raise _damaged_manifest(path, f"it {error}") from error
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise UserError(f"{file} does not describe a feature store", "bad-file")
     if manifest.get("schema") != SCHEMA:
         schema = shown(manifest.get("schema"))
         raise UserError(f"the feature store {path} has schema {schema}, this reads {SCHEMA}", "bad-file")
-    problem = _problem(manifest)
-    if problem:
-        raise UserError(f"{file} is damaged ({problem}): make the store again", "damaged")
+    if problem := _problem(manifest):
+        raise _damaged_manifest(path, problem)
     return manifest
 
 
@@ -67,18 +66,16 @@ def read_specs(path: Path, manifest: Mapping[str, Any]) -> tuple[FeatureSpec, ..
     try:
         specs = tuple(FeatureSpec.from_dict(each) for each in [manifest["spec"], *manifest.get("more", ())])
         check_features(specs)
-        for spec, suffix in zip(specs, state_suffixes(specs), strict=True):
-            row = spec.row_bytes
-            for index, rows in enumerate(manifest["rows"] or ()):
-                name = shard_file(index, suffix)
-                if rows and manifest["files"][name]["bytes"] <= rows * row:
-                    raise ValueError(f"{name} is too small for {rows} rows of {row} bytes")
     except (UserError, ValueError) as error:
-        raise UserError(f"{path / MANIFEST} is damaged ({error}): make the store again", "damaged") from error
-    except KeyError as error:
-        raise UserError(
-            f"{path / MANIFEST} is damaged (it lists no {error}): make the store again", "damaged"
-        ) from error
+        raise _damaged_manifest(path, str(error)) from error
+    rows, files, ends = manifest["rows"] or (), manifest["files"], state_suffixes(specs)
+    wanted = {shard_file(i, end) for i, n in enumerate(rows) if n for end in ("parquet", *ends)}
+    if odd := set(files) ^ wanted:
+        raise _damaged_manifest(path, f"{min(odd)} is listed as a file or has rows, but not both")
+    for spec, end in zip(specs, ends, strict=True):
+        for name, n in ((shard_file(i, end), n) for i, n in enumerate(rows) if n):
+            if files[name]["bytes"] <= n * spec.row_bytes:
+                raise _damaged_manifest(path, f"{name} is too small for {n} rows of {spec.row_bytes} bytes")
     return specs
 
 
@@ -102,12 +99,7 @@ def check_features(specs: Sequence[FeatureSpec]) -> None:
 
 def state_suffixes(specs: Sequence[FeatureSpec]) -> list[str]:
     """File name endings of each feature's states."""
-    return _ends([(spec.pool, spec.site) for spec in specs[1:]])
-
-
-def _ends(more: Sequence[tuple[str, str]]) -> list[str]:
-    """File name endings from the pool and site of each feature but the first."""
-    return ["safetensors", *(f"{pool}.{site}.safetensors" for pool, site in more)]
+    return ["safetensors", *(f"{spec.pool}.{spec.site}.safetensors" for spec in specs[1:])]
 
 
 def fingerprint(path: Path) -> str:
@@ -123,6 +115,10 @@ def shard_file(index: int, suffix: str) -> str:
 def damaged(store: Path, file: str, problem: str) -> UserError:
     """The error for a file of a store that is not as it was written."""
     return UserError(f"the feature store {store} is damaged: {file} {problem}; make it again", "damaged")
+
+
+def _damaged_manifest(store: Path, problem: str) -> UserError:
+    return UserError(f"{store / MANIFEST} is damaged ({problem}): make the store again", "damaged")
 
 
 def check_same(path: Path, there: Mapping[str, Any], here: Mapping[str, Any]) -> None:
@@ -159,8 +155,7 @@ def _problem(manifest: Mapping[str, Any]) -> str | None:
         if not isinstance(manifest[name], kind):
             return f"{name} is {shown(manifest[name])!r}"
     more = manifest.get("more", [])
-    named = isinstance(more, list) and all(isinstance(each, dict) for each in more)
-    if not named or not all(each.get("pool") in POOLS and each.get("site") in SITES for each in more):
+    if not isinstance(more, list) or not all(isinstance(each, dict) for each in more):
         return f"more is {shown(more)!r}"
     shards = manifest["shards"]
     if shards is not None and not 0 < shards <= MOST_SHARDS:
@@ -170,15 +165,8 @@ def _problem(manifest: Mapping[str, Any]) -> str | None:
     rows = manifest["rows"]
     if rows is None or len(rows) != manifest["shards"] or not all(type(n) is int and n >= 0 for n in rows):
         return f"it has not one number of rows for each of its {manifest['shards']} shards"
-    ends = ["parquet", *_ends([(each["pool"], each["site"]) for each in more])]
-    wanted = {shard_file(i, end) for i, n in enumerate(rows) if n for end in ends}
-    files = manifest["files"]
-    if set(files) != wanted:
-        return f"{min(set(files) ^ wanted)} is listed as a file or has rows, but not both"
-    for name, file in files.items():
-        if not _is_listed(file):
-            return f"{name} is listed without its size and checksum"
-    return None
+    unlisted = (name for name, file in manifest["files"].items() if not _is_listed(file))
+    return next((f"{name} is listed without its size and checksum" for name in unlisted), None)
 
 
 def _is_listed(file: Any) -> bool:

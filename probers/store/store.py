@@ -273,11 +273,9 @@ class FeatureStore:
         self, index: int
     ) -> tuple[list[dict[str, Any]], list[np.ndarray], list[str], list[dict[str, Any]]]:
         """Read a whole shard into memory: rows, states, units, left out, as given to :meth:`write_shard`."""
-        about = self._sidecar(index)
-        rows: list[dict[str, Any]] = []
+        about, rows = self._sidecar(index), self.shard_rows(index)
         states = [np.zeros((0, len(spec.layers), spec.width), spec.read_as) for spec in self.features]
-        if about["rows"]:
-            rows = read_rows(self.path, index).to_pylist()
+        if rows:
             states = [
                 StateReader([self._file(index, end)], [len(rows)], spec, spec.layers)[:]
                 for spec, end in zip(self.features, state_suffixes(self.features), strict=True)

@@ -68,13 +68,8 @@ def write(folder: RunFolder, settings: Compare, found: Findings, *, tuned: bool)
         found: what was run.
         tuned: thresholds were chosen on questions of another split.
     """
-    comparison = Comparison(
-        found.reference.questions,
-        found.reference,
-        wrong=settings.wrong,
-        resamples=settings.resamples,
-        seed=settings.seed,
-    )
+    options = {name: getattr(settings, name) for name in ("wrong", "resamples", "seed")}
+    comparison = Comparison(found.reference.questions, found.reference, **options)
     results = _results(folder.config, found, comparison)
     data = _page(settings, results, found, comparison)
     data["threshold_rule"] = (
@@ -197,15 +192,8 @@ def _command(settings: Compare) -> str:
     named = [("model.name", settings.model.name), ("corpus", settings.corpus)]
     others = [f"{key}={value}" for key, value in named if value != "testbed"]
     limit = "null" if settings.limit is None else settings.limit
-    return " ".join(
-        [
-            "probers-compare",
-            settings.questions.make().typed,
-            *others,
-            f"limit={limit}",
-            f"seed={settings.seed}",
-        ]
-    )
+    asked = settings.questions.make().typed
+    return " ".join(["probers-compare", asked, *others, f"limit={limit}", f"seed={settings.seed}"])
 
 
 def _flags(runs: Mapping[str, MethodRun]) -> dict[str, str]:
@@ -240,15 +228,12 @@ def _notes(settings: Compare, found: Findings, wrong: np.ndarray | None) -> list
             f"resamples={settings.resamples} are too few to settle any of {pairs} pairs when all are "
             f"considered: give {math.ceil(pairs / LEVEL)} or more."
         )
-    missing = sum(not q.answers for q in questions)
-    if missing:
+    if missing := sum(not q.answers for q in questions):
         notes.append(f"{missing} of {len(questions)} questions have no gold answer and are in no score.")
     for name, run in found.runs.items():
-        empty = sum(a.counters.empty_retrievals for a in run.answers)
-        if empty:
+        if empty := sum(a.counters.empty_retrievals for a in run.answers):
             notes.append(f"{name}: {empty} retrievals found nothing; those answers went on without passages.")
-        cut = sum(a.counters.passages_cut for a in run.answers)
-        if cut:
+        if cut := sum(a.counters.passages_cut for a in run.answers):
             notes.append(f"{name}: {cut} passages were left out for want of room in the model's context.")
     return notes
 

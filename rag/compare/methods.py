@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from probers.commands.artifacts import newest_classifier, newest_prober
 from probers.commands.components import Component
@@ -303,13 +303,9 @@ def complete(settings: Compare) -> tuple[Compare, list[str]]:
     names, notes = _of_engine(settings)
     keys = {name: settings.methods[name].get("if_given") for name in names if name in settings.methods}
     found = {key: getattr(settings, key) for key in TRAINED}
-    if found["token_prober"] is None and "token_prober" in keys.values():
-        found["token_prober"] = _prober_of(settings, "tokens")
-    if found["entity_prober"] is None and "entity_prober" in keys.values():
-        found["entity_prober"] = _prober_of(settings, "entities")
-    if found["classifier"] is None and "classifier" in keys.values():
-        newest = newest_classifier(model=settings.model.name)
-        found["classifier"] = None if newest is None else str(newest)
+    for key in TRAINED:
+        if found[key] is None and key in keys.values():
+            found[key] = _available(settings, key)
     missing = {name: str(key) for name, key in keys.items() if key and found[key] is None}
     for key in dict.fromkeys(missing.values()):
         lacking = [name for name in missing if missing[name] == key]
@@ -354,12 +350,15 @@ def parts_of(settings: Compare) -> list[str]:
     return [part for part in named if isinstance(part, str)]
 
 
-def _prober_of(settings: Compare, kind: Literal["tokens", "entities"]) -> str | None:
-    """The prober of tokens or entities: ``prober`` if it is one, else the newest of this model."""
+def _available(settings: Compare, key: str) -> str | None:
+    """The part for a key of :data:`TRAINED`: ``prober`` if it is one, else the newest of this model."""
     from probers.bank.bank import ProbeBank
 
-    pool = "tokens" if kind == "tokens" else "predicting"
-    if settings.prober is not None and ProbeBank.from_pretrained(str(settings.prober)).spec.pool == pool:
-        return str(settings.prober)
-    found = newest_prober(kind, model=settings.model.name)
+    if key == "classifier":
+        found = newest_classifier(model=settings.model.name)
+    else:
+        pool = "tokens" if key == "token_prober" else "predicting"
+        if settings.prober is not None and ProbeBank.from_pretrained(settings.prober).spec.pool == pool:
+            return settings.prober
+        found = newest_prober("tokens" if pool == "tokens" else "entities", model=settings.model.name)
     return None if found is None else str(found)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from probers.checksums import inputs
 from probers.commands.artifacts import find_prober
@@ -131,7 +131,7 @@ def run(settings: Compare, parts: PartRuns | None = None) -> Path:
     def others_asked() -> list[Question]:
         return open_questions(
             asked, limit=settings.validation, split=others, deal_splits=deal_splits,
-            unfit=contamination.not_tuned_on, **_reading(settings),
+            unfit=contamination.not_tuned_on, seed=settings.seed, on_bad_line=settings.on_bad_line,
         ).questions  # fmt: skip
 
     tuned = _tune(others_asked, rag, methods, folder.path, notes, split=others, right=right)
@@ -178,23 +178,16 @@ def _open(
     and thresholds come from their training questions. Without ``deal_splits`` a set that names no splits
     is all test questions. With ``split=all`` all are asked, and each has a split.
     """
+    find = partial(
+        open_questions, asked, limit=settings.limit, unfit=contamination.not_asked, seed=settings.seed,
+        on_bad_line=settings.on_bad_line,
+    )  # fmt: skip
     if settings.split == "all":
-        found = open_questions(
-            asked, limit=settings.limit, deal_splits=True, unfit=contamination.not_asked, **_reading(settings)
-        )
-        return found, "all", "validation"
+        return find(deal_splits=True), "all", "validation"
     problems = []
     for split, others in (("test", "validation"), ("validation", "train")):
         try:
-            found = open_questions(
-                asked,
-                limit=settings.limit,
-                split=split,
-                deal_splits=deal_splits,
-                unfit=contamination.not_asked,
-                **_reading(settings),
-            )
-            return found, split, others
+            return find(split=split, deal_splits=deal_splits), split, others
         except EmptySplitError as problem:
             problems.append(problem)
     raise problems[0]
@@ -209,10 +202,6 @@ def _refuse_thresholds(methods: Sequence[Method]) -> None:
             f"leave {'it' if len(chosen) == 1 else 'them'} out of triggers, or give split=test",
             "conflict",
         )
-
-
-def _reading(settings: Compare) -> dict[str, Any]:
-    return {"seed": settings.seed, "on_bad_line": settings.on_bad_line}
 
 
 def _tune(

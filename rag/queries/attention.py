@@ -12,7 +12,7 @@ from probers.text import is_content, split_sentences
 from probers.types import Decision, Generation, Needs, Question, RunError
 from probers.uncertainty import Part, Variant, words
 
-from ..protocol import PaperOrReleased, State, at_least_one, name_of, one_of
+from ..protocol import PaperOrReleased, State, at_least, name_of, one_of
 from .text import LimitedQuery, whole_text
 
 
@@ -44,7 +44,7 @@ class AttentionQuery(LimitedQuery):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least_one("query.top_n", self.top_n)
+        at_least("query.top_n", self.top_n)
 
     @property
     def needs(self) -> Needs:

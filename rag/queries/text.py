@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from probers.text import split_sentences
 from probers.types import Decision, Generation, Needs, Question, UserError
 
-from ..protocol import State, at_least_one
+from ..protocol import State, at_least
 from ..retrievers.lexical import tokenize
 
 #: Tokens of the retriever that a query keeps at most, the last ones (DRAGIN).
@@ -80,7 +80,7 @@ class LimitedQuery(ABC):
     max_tokens: int = field(default=QUERY_TOKENS, kw_only=True)
 
     def __post_init__(self) -> None:
-        at_least_one("query.max_tokens", self.max_tokens)
+        at_least("query.max_tokens", self.max_tokens)
 
     @property
     def needs(self) -> Needs:
@@ -134,7 +134,7 @@ class LastTokensQuery(LimitedQuery):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least_one("query.n", self.n)
+        at_least("query.n", self.n)
 
     def text(self, question: Question, generation: Generation, decision: Decision, state: State) -> str:
         shift = len(generation.prompt)

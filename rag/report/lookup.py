@@ -126,13 +126,11 @@ class Findings:
         """
 
         def tells(column: Json) -> bool:
-            if "beside" not in column:
-                return True
-            pairs = [
-                (self.figure(name, column["key"]), self.figure(name, column["beside"]))
-                for name in self.methods
-            ]
-            return any(own is not None and own != other for own, other in pairs)
+            key, beside = column["key"], column.get("beside")
+            figures = {name: self.figure(name, key) for name in self.methods}
+            return beside is None or any(
+                own is not None and own != self.figure(name, beside) for name, own in figures.items()
+            )
 
         return [column for column in columns if tells(column)]
 
@@ -162,18 +160,18 @@ class Findings:
 
     def rivals(self, best: str, others: Sequence[str]) -> tuple[list[str], list[str]]:
         """Methods with a paired interval of the best one's lead in the headline; those not settled by it."""
-        entries = {name: self.difference(best, name, self.headline.key) for name in others}
-        tested = {name: entry.ci for name, entry in entries.items() if entry and entry.ci}
-        return list(tested), [name for name, ci in tested.items() if ci[0] <= 0]
+        leads = self._leads(best, others)
+        return [each.second for each, _ in leads], [each.second for each, low in leads if low <= 0]
 
     def undone(self, best: str, others: Sequence[str]) -> list[str]:
         """Methods that the best one leads by its interval but not by its corrected p-value."""
-        entries = {name: self.difference(best, name, self.headline.key) for name in others}
-        return [
-            name
-            for name, entry in entries.items()
-            if entry and entry.ci and entry.ci[0] > 0 and entry.corrected == "not settled"
-        ]
+        leads = self._leads(best, others)
+        return [each.second for each, low in leads if low > 0 and each.corrected == "not settled"]
+
+    def _leads(self, best: str, others: Sequence[str]) -> list[tuple[Difference, float]]:
+        """The best one's leads in the headline, with the lower ends of their intervals."""
+        found = [self.difference(best, name, self.headline.key) for name in others]
+        return [(each, each.ci[0]) for each in found if each and each.ci]
 
     def best(self, name: str, digits: int, better: str | None) -> float | None:
         """The best displayed value of a figure without the oracle; None where none is better.

@@ -22,6 +22,7 @@ from probers.data.corpus import fingerprint, passages_from
 from probers.files import digest, write_text
 from probers.types import Passage, RunError, UserError, first_line
 
+from ..protocol import at_least, one_of
 from . import lexical
 from .encoder import Encoder, EncoderOptions
 
@@ -60,10 +61,7 @@ def choose(method: str, count: int) -> Method:
     """
     if method == "auto":
         return "flat" if count <= FLAT_UP_TO else "hnsw" if count <= HNSW_UP_TO else "ivfpq"
-    if method not in METHODS:
-        raise UserError(
-            f"retriever.index={method} is unknown: choose auto, {', '.join(METHODS)}", "unknown-choice"
-        )
+    one_of("retriever.index", method, "auto", *METHODS)
     if method == "ivfpq" and count < _FEWEST:
         raise UserError(
             f"retriever.index=ivfpq needs {_FEWEST:,} passages, the corpus has {count}: choose flat"
@@ -292,7 +290,7 @@ class Dense(EncoderOptions):
             UserError: ``k`` is below 1.
             RunError: the encoder gives a query a vector that is not finite.
         """
-        lexical.check_k(k)
+        at_least("k", k)
         asked = [i for i, query in enumerate(queries) if query.strip()]
         found: list[list[Passage]] = [[] for _ in queries]
         if not asked:

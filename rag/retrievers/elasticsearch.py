@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -17,6 +16,7 @@ from probers.data.corpus import fingerprint, passages_from
 from probers.files import canonical_json, digest
 from probers.types import Code, Passage, ProbersError, RunError, UserError
 
+from ..protocol import at_least
 from . import lexical
 
 log = logging.getLogger(__name__)
@@ -102,8 +102,7 @@ class Elasticsearch:
         lexical.check_options(self.k1, self.b)
         lexical.check_corpus(self.passages)
         for name, least in (("shards", 1), ("timeout", 0.001), ("retries", 0)):
-            if not least <= getattr(self, name) < math.inf:
-                raise UserError(f"retriever.{name}={getattr(self, name)} must be {least} or more")
+            at_least(f"retriever.{name}", getattr(self, name), least)
         packages = {"elasticsearch": "elasticsearch", "opensearchpy": "opensearch-py"}
         lexical.check_extra("elasticsearch", "search", packages)
         self._recipe = {
@@ -127,7 +126,7 @@ class Elasticsearch:
             UserError: ``k`` is below 1 or above what servers return.
             RunError: the server fails, or cannot answer a query.
         """
-        lexical.check_k(k)
+        at_least("k", k)
         return [self._best(query, min(k, len(self.passages))) for query in queries]
 
     def drop(self) -> None:

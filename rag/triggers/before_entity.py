@@ -17,12 +17,10 @@ from probers.types import Decision, Generation, Needs, UserError
 from probers.uncertainty import margins
 
 from ..protocol import State, Trigger, one_of, verdict
-from .probing import load_bank, states_for
+from .probing import ReadsBank, load_bank
 
 if TYPE_CHECKING:
     from probers.bank.bank import ProbeBank
-    from probers.prompts import PromptTemplate
-    from probers.store.spec import ModelSpec
 
 
 class _AtEntities(Trigger):
@@ -74,7 +72,7 @@ class _AtEntities(Trigger):
 
 
 @dataclass
-class BeforeEntity(_AtEntities):
+class BeforeEntity(_AtEntities, ReadsBank):
     """Fires where trained heads (``pool=predicting``) expect a wrong entity.
 
     Attributes:
@@ -121,23 +119,13 @@ class BeforeEntity(_AtEntities):
         self._threshold = own if self.threshold is None else self.threshold
 
     @property
-    def needs(self) -> Needs:
-        return self._bank.needs
-
-    def check(self, model: ModelSpec, prompt: PromptTemplate) -> None:
-        """Refuse another model than the bank's features were read from; it serves any prompt."""
-        self._bank.check_model(model)
-
-    @property
     def record(self) -> dict[str, Any]:
         """Its options, with the threshold in force."""
         return super().record | {"threshold": self._threshold}
 
     def scores(self, generations: Sequence[Generation]) -> list[np.ndarray]:
         """P(wrong) of an entity that would begin with each token."""
-        found = [states_for(self._bank, g, self) for g in generations if g.token_ids]
-        chances = self._chances(self._bank.score(np.concatenate(found))) if found else np.zeros(0)
-        return np.split(chances, np.cumsum([len(g.token_ids) for g in generations])[:-1])
+        return self.by_token(generations, lambda states: self._chances(self._bank.score(states)))
 
     def _chances(self, score: np.ndarray) -> np.ndarray:
         """P(wrong) of scores (n,), increasing, so that the bank's threshold keeps its meaning."""

@@ -53,8 +53,39 @@ def states_for(bank: ProbeBank, generation: Generation, trigger: Trigger) -> np.
     return as_stored(chosen, bank.spec.dtype).numpy()
 
 
+class ReadsBank(Trigger):
+    """Base of triggers that read states with trained heads of their model."""
+
+    _bank: ProbeBank
+
+    @property
+    def needs(self) -> Needs:
+        return self._bank.needs
+
+    def check(self, model: ModelSpec, prompt: PromptTemplate) -> None:
+        """Refuse another model than the bank's features were read from; it serves any prompt."""
+        self._bank.check_model(model)
+
+    def by_token(
+        self, generations: Sequence[Generation], chances: Callable[[np.ndarray], np.ndarray]
+    ) -> list[np.ndarray]:
+        """``chances`` (n,) of the states of each generation's n tokens; the heads run once for all."""
+        found = [states_for(self._bank, g, self) for g in generations if g.token_ids]
+        scored = chances(np.concatenate(found)) if found else np.zeros(0)
+        return np.split(scored, np.cumsum([len(g.token_ids) for g in generations])[:-1])
+
+
+def _threshold(threshold: float | None, theta: float | None) -> float | None:
+    """The threshold in either form, if one was given."""
+    if theta is None:
+        return None if threshold is None else float(threshold)
+    if threshold is not None:
+        raise UserError(f"give trigger.theta={theta} or trigger.threshold={threshold}, not both", "conflict")
+    return -float(theta)
+
+
 @dataclass
-class Probing(Trigger):
+class Probing(ReadsBank):
     """Fires on the whole answer, and on the new answer after every retrieval (algorithm 1).
 
     In the paper's terms it retrieves when sum of logit[wrong] + theta > sum of
@@ -93,10 +124,7 @@ class Probing(Trigger):
                 "trigger=probing needs a prober: make one with probers-train, or pass prober=PATH",
                 "no-artifact",
             )
-        if theta is not None and self.threshold is not None:
-            raise UserError(
-                f"give trigger.theta={theta} or trigger.threshold={self.threshold}, not both", "conflict"
-            )
+        given = _threshold(self.threshold, theta)
         bank = load_bank(self.bank)
         of_tokens = bank.spec.pool == "tokens"
         if bank.spec.pool == "predicting" or (bank.spec.position != "generated" and not of_tokens):
@@ -126,18 +154,13 @@ class Probing(Trigger):
             chosen = bank.entropy_model.threshold
         elif recombined:
             chosen = 0.0
-        given = self.threshold if theta is None else -theta
         self._bank, self._recombined = bank, recombined
         self._recognise = Recogniser(bank.recogniser or "rules", quiet=True) if of_tokens else None
-        self._threshold = chosen if given is None else float(given)
-
-    @property
-    def needs(self) -> Needs:
-        return self._bank.needs
+        self._threshold = chosen if given is None else given
 
     def check(self, model: ModelSpec, prompt: PromptTemplate) -> None:
         """Refuse another model than the bank's features were read from, and another prompt for answers."""
-        self._bank.check_model(model)
+        super().check(model, prompt)
         trained = self._bank.spec.prompt
         if self._recognise is None and trained and trained != prompt.fingerprint:
             raise UserError(
@@ -221,12 +244,7 @@ class ServedProbing(Trigger):
     served = True
 
     def __post_init__(self, theta: float | None) -> None:
-        if theta is not None and self.threshold is not None:
-            raise UserError(
-                f"give trigger.theta={theta} or trigger.threshold={self.threshold}, not both", "conflict"
-            )
-        if theta is not None:
-            self.threshold = -float(theta)
+        self.threshold = _threshold(self.threshold, theta)
 
     @property
     def name(self) -> str:
@@ -247,7 +265,7 @@ _GIVE = "pass its folder as prober= (probers-compare: token_prober=)"
 
 
 @dataclass
-class Radio(Trigger):
+class Radio(ReadsBank):
     """Fires at the first token whose P(hallucination) is above 0.5 and above the text's mean (RaDIO).
 
     With s_i = P(hallucination at token i), it fires where s_i > mean(s) and s_i > 0.5. (The
@@ -291,20 +309,9 @@ class Radio(Trigger):
             )
         self._bank = bank
 
-    @property
-    def needs(self) -> Needs:
-        return self._bank.needs
-
-    def check(self, model: ModelSpec, prompt: PromptTemplate) -> None:
-        """Refuse another model than the bank's features were read from; it serves any prompt."""
-        self._bank.check_model(model)
-
     def decide(self, generations: Sequence[Generation], states: Sequence[State]) -> list[Decision]:
         """The decision on every generation; the heads run once for all of their tokens."""
-        found = [states_for(self._bank, g, self) for g in generations if g.token_ids]
-        chances = sigmoid(self._bank.margins(np.concatenate(found))).mean(axis=1) if found else np.zeros(0)
-        ends = np.cumsum([len(g.token_ids) for g in generations])
-        parts = np.split(chances, ends[:-1])
+        parts = self.by_token(generations, lambda states: sigmoid(self._bank.margins(states)).mean(axis=1))
         return [self._decide(*each) for each in zip(parts, generations, states, strict=True)]
 
     def _decide(self, chances: np.ndarray, generation: Generation, state: State) -> Decision:

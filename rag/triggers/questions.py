@@ -12,7 +12,7 @@ import numpy as np
 from probers.prompts import PromptTemplate
 from probers.types import Decision, Generation, Question, UserError
 
-from ..protocol import LookAhead, State, Trigger, at_least_one, ruled, verdict
+from ..protocol import LookAhead, State, Trigger, at_least, ruled, verdict
 from .rules import after_a_sentence
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ class LlmJudge(Trigger):
     def __post_init__(self) -> None:
         if "{question}" not in self.prompt:
             raise UserError(f"trigger.prompt={self.prompt[:40]!r} has no {{question}}: put it in")
-        at_least_one("trigger.max_new_tokens", self.max_new_tokens)
+        at_least("trigger.max_new_tokens", self.max_new_tokens)
 
     def decide_before(self, states: Sequence[State]) -> list[Decision]:
         """The model's reply about every question; it is asked about all of them at once."""

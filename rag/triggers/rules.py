@@ -9,7 +9,7 @@ from probers.equivalence import EntityMatcher
 from probers.evaluation.answers import RULES, right_by
 from probers.types import Decision, Generation, Question, RunError, UserError
 
-from ..protocol import LookAhead, State, Trigger, ruled, verdict
+from ..protocol import LookAhead, State, Trigger, at_least, ruled, verdict
 from .uncertainty import sentences
 
 
@@ -54,8 +54,7 @@ class FixedLength(Trigger):
     sweep_option = "n"
 
     def __post_init__(self) -> None:
-        if self.n < 1:
-            raise UserError(f"trigger.n={self.n} must be 1 or more (tokens between two retrievals)")
+        at_least("trigger.n", self.n)
 
     def look_ahead(self, question: Question) -> LookAhead:
         """One stretch of ``n`` tokens."""
@@ -114,8 +113,7 @@ class Random(Trigger):
     decides_by = "chance"
 
     def __post_init__(self) -> None:
-        if not self.rate >= 0:
-            raise UserError(f"trigger.rate={self.rate} must be 0 or more (mean retrievals per question)")
+        at_least("trigger.rate", self.rate, 0)
 
     def __call__(self, generation: Generation, state: State) -> Decision:
         drawn = random.Random(f"random:{self.seed}:{state.question.id}").random()

