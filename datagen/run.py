@@ -12,16 +12,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from probers.checksums import inputs
+from probers.commands.inputs import load_matcher, load_model, load_passages, prompt_files, question_source
 from probers.commands.merge import PartRuns, part_of
-from probers.commands.parts import (
-    load_matcher,
-    load_model,
-    load_passages,
-    plain,
-    prompt_files,
-    question_source,
-)
 from probers.commands.runs import RunFolder, identity
+from probers.commands.settings import plain
 from probers.data.questions import open_questions
 from probers.files import write_text
 from probers.options import shown

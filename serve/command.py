@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from probers.commands.artifacts import find_prober
-from probers.commands.parts import load_model, load_passages
+from probers.commands.inputs import load_model, load_passages
 from probers.types import UserError
 
 from .settings import Serve

@@ -151,9 +151,7 @@ def overrides(out, **more):
 
 def test_the_prompt_is_the_bare_text_below_the_passages():
     cfg = config.request("rag", ["questions=completion", "questions.articles=testbed", "prompt=completion"])
-    from probers.commands.parts import build
-
-    prompt = build(cfg.prompt)
+    prompt = cfg.prompt.make()
     assert prompt.question("It lies in") == "It lies in"
     assert prompt.question("It lies in", ["A passage."], partial=" the") == "A passage.\n\nIt lies in the"
     shown = prompt.question("It lies in", ["A passage."])

@@ -13,7 +13,7 @@ from tiny import FAMILIES, PROMPTS, tiny_lm, tiny_path
 from transformers import AutoModelForCausalLM
 
 from probers.commands.compose import request
-from probers.commands.parts import load_model
+from probers.commands.inputs import load_model
 from probers.commands.runs import RunFolder
 from probers.engine import loading
 from probers.types import Needs

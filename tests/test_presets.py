@@ -22,10 +22,9 @@ from tiny import save_tiny, tiny_lm
 from probers.bank.bank import ProbeBank
 from probers.commands import main as cli
 from probers.commands import presets as published
-from probers.commands.components import choices
+from probers.commands.components import Component, choices
 from probers.commands.compose import fill_store, request
 from probers.commands.help import help_text
-from probers.commands.parts import build
 from probers.data.overlap import Seen
 from probers.datagen.labels.cot import parse_label
 from probers.datagen.run import layers_to_read
@@ -81,6 +80,12 @@ NEWER = {("llama2_7b", "2wiki"): {"conference": 25, "october_2025": 25}}
 
 def family(preset: str) -> dict[str, list[str]]:
     return next(methods for name, methods in METHODS.items() if preset.startswith(name))
+
+
+def build(node: DictConfig, **more: Any) -> Any:
+    """The component of a node of a configuration."""
+    values = OmegaConf.to_container(node, resolve=True)
+    return Component.read(str(node._key()), values).make(**more)
 
 
 def text_of(group: str, name: str) -> str:
@@ -609,7 +614,7 @@ ROWS = {
 
 
 @pytest.mark.parametrize(("preset", "method"), [(p, m) for p in FIRST for m in family(p)["rag"]])
-def test_every_method_runs_as_a_command(preset, method, place, tiny, capsys):
+def test_every_method_runs_as_a_command(preset, method, place, tiny, caplog):
     here = place("2wiki" if "probing" not in preset else "hotpotqa")
     more = []
     if not preset.startswith("dragin"):
@@ -628,7 +633,7 @@ def test_every_method_runs_as_a_command(preset, method, place, tiny, capsys):
         exemplar = "Query: Which was built first"
         assert all(exemplar not in queries(t)[0] for t in found)
         assert all(exemplar in q for t in found for q in queries(t)[1:]) and len(queries(found[0])) > 1
-    assert name in capsys.readouterr().out
+    assert name in caplog.text
 
 
 @pytest.mark.long
@@ -727,7 +732,7 @@ def test_the_papers_numbers_of_examples_come_out_of_three_sets():
 @pytest.mark.parametrize(
     ("preset", "method"), [(p, m) for p in PRESETS for m in family(p).get("datagen", [])]
 )
-def test_every_preset_of_datagen_runs_on_the_testbed(preset, method, tmp_path, monkeypatch, capsys):
+def test_every_preset_of_datagen_runs_on_the_testbed(preset, method, tmp_path, monkeypatch, caplog):
     monkeypatch.chdir(tmp_path)
     given = ["model=testbed", "questions=testbed", "corpus=testbed", "layers=[4,12]", "max_new_tokens=24"]
     if method == "probing_data":
@@ -740,4 +745,4 @@ def test_every_preset_of_datagen_runs_on_the_testbed(preset, method, tmp_path, m
     )
     store = FeatureStore.open(tmp_path / "store")
     assert store.spec.layers == (4, 12) and len(store) > 0
-    assert (tmp_path / "store" / "sample.html").is_file() and "examples to read" in capsys.readouterr().out
+    assert (tmp_path / "store" / "sample.html").is_file() and "examples to read" in caplog.text

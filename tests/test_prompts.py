@@ -6,8 +6,7 @@ import pytest
 from refusals import fails
 from tiny import tiny_lm
 
-from probers.commands import main as cli
-from probers.commands.parts import build
+from probers.commands.compose import request as settings
 from probers.evaluation.answers import extract_answer
 from probers.prompts import TESTBED_PROMPT, PromptTemplate
 from probers.types import UserError
@@ -19,7 +18,7 @@ TEMPLATE = (
 
 
 def template(name):
-    return build(cli.compose("datagen", [f"prompt={name}"]).prompt)
+    return settings("datagen", [f"prompt={name}"]).prompt.make()
 
 
 @pytest.fixture
@@ -147,7 +146,7 @@ def test_dragins_sets_have_as_many_exemplars_as_the_authors(name, count):
 def test_exemplars_may_come_from_a_file_as_it_stands(tmp_path):
     file = tmp_path / "shots.txt"
     file.write_bytes("Question: Ünd {x}?\r\nAnswer: ${y} 1.\n\n".encode())
-    made = build(cli.compose("rag", ["prompt=dragin_iirc", f"prompt.exemplars_file={file}"]).prompt)
+    made = settings("rag", ["prompt=dragin_iirc", f"prompt.exemplars_file={file}"]).prompt.make()
     assert made.exemplars == "Question: Ünd {x}?\r\nAnswer: ${y} 1.\n\n" == made.prefix
     assert made.question("Who?") == f"{made.exemplars}Question: Who?\nAnswer:"
     # What is in it tells prompts apart, and not where it lies.
@@ -157,7 +156,7 @@ def test_exemplars_may_come_from_a_file_as_it_stands(tmp_path):
     file.write_bytes(b"\xff\xfe")
     for given, words in ((file, "is no text in UTF-8"), (tmp_path / "no.txt", "is not a file: give a text")):
         with pytest.raises(UserError, match=words):
-            build(cli.compose("rag", [f"prompt.exemplars_file={given}"]).prompt)
+            settings("rag", [f"prompt.exemplars_file={given}"]).prompt.make()
 
 
 @pytest.mark.parametrize(
@@ -165,7 +164,7 @@ def test_exemplars_may_come_from_a_file_as_it_stands(tmp_path):
 )
 def test_a_form_that_cannot_be_filled_in_is_refused_before_anything_runs(form):
     with fails("bad-value", "question_form="):
-        build(cli.compose("rag", [f"prompt.question_form='{form}'"]).prompt)
+        settings("rag", [f"prompt.question_form='{form}'"]).prompt.make()
     with fails("bad-value", "passage="):
         dataclasses.replace(template("testbed"), passage="{title}")
     assert dataclasses.replace(template("testbed"), question_form="{{x}} {question}").question("Q") == "{x} Q"

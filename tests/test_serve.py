@@ -201,7 +201,7 @@ REFUSED: list[tuple[dict[str, Any], int, str, str]] = [
     ({"presence_penalty": 0.5}, 400, "presence_penalty", ""),
     ({"retrieval": {"trigger": "nonsense"}}, 400, "trigger", "'nonsense'"),
     ({"retrieval": {"trigger": "oracle"}}, 400, "oracle", ""),
-    ({"retrieval": {"trigger": "never", "threshold": 1}}, 400, "threshold", ""),
+    ({"retrieval": {"trigger": "never", "threshold": 1}}, 400, "threshold", "never"),
     ({"retrieval": {"trigger": "never"}, "n": 2}, 400, "n", "1"),
     ({"retrieval": {"trigger": "never"}, "prompt": ["a", "b"]}, 400, "prompt", "one question"),
 ]

@@ -31,8 +31,8 @@ _TRAINED: dict[ProberKind | Literal["questions"], tuple[str, str, str, str, str]
 }  # fmt: skip
 
 
-def find_prober(cfg: Any, *kinds: ProberKind, asks: str | None = None, level: int = logging.INFO) -> str:
-    """Find the prober named by ``cfg.prober``, else the newest for ``cfg.model.name``, else the shipped one.
+def find_prober(settings: Any, *kinds: ProberKind, asks: str | None = None, level: int = logging.INFO) -> str:
+    """Find the prober that the settings name, else the newest for their model, else the shipped one.
 
     Args:
         kinds: kinds that serve the purpose, the preferred one first; none means "answers".
@@ -42,12 +42,12 @@ def find_prober(cfg: Any, *kinds: ProberKind, asks: str | None = None, level: in
     Raises:
         UserError: there is none; the message names the commands that make one.
     """
-    if cfg.prober is not None:
-        log.log(level, "prober: %s", cfg.prober)
-        return str(cfg.prober)
+    if settings.prober is not None:
+        log.log(level, "prober: %s", settings.prober)
+        return str(settings.prober)
     from ..bank.io import shipped
 
-    model = cfg.model.name
+    model = settings.model.name
     kinds = kinds or ("answers",)
     for kind in kinds:
         if (found := newest_prober(kind, model=model)) is not None:
@@ -60,13 +60,13 @@ def find_prober(cfg: Any, *kinds: ProberKind, asks: str | None = None, level: in
     _none(model, kinds[0], asks)
 
 
-def find_classifier(cfg: Any) -> str:
-    """Find the newest classifier of questions trained on answers of ``cfg.model.name``.
+def find_classifier(settings: Any) -> str:
+    """Find the newest classifier of questions trained on answers of ``settings.model.name``.
 
     Raises:
         UserError: there is none; the message names the commands that make one.
     """
-    model = cfg.model.name
+    model = settings.model.name
     found = newest_classifier(model=model) or _none(model, "questions")
     log.info("classifier: %s (the newest for model=%s)", found, model)
     return str(found)

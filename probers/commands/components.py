@@ -209,7 +209,11 @@ class Component:
             raise UserError(
                 f"unknown {group} {name!r}: choose one of {', '.join(choices(group))}", "unknown-choice"
             )
-        return cls.read(group, node_of(group, name) | options)
+        node = node_of(group, name)
+        for option in options.keys() - node.keys():
+            known = ", ".join(key for key in node if key != "_target_") or "none"
+            raise UserError(f"{group}={name} has no option {option!r}: it has {known}", "unknown-key")
+        return cls.read(group, node | options)
 
     @property
     def name(self) -> str:

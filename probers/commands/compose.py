@@ -6,17 +6,17 @@ import difflib
 import itertools
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, Field, fields, is_dataclass
+from dataclasses import fields
 from functools import cache
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
-from ..options import field_types, shown, text_keys
+from ..options import shown, text_keys
 from ..types import UserError, first_line
 from .components import COMPONENTS, choices, node_of
 from .presets import check_preset, departures, methods, presets
-from .settings import Settings, default_component, plain, read
+from .settings import Settings, default_values, read
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
@@ -169,7 +169,7 @@ def request(command: str, overrides: Sequence[str]) -> Settings:
     Raises:
         UserError: as :func:`compose`, or a value that is not allowed.
     """
-    from omegaconf import OmegaConf, open_dict
+    from omegaconf import OmegaConf
 
     config, kind = compose(command, overrides), settings_of(command)
     # Hydra's mark of a value that is still to come; a component without a class says so itself.
@@ -180,13 +180,8 @@ def request(command: str, overrides: Sequence[str]) -> Settings:
     if config.get("part") is not None or config.get("launch") is not None:
         # A merge repeats them without the part, and a launcher with one.
         record["typed"] = list(overrides)
-    values = _resolved(config)
-    for key in _OF_PRESETS:
-        values.pop(key, None)
-    with open_dict(config):
-        if "typed" in record:
-            config.typed = [literal(override) for override in record["typed"]]
-    return read(kind, values, _record=record, _config=config)
+    values = {key: value for key, value in _resolved(config).items() if key not in _OF_PRESETS}
+    return read(kind, values, _record=record)
 
 
 def _resolved(config: DictConfig) -> dict[str, Any]:
@@ -222,26 +217,10 @@ def fill_store(command: str) -> None:
     defaults: list[Any] = ["_self_", *({group: name} for group, name in groups.items())]
     if presets(command):
         defaults.append({"experiment": None})
-    store.store(name=command, node={"defaults": defaults, **_defaults(kind)}, provider="probers")
+    store.store(name=command, node={"defaults": defaults, **default_values(kind)}, provider="probers")
     for group in groups:
         for name in COMPONENTS[group]:
             store.store(group=group, name=name, node=node_of(group, name), provider="probers")
-
-
-def _defaults(kind: Any) -> dict[str, Any]:
-    """The default of every key, but for components that are chosen by name."""
-    types = field_types(kind)
-    kept = [f for f in fields(kind) if not f.name.startswith("_") and "choice" not in f.metadata]
-    return {f.name: _default(f, types[f.name]) for f in kept}
-
-
-def _default(key: Field[Any], type_: Any) -> Any:
-    if "fixed" in key.metadata:
-        return plain(default_component(key))
-    if is_dataclass(type_):
-        return _defaults(type_)
-    value = key.default if key.default_factory is MISSING else key.default_factory()
-    return list(value) if isinstance(value, tuple) else value
 
 
 def compose(command: str, overrides: Sequence[str]) -> DictConfig:
@@ -263,9 +242,8 @@ def compose(command: str, overrides: Sequence[str]) -> DictConfig:
     for override in overrides:
         _check_kind(command, override)
     overrides = [o for o in overrides if o not in _NONE]
-    pairs = (override.partition("=") for override in overrides)
     # Without the marks and quotes of Hydra's grammar.
-    typed = {key.lstrip("+"): value.strip("'\"") for key, _, value in pairs}
+    typed = {k.lstrip("+"): v.strip("'\"") for k, _, v in (each.partition("=") for each in overrides)}
     check_preset(command, typed)
     try:
         with initialize_config_module("probers.configs", version_base="1.3"):
@@ -288,11 +266,7 @@ def compose(command: str, overrides: Sequence[str]) -> DictConfig:
 
 
 def _depart(config: DictConfig, group: str, plain: DictConfig) -> None:
-    """Take the user's choice in a group without the options that a preset has for another choice.
-
-    Args:
-        plain: the user's choice with the user's options, without the preset.
-    """
+    """Take the user's choice in a group, ``plain``, without a preset's options for another choice."""
     from omegaconf import OmegaConf, open_dict
 
     # Elsewhere a preset's options still mean something for another choice, but not for a file.
@@ -353,8 +327,7 @@ def _check_kind(command: str, override: str) -> None:
 
 def _depth(text: str) -> int:
     """The most brackets that are open at once."""
-    steps = ((c in "[{(") - (c in "]})") for c in text)
-    return max(itertools.accumulate(steps), default=0)
+    return max(itertools.accumulate((c in "[{(") - (c in "]})") for c in text), default=0)
 
 
 def _groups(command: str) -> set[str]:
@@ -370,11 +343,13 @@ def _names(command: str, group: str) -> list[str]:
 
 def _explain(command: str, overrides: Sequence[str], error: Exception) -> UserError:
     """One sentence for what Hydra refuses: the first override that names nothing there is."""
-    from omegaconf.errors import InterpolationKeyError
+    from omegaconf.errors import InterpolationKeyError, InterpolationResolutionError
 
     if isinstance(error, InterpolationKeyError) and (found := re.search("'(.+)'", str(error))):
         told = f"{error.full_key} is taken from {found[1]}, which does not exist: choose another value for it"
         return UserError(told, "unknown-key")
+    if isinstance(error, InterpolationResolutionError):
+        return UserError(f"{error.full_key} cannot be read: {str(error).splitlines()[0].rpartition(': ')[2]}")
     choosing: list[str] = []
     for override in overrides:
         key, _, value = override.partition("=")

@@ -23,6 +23,9 @@ Flags:
   --cfg job    print the resolved configuration and stop
   -m           run every combination of comma-separated values (key=a,b) and compare them"""
 
+#: Keys whose default is a file of values.
+_FILED = {"methods": "(see configs/methods.yaml)"}
+
 
 @dataclass(frozen=True, slots=True)
 class Key:
@@ -102,7 +105,8 @@ def _keys(kind: type, prefix: str = "") -> Iterator[Key]:
             blocks += _keys(type_, f"{prefix}{name}.")
         else:
             option = told[name]
-            yield Key(f"{prefix}{name}", _typed(option.default), allowed(type_), _plain(option.about))
+            default = option.default if option.default is not None else _FILED.get(name)
+            yield Key(f"{prefix}{name}", _typed(default), allowed(type_), _plain(option.about))
     yield from blocks
 
 

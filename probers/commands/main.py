@@ -8,7 +8,6 @@ interrupted). Nothing heavy is imported before the request is known to be right.
 
 from __future__ import annotations
 
-import inspect
 import itertools
 import logging
 import re
@@ -153,13 +152,7 @@ def _main(command: str, arguments: list[str]) -> int:
 def _target(command: str, settings: Settings) -> Callable[[Settings], Any]:
     """What does as asked: the command itself, or what launches its parts."""
     launched = getattr(settings, "launch", None) is not None
-    return _asked(partial(resolve_name(_LAUNCHER), command)) if launched else load(command)
-
-
-def _asked(run: Callable[..., Any]) -> Callable[..., Any]:
-    """A command that takes its settings."""
-    takes = next(iter(inspect.signature(run).parameters))
-    return (lambda settings, *more: run(settings._config, *more)) if takes == "cfg" else run
+    return partial(resolve_name(_LAUNCHER), command) if launched else load(command)
 
 
 def _with_folders(command: str, jobs: list[list[str]]) -> list[list[str]]:
@@ -217,7 +210,7 @@ def told(error: Exception) -> tuple[str, int]:
 
 def load(command: str) -> Callable[..., Any]:
     """What runs a command, from its settings."""
-    return _asked(resolve_name(f"probers.{COMMANDS[command][1]}"))
+    return resolve_name(f"probers.{COMMANDS[command][1]}")  # type: ignore[no-any-return]
 
 
 def run(command: str, overrides: Sequence[str]) -> Any:

@@ -7,8 +7,8 @@ type; the texts below them are the help.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from dataclasses import Field as Field_
-from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, Field
@@ -58,7 +58,6 @@ class Settings:
     """The options of a command."""
 
     _record: Mapping[str, Any] | None = field(default=None, repr=False, compare=False)
-    _config: Any = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for each in fields(self):  # of settings that are made in Python
@@ -79,6 +78,22 @@ def default_component(key: Field_[Any]) -> Component | None:
         return None
     node = node_of(key.name, name)
     return Component(key.name, node.pop("_target_"), node)
+
+
+def default_values(kind: Any) -> dict[str, Any]:
+    """The default of every key, but for components that are chosen by name."""
+    types = field_types(kind)
+    kept = [f for f in fields(kind) if not f.name.startswith("_") and "choice" not in f.metadata]
+    return {f.name: _default(f, types[f.name]) for f in kept}
+
+
+def _default(key: Field_[Any], type_: Any) -> Any:
+    if "fixed" in key.metadata:
+        return plain(default_component(key))
+    if is_dataclass(type_):
+        return default_values(type_)
+    value = key.default if key.default_factory is MISSING else key.default_factory()
+    return list(value) if isinstance(value, tuple) else value
 
 
 def plain(value: Any) -> Any:

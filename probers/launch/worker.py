@@ -21,7 +21,7 @@ from tqdm import tqdm
 from ..commands import main
 from ..commands.compose import quote
 from ..commands.console import console
-from ..commands.parts import keep_model
+from ..commands.inputs import keep_model
 from ..data.partition import Partition
 from ..progress import listening
 from ..types import RunError, UserError

@@ -18,7 +18,7 @@ import torch
 
 from ..bank.bank import ProbeBank
 from ..commands.artifacts import find_prober
-from ..commands.parts import load_model
+from ..commands.inputs import load_model
 from ..data.records import what_is_wrong
 from ..online.scores import check_growing, text_needs, text_scores
 from ..types import Feature, Generation, Needs, RunError, UserError, first_line

@@ -13,7 +13,7 @@ import numpy as np
 
 from ..checksums import inputs
 from ..commands.artifacts import find_prober
-from ..commands.parts import load_model
+from ..commands.inputs import load_model
 from ..commands.runs import RunFolder
 from ..files import canonical_json, write_text
 from ..journal import Journal
