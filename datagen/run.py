@@ -163,7 +163,7 @@ def _cot(settings: Datagen) -> Make:
 
 def _wiki(settings: Datagen) -> Make:
     """Check the settings of source=wiki, read its files and make the first cut."""
-    from probers.data.articles import open_articles
+    from probers.data.articles import Rules, open_articles
     from probers.data.articles.cuts import CutPlan, natural
     from probers.entities import Recogniser
     from probers.equivalence import EntityMatcher
@@ -185,8 +185,7 @@ def _wiki(settings: Datagen) -> Make:
             limit=limit,
             seed=settings.seed,
             on_bad_line=settings.on_bad_line,
-            min_sentences=settings.min_sentences,
-            max_chars=settings.max_chars,
+            rules=Rules(settings.min_sentences, settings.max_chars),
             wikipedia=plain(settings.wikipedia),
         )
 

@@ -15,14 +15,14 @@ ROOT = Path(__file__).parents[1]
 #: Ratchet: what is there now, which nothing may exceed. Lower a number when it falls; the goal stands behind.
 LIMITS = {
     "modules": 230,  # goal 205
-    "lines": 43700,  # goal 37,000; without tests, benchmarks, tools, examples and docs
-    "lines of tests": 34300,  # goal 28,000
-    "modules of a folder": 17,  # goal 16
+    "lines": 43450,  # goal 37,000; without tests, benchmarks, tools, examples and docs
+    "lines of tests": 33600,  # goal 28,000
+    "modules of a folder": 16,  # goal 16
     "modules on the route of a question": 57,  # goal 46
     "modules on the route of an article": 69,  # goal 52
     "modules on the route of a generation": 12,  # goal 12
-    "prints": 6,  # goal 0
-    "functions of more than seven arguments": 1,  # goal 0
+    "prints": 0,  # goal 0
+    "functions of more than seven arguments": 0,  # goal 0
     "modules with a raw DictConfig": 0,  # goal 0
 }
 #: Modules that write to the terminal themselves; all others log.

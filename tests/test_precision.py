@@ -75,7 +75,7 @@ def test_a_run_keeps_the_format_it_began_with(native, tmp_path, capsys):
     assert load_model(cfg, run("b")).spec.dtype == "float32"
     capsys.readouterr()
     assert load_model(cfg, run("a")).spec.dtype == "bfloat16"
-    assert "model.dtype=bfloat16, in which this run began" in capsys.readouterr().err
+    assert "model.dtype=bfloat16, the number format" in capsys.readouterr().err
     native(True, least=8)
     assert load_model(cfg, run("b")).spec.dtype == "float32"
     run("a").finish({"n": 1})

@@ -15,7 +15,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from refusals import fails
 
-from probers.data.articles import open_articles
+from probers.data.articles import Rules, open_articles
 from probers.data.articles.base import prose, sentences_of
 from probers.data.articles.wikipedia_client import GIVE_UP
 from probers.data.splits import limited
@@ -509,13 +509,13 @@ def test_odd_articles_are_cleaned_or_listed(tmp_path, form):
 
 def test_rules_are_options_and_nothing_usable_says_why(tmp_path):
     path = write(tmp_path / "a.jsonl", [*records(2), {"title": "One", "text": "A town."}])
-    assert len(list(open_articles(path, min_sentences=1))) == 3
-    assert next(open_articles(path, min_sentences=1, max_chars=16).articles).sentences == ("Town 0 is here.",)
+    assert len(list(open_articles(path, rules=Rules(1)))) == 3
+    assert next(open_articles(path, rules=Rules(1, 16)).articles).sentences == ("Town 0 is here.",)
     with fails("empty"):
-        open_articles(path, min_sentences=9)
+        open_articles(path, rules=Rules(9))
     for bad in ({"min_sentences": 0}, {"max_chars": 0}):
         with fails("bad-value"):
-            open_articles(path, **bad)
+            Rules(**bad)
     with fails("no-file"):
         open_articles("wikipeda")
     empty = tmp_path / "empty.jsonl"

@@ -25,7 +25,8 @@ class Console(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         stream = sys.stderr if record.levelno >= logging.WARNING else sys.stdout
         try:
-            print(printable(self.format(record)), file=stream, flush=True)
+            stream.write(f"{printable(self.format(record))}\n")
+            stream.flush()
         except BrokenPipeError:
             raise
         except Exception:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -16,25 +16,28 @@ if TYPE_CHECKING:
     from ..equivalence import EntityMatcher
     from .runs import RunFolder
 
-#: The model that was loaded last, by what it was asked for as; None where none is kept.
+log = logging.getLogger(__name__)
+
+#: The model that was loaded last, by its options; None if none is kept.
 _kept: dict[str, CausalLM] | None = None
-#: What a run keeps of the model's number format, where the processor was to say.
+#: Key under which a run keeps the number format that the processor chose.
 _DTYPE = "model.dtype"
 
 
 def load_model(settings: Any, folder: RunFolder | None = None, *, engine: str = "transformers") -> CausalLM:
-    """The model of ``settings.model``.
+    """Load the model of ``settings.model``.
 
     Args:
+        settings: those of the command.
         folder: the run, which keeps the number format that it began with.
-        engine: what runs it, "transformers" or "vllm".
+        engine: "transformers" or "vllm".
     """
     from ..engine.model import CausalLM
     from ..engine.vllm.lm import VllmLM
 
     begun = None if folder is None else folder.chosen.get(_DTYPE)
     if begun is not None:
-        print(f"{_DTYPE}={begun}, in which this run began", file=sys.stderr)
+        log.warning("%s=%s, the number format that this run began with", _DTYPE, begun)
     options = plain(settings.model) | {
         "dtype": begun or settings.model.dtype,
         "batch_size": settings.batch_size,
@@ -48,7 +51,7 @@ def load_model(settings: Any, folder: RunFolder | None = None, *, engine: str = 
 
 
 def keep_model() -> None:
-    """Have :func:`load_model` hand out the model that it loaded last where the same is asked for again."""
+    """Make :func:`load_model` return the last model again when its options are the same."""
     global _kept
     _kept = {}
 
@@ -66,19 +69,20 @@ def _loaded(kind: type[CausalLM], options: dict[str, Any]) -> CausalLM:
 
 
 def _check_weights(lm: CausalLM, folder: RunFolder) -> None:
-    """Keep which weights a part was begun with, and refuse others; merging compares them."""
+    """Record the weights that a part began with, which merging compares; refuse others."""
     now = str(lm.spec)
     begun = folder.chosen.get("model", now)
     if begun != now:
         raise UserError(
-            f"{folder.path} was begun with the model {begun}, and the model now is {now}: give "
-            "model.revision, or overwrite=true"
+            f"{folder.path} was begun with the model {begun}, but the model is now {now}: give "
+            "model.revision, or overwrite=true",
+            "mismatch",
         )
     folder.choose("model", begun)
 
 
 def load_passages(settings: Any) -> Sequence[Passage]:
-    """The passages of ``settings.corpus``; of large files, read when they are asked for."""
+    """Open the passages of ``settings.corpus``; those of large files are read on demand."""
     from ..data import load_corpus
 
     return load_corpus(
@@ -90,38 +94,39 @@ def load_passages(settings: Any) -> Sequence[Passage]:
 
 
 def load_matcher(settings: Any) -> EntityMatcher:
-    """The matcher of answers by ``settings.matcher``; with vectors where a file of them is named.
+    """Make the matcher of answers; it has word vectors if a file of them is given.
 
     Raises:
-        UserError: an option that it refuses, or vectors of the run's own articles.
+        UserError: an option that the matcher refuses, or ``matcher.vectors=own``.
     """
     from ..equivalence import EntityMatcher
 
     options = settings.matcher.options
     if options["vectors"] == "own":
         raise UserError(
-            "matcher.vectors=own trains them on the articles of --source wiki: to judge answers give a file, "
-            "or auto for none"
+            "matcher.vectors=own needs the articles of --source wiki: to judge answers give a file, or "
+            "auto for none",
+            "conflict",
         )
     return EntityMatcher(**options | ({"vectors": ""} if options["vectors"] == "auto" else {}))
 
 
 def question_source(settings: Any) -> QuestionSource:
-    """The questions asked for; says so where they were made for another prompt."""
+    """Make the source of questions; note if its questions are made for another prompt."""
     asked: QuestionSource = settings.questions.make()
     if asked.prompt is not None and settings.prompt.name != asked.prompt:
-        print(
-            f"note: questions={asked.name} are made for prompt={asked.prompt}, and the prompt is "
-            f"{settings.prompt.name}, which asks for something else"
-        )
+        log.info(
+            "note: questions=%s are made for prompt=%s, but the prompt is %s",
+            asked.name, asked.prompt, settings.prompt.name,
+        )  # fmt: skip
     return asked
 
 
 def prompt_files(settings: Any) -> tuple[str, ...]:
-    """The files that ``settings.prompt`` reads.
+    """List the files that the prompt reads.
 
     Raises:
-        UserError: one that is not there or cannot be read.
+        UserError: a file that is not there or cannot be read.
     """
     settings.prompt.make()
     file = settings.prompt.get("exemplars_file")

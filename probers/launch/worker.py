@@ -6,6 +6,7 @@ Workers and driver exchange plain text only.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
 import time
@@ -26,6 +27,8 @@ from ..data.partition import Partition
 from ..progress import listening
 from ..types import RunError, UserError
 from .run import Parts
+
+_LOGGER = logging.getLogger(__name__)
 
 #: Outcomes of a part.
 DONE, BUSY, REFUSED, FAILED = "done", "busy", "refused", "failed"
@@ -79,17 +82,17 @@ def make_part(parts: Parts, part: Partition, *more: str) -> tuple[str, str]:
         console(),
         listening(_State(parts, part)),
     ):
-        print(f"== {parts.command} {' '.join(typed)}")
+        _LOGGER.info("== %s %s", parts.command, " ".join(typed))
         try:
             main.run(parts.command, typed)
         except UserError as error:
             if error.code == "busy":
                 return BUSY, str(error)
-            print(error)
+            _LOGGER.warning("%s", error)
             return REFUSED, str(error)
         except (RunError, OSError) as error:
             told = main.told(error)[0]
-            print(told)
+            _LOGGER.warning("%s", told)
             return FAILED, told
         except Exception as error:
             traceback.print_exc()

@@ -12,7 +12,7 @@ from ..records import BadLine
 from ..splits import limited
 from .base import ArticleSource, Problems, Progress, Rules, Wikipedia
 
-__all__ = ["ArticleSource", "Problems", "Progress", "open_articles"]
+__all__ = ["ArticleSource", "Problems", "Progress", "Rules", "open_articles"]
 
 
 def open_articles(
@@ -21,8 +21,7 @@ def open_articles(
     limit: int | None = None,
     seed: int = 0,
     on_bad_line: BadLine = "error",
-    min_sentences: int = 2,
-    max_chars: int = 100_000,
+    rules: Rules = Rules(),
     wikipedia: Mapping[str, Any] | None = None,
     progress: Progress = lambda done, total, text: None,
 ) -> ArticleSource:
@@ -38,8 +37,7 @@ def open_articles(
         seed: also deals articles to splits, by title.
         on_bad_line: of a JSONL file, what a malformed line does; an empty or short article
             is well-formed and always a problem, never an error.
-        min_sentences: an article with fewer is a problem (the testbed's have what they need).
-        max_chars: an article is cut off, between sentences, at this many characters.
+        rules: requirements of a usable article (the testbed's articles meet them).
         wikipedia: the fields of :class:`~.base.Wikipedia`.
         progress: see :data:`~.base.Progress`.
 
@@ -49,7 +47,6 @@ def open_articles(
     """
     if limit is not None and limit < 1:
         raise UserError(f"limit={limit} leaves nothing: give 1 or more, or null for all")
-    rules = Rules(min_sentences, max_chars)
     if spec == "testbed":
         items = limited(load_articles(), limit, seed)
         return ArticleSource(spec, iter(items), Problems(), len(items))
