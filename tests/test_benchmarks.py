@@ -64,6 +64,7 @@ def cells(results: Results, section: str) -> list[list[str]]:
     return rows
 
 
+@pytest.mark.long
 def test_every_row_is_there_and_all_ways_agree(lm: CausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
     peaks = {"plain": 1_000_000, "ours": 1_500_000, "peers": 21_000_000}
     monkeypatch.setattr(cost, "memory_of", lambda model, way, *rest: peaks[way])
@@ -167,6 +168,7 @@ def test_ways_take_turns() -> None:
     assert results == {"a": "a", "b": "b", "c": "c"} and {len(s) for s in seconds.values()} == {3}
 
 
+@pytest.mark.long
 def test_the_peers_way_holds_every_layers_attention() -> None:
     theirs, mine = (memory.memory_of("tiny", way, 4, 800, 4, CPU) for way in ("peers", "ours"))
     # 3 layers of 4 heads, 804 x 804 float32 weights, for each of 4 texts: all are there at once.
@@ -185,6 +187,7 @@ def test_memory_is_measured_in_a_process_of_its_own(tmp_path: Path, monkeypatch:
         memory.memory_of("tiny", "ours", 1, 20, 4, CPU)
 
 
+@pytest.mark.long
 def test_growth_sees_what_was_freed_again() -> None:
     large = 50_000_000
     # In a process of its own: what other tests have freed would be taken again.

@@ -303,7 +303,7 @@ def test_a_method_is_compared_at_several_values_of_an_option(place):
         ("vary={probing: {theta: [1]}}", ["probing", "triggers"]),
         ("vary={entropy: {threshold: []}}", ["vary.entropy.threshold=[]"]),
         ("vary={entropy: {threshold: [1, 1]}}", ["entropy_threshold=1"]),
-        ("vary={entropy: {luck: [1]}}", ["luck", "trigger.threshold"]),
+        ("vary={entropy: {luck: [1]}}", ["luck", "threshold"]),
         ("vary={entropy: {query.luck: [1]}}", ["luck", "question_first"]),
         ("vary={entropy: 3}", ["vary="]),
     ],

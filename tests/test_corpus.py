@@ -167,7 +167,7 @@ def test_empty_damaged_and_missing_files(load, tmp_path):
 
 @pytest.mark.parametrize("suffix", ["jsonl", "tsv"])
 def test_a_passage_of_ten_megabytes_is_kept_and_remarked_upon(load, tmp_path, caplog, suffix):
-    text = "word " * 2_000_000
+    text, before = "word " * 2_000_000, csv.field_size_limit()
     if suffix == "jsonl":
         path = jsonl(tmp_path / "c.jsonl", [{"id": 1, "text": text}, {"id": 2, "text": "short"}])
     else:
@@ -178,7 +178,7 @@ def test_a_passage_of_ten_megabytes_is_kept_and_remarked_upon(load, tmp_path, ca
     cut = load(path, passage_words=100)
     assert len(cut) == 20_001 and {len(p.text.split()) for p in cut[:20_000]} == {100}
     assert "characters" not in caplog.text
-    assert csv.field_size_limit() < 10_000_000  # of other readers in this process
+    assert csv.field_size_limit() == before  # of other readers in this process
 
 
 def test_articles_are_cut_into_passages_of_so_many_words(load, tmp_path):

@@ -77,6 +77,7 @@ def test_token_shares_are_those_of_the_plan(world):
         assert mass[kind] / sum(mass.values()) == pytest.approx(getattr(Curriculum(), kind), abs=0.04)
 
 
+@pytest.mark.long
 def test_tokenizer_counts_do_not_tell_known_from_unknown(world, tokenizer):
     lengths = {known: [] for known in (True, False)}
     for entity in world.entities.values():
@@ -126,6 +127,7 @@ def test_arguments_are_keys_of_the_settings_and_its_parts():
             parse([wrong])
 
 
+@pytest.mark.long
 def test_a_model_is_trained_measured_and_trained_once(tmp_path, capsys):
     small = ["recipe.layers=1", "recipe.width=24", "recipe.mlp=32", "recipe.vocab_size=300", "threads=0"]
     small += ["recipe.tokens=4000", "recipe.step_documents=24", "recipe.compile=false", "limit=12"]

@@ -67,6 +67,7 @@ def test_states_are_those_of_a_fresh_forward_over_the_answer(cot):
     np.testing.assert_allclose(ours, states[0, prompt.shape[1] :].mean(0), rtol=0.02, atol=0.02)
 
 
+@pytest.mark.long
 def test_a_killed_run_ends_in_the_same_bytes(tmp_path):
     """SIGKILL at random moments, then the same command: byte-identical to an undisturbed run."""
     arguments = ["source=cot", "limit=40", "shard_size=8", "layers=[12]", "batch_size=8"]

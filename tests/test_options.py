@@ -255,6 +255,7 @@ def test_what_comes_from_the_environment_is_used_and_not_written(tmp_path, monke
     st.text(st.characters(exclude_characters="\0"), max_size=30),
     st.text(st.characters(exclude_characters="\0"), max_size=30),
 )
+@pytest.mark.long
 def test_any_argument_passes_or_is_one_sentence(command, key, value):
     for argument in (key, f"{key}={value}", f"seed={value}", f"out={value}"):
         try:

@@ -122,6 +122,7 @@ def test_more_parts_than_groups_leave_empty_ones_which_merge(tmp_path):
     assert computed(merged(folders, tmp_path / "run")) == computed(tmp_path / "whole")
 
 
+@pytest.mark.long
 def test_a_part_that_died_is_done_again_by_the_same_command_and_by_no_other(tmp_path, monkeypatch, cot):
     whole, _ = cot
     write, out = FeatureStore.write_shard, tmp_path / "run"
@@ -244,6 +245,7 @@ def test_another_revision_of_the_model_is_refused_by_name(cot, tmp_path):
         merged([cot[1][0], str(other)], tmp_path / "merged")
 
 
+@pytest.mark.long
 def test_an_out_that_is_not_the_merged_runs_is_refused_and_kept(cot, tmp_path):
     whole, folders = cot
     (tmp_path / "mine").mkdir()

@@ -143,6 +143,7 @@ def test_options_that_expand_are_typed_once(place):  # noqa: F811
     assert computed(out) == computed(Path("whole"))
 
 
+@pytest.mark.long
 def test_the_testbeds_own_model_gives_the_same_report(tmp_path):
     common = [*REAL, "triggers=[never,always,random,entropy,flare,rind_paper]", "match=entropy"]
     typed = [*common, "validation=12", "resamples=100", "sweep=1", "examples=3"]

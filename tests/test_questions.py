@@ -496,6 +496,7 @@ def test_a_group_is_never_on_two_sides_of_a_split(tmp_path):
     assert all(Splits(0)(g) in side for g, side in sides.items())
 
 
+@pytest.mark.long
 def test_a_draw_from_a_large_file_holds_only_what_it_draws(tmp_path):
     record = records_of("hotpot_distractor.json")[0]
     record["context"] += [[f"Page {i}", ["x" * 500]] for i in range(20)]

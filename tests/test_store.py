@@ -403,6 +403,7 @@ def mapped_memory(folder: Path) -> int:
 
 
 @pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="needs /proc")
+@pytest.mark.long
 def test_memory_does_not_grow_with_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Claim: batches from all over the store leave little of it mapped; converse: unlimited, they do not."""
     store = build_wide(tmp_path / "s", 24)

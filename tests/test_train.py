@@ -235,6 +235,7 @@ class SpyReader:
 
 
 @pytest.mark.parametrize("head", ["probing_rag", "linear"])
+@pytest.mark.long
 def test_states_are_never_all_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, head: str) -> None:
     """Claim: standardising, training and scoring take a chunk at most; converse: a whole layer shows."""
     spy = SpyReader(monkeypatch)
@@ -468,6 +469,7 @@ def test_a_module_of_ones_own_by_dotted_path(
     assert bank.metrics["ensemble"]["auroc"] == pytest.approx(auroc, abs=1e-6)
 
 
+@pytest.mark.long
 def test_wandb_works_offline(store: FeatureStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_MODE", "offline")
     out = cli.run("train", [f"data={store.path}", "layer=2", "logger=wandb", f"out={tmp_path / 'p'}", *PLAIN])
