@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from refusals import fails
 from tiny import PROMPTS, tiny_lm
 
+import probers.text
 from probers.text import content_filter, is_content, is_stop_word, split_sentences, stop_words
 from probers.types import AttentionRows, Generation, Needs, RunError
 from probers.uncertainty import BEFORE, SIGNALS, Part, rind_scores, signals, signals_before, words
