@@ -61,7 +61,7 @@ def test_the_processor_is_asked_for_its_instructions(monkeypatch):
         assert loading.native_bfloat16() == (avx or amx)
 
 
-def test_a_run_keeps_the_format_it_began_with(native, tmp_path, capsys):
+def test_a_run_keeps_the_format_it_began_with(native, tmp_path, caplog):
     cfg = request("datagen", [f"model.name={tiny_path()}", "model.device=cpu"])
 
     def run(name: str) -> RunFolder:
@@ -73,9 +73,9 @@ def test_a_run_keeps_the_format_it_began_with(native, tmp_path, capsys):
     assert load_model(cfg, run("a")).spec.dtype == "bfloat16"
     native(False, least=8)
     assert load_model(cfg, run("b")).spec.dtype == "float32"
-    capsys.readouterr()
+    caplog.clear()
     assert load_model(cfg, run("a")).spec.dtype == "bfloat16"
-    assert "model.dtype=bfloat16, the number format" in capsys.readouterr().err
+    assert "model.dtype=bfloat16, the number format" in caplog.text
     native(True, least=8)
     assert load_model(cfg, run("b")).spec.dtype == "float32"
     run("a").finish({"n": 1})
