@@ -251,11 +251,11 @@ def test_a_run_that_was_cut_off_goes_on_and_ends_the_same(
 
 @pytest.mark.parametrize("model", MODELS)
 def test_the_check_finds_the_states_the_same_and_names_a_wrong_layer(
-    model: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    model: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given = ["engine=vllm", f"model={model}", "model.dtype=float32"]
     cli.run("check", given)
-    said = capsys.readouterr().out
+    said = caplog.text
     assert "engine=vllm gives the states that probers are trained on" in said
 
     def one_too_low(feature: Feature) -> tuple[int, ...]:
@@ -269,12 +269,12 @@ def test_the_check_finds_the_states_the_same_and_names_a_wrong_layer(
 
 
 def test_a_comparison_leaves_out_what_reads_attention_and_runs_the_others(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     given = ["limit=6", "validation=6", "triggers=[never,flare,entropy,rind]", "model.dtype=float32"]
     for engine in ("vllm", "transformers"):
         cli.run("compare", [f"engine={engine}", f"out={tmp_path / engine}", *given, "resamples=100"])
-    assert "rind is left out: trigger=rind reads attention, which vllm does not" in capsys.readouterr().out
+    assert "rind is left out: trigger=rind reads attention, which vllm does not" in caplog.text
     for name in ("never", "flare", "entropy"):
         one, other = (
             [json.loads(line) for line in (tmp_path / engine / "traces" / f"{name}.jsonl").open()]
