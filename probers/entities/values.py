@@ -32,13 +32,14 @@ _DATES = [
         rf"\b{_DAY}\s+(?:of\s+)?(?:{_MONTH})(?:\s*,?\s*\d{{4}}(?!\d))?(?!\w)",
         rf"\b(?:{_MONTH})\s+(?:the\s+)?{_DAY}(?!\d|,\d{{3}})(?:\s*,?\s*\d{{4}}(?!\d))?(?!\w)",
         rf"\b(?:{_MONTH})(?:\s+of|,)?\s+\d{{4}}(?!\w|,\d)",
-        r"(?<![\w-])\d{4}-(?:0[1-9]|1[0-2])-(?:0[1-9]|[12]\d|3[01])(?![\w-])",
+        r"(?<![\w/.-])\d{4}([-/.])(?:0?[1-9]|1[0-2])\1(?:0?[1-9]|[12]\d|3[01])(?![\w-])",
+        r"(?<![\w/.,-])(?:0?[1-9]|[12]\d|3[01])([-/.])(?:0?[1-9]|[12]\d|3[01])\1(?:[12]\d{3}|\d\d)(?![\w/-]|\.\d)",
         rf"(?<![\w.,])(?:AD|A\.D\.)\s?\d{{1,4}}\b|(?<![\w.,])\d{{1,5}}(?:[–-]\d{{1,5}})?\s?{_ERA}(?!\w)",
         rf"\b(?i:{_ORDINAL})(?:\s|-)(?:(?:and|to)\s(?:\w+\s)?(?i:{_ORDINAL})\s)?"
         rf"(?:century|Century(?!\s[A-Z][a-z])|[Cc]enturies)(?:\s{_ERA})?(?!\w)",  # not "20th Century Fox"
         r"\b(?i:spring|summer|autumn|fall|winter)\s(?:of\s)?[12]\d{3}(?!\w|,\d)",
         r"(?<![\w.,])(?:\d{3}0['’]?s|['’]?\d0s)(?!\w)",
-        r"(?<![\w.,$£€–-])[12]\d{3}[–/-]\d\d(?![\w–-])",
+        r"(?<![\w.,$£€–-])[12]\d{3}(?:[–/-]\d\d|/[12]\d{3})(?![\w–-])",
         r"(?<!\w)['’]\d\d(?![\w'’])",
     )
 ]
@@ -60,7 +61,7 @@ def find_dates(text: str) -> Iterator[tuple[Span, EntityType]]:
     cover = Cover(len(text))
     for pattern in (*_DATES, _LONE_MONTH, _YEAR):
         for match in pattern.finditer(text):
-            span = match.span(match.lastindex or 0)  # of a lone month, without what announces it
+            span = match.span(1 if pattern is _LONE_MONTH else 0)  # without what announces a lone month
             before = _NUMBERED.search(text, max(0, span[0] - 20), span[0]) if pattern is _YEAR else None
             if before and before.group(1) in NUMBERED:
                 continue
@@ -78,11 +79,14 @@ _UNITS = (
     r"people|inhabitants|residents|percent|per\scent|%|dollars?|euros?|cents|"
     r"years?|months?|weeks?|days?|hours?|minutes?|seconds?|decades?|centuries"
 )
-_SCALES = r"hundred|thousand|million|billion|trillion|m(?=\s)|bn"
+_SCALES = r"(?:[\s-](?:hundred|thousand|million|billion|trillion|m(?=\s))|\s?(?:mn|bn|tn)|(?(money)[kKmMbB]|[kM]))(?!\w)"
 _CURRENCY = r"(?:(?:US|A|C|NZ|HK|CA)?\$|£|€|¥|₱|₹)\s?"
+#: A minus, which nothing joins to what stands before it: "at -40 °C", but not "10-20" and "10 – 20".
+_MINUS = r"(?:(?:(?<=[\s(\"“])(?<!\d\s)|(?<!.))[-−–](?=[\d.$£€]))"
 _DIGITS = re.compile(
-    rf"(?:{_CURRENCY})?(?<![\w.,])(?<![\w][-–/])\d+(?:,\d{{3}})*(?:\.\d+)?(?:st|nd|rd|th)?"
-    rf"(?:[\s-](?:{_SCALES})(?!\w))?(?:[\s-]?(?:{_UNITS})(?![\w-]))?"
+    rf"{_MINUS}?(?P<money>{_CURRENCY})?(?<![\w.,])(?<![\w][-–/])\d+(?:,\d{{3}})*(?:\.\d+)?(?![.,]?\d)"
+    rf"(?:st|nd|rd|th|\s?[¼-¾⅐-⅞]|/\d{{1,3}}(?![\w/]))?"
+    rf"(?:{_SCALES})?(?:[\s-]?(?:{_UNITS})(?![\w-]))?"
 )
 _NOON = r"\s?(?:[ap]m|AM|PM|[ap]\.m\.|[AP]\.M\.)(?!\w)"
 _CLOCK = re.compile(
@@ -95,6 +99,11 @@ _BASE = rf"(?:(?:{_TENS})(?:-(?:{_ONES}))?|{_TEENS}|{_ONES})"
 _WORDS = re.compile(
     rf"(?<![\w-])(?:{_BASE}(?:[\s-](?:hundred|thousand|million|billion|trillion|dozen)(?:\s(?:and\s)?{_BASE})?)*)"
     rf"(?:[\s-](?:{_UNITS})(?![\w-]))?(?![\w-])",
+    re.IGNORECASE,
+)
+_SHARES = "third|quarter|fourth|fifth|sixth|seventh|eighth|ninth|tenth"
+_FRACTIONS = re.compile(
+    rf"(?<![\w-])(?:one[\s-](?:{_SHARES})|(?!one)(?:{_ONES})[\s-](?:{_SHARES})s)(?![\w-])",
     re.IGNORECASE,
 )
 _ORDINALS = re.compile(
@@ -114,8 +123,9 @@ def find_numbers(text: str) -> Iterator[Span]:
 
     "one" alone is a pronoun as often as a number and is left out.
     """
-    for match in _CLOCK.finditer(text):
-        yield match.span()
+    for pattern in (_CLOCK, _FRACTIONS):
+        for match in pattern.finditer(text):
+            yield match.span()
     for match in _DIGITS.finditer(text):
         if not text[match.end() : match.end() + 1].isalpha():  # "3D", "20S" and "1UP" are no numbers
             yield match.span()

@@ -18,7 +18,14 @@ _LEAD = re.compile(
     r"(?:(early|mid|late|circa|around|about|before|after|c\.|ca\.|spring|summer|autumn|fall|winter)[\s-]+)?"
     r"(?:(?:of|the|in)\s+)*"
 )
-_RANGE = re.compile(r"(.*?\d[^–—]*?)\s*(?:–|—|\bto\b|\buntil\b|(?<=\d{4})-(?=\d))\s*(.*\d.*)")
+_RANGE = re.compile(r"(.*?\d[^–—]*?)\s*(?:–|—|\bto\b|\buntil\b|(?<=\d{4})[-/](?=\d))\s*(.*\d.*)")
+#: Two days of one month: "5–7 July 1990", "July 5–7, 1990".
+_DAYS = re.compile(
+    rf"(?P<month>(?:{'|'.join([*_MONTH, *_SHORT])})\.?\s)?(\d\d?)\s?(?:-|–|—|to|and)\s?(\d\d?)"
+    rf"(?(month)|\s(?P<after>{'|'.join([*_MONTH, *_SHORT])})\.?)(?:,?\s(?P<year>\d{{4}}))?"
+)
+#: Year first, or day and month in either order before it.
+_NUMERIC = re.compile(r"(\d{4})([-/.])(\d\d?)\2(\d\d?)|(\d\d?)([-/.])(\d\d?)\6(\d{4}|\d\d)")
 _CENTURIES = re.compile(
     r"(\w+)(?:[\s-]century)?\s(?:and|to|or|until|through)\s(?:(?:the|early|mid|late)[\s-])*([\w-]+?)[\s-]centur(?:y|ies)"
 )
@@ -37,7 +44,8 @@ class Time:
 
     Attributes:
         kind: "day" (with ``parts`` year, month, day), "decade" (its first year),
-            "century" (its number) or "range" (two days, six parts).
+            "century" (its number), "range" (two days, six parts) or "either" (one of two days
+            in figures whose order is not known, six parts).
         parts: None for what is not said; years before Christ are negative.
         qualifier: "early", "circa", "summer" and the like, or "".
     """
@@ -61,12 +69,17 @@ class Time:
         def shown(parts: tuple[int | None, ...]) -> str:
             return "-".join("?" if part is None else f"{part:02d}" for part in parts)
 
-        text = shown(self.parts[:3]) + (" to " + shown(self.parts[3:]) if self.kind == "range" else "")
-        return " ".join(x for x in (self.qualifier, "" if self.kind == "day" else self.kind, text) if x)
+        between = {"range": " to ", "either": " or "}.get(self.kind, "")
+        text = shown(self.parts[:3]) + between + (shown(self.parts[3:]) if between else "")
+        named = "" if self.kind in ("day", "either") else self.kind
+        return " ".join(x for x in (self.qualifier, named, text) if x)
 
 
 def compare_times(a: Time, b: Time) -> Relation:
     """Tell whether two times are the same, exclude each other, or one is a part of the other."""
+    if "either" in (a.kind, b.kind) and (a.kind, a.parts) != (b.kind, b.parts):
+        found = {compare_times(x, y) for x in _readings(a) for y in _readings(b)}
+        return "different" if found == {"different"} else "partial"
     if a.kind != b.kind:
         for day, stretch in ((a, b), (b, a)):
             if day.kind == "day" and stretch.kind == "range" and day.parts[0] is None:
@@ -81,6 +94,11 @@ def compare_times(a: Time, b: Time) -> Relation:
     if a.qualifier == b.qualifier:
         return "equivalent"
     return "different" if a.qualifier and b.qualifier else "partial"
+
+
+def _readings(time: Time) -> list[Time]:
+    parts = time.parts
+    return [Time("day", parts[:3]), Time("day", parts[3:])] if time.kind == "either" else [time]
 
 
 def _agree(a: tuple[int | None, ...], b: tuple[int | None, ...]) -> bool:
@@ -103,12 +121,15 @@ def read_time(mention: str) -> Time | None:
     lead = _LEAD.match(text)
     assert lead is not None  # each of its parts may be missing
     written, body = lead.group(1) or "", text[lead.end() :]
+    numeric = _NUMERIC.fullmatch(body)
+    if numeric:
+        return _numeric(numeric)
     qualifier = _QUALIFIERS.get(written, written)
     for kind, read in (("decade", _decade), ("century", _century), ("day", _day)):
         parts = read(body)
         if parts is not None:
             return Time(kind, parts, qualifier)
-    return _centuries(body) or _range(body)
+    return _centuries(body) or _days(body) or _range(body)
 
 
 def parse_date(mention: str) -> Day | None:
@@ -169,9 +190,6 @@ def _range(text: str) -> Time | None:
 
 
 def _day(text: str) -> Day | None:
-    numeric = re.fullmatch(r"(\d{4})-(\d\d)-(\d\d)|(\d{1,2})[/.](\d{1,2})[/.](\d{4})", text)
-    if numeric:
-        return _numeric(*(int(x) if x else 0 for x in numeric.groups()))
     era = _ERA.search(text)
     text = _ERA.sub(" ", text)
     words = re.findall(r"[^\W\d_]+|\d+", re.sub(r"(\d)(?:st|nd|rd|th)\b", r"\1", text))
@@ -200,12 +218,24 @@ def _day(text: str) -> Day | None:
     return (-year if year and era and era.group(1) else year), month, day
 
 
-def _numeric(y: int, m: int, d: int, first: int, second: int, year: int) -> Day | None:
-    """ISO dates, and day/month/year where the order cannot be mistaken."""
-    if y:
-        return (y, m, d) if 1 <= m <= 12 and 1 <= d <= 31 else None
-    if first > 12 >= second > 0 and first <= 31:
-        return year, second, first
-    if second > 12 >= first > 0 and second <= 31:
-        return year, first, second
-    return (year, first, second) if first == second and 1 <= first <= 12 else None
+def _days(text: str) -> Time | None:
+    match = _DAYS.fullmatch(text)
+    if not match:
+        return None
+    month, first, last, after, year = match.groups()
+    ends = [_day(f"{day} {(month or after).strip(' .')} {year or ''}") for day in (first, last)]
+    return Time("range", (*ends[0], *ends[1])) if ends[0] and ends[1] else None
+
+
+def _numeric(match: re.Match[str]) -> Time | None:
+    """A date in figures: with dots the day is first; else it may be the month, where neither is above 12."""
+    year_first, _, middle, end, first, sign, second, year_last = match.groups()
+    if year_first:
+        days = [(int(year_first), int(middle), int(end))]
+    else:
+        year = int(year_last) if len(year_last) == 4 else None  # "95" may be of any century
+        days = [(year, int(second), int(first)), (year, int(first), int(second))]
+    days = [(y, m, d) for y, m, d in dict.fromkeys(days) if 1 <= m <= 12 and 1 <= d <= 31]
+    if len(days) == 2 and sign != ".":
+        return Time("either", (*days[0], *days[1]))
+    return Time("day", days[0]) if days else None

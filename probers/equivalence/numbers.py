@@ -1,10 +1,14 @@
-"""Numbers by value: digits and words, ordinals, scales, money and units."""
+"""Numbers by value: sign, digits and words, fractions, scales, money, units and times of day."""
 
 from __future__ import annotations
 
+import math
 import re
-from dataclasses import dataclass
+import unicodedata
+from dataclasses import dataclass, replace
 from typing import Literal
+
+from .units import CURRENCY, CURRENCY_OF, DOLLARS, MONEY, PLAIN, Scale, meanings, read_unit, singular
 
 #: What a comparison by value says; "partial" is left to the matcher's option of that name.
 Relation = Literal["equivalent", "different", "partial"]
@@ -27,6 +31,9 @@ ORDINALS: dict[str, int] = {w: i for i, w in enumerate(_ORDINAL)} | {
 }
 SCALES: dict[str, float] = {"thousand": 1e3, "million": 1e6, "billion": 1e9, "trillion": 1e12}
 DECADES: dict[str, int] = {w[:-1] + "ies": 10 * i for i, w in enumerate(_TENS, 2)}
+#: Word for a share -> how many of them make a whole.
+_SHARES: dict[str, int] = {w: value for w, value in ORDINALS.items() if value > 2}
+_SHARES |= {"half": 2, "halve": 2, "quarter": 4}
 
 _ROMAN = {"i": 1, "v": 5, "x": 10, "l": 50}
 _ROMAN_FORM = re.compile(r"(?:xl|l?x{0,3})(?:ix|iv|v?i{0,3})")
@@ -45,7 +52,7 @@ def read_cardinal(words: list[str]) -> tuple[float, bool, int] | None:
 
     Returns:
         ``(value, is an ordinal, words used)``, or None when they begin with none.
-        "and" joins only inside a number ("one hundred and twenty").
+        "and" joins only inside a number ("one hundred and twenty", "two and a half").
     """
     total = 0.0
     current: float | None = None
@@ -54,20 +61,27 @@ def read_cardinal(words: list[str]) -> tuple[float, bool, int] | None:
     while position < len(words) and not ordinal:
         word = words[position]
         last = words[position - 1] if position else ""
+        parts = _shared(word)
         if word == "half" and current is None:
             current = 0.5
             if words[position + 1 : position + 2] in (["a"], ["an"]):
                 if words[position + 2 : position + 3] not in (["million"], ["billion"], ["dozen"]):
                     return None
                 position += 1
-        elif words[position : position + 3] == ["and", "a", "half"] and current is not None:
-            current += 0.5
+        elif (
+            current and words[position : position + 2] == ["and", "a"] and _shared(*words[position + 2 :][:1])
+        ):
+            current += 1 / _shared(words[position + 2])
             position += 2
+        elif current and current < parts and (current == 1 or word.endswith("s")):
+            current /= parts  # "one third", "two thirds"; "twenty third" is an ordinal
         elif word == "and" and used and last in ("hundred", *SCALES):
             position += 1
             continue
         elif word in ("a", "an") and not used and words[1:2] and words[1] in ("hundred", "dozen", *SCALES):
             current = 1.0
+        elif word == "a" and not used and _shared(*words[1:2]) and words[2:3] in ([], ["of"]):
+            current = 1.0  # "a third", "a quarter of"; "a third album" has an ordinal
         elif word in CARDINALS or word in ORDINALS:
             value = CARDINALS.get(word, ORDINALS.get(word, 0))
             room = current is None or (current >= 20 and current % 10 == 0 and value < 10)
@@ -91,52 +105,75 @@ def read_cardinal(words: list[str]) -> tuple[float, bool, int] | None:
     return (total + (current or 0.0), ordinal, used) if used else None
 
 
-_DIGITS = re.compile(
-    r"(\d+(?:(?:,\s?|\s)\d{3})*(?:\.\d+)?)(st|nd|rd|th)?(?:\s*-?\s*(thousand|million|billion|trillion)s?)?\b(.*)"
+def _shared(word: str = "") -> int:
+    """How many of the share that a word names make a whole; 0 where it names none."""
+    return _SHARES.get(word.removesuffix("s"), 0)
+
+
+_BOUNDS = {
+    "about": "about|around|nearly|almost|approximately|approx.|roughly|some|circa|c.|ca.|~|≈|±",
+    "over": "over|more than|at least|above|upwards of|no fewer than|no less than|>|≥|>=",
+    "under": "under|less than|fewer than|below|at most|up to|no more than|<|≤|<=",
+}
+_BOUND_OF = {word: kind for kind, words in _BOUNDS.items() for word in words.split("|")}
+_BOUND = re.compile(
+    "|".join(
+        re.escape(w) + (r"\s+" if w.isalpha() or " " in w else r"\s*")
+        for w in sorted(_BOUND_OF, key=len)[::-1]
+    )
 )
-_ROUGH = re.compile(
-    r"(?:about|around|nearly|almost|over|approximately|some|roughly|at least|up to|more than|less than|"
-    r"fewer than|circa)\s+"
+_VULGAR = "¼-¾⅐-⅞"
+#: A numeral, with a fraction in digits behind it or alone; never a part of a longer one.
+_NUMERAL = re.compile(
+    rf"(?:(\d+(?:(?:,\s?|[\s'’])\d{{3}}(?!\d))*(?:\.\d+)?|\.\d+)(?!\d)(?!\s?/|\s\d+\s?/)|(?=[{_VULGAR}\d]))"
+    rf"(?:\s?([{_VULGAR}])|(?:(\d+)\s)?(\d{{1,3}})\s?[/⁄]\s?(\d{{1,3}}))?(?![,.:/]?\d)"
 )
-_SYMBOLS = {"us$": "dollar", "$": "dollar", "£": "pound", "€": "euro", "¥": "yen"}
-#: unit: (quantity it measures, size in that quantity's base unit)
-_UNITS: dict[str, tuple[str, float]] = {}
-for _quantity, _table in {
-    "length": "mm 0.001 millimetre 0.001 cm 0.01 centimetre 0.01 m 1 metre 1 km 1000 kilometre 1000 "
-    "inch 0.0254 in 0.0254 ft 0.3048 foot 0.3048 feet 0.3048 yard 0.9144 mi 1609.344 mile 1609.344",
-    "mass": "g 1 gram 1 kg 1000 kilogram 1000 t 1000000 tonne 1000000 lb 453.592 oz 28.3495 ounce 28.3495",
-    "area": "sq km 1 square kilometre 1 km² 1 km2 1 hectare 0.01 ha 0.01 acre 0.00404686 square mile 2.58999 "
-    "sq mi 2.58999",
-    "time": "s 1 second 1 min 60 minute 60 h 3600 hour 3600 day 86400 week 604800",
-    "months": "month 1 year 12 decade 120",
-    "people": "people 1 person 1 inhabitant 1 resident 1",
-    "percent": "% 1 percent 1 per cent 1",
-    "degrees": "°c 1 degree celsius 1 degrees celsius 1",
-    "dollar": "dollar 1 us dollar 1 u.s. dollar 1",
-    "pound": "pound 1",
-    "euro": "euro 1",
-    "yen": "yen 1",
-}.items():
-    for _name, _size in re.findall(r"([^\d\s][^\d]*?2?) ([\d.]+)(?:\s|$)", _table):
-        _UNITS[_name] = (_quantity, float(_size))
+_POWER = re.compile(r"\s?[×x]\s?10\^?(-?\d+)")
+_LONG_SCALE = re.compile(r"[\s-]*(hundred|thousand|million|billion|trillion|dozen)s?\b")
+_SHORT_SCALE = re.compile(r"\s?(k|m|mn|mln|b|bn|tn)\b", re.IGNORECASE)
+_SHORT_SCALES = {"k": 1e3, "m": 1e6, "mn": 1e6, "mln": 1e6, "b": 1e9, "bn": 1e9, "tn": 1e12}
+_UP_TO = re.compile(r"\s?(?:-|–|—|\bto\b|\band\b)\s?(?=[\d.$£€¥])")
+_CLOCK = re.compile(r"(\d{1,2})(?:[:.]([0-5]\d))?(?::([0-5]\d))?\s?(?:([ap])\.?\s?m\.?|o['’]clock)")
+_CLOCK_24 = re.compile(r"(\d{1,2}):([0-5]\d)(?::([0-5]\d))?()(?:\s?(?:h|hrs|hours))?")
+_HOURS = {"noon": 12, "midday": 12, "midnight": 0}
+#: Other signs for minus, raised digits and spaces.
+_SIGNS = str.maketrans("−‒﹣－⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "----0123456789-")
+
+#: Units of a time of day: known to the half of the day, and not ("3:00").
+_CLOCKS = ("clock", "clock of twelve hours")
 
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """A value with its unit as written (lower case), "" without one; ``rough`` for "about 5"."""
+    """A value or a range of values, with its unit as written (lower case).
+
+    Attributes:
+        value: with its sign; minutes since midnight for a time of day.
+        unit: a currency, a unit of measure, the counted noun or "clock"; "" without one.
+        ordinal: it numbers ("third") and does not count.
+        bound: "about", "over" or "under" as said before it, or "".
+        end: the other end of a range ("5 to 10 km"), or None.
+    """
 
     value: float
     unit: str = ""
     ordinal: bool = False
-    rough: bool = False
+    bound: str = ""
+    end: float | None = None
 
     def __str__(self) -> str:
-        shown = f"{self.value:.12g}{' (ordinal)' if self.ordinal else ''} {self.unit}".strip()
-        return f"about {shown}" if self.rough else shown
+        end = "" if self.end is None else f" to {self.end:.12g}"
+        shown = f"{self.value:.12g}{end}{' (ordinal)' if self.ordinal else ''} {self.unit}".strip()
+        return f"{self.bound} {shown}".strip()
+
+    def ends(self) -> tuple[float, float]:
+        """The least and the greatest value that it allows; "about 5" is taken as 5."""
+        end = self.value if self.end is None else self.end
+        return (-math.inf if self.bound == "under" else self.value, math.inf if self.bound == "over" else end)
 
 
 def compare_numbers(a: Number, b: Number, *, tolerance: float = 0.01) -> Relation:
-    """Tell whether two numbers are the same quantity.
+    """Tell whether two numbers are the same quantity; of ranges that overlap one may be a part of the other.
 
     A missing unit agrees with any unit of measure. Units of one quantity are converted.
 
@@ -144,72 +181,163 @@ def compare_numbers(a: Number, b: Number, *, tolerance: float = 0.01) -> Relatio
         tolerance: relative difference allowed between two different units of one
             quantity, since conversions are rounded; equal units compare exactly.
     """
-    unit_a, unit_b = _measure(a.unit), _measure(b.unit)
-    if unit_a and unit_b:
-        if unit_a[0] != unit_b[0]:
-            return "different"
-        x, y = a.value * unit_a[1], b.value * unit_b[1]
-        allowed = tolerance if unit_a[1] != unit_b[1] else 1e-9
-        same = abs(x - y) <= allowed * max(abs(x), abs(y))
-    elif a.unit and b.unit and _singular(a.unit) != _singular(b.unit):
-        return "different"
-    else:
-        same = a.value == b.value
-    if not same:
-        return "different"
-    if a.ordinal != b.ordinal or a.rough != b.rough:
+    if a.unit in _CLOCKS and b.unit in _CLOCKS:
+        if a.value == b.value and a.unit == b.unit:
+            return "equivalent"
+        return "partial" if a.unit != b.unit and (a.value - b.value) % 720 == 0 else "different"
+    found = {_compare_ends(a, b, scales, tolerance) for scales in _conversions(a.unit, b.unit)}
+    if "equivalent" not in found:
+        return "partial" if "partial" in found else "different"
+    if a.ordinal != b.ordinal or a.bound != b.bound:
         return "partial"
-    bare = bool(a.unit) != bool(b.unit) and not (unit_a or unit_b)
+    if a.unit != b.unit and {a.unit, b.unit} <= DOLLARS:
+        return "partial"
+    bare = bool(a.unit) != bool(b.unit) and not (meanings(a.unit) or meanings(b.unit))
     return "partial" if bare else "equivalent"  # "first" / "first battle" is a part, "580" / "580 km" is not
 
 
-def same_unit(a: str, b: str) -> bool:
-    """Tell whether two units, or nouns of counted things, measure one quantity; "" only matches itself."""
-    x, y = _measure(a), _measure(b)
-    return x[0] == y[0] if x and y else _singular(a) == _singular(b)
+def _conversions(a: str, b: str) -> list[tuple[Scale, Scale]]:
+    """Scales on which two units can be compared, none where they measure different things."""
+    x, y = meanings(a), meanings(b)
+    if not a or not b:
+        shares = [s for s in x + y if s[0] == "share"]  # "half" / "50%"
+        return [(PLAIN, PLAIN), *((PLAIN, s) if y else (s, PLAIN) for s in shares)]
+    if {a, b} <= DOLLARS or not (x and y):
+        return [(PLAIN, PLAIN)] if {a, b} <= DOLLARS or singular(a) == singular(b) else []
+    return [(s, t) for s in x for t in y if s[0] == t[0]]
+
+
+def _compare_ends(a: Number, b: Number, scales: tuple[Scale, Scale], tolerance: float) -> Relation:
+    x, y = ([end * s.size + s.zero for end in n.ends()] for n, s in zip((a, b), scales, strict=True))
+    relative = tolerance if scales[0].size != scales[1].size else 1e-9
+    if all(
+        p == q or math.isclose(p, q, rel_tol=relative, abs_tol=relative) for p, q in zip(x, y, strict=True)
+    ):
+        return "equivalent"
+    (low, high), (least, most) = x, y
+    inside = least <= low <= most if low == high else low <= least <= high if least == most else False
+    return "partial" if inside or (low < most and least < high) else "different"
 
 
 def read_number(mention: str) -> Number | None:
     """The number a mention begins with and its unit, or None when it begins with none."""
     if len(mention) > LONGEST_VALUE:
         return None
-    text = " ".join(mention.lower().split()).strip(' ,;:"“”()').removeprefix("the ")
-    rough = _ROUGH.match(text)
-    text = text[rough.end() :] if rough else text
-    money = ""
-    for symbol, name in _SYMBOLS.items():
-        if text.startswith(symbol):
-            text, money = text[len(symbol) :].strip(), name
-            break
-    match = _DIGITS.fullmatch(text)
-    if match:
-        digits, ordinal, scale, unit = match.groups()
-        value = float(re.sub(r"[,\s]", "", digits)) * SCALES.get(scale or "", 1.0)
-        return Number(value, _unit(unit, money), bool(ordinal), bool(rough))
+    text = " ".join(mention.translate(_SIGNS).split()).strip(' ,;:"“”()')
+    text = re.sub(r"^the ", "", text, flags=re.IGNORECASE)
+    bound = _BOUND.match(text.lower())
+    text = text[bound.end() :] if bound else text
+    said = _BOUND_OF[bound.group().strip()] if bound else ""
+    found = _clock(text.lower()) or _in_digits(text) or _in_words(text.lower())
+    return found and replace(found, bound=said or found.bound)
+
+
+def parse_number(mention: str) -> tuple[float, str] | None:
+    """``(value, unit)`` of "1,500,000", "1.5 million" or "320 km"; None when it is no exact number."""
+    number = read_number(mention)
+    return None if number is None or number.bound or number.end is not None else (number.value, number.unit)
+
+
+def _clock(text: str) -> Number | None:
+    if text in _HOURS:
+        return Number(60 * _HOURS[text], "clock")
+    match = _CLOCK.fullmatch(text) or _CLOCK_24.fullmatch(text)
+    if not match:
+        return None
+    hour, minute, half = int(match[1]), int(match[2] or 0) + int(match[3] or 0) / 60, match[4]
+    if hour > (12 if half else 24):
+        return None
+    known = half or not 1 <= hour <= 12
+    hour = hour % 12 + (12 if half == "p" else 0) if half else hour
+    return Number(60 * hour + minute, _CLOCKS[0 if known else 1])
+
+
+def _in_digits(text: str) -> Number | None:
+    sign, money, text = _sign_and_money(text)
+    first = _numeral(text)
+    if first is None:
+        return None
+    value, rest = first
+    ordinal = re.match(r"(?:st|nd|rd|th)\b", rest)
+    if ordinal:
+        return Number(value, read_unit(rest[ordinal.end() :], money), ordinal=True)
+    value, rest, scaled = _scaled(value, rest, money)
+    end = None
+    join = _UP_TO.match(rest)
+    if join:
+        _, money_of_end, tail = _sign_and_money(rest[join.end() :])
+        second = _numeral(tail)
+        if second is not None:
+            end, rest, scaled_end = _scaled(second[0], second[1], money or money_of_end)
+            value = value * scaled_end / scaled if scaled == 1 else value  # "5 to 10 million"
+    bound = "over" if rest.startswith("+") else ""
+    rest = rest.removeprefix("+")
+    unit = read_unit(rest, money)
+    if rest[:1].isalpha() and not meanings(unit):
+        return None  # "3D", "20S"
+    return Number(sign * value, unit, bound=bound, end=None if end is None else sign * end)
+
+
+def _sign_and_money(text: str) -> tuple[int, str, str]:
+    """Sign and currency that stand before a numeral, in either order, and what is left."""
+    sign, money = 1, ""
+    for _ in range(3):
+        minus = re.match(r"(?:-|\+|minus\s|negative\s|plus\s)\s?", text, re.IGNORECASE)
+        coin = None if money else CURRENCY.match(text.lower())
+        if minus:
+            sign, text = -1 if minus.group()[0].lower() in "-mn" else 1, text[minus.end() :]
+        elif coin:
+            money, text = CURRENCY_OF[coin.group()], text[coin.end() :].lstrip()
+    return sign, money, text
+
+
+def _numeral(text: str) -> tuple[float, str] | None:
+    """Value of the numeral a text begins with, fractions included, and what follows it."""
+    match = _NUMERAL.match(text)
+    if not match or not match.group():
+        return None
+    digits, vulgar, whole, top, bottom = match.groups()
+    value = float(re.sub(r"[,\s'’]", "", digits or whole or "0"))
+    if vulgar:
+        value += unicodedata.numeric(vulgar)
+    elif top and bottom:
+        if not 0 < int(top) < int(bottom):
+            return None
+        value += int(top) / int(bottom)
+    rest = text[match.end() :]
+    power = _POWER.match(rest)
+    return (value * 10.0 ** int(power[1]), rest[power.end() :]) if power else (value, rest)
+
+
+def _scaled(value: float, rest: str, money: str) -> tuple[float, str, float]:
+    """A value times the scale written behind it, what follows, and the scale."""
+    long, short = _LONG_SCALE.match(rest.lower()), _SHORT_SCALE.match(rest)
+    if long:
+        scale = {"hundred": 100.0, "dozen": 12.0, **SCALES}[long[1]]
+        return value * scale, rest[long.end() :], scale
+    if short:
+        after = rest[short.end() :].strip(" -").lower()
+        counted = {scale.quantity for scale in meanings(after)} & {"people", *MONEY}
+        glued_capital = short.group()[0] in "KM"
+        if (
+            money
+            or counted
+            or glued_capital
+            or short[1].lower() in ("mn", "mln", "bn", "tn")
+            or short.group() == "k"
+        ):
+            scale = _SHORT_SCALES[short[1].lower()]
+            return value * scale, rest[short.end() :], scale
+    return value, rest, 1.0
+
+
+def _in_words(text: str) -> Number | None:
+    sign, money, text = _sign_and_money(text)
     spelled = re.sub(r"(?<=[a-z])-(?=[a-z])", " ", text).split()
     if spelled[:2] == ["one", "half"]:
         spelled = spelled[1:]
     found = read_cardinal(spelled)
     if found is None:
         return None
-    value, is_ordinal, used = found
-    return Number(value, _unit(" ".join(spelled[used:]), money), is_ordinal, bool(rough))
-
-
-def parse_number(mention: str) -> tuple[float, str] | None:
-    """``(value, unit)`` of "1,500,000", "1.5 million" or "320 km"; None when it is no exact number."""
-    number = read_number(mention)
-    return None if number is None or number.rough else (number.value, number.unit)
-
-
-def _unit(written: str, money: str) -> str:
-    return money or written.strip(" ,.-").removeprefix("of ").strip()
-
-
-def _singular(unit: str) -> str:
-    unit = unit.replace("meter", "metre").replace("inches", "inch")
-    return unit[:-1] if unit.endswith("s") and len(unit) > 2 else unit
-
-
-def _measure(unit: str) -> tuple[str, float] | None:
-    return _UNITS.get(unit) or _UNITS.get(_singular(unit))
+    value, ordinal, used = found
+    return Number(sign * value, read_unit(" ".join(spelled[used:]), money), ordinal)

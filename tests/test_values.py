@@ -1,0 +1,67 @@
+"""Numbers, times of day and dates by value: what is equal, what differs, and what only may be the same."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from probers.entities import Recogniser
+from probers.equivalence import EntityMatcher
+
+MATCHER = EntityMatcher(wordnet="")
+PAIRS = {
+    "equivalent": """
+        −40 °C | -40 °C; minus 5 percent | −5%; +5 | 5; -2 | minus two; -£5 | £-5; £2.3m | £2.3 million;
+        3bn | 3 billion; 1.2M | 1,200,000; 5k | 5,000; 3m people | 3,000,000; 3m | 3 metres;
+        $5–10 million | $5m to $10m; 1.5×10^6 | 1.5 million; 1.5×10⁶ | 1,500,000; 1/3 | one third; half | 50%;
+        ½ | half; 2½ | 2.5; 2 1/2 | two and a half; three quarters | 75%; two-thirds | 2/3;
+        a quarter | 25 percent; twenty-third | 23rd; 0.5 | 50%; 3:00 pm | 3 pm; 10:30 a.m. | 10:30 am;
+        7.30 pm | 7:30 p.m.; 15:00 | 3 pm; noon | 12 pm; midnight | 12 a.m.; 5km | 5 km; 5 km long | 5 km;
+        5 ft | 1.52 m; 100 km/h | 62 mph; -40 °C | -40 °F; 0 °C | 32 °F; 98.6 °F | 37 °C; 20 pounds | £20;
+        20 pounds | 9.07 kg; US$5 | $5; 5 USD | $5; 10,000 square feet | 929 m²; 10 litres | 10 liters;
+        5–10 km | 5 to 10 km; more than 500 | over 500; 05.01.2024 | 5 January 2024; 05/01/2024 | 5/1/2024;
+        13/01/2024 | January 13, 2024; 01/13/2024 | 13 January 2024; 05/05/2024 | 5 May 2024;
+        2024/01/05 | January 5, 2024; 1990/91 | 1990–91; 1990/1991 | 1990–91; 5–7 July 1990 | July 5–7, 1990
+    """,
+    "different": """
+        -40 °C | 40 °C; -5% | 5%; 5 | -5; -£5 | £5; £2.3m | £2.9m; $1.5M | $1; $3.2bn | $3.9bn; 3m | 3 million;
+        two thirds | one third; third | one third; 0.5% | 50%; one third | one fourth; 3 pm | 3 am;
+        3:00 | 4 pm; three | 3 pm; 0 °C | 0 °F; £20 | 20 lb; €5 | $5; 50 cents | 50 pence; 3D | 3;
+        5–10 km | 17 km; more than 500 | 400; over 500 | under 500; 05.01.2024 | May 1, 2024;
+        05/01/2024 | 6 January 2024; 16.7.95 | 17 July 1995; 1990/91 | 1991/92; 5–7 July 1990 | 5–8 July 1990
+    """,
+    "undecided": """
+        2.3.4 | 2.3; 3:00 | 3 pm; A$5 | $5; A$5 | C$5; 5–10 km | 7 km; more than 500 | 700; 40+ | 40;
+        05/01/2024 | 5 January 2024; 05/01/2024 | May 1, 2024; 16.7.95 | 16 July 1995; 1990/91 | 1991
+    """,
+}
+
+
+def pairs() -> Iterator[tuple[str, str, str]]:
+    for verdict, listed in PAIRS.items():
+        for pair in listed.split(";"):
+            a, b = pair.split("|")
+            yield a.strip(), b.strip(), verdict
+
+
+@pytest.mark.parametrize(("a", "b", "verdict"), pairs())
+def test_a_pair_of_values_is_judged_the_same_both_ways(a, b, verdict):
+    assert MATCHER.match(a, b).verdict == MATCHER.match(b, a).verdict == verdict
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("It was at -40 °C in winter.", ["-40 °C"]),
+        ("Sales fell by −5% then.", ["−5%"]),
+        ("It made a loss of -£5 million.", ["-£5 million"]),
+        ("It went from 10-20 or 10 - 20.", ["10", "10", "20"]),  # no minus
+        ("It cost £2.3m, or $3.2bn for 3bn people.", ["£2.3m", "$3.2bn", "3bn people"]),
+        ("He met 1.2M users and 5k fans.", ["1.2M", "5k"]),
+        ("He went on 05.01.2024, and on 05/01/2024 too.", ["05.01.2024", "05/01/2024"]),
+        ("He scored in 1990/91 and 1990/1991.", ["1990/91", "1990/1991"]),
+        ("It took 1/3, one third, two-thirds or 2½ cups.", ["1/3", "one third", "two-thirds", "2½"]),
+        ("They used version 1.2.3 of it.", []),
+    ],
+)
+def test_values_are_found_whole(text, found):
+    assert [entity.text for entity in Recogniser("rules", quiet=True)(text)] == found
