@@ -99,6 +99,17 @@ def test_of_names_only_what_differs_is_doubted(settled):
     assert doubt(cut, head_entity(" 1930s.", fine), " 1930s.", match, fine, MATCHER) is match
 
 
+@pytest.mark.parametrize(("other", "verdict"), [("Taiwan", "undecided"), ("Formosa", "equivalent")])
+def test_wordnet_does_not_join_two_names_that_the_article_tells_apart(other, verdict):
+    article = Article("a", "Nothing", ("It begins here.", "Ships sail from China to Taiwan and back."))
+    cut = next(
+        c for c in cut_article(article, fine, per_article=99, within=None, seed=0) if c.entity.text == "China"
+    )
+    written = head_entity(f" {other} and", fine)
+    found = doubt(cut, written, f" {other} and", Match("equivalent", "wordnet", "synset"), fine, MATCHER)
+    assert found.verdict == verdict
+
+
 def test_kinds():
     names, times = ("name", "work", "organisation", "place"), ("date", "year")
     for kind in (names, times, ("number",)):

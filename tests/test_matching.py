@@ -465,3 +465,28 @@ def test_wordnet_from_its_own_files():
     for a, b in (("English", "American"), ("Canadian", "American"), ("Scottish", "Irish")):
         assert matcher.match(a, b).verdict == matcher.match(b, a).verdict == "different"
     assert matcher.match("Robert", "Roberts").verdict == "different"
+
+
+@needs_wordnet
+@pytest.mark.parametrize(
+    ("a", "b", "verdict"),
+    [
+        ("China", "Taiwan", "different"),
+        ("Java", "coffee", "different"),
+        ("java", "coffee", "equivalent"),
+        ("Netherlands", "Holland", "equivalent"),
+        ("car", "automobile", "equivalent"),
+    ],
+)
+def test_a_synset_is_shared_in_the_first_sense_that_the_capital_allows(a, b, verdict):
+    matcher = EntityMatcher(stages=("wordnet",))
+    assert matcher.match(a, b).verdict == matcher.match(b, a).verdict == verdict
+
+
+def test_wordnet_is_read_from_nouns_alone_in_a_folder_that_a_group_may_write_to(tmp_path):
+    folder = tiny_wordnet(tmp_path / "wordnet")
+    Path(folder).chmod(0o775)
+    for file in Path(folder).iterdir():
+        if file.name not in ("data.noun", "index.noun"):
+            file.unlink()
+    assert EntityMatcher(wordnet=folder).match("car", "automobile").stage == "wordnet"

@@ -9,6 +9,7 @@ import tracemalloc
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -21,8 +22,8 @@ from probers.data.articles import open_articles
 from probers.data.articles.cuts import CutPlan
 from probers.datagen.filling import fill
 from probers.datagen.labels.base import balance
-from probers.datagen.labels.wiki import WikiBuilder
-from probers.entities import Recogniser
+from probers.datagen.labels.wiki import WikiBuilder, may_go_on
+from probers.entities import Recogniser, head_entity
 from probers.equivalence import EntityMatcher
 from probers.equivalence.vectors import train_vectors, trained
 from probers.prompts import PromptTemplate
@@ -92,6 +93,30 @@ def test_every_cut_is_a_row_or_left_out_with_its_reason(tmp_path):
         "undecided": reasons["undecided", "Anna Berg"],
     }
     assert f"{len(rows)} labelled spans" in lines[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "stop", "cut_off"),
+    [
+        (" New", "length", True),
+        (" 20", "length", True),
+        (" Bank of", "length", True),
+        (" New York,", "length", False),
+        (" 20 ships", "length", False),
+        (" New York", "eos", False),
+    ],
+)
+def test_an_entity_that_the_length_limit_may_have_cut_off_has_no_label(text, stop, cut_off):
+    generation = SimpleNamespace(text=text, stop=stop)
+    assert may_go_on(generation, head_entity(text, RULES), RULES) == cut_off
+
+
+@pytest.mark.parametrize(("limit", "count"), [(1, 2), (2, 0)])
+def test_a_length_limit_leaves_out_what_it_cut_off(tmp_path, limit, count):
+    lm = written({"in": " Spain and on.", "near": " Lisbon and on."})
+    store, _ = make(tmp_path, [("T", ARTICLE[:2])], lm, max_new_tokens=limit)
+    reasons = [row["reason"] for row in store.left_out()]
+    assert reasons == ["cut off by max_new_tokens"] * count
 
 
 def test_rows_record_the_entity_and_where_it_came_from(tmp_path):

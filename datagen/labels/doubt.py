@@ -8,8 +8,9 @@ from probers.data.articles.cuts import Cut
 from probers.entities import Entity, Recognise, same_kind
 from probers.equivalence import EntityMatcher, Match
 from probers.equivalence.names import words
-from probers.equivalence.numbers import read_number, same_unit
+from probers.equivalence.numbers import read_number
 from probers.equivalence.persons import DIRECTIONS
+from probers.equivalence.units import same_unit
 from probers.text import is_stop_word, split_sentences
 
 #: Words that say nothing yet when a sentence begins with them.
@@ -36,7 +37,8 @@ def doubt(
     Stage "modifier": one word before a noun in place of a name that stands for itself ("by a | Finnish
     company" for "Acme"). Stage "region": the whole that the article names a part of by a direction
     ("in | Somerset" for "North Somerset"). Stage "counted": a number of something else, be it the same
-    ("third | album" for "third wife") or another ("over | 100 years" for "30,000").
+    ("third | album" for "third wife") or another ("over | 100 years" for "30,000"). Stage "both": WordNet
+    has the two as one, and the article speaks of both.
 
     Args:
         cut: where the article was cut.
@@ -58,6 +60,12 @@ def doubt(
         known = all(counted) or (match.verdict == "different" and any(units))
         if match.verdict != "undecided" and known and not same_unit(*counted):
             return Match("undecided", "counted", " / ".join(counted))
+    if (
+        match.stage == "wordnet"
+        and match.verdict == "equivalent"
+        and _names_both(article, cut.entity.text, written.text)
+    ):
+        return Match("undecided", "both", f"{cut.entity.text} / {written.text}")
     if match.verdict != "different":
         return match
     if match.stage != "date" and not same_kind(cut.entity.type, written.type):
@@ -78,6 +86,11 @@ def doubt(
             if found.verdict == "equivalent":
                 return Match("undecided", "order", f"{entity.text} after {cut.entity.text}")
     return match
+
+
+def _names_both(article: str, a: str, b: str) -> bool:
+    """Tell whether an article has both of two names as words of their own."""
+    return all(re.search(rf"(?<!\w){re.escape(name)}(?!\w)", article) for name in (a, b))
 
 
 def _noun(text: str, end: int) -> str:

@@ -62,6 +62,18 @@ class Settled:
         return entity is None or len(text[entity.end :].split()) > _TAIL
 
 
+def may_go_on(generation: Generation, entity: Entity, recognise: Recognise) -> bool:
+    """Tell whether ``max_new_tokens`` may have cut off the entity at the head of a continuation.
+
+    It has not where what follows the entity ends it, whatever would have been written next.
+    """
+    if generation.stop != "length":
+        return False
+    after = generation.text[entity.end :].strip()
+    longer = head_entity(f"{generation.text.rstrip()} Xanten", recognise) if after else None
+    return longer is None or longer.end != entity.end
+
+
 def stop_rule(recognise: Recognise, *, cheap: bool) -> Callable[[str], bool]:
     """The rule to stop a continuation by; a recogniser that is not ``cheap`` is not asked at every word."""
     return Settled(recognise) if cheap else one_sentence
@@ -211,6 +223,9 @@ class WikiBuilder(LabelBuilder):
         if written is None:
             text = generation.text[:100]
             examples.leave_out(cut.id, "no entity at the head", gold=cut.entity.text, written=text)
+            return
+        if may_go_on(generation, written, self.recognise):
+            examples.leave_out(cut.id, "cut off by max_new_tokens", gold=cut.entity.text, written=written.text)
             return
         match = self.matcher.match(cut.entity.text, written.text)
         if self.doubtful == "undecided":

@@ -79,7 +79,10 @@ _UNITS = (
     r"people|inhabitants|residents|percent|per\scent|%|dollars?|euros?|cents|"
     r"years?|months?|weeks?|days?|hours?|minutes?|seconds?|decades?|centuries"
 )
-_SCALES = r"(?:[\s-](?:hundred|thousand|million|billion|trillion|m(?=\s))|\s?(?:mn|bn|tn)|(?(money)[kKmMbB]|[kM]))(?!\w)"
+_SCALES = (
+    r"(?:[\s-](?:hundred|thousand|million|billion|trillion|m(?=\s))|\s?(?:mn|bn|tn)|"
+    r"(?(money)[kKmMbB]|[kM]))(?!\w)"
+)
 _CURRENCY = r"(?:(?:US|A|C|NZ|HK|CA)?\$|£|€|¥|₱|₹)\s?"
 #: A minus, which nothing joins to what stands before it: "at -40 °C", but not "10-20" and "10 – 20".
 _MINUS = r"(?:(?:(?<=[\s(\"“])(?<!\d\s)|(?<!.))[-−–](?=[\d.$£€]))"

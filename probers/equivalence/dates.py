@@ -231,7 +231,7 @@ def _numeric(match: re.Match[str]) -> Time | None:
     """A date in figures: with dots the day is first; else it may be the month, where neither is above 12."""
     year_first, _, middle, end, first, sign, second, year_last = match.groups()
     if year_first:
-        days = [(int(year_first), int(middle), int(end))]
+        days: list[tuple[int | None, int, int]] = [(int(year_first), int(middle), int(end))]
     else:
         year = int(year_last) if len(year_last) == 4 else None  # "95" may be of any century
         days = [(year, int(second), int(first)), (year, int(first), int(second))]

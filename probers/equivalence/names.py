@@ -15,22 +15,53 @@ from .numbers import CARDINALS, ORDINALS, roman
 
 #: Common given names: a middle name may be missing only after one of these, or after an initial.
 GIVEN = frozenset(
-    """james john robert michael william david richard joseph thomas charles christopher daniel matthew
-    anthony mark donald steven paul andrew joshua kenneth kevin brian george edward ronald timothy jason
-    jeffrey ryan jacob gary nicholas eric jonathan stephen larry justin scott brandon benjamin samuel gregory
-    frank alexander raymond patrick jack dennis jerry tyler aaron jose henry adam douglas nathan peter zachary
-    kyle walter harold carl arthur roger keith jeremy terry lawrence sean christian albert joe ethan austin
-    jesse willie billy bruce ralph roy eugene louis philip johnny bobby franklin theodore frederick ernest
-    martin leonard edgar herbert hugh oscar oliver victor simon alan allen allan francis clive gerald ludwig
-    karl johann wolfgang friedrich wilhelm heinrich hans otto pierre jean jacques marie francois claude henri
-    charlotte emily anne anna mary patricia jennifer linda elizabeth barbara susan jessica sarah karen lisa
-    nancy betty margaret sandra ashley kimberly donna michelle carol amanda melissa deborah stephanie rebecca
-    laura sharon cynthia kathleen amy angela shirley brenda emma pamela nicole helen samantha katherine
-    christine debra rachel carolyn janet maria catherine heather diane ruth julie olivia joyce virginia
-    victoria kelly lauren christina joan evelyn judith agatha jane alice eleanor hillary juan carlos luis
-    antonio pedro diego pablo miguel giuseppe giovanni marco luigi ivan vladimir sergei nikolai boris leon
-    percy ralph edmund horatio winston neville ulysses abraham isaac noah elijah josef erik lars sven
-    olaf""".split()
+    """
+    james john robert michael william david richard joseph thomas charles christopher daniel matthew anthony
+    mark donald steven paul andrew joshua kenneth kevin brian george edward ronald timothy jason jeffrey
+    ryan jacob gary nicholas eric jonathan stephen larry justin scott brandon benjamin samuel gregory
+    frank alexander raymond patrick jack dennis jerry tyler aaron jose henry adam douglas nathan peter
+    zachary kyle walter harold carl arthur roger keith jeremy terry lawrence sean christian albert joe
+    ethan austin jesse willie billy bruce ralph roy eugene louis philip johnny bobby franklin theodore
+    frederick ernest martin leonard edgar herbert hugh oscar oliver victor simon alan allen allan francis
+    clive gerald ludwig karl johann wolfgang friedrich wilhelm heinrich hans otto pierre jean jacques
+    marie francois claude henri charlotte emily anne anna mary patricia jennifer linda elizabeth barbara
+    susan jessica sarah karen lisa nancy betty margaret sandra ashley kimberly donna michelle carol amanda
+    melissa deborah stephanie rebecca laura sharon cynthia kathleen amy angela shirley brenda emma pamela
+    nicole helen samantha katherine christine debra rachel carolyn janet maria catherine heather diane
+    ruth julie olivia joyce virginia victoria kelly lauren christina joan evelyn judith agatha jane alice
+    eleanor hillary juan carlos luis antonio pedro diego pablo miguel giuseppe giovanni marco luigi ivan
+    vladimir sergei nikolai boris leon percy edmund horatio winston neville ulysses abraham isaac noah
+    elijah josef erik lars sven olaf adolf adrian agnes aidan akira albrecht aldous alessandro alfred ali
+    alicia alison amadeo ana anatoly anders andre andrea andreas andrei angelina angelo anita ann annie
+    anton antoine aretha ariana arnold arturo astrid audrey august auguste augustus barack barbra barry
+    bart beatrice ben bernard bertrand beth bette beyonce bjorn bob brad bram britney bryan caroline cary
+    cate cecil cesar chad charlie che chester chloe chris clara clark clarence claire claudia clint clyde
+    cole colin connie cristina curtis cyril dale damon dan dave dean demi denis denzel desmond dick
+    dimitri dmitri dolly don dora doris dorothy doug drew duncan dustin dwight dylan earl ed eddie edith
+    eduardo edvard edwin eileen elaine elena eli elisabeth elise ella ellen elton elvis emanuel emil emile
+    emilia enrico enrique enzo erich erin ernst erwin esther ethel eva evan eve ezra fatima felix
+    ferdinand fernando fidel fiona florence floyd fred frida fritz fyodor gabriel gareth gavin gene
+    geoffrey georg georges georgia gerard gertrude gilbert gina gloria glenn gordon grace graham greg
+    greta guillaume gunther gustav gustave guy hank hannah harriet harry harvey heidi helena helmut henrik
+    herman hermann hilary hiroshi holly howard hubert ian ida ignacio igor ingmar ingrid irene iris irving
+    isabel isabella jackie jake jan jared jasper javier jay jeanne jeff jen jenny jerome jill jim jimmy jo
+    joanna joaquin jodie joel joey johan johannes jon jordan jorge josephine josh juliet julia julian
+    julio julius jurgen justine kareem kate kathryn katie katharine kathy katy keira ken kirk klaus
+    kristen kurt lance leo leonardo leopold leslie lew lewis liam lily lionel liz lloyd lois lorenzo lou
+    louisa louise lucas lucy luther lydia lynn mackenzie madeleine mae malcolm manuel marcel marcus margot
+    marianne mariah marilyn marina mario marion marlon marta martha marvin mathilde matt matthias maurice
+    max maximilian maya megan melvin meryl mia mick mikhail mike miles milos milton miranda mohandas molly
+    mona monica morgan muhammad murray naomi natalia natalie natasha neil nelson nick nicolas niels niklas
+    nina nora norma norman octavia oleg oleksandr olga orson orlando osama otis owen pascal paula pauline
+    peggy penelope pete phil philippe phyllis placido quentin rafael ramon raphael raul ray reginald
+    rembrandt rene ricardo rick rita rob roberto rocky rodney roderick rodrigo roland roman ron rosa
+    rosalind rose ross rudolf rudolph rupert russell sally salvador salvatore sam sandro sara saul
+    sebastian selma serena serge sergio seth shane sheila sherlock sidney sigmund silvio simone sofia
+    sophia sophie spencer stan stanley stefan stella steve stuart sue susanna suzanne sydney sylvia ted
+    teresa terence teri thelma theo theresa therese thor tim tina toby todd tom tommy toni tony tracy
+    trevor truman umberto ursula valentina valerie vera vernon vic vincent vivian vivien vladislav wallace
+    walt wanda warren wayne wendy wilbur wilfred will willem wim winona woody xavier yasser yoko yuri yves
+    zoe""".split()
 )
 LANDFORMS = frozenset(["river", "mount"])
 #: "University of X" and "X University" are two institutions.
@@ -59,12 +90,35 @@ _BEFORE_A_NAME = (
 _SMALL_WORDS = frozenset("of the and for in on at to de la del des du und et y a an".split())
 
 
+#: Signs behind a letter that make another name of it: C++ and C#, Google+, AB+ and AB−.
+_MARKS = (
+    (re.compile(r"(?<=[\w+])\+"), " plus"),
+    (re.compile(r"(?<=\w)[#♯]"), " sharp"),
+    (re.compile(r"\b([A-Z]{1,2})[-−–](?!\w)"), r"\1 minus"),
+)
+#: Scripts in which a mark above or below a letter may be left out.
+_UNMARKED = ("LATIN", "GREEK", "HEBREW", "ARABIC")
+
+
 def normalise(mention: str) -> str:
-    """Lower case without diacritics, punctuation, articles or a possessive ending."""
-    text = unicodedata.normalize("NFKD", mention.translate(_LETTERS))
-    text = "".join(c for c in text if not unicodedata.combining(c)).casefold()
-    text = re.sub(r"\s*[’']s\b", "", text)
-    text = re.sub(r"[^\w\s]", " ", text)
+    """Lower case without diacritics, punctuation, articles or a possessive ending.
+
+    Marks of scripts that spell with them stay: vowel signs, dakuten, the breve of "й".
+    """
+    for pattern, word in _MARKS:
+        mention = pattern.sub(word, mention)
+    kept: list[str] = []
+    for c in unicodedata.normalize("NFKD", mention.translate(_LETTERS)):
+        marks = unicodedata.category(c).startswith("M")
+        if (
+            marks
+            and kept
+            and (unicodedata.name(kept[-1], "").startswith(_UNMARKED) or (kept[-1] in "еЕ" and c == "\u0308"))
+        ):
+            continue
+        kept.append(c if marks or c.isalnum() or c in "’'_" else " ")
+    text = unicodedata.normalize("NFC", "".join(kept)).casefold()
+    text = re.sub(r"\s*[’']s\b", "", text).replace("’", " ").replace("'", " ")
     return " ".join(w for w in text.split() if w not in ("the", "a", "an"))
 
 
@@ -120,7 +174,10 @@ def same_string(a: str, b: str) -> str:
             digits = any(c.isdigit() for c in "".join(x + y))
             if not digits and "".join(x) == "".join(y):
                 return "the same letters"
-            if same_plural(x, y):
+            written_small = all(
+                m.split()[-1][:1].islower() for m in (a, b)
+            )  # "Wood" and "Woods" are two names
+            if written_small and same_plural(x, y):
                 return "singular and plural"
             if same_reordered(a, b, x, y):
                 return "the same words in another order"

@@ -6,7 +6,7 @@ import re
 from itertools import takewhile
 from typing import Literal
 
-from .names import GIVEN, LANDFORMS, merge_letters, words
+from .names import GIVEN, LANDFORMS, merge_letters, same_plural, words
 from .numbers import Relation
 
 TITLES = frozenset(
@@ -34,6 +34,8 @@ DIRECTIONS = frozenset(
     """new north south east west northern southern eastern western upper lower northeast northwest southeast
     southwest""".split()
 )
+#: Words that :func:`probers.equivalence.names.normalise` writes for the signs of "C++", "F#" and "AB−".
+SIGNS = frozenset(["plus", "sharp", "minus"])
 #: Words before a last word that is then no family name ("Hong Kong", "Red Cross").
 NOT_GIVEN = DIRECTIONS | frozenset(
     """saint san santa los las el fort port lake mount cape united royal national international air bank real
@@ -161,14 +163,19 @@ def _people(a: str, b: str) -> Finding | None:
         if suffix_a != suffix_b:
             return ("different" if suffix_a and suffix_b else "partial"), f"{shown} ({suffix_a}/{suffix_b})"
         return ("different" if title_a and title_b and title_a != title_b else "equivalent"), shown
+    if set(x) ^ set(y) <= SIGNS:
+        return "different", shown
     alone = min(len(x), len(y)) == 1 or _family(x) == y or _family(y) == x
-    relation = _single(x, y) if alone else _full(x, y)
+    titled = bool(title_a or title_b)
+    relation = _single(x, y, titled=titled) if alone else _full(x, y)
     if relation == "equivalent" and suffix_a and suffix_b and suffix_a != suffix_b:
         relation = "different"
     if relation is None:
         small, large = sorted((set(x), set(y)), key=len)
         if small < large:
             relation = "different" if large - small <= DIRECTIONS else "partial"
+        elif same_plural(x, y):
+            relation = "partial"
     return None if relation is None else (relation, shown)
 
 
@@ -192,8 +199,8 @@ def _family(name: tuple[str, ...]) -> tuple[str, ...]:
     return name[start:]
 
 
-def _single(x: tuple[str, ...], y: tuple[str, ...]) -> PartRelation | None:
-    """A family name alone against a full name; a given name alone is a part."""
+def _single(x: tuple[str, ...], y: tuple[str, ...], *, titled: bool) -> PartRelation | None:
+    """A person's family name alone against the full name; any other part of a name is a part."""
     short, long = sorted((x, y), key=len)
     if len(short) == len(long):
         return None
@@ -206,8 +213,10 @@ def _single(x: tuple[str, ...], y: tuple[str, ...]) -> PartRelation | None:
     extra = long[: -len(short)]
     plural = short[-1].endswith("s") and len(extra) > 1  # a team: "Lakers"
     no_family = short[-1] in GENERIC or short[-1].isdigit() or len(short[-1]) < 2
-    placed = not plural and extra[0] in NOT_GIVEN
-    return "partial" if no_family or placed or "of" in extra else "family"
+    first = extra[0]
+    known = first in GIVEN or first in NICKNAMES or len(first) == 1 or bool(PARTICLES & set(long))
+    person = titled or (known and first not in NOT_GIVEN)
+    return "family" if not no_family and "of" not in extra and (plural or person) else "partial"
 
 
 def _full(x: tuple[str, ...], y: tuple[str, ...]) -> PartRelation | None:
@@ -221,7 +230,5 @@ def _full(x: tuple[str, ...], y: tuple[str, ...]) -> PartRelation | None:
     if middle_x and middle_y:
         agree = len(middle_x) == len(middle_y) and all(map(same_given, middle_x, middle_y))
         return "equivalent" if agree else "different"
-    first = x[0] if len(x[0]) >= len(y[0]) else y[0]
-    initial = min(len(x[0]), len(y[0])) == 1
-    known = initial or first in GIVEN or first in NICKNAMES
-    return "equivalent" if known or not (middle_x or middle_y) else "partial"
+    initials = all(len(name) == 1 for name in middle_x + middle_y)
+    return "equivalent" if initials else "partial"  # John Quincy Adams is John Adams's son

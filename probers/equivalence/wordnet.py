@@ -6,9 +6,10 @@ import io
 import logging
 import warnings
 import zipfile
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import IO, Any, Literal
 
 from .names import GIVEN, normalise
 from .numbers import Relation
@@ -63,14 +64,15 @@ def wordnet_available() -> bool:
 def same_in_wordnet(a: str, b: str, folder: str) -> tuple[Relation | Literal["whole"], str] | None:
     """Relation of two names in WordNet, with the synsets; None without one.
 
-    A shared noun synset is "equivalent". ``b`` somewhere above ``a`` as a part is "whole", also where
-    one is the adjective of a place ("Alberta" / "Canadian"); any other synset of one name directly
-    above one of the other's (a kind, an instance, a part, a member) is "different".
+    One synset as the first sense of both is "equivalent", where a capital means an individual: "Java" is
+    no coffee, and "China" is first another state than "Taiwan". ``b`` somewhere above ``a`` as a part is
+    "whole", also where one is the adjective of a place ("Alberta" / "Canadian"); any other synset of one name
+    directly above one of the other's (a kind, an instance, a part, a member) is "different".
     """
     first, second = _synsets(a, folder), _synsets(b, folder)
-    shared = {s.name() for s in first} & {s.name() for s in second}
-    if shared:
-        return "equivalent", f"synset {min(shared)}"
+    meant = _first_sense(a, first)
+    if meant and meant == _first_sense(b, second):
+        return "equivalent", f"synset {meant}"
     wholes = {s.name() for s in _place_of(b, folder) or second}
     for synset in _place_of(a, folder) or first:
         for above in synset.closure(lambda s: s.part_holonyms()):
@@ -84,6 +86,12 @@ def same_in_wordnet(a: str, b: str, folder: str) -> tuple[Relation | Literal["wh
                 if found:
                     return "different", f"{synset.name()} is {label} of {min(found)}"
     return None
+
+
+def _first_sense(name: str, synsets: Sequence[Any]) -> str:
+    """The synset that a name means first; with a capital, of individuals if there are any."""
+    kind = [s for s in synsets if bool(s.instance_hypernyms()) == name[:1].isupper()] or synsets
+    return kind[0].name() if kind else ""
 
 
 @lru_cache(maxsize=4096)
@@ -111,30 +119,50 @@ def _place_of(name: str, folder: str) -> tuple[Any, ...]:
     return tuple(s for n in nouns for s in (n.synset(), *reader.synsets(n.name(), pos="n")[:1]))
 
 
+def _open(folder: str, file: str) -> IO[str]:
+    """One of WordNet's files; empty where it is missing and nouns can be read without it.
+
+    nltk's own opening refuses folders that a group may write to.
+    """
+    path = Path(folder)
+    try:
+        if path.suffix == ".zip":
+            with zipfile.ZipFile(path) as archive:
+                return io.TextIOWrapper(io.BytesIO(archive.read(f"{path.stem}/{file}")), encoding="utf-8")
+        return (path / file).open(encoding="utf-8")
+    except (FileNotFoundError, KeyError):
+        if file == "lexnames":
+            return io.StringIO("".join(f"{i:02d}\t{name}\t0\n" for i, name in enumerate(_LEXNAMES)))
+        if file in _NEEDED:
+            raise
+        return io.StringIO()
+
+
 @lru_cache(maxsize=2)
 def _reader(folder: str) -> Any:
-    import nltk
     from nltk.corpus.reader.wordnet import WordNetCorpusReader
+    from nltk.data import PathPointer
+
+    class Root(PathPointer):  # type: ignore[misc]
+        """Stands for the folder, whose files the reader opens itself."""
+
+        def open(self, encoding: str | None = None) -> Any:
+            raise NotImplementedError
+
+        file_size = join = open
 
     class Reader(WordNetCorpusReader):  # type: ignore[misc]
-        """nltk's reader for folders that leave out the fixed table of lexicographer files."""
+        """nltk's reader on any folder or archive."""
 
         def open(self, file: str) -> Any:
-            if file == "lexnames" and not (Path(folder) / file).is_file():
-                return io.StringIO("".join(f"{i:02d}\t{name}\t0\n" for i, name in enumerate(_LEXNAMES)))
-            return super().open(file)
+            return _open(folder, file)
 
         def map_wn(self, version: str = "wordnet") -> None:
             """No mapping between versions: only English is read."""
 
-    if folder not in nltk.data.path:
-        nltk.data.path.append(folder)  # nltk opens files below its data path alone
-    root = folder
-    if Path(folder).suffix == ".zip":
-        root = nltk.data.ZipFilePathPointer(folder, f"{Path(folder).stem}/")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return Reader(root, None)
+        return Reader(Root(), None)
 
 
 @lru_cache(maxsize=1)
