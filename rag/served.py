@@ -181,7 +181,9 @@ def _spans(text: str, logprobs: Logprobs) -> list[tuple[int, int]]:
     begun = [start - starts[0] for start in starts]
     if any(a > b for a, b in pairwise(begun)):
         raise ValueError("text_offset runs backwards")
-    return list(pairwise([*begun, begun[-1] + len(tokens[-1])]))
+    # A part of a character is written as its bytes.
+    end = len(text) if tokens[-1].startswith("bytes:") else begun[-1] + len(tokens[-1])
+    return list(pairwise([*begun, max(end, begun[-1])]))
 
 
 def _end(text: str, spans: Sequence[tuple[int, int]], stops: Stops) -> tuple[int, bool]:

@@ -11,7 +11,7 @@ from typing import Any
 from pydantic_core import to_json
 
 from probers.bank.assessment import Assessor
-from probers.engine.tokens import TextStream, decode, token_offsets
+from probers.engine.tokens import TextStream, decode, token_bytes, token_offsets, token_text
 
 from .scheduler import ScoredText
 
@@ -117,7 +117,7 @@ class Choice:
             self.finished = True
             more = self._more(tokenizer, self._tokens, text.row.kept, whole=True)
             return self._frame.piece(self._index, text.text[self._characters :], self.finish, **more)
-        start, stop = self._tokens, text.ready
+        start, stop = self._tokens, text.shown
         if stop <= start:
             return None
         end = max(self._characters, text.ends[stop - 1])
@@ -156,25 +156,34 @@ class Choice:
         return (ends[token - 1] if token else 0), ends[token]
 
     def _logprobs(self, tokenizer: Any, start: int, stop: int) -> dict[str, Any]:
-        text, told = self.text, range(start, stop)
-        pieces = [text.text[slice(*self._offset(i))] for i in told]
-        tops = [[(tokenizer.decode([t]), p) for t, p in text.tops[i]] if text.tops else [] for i in told]
-        if not self._frame.chat:
-            return {
-                "tokens": pieces,
-                "token_logprobs": text.logprobs[start:stop],
-                "top_logprobs": [dict(top) for top in tops] if self._alternatives else None,
-                "text_offset": [self._offset(i)[0] for i in told],
-            }
-        content = [
-            _entry(piece, text.logprobs[i]) | {"top_logprobs": [_entry(*each) for each in top]}
-            for i, piece, top in zip(told, pieces, tops, strict=True)
+        text, content = self.text, list[dict[str, Any]]()
+        for place in range(start, stop):
+            token, tops = text.row.ids[place], text.tops[place] if text.tops else []
+            # A text of SentencePiece begins without the space that its first token is spelled with.
+            bare = not place and token_text(tokenizer, token)[:1] == " " != text.text[:1]
+            entry = _entry(tokenizer, token, text.logprobs[place], bare=bare)
+            content.append(entry | {"top_logprobs": [_entry(tokenizer, *top, bare=bare) for top in tops]})
+        if self._frame.chat:
+            return {"content": content, "refusal": None}
+        told = [
+            # One reading for two tokens stays that of the token written, or else of the likeliest.
+            {each["token"]: each["logprob"] for each in (*entry["top_logprobs"][::-1], entry)}
+            for entry in content
         ]
-        return {"content": content, "refusal": None}
+        return {
+            "tokens": [entry["token"] for entry in content],
+            "token_logprobs": text.logprobs[start:stop],
+            "top_logprobs": told if self._alternatives else None,
+            "text_offset": [self._offset(place)[0] for place in range(start, stop)],
+        }
 
 
-def _entry(token: str, logprob: float) -> dict[str, Any]:
-    return {"token": token, "logprob": logprob, "bytes": list(token.encode("utf-8", "replace"))}
+def _entry(tokenizer: Any, token: int, logprob: float, *, bare: bool) -> dict[str, Any]:
+    """A token with its log-probability; ``bare`` without a space before it."""
+    shown, spelled = token_text(tokenizer, token), token_bytes(tokenizer, token)
+    if bare:
+        shown, spelled = shown.removeprefix(" "), spelled.removeprefix(b" ")
+    return {"token": shown, "logprob": logprob, "bytes": list(spelled)}
 
 
 class ForeignChoice:

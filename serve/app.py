@@ -85,6 +85,8 @@ def _add_listings(app: FastAPI, served: Served) -> None:
 
     @app.get("/health")
     async def health() -> dict[str, str]:
+        if served.scheduler.error is not None:
+            raise ApiError(503, str(served.scheduler.error))
         return {"status": "ok"}
 
     @app.get("/metrics", response_class=PlainTextResponse)

@@ -99,6 +99,8 @@ def _serve(settings: Serve, key: str | None, listening: socket.socket) -> None:
     import torch
     import uvicorn
 
+    from probers.capture.blocks import decoder_layers
+
     from .app import make_app
     from .endpoint import Limits, Served
     from .metrics import Metrics
@@ -109,6 +111,8 @@ def _serve(settings: Serve, key: str | None, listening: socket.socket) -> None:
     lm = load_model(settings)
     if bank is not None:
         bank.check_model(lm.spec)
+        last = decoder_layers(lm.model)[bank.spec.layers[-1] - 1]
+        bank.to(next(last.parameters()).device)
     # With torch on every core, requests would be read and answered only while its threads are idle.
     torch.set_num_threads(settings.threads or max(1, torch.get_num_threads() - 1))
     metrics = Metrics()

@@ -109,10 +109,11 @@ class Endpoint:
         if request.retrieval is not None:
             if served.retrieving is None:
                 raise ApiError(400, "this server has no corpus: start it with corpus=FILE", param="retrieval")
+            self._limit(request)
             frame = Frame(request.kind, served.name)
             made = await served.retrieving.answer(request, frame, http.is_disconnected)
             if request.stream:
-                return _stream(made.chunks(), clock)
+                return _stream(made.chunks(with_usage=request.with_usage), clock)
             whole = await made.whole()
             clock.end()
             return _json(whole)
@@ -123,7 +124,7 @@ class Endpoint:
         changed, loop = asyncio.Event(), asyncio.get_running_loop()
 
         def tell() -> None:
-            if any(text.ready for text in texts):
+            if any(text.shown for text in texts):
                 clock.token()
             if request.stream or all(text.over for text in texts):
                 self._wakes(loop, changed)
@@ -201,7 +202,7 @@ class Endpoint:
             ApiError: they do not fit the model or the server's limits.
         """
         limit = self._limit(request)
-        prompts = [self._fitting(prompt, limit, request.max_tokens) for prompt in self._prompts(request)]
+        prompts = [self._fitting(prompt, limit, request.most) for prompt in self._prompts(request)]
         sampling = self._sampling(request)
         wanted = [prompt for prompt in prompts for _ in range(request.choices)]
         if len(wanted) > _MOST_TEXTS:
@@ -219,9 +220,8 @@ class Endpoint:
         ]  # fmt: skip
 
     def _limit(self, request: Request) -> int:
-        most, asked, usual = self._served.limits.max_tokens, request.max_tokens, 16
-        if isinstance(request, ChatRequest):
-            asked, usual = request.max_completion_tokens or asked, most
+        most, asked = self._served.limits.max_tokens, request.most
+        usual = most if isinstance(request, ChatRequest) else 16
         if asked is not None and asked > most:
             raise ApiError(400, f"max_tokens={asked} is above this server's {most}", param="max_tokens")
         return asked or usual

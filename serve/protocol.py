@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 #: OpenAI's fields that are not offered, and their values without effect.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
@@ -110,6 +110,11 @@ class _Asking(_Strict):
         """Drop fields without effect; refuse fields that are not offered, by name."""
         if not isinstance(values, Mapping):
             return values
+        stops = values.get("stop")
+        if stops == "" or (isinstance(stops, list) and "" in stops):
+            raise ApiError(
+                400, "stop has an empty string, which would end every text: leave it out", param="stop"
+            )
         left = {}
         for name, value in values.items():
             neutral = _NEUTRAL.get(name)
@@ -121,6 +126,11 @@ class _Asking(_Strict):
                     code="unsupported_parameter",
                 )  # fmt: skip
         return left
+
+    @property
+    def most(self) -> int | None:
+        """The most tokens asked for; None leaves it to the server."""
+        return self.max_tokens
 
     @property
     def stops(self) -> list[str]:
@@ -175,12 +185,48 @@ class Message(_Strict):
     """A message of a chat."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | Annotated[list[Part], Field(min_length=1)]
+    content: str | Annotated[list[Part], Field(min_length=1)] | None = None
     name: str | None = None
 
     @property
     def text(self) -> str:
-        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+        return (
+            self.content
+            if isinstance(self.content, str)
+            else "".join(part.text for part in self.content or ())
+        )
+
+
+#: Fields of a message that answers carry, and that ask for nothing where they are empty.
+_OF_ANSWERS = (
+    "refusal",
+    "annotations",
+    "audio",
+    "function_call",
+    "tool_calls",
+    "reasoning_content",
+    "reasoning",
+)
+
+
+def _message(given: Any, at: str) -> Any:
+    """A message without the empty fields of answers; refuses what this server cannot read, by its place."""
+    if not isinstance(given, Mapping):
+        return given
+    for name in _OF_ANSWERS:
+        if given.get(name):
+            raise ApiError(
+                400, f"{at}: {name} is not supported by this server: leave it out", param=f"{at}.{name}"
+            )
+    parts = given.get("content")
+    for place, part in enumerate(parts if isinstance(parts, list) else ()):
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        if kind != "text":
+            where = f"{at}.content[{place}]"
+            raise ApiError(
+                400, f"{where}: a part of type {kind} is not read: send parts of type text", param=where
+            )
+    return {name: value for name, value in given.items() if name not in _OF_ANSWERS}
 
 
 class ChatRequest(_Asking):
@@ -192,6 +238,18 @@ class ChatRequest(_Asking):
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+
+    @property
+    def most(self) -> int | None:
+        """The most tokens asked for; None leaves it to the server."""
+        return self.max_completion_tokens or self.max_tokens
+
+    @field_validator("messages", mode="before")
+    @classmethod
+    def _read_messages(cls, given: Any) -> Any:
+        return (
+            [_message(m, f"messages[{i}]") for i, m in enumerate(given)] if isinstance(given, list) else given
+        )
 
     @property
     def alternatives(self) -> int | None:

@@ -60,8 +60,7 @@ class Retrieving:
             ApiError, UserError: an unknown trigger or query, or one that does not fit model or prober.
         """
         assert request.retrieval is not None
-        if request.choices > 1:
-            raise ApiError(400, "with retrieval n must be 1", param="n")
+        _refuse(request)
         question = _question(request)
         lm = SharedLM(self.scheduler)
         rag = await asyncio.to_thread(self._loop, request, lm)
@@ -84,9 +83,22 @@ class Retrieving:
         wanted = request.retrieval
         assert wanted is not None
         query = self.query if wanted.query is None else Component.of("query", wanted.query).make()
-        asked = {"k": wanted.k, "max_retrievals": wanted.max_retrievals, "max_new_tokens": request.max_tokens}
+        asked = {"k": wanted.k, "max_retrievals": wanted.max_retrievals, "max_new_tokens": request.most}
         options = {**self.options, **{name: value for name, value in asked.items() if value is not None}}
         return RAG(lm, self.retriever, self._trigger(wanted), query, prompt=self.prompt, draft=0, **options)
+
+
+def _refuse(request: Request) -> None:
+    """Refuse what the loop, which writes one greedy answer, would not do."""
+    chances = request.logprobs is not None and request.logprobs is not False
+    asked = {
+        "n": request.choices > 1, "stop": bool(request.stops), "logprobs": chances,
+        "temperature": bool(request.temperature), "top_p": request.top_p not in (None, 1),
+    }  # fmt: skip
+    for name, wanted in asked.items():
+        if wanted:
+            told = f"{name} does not go with retrieval, which writes one greedy answer: leave {name} out"
+            raise ApiError(400, told, param=name)
 
 
 def _question(request: Request) -> str:
@@ -113,9 +125,9 @@ class Answering:
         self._rag, self._lm, self._question, self._frame = rag, lm, question, frame
         self._gone = gone
 
-    async def chunks(self) -> AsyncIterator[bytes]:
+    async def chunks(self, *, with_usage: bool) -> AsyncIterator[bytes]:
         """Stream the response."""
-        frame = self._frame
+        frame, usage = self._frame, None
         for chunk in frame.opening(1):
             yield sse(chunk)
         told = self._told()
@@ -124,13 +136,15 @@ class Answering:
                 if isinstance(each, str):
                     yield sse(frame.chunk([frame.piece(0, each)]))
                 elif each["type"] == "end":
-                    more = {name: each[name] for name in ("hallucination", "retrieval")}
-                    yield sse(frame.chunk([frame.piece(0, "", "stop", **more)]))
+                    more, usage = {name: each[name] for name in ("hallucination", "retrieval")}, each["usage"]
+                    yield sse(frame.chunk([frame.piece(0, "", each["finish"], **more)]))
                 else:
                     yield sse(frame.chunk([frame.piece(0, "", retrieval=each)]))
         except ApiError as error:
             yield sse(error.body())
             return
+        if with_usage and usage is not None:
+            yield sse(frame.chunk([], usage))
         yield sse("[DONE]")
 
     async def whole(self) -> dict[str, Any]:
@@ -142,7 +156,7 @@ class Answering:
             elif each["type"] == "end":
                 retrieval = {**each["retrieval"], "events": events}
                 choice = self._frame.choice(
-                    0, text, "stop", hallucination=each["hallucination"], retrieval=retrieval
+                    0, text, each["finish"], hallucination=each["hallucination"], retrieval=retrieval
                 )
                 return self._frame.whole([choice], each["usage"])
             elif each["type"] != "draft" or "scores" in each:  # not every word of a draft
@@ -190,6 +204,7 @@ class Answering:
         asked = len(self._lm.tokenizer(prompt)["input_ids"])
         tell({
             "type": "end",
+            "finish": "length" if self._lm.stop == "length" else "stop",
             "hallucination": self._assessed(prompt, answer.text),
             "retrieval": {"answer": answer.answer, "retrievals": counters.retrievals},
             "usage": {

@@ -8,6 +8,7 @@ retrieval uses it.
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 from collections.abc import Callable, Container, Iterator, Sequence
@@ -19,8 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from probers.capture.hidden_states import broken_state
-from probers.capture.pooling import PER_TOKEN, all_finite, pool_tokens, token_vectors
+from probers.capture.pooling import PER_TOKEN, pool_tokens, token_vectors
 from probers.engine.continuous import ContinuousBatch, LiveText
 from probers.engine.decode import Request
 from probers.engine.kv_cache import BlockCache
@@ -35,7 +35,7 @@ from probers.engine.language_model import (
 from probers.engine.model import CausalLM
 from probers.engine.stopping import Stops
 from probers.online.scores import GrowingScores
-from probers.types import AttentionRows, Feature, Generation, Needs, RunError, first_line
+from probers.types import AttentionRows, Feature, Generation, Needs, RunError, StopReason, first_line
 
 from .metrics import Metrics
 
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from probers.bank.bank import ProbeBank
 
 T = TypeVar("T")
+log = logging.getLogger(__name__)
 
 
 class Busy(Exception):
@@ -60,6 +61,7 @@ class ScoredText(LiveText):
         scores: a score per token read.
         distances: a distance per token read from the prober's domain; None without a domain.
         vectors: with ``keep``, the states (heads, width) of each token read.
+        shown: tokens that are kept whatever comes and were read; for other threads, as of the last step.
         changed: called on the scheduler's thread when the text has grown or is over.
     """
 
@@ -78,6 +80,7 @@ class ScoredText(LiveText):
         self.scores: list[float] = []
         self.distances: list[float] | None = None
         self.vectors: list[Tensor] | None = [] if keep else None
+        self.shown = 0
         self.changed = changed
 
     def recorded(self, tokenizer: Any, needs: Needs = NOTHING) -> Generation:
@@ -94,7 +97,7 @@ class Scheduler:
     """Writes texts together, and runs other work with the model between two steps.
 
     Attributes:
-        asked: number of texts submitted and not over.
+        error: why the thread died and nothing can be written any more; None while it lives.
 
     Args:
         lm: the model; nothing else may run it.
@@ -121,10 +124,17 @@ class Scheduler:
         self._running = None if bank is None else GrowingScores(bank)
         self._inbox: queue.SimpleQueue[Callable[[ContinuousBatch], None] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
-        self.asked = 0
+        self._open: set[ScoredText] = set()
+        self._calls: set[Future[Any]] = set()
         self._ending = False
+        self.error: RunError | None = None
         self._make()  # refuses a model that cannot be served before anything begins
         self._thread = threading.Thread(target=self._run, name="scheduler", daemon=True)
+
+    @property
+    def asked(self) -> int:
+        """Number of texts submitted and not over."""
+        return len(self._open)
 
     @property
     def feature(self) -> Feature | None:
@@ -146,30 +156,61 @@ class Scheduler:
 
         Raises:
             Busy: too many wait already.
+            RunError: the thread is dead.
         """
         with self._lock:
-            if self._ending or self.asked + len(texts) > self._rows + self._most_waiting:
+            if self.error is not None:
+                raise self.error
+            if self._ending or len(self._open) + len(texts) > self._rows + self._most_waiting:
                 raise Busy
-            self.asked += len(texts)
+            self._open.update(texts)
         self._inbox.put(lambda batch: batch.add(texts))
 
     def call(self, work: Callable[[], T]) -> T:
-        """Run ``work`` on the scheduler's thread between two steps; returns its result."""
+        """Run ``work`` on the scheduler's thread between two steps; returns its result.
+
+        Raises:
+            RunError: the thread is dead.
+        """
         done: Future[T] = Future()
 
         def run(_: ContinuousBatch) -> None:
             try:
                 done.set_result(work())
-            except BaseException as error:
+            except Exception as error:
                 done.set_exception(error)
 
+        with self._lock:
+            if self.error is not None:
+                raise self.error
+            self._calls.add(done)
         self._inbox.put(run)
-        return done.result()
+        try:
+            return done.result()
+        finally:
+            self._calls.discard(done)
 
     def _make(self) -> ContinuousBatch:
         return ContinuousBatch(self.lm, self.feature, self._score, rows=self._rows, blocks=self._blocks)
 
     def _run(self) -> None:
+        try:
+            self._write()
+        except BaseException as error:
+            told = RunError(f"the thread that writes has died ({first_line(error)}): start the server again")
+            log.exception("%s", told)
+            with self._lock:
+                self.error = told
+                texts, calls = list(self._open), list(self._calls)
+                self._open.clear()
+            for text in texts:
+                text.error, text.left = told, True
+                text.changed()
+            for call in calls:
+                if not call.done():
+                    call.set_exception(told)
+
+    def _write(self) -> None:
         batch = self._make()
         batch.__enter__()
         while True:
@@ -198,34 +239,29 @@ class Scheduler:
     def _publish(self, batch: ContinuousBatch, changed: Sequence[ScoredText]) -> None:
         left = [text for text in changed if text.left]
         with self._lock:
-            self.asked -= len(left)
+            self._open.difference_update(left)
         for text in left:
             if self._running is not None:
                 self._running.forget(text)
             self._metrics.ended(text)
         self._metrics.step(batch.running, batch.waiting)
         for text in changed:
+            text.shown = text.ready
             text.changed()
 
     def _score(self, texts: Sequence[LiveText], states: Tensor) -> None:
-        """Score the newest token of some texts; a text with NaN or infinite states ends in an error alone."""
+        """Score the newest token of some texts; one whose state is not finite ends in an error alone."""
         assert self.bank is not None and self._running is not None
-        feature = self.bank.spec.feature
-        for row, layer in (~all_finite(states)).nonzero().tolist():
-            place = f"a token of {texts[row].request.prompt.name}"
-            texts[row].error = texts[row].error or broken_state(feature, layer, place)
-        good = [i for i, text in enumerate(texts) if text.error is None]
-        if not good:
-            return
-        states = states if len(good) == len(texts) else states[good]
-        some = [texts[i] for i in good]
-        scores = self._running.add(some, states)
-        for text, score, own in zip(some, scores, states, strict=True):
+        names = [text.request.prompt.name for text in texts]
+        for text, score, own in zip(texts, self._running.add_each(texts, states, names), states, strict=True):
             assert isinstance(text, ScoredText)
+            if isinstance(score, RunError):
+                text.error = score
+                continue
             text.scores.append(score)
             text.distances = self._running.distances(text)
             if text.vectors is not None:
-                text.vectors.append(token_vectors(own, feature.pool).cpu())
+                text.vectors.append(token_vectors(own, self.bank.spec.pool).cpu())
 
 
 class SharedLM(CausalLM):
@@ -237,6 +273,7 @@ class SharedLM(CausalLM):
     Attributes:
         scheduler: the scheduler.
         last: the last text written; None where it was not written in the running batch.
+        stop: why the last text ended.
         gone: event that has the next call end in :class:`Cancelled`.
 
     Raises:
@@ -244,11 +281,11 @@ class SharedLM(CausalLM):
     """
 
     def __init__(self, scheduler: Scheduler) -> None:
-        own = scheduler.lm
-        # A prompt that is too long is always an error, because the client needs an answer.
-        super().__init__(own.model, own.tokenizer, use_cache=own.decoder.use_cache)
-        self.__dict__["spec"] = own.spec  # cached; the name and revision that it was loaded by
+        # Made again, it would run the model to check it, here and through the hooks of the running batch.
+        vars(self).update(vars(scheduler.lm))
+        self.on_too_long = "error"  # the client needs an answer
         self.last: ScoredText | None = None
+        self.stop: StopReason | None = None
         self.gone = threading.Event()
         self.scheduler = scheduler
 
@@ -259,7 +296,9 @@ class SharedLM(CausalLM):
         self.last = None
         if not shares(self.scheduler.feature, how.needs):
             alone = replace(how, prefix="", cache=None, draft=0)
-            yield from self._call(lambda: list(self.scheduler.lm.generate_each(requests, alone, known=known)))
+            made = self._call(lambda: list(self.scheduler.lm.generate_each(requests, alone, known=known)))
+            self.stop = next((text.stop for batch in made for text in batch.values()), self.stop)
+            yield from made
             return
         limits = [asked.max_new_tokens for asked in requests]
         fitting = self._fit(self._encode(requests), limits, "max_new_tokens={}")
@@ -276,7 +315,7 @@ class SharedLM(CausalLM):
         for text in texts:
             if text.error is not None:
                 raise text.error
-        self.last = texts[-1]
+        self.last, self.stop = texts[-1], texts[-1].row.stop
         yield {i: text.recorded(self.tokenizer, how.needs) for i, text in enumerate(texts)}
 
     def score_each(

@@ -6,20 +6,26 @@ import json
 import socket
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import httpx
 import numpy as np
 import openai
 import pytest
+import torch
 from serving import PROMPT, QUESTION, Running, bank_for, running
 
 from probers import CausalLM
 from probers.bank.assessment import Assessor
+from probers.capture.blocks import decoder_layers
 from probers.engine.language_model import Sampling
-from probers.online.scores import text_needs, text_scores
+from probers.engine.tokens import token_bytes, token_text
+from probers.online.scores import GrowingScores, text_needs, text_scores
 from probers.rag import RAG
 from probers.rag.triggers import Flare, Rind
+from probers.serve.protocol import ApiError, ChatRequest
+from probers.types import RunError
 
 PROMPTS = [PROMPT, "Question: Where was Lena Zaser born?\nAnswer:", "Lena Zaser was born in", "The"]
 
@@ -172,6 +178,137 @@ def test_a_prober_asks_for_retrieval(server: Running) -> None:
     assert draft["score"] == pytest.approx(judged[0]["score"]) and draft["spans"]
 
 
+def test_retrieval_ends_for_its_reason_and_tells_its_usage(server: Running) -> None:
+    asked: dict[str, Any] = {"extra_body": {"retrieval": {"trigger": "never"}}, "seed": 5, "top_p": 1}
+    assert completion(server, QUESTION, max_tokens=48, **asked).choices[0].finish_reason == "stop"
+    with running(server.served.scheduler.lm, None, corpus=True) as bare:
+        assert bare.served.retrieving is not None
+        bare.served.retrieving.options["answer_tokens"] = 0  # type: ignore[index]
+        *_, last, usage = completion(
+            bare, QUESTION, max_tokens=3, stream=True, stream_options={"include_usage": True}, **asked
+        )
+    assert last.choices[0].finish_reason == "length"
+    assert usage.choices == [] and usage.usage.total_tokens > usage.usage.prompt_tokens > 0
+
+
+def test_retrieval_and_plain_requests_share_one_thread_of_the_model(lm: CausalLM) -> None:
+    threads = set()
+    hook = decoder_layers(lm.model)[0].register_forward_pre_hook(
+        lambda *_: threads.add(threading.current_thread().name)
+    )
+    asked = {"retrieval": {"trigger": "rind", "threshold": 0.05}}
+    found: dict[tuple[str, int], Any] = {}
+    with running(lm, bank_for(lm), corpus=True) as server:
+        plain = [completion(server, prompt).choices[0] for prompt in PROMPTS]
+        loop = completion(server, QUESTION, extra_body=asked).choices[0]
+        threads.clear()
+
+        def ask(kind: str, i: int) -> None:
+            if kind == "plain":
+                found[kind, i] = completion(server, PROMPTS[i % 4]).choices[0]
+            else:
+                found[kind, i] = completion(server, QUESTION, extra_body=asked).choices[0]
+
+        asking = [threading.Thread(target=ask, args=(k, i)) for i in range(4) for k in ("plain", "loop")]
+        for thread in asking:
+            thread.start()
+        for thread in asking:
+            thread.join()
+    hook.remove()
+    assert threads == {"scheduler"} and len(found) == 8
+    for (kind, i), made in found.items():
+        own = plain[i % 4] if kind == "plain" else loop
+        assert made.text == own.text
+        np.testing.assert_allclose(
+            made.hallucination["token_scores"], own.hallucination["token_scores"], atol=1e-4
+        )
+
+
+def test_a_state_that_overflows_ends_its_text_alone(lm: CausalLM) -> None:
+    bank = bank_for(lm, "mean")
+    scores = GrowingScores(bank)
+    good, bad = torch.ones(2, lm.width), torch.full((2, lm.width), torch.inf)
+    first = scores.add_each(["a", "b"], torch.stack([good, good]))
+    second = scores.add_each(["a", "b"], torch.stack([2 * good, bad]))
+    third = scores.add_each(["a", "b"], torch.stack([3 * good, 3 * good]))
+    alone = GrowingScores(bank)
+    assert [alone.add(["a"], n * good[None])[0] for n in (1, 2, 3)] == pytest.approx(
+        [first[0], second[0], third[0]], abs=1e-5
+    )
+    assert isinstance(second[1], RunError)
+    without = GrowingScores(bank)
+    assert [without.add(["b"], n * good[None])[0] for n in (1, 3)] == pytest.approx(
+        [first[1], third[1]], abs=1e-5
+    )
+
+
+def test_numbers_too_large_for_the_probers_format_end_a_text(lm: CausalLM) -> None:
+    bank = replace(bank_for(lm), spec=replace(bank_for(lm).spec, dtype="float16"))
+    good, large = torch.ones(2, lm.width), torch.full((2, lm.width), 1e6)
+    found = GrowingScores(bank).add_each(["a", "b"], torch.stack([good, large]))
+    assert isinstance(found[0], float) and isinstance(found[1], RunError)
+
+
+def test_a_dead_thread_ends_what_waits_and_fails_the_health_check(lm: CausalLM, monkeypatch: Any) -> None:
+    with running(lm, None) as server:
+        assert httpx.get(f"{server.url}/health").status_code == 200
+        monkeypatch.setattr("probers.serve.scheduler.Scheduler._publish", lambda *_: 1 / 0)
+        for _ in range(2):  # while it dies, and when it is dead
+            with pytest.raises(openai.InternalServerError):
+                completion(server)
+        assert httpx.get(f"{server.url}/health").status_code == 503
+        with pytest.raises(RunError):
+            server.served.scheduler.call(lambda: 1)
+        monkeypatch.undo()
+
+
+def test_alternatives_are_true_bytes_in_the_form_of_their_place(lm: CausalLM, server: Running) -> None:
+    logprobs = completion(server, "Lena Zaser 😀", logprobs=20, max_tokens=8).choices[0].logprobs
+    assert [len(top) for top in logprobs.top_logprobs] == [20] * len(logprobs.tokens)
+    for token, own, top in zip(logprobs.tokens, logprobs.token_logprobs, logprobs.top_logprobs, strict=True):
+        assert top[token] == pytest.approx(own)
+    for token in range(300):
+        spelled, told = token_bytes(lm.tokenizer, token), token_text(lm.tokenizer, token)
+        if not told.startswith("bytes:"):
+            assert told.encode() == spelled
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"role": "assistant", "content": "Hi.", "refusal": None, "annotations": [], "tool_calls": None},
+        {
+            "role": "assistant",
+            "content": "Hi.",
+            "audio": None,
+            "function_call": None,
+            "reasoning_content": None,
+        },
+        {"role": "assistant", "content": [{"type": "text", "text": "H"}, {"type": "text", "text": "i."}]},
+    ],
+)
+def test_an_answer_can_be_sent_back(message: dict[str, Any]) -> None:
+    request = ChatRequest.model_validate({"model": "m", "messages": [message]})
+    assert request.messages[0].text == "Hi."
+    empty = ChatRequest.model_validate({"model": "m", "messages": [{"role": "assistant", "content": None}]})
+    assert empty.messages[0].text == ""
+
+
+@pytest.mark.parametrize(
+    ("change", "param"),
+    [
+        ({"tool_calls": [{"id": "1"}]}, "messages[1].tool_calls"),
+        ({"refusal": "No."}, "messages[1].refusal"),
+        ({"content": [{"type": "text", "text": "a"}, {"type": "image_url"}]}, "messages[1].content[1]"),
+    ],
+)
+def test_what_a_message_asks_for_in_vain_is_refused_by_its_place(change: dict[str, Any], param: str) -> None:
+    messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hi", **change}]
+    with pytest.raises(ApiError) as refused:
+        ChatRequest.model_validate({"model": "m", "messages": messages})
+    assert (refused.value.status, refused.value.param) == (400, param)
+
+
 def test_what_is_listed(server: Running) -> None:
     (entry,) = server.client.models.list().data
     assert entry.id == "testbed" and entry.prober["pool"] == "tokens"
@@ -195,14 +332,20 @@ REFUSED: list[tuple[dict[str, Any], int, str, str]] = [
     ({"temperature": 3}, 400, "temperature", ""),
     ({"top_p": 0}, 400, "top_p", ""),
     ({"n": 0}, 400, "n", ""),
-    ({"stop": ""}, 400, "stop", ""),
+    ({"stop": ""}, 400, "stop", "empty string"),
+    ({"stop": ["a", ""]}, 400, "stop", "empty string"),
     ({"tempreature": 1}, 400, "tempreature", "Unrecognized request argument supplied"),
     ({"echo": True}, 400, "echo", ""),
     ({"presence_penalty": 0.5}, 400, "presence_penalty", ""),
     ({"retrieval": {"trigger": "nonsense"}}, 400, "trigger", "'nonsense'"),
     ({"retrieval": {"trigger": "oracle"}}, 400, "oracle", ""),
     ({"retrieval": {"trigger": "never", "threshold": 1}}, 400, "threshold", "never"),
-    ({"retrieval": {"trigger": "never"}, "n": 2}, 400, "n", "1"),
+    ({"retrieval": {"trigger": "never"}, "n": 2}, 400, "n", "one greedy answer"),
+    ({"retrieval": {"trigger": "never"}, "stop": ["."]}, 400, "stop", ""),
+    ({"retrieval": {"trigger": "never"}, "logprobs": 2}, 400, "logprobs", ""),
+    ({"retrieval": {"trigger": "never"}, "temperature": 0.5}, 400, "temperature", ""),
+    ({"retrieval": {"trigger": "never"}, "top_p": 0.9}, 400, "top_p", ""),
+    ({"retrieval": {"trigger": "never"}, "max_tokens": 10**6}, 400, "max_tokens", "1000000"),
     ({"retrieval": {"trigger": "never"}, "prompt": ["a", "b"]}, 400, "prompt", "one question"),
 ]
 

@@ -225,7 +225,9 @@ class WikiBuilder(LabelBuilder):
             examples.leave_out(cut.id, "no entity at the head", gold=cut.entity.text, written=text)
             return
         if may_go_on(generation, written, self.recognise):
-            examples.leave_out(cut.id, "cut off by max_new_tokens", gold=cut.entity.text, written=written.text)
+            examples.leave_out(
+                cut.id, "cut off by max_new_tokens", gold=cut.entity.text, written=written.text
+            )
             return
         match = self.matcher.match(cut.entity.text, written.text)
         if self.doubtful == "undecided":

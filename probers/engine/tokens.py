@@ -8,8 +8,10 @@ SentencePiece (the first token's space is dropped without context) and WordPiece
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, Literal
 
 import numpy as np
@@ -105,6 +107,37 @@ def decode(tokenizer: Any, ids: Sequence[int]) -> str:
     if backend is not None:  # the same without the wrapper's overhead, which counts per token
         return str(backend.decode(list(ids), skip_special_tokens=True))
     return str(tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False))
+
+
+@lru_cache(maxsize=1)
+def _byte_of() -> dict[str, int]:
+    """Byte that each character of a byte-level vocabulary stands for (GPT-2)."""
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+    return {character: byte for byte, character in bytes_to_unicode().items()}
+
+
+def token_bytes(tokenizer: Any, token: int) -> bytes:
+    """The bytes of one token as its vocabulary spells them, a leading space included."""
+    piece = str(tokenizer.convert_ids_to_tokens(token))
+    if token in tokenizer.all_special_ids:
+        return piece.encode()
+    if found := re.fullmatch(r"<0x([0-9A-F]{2})>", piece):  # SentencePiece's
+        return bytes([int(found[1], 16)])
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    levels = _byte_of()
+    if "ByteLevel" in str(getattr(backend, "decoder", "")) and all(c in levels for c in piece):
+        return bytes(levels[c] for c in piece)
+    return piece.replace("▁", " ").encode("utf-8", "surrogatepass")
+
+
+def token_text(tokenizer: Any, token: int) -> str:
+    r"""A token as text; one that is no whole character as ``bytes:\xf0\x9f``, as OpenAI writes it."""
+    found = token_bytes(tokenizer, token)
+    try:
+        return found.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in found)
 
 
 def token_offsets(

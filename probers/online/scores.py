@@ -7,6 +7,7 @@ pooled state is a running sum, so only the score and the distance of each token 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from typing import Any, Literal, Protocol, get_args
@@ -27,7 +28,7 @@ from ..capture.pooling import (
 )
 from ..heads import ProbeHead
 from ..store.spec import FeatureSpec, ModelSpec
-from ..types import Needs, Pool, UserError
+from ..types import Needs, Pool, RunError, UserError
 
 #: Ways to make the score of a span of the scores of its tokens.
 Aggregate = Literal["max", "mean", "last"]
@@ -119,16 +120,45 @@ class GrowingScores:
             states: (texts, layers read, d) of the token, or of the position before it for heads of that.
 
         Raises:
-            RunError: a NaN or infinite state; names the layer.
+            RunError: a state that is not finite, also as the prober's number format has it; names the layer.
         """
-        for _, layer in (~all_finite(states)).nonzero().tolist():
-            raise broken_state(self._bank.spec.feature, layer, "a token of a growing text")
-        vectors = self._vectors.add(keys, token_vectors(states, self._bank.spec.pool))
+        found = self.add_each(keys, states)
+        for result in found:
+            if isinstance(result, RunError):
+                raise result
+        return [float(result) for result in found if not isinstance(result, RunError)]
+
+    def add_each(
+        self, keys: Sequence[Hashable], states: Tensor, names: Sequence[str] = ()
+    ) -> list[float | RunError]:
+        """Take one more token as :meth:`add`; a text whose state is not finite has an error for a score.
+
+        Such a state is no part of what is pooled, and the other texts' scores are those they have alone.
+
+        Args:
+            names: of the texts in their errors.
+        """
+        feature = self._bank.spec.feature
+        stored = as_stored(token_vectors(states, feature.pool), self._bank.spec.dtype)
+        read, rounded = all_finite(states), all_finite(stored)  # (texts, layers), (texts, heads)
+        fine = read.all(dim=-1) & rounded.all(dim=-1)
+        found: list[float | RunError] = [math.nan] * len(keys)
+        for row in (~fine).nonzero().flatten().tolist():
+            layer = int((~(rounded if read[row].all() else read)[row]).nonzero()[0])
+            found[row] = broken_state(
+                feature, layer, f"a token of {names[row] if names else 'a growing text'}"
+            )
+        kept = fine.nonzero().flatten()
+        if not len(kept):
+            return found
+        some = [keys[i] for i in kept.tolist()]
+        vectors = self._vectors.add(some, token_vectors(states[kept], feature.pool))
         scores, distances = score_vectors(self._bank, vectors)
-        if distances is not None:
-            for key, distance in zip(keys, distances, strict=True):
-                self._distances.setdefault(key, []).append(distance)
-        return scores
+        for place, row in enumerate(kept.tolist()):
+            found[row] = scores[place]
+            if distances is not None:
+                self._distances.setdefault(keys[row], []).append(distances[place])
+        return found
 
     def distances(self, key: Hashable) -> list[float] | None:
         """Distance of each token of a text so far from the prober's domain; None without a domain."""

@@ -24,7 +24,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-import torch
 from vllm.config import VllmConfig
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import NewRequestData, SchedulerOutput
@@ -175,21 +174,17 @@ class ScoringWorker(ReadingWorker):
                 new.append((text, rows[-1]))
         if new:
             states = self.model_runner.get_model().probers_states[[row for _, row in new]]
-            for (text, _), score in zip(new, self._scored([text for text, _ in new], states), strict=True):
-                known = None if score is None else self._running.distances(text.name)
+            for (text, _), score in zip(
+                new, self._running.add_each([text.name for text, _ in new], states), strict=True
+            ):
+                if isinstance(score, RunError):  # must not end the server or the other texts
+                    text.add(None, None)
+                    continue
+                known = self._running.distances(text.name)
                 text.add(score, None if known is None else known[-1])
         for name in step.finished_req_ids:
             if (text := self._requests.pop(name, None)) is not None:
                 text.ended = True
-
-    def _scored(self, texts: Sequence[_Text], rows: torch.Tensor) -> list[float | None]:
-        """Score each text's newest token (texts, layers, d); None for a broken state."""
-        try:
-            return list(self._running.add([text.name for text in texts], rows))
-        except RunError:  # must not end the server or the other texts
-            if len(texts) == 1:
-                return [None]
-            return [self._scored([text], row[None])[0] for text, row in zip(texts, rows, strict=True)]
 
 
 class ScoringScheduler(AsyncScheduler):  # type: ignore[misc]
