@@ -31,7 +31,9 @@ _STARTERS = _set(
     "The He She It They We This That These Those His Her Its Their There In On At So But And However When "
     "After Before As For From Therefore Thus Both Who What Where Which"
 )
-_END = re.compile(r"""[.!?…]+["'”’)\]]*(?=\s|$)|\n+""")
+#: Marks that end a sentence of other scripts, where no space follows.
+_ENDS = "。！？｡।॥؟۔"
+_END = re.compile(rf"""[.!?…]+["'”’)\]]*(?=\s|$)|[{_ENDS}]+["'”’)\]」』）】]*|\n+""")
 _LAST_WORD = re.compile(r"[\w.]*\w$")
 _NEXT_WORD = re.compile(r"""\s*["'“‘(\[]*(\w*)""")
 
@@ -44,9 +46,10 @@ def count(n: int, noun: str) -> str:
 def split_sentences(text: str) -> list[tuple[int, int]]:
     """[start, end) of every sentence, without the white space around it.
 
-    A sentence ends at ``.``, ``!``, ``?`` or an ellipsis before white space, at a line
-    break and at the end of the text; not after titles, initials and abbreviations, and
-    not before a lower-case word. Every visible character lies in exactly one sentence.
+    A sentence ends at ``.``, ``!``, ``?`` or an ellipsis before white space, at the marks of
+    Chinese, Japanese, Hindi, Arabic and Urdu, at a line break and at the end of the text; not
+    after titles, initials and abbreviations, and not before a lower-case word. Every visible
+    character lies in exactly one sentence.
     """
     spans: list[tuple[int, int]] = []
     start = 0
@@ -60,7 +63,7 @@ def split_sentences(text: str) -> list[tuple[int, int]]:
 
 def _is_border(text: str, match: re.Match[str]) -> bool:
     mark = match.group()
-    if "\n" in mark:
+    if "\n" in mark or mark[0] in _ENDS:
         return True
     following = _NEXT_WORD.match(text, match.end())
     word = following.group(1) if following else ""

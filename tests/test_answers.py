@@ -13,11 +13,13 @@ from torchmetrics.functional.text import squad
 from probers.evaluation.answers import (
     accuracy_contains,
     exact_match,
+    extract_answer,
     f1_score,
     final_answer,
     normalize_answer,
     precision_recall_max,
     right_by,
+    unmarked,
 )
 
 VERDICTS = {"yes", "no", "noanswer"}
@@ -235,3 +237,33 @@ def test_the_rules_by_which_an_answer_is_right() -> None:
     assert not right_by("acc")(text, answer, ("no",)) and right_by("acc_substring")(text, answer, ("no",))
     for rule in ("", "f1", "f1>=2", "f1>=0.5x", "acc_tokens", "EM"):
         assert right_by(rule) is None, rule
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        "**Yes**", "*yes*", "`yes`", "(yes)", "_yes_", "__Yes__", "***Yes***", r"$\boxed{Yes}$", "- Yes",
+        "• Yes", r"\boxed{\text{Yes}}", r"\(\boxed{Yes}\)", "**Yes**.", "**Yes.**", "<b>Yes</b>", "[yes]",
+        "~~yes~~", "# Yes",
+    ],
+)  # fmt: skip
+def test_markup_around_an_answer_goes_before_it_is_read(written):
+    text = f"So the answer is {written}"
+    assert extract_answer(text, "the answer is").lower() == "yes"
+    assert final_answer(text, "the answer is", "strategyqa") == "yes"
+    assert (
+        exact_match(written, ["yes"])
+        == f1_score(written, ["yes"]).f1
+        == accuracy_contains(text, ["yes"])
+        == 1
+    )
+    assert final_answer(text.replace("Yes", "No").replace("yes", "no"), "the answer is", "strategyqa") == "no"
+
+
+@pytest.mark.parametrize("text", ["5 * 3 * 2 = 30", "a_b_c", "$5 to $10", "Paris (France)", "f(x)", "-40 °C"])
+def test_what_is_no_markup_stays(text):
+    assert unmarked(text) == text
+
+
+def test_a_letter_that_lower_case_makes_longer_shifts_nothing():
+    assert extract_answer("İİİ so the answer is Paris.", "The Answer Is") == "Paris"

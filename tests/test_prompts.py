@@ -9,6 +9,7 @@ from tiny import tiny_lm
 from probers.commands.compose import request as settings
 from probers.evaluation.answers import extract_answer
 from probers.prompts import TESTBED_PROMPT, PromptTemplate
+from probers.text import split_sentences
 from probers.types import UserError
 
 TEMPLATE = (
@@ -177,3 +178,15 @@ def test_every_form_begins_with_its_prefix_and_shows_where_the_question_is(name)
     assert asked.startswith(prompt.prefix)
     start, end = prompt.question_span(asked, "Who was it?", " It was")
     assert asked[start:end] == "Who was it?"
+
+
+@pytest.mark.parametrize(
+    ("text", "sentences"),
+    [
+        ("李白是诗人。他出生于碎叶城！", ["李白是诗人。", "他出生于碎叶城！"]),
+        ("नमस्ते। फिर मिलेंगे।", ["नमस्ते।", "फिर मिलेंगे।"]),
+        ("هل هذا؟ نعم۔", ["هل هذا؟", "نعم۔"]),
+    ],
+)
+def test_sentences_of_other_scripts_end_at_their_marks(text, sentences):
+    assert [text[start:end] for start, end in split_sentences(text)] == sentences

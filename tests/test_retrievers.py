@@ -318,3 +318,36 @@ def test_the_benchmark_of_growth_has_every_row_and_its_passages_grow_like_real_o
     assert (
         len(made) == 240 and sum(w.startswith("x") for w in words) > 60
     )  # as many new ones as passages, nearly
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("Dvor\u030ca\u0301k", "Dvořák"),
+        ("Straße", "STRASSE"),
+        ("ﬁne", "fine"),
+        ("İstanbul", "istanbul"),
+        ("Ｃａｆé", "café"),
+    ],
+)
+def test_forms_of_one_word_are_one_token(one, other):
+    assert tokenize(one) == tokenize(other) and len(tokenize(one)) == 1
+
+
+@pytest.mark.parametrize(
+    ("query", "text"),
+    [
+        ("李白出生于哪里?", "李白是唐代的诗人,出生于碎叶城。"),
+        ("東京タワーの高さ", "東京タワーは高い。"),
+        ("เมืองหลวงของไทย", "กรุงเทพเป็นเมืองหลวง"),
+    ],
+)
+def test_scripts_without_spaces_are_found_by_their_pairs(query, text):
+    other = Passage("2", "", "Something else altogether.")
+    for retriever in (BM25([other, Passage("1", "", text)]), RankBM25([other, Passage("1", "", text)])):
+        (found,) = retriever.search([query], 2)
+        assert [passage.id for passage in found] == ["1"]
+
+
+def test_a_word_keeps_its_vowel_signs():
+    assert tokenize("नमस्ते दुनिया") == ["नमस्ते", "दुनिया"]

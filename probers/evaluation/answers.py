@@ -26,6 +26,18 @@ _VERDICTS = frozenset({"yes", "no", "noanswer"})
 #: Question sets all of whose answers are yes or no.
 _YES_OR_NO = frozenset({"strategyqa"})
 
+#: Markup around an answer, and what stays of it: boxes of LaTeX, tags, emphasis, code.
+_MARKUP = (
+    (re.compile(r"\\(?:boxed|text|textbf|textit|mathrm|mathbf)\s*\{([^{}]*)\}"), r"\1"),
+    (re.compile(r"</?(?:b|i|u|em|strong|code|p|span|mark)>", re.IGNORECASE), ""),
+    (re.compile(r"(?<![\w*])(\*{1,3}|`{1,3}|~~)(?=\S)(.+?)(?<=\S)\1(?![\w*])", re.DOTALL), r"\2"),
+    (re.compile(r"(?<!\w)(_{1,3})(?=\S)(.+?)(?<=\S)\1(?!\w)", re.DOTALL), r"\2"),
+    (re.compile(r"\$\$?(?=\s*[^\W\d])([^$]*)\$\$?|\\[(\[]([^()\[\]]*)\\[)\]]"), r"\1\2"),
+)
+#: A sign of a list or heading before an answer, and brackets around all of it.
+_BULLET = re.compile(r"\s*(?:[-*•+>]|#{1,6})\s+")
+_BRACKETED = re.compile(r"\(([^()]*)\)|\[([^\[\]]*)\]")
+
 #: Whether an answer is right: ``(whole text, final answer, gold answers) -> bool``.
 Rule = Callable[[str, str, Sequence[str]], bool]
 #: The figure that is 1 where an answer means the same as a gold one (:func:`same_meaning`).
@@ -42,6 +54,18 @@ class F1(NamedTuple):
     recall: float
 
 
+def unmarked(text: str) -> str:
+    """Text without Markdown, tags and LaTeX around words: "yes" of ``**Yes**``, ``(yes)`` or a box."""
+    before = ""
+    while text != before:  # a box may hold a text, and bold be italic
+        before = text
+        for pattern, kept in _MARKUP:
+            text = pattern.sub(kept, text)
+    text = text[match.end() :] if (match := _BULLET.match(text)) else text
+    whole = _BRACKETED.fullmatch(text.strip().removesuffix("."))
+    return (whole[1] or whole[2] or "") if whole else text
+
+
 def normalize_answer(text: str) -> str:
     """Lower case without punctuation, articles and extra spaces."""
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
@@ -53,7 +77,7 @@ def exact_match(prediction: str, answers: Sequence[str]) -> float:
     As in SQuAD's script an answer of which normalisation leaves nothing equals an empty
     prediction; :mod:`probers.data.questions` leaves such answers out when it reads them.
     """
-    return float(normalize_answer(prediction) in {normalize_answer(a) for a in answers})
+    return float(normalize_answer(unmarked(prediction)) in {normalize_answer(a) for a in answers})
 
 
 def f1_score(prediction: str, answers: Sequence[str]) -> F1:
@@ -61,7 +85,8 @@ def f1_score(prediction: str, answers: Sequence[str]) -> F1:
 
     "yes", "no" and "noanswer" match only themselves. Without answers all are 0.
     """
-    return max((_f1(normalize_answer(prediction), normalize_answer(a)) for a in answers), default=F1(0, 0, 0))
+    shown = normalize_answer(unmarked(prediction))
+    return max((_f1(shown, normalize_answer(a)) for a in answers), default=F1(0, 0, 0))
 
 
 def precision_recall_max(prediction: str, answers: Sequence[str]) -> tuple[float, float]:
@@ -70,7 +95,8 @@ def precision_recall_max(prediction: str, answers: Sequence[str]) -> tuple[float
     So DRAGIN's released code counts (Su et al., ACL 2024). With several answers the two may be
     of different ones; those of :func:`f1_score` are of one.
     """
-    scores = [_f1(normalize_answer(prediction), normalize_answer(a)) for a in answers]
+    shown = normalize_answer(unmarked(prediction))
+    scores = [_f1(shown, normalize_answer(a)) for a in answers]
     return max((s.precision for s in scores), default=0.0), max((s.recall for s in scores), default=0.0)
 
 
@@ -101,7 +127,7 @@ def accuracy_contains(
     if mode not in ("tokens", "substring"):
         raise ValueError(f"mode={mode!r} is unknown: choose tokens or substring")
     pad = " " if mode == "tokens" else ""
-    haystack = pad + normalize_answer(text) + pad
+    haystack = pad + normalize_answer(unmarked(text)) + pad
     needles = (normalize_answer(a) for a in answers)
     return float(any(n and pad + n + pad in haystack for n in needles))
 
@@ -115,7 +141,8 @@ def same_meaning(prediction: str, answers: Sequence[str], matcher: EntityMatcher
     """1.0 when the prediction is a mention of the same as one of the answers; what is undecided is not."""
     if not prediction.strip():
         return 0.0
-    found = (matcher.match(answer, prediction).verdict for answer in answers if answer.strip())
+    shown = unmarked(prediction)
+    found = (matcher.match(answer, shown).verdict for answer in answers if answer.strip())
     return float("equivalent" in found)
 
 
@@ -150,7 +177,7 @@ def final_answer(text: str, cue: str, dataset: str = "") -> str:
     As DRAGIN's released code reads StrategyQA (Su et al., ACL 2024), an answer that begins with "yes"
     is yes, and any other is no. One that was not given stays "".
     """
-    answer = extract_answer(text, cue) if cue else _at_head(text)
+    answer = extract_answer(text, cue) if cue else _at_head(unmarked(text))
     if dataset not in _YES_OR_NO or not answer:
         return answer
     return "yes" if answer.lower().startswith("yes") else "no"
@@ -170,12 +197,12 @@ def extract_answer(text: str, cue: str) -> str:
         cue: the words that announce the answer, in any case, e.g. "the answer is" or "Answer:".
 
     Returns:
-        The answer without surrounding spaces, quotes and final full stop; "" when the
+        The answer without markup, surrounding spaces, quotes and final full stop; "" when the
         cue is absent, so that an answer that was never given is never right.
     """
-    start = text.lower().rfind(cue.lower())
-    if not cue or start < 0:
+    found = [*re.finditer(re.escape(cue), text, re.IGNORECASE)] if cue else []
+    if not found:
         return ""
-    rest = text[start + len(cue) :].lstrip(": \n")
-    line = rest.splitlines()[0] if rest else ""
+    rest = text[found[-1].end() :].lstrip(": \n")
+    line = unmarked(rest.splitlines()[0] if rest else "")
     return line.strip().removesuffix(".").strip("\"'“”‘’ ")

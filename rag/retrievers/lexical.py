@@ -14,10 +14,13 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
+import regex
 
 from probers.types import Passage, UserError
 
@@ -27,14 +30,31 @@ from ..protocol import at_least
 K1, B = 1.2, 0.75
 
 #: Counts changes of :func:`tokenize` and :func:`tokens_of`: an index made before one is made again.
-TOKENS_VERSION = 1
+TOKENS_VERSION = 2
 
 _WORD = re.compile(r"\w+")
+#: Words of any script with their vowel signs and accents.
+_ANY_WORD = regex.compile(r"[\w\p{M}]+")
+#: Scripts that write no spaces between words.
+_UNSPACED = regex.compile(r"([\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}ー]+)")
 
 
 def tokenize(text: str) -> list[str]:
-    """Lower-cased words: maximal runs of letters, digits and underscores; no stemming, no stop list."""
-    return _WORD.findall(text.lower())
+    """Words without their case and form (NFKC): runs of letters, digits, marks and underscores.
+
+    A run of a script without spaces gives its pairs of characters. No stemming, no stop list.
+    """
+    if text.isascii():
+        return _WORD.findall(text.lower())
+    folded = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold())
+    tokens: list[str] = []
+    for word in _ANY_WORD.findall(folded.replace("i\u0307", "i")):  # of "İ"
+        for place, run in enumerate(_UNSPACED.split(word)):
+            if place % 2 and len(run) > 1:
+                tokens += map("".join, pairwise(run))
+            elif run:
+                tokens.append(run)
+    return tokens
 
 
 def tokens_of(passage: Passage) -> list[str]:
