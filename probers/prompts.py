@@ -7,8 +7,11 @@ another by a typo, and its hash is part of the FeatureSpec.
 from __future__ import annotations
 
 import hashlib
+import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import InitVar, asdict, dataclass, field, replace
+from datetime import date
 from pathlib import Path
 from string import Formatter
 from typing import Any
@@ -205,6 +208,19 @@ def chat_text(tokenizer: Any, messages: Sequence[Mapping[str, str]], what: str) 
     if bos and tokenizer("x", verbose=False)["input_ids"][:1] == [tokenizer.bos_token_id]:
         return text.removeprefix(bos)
     return text
+
+
+#: The call by which chat templates ask for the day (Llama 3.2, Granite).
+_TODAY = re.compile(r"""strftime_now\(\s*(["'])(.*?)\1\s*\)""")
+
+
+def fix_date(tokenizer: Any, day: date) -> bool:
+    """Have a tokenizer's chat template say a day in place of today; tells whether it says one."""
+    template = getattr(tokenizer, "chat_template", None)
+    if not isinstance(template, str) or not _TODAY.search(template):
+        return False
+    tokenizer.chat_template = _TODAY.sub(lambda call: json.dumps(day.strftime(call[2])), template)
+    return True
 
 
 #: The form the testbed's model was trained on.

@@ -446,7 +446,7 @@ def test_a_prompt_that_is_too_long_is_named_left_out_or_cut(caplog):
     ):
         made = act()
         assert (made[1].stop, made[1].token_ids, made[1].state, made[1].text) == ("skipped", (), None, "")
-        assert "on_too_long=skip): prompt b" in caplog.text
+        assert "tokens: prompt b" in caplog.text
     generated = lm.generate(prompts, max_new_tokens=4, needs=ALL)
     assert_all_same(expected, (generated[0], generated[2]))
 

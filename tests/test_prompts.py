@@ -1,14 +1,17 @@
 """Prompts: what stands where, and chat prompts through the tokenizer's own template."""
 
 import dataclasses
+from datetime import date
 
 import pytest
 from refusals import fails
 from tiny import tiny_lm
 
 from probers.commands.compose import request as settings
+from probers.commands.inputs import load_model
+from probers.commands.runs import RunFolder
 from probers.evaluation.answers import extract_answer
-from probers.prompts import TESTBED_PROMPT, PromptTemplate
+from probers.prompts import TESTBED_PROMPT, PromptTemplate, chat_text
 from probers.text import split_sentences
 from probers.types import UserError
 
@@ -190,3 +193,34 @@ def test_every_form_begins_with_its_prefix_and_shows_where_the_question_is(name)
 )
 def test_sentences_of_other_scripts_end_at_their_marks(text, sentences):
     assert [text[start:end] for start, end in split_sentences(text)] == sentences
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        '{%- if not date_string is defined %}{%- set date_string = strftime_now("%d %b %Y") %}{%- endif %}'
+        "Today: {{ date_string }} {{ messages[0].content }}",
+        "{{ strftime_now('%B %d, %Y') }} {{ messages[0].content }}",
+    ],
+)
+def test_a_run_says_one_day_however_long_it_takes(template, tmp_path, monkeypatch):
+    lm = tiny_lm("llama")
+    lm.tokenizer.chat_template = template
+    lm.tokenizer.save_pretrained(tmp_path / "model")
+    lm.model.save_pretrained(tmp_path / "model")
+    monkeypatch.chdir(tmp_path)
+    given = ["model.name=./model", "model.device=cpu", "model.dtype=float32", "prompt=chat", "out=run"]
+    folder = RunFolder(tmp_path / "run", "rag", settings("rag", given).record)
+    assert folder.begin()
+    texts = []
+    for day in ("2024-03-01", "2025-07-09"):
+        monkeypatch.setattr(
+            "probers.commands.inputs.date", type("Day", (), {"today": lambda d=day: date.fromisoformat(d)})
+        )
+        tokenizer = load_model(settings("rag", given), folder).tokenizer
+        texts.append(chat_text(tokenizer, [{"role": "user", "content": "Hi"}], "it"))
+    assert texts[0] == texts[1] and "2024" in texts[0] and "01" in texts[0]
+    fixed = load_model(settings("rag", [*given, "model.chat_date=1999-12-31"]), None).tokenizer
+    assert "1999" in chat_text(fixed, [{"role": "user", "content": "Hi"}], "it")
+    with fails("bad-value", "chat_date"):
+        load_model(settings("rag", [*given, "model.chat_date=soon"]))

@@ -987,3 +987,36 @@ def test_the_real_samples_load_whole(name, number, gold):
         assert all(map(normalize_answer, question.answers)) and question.dataset == name
     having = [sum(p.is_gold for p in q.passages) for q in found.questions]
     assert sum(n >= gold for n in having) / number > 0.95
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("answers", ["Wodale", "The Wodale"]),
+        ("golden_answers", ["Wodale", "The Wodale"]),
+        ("possible_answers", '["Wodale", "The Wodale"]'),
+    ],
+)
+def test_answers_are_read_under_the_names_that_others_give_them(tmp_path, field, value):
+    path = tmp_path / "q.jsonl"
+    path.write_text(json.dumps({"id": "1", "question": "Where?", field: value, "prop": "born"}) + "\n")
+    (question,) = load_questions(str(path))
+    assert question.answers == ("Wodale", "The Wodale")
+
+
+def test_a_file_whose_answers_have_another_name_stops_and_names_it(tmp_path):
+    path = tmp_path / "q.jsonl"
+    path.write_text(json.dumps({"id": "1", "question": "Where?", "gold": "Wodale"}) + "\n")
+    with fails("labels", "gold"):
+        load_questions(str(path))
+    path.write_text(json.dumps({"id": "1", "question": "Where?"}) + "\n")
+    assert load_questions(str(path))[0].answers == ()
+
+
+@pytest.mark.parametrize("array", [False, True])
+def test_a_byte_order_mark_is_no_part_of_a_file(tmp_path, array):
+    records = [{"id": str(i), "question": "Where?", "answers": ["There"]} for i in range(2)]
+    text = json.dumps(records) if array else "\n".join(map(json.dumps, records))
+    path = tmp_path / "q.jsonl"
+    path.write_text(text, encoding="utf-8-sig")
+    assert [question.id for question in load_questions(str(path))] == ["0", "1"]

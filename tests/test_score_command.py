@@ -1,6 +1,7 @@
 """probers-score: the scores that a growing text has, a page that shows them, malformed files."""
 
 import json
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import numpy as np
@@ -245,11 +246,7 @@ def test_a_malformed_line_is_named_or_left_out(place, line, named):
 
 def test_what_else_is_wrong_with_a_request_is_one_sentence(place, capsys, caplog):
     write([WRITTEN[0], {"prompt": "so " * CONTEXT, "answer": " long"}])
-    error = refused(capsys)
-    assert "texts.jsonl line 2" in error and "256" in error
-    assert not (place / "runs/score/texts").exists()
-    folder = score("model.on_too_long=skip")
-    assert lines_of(folder)[1]["hallucination"] is None
+    assert lines_of(score())[1]["hallucination"] is None
     assert "1 text left out, too long" in caplog.text
     write([{"messages": CHAT, "answer": "x"}])
     capsys.readouterr()
@@ -271,3 +268,34 @@ def test_an_answer_that_goes_on_within_a_word_is_pointed_out(place, caplog):
     write([{"prompt": "It is", "answer": "Paris"}, {"prompt": "It is ", "answer": "Paris"}])
     score()
     assert "note: 1 of 2 answers continue the prompt's last word" in caplog.text
+
+
+def test_an_end_marker_is_no_part_of_an_answer(place):
+    end = loaded(place / "model").tokenizer.eos_token
+    write([{"id": "plain", "prompt": "Peru has", "answer": " Lima."},
+           {"id": "ended", "prompt": "Peru has", "answer": f" Lima.{end}\n"}])  # fmt: skip
+    plain, ended = lines_of(score())
+    assert ended["text"] == plain["text"] == " Lima."
+    assert ended["hallucination"]["token_scores"] == plain["hallucination"]["token_scores"]
+
+
+def test_what_no_tokens_write_is_a_malformed_line_and_a_text_too_long_is_left_out(place, caplog):
+    end = loaded(place / "model").tokenizer.eos_token
+    write([{"prompt": "Peru has", "answer": end}, WRITTEN[0],
+           {"id": "long", "prompt": "word " * CONTEXT, "answer": " Lima."}])  # fmt: skip
+    with fails("bad-line", "texts.jsonl line 1"):
+        score()
+    first, long = lines_of(score("on_bad_line=skip", "out=second"))
+    assert first["id"] == "one" and long["hallucination"] is None
+    assert "line 1: malformed" in caplog.text
+
+
+@pytest.mark.parametrize("answer", [" I do not know.", "我不知道。"])
+def test_heads_of_entities_say_nothing_of_a_text_without_one(place, answer):
+    bank = make_bank(loaded(place / "model"), recogniser="rules")
+    for position, judged in (("entity", False), ("generated", True)):
+        replace(bank, spec=replace(bank.spec, position=position)).save_pretrained(place / position)
+        write([{"prompt": "Peru has", "answer": answer}])
+        (line,) = lines_of(score(f"prober={position}", f"out=of_{position}", "threshold=-1e9"))
+        told = line["hallucination"]
+        assert (told["score"] is not None, told["fires"]) == (judged, judged)

@@ -4,8 +4,8 @@
 - Heads of the state before an entity: a span for each entity, scored before its first token.
 - Heads of pooled states: one span, the whole text.
 
-The text's own score is that of its worst span. Without an entity, heads of tokens score the text by all
-of its tokens (as the trigger "probing" does), and heads of the state before an entity say nothing.
+The text's own score is that of its worst span. Without an entity, heads that were trained on the tokens of
+whole texts score it by all of them, and heads of entities say nothing.
 """
 
 from __future__ import annotations
@@ -119,7 +119,9 @@ class Assessor:
         values = np.asarray(scores, dtype=np.float64)
         spans, judged = self._spans(prompt, text, offsets, values, accepted)
         worst = max((span.score for span in spans), default=None)
-        if worst is None and self._bank.aggregate is not None and len(values):
+        of_all = self._bank.aggregate is not None and self._bank.spec.position != "entity"
+        if worst is None and of_all and len(values):
+            assert self._bank.aggregate is not None
             judged = list(range(len(values)))
             worst = float(aggregate(values, [(0, len(values))], self._bank.aggregate)[0])
         return Assessment(

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from datetime import date
 from typing import TYPE_CHECKING, Any
 
 from ..files import canonical_json
 from ..types import Passage, UserError
+from .runs import read_state
 from .settings import plain
 
 if TYPE_CHECKING:
@@ -22,6 +24,8 @@ log = logging.getLogger(__name__)
 _kept: dict[str, CausalLM] | None = None
 #: Key under which a run keeps the number format that the processor chose.
 _DTYPE = "model.dtype"
+#: Key under which a run keeps the day that its chat template says.
+_DATE = "model.chat_date"
 
 
 def load_model(settings: Any, folder: RunFolder | None = None, *, engine: str = "transformers") -> CausalLM:
@@ -38,16 +42,28 @@ def load_model(settings: Any, folder: RunFolder | None = None, *, engine: str = 
     begun = None if folder is None else folder.chosen.get(_DTYPE)
     if begun is not None:
         log.warning("%s=%s, the number format that this run began with", _DTYPE, begun)
+    day = settings.model.chat_date
+    if folder is not None:
+        day = _begun_on(folder) or day or date.today().isoformat()
     options = plain(settings.model) | {
-        "dtype": begun or settings.model.dtype,
-        "batch_size": settings.batch_size,
-    }
+        "dtype": begun or settings.model.dtype, "batch_size": settings.batch_size, "chat_date": day,
+    }  # fmt: skip
     lm = _loaded(VllmLM if engine == "vllm" else CausalLM, options)
     if folder is not None and settings.model.dtype == "auto" and begun is None:
         folder.choose(_DTYPE, lm.spec.dtype)
+    said = getattr(lm.tokenizer, "chat_date", None)
+    if folder is not None and said is not None and _DATE not in folder.chosen:
+        folder.choose(_DATE, said)
     if folder is not None and folder.config.get("part") is not None:
         _check_weights(lm, folder)
     return lm
+
+
+def _begun_on(folder: RunFolder) -> str | None:
+    """The day that a run's prompts say, of a part also that of the other parts; None before they say one."""
+    others = folder.path.parent.iterdir() if folder.config.get("part") is not None else ()
+    found = [(read_state(path) or {}).get("chosen", {}).get(_DATE) for path in (folder.path, *others)]
+    return next((day for day in found if day), None)
 
 
 def keep_model() -> None:

@@ -61,6 +61,9 @@ def identity(config: Mapping[str, Any]) -> dict[str, Any]:
             node.pop(leaf, None)
     if kept.get("part") is None:  # a whole run has the same identity with and without the key
         kept.pop("part", None)
+    model = kept.get("model")
+    if isinstance(model, dict) and model.get("chat_date", "") is None:  # runs of before have no such key
+        del model["chat_date"]
     return kept
 
 

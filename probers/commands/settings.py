@@ -154,6 +154,8 @@ class Model:
     """options of transformers, as {quant_method: bitsandbytes, load_in_4bit: true}"""
     on_too_long: Literal["error", "skip", "truncate_left"] = "error"
     """what to do with a prompt longer than the context: stop, leave it out, or cut off its beginning"""
+    chat_date: Name | None = None
+    """day (YYYY-MM-DD) in chat templates that say one; null is the day on which the run began"""
     attn: Name | None = None
     """attention implementation; null leaves the choice to transformers"""
     trust_remote_code: bool = False

@@ -7,6 +7,7 @@ import io
 import json
 import re
 import zlib
+from codecs import BOM_UTF8
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
@@ -103,7 +104,7 @@ def open_text(path: Path, newline: str | None = None) -> Iterator[TextFile]:
     try:
         with path.open("rb") as raw:
             binary: Any = gzip.GzipFile(fileobj=raw) if path.suffix == ".gz" else raw
-            with io.TextIOWrapper(binary, encoding="utf-8", newline=newline) as lines:
+            with io.TextIOWrapper(binary, encoding="utf-8-sig", newline=newline) as lines:
                 yield TextFile(lines, raw.tell)
     except (UnicodeDecodeError, gzip.BadGzipFile, zlib.error, EOFError) as error:
         raise UserError(f"{path} cannot be read as UTF-8 text: {error}", "bad-file") from error
@@ -195,6 +196,8 @@ def _array(path: Path) -> str | None:
 def _opened(path: Path) -> Iterator[IO[bytes]]:
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            if file.read(len(BOM_UTF8)) != BOM_UTF8:
+                file.seek(0)
             yield cast("IO[bytes]", _Shallow(file))
     except (gzip.BadGzipFile, zlib.error, EOFError) as error:
         raise UserError(

@@ -8,6 +8,7 @@ import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch
 from safetensors import SafetensorError
 
 from ..checksums import sampled
+from ..prompts import fix_date
 from ..types import UserError, first_line
 from .gguf import CACHE, dequantised, locate, origin
 
@@ -89,9 +91,10 @@ class Loading:
         use_safetensors: refuse pickled weights (``pytorch_model.bin``), which can run code.
         gguf: the GGUF file to take in a folder or hub repository.
         cache: the folder where weights of GGUF files are kept, de-quantised.
+        chat_date: day (YYYY-MM-DD) that a chat template says in place of today; None leaves it today.
 
     Raises:
-        UserError: ``trust_remote_code`` is no bool.
+        UserError: ``trust_remote_code`` is no bool, or ``chat_date`` no day.
     """
 
     dtype: str = "auto"
@@ -103,10 +106,25 @@ class Loading:
     use_safetensors: bool = True
     gguf: str | None = None
     cache: str | Path = CACHE
+    chat_date: str | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.trust_remote_code, bool):
             raise UserError(f"trust_remote_code={self.trust_remote_code!r} must be true or false")
+        if self.chat_date is not None:
+            try:
+                date.fromisoformat(self.chat_date)
+            except ValueError as error:
+                raise UserError(f"model.chat_date={self.chat_date} is no day: write YYYY-MM-DD") from error
+
+    def tokenizer(self, source: str, **options: Any) -> Any:
+        """The tokenizer of a model; ``chat_date`` is the day that its template now says, or None."""
+        from transformers import AutoTokenizer
+
+        found = AutoTokenizer.from_pretrained(source, **options)
+        fixed = self.chat_date is not None and fix_date(found, date.fromisoformat(self.chat_date))
+        found.chat_date = self.chat_date if fixed else None
+        return found
 
 
 def model_source(
@@ -120,6 +138,8 @@ def model_source(
     Raises:
         UserError: there is no such file or package.
     """
+    if name.startswith("~"):
+        name = str(Path(name).expanduser())
     if name == "testbed":
         from ..testbed.assets import model_path
 
@@ -136,7 +156,7 @@ def load(source: str, revision: str | None, how: Loading) -> tuple[Any, Any]:
         UserError: there is no such device or number format, transformers finds or builds no causal
             language model there, its weights are pickled, or a package that it needs is missing.
     """
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoConfig, AutoModelForCausalLM
 
     options: dict[str, Any] = {"revision": revision, "trust_remote_code": how.trust_remote_code}
     device = pick_device(how.device)
@@ -153,7 +173,7 @@ def load(source: str, revision: str | None, how: Loading) -> tuple[Any, Any]:
         # Quantized weights have their own number formats; the rest of the model stays in float32.
         named = "float32" if placed and how.dtype == "auto" and device.type == "cpu" else how.dtype
         dtype = pick_dtype(named, device, AutoConfig.from_pretrained(source, **options))
-        tokenizer = AutoTokenizer.from_pretrained(source, **options)
+        tokenizer = how.tokenizer(source, **options)
         model: Any = AutoModelForCausalLM.from_pretrained(
             source, dtype=dtype, attn_implementation=how.attn, **options, **placed,
             use_safetensors=True if how.use_safetensors else None,
@@ -166,7 +186,7 @@ def load_empty(source: str, revision: str | None, how: Loading) -> tuple[Any, An
 
     Its number format is that in which it would be loaded on ``how.device``.
     """
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+    from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
     options: dict[str, Any] = {"revision": revision, "trust_remote_code": how.trust_remote_code}
     with _telling(source, True):
@@ -174,7 +194,7 @@ def load_empty(source: str, revision: str | None, how: Loading) -> tuple[Any, An
         kind = pick_dtype(how.dtype, pick_device(how.device), config)
         if kind == "auto":
             kind = config.get_text_config().dtype or torch.float32
-        tokenizer = AutoTokenizer.from_pretrained(source, **options)
+        tokenizer = how.tokenizer(source, **options)
         with torch.device("meta"):
             model: Any = AutoModelForCausalLM.from_config(config, dtype=kind)
     with suppress(OSError):  # a model need not say how it likes to write

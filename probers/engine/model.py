@@ -270,7 +270,7 @@ class CausalLM(LanguageModel):
         if left_out := [p.name for p in found if not p.ids]:
             others = f" and {len(left_out) - 5} more" if len(left_out) > 5 else ""
             log.warning(
-                f"left out, too long for the context of {self.context} tokens (on_too_long=skip): "
+                f"left out, too long for the context of {self.context} tokens: "
                 f"{', '.join(left_out[:5])}{others}"
             )
         return found

@@ -288,7 +288,7 @@ def fit_context(
         )
     raise UserError(
         f"{prompt.name} has {len(prompt.ids)} tokens, which with {what} exceeds the model's context of "
-        f"{context}; shorten it, ask for fewer tokens, or set on_too_long=skip or truncate_left",
+        f"{context}; shorten it, ask for fewer tokens, or set model.on_too_long=skip or truncate_left",
         "too-long",
     )
 

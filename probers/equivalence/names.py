@@ -324,7 +324,7 @@ def load_aliases(path: str) -> AliasTable:
     groups = []
     try:
         check_file(path)
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
+        lines = Path(path).read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as e:
         raise UserError(f"the alias table {path} cannot be read: {e}", "bad-file") from e
     for number, line in enumerate(lines, 1):

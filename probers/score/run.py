@@ -45,8 +45,6 @@ def run(settings: Score) -> Path:
             "missing-value",
         )
     read = Texts.read(settings.texts, settings.on_bad_line)
-    for line in read.left_out.lines():
-        log.info("%s", line)
     name = find_prober(settings, asks="probers-score")
     from ..bank.assessment import Assessor
     from ..bank.bank import ProbeBank
@@ -60,12 +58,17 @@ def run(settings: Score) -> Path:
     if not folder.begin():
         return out
     lm = load_model(settings, folder)
+    if lm.on_too_long == "error":  # of many texts the one is left out
+        lm.on_too_long = "skip"
     bank.check_model(lm.spec)
+    read = read.in_tokens(lm.tokenizer, settings.on_bad_line, Path(settings.texts).name)
     if glued := sum(_glued(one) for one in read.texts):
         log.info(
             "note: %d of %d answers continue the prompt's last word: begin a new word with a space", glued,
             len(read.texts),
         )  # fmt: skip
+    for line in read.left_out.lines():
+        log.info("%s", line)
     assessor = Assessor(bank, settings.threshold)
     records = score(lm, bank, assessor, read.texts, Path(settings.texts).name, out / _UNFINISHED)
     write_text(out / _SCORES, "".join(json.dumps(r, ensure_ascii=False) + "\n" for r in records))

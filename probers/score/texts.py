@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 from ..data.questions.values import identifier, text
 from ..data.records import BadLine, LeftOut, check_object, file_rows, what_is_wrong
+from ..engine.tokens import encode_continuation, encode_prompts
 from ..options import shown
 from ..prompts import chat_text
 from ..types import UserError
@@ -95,6 +96,40 @@ class Texts:
             why = found.left_out.summary() or "it is empty"
             raise UserError(f"texts={path} holds no usable line: {why}", "empty")
         return found
+
+    def in_tokens(self, tokenizer: Any, on_bad_line: BadLine, file: str) -> Texts:
+        """The texts as the model can read them: without an end marker, and without those it cannot write.
+
+        Args:
+            file: its name in messages.
+
+        Raises:
+            UserError: a text that no tokens read as, with on_bad_line=error; or there is no other.
+        """
+        found = Texts(left_out=self.left_out)
+        for one in self.texts:
+            prompt, answer = one.prompt_for(tokenizer, file), without_end(tokenizer, one.answer)
+            try:
+                (encoded,) = encode_prompts(tokenizer, [prompt], [one.id])
+                encode_continuation(tokenizer, encoded, answer)
+            except UserError as error:
+                if on_bad_line == "error":
+                    told = f"{file} {one.where}: {error}; mend it or pass on_bad_line=skip"
+                    raise UserError(told, "bad-line") from error
+                found.left_out.add(one.where, f"malformed: {error}")
+                continue
+            found.texts.append(replace(one, answer=answer))
+        if not found.texts:
+            raise UserError(f"{file} holds no usable line: {found.left_out.summary()}", "empty")
+        return found
+
+
+def without_end(tokenizer: Any, text: str) -> str:
+    """Text without the markers by which the model ended it ("<|im_end|>")."""
+    markers = [marker for marker in tokenizer.all_special_tokens if marker]
+    while found := next((marker for marker in markers if text.rstrip().endswith(marker)), ""):
+        text = text.rstrip().removesuffix(found)
+    return text
 
 
 def _text(record: Any, where: str) -> Text:

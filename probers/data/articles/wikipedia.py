@@ -74,7 +74,7 @@ def _title_list(options: Wikipedia) -> list[str]:
     if isinstance(options.titles, str):
         try:
             check_file(options.titles)
-            titles = Path(options.titles).read_text(encoding="utf-8").splitlines()
+            titles = Path(options.titles).read_text(encoding="utf-8-sig").splitlines()
         except (OSError, UnicodeDecodeError) as error:
             raise UserError(
                 f"wikipedia.titles={options.titles} cannot be read as a text file ({error}); "

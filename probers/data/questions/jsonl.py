@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,13 +18,19 @@ _SPLITS = {"train": "train", "validation": "validation", "valid": "validation", 
            "dev": "validation", "test": "test", "": ""}  # fmt: skip
 
 
+#: Fields of the accepted answers: ours, FlashRAG's and PopQA's.
+_ANSWERS = ("answers", "golden_answers", "possible_answers")
+_KNOWN = {"id", "question", *_ANSWERS, "passages", "rationale", "dataset", "group", "split"}
+
+
 @dataclass(frozen=True, kw_only=True)
 class JSONL(QuestionSource):
     """``{"id", "question", "answers": [..]}``, one a line, optionally with more.
 
     Optional are ``passages`` (``title``, ``text``, ``is_gold``), ``rationale``, ``dataset``,
     ``group`` (what may not be on two sides of a split) and ``split``. Without ``answers``, or
-    with an empty list, nobody knows the answer and the question counts in no score.
+    with an empty list, nobody knows the answer and the question counts in no score. FlashRAG's
+    ``golden_answers`` and PopQA's ``possible_answers`` are read as answers.
 
     Attributes:
         splits: "file" keeps the splits that the lines name ("dev" is validation) and deals the
@@ -35,6 +42,8 @@ class JSONL(QuestionSource):
     name: ClassVar[str] = "file"
     layouts: ClassVar[tuple[Layout, ...]] = (
         layout("JSON lines with answers", "id question answers"),
+        layout("FlashRAG's", "id question golden_answers"),
+        layout("PopQA's", "id question possible_answers"),
         layout("JSON lines", "id question", lacks="answer paragraphs context"),
     )
     whole: ClassVar[bool] = True
@@ -60,12 +69,24 @@ class JSONL(QuestionSource):
             raise UserError(
                 f"questions={self.path} is not a file: give a JSONL file or a dataset's name", "no-file"
             )
-        yield from super().rows()
+        answered, unknown = False, set[str]()
+        for row in super().rows():
+            if isinstance(row.record, Mapping):
+                answered = answered or any(row.record.get(key) for key in _ANSWERS)
+                unknown |= {str(key) for key in row.record} - _KNOWN
+            yield row
+        if unknown and not answered:
+            raise UserError(
+                f"{self.spec}: no question has answers, but fields that are not read "
+                f"({', '.join(sorted(unknown)[:5])}): name them answers, or leave these fields out",
+                "labels",
+            )
 
     def question(self, record: Record) -> Question:
         asked = text(record, "question")
         id = identifier(record, "id")
-        answers = strings(record, "answers")
+        key = next((key for key in _ANSWERS if record.get(key)), "answers")
+        answers = strings(_listed(record, key), key)
         if any(not a.strip() for a in answers):
             raise ValueError("answers holds an empty string")
         split = optional(record, "split")
@@ -81,6 +102,17 @@ class JSONL(QuestionSource):
             group=optional(record, "group"),
             split=_SPLITS[split.lower()] if self.splits == "file" else "",
         )
+
+
+def _listed(record: Record, key: str) -> Record:
+    """The record with its answers as a list; PopQA writes them as JSON within a string."""
+    value = record.get(key)
+    if key != "answers" and isinstance(value, str):
+        try:
+            return {**record, key: json.loads(value)}
+        except ValueError:
+            return {**record, key: [value]}
+    return record
 
 
 def _passage(record: Record, number: int) -> Passage:

@@ -74,7 +74,7 @@ class StrategyQA(QuestionSource):
         assert self.paragraphs is not None
         given = f"questions.paragraphs={self.paragraphs}"
         try:
-            texts = json.loads(Path(self.paragraphs).read_text(encoding="utf-8"))
+            texts = json.loads(Path(self.paragraphs).read_text(encoding="utf-8-sig"))
         except (ValueError, RecursionError) as error:
             raise UserError(f"{given} is no JSON in UTF-8: {what_is_wrong(error)}", "bad-file") from error
         if not isinstance(texts, dict) or not all(isinstance(t, dict) for t in texts.values()):
