@@ -49,15 +49,12 @@ def build_once(
     """Fill a folder with ``make`` unless an earlier run has; returns the figures that ``make`` returned.
 
     A folder in which a file is missing or was altered is made again. Of two processes that want the same
-    folder, one makes it and the other waits.
+    folder, one makes it and the other waits. Messages call it ``what``.
 
     Args:
-        folder: where it is, or is to be.
-        what: what is made, for messages.
-        make: gets the folder to fill, with what an interrupted call left in it, and returns plain
-            figures to keep.
+        make: gets the folder to fill, with what an interrupted call left in it, and returns plain figures.
         estimate: what it will take, said before the work begins and checked against the free disk
-            space; asked only when there is work. None says nothing, for what takes under a second.
+            space; None says nothing, for what takes under a second.
 
     Raises:
         RunError: no room, or a folder that cannot be written to; and whatever ``make`` raises.
@@ -126,8 +123,5 @@ def _announce(estimate: Estimate, what: str, folder: Path) -> None:
     free = shutil.disk_usage(folder.parent).free
     log.warning("making the %s in %s: %s", what, folder, estimate)
     if free < estimate.disk:
-        raise RunError(
-            f"the {what} needs {size(estimate.disk)} in {folder.parent}, which has {size(free)} free: "
-            "free some space or give another folder as cache",
-            "disk",
-        )
+        told = f"the {what} needs {size(estimate.disk)} in {folder.parent}, which has {size(free)} free"
+        raise RunError(f"{told}: free some space or give another folder as cache", "disk")

@@ -28,6 +28,11 @@ def check_bad_line(on_bad_line: str) -> None:
         raise UserError(f"on_bad_line={on_bad_line} is unknown: choose error or skip", "unknown-choice")
 
 
+def bad_line(told: str) -> UserError:
+    """The error that stops at a malformed line, which ``told`` names."""
+    return UserError(f"{told}; mend the line or pass on_bad_line=skip", "bad-line")
+
+
 def what_is_wrong(error: Exception) -> str:
     """Describe why a record cannot be read; a missing key by its name."""
     if isinstance(error, RecursionError):
@@ -77,13 +82,11 @@ class LeftOut:
         """The report at the end; no line when nothing was left out."""
         if not self.counts:
             return []
-        shown = [f"  {name}: {reason}" for name, reason in self.listed[:most]]
-        more = len(self) - len(shown)
-        return [
-            f"{len(self)} {self.noun}{' was' if len(self) == 1 else 's were'} left out: {self.summary()}",
-            *shown,
-            *([f"  and {more} more"] if more else []),
-        ]
+        verb = " was" if len(self) == 1 else "s were"
+        told = [f"{len(self)} {self.noun}{verb} left out: {self.summary()}"]
+        told += [f"  {name}: {reason}" for name, reason in self.listed[:most]]
+        more = len(self) - len(self.listed[:most])
+        return [*told, f"  and {more} more"] if more else told
 
 
 class TextFile(NamedTuple):
@@ -110,11 +113,7 @@ def open_text(path: Path, newline: str | None = None) -> Iterator[TextFile]:
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Number (from 1) and text of every line that is not blank; ``.gz`` is unpacked.
-
-    Raises:
-        UserError: the file is not UTF-8 text, or cut short.
-    """
+    """Number (from 1) and text of every line that is not blank; otherwise as :func:`open_text`."""
     with open_text(path) as file:
         yield from ((number, line) for number, line in enumerate(file.lines, 1) if line.strip())
 
@@ -142,9 +141,8 @@ _OBJECT = ("Data", "Domain", "Split", "VerifiedEval", "Version")
 def file_rows(path: Path) -> Iterator[Row]:
     """The records of a file (``.gz`` too); memory does not grow with their number.
 
-    Args:
-        path: the file. One that begins with ``[`` is one array, TriviaQA's are an object around
-            one, and any other holds JSON lines.
+    A file that begins with ``[`` is one array, TriviaQA's are an object around one, and any other
+    holds JSON lines.
 
     Raises:
         UserError: the file is not UTF-8 text, or a compressed one is damaged.
@@ -153,7 +151,12 @@ def file_rows(path: Path) -> Iterator[Row]:
 
     item = _array(path)
     if item is None:
-        yield from _lines(path)
+        for number, line in read_lines(path):
+            try:
+                yield Row(f"line {number}", json.loads(line))
+            except (ValueError, RecursionError) as error:
+                hint = " (the file is neither one JSON array nor JSON lines)" if number == 1 else ""
+                yield Row(f"line {number}", None, f"{what_is_wrong(error)}{hint}")
         return
     number = 0
     with _opened(path) as file:
@@ -162,15 +165,6 @@ def file_rows(path: Path) -> Iterator[Row]:
                 yield Row(f"record {number}", record)
         except (ijson.JSONError, UnicodeDecodeError) as error:
             yield Row(f"record {number + 1}", None, _reason(error), True)
-
-
-def _lines(path: Path) -> Iterator[Row]:
-    for number, line in read_lines(path):
-        try:
-            yield Row(f"line {number}", json.loads(line))
-        except (ValueError, RecursionError) as error:
-            hint = " (the file is neither one JSON array nor JSON lines)" if number == 1 else ""
-            yield Row(f"line {number}", None, f"{what_is_wrong(error)}{hint}")
 
 
 def _array(path: Path) -> str | None:
@@ -247,35 +241,28 @@ def open_stream(spec: str, dataset: str, *, instead: str, **options: Any) -> Any
     try:
         return datasets.load_dataset(dataset, streaming=True, **options)
     except (DatasetNotFoundError, FileNotFoundError) as error:
-        raise UserError(
-            f"{spec}: no such dataset, or nothing in it can be read ({first_line(error)[:300]})", "no-file"
-        ) from error
+        told = f"{spec}: no such dataset, or nothing in it can be read ({first_line(error)[:300]})"
+        raise UserError(told, "no-file") from error
     except (ValueError, RuntimeError) as error:  # an unknown configuration or split, a loading script
         raise UserError(f"{spec} cannot be opened: {first_line(error)[:300]}") from error
     except Exception as error:  # the libraries below raise many kinds for one thing: no network
-        raise RunError(
-            f"{spec} cannot be reached: {type(error).__name__}: {first_line(error)[:300]}; "
-            f"check the network, or {instead}",
-            "network",
-        ) from error
+        raise _network(f"{spec} cannot be reached", error, f"check the network, or {instead}") from error
+
+
+def _network(what: str, error: Exception, remedy: str) -> RunError:
+    return RunError(f"{what}: {type(error).__name__}: {first_line(error)[:300]}; {remedy}", "network")
 
 
 def hub_rows(
     spec: str, dataset: str, check: Callable[[Collection[str]], None], *, instead: str, **options: Any
 ) -> Iterator[Row]:
-    """The rows of one split of a dataset; what they lack is said before the first one is read.
+    """The rows of one split of a dataset; ``check`` refuses its columns before the first one is read.
 
-    Args:
-        spec: as for :func:`open_stream`.
-        dataset: as for :func:`open_stream`.
-        check: raises UserError for columns that will not do.
-        instead: as for :func:`open_stream`.
-        **options: ``name``, ``split`` and ``revision``.
+    The other arguments and errors are those of :func:`open_stream`.
 
     Raises:
-        UserError: no such dataset, configuration, split or columns.
-        RunError: the Hub cannot be reached, also in the middle of the stream: a part of the
-            questions in place of the ones asked for would be another experiment.
+        RunError: also in the middle of the stream: a part of the questions in place of the ones asked
+            for would be another experiment.
     """
     data = open_stream(spec, dataset, instead=instead, **options)
     if data.column_names is not None:
@@ -289,8 +276,5 @@ def hub_rows(
     except UserError:
         raise
     except Exception as error:  # whatever file system and format lie below
-        raise RunError(
-            f"{spec} broke off after {number} rows: {type(error).__name__}: {first_line(error)[:300]}; "
-            f"run the same command again, or {instead}",
-            "network",
-        ) from error
+        remedy = f"run the same command again, or {instead}"
+        raise _network(f"{spec} broke off after {number} rows", error, remedy) from error

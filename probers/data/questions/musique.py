@@ -66,14 +66,9 @@ def _supports(paragraph: Record) -> bool | None:
 def _chain(record: Record) -> str:
     """The steps as sentences; "#1" in a question stands for the first step's answer."""
     said: list[str] = []
-    answers: list[str] = []
-    for step in records(record, "question_decomposition"):
-        asked = re.sub(r"#(\d+)", lambda m: _answer(answers, m), optional(step, "question"))
-        answers.append(optional(step, "answer"))
-        said.append(f"{asked}{'' if asked.endswith('?') else ':'} {answers[-1]}.")
+    answers: dict[int, str] = {}
+    for number, step in enumerate(records(record, "question_decomposition"), 1):
+        asked = re.sub(r"#(\d+)", lambda m: answers.get(int(m[1]), m[0]), optional(step, "question"))
+        answers[number] = optional(step, "answer")
+        said.append(f"{asked}{'' if asked.endswith('?') else ':'} {answers[number]}.")
     return " ".join(said)
-
-
-def _answer(answers: list[str], match: re.Match[str]) -> str:
-    number = int(match[1])
-    return answers[number - 1] if 0 < number <= len(answers) else match[0]

@@ -36,7 +36,7 @@ def text(record: Record, key: str) -> str:
 def identifier(record: Record, key: str) -> str:
     """An id, which some files write as a number."""
     value = record[key]
-    if isinstance(value, bool) or not isinstance(value, (str, int)) or not str(value).strip():
+    if isinstance(value, bool) or not isinstance(value, str | int) or not str(value).strip():
         raise ValueError(f"{key} must be a string or a number, found {_shown(value)}")
     return str(value).strip()
 
@@ -51,21 +51,20 @@ def optional(record: Record, key: str) -> str:
 
 def strings(record: Record, key: str) -> tuple[str, ...]:
     """A list of strings, () when it is absent or null."""
-    value = record.get(key)
-    if value is None:
-        return ()
-    if not isinstance(value, list) or not all(isinstance(v, str) for v in value):
-        raise ValueError(f"{key} must be a list of strings, found {_shown(value)}")
-    return tuple(value)
+    return tuple(_list(record, key, str, "strings"))
 
 
 def records(record: Record, key: str) -> list[Record]:
     """A list of objects, [] when it is absent or null."""
+    return _list(record, key, Mapping, "objects")
+
+
+def _list(record: Record, key: str, kind: type, named: str) -> list[Any]:
     value = record.get(key)
     if value is None:
         return []
-    if not isinstance(value, list) or not all(isinstance(v, Mapping) for v in value):
-        raise ValueError(f"{key} must be a list of objects, found {_shown(value)}")
+    if not isinstance(value, list) or not all(isinstance(v, kind) for v in value):
+        raise ValueError(f"{key} must be a list of {named}, found {_shown(value)}")
     return value
 
 
@@ -95,8 +94,8 @@ def passage(record: Record, id: str, key: str = "text", *, is_gold: bool | None)
 
 def hashed(prefix: str, question: str) -> str:
     """An id for a question of a dataset that gives none: the same in every copy of it."""
-    digest = hashlib.blake2b(" ".join(question.split()).encode("utf-8", "surrogatepass"), digest_size=8)
-    return f"{prefix}-{digest.hexdigest()}"
+    blob = " ".join(question.split()).encode("utf-8", "surrogatepass")
+    return f"{prefix}-{hashlib.blake2b(blob, digest_size=8).hexdigest()}"
 
 
 def _shown(value: Any) -> str:
