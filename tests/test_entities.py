@@ -15,7 +15,6 @@ from refusals import fails
 from probers.data.articles.detokenise import detokenise_sentences
 from probers.entities import Recogniser, find_entities
 from probers.equivalence import EntityMatcher, parse_date, parse_number
-from probers.types import UserError
 
 
 def spans(text):

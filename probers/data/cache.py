@@ -1,8 +1,7 @@
 """Cache of folders that take long to make: made once, whole or not at all, by one process at a time.
 
-A folder is filled under another name, ``<folder>.partial``, and renamed when it is whole, so that no
-reader ever meets half of it. What an interrupted process left there is handed to the next one, which
-may go on with it.
+A folder is filled under another name, ``<folder>.partial``, and renamed when it is whole, so that no reader
+meets half of it. What an interrupted process left there is handed to the next one, which may go on with it.
 """
 
 from __future__ import annotations
@@ -81,7 +80,11 @@ def build_once(
         with writing(folder, RESUMES):
             partial.mkdir(exist_ok=True)
             summary = dict(make(partial))
-            _seal(partial, summary)
+            names = sorted(p.name for p in partial.iterdir() if p.name != MANIFEST)
+            for name in names:
+                with (partial / name).open("rb") as file:
+                    os.fsync(file.fileno())
+            write_text(partial / MANIFEST, sealed({"files": take(partial, names), "summary": summary}))
             os.replace(partial, folder)
         return summary
     finally:
@@ -109,14 +112,6 @@ def _whole(folder: Path) -> dict[str, Any] | None:
         return None if check(folder, manifest["files"]) else dict(manifest["summary"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
-
-
-def _seal(folder: Path, summary: Mapping[str, Any]) -> None:
-    names = sorted(p.name for p in folder.iterdir() if p.name != MANIFEST)
-    for name in names:
-        with (folder / name).open("rb") as file:
-            os.fsync(file.fileno())
-    write_text(folder / MANIFEST, sealed({"files": take(folder, names), "summary": dict(summary)}))
 
 
 def _announce(estimate: Estimate, what: str, folder: Path) -> None:

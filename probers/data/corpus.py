@@ -110,7 +110,7 @@ def load_corpus(
 
     Args:
         source: the file; :func:`probers.data.corpus_formats.read_passages` says what it holds.
-        on_bad_line: whether a malformed line or a repeated id is an "error", or left out and counted ("skip").
+        on_bad_line: whether a malformed line or a repeated id is an "error" or left out ("skip").
         passage_words: cut texts, or articles, into passages of this many words; None keeps them whole.
         cache: the folder for passage stores; None is :data:`CACHE`.
         in_memory: files of more bytes are not read into memory.

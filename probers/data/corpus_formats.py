@@ -15,7 +15,7 @@ from ..seeding import draw_key
 from ..text import count
 from ..types import Passage, UserError
 from .articles.detokenise import detokenise_sentences
-from .records import BadLine, bad_line, check_object, open_text, what_is_wrong
+from .records import BadLine, bad_line, check_object, check_strings, open_text, what_is_wrong
 
 log = logging.getLogger(__name__)
 
@@ -99,10 +99,13 @@ def read_passages(
         for number, (line, record) in enumerate((_tsv if tsv else _jsonl)(file.lines, bad)):
             if number % 1000 == 0:
                 progress(file.position())
-            try:
-                if _is_known(record, titles):
+            if isinstance(record, dict) and "sentences" in record and "id" not in record:
+                key = draw_key("id", 0, str(record.get("title")))
+                if key in titles:
                     bad.repeated += 1
                     continue
+                titles.add(key)
+            try:
                 found = list(_pieces(record, words))
             except (ValueError, KeyError) as error:
                 bad.add(line, what_is_wrong(error))
@@ -164,8 +167,12 @@ def _pieces(record: Any, words: int | None) -> Iterator[Passage]:
     name = _id(record["id"]) if "id" in record else title
     if not name:
         raise KeyError("id")
-    sentences = detokenise_sentences(_strings(record["sentences"])) if "sentences" in record else []
-    text = _text(" ".join(sentences) if "sentences" in record else record["text"])
+    if "sentences" in record:
+        check_strings("sentences", record["sentences"])
+        sentences = detokenise_sentences(record["sentences"])
+        text = _text(" ".join(sentences))
+    else:
+        sentences, text = [], _text(record["text"])
     if words is None:
         for number, piece in enumerate(_grouped(sentences)):
             yield Passage(f"{name}#{number}", title, piece)
@@ -191,16 +198,6 @@ def _grouped(sentences: Iterable[str]) -> Iterator[str]:
         yield " ".join(held)
 
 
-def _is_known(record: Any, titles: set[int]) -> bool:
-    """Tell whether a record is an article without an id whose title's hash is among ``titles``; adds it."""
-    if not isinstance(record, dict) or "sentences" not in record or "id" in record:
-        return False
-    key = draw_key("id", 0, str(record.get("title")))
-    known = key in titles
-    titles.add(key)
-    return known
-
-
 def _id(value: Any) -> str:
     if isinstance(value, bool) or not isinstance(value, str | int) or not str(value).strip():
         raise ValueError(f"id must be a string or a whole number, found {value!r:.100}")
@@ -210,10 +207,4 @@ def _id(value: Any) -> str:
 def _text(value: Any) -> str:
     if not isinstance(value, str) or not value.strip():
         raise ValueError(f"text must be a non-empty string, found {value!r:.100}")
-    return value
-
-
-def _strings(value: Any) -> list[str]:
-    if not isinstance(value, list) or not all(isinstance(v, str) for v in value):
-        raise ValueError(f"sentences must be a list of strings, found {value!r:.100}")
     return value

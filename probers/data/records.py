@@ -46,25 +46,33 @@ def check_object(record: Any) -> None:
         raise ValueError(f"expected a JSON object, found {shown(record)}")
 
 
+def check_strings(name: str, value: Any) -> None:
+    """Refuse what is no list of strings (ValueError)."""
+    if not isinstance(value, list) or not all(isinstance(v, str) for v in value):
+        raise ValueError(f"{name} must be a list of strings, found {shown(value)}")
+
+
+class UnusableError(Exception):
+    """A well-formed article or question that is no use; the reason's kind stands before its first colon."""
+
+
 #: Cases kept word for word; more are only counted, so that memory stays bounded.
 KEPT = 1000
 
 
 @dataclass
 class LeftOut:
-    """Cases that were left out; a subclass says what they are called.
+    """Cases that were left out, called ``noun``: how many of each kind, and the first with their reasons.
 
-    Attributes:
-        listed: (name, reason) of the first :data:`KEPT` of them, each in one line.
-        counts: how many by kind, which is the reason up to its first colon.
+    ``listed`` holds (name, reason), each in one line; the kind is the reason up to its first colon.
     """
 
     listed: list[tuple[str, str]] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
 
     noun: ClassVar[str]
-    #: Kinds that :meth:`summary` names; None is all.
     kinds: ClassVar[int | None] = None
+    """Number of kinds that :meth:`summary` names; None is all."""
 
     def add(self, name: str, reason: str) -> None:
         if len(self.listed) < KEPT:
@@ -98,11 +106,7 @@ class TextFile(NamedTuple):
 
 @contextmanager
 def open_text(path: Path, newline: str | None = None) -> Iterator[TextFile]:
-    """A text file, unpacked where it is ``.gz``.
-
-    Raises:
-        UserError: while it is read: it is not UTF-8 text, or cut short.
-    """
+    """A text file, unpacked where it is ``.gz``; UserError where it is no UTF-8 or cut short."""
     try:
         with path.open("rb") as raw:
             binary: Any = gzip.GzipFile(fileobj=raw) if path.suffix == ".gz" else raw
@@ -119,14 +123,7 @@ def read_lines(path: Path) -> Iterator[tuple[int, str]]:
 
 
 class Row(NamedTuple):
-    """One record, or the reason why there is none.
-
-    Attributes:
-        where: where it stands, for messages: "line 3", "record 3".
-        record: what was read, as far as it could be.
-        problem: why it is malformed, "".
-        last: whether nothing can be read behind it.
-    """
+    """One record with its place ("line 3"), or its ``problem``; ``last`` if nothing can be read behind it."""
 
     where: str
     record: Any
@@ -141,11 +138,8 @@ _OBJECT = ("Data", "Domain", "Split", "VerifiedEval", "Version")
 def file_rows(path: Path) -> Iterator[Row]:
     """The records of a file (``.gz`` too); memory does not grow with their number.
 
-    A file that begins with ``[`` is one array, TriviaQA's are an object around one, and any other
-    holds JSON lines.
-
-    Raises:
-        UserError: the file is not UTF-8 text, or a compressed one is damaged.
+    A file that begins with ``[`` is one array, TriviaQA's are an object around one, and any other holds JSON
+    lines. UserError where it is not UTF-8 text, or damaged while compressed.
     """
     import ijson
 
@@ -191,9 +185,8 @@ def _opened(path: Path) -> Iterator[IO[bytes]]:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             yield cast("IO[bytes]", _Shallow(file))
     except (gzip.BadGzipFile, zlib.error, EOFError) as error:
-        raise UserError(
-            f"{path} cannot be read: the compressed file is damaged ({error})", "damaged"
-        ) from error
+        told = f"{path} cannot be read: the compressed file is damaged ({error})"
+        raise UserError(told, "damaged") from error
 
 
 #: Brackets one after the other, of which the parser would keep more than a machine's memory.
@@ -225,11 +218,7 @@ def _reason(error: Exception) -> str:
 def open_stream(spec: str, dataset: str, *, instead: str, **options: Any) -> Any:
     """Call ``datasets.load_dataset(dataset, streaming=True)``, with every failure in one sentence.
 
-    Args:
-        spec: the option and its value, as messages call it.
-        dataset: its id, or a folder.
-        instead: what to give where there is no network, e.g. "give a local file as questions.path".
-        **options: further ones of ``load_dataset``.
+    Messages call it ``spec`` and say what to give ``instead`` where there is no network.
 
     Raises:
         UserError: no such dataset, configuration or split, or one that needs code to be run.
@@ -258,11 +247,8 @@ def hub_rows(
 ) -> Iterator[Row]:
     """The rows of one split of a dataset; ``check`` refuses its columns before the first one is read.
 
-    The other arguments and errors are those of :func:`open_stream`.
-
-    Raises:
-        RunError: also in the middle of the stream: a part of the questions in place of the ones asked
-            for would be another experiment.
+    As :func:`open_stream`; a RunError also in the middle of the stream, since a part of the questions in
+    place of the ones asked for would be another experiment.
     """
     data = open_stream(spec, dataset, instead=instead, **options)
     if data.column_names is not None:

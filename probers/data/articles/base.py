@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from ...options import Name, Natural, NotNegative, Positive
 from ...text import split_sentences
 from ...types import Article, RunError, UserError
-from ..records import LeftOut
+from ..records import LeftOut, UnusableError
 
 _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x84\x86-\x9f\ufeff\ufffe\uffff\ud800-\udfff]+")
 _BREAK = re.compile("\r\n?|[\x85\u2028\u2029]")
@@ -82,10 +82,6 @@ class Wikipedia:
         if self.contact is not None and not self.contact.isascii():
             told = f"wikipedia.contact={self.contact!r} must be plain ASCII"
             raise UserError(f"{told}: an e-mail address or a URL")
-
-
-class UnusableError(Exception):
-    """An article that cannot be used; the reason's kind stands before its first colon."""
 
 
 def clean(text: str) -> str:

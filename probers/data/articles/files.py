@@ -18,9 +18,18 @@ import numpy as np
 from ...options import shown
 from ...seeding import draw_key
 from ...types import Article, UserError, first_line
-from ..records import BadLine, bad_line, check_object, open_stream, read_lines, what_is_wrong
+from ..records import (
+    BadLine,
+    UnusableError,
+    bad_line,
+    check_object,
+    check_strings,
+    open_stream,
+    read_lines,
+    what_is_wrong,
+)
 from ..splits import Splits
-from .base import ArticleSource, Problems, Progress, Rules, UnusableError, clean, prose
+from .base import ArticleSource, Problems, Progress, Rules, clean, prose
 
 #: With a limit, articles of the Hub are drawn out of a window of this many rows that moves over the stream.
 WINDOW = 1000
@@ -95,7 +104,7 @@ def _of_line(line: str, rules: Rules, splits: Splits | None = None) -> Article:
     if not isinstance(title, str):
         raise ValueError("no 'title'" if title is None else f"title must be a string, found {title!r}")
     if "sentences" in record:
-        _check_strings(content := record["sentences"])
+        check_strings("sentences", content := record["sentences"])
     elif "text" in record:
         content = record["text"]
         if not isinstance(content, str):
@@ -104,11 +113,6 @@ def _of_line(line: str, rules: Rules, splits: Splits | None = None) -> Article:
         raise ValueError("no 'text' and no 'sentences'")
     id = record.get("id")
     return rules.article(title, content, id=None if id is None else str(id), split=splits)
-
-
-def _check_strings(content: Any) -> None:
-    if not isinstance(content, list) or not all(isinstance(s, str) for s in content):
-        raise ValueError("sentences must be a list of strings")
 
 
 def _draw(number: int, seed: int) -> int:
@@ -195,7 +199,7 @@ def _of_row(row: Mapping[str, Any], number: int, rules: Rules, splits: Splits) -
         content = prose(clean(row["text"]))
     else:
         try:
-            _check_strings(content)
+            check_strings("sentences", content)
         except ValueError as error:
             raise UnusableError(f"malformed: {error}") from error
     id = row.get("id")

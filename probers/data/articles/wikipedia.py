@@ -28,8 +28,9 @@ import probers
 from ...checksums import seal, unsealed
 from ...files import check_file, digest, write_bytes
 from ...types import Article, RunError, UserError, first_line
+from ..records import UnusableError
 from ..splits import Splits
-from .base import ArticleSource, Problems, Progress, Rules, UnusableError, Wikipedia, clean, prose
+from .base import ArticleSource, Problems, Progress, Rules, Wikipedia, clean, prose
 
 if TYPE_CHECKING:
     import wikipediaapi

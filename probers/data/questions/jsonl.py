@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 from ...types import Passage, Question, UserError
 from ..records import Row
 from .base import Layout, QuestionSource, layout
-from .values import Record, accepted, identifier, optional, records, strings, text
+from .values import Record, accepted, flag, identifier, optional, records, strings, text
 
 #: Other names in use for a split.
 _SPLITS = {"train": "train", "validation": "validation", "valid": "validation", "val": "validation",
@@ -72,17 +72,13 @@ class JSONL(QuestionSource):
             answers=accepted(answers) if answers else (),
             rationale=optional(record, "rationale"),
             dataset=optional(record, "dataset"),
-            passages=tuple(_passage(p, i) for i, p in enumerate(records(record, "passages"))),
+            passages=tuple(
+                Passage(str(i), text(p, "title"), text(p, "text"), is_gold=flag(p, "is_gold"))
+                for i, p in enumerate(records(record, "passages"))
+            ),
             group=optional(record, "group"),
             split=_SPLITS[split.lower()] if self.splits == "file" else "",
         )
-
-
-def _passage(record: Record, number: int) -> Passage:
-    gold = record.get("is_gold")
-    if gold is not None and not isinstance(gold, bool):
-        raise ValueError(f"is_gold must be true or false, found {gold!r}")
-    return Passage(str(number), text(record, "title"), text(record, "text"), is_gold=gold)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,18 @@ from typing import ClassVar, Literal
 from ...options import Name
 from ...types import Question
 from .base import Layout, QuestionSource, layout
-from .values import Record, UnusableError, accepted, identifier, optional, passage, records, strings, text
+from .values import (
+    Record,
+    UnusableError,
+    accepted,
+    flag,
+    identifier,
+    optional,
+    passage,
+    records,
+    strings,
+    text,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,14 +46,12 @@ class MuSiQue(QuestionSource):
 
     def question(self, record: Record) -> Question:
         id = identifier(record, "id")
-        answerable = record.get("answerable", True)
-        if not isinstance(answerable, bool):
-            raise ValueError(f"answerable must be true or false, found {answerable!r}")
+        answerable = flag(record, "answerable") is not False
         if not answerable and self.unanswerable == "exclude":
             raise UnusableError(f"unanswerable: {id}")
         given = (optional(record, "answer"), *strings(record, "answer_aliases"))
         passages = (
-            passage(p, str(p.get("idx", i)), "paragraph_text", is_gold=_supports(p))
+            passage(p, str(p.get("idx", i)), "paragraph_text", is_gold=flag(p, "is_supporting"))
             for i, p in enumerate(records(record, "paragraphs"))
         )
         return Question(
@@ -54,13 +63,6 @@ class MuSiQue(QuestionSource):
             passages=tuple(p for p in passages if p is not None),
             group=id,
         )
-
-
-def _supports(paragraph: Record) -> bool | None:
-    value = paragraph.get("is_supporting")
-    if value is not None and not isinstance(value, bool):
-        raise ValueError(f"is_supporting must be true or false, found {value!r}")
-    return value
 
 
 def _chain(record: Record) -> str:

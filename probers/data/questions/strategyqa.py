@@ -13,7 +13,7 @@ from ...options import Name
 from ...types import Passage, Question, UserError
 from ..records import what_is_wrong
 from .base import Layout, QuestionSource, layout
-from .values import Record, UnusableError, identifier, optional, passage, strings, text
+from .values import Record, UnusableError, flag, identifier, optional, passage, strings, text
 
 #: What stands in the evidence in place of a paragraph's id.
 _NO_PARAGRAPH = ("operation", "no_evidence")
@@ -40,11 +40,9 @@ class StrategyQA(QuestionSource):
 
     def question(self, record: Record) -> Question:
         id = identifier(record, "qid")
-        answer = record.get("answer")
+        answer = flag(record, "answer")
         if answer is None:
             raise UnusableError("no gold answer")
-        if not isinstance(answer, bool):
-            raise ValueError(f"answer must be true or false, found {answer!r}")
         term, facts = optional(record, "term"), record.get("facts")
         return Question(
             id=id,
