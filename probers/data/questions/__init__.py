@@ -20,10 +20,19 @@ from tqdm import tqdm
 from ...files import digest
 from ...text import count
 from ...types import SPLITS, Question, UserError
-from ..records import BadLine, LeftOut, Row, bad_line, check_bad_line, check_object, what_is_wrong
+from ..records import (
+    BadLine,
+    LeftOut,
+    Row,
+    UnusableError,
+    bad_line,
+    check_bad_line,
+    check_object,
+    what_is_wrong,
+)
 from ..splits import Drawn, Limit, Unfit, draw_stream, draw_whole, parts_of
 from .base import Layout, QuestionSource, layout
-from .values import Record, UnusableError, check_names
+from .values import Record, check_names
 
 __all__ = [
     "DATASETS", "EmptySplitError", "Excluded", "Layout", "QuestionSet", "QuestionSource", "UnusableError",
@@ -211,10 +220,9 @@ class _Reading:
         self._seen: dict[str, str] = {}
 
     def __iter__(self) -> Iterator[Question]:
+        rows = self.source.rows()
         # A large file or a stream takes minutes, a small file no bar.
-        for row in tqdm(
-            self.source.rows(), self.source.name, unit=" records", delay=5, leave=False, disable=None
-        ):
+        for row in tqdm(rows, self.source.name, unit=" records", delay=5, leave=False, disable=None):
             if row.problem:
                 self._check_dataset(row)
                 self._malformed(row.where, row.problem)
@@ -222,9 +230,8 @@ class _Reading:
                 continue
             self._fitted = self._fitted or isinstance(row.record, dict)
             try:
-                if isinstance(row.record, Question):
-                    parts: Sequence[Any] = (row.record,)
-                else:
+                parts: Sequence[Record | Question] = [row.record]
+                if not isinstance(row.record, Question):
                     check_object(row.record)
                     parts = self.source.unfold(row.record)
             except (ValueError, KeyError, TypeError) as error:
@@ -232,22 +239,20 @@ class _Reading:
                 continue
             for number, part in enumerate(parts, 1):
                 where = row.where if len(parts) == 1 else f"{row.where} question {number}"
-                question = self._question(part, where)
-                if question is not None:
+                if (question := self._question(part, where)) is not None:
                     yield question
 
     def _question(self, record: Record | Question, where: str) -> Question | None:
         self.read += 1
-        made = isinstance(record, Question)
         try:
-            question = record if made else self.source.question(record)
+            if isinstance(record, Question):
+                question, layout_name = record, self.source.name
+            else:
+                question, layout_name = self.source.question(record), self.source.layout_of(record)
             check_names(question)
             if question.id in self._seen:
                 reason = f"the id {question.id!r} is already on {self._seen[question.id]}"
-                if self.source.whole:
-                    raise ValueError(reason)
-                self.excluded.add(where, f"repeated id: {reason}")
-                return None
+                raise ValueError(reason) if self.source.whole else UnusableError(f"repeated id: {reason}")
         except UnusableError as error:
             self.excluded.add(where, str(error))
             return None
@@ -255,7 +260,7 @@ class _Reading:
             self._malformed(where, what_is_wrong(error))
             return None
         self._seen[question.id] = where
-        self.layouts[self.source.name if made else self.source.layout_of(record)] += 1
+        self.layouts[layout_name] += 1
         return question
 
     def _check_dataset(self, row: Row) -> None:

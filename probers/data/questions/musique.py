@@ -9,19 +9,9 @@ from typing import ClassVar, Literal
 
 from ...options import Name
 from ...types import Question
+from ..records import UnusableError
 from .base import Layout, QuestionSource, layout
-from .values import (
-    Record,
-    UnusableError,
-    accepted,
-    flag,
-    identifier,
-    optional,
-    passage,
-    records,
-    strings,
-    text,
-)
+from .values import Record, accepted, flag, identifier, optional, passage, records, strings, text
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,9 +11,9 @@ from typing import Any, ClassVar
 
 from ...options import Name
 from ...types import Passage, Question, UserError
-from ..records import what_is_wrong
+from ..records import UnusableError, what_is_wrong
 from .base import Layout, QuestionSource, layout
-from .values import Record, UnusableError, flag, identifier, optional, passage, strings, text
+from .values import Record, flag, identifier, optional, passage, strings, text
 
 #: What stands in the evidence in place of a paragraph's id.
 _NO_PARAGRAPH = ("operation", "no_evidence")
