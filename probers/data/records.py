@@ -49,7 +49,7 @@ def check_object(record: Any) -> None:
 def check_strings(name: str, value: Any) -> None:
     """Refuse what is no list of strings (ValueError)."""
     if not isinstance(value, list) or not all(isinstance(v, str) for v in value):
-        raise ValueError(f"{name} must be a list of strings, found {shown(value)}")
+        raise ValueError(f"{name} must be a list of strings, found {value!r:.80}")
 
 
 class UnusableError(Exception):

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ...evaluation.answers import normalize_answer
-from ...options import shown
 from ...types import STEERING, Passage, Question
 from ..records import UnusableError, check_strings
 
@@ -20,14 +19,14 @@ def check_names(question: Question) -> None:
     """Refuse an id, a data set or a group with what steers a terminal or begins a line (ValueError)."""
     for name in ("id", "dataset", "group"):
         if re.search(f"[{STEERING}]", value := getattr(question, name)):
-            raise ValueError(f"{name} must be one line without control characters, found {shown(value)}")
+            raise ValueError(f"{name} must be one line without control characters, found {value!r:.80}")
 
 
 def text(record: Record, key: str) -> str:
     """A string that is not blank, without surrounding spaces."""
     value = record[key]
     if not isinstance(value, str) or not value.strip():
-        raise ValueError(f"{key} must be a non-empty string, found {shown(value)}")
+        raise ValueError(f"{key} must be a non-empty string, found {value!r:.80}")
     return value.strip()
 
 
@@ -35,7 +34,7 @@ def identifier(record: Record, key: str) -> str:
     """An id, which some files write as a number."""
     value = record[key]
     if isinstance(value, bool) or not isinstance(value, str | int) or not str(value).strip():
-        raise ValueError(f"{key} must be a string or a number, found {shown(value)}")
+        raise ValueError(f"{key} must be a string or a number, found {value!r:.80}")
     return str(value).strip()
 
 
@@ -43,7 +42,7 @@ def optional(record: Record, key: str) -> str:
     """A string, "" when it is absent or null."""
     value = record.get(key)
     if value is not None and not isinstance(value, str):
-        raise ValueError(f"{key} must be a string, found {shown(value)}")
+        raise ValueError(f"{key} must be a string, found {value!r:.80}")
     return (value or "").strip()
 
 
@@ -61,7 +60,7 @@ def records(record: Record, key: str) -> list[Record]:
     if value is None:
         return []
     if not isinstance(value, list) or not all(isinstance(v, Mapping) for v in value):
-        raise ValueError(f"{key} must be a list of objects, found {shown(value)}")
+        raise ValueError(f"{key} must be a list of objects, found {value!r:.80}")
     return value
 
 
@@ -69,7 +68,7 @@ def flag(record: Record, key: str) -> bool | None:
     """True or false, None when it is absent or null."""
     value = record.get(key)
     if value is not None and not isinstance(value, bool):
-        raise ValueError(f"{key} must be true or false, found {shown(value)}")
+        raise ValueError(f"{key} must be true or false, found {value!r:.80}")
     return value
 
 
