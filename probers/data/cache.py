@@ -48,15 +48,9 @@ def build_once(
     """Fill a folder with ``make`` unless an earlier run has; returns the figures that ``make`` returned.
 
     A folder in which a file is missing or was altered is made again. Of two processes that want the same
-    folder, one makes it and the other waits. Messages call it ``what``.
-
-    Args:
-        make: gets the folder to fill, with what an interrupted call left in it, and returns plain figures.
-        estimate: what it will take, said before the work begins and checked against the free disk
-            space; None says nothing, for what takes under a second.
-
-    Raises:
-        RunError: no room, or a folder that cannot be written to; and whatever ``make`` raises.
+    folder, one makes it and the other waits. ``make`` gets the folder to fill, with what an interrupted call
+    left in it, and returns plain figures. The ``estimate`` is said before the work begins and checked against
+    the free disk space; None says nothing, for what takes under a second. Messages call it ``what``.
     """
     if (found := _whole(folder)) is not None:
         return found

@@ -55,7 +55,6 @@ class BadLines:
             self.listed.append(text)
 
     def report(self) -> None:
-        """Log what was left out and what is unusual."""
         if self.count:
             listed = "\n  ".join(self.listed)
             log.warning("skipped %s:\n  %s", count(self.count, "malformed line"), listed)

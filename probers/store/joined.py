@@ -58,7 +58,6 @@ class JoinedStores:
         return pd.concat(tables, ignore_index=True)
 
     def reader(self, layers: Sequence[int]) -> StateReader:
-        """The states of some layers, in the order of :meth:`table`."""
         return StateReader.joined([store.reader(layers) for store in self.stores])
 
 

@@ -37,8 +37,7 @@ class _Part:
 def merge(stores: Sequence[Path], out: Path) -> None:
     """Join finished stores into a new one; see :meth:`.store.FeatureStore.merge`.
 
-    The store is made in a hidden folder beside ``out`` and renamed when it is whole, so
-    that a merge killed at any moment leaves no ``out``.
+    It is made in a hidden folder beside ``out`` and renamed when whole, so that a killed merge leaves none.
     """
     if not stores:
         raise UserError("there is nothing to merge: give at least one feature store", "missing-value")

@@ -111,7 +111,6 @@ class FeatureSpec:
 
     @property
     def needs(self) -> Needs:
-        """What a generation has to record for this feature."""
         return Needs((self.feature,))
 
     @property
@@ -157,7 +156,6 @@ class FeatureSpec:
                 raise UserError(f"{told}: make one of them again with the same {name}", "mismatch")
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain containers for JSON."""
         return {**asdict(self), "layers": list(self.layers)}
 
     @classmethod

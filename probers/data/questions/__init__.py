@@ -116,20 +116,19 @@ def open_questions(
 
     Args:
         source: a name of :data:`DATASETS`, the path of a JSONL file, or an object.
-        limit: this many usable questions, drawn by ``seed``; a smaller limit is a part of a
-            larger one. None takes all. A mapping says how many of each split; those it does not
-            name give none.
+        limit: this many usable questions, drawn by ``seed``; a smaller limit is a part of a larger one. None
+            takes all. A mapping says how many of each split; those it does not name give none.
         split: only those of "train", "validation" or "test".
         seed: also deals groups of questions to splits, where the file does not say.
         deal_splits: False leaves a set that names no split whole: all of it is test questions.
-        on_bad_line: what a malformed record does. A well-formed question that cannot be
-            asked (no answer, a repeated id) is always left out, and counted.
+        on_bad_line: what a malformed record does. A well-formed question that cannot be asked (no answer, a
+            repeated id) is always left out, and counted.
         unfit: which questions are not asked, since something was trained on them; they are counted.
         options: fields of the source's class, such as ``path``.
 
     Raises:
-        UserError: whatever is wrong with the request or the file; also when leaving questions
-            out leaves fewer than ``limit``. A set that never had so many gives all it has, with a note.
+        UserError: whatever is wrong with the request or the file; also when leaving questions out leaves
+            fewer than ``limit``. A set that never had so many gives all it has, with a note.
         EmptySplitError: no question is in the split asked for, or in one that ``limit`` names.
         RunError: the Hub cannot be reached.
     """

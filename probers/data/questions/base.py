@@ -82,7 +82,6 @@ class QuestionSource:
 
     @property
     def spec(self) -> str:
-        """Name of the set in messages."""
         if self.path is not None:
             return f"questions={self.name} questions.path={self.path}"
         return f"questions={self.name} (hub dataset {self.hub}, split {self.hub_split})"
@@ -95,7 +94,6 @@ class QuestionSource:
 
     @property
     def files(self) -> tuple[str, ...]:
-        """The files it reads."""
         return tuple(str(v) for n in ("path", *self.extra_files) if (v := getattr(self, n)) is not None)
 
     def seeded(self, seed: int) -> QuestionSource:
@@ -163,7 +161,6 @@ class QuestionSource:
         raise NotImplementedError
 
     def layout_of(self, record: Record) -> str:
-        """The name of the layout the record is written in."""
         return next((known.name for known in self.layouts if known.fits(record)), "")
 
     def layout_name(self, seen: Counter[str]) -> str:
