@@ -70,7 +70,13 @@ def build_once(
             log.warning("the %s in %s is damaged: making it again", what, folder)
             shutil.rmtree(folder)
         if (expected := estimate()) is not None:
-            _announce(expected, what, folder)
+            free = shutil.disk_usage(folder.parent).free
+            log.warning("making the %s in %s: %s", what, folder, expected)
+            if free < expected.disk:
+                told = (
+                    f"the {what} needs {size(expected.disk)} in {folder.parent}, which has {size(free)} free"
+                )
+                raise RunError(f"{told}: free some space or give another folder as cache", "disk")
         with writing(folder, RESUMES):
             partial.mkdir(exist_ok=True)
             summary = dict(make(partial))
@@ -106,11 +112,3 @@ def _whole(folder: Path) -> dict[str, Any] | None:
         return None if check(folder, manifest["files"]) else dict(manifest["summary"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
-
-
-def _announce(estimate: Estimate, what: str, folder: Path) -> None:
-    free = shutil.disk_usage(folder.parent).free
-    log.warning("making the %s in %s: %s", what, folder, estimate)
-    if free < estimate.disk:
-        told = f"the {what} needs {size(estimate.disk)} in {folder.parent}, which has {size(free)} free"
-        raise RunError(f"{told}: free some space or give another folder as cache", "disk")

@@ -10,7 +10,7 @@ import difflib
 import importlib
 import logging
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -155,11 +155,12 @@ def open_questions(
         key = f"limit.{part}" if isinstance(limit, Mapping) else "limit"
         notes += _shortage(opened, drawn, excluded, key, part, most)
     asked = dict(limit) if isinstance(limit, Mapping) else limit
+    told = "".join(repr((q.id, q.question, q.answers, q.split)) for q in drawn.questions)
     record = {
         "source": opened.spec, "layout": opened.layout_name(reading.layouts), "seed": seed, "limit": asked,
         "split": split, "read": reading.read, "splits": drawn.splits, "dealt": drawn.dealt,
         "available": sum(map(drawn.available, parts)),
-        "used": len(drawn.questions), "excluded": dict(excluded.counts), "digest": _digest(drawn.questions),
+        "used": len(drawn.questions), "excluded": dict(excluded.counts), "digest": digest(told),
         **({"trained_on": drawn.seen} if drawn.seen else {}),
     }  # fmt: skip
     return QuestionSet(drawn.questions, excluded, record, tuple(notes))
@@ -300,7 +301,3 @@ def _made(source: str | QuestionSource, options: dict[str, Any]) -> QuestionSour
         told = f"questions.{unknown[0]} is no option of {kind.name}: its options are {', '.join(known)}"
         raise UserError(told, "unknown-key")
     return kind(**options) if isinstance(source, str) else replace(source, **options)
-
-
-def _digest(questions: Iterable[Question]) -> str:
-    return digest("".join(repr((q.id, q.question, q.answers, q.split)) for q in questions))

@@ -103,9 +103,7 @@ class QuestionSource:
     def rows(self) -> Iterator[Row]:
         """Its records in order, or its questions where they are made and not read.
 
-        Raises:
-            UserError: no such file or dataset, or one in a layout that is not read.
-            RunError: the Hub cannot be reached.
+        UserError for no such file or dataset, or one in another layout; RunError for an unreachable Hub.
         """
         for option in self.extra_files:
             extra = getattr(self, option)
@@ -153,11 +151,7 @@ class QuestionSource:
         return (record,)
 
     def question(self, record: Record) -> Question:
-        """The question of a record; UnusableError where it cannot be asked.
-
-        Raises:
-            ValueError, KeyError, TypeError: the record is malformed.
-        """
+        """The question of a record; UnusableError if it cannot be asked, others if it is malformed."""
         raise NotImplementedError
 
     def layout_of(self, record: Record) -> str:
