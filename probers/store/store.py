@@ -114,13 +114,11 @@ class FeatureStore:
         for index in written_shards(self.path):
             file = self._file(index, "json")
             try:
-                found = check(self.path, _listed(self._sidecar(index)))
-            except RunError as error:
-                log.info(str(error))
-            else:
-                if found is None:
+                if (found := check(self.path, _listed(self._sidecar(index)))) is None:
                     continue
                 log.info(f"{self.path / found[0]} {found[1]}: its shard is made again")
+            except RunError as error:
+                log.info(str(error))
             file.unlink()
 
     @classmethod
@@ -244,12 +242,10 @@ class FeatureStore:
     ) -> tuple[list[dict[str, Any]], list[np.ndarray], list[str], list[dict[str, Any]]]:
         """Read a whole shard into memory: rows, states, units, left out, as given to :meth:`write_shard`."""
         about, rows = self._sidecar(index), self.shard_rows(index)
-        states = [np.zeros((0, len(spec.layers), spec.width), spec.read_as) for spec in self.features]
-        if rows:
-            states = [
-                StateReader([self._file(index, end)], [len(rows)], spec, spec.layers)[:]
-                for spec, end in zip(self.features, state_suffixes(self.features), strict=True)
-            ]
+        states = [
+            StateReader([self._file(index, end)], [len(rows)], spec, spec.layers)[:]
+            for spec, end in zip(self.features, state_suffixes(self.features), strict=True)
+        ]
         return rows, states, about["units"], about["left_out"]
 
     def shard_rows(self, index: int) -> list[dict[str, Any]]:
