@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from probers.commands.artifacts import newest_store
 from probers.commands.merge import PartRuns
 from probers.commands.runs import RunFolder
-from probers.data.partition import Partition
+from probers.data.splits import Partition
 from probers.files import canonical_json, write_text
 from probers.store.files import fingerprint
 from probers.types import UserError

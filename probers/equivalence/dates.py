@@ -133,10 +133,7 @@ def read_time(mention: str) -> Time | None:
 
 
 def parse_date(mention: str) -> Day | None:
-    """``(year, month, day)`` with None for what is not said; None when it is no date.
-
-    A bare four-digit year between 1000 and 2099 is a date.
-    """
+    """``(year, month, day)``, None for what is not said; a bare year from 1000 to 2099 is a date too."""
     time = read_time(mention)
     if time is None or time.kind != "day" or time.qualifier:
         return None

@@ -38,20 +38,19 @@ class Match:
 class EntityMatcher:
     """Compares an original entity with a generated one, stage by stage.
 
-    The first stage that has something to say decides. Where none has, the
-    strings differ and so does the verdict (stage "string").
+    The first stage that has something to say decides. Where none has, the strings differ and so does the
+    verdict (stage "string").
 
     Attributes:
-        partial: verdict when one mention is a part of the other ("Albert" and
-            "Albert Einstein", "1995" and "18 July 1995"): which is meant cannot be
-            told from the two strings alone. Names say it with stage "partial".
-        family: verdict for a family name alone against a full name that ends
-            with it ("Einstein" and "Albert Einstein").
-        related: verdict when WordNet has one name as a kind, an instance, a part or a
-            member of the other; "equivalent" is not allowed.
-        whole: verdict when WordNet has the generated name as a whole that the original is a
-            part of ("Canada" for "Alberta"), which is mostly true where the original is;
+        partial: verdict when one mention is a part of the other ("Albert" and "Albert Einstein", "1995" and
+            "18 July 1995"): which is meant cannot be told from the two strings alone. Names say it with
+            stage "partial".
+        family: verdict for a family name alone against a full name that ends with it ("Einstein" and
+            "Albert Einstein").
+        related: verdict when WordNet has one name as a kind, an instance, a part or a member of the other;
             "equivalent" is not allowed.
+        whole: verdict when WordNet has the generated name as a whole that the original is a part of
+            ("Canada" for "Alberta"), which is mostly true where the original is; "equivalent" is not allowed.
         stages: the stages in the order they are asked; leave one out to switch it off.
         aliases: JSONL file of the user's aliases, a list of names per line, or "".
         wordnet: folder of WordNet's files (or their .zip), "auto" to look for it where nltk does, or "" for
@@ -59,8 +58,8 @@ class EntityMatcher:
         vectors: file in the word2vec format (text, or ``.bin``), or "" for none.
         same_cosine: at least this cosine is equivalent.
         different_cosine: at most this cosine is different; between the two it is undecided.
-        unknown: verdict where a word has no vector, which the stages before have told from no
-            other; "equivalent" is not allowed.
+        unknown: verdict where a word has no vector, which the stages before have told from no other;
+            "equivalent" is not allowed.
         unit_tolerance: relative difference allowed when two units are converted.
     """
 
@@ -79,12 +78,7 @@ class EntityMatcher:
     _folder: str | None = field(init=False, repr=False, compare=False, default=None)
 
     def __post_init__(self) -> None:
-        """Check the options.
-
-        Raises:
-            UserError: an unknown or repeated stage, a verdict or threshold that cannot be,
-                or a file that cannot be read.
-        """
+        """Refuse stages, verdicts, thresholds and files that cannot be used (UserError)."""
         object.__setattr__(self, "stages", tuple(self.stages))
         wrong = [s for s in self.stages if s not in STAGES]
         if wrong or len(set(self.stages)) < len(self.stages):
@@ -96,18 +90,15 @@ class EntityMatcher:
             if getattr(self, name) == "equivalent":
                 raise UserError(f"{name}=equivalent: {why}; use different or undecided")
         if not -1 <= self.different_cosine <= self.same_cosine <= 1:
-            raise UserError(
-                f"different_cosine={self.different_cosine} and same_cosine={self.same_cosine}: "
-                "both in [-1, 1], the first not above the second"
-            )
+            told = f"different_cosine={self.different_cosine} and same_cosine={self.same_cosine}"
+            raise UserError(f"{told}: both in [-1, 1], the first not above the second")
         if not 0 <= self.unit_tolerance < 1:
             raise UserError(f"unit_tolerance={self.unit_tolerance}: at least 0 and below 1")
         if "wordnet" in self.stages:
             folder = find_wordnet() if self.wordnet == "auto" else self.wordnet or None
             if folder and not has_wordnet(folder):
-                raise UserError(
-                    f"wordnet={folder}: the folder has not both data.noun and index.noun", "bad-file"
-                )
+                told = f"wordnet={folder}: the folder has not both data.noun and index.noun"
+                raise UserError(told, "bad-file")
             object.__setattr__(self, "_folder", folder)
         if self.aliases:
             load_aliases(self.aliases)
@@ -117,8 +108,8 @@ class EntityMatcher:
     @property
     def active(self) -> tuple[str, ...]:
         """The stages that can decide: without those whose data is absent."""
-        absent = {"wordnet"} if self._folder is None else set()
-        return tuple(s for s in self.stages if s not in absent and (s != "vectors" or self.vectors))
+        there = {"wordnet": self._folder is not None, "vectors": bool(self.vectors)}
+        return tuple(stage for stage in self.stages if there.get(stage, True))
 
     def told(self) -> str:
         """List the active stages, and the inactive ones with the reason, in one line."""
@@ -128,11 +119,7 @@ class EntityMatcher:
         return f"entities are compared by {', '.join(self.active)}{without}"
 
     def match(self, original: str, generated: str) -> Match:
-        """The verdict of the first stage that applies.
-
-        Raises:
-            ValueError: an empty mention.
-        """
+        """The verdict of the first stage that applies; ValueError for an empty mention."""
         if not original.strip() or not generated.strip():
             raise ValueError(f"cannot compare {original!r} with {generated!r}: one of them is empty")
         for stage in self.stages:
@@ -195,10 +182,10 @@ class EntityMatcher:
         if not self.vectors:
             return None
         similarity = cosine(a, b, load_vectors(self.vectors))
-        if similarity.value is None:
-            if not similarity.unknown:
-                return Match("undecided", "vectors", f"no words of {a} / {b} to compare")
+        if similarity.unknown:
             return Match(self.unknown, "vectors", f"no vector for {', '.join(similarity.unknown)}")
+        if similarity.value is None:
+            return Match("undecided", "vectors", f"no words of {a} / {b} to compare")
         verdict: Verdict = "undecided"
         if similarity.value >= self.same_cosine:
             verdict = "equivalent"

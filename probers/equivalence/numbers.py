@@ -48,11 +48,9 @@ def roman(word: str) -> int | None:
 
 
 def read_cardinal(words: list[str]) -> tuple[float, bool, int] | None:
-    """The number that the lower-case ``words`` begin with.
+    """The number that the lower-case ``words`` begin with: value, whether it is an ordinal, words used.
 
-    Returns:
-        ``(value, is an ordinal, words used)``, or None when they begin with none.
-        "and" joins only inside a number ("one hundred and twenty", "two and a half").
+    "and" joins only inside a number ("one hundred and twenty", "two and a half").
     """
     total = 0.0
     current: float | None = None
@@ -175,11 +173,10 @@ class Number:
 def compare_numbers(a: Number, b: Number, *, tolerance: float = 0.01) -> Relation:
     """Tell whether two numbers are the same quantity; of ranges that overlap one may be a part of the other.
 
-    A missing unit agrees with any unit of measure. Units of one quantity are converted.
+    A missing unit agrees with any unit of measure.
 
-    Args:
-        tolerance: relative difference allowed between two different units of one
-            quantity, since conversions are rounded; equal units compare exactly.
+    Units of one quantity are converted, and ``tolerance`` is the relative difference allowed then, since
+    conversions are rounded; equal units compare exactly.
     """
     if a.unit in _CLOCKS and b.unit in _CLOCKS:
         if a.value == b.value and a.unit == b.unit:

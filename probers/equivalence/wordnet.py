@@ -109,9 +109,9 @@ def _synsets(name: str, folder: str) -> tuple[Any, ...]:
 
 @lru_cache(maxsize=4096)
 def _place_of(name: str, folder: str) -> tuple[Any, ...]:
-    """Nouns that the first sense of an adjective pertains to: Canada for "Canadian".
+    """Nouns that the first sense of an adjective pertains to, each also in the first sense of its word.
 
-    Each also in the first sense of its word: "British" is of the island, and England a part of the state.
+    "Canadian" is of Canada; "British" is of the island, and England a part of the state.
     """
     lemma = "_".join(name.split()).strip("_.,").lower()
     reader = _reader(folder)
