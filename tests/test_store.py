@@ -29,7 +29,7 @@ from refusals import fails
 
 from probers.commands.runs import identity
 from probers.store import reader
-from probers.store.files import read_rows
+from probers.store.files import encode_rows, read_rows
 from probers.store.spec import FeatureSpec, ModelSpec
 from probers.store.store import FeatureStore
 from probers.types import Needs, RunError
@@ -974,3 +974,26 @@ def test_stores_of_several_features_are_merged(tmp_path: Path) -> None:
         np.testing.assert_array_equal(read.states(spec.layers), together)
     with fails("mismatch", "a has 3 features", "one 1"):
         FeatureStore.merge([a, build_part(tmp_path / "one", 2000)], tmp_path / "n")
+
+
+@pytest.mark.parametrize(
+    ("values", "kept"),
+    [
+        ([1, 2.7, None], [1.0, 2.7, None]),
+        ([None, "a", "b"], [None, "a", "b"]),
+        ([True, False, True],) * 2,
+        ([3, 4, 5],) * 2,
+    ],
+)
+def test_a_further_column_keeps_its_values(tmp_path: Path, values: list[Any], kept: list[Any]) -> None:
+    rows = [row | {"more": value} for row, value in zip(make_rows(3), values, strict=True)]
+    file = tmp_path / "rows.parquet"
+    file.write_bytes(encode_rows(rows))
+    found = pq.read_table(file)["more"].to_pylist()
+    assert found == kept and [type(value) for value in found] == [type(value) for value in kept]
+
+
+@pytest.mark.parametrize("values", [[1, "a", 2], [True, 1, 2], [None, None, None], [[1], [2], [3]]])
+def test_a_further_column_of_several_types_is_refused(values: list[Any]) -> None:
+    with pytest.raises(ValueError, match="more"):
+        encode_rows([row | {"more": value} for row, value in zip(make_rows(3), values, strict=True)])

@@ -174,7 +174,7 @@ def written_shards(store: Path) -> list[int]:
 
 #: The columns that every source writes and their types. ``correct`` is 1 for a right or faithful text and 0
 #: for a wrong or hallucinated one; ``group`` is what must not be on two sides of a split. Further columns are
-#: kept with the type of their values.
+#: kept with the type of their values, which may be missing (None).
 COLUMNS: dict[str, type] = {
     "id": str, "group": str, "split": str, "correct": int,
     "dataset": str, "condition": str, "text": str, "question": str, "answer": str, "gold": str,
@@ -236,10 +236,9 @@ def encode_rows(rows: Sequence[Mapping[str, Any]]) -> bytes:
     order = [c for c in COLUMNS if c in names] + sorted(c for c in names if c not in COLUMNS)
     arrays = []
     for name in order:
-        kind = COLUMNS.get(name, type(rows[0][name]))
-        if kind not in kinds:
-            raise ValueError(f"column {name} holds {kind.__name__}; str, int, float and bool can be stored")
-        there = [row for row in rows if name not in _OF_ATTENTION or row[name] is not None]
+        may_lack = name in _OF_ATTENTION or name not in COLUMNS
+        there = [row for row in rows if not may_lack or row[name] is not None]
+        kind = COLUMNS.get(name) or _kind_of(name, {type(row[name]) for row in there})
         values = [kind(row[name]) for row in there]
         if kind is float and not np.isfinite(values).all():
             bad = there[int(np.flatnonzero(~np.isfinite(values))[0])]
@@ -276,9 +275,18 @@ def read_rows(
     for column, values in zip(table.column_names, table.columns, strict=True):
         allowed: tuple[Any, ...] | None = {"split": SPLITS, "correct": (0, 1)}.get(column)
         odd = allowed is not None and not set(values.unique().to_pylist()) <= set(allowed)
-        if odd or (values.null_count and column not in _OF_ATTENTION):
+        if odd or (values.null_count and column in COLUMNS and column not in _OF_ATTENTION):
             raise damaged(store, name, f"has a value of {column} that is none")
     return table
+
+
+def _kind_of(column: str, found: set[type]) -> type:
+    """The type of a further column, float for whole numbers among others (ValueError for no type)."""
+    kind = float if found == {int, float} else next(iter(found), type(None))
+    if len(found - {int, float}) + bool(found & {int, float}) != 1 or kind not in _types():
+        held = " and ".join(sorted(each.__name__ for each in found)) or "None alone"
+        raise ValueError(f"column {column} holds {held}; str, int, float or bool can be stored")
+    return kind
 
 
 def _types() -> dict[type, pa.DataType]:
