@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from refusals import fails
 from test_lm import assert_all_same, assert_same, rescored
 from tiny import CONTEXT, PROMPTS, byte_level, reference, without_specials
 from transformers import AutoModelForCausalLM
@@ -89,3 +90,43 @@ def test_what_attention_and_mlp_add_is_what_the_stream_gains(name):
     for whole, attention, mlp in zip(stream, *added, strict=True):
         gained = whole.state[:, 1:] - whole.state[:, :-1]
         np.testing.assert_allclose(attention.state + mlp.state, gained, rtol=0, atol=1e-4)
+
+
+LEARNED = {
+    "d_model": 32, "decoder_layers": 2, "decoder_attention_heads": 4, "decoder_ffn_dim": 48,
+    "max_position_embeddings": CONTEXT,
+}  # fmt: skip
+BERT = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "options"),
+    [
+        ("BartForCausalLM", "BartConfig", LEARNED),
+        (
+            "MarianForCausalLM",
+            "MarianConfig",
+            {**LEARNED, "pad_token_id": 0},
+        ),
+        ("TrOCRForCausalLM", "TrOCRConfig", LEARNED),
+        ("OpenAIGPTLMHeadModel", "OpenAIGPTConfig", OLD),
+        ("MiniMaxForCausalLM", "MiniMaxConfig", {**BASE, "num_local_experts": 2, "head_dim": 8}),
+        ("BertLMHeadModel", "BertConfig", BERT),
+        ("XLNetLMHeadModel", "XLNetConfig", {"d_model": 32, "n_layer": 2, "n_head": 4}),
+        (
+            "T5ForConditionalGeneration",
+            "T5Config",
+            {"d_model": 32, "num_layers": 2, "num_heads": 4},
+        ),
+    ],
+)
+def test_what_is_no_decoder_for_batches_is_refused_by_name(name, config, options):
+    tokenizer = byte_level()
+    torch.manual_seed(0)
+    made = getattr(transformers, config)(vocab_size=len(tokenizer), **options)
+    model = getattr(transformers, name)(made).eval()
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            torch.nn.init.normal_(parameter, 0, 0.3)
+    with fails("model", name):
+        CausalLM(model, tokenizer)

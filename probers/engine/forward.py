@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
-from ..types import RunError
+from ..types import RunError, UserError, first_line
 
 _ROOM = 64  # positions added when a text outgrows its room
 
@@ -58,6 +58,33 @@ class Decoder:
             options["logits_to_keep"] = keep
         logits: Tensor = self.model(input_ids=ids, attention_mask=mask, **options).logits
         return logits[:, -keep:]
+
+    @torch.inference_mode()
+    def check(self) -> None:
+        """Refuse a model whose logits depend on padding, or whose cache cannot be extended (UserError)."""
+        if self.device.type == "meta":  # without weights, which run elsewhere
+            return
+        family, text, longer = type(self.model).__name__, [0, 1, 2, 1, 0], [1, 2, 0, 2, 1, 0, 2, 1]
+        ids, mask, positions = self.pad([text])
+        try:
+            alone = self(ids, mask, positions)[0, -1].float()
+            if not bool(alone.isfinite().all()):  # broken weights are reported where they are read
+                return
+            others = {"beside a longer text": self(*self.pad([text, longer]))[0, -1].float()}
+            if self.use_cache:
+                cache = new_cache(self.model.config, len(text))
+                self(ids[:, :3], None, positions[:, :3], cache=cache)
+                others["in two pieces"] = self(ids[:, 3:], None, positions[:, 3:], cache=cache)[0, -1].float()
+        except (TypeError, ValueError, AttributeError, IndexError, KeyError, RuntimeError) as error:
+            raise UserError(f"{family} cannot be read: {first_line(error)}", "model") from error
+        close = (1e-3 if self.model.dtype == torch.float32 else 5e-2) * float(alone.abs().max())
+        for how, logits in others.items():
+            if float((logits - alone).abs().max()) > close:
+                raise UserError(
+                    f"{family} reads a text {how} as another one, so that what it writes would depend on the "
+                    "batch: choose a decoder that takes position_ids or derives positions from the mask",
+                    "model",
+                )
 
     def pad(self, sequences: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor | None, Tensor]:
         """Left-padded ids, mask (None when nothing had to be padded) and positions, each (batch, length).

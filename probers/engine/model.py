@@ -79,6 +79,7 @@ class CausalLM(LanguageModel):
         self._batch_size = batch_size
         self._name, self._revision = name or type(model).__name__, revision
         self.decoder = Decoder(model, use_cache=use_cache)
+        self.decoder.check()
         self.context = context_length(model.config)
         self._prefix: tuple[str, CachedPrefix] | None = None
         self._batches = Batches(batch_size, self.device)
