@@ -23,7 +23,7 @@ from probers.heads import LinearHead
 from probers.store.joined import by_site
 from probers.store.reader import StateReader
 from probers.store.store import FeatureStore
-from probers.train.controls import control_detectors
+from probers.train.assemble import control_detectors
 from probers.train.data import CHUNK, Examples, SplitRequest, load_examples
 from probers.types import UserError
 from probers.uncertainty import SIGNALS

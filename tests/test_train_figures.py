@@ -26,11 +26,21 @@ from probers.evaluation.bootstrap import Bootstrap
 from probers.heads import LinearHead
 from probers.pages import hub_id, public_model
 from probers.store.spec import FeatureSpec, ModelSpec
-from probers.train.controls import ENSEMBLE, SHUFFLED, WITH_ENTROPY, Detector, control_detectors
+from probers.train.assemble import ENSEMBLE, WITH_ENTROPY, Detector, control_detectors
 from probers.train.data import Examples
 from probers.train.evaluate import Evaluator, split_sizes, summarise
-from probers.train.figures import write_plots
-from probers.train.figures.curves import PROBER, Level, Series, canvas, coverage_risk, levels, spread, tenths
+from probers.train.figures import (
+    PROBER,
+    Level,
+    Series,
+    canvas,
+    coverage_risk,
+    levels,
+    spread,
+    tenths,
+    write_plots,
+)
+from probers.train.fit import SHUFFLED
 from probers.train.report import table, warnings, write_card
 from probers.types import RunError
 

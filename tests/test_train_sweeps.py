@@ -15,7 +15,7 @@ from probers.bank.bank import ProbeBank
 from probers.commands import main as cli
 from probers.store.store import FeatureStore
 from probers.train.data import Examples
-from probers.train.sweeps import SweepRequest
+from probers.train.sweeps import sets_of
 from probers.types import UserError
 
 PLAIN = ["batch_size=32", "lr=0.003", "head.hidden=24", "resamples=100", "device=cpu", "learning_curve=false"]
@@ -142,7 +142,7 @@ def test_spans_of_tokens_and_heads_that_only_look_have_sizes_and_sets_too(tmp_pa
 @pytest.mark.parametrize(
     ("option", "message"),
     [
-        ("sizes=[60,601]", "sizes names 601, and there are 600 training texts: give 600 at most"),
+        ("sizes=[60,601]", "sizes names 601, and 600 training texts are there: give no more"),
         ("sizes=[1]", "sizes=1: the group drawn first has 2 texts; give 2 at least"),
         ("sizes=[2]", "sizes=2: the training texts drawn all have the same label; give more"),
         ("layer_sets=[[2,4]]", "layer_sets names layer 4, and the layers trained are 1, 2, 3"),
@@ -163,5 +163,5 @@ def test_wrong_sizes_and_sets_are_told_before_anything_is_trained(
 
 def test_a_layer_left_out_of_the_training_is_in_no_set() -> None:
     with fails("layers", "layer_sets", "layer 2"):
-        SweepRequest(layer_sets=[[1, 2]]).sets([1, 3])
-    assert SweepRequest(layer_sets=[[3, 1], "each", 3]).sets([1, 3]) == [(1, 3), (1,), (3,)]
+        sets_of([[1, 2]], [1, 3])
+    assert sets_of([[3, 1], "each", 3], [1, 3]) == [(1, 3), (1,), (3,)]
