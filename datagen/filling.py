@@ -26,7 +26,7 @@ from probers.store.store import FeatureStore
 from probers.types import UserError
 
 if TYPE_CHECKING:
-    from probers.data.partition import Partition
+    from probers.data.splits import Partition
 
     from .labelled_parts import LabelledParts
     from .labels.base import Examples, LabelBuilder, Quotas

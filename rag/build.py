@@ -15,7 +15,7 @@ from probers.bank.io import CONFIG, locate
 from probers.commands.artifacts import ProberKind
 from probers.commands.components import Component
 from probers.commands.runs import RunFolder
-from probers.data.overlap import Seen
+from probers.data.splits import Seen
 from probers.types import Question, UserError
 
 from .protocol import as_trigger, name_of

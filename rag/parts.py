@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from probers.checksums import sealed, unsealed
 from probers.commands.merge import PartRun, PartRuns
-from probers.data.partition import Partition
+from probers.data.splits import Partition
 from probers.files import write_bytes, write_text
 from probers.types import Question, RunError, UserError, first_line
 

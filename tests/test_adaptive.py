@@ -35,7 +35,7 @@ from probers.adaptive.training import measure, write_card
 from probers.commands import main as cli
 from probers.commands.artifacts import newest_classifier
 from probers.commands.runs import RunFolder
-from probers.data.overlap import Seen
+from probers.data.splits import Seen
 from probers.journal import sealed_lines
 from probers.prompts import TESTBED_PROMPT
 from probers.rag.triggers import Adaptive, State

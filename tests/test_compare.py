@@ -17,7 +17,7 @@ from probers.commands import main as cli
 from probers.commands.components import choices
 from probers.commands.compose import request
 from probers.commands.console import Console
-from probers.data.overlap import Seen
+from probers.data.splits import Seen
 from probers.journal import unsealed_lines
 from probers.prompts import TESTBED_PROMPT
 from probers.rag.compare import findings as showcase

@@ -12,8 +12,8 @@ from probers.commands import main as cli
 from probers.data import load_corpus
 from probers.data.articles import open_articles
 from probers.data.corpus_formats import WORDS
-from probers.data.overlap import Seen
 from probers.data.questions import open_questions
+from probers.data.splits import Seen
 from probers.entities import find_entities
 from probers.equivalence import EntityMatcher, normalise
 from probers.evaluation.answers import final_answer, right_by, same_meaning

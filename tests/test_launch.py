@@ -23,7 +23,7 @@ from probers import FeatureStore
 from probers.commands import inputs as shared
 from probers.commands import main as cli
 from probers.commands.runs import read_state
-from probers.data.partition import Partition
+from probers.data.splits import Partition
 from probers.launch import ray_workers, submitit_jobs, worker
 from probers.launch.run import Parts, count_begun, logs
 from probers.launch.worker import PartsBar

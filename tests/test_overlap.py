@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 from refusals import fails
 
-from probers.data.overlap import Seen
 from probers.data.questions import open_questions
+from probers.data.splits import Seen
 from probers.rag.build import Contamination
 from probers.types import Question
 

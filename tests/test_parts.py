@@ -14,7 +14,7 @@ from refusals import fails
 from probers import FeatureStore
 from probers.commands import main as cli
 from probers.commands.artifacts import newest_store
-from probers.data.partition import Partition
+from probers.data.splits import Partition
 from probers.types import RunError, UserError
 
 #: One prompt at a time: the arithmetic is then the same however the work is cut.

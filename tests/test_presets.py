@@ -25,7 +25,7 @@ from probers.commands import presets as published
 from probers.commands.components import Component, choices
 from probers.commands.compose import fill_store, request
 from probers.commands.help import help_text
-from probers.data.overlap import Seen
+from probers.data.splits import Seen
 from probers.datagen.labels.cot import parse_label
 from probers.datagen.run import layers_to_read
 from probers.engine.model import CausalLM

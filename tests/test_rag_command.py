@@ -21,7 +21,7 @@ from probers.commands.artifacts import find_classifier, find_prober
 from probers.commands.components import choices
 from probers.commands.compose import request
 from probers.commands.runs import RunFolder
-from probers.data.overlap import Seen
+from probers.data.splits import Seen
 from probers.rag.build import named_part
 from probers.types import Passage, RunError
 

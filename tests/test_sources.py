@@ -17,7 +17,7 @@ from refusals import fails
 
 from probers.data.articles import Rules, open_articles
 from probers.data.articles.base import prose, sentences_of
-from probers.data.articles.wikipedia_client import GIVE_UP
+from probers.data.articles.wikipedia import GIVE_UP
 from probers.data.splits import limited
 from probers.testbed.assets import load_articles
 from probers.types import RunError

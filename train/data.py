@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from probers.data.overlap import Seen
-from probers.data.splits import deal
+from probers.data.splits import Seen, deal
 from probers.heads import ProbeHead, head_name
 from probers.seeding import draw_key
 from probers.store.joined import Stored

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from probers.commands.merge import PartRuns
-from probers.data.partition import Partition
+from probers.data.splits import Partition
 from probers.heads import Moments, ProbeHead
 from probers.seeding import draw_key
 from probers.store.joined import Stored

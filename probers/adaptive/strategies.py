@@ -17,7 +17,7 @@ from pydantic import Field
 
 from ..checksums import sha256
 from ..commands.runs import read_state
-from ..data.overlap import Seen
+from ..data.splits import Seen
 from ..journal import unsealed_lines
 from ..store.files import fingerprint
 from ..store.store import FeatureStore

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from huggingface_hub import ModelHubMixin
 
-from ..data.overlap import Seen
+from ..data.splits import Seen
 from ..heads import CORRECT, WRONG, ProbeHead
 from ..online.scores import Aggregate, aggregate, check_aggregate, check_spans
 from ..store.spec import FeatureSpec, ModelSpec

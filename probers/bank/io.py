@@ -14,8 +14,7 @@ from safetensors.torch import save as encode
 from torch import nn
 
 from ..checksums import sealed, sha256, unseal
-from ..data.overlap import FILE as SEEN
-from ..data.overlap import Seen
+from ..data.splits import SEEN, Seen
 from ..files import (
     canonical_json,
     digest,

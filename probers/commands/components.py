@@ -74,7 +74,7 @@ COMPONENTS: dict[str, dict[str, str]] = {
         "musique": "data.questions.musique.MuSiQue",
         "nq": "data.questions.nq.NaturalQuestions",
         "strategyqa": "data.questions.strategyqa.StrategyQA",
-        "testbed": "data.questions.testbed.Testbed",
+        "testbed": "data.questions.jsonl.Testbed",
         "triviaqa": "data.questions.triviaqa.TriviaQA",
     },
     "prompt": {"testbed": "prompts.PromptTemplate"},

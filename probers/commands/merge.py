@@ -18,7 +18,7 @@ from typing import Any
 import yaml
 
 from ..checksums import sha256
-from ..data.partition import PARTS, Partition
+from ..data.splits import PARTS, Partition
 from ..files import digest
 from ..types import RunError, UserError, first_line
 from .compose import quote, request

@@ -23,7 +23,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from ..checksums import inputs_by_ends
-from ..data.partition import PARTS
+from ..data.splits import PARTS
 from ..files import canonical_json, digest, read_json, write_text, writing
 from ..options import shown
 from ..types import UserError, first_line

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, Field
 
-from ..data.partition import Partition
+from ..data.splits import Partition
 from ..options import Count, Name, Natural, Seed, check_options, field_types
 from .components import Component, choice, fixed, node_of
 from .signatures import signature

@@ -1,8 +1,7 @@
 """Cache of folders that take long to make: made once, whole or not at all, by one process at a time.
 
-A folder is filled under another name, ``<folder>.partial``, and renamed when it is whole, so that no
-reader ever meets half of it. What an interrupted process left there is handed to the next one, which
-may go on with it.
+A folder is filled under another name, ``<folder>.partial``, and renamed when it is whole, so that no reader
+meets half of it. What an interrupted process left there is handed to the next one, which may go on with it.
 """
 
 from __future__ import annotations
@@ -49,15 +48,12 @@ def build_once(
     """Fill a folder with ``make`` unless an earlier run has; returns the figures that ``make`` returned.
 
     A folder in which a file is missing or was altered is made again. Of two processes that want the same
-    folder, one makes it and the other waits.
+    folder, one makes it and the other waits. Messages call it ``what``.
 
     Args:
-        folder: where it is, or is to be.
-        what: what is made, for messages.
-        make: gets the folder to fill, with what an interrupted call left in it, and returns plain
-            figures to keep.
+        make: gets the folder to fill, with what an interrupted call left in it, and returns plain figures.
         estimate: what it will take, said before the work begins and checked against the free disk
-            space; asked only when there is work. None says nothing, for what takes under a second.
+            space; None says nothing, for what takes under a second.
 
     Raises:
         RunError: no room, or a folder that cannot be written to; and whatever ``make`` raises.
@@ -84,7 +80,11 @@ def build_once(
         with writing(folder, RESUMES):
             partial.mkdir(exist_ok=True)
             summary = dict(make(partial))
-            _seal(partial, summary)
+            names = sorted(p.name for p in partial.iterdir() if p.name != MANIFEST)
+            for name in names:
+                with (partial / name).open("rb") as file:
+                    os.fsync(file.fileno())
+            write_text(partial / MANIFEST, sealed({"files": take(partial, names), "summary": summary}))
             os.replace(partial, folder)
         return summary
     finally:
@@ -114,20 +114,9 @@ def _whole(folder: Path) -> dict[str, Any] | None:
         return None
 
 
-def _seal(folder: Path, summary: Mapping[str, Any]) -> None:
-    names = sorted(p.name for p in folder.iterdir() if p.name != MANIFEST)
-    for name in names:
-        with (folder / name).open("rb") as file:
-            os.fsync(file.fileno())
-    write_text(folder / MANIFEST, sealed({"files": take(folder, names), "summary": dict(summary)}))
-
-
 def _announce(estimate: Estimate, what: str, folder: Path) -> None:
     free = shutil.disk_usage(folder.parent).free
     log.warning("making the %s in %s: %s", what, folder, estimate)
     if free < estimate.disk:
-        raise RunError(
-            f"the {what} needs {size(estimate.disk)} in {folder.parent}, which has {size(free)} free: "
-            "free some space or give another folder as cache",
-            "disk",
-        )
+        told = f"the {what} needs {size(estimate.disk)} in {folder.parent}, which has {size(free)} free"
+        raise RunError(f"{told}: free some space or give another folder as cache", "disk")

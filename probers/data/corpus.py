@@ -29,18 +29,13 @@ from ..seeding import draw_key
 from ..types import Passage, RunError, UserError
 from .cache import Estimate, build_once
 from .corpus_formats import BadLines, read_passages
-from .records import BadLine, check_bad_line
+from .records import BadLine, bad_line, check_bad_line
 
 PASSAGES, OFFSETS = "passages.jsonl", "offsets.npy"
 
 
 class PassageStore(Sequence[Passage]):
-    """Passages in a folder that :func:`load_corpus` made.
-
-    Args:
-        path: the folder.
-        fingerprint: stands for the passages and their order.
-    """
+    """Passages in a folder that :func:`load_corpus` made; ``fingerprint`` stands for them and their order."""
 
     def __init__(self, path: Path, fingerprint: str) -> None:
         self.path, self.fingerprint = path, fingerprint
@@ -68,7 +63,7 @@ class PassageStore(Sequence[Passage]):
             raise IndexError(f"passage {index} of {len(self)}")
         start, end = map(int, self._offsets[row : row + 2])
         # Not mapped: what the kernel reads ahead would count as this process's memory. Nor is there a
-        # position in the file that threads and forked processes would have to share.
+        # position in the file, which threads and forked processes would share.
         return _decode(os.pread(self._file.fileno(), end - start, start))
 
     def __iter__(self) -> Iterator[Passage]:
@@ -115,8 +110,7 @@ def load_corpus(
 
     Args:
         source: the file; :func:`probers.data.corpus_formats.read_passages` says what it holds.
-        on_bad_line: what a malformed line or a repeated id does: "error" stops at the first, "skip"
-            leaves them out and says at the end how many there were.
+        on_bad_line: whether a malformed line or a repeated id is an "error" or left out ("skip").
         passage_words: cut texts, or articles, into passages of this many words; None keeps them whole.
         cache: the folder for passage stores; None is :data:`CACHE`.
         in_memory: files of more bytes are not read into memory.
@@ -131,20 +125,19 @@ def load_corpus(
         return assets.load_corpus()
     path, cache = Path(source), Path(cache or CACHE)
     if not path.is_file():
-        raise UserError(
-            f"corpus={source} is not a file: give 'testbed' or the path of a JSONL or TSV file", "no-file"
-        )
+        told = f"corpus={source} is not a file: give 'testbed' or the path of a JSONL or TSV file"
+        raise UserError(told, "no-file")
     check_bad_line(on_bad_line)
     request = _Request(path, on_bad_line, passage_words)
     if path.stat().st_size <= in_memory:
         return request.read()
-    identity = f"{_SCHEMA} {file_digest(path, cache)} {request.suffix} {passage_words}"
-    key = digest(identity, 20)
+    suffix = "".join(s for s in path.suffixes if s in (".tsv", ".gz"))  # which decides the format
+    key = digest(f"{_SCHEMA} {file_digest(path, cache)} {suffix} {passage_words}", 20)
     unpacked = path.stat().st_size * (_UNPACKED if path.suffix == ".gz" else 1)
     estimate = Estimate(unpacked * _SECONDS, unpacked * _DISK, _MEMORY[0] + unpacked * _MEMORY[1])
     found = build_once(cache / key, f"passage store of {path}", request.write, lambda: estimate)
     if found["skipped"] and on_bad_line == "error":
-        raise BadLines.refused(found["first_skipped"])
+        raise bad_line(found["first_skipped"])
     return PassageStore(cache / key, key)
 
 
@@ -173,11 +166,6 @@ class _Request:
     policy: BadLine
     words: int | None
 
-    @property
-    def suffix(self) -> str:
-        """The part of the file name that decides its format."""
-        return "".join(s for s in self.path.suffixes if s in (".tsv", ".gz"))
-
     def read(self) -> list[Passage]:
         """All passages, in memory."""
         bad = BadLines(self.path, self.policy)
@@ -187,7 +175,7 @@ class _Request:
         return passages
 
     def write(self, folder: Path) -> dict[str, Any]:
-        """Fill the folder of a store; what is in it already is written over."""
+        """Fill the folder of a store, over what an interrupted call left."""
         bad, before = BadLines(self.path, self.policy), self._stamp()
         offsets, hashes = array("q", [0]), array("Q")  # 64 bits of every id find all that repeat
         with (
@@ -209,19 +197,14 @@ class _Request:
             kept = self._without_repeated(folder, again, bad)
         np.save(folder / OFFSETS, kept, allow_pickle=False)
         if self._stamp() != before:
-            raise RunError(
-                f"{self.path} was changed while it was read: run the same command again", "changed"
-            )
+            told = f"{self.path} was changed while it was read: run the same command again"
+            raise RunError(told, "changed")
         bad.report()
-        return {
-            "passages": len(kept) - 1, "skipped": bad.count, "first_skipped": (bad.listed or [""])[0],
-        }  # fmt: skip
+        first = bad.listed[0] if bad.listed else ""
+        return {"passages": len(kept) - 1, "skipped": bad.count, "first_skipped": first}
 
     def _without_repeated(self, folder: Path, rows: set[int], bad: BadLines) -> np.ndarray:
-        """Leave out those of ``rows`` whose id was there before; the offsets of what stays.
-
-        The file is read once more, because nobody kept the numbers of its lines.
-        """
+        """Read the file again, without those of ``rows`` whose id was there before; offsets of the rest."""
         kept = array("q", [0])
         with (folder / PASSAGES).open("wb") as file:
             for passage in self._each_once(bad, rows):
@@ -231,9 +214,7 @@ class _Request:
     def _each_once(self, bad: BadLines, suspects: Container[int] | None = None) -> Iterator[Passage]:
         """The passages whose id was not there before; ``bad`` gets the lines of the others.
 
-        Args:
-            bad: where malformed lines go too, unless there are ``suspects``: they were counted before.
-            suspects: the only rows that may share an id with another; None is all.
+        With ``suspects``, the only rows that may share an id, malformed lines were counted before.
         """
         malformed = bad if suspects is None else BadLines(self.path, "skip")
         lines: dict[str, int] = {}

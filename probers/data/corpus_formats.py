@@ -15,7 +15,7 @@ from ..seeding import draw_key
 from ..text import count
 from ..types import Passage, UserError
 from .articles.detokenise import detokenise_sentences
-from .records import BadLine, check_object, open_text, what_is_wrong
+from .records import BadLine, bad_line, check_object, check_strings, open_text, what_is_wrong
 
 log = logging.getLogger(__name__)
 
@@ -34,11 +34,8 @@ _SHOWN = 10
 class BadLines:
     """Lines of one file that hold no passage: the first is an error, or all are counted.
 
-    Attributes:
-        listed: the first of them, with file, number and reason.
-        count: how many there were.
-        long: passages beyond :data:`LONG`, which are kept.
-        repeated: articles without an id whose title was there before; they are left out.
+    ``listed`` holds the first, with file, number and reason. ``long`` counts passages beyond :data:`LONG`,
+    which are kept, and ``repeated`` articles without an id whose title was there before, which are left out.
     """
 
     path: Path
@@ -49,14 +46,10 @@ class BadLines:
     repeated: int = 0
 
     def add(self, line: int, reason: str) -> None:
-        """Note a line.
-
-        Raises:
-            UserError: the policy is "error".
-        """
+        """Note a line; UserError if the policy is "error"."""
         text = f"{self.path} line {line}: {reason}"
         if self.policy == "error":
-            raise self.refused(text)
+            raise bad_line(text)
         self.count += 1
         if len(self.listed) < _SHOWN:
             self.listed.append(text)
@@ -71,14 +64,7 @@ class BadLines:
             log.warning("%s: %d %s", self.path, self.repeated, told)
         if self.long:
             told = "kept as one passage each; passage_words=100 cuts all texts into passages of 100 words"
-            log.warning(
-                "%s: %s of over %s characters %s", self.path, count(self.long, "text"), f"{LONG:,}", told
-            )
-
-    @staticmethod
-    def refused(text: str) -> UserError:
-        """The error that stops at a line."""
-        return UserError(f"{text}; mend the line or pass on_bad_line=skip", "bad-line")
+            log.warning(f"{self.path}: {count(self.long, 'text')} of over {LONG:,} characters {told}")
 
 
 def read_passages(
@@ -90,18 +76,16 @@ def read_passages(
 ) -> Iterator[tuple[int, Passage]]:
     """The passages of a file with the number of the line each begins on; ids may repeat.
 
-    ``.tsv`` is DPR's psgs_w100 layout: tab-separated with the header ``id text title`` in any order,
-    fields quoted as Python's csv module writes them, so that a field may hold line breaks. Everything
-    else is JSONL with ``id``, ``text`` and optionally ``title``, or articles: ``sentences`` in the place of
-    ``text``, and the title in that of an absent id. Articles are put into natural text and, without
-    ``words``, cut between sentences into passages of :data:`WORDS` words at most. Of articles without ids
-    that share a title the first is taken, as :mod:`.articles` does. ``.gz`` is unpacked.
+    ``.tsv`` is DPR's psgs_w100 layout: tab-separated with the header ``id text title`` in any order, fields
+    quoted as Python's csv module writes them, so that a field may hold line breaks. Everything else is JSONL
+    with ``id``, ``text`` and optionally ``title``, or articles: ``sentences`` in the place of ``text``, and
+    the title in that of an absent id. Articles are put into natural text and, without ``words``, cut between
+    sentences into passages of :data:`WORDS` words at most. Of articles without ids that share a title the
+    first is taken, as :mod:`.articles` does. ``.gz`` is unpacked.
 
     Args:
-        path: the file.
-        bad: where lines without a passage go.
-        words: cut every text into disjoint pieces of this many words (the last may be shorter), as DPR
-            cuts Wikipedia into pieces of 100; they are called ``<id>#<number>``.
+        words: cut every text into disjoint pieces of this many words (the last may be shorter), as DPR cuts
+            Wikipedia into pieces of 100; they are called ``<id>#<number>``.
         progress: called with the bytes of the file read so far, now and then.
 
     Raises:
@@ -115,10 +99,13 @@ def read_passages(
         for number, (line, record) in enumerate((_tsv if tsv else _jsonl)(file.lines, bad)):
             if number % 1000 == 0:
                 progress(file.position())
-            try:
-                if _is_known(record, titles):
+            if isinstance(record, dict) and "sentences" in record and "id" not in record:
+                key = draw_key("id", 0, str(record.get("title")))
+                if key in titles:
                     bad.repeated += 1
                     continue
+                titles.add(key)
+            try:
                 found = list(_pieces(record, words))
             except (ValueError, KeyError) as error:
                 bad.add(line, what_is_wrong(error))
@@ -157,10 +144,8 @@ def _tsv(lines: Iterable[str], bad: BadLines) -> Iterator[tuple[int, Any]]:
             if header is None:
                 header = [name.strip("\ufeff ") for name in row]
                 if not {"id", "text"} <= set(header):
-                    raise UserError(
-                        f"{bad.path} line 1: expected the header id<TAB>text<TAB>title, found {row!r:.100}",
-                        "bad-line",
-                    )
+                    told = f"expected the header id<TAB>text<TAB>title, found {row!r:.100}"
+                    raise UserError(f"{bad.path} line 1: {told}", "bad-line")
             elif len(row) == len(header):
                 yield first, dict(zip(header, row, strict=True))
             elif row:
@@ -170,11 +155,7 @@ def _tsv(lines: Iterable[str], bad: BadLines) -> Iterator[tuple[int, Any]]:
 
 
 def _pieces(record: Any, words: int | None) -> Iterator[Passage]:
-    """The passages of one record.
-
-    Raises:
-        ValueError, KeyError: what is wrong with it.
-    """
+    """The passages of one record; a ValueError or KeyError says what is wrong with it."""
     check_object(record)
     title = record.get("title")
     if not isinstance(title, str | None):
@@ -186,8 +167,12 @@ def _pieces(record: Any, words: int | None) -> Iterator[Passage]:
     name = _id(record["id"]) if "id" in record else title
     if not name:
         raise KeyError("id")
-    sentences = detokenise_sentences(_strings(record["sentences"])) if "sentences" in record else []
-    text = _text(" ".join(sentences) if "sentences" in record else record["text"])
+    if "sentences" in record:
+        check_strings("sentences", record["sentences"])
+        sentences = detokenise_sentences(record["sentences"])
+        text = _text(" ".join(sentences))
+    else:
+        sentences, text = [], _text(record["text"])
     if words is None:
         for number, piece in enumerate(_grouped(sentences)):
             yield Passage(f"{name}#{number}", title, piece)
@@ -213,16 +198,6 @@ def _grouped(sentences: Iterable[str]) -> Iterator[str]:
         yield " ".join(held)
 
 
-def _is_known(record: Any, titles: set[int]) -> bool:
-    """Tell whether a record is an article without an id whose title's hash is among ``titles``; adds it."""
-    if not isinstance(record, dict) or "sentences" not in record or "id" in record:
-        return False
-    key = draw_key("id", 0, str(record.get("title")))
-    known = key in titles
-    titles.add(key)
-    return known
-
-
 def _id(value: Any) -> str:
     if isinstance(value, bool) or not isinstance(value, str | int) or not str(value).strip():
         raise ValueError(f"id must be a string or a whole number, found {value!r:.100}")
@@ -232,10 +207,4 @@ def _id(value: Any) -> str:
 def _text(value: Any) -> str:
     if not isinstance(value, str) or not value.strip():
         raise ValueError(f"text must be a non-empty string, found {value!r:.100}")
-    return value
-
-
-def _strings(value: Any) -> list[str]:
-    if not isinstance(value, list) or not all(isinstance(v, str) for v in value):
-        raise ValueError(f"sentences must be a list of strings, found {value!r:.100}")
     return value

@@ -28,6 +28,11 @@ def check_bad_line(on_bad_line: str) -> None:
         raise UserError(f"on_bad_line={on_bad_line} is unknown: choose error or skip", "unknown-choice")
 
 
+def bad_line(told: str) -> UserError:
+    """The error that stops at a malformed line, which ``told`` names."""
+    return UserError(f"{told}; mend the line or pass on_bad_line=skip", "bad-line")
+
+
 def what_is_wrong(error: Exception) -> str:
     """Describe why a record cannot be read; a missing key by its name."""
     if isinstance(error, RecursionError):
@@ -41,25 +46,33 @@ def check_object(record: Any) -> None:
         raise ValueError(f"expected a JSON object, found {shown(record)}")
 
 
+def check_strings(name: str, value: Any) -> None:
+    """Refuse what is no list of strings (ValueError)."""
+    if not isinstance(value, list) or not all(isinstance(v, str) for v in value):
+        raise ValueError(f"{name} must be a list of strings, found {value!r:.80}")
+
+
+class UnusableError(Exception):
+    """A well-formed article or question that is no use; the reason's kind stands before its first colon."""
+
+
 #: Cases kept word for word; more are only counted, so that memory stays bounded.
 KEPT = 1000
 
 
 @dataclass
 class LeftOut:
-    """Cases that were left out; a subclass says what they are called.
+    """Cases that were left out, called ``noun``: how many of each kind, and the first with their reasons.
 
-    Attributes:
-        listed: (name, reason) of the first :data:`KEPT` of them, each in one line.
-        counts: how many by kind, which is the reason up to its first colon.
+    ``listed`` holds (name, reason), each in one line; the kind is the reason up to its first colon.
     """
 
     listed: list[tuple[str, str]] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
 
     noun: ClassVar[str]
-    #: Kinds that :meth:`summary` names; None is all.
     kinds: ClassVar[int | None] = None
+    """Number of kinds that :meth:`summary` names; None is all."""
 
     def add(self, name: str, reason: str) -> None:
         if len(self.listed) < KEPT:
@@ -77,13 +90,11 @@ class LeftOut:
         """The report at the end; no line when nothing was left out."""
         if not self.counts:
             return []
-        shown = [f"  {name}: {reason}" for name, reason in self.listed[:most]]
-        more = len(self) - len(shown)
-        return [
-            f"{len(self)} {self.noun}{' was' if len(self) == 1 else 's were'} left out: {self.summary()}",
-            *shown,
-            *([f"  and {more} more"] if more else []),
-        ]
+        verb = " was" if len(self) == 1 else "s were"
+        told = [f"{len(self)} {self.noun}{verb} left out: {self.summary()}"]
+        told += [f"  {name}: {reason}" for name, reason in self.listed[:most]]
+        more = len(self) - len(self.listed[:most])
+        return [*told, f"  and {more} more"] if more else told
 
 
 class TextFile(NamedTuple):
@@ -95,11 +106,7 @@ class TextFile(NamedTuple):
 
 @contextmanager
 def open_text(path: Path, newline: str | None = None) -> Iterator[TextFile]:
-    """A text file, unpacked where it is ``.gz``.
-
-    Raises:
-        UserError: while it is read: it is not UTF-8 text, or cut short.
-    """
+    """A text file, unpacked where it is ``.gz``; UserError where it is no UTF-8 or cut short."""
     try:
         with path.open("rb") as raw:
             binary: Any = gzip.GzipFile(fileobj=raw) if path.suffix == ".gz" else raw
@@ -110,24 +117,13 @@ def open_text(path: Path, newline: str | None = None) -> Iterator[TextFile]:
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Number (from 1) and text of every line that is not blank; ``.gz`` is unpacked.
-
-    Raises:
-        UserError: the file is not UTF-8 text, or cut short.
-    """
+    """Number (from 1) and text of every line that is not blank; otherwise as :func:`open_text`."""
     with open_text(path) as file:
         yield from ((number, line) for number, line in enumerate(file.lines, 1) if line.strip())
 
 
 class Row(NamedTuple):
-    """One record, or the reason why there is none.
-
-    Attributes:
-        where: where it stands, for messages: "line 3", "record 3".
-        record: what was read, as far as it could be.
-        problem: why it is malformed, "".
-        last: whether nothing can be read behind it.
-    """
+    """One record with its place ("line 3"), or its ``problem``; ``last`` if nothing can be read behind it."""
 
     where: str
     record: Any
@@ -142,18 +138,19 @@ _OBJECT = ("Data", "Domain", "Split", "VerifiedEval", "Version")
 def file_rows(path: Path) -> Iterator[Row]:
     """The records of a file (``.gz`` too); memory does not grow with their number.
 
-    Args:
-        path: the file. One that begins with ``[`` is one array, TriviaQA's are an object around
-            one, and any other holds JSON lines.
-
-    Raises:
-        UserError: the file is not UTF-8 text, or a compressed one is damaged.
+    A file that begins with ``[`` is one array, TriviaQA's are an object around one, and any other holds JSON
+    lines. UserError where it is not UTF-8 text, or damaged while compressed.
     """
     import ijson
 
     item = _array(path)
     if item is None:
-        yield from _lines(path)
+        for number, line in read_lines(path):
+            try:
+                yield Row(f"line {number}", json.loads(line))
+            except (ValueError, RecursionError) as error:
+                hint = " (the file is neither one JSON array nor JSON lines)" if number == 1 else ""
+                yield Row(f"line {number}", None, f"{what_is_wrong(error)}{hint}")
         return
     number = 0
     with _opened(path) as file:
@@ -162,15 +159,6 @@ def file_rows(path: Path) -> Iterator[Row]:
                 yield Row(f"record {number}", record)
         except (ijson.JSONError, UnicodeDecodeError) as error:
             yield Row(f"record {number + 1}", None, _reason(error), True)
-
-
-def _lines(path: Path) -> Iterator[Row]:
-    for number, line in read_lines(path):
-        try:
-            yield Row(f"line {number}", json.loads(line))
-        except (ValueError, RecursionError) as error:
-            hint = " (the file is neither one JSON array nor JSON lines)" if number == 1 else ""
-            yield Row(f"line {number}", None, f"{what_is_wrong(error)}{hint}")
 
 
 def _array(path: Path) -> str | None:
@@ -197,9 +185,8 @@ def _opened(path: Path) -> Iterator[IO[bytes]]:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             yield cast("IO[bytes]", _Shallow(file))
     except (gzip.BadGzipFile, zlib.error, EOFError) as error:
-        raise UserError(
-            f"{path} cannot be read: the compressed file is damaged ({error})", "damaged"
-        ) from error
+        told = f"{path} cannot be read: the compressed file is damaged ({error})"
+        raise UserError(told, "damaged") from error
 
 
 #: Brackets one after the other, of which the parser would keep more than a machine's memory.
@@ -231,11 +218,7 @@ def _reason(error: Exception) -> str:
 def open_stream(spec: str, dataset: str, *, instead: str, **options: Any) -> Any:
     """Call ``datasets.load_dataset(dataset, streaming=True)``, with every failure in one sentence.
 
-    Args:
-        spec: the option and its value, as messages call it.
-        dataset: its id, or a folder.
-        instead: what to give where there is no network, e.g. "give a local file as questions.path".
-        **options: further ones of ``load_dataset``.
+    Messages call it ``spec`` and say what to give ``instead`` where there is no network.
 
     Raises:
         UserError: no such dataset, configuration or split, or one that needs code to be run.
@@ -247,35 +230,25 @@ def open_stream(spec: str, dataset: str, *, instead: str, **options: Any) -> Any
     try:
         return datasets.load_dataset(dataset, streaming=True, **options)
     except (DatasetNotFoundError, FileNotFoundError) as error:
-        raise UserError(
-            f"{spec}: no such dataset, or nothing in it can be read ({first_line(error)[:300]})", "no-file"
-        ) from error
+        told = f"{spec}: no such dataset, or nothing in it can be read ({first_line(error)[:300]})"
+        raise UserError(told, "no-file") from error
     except (ValueError, RuntimeError) as error:  # an unknown configuration or split, a loading script
         raise UserError(f"{spec} cannot be opened: {first_line(error)[:300]}") from error
     except Exception as error:  # the libraries below raise many kinds for one thing: no network
-        raise RunError(
-            f"{spec} cannot be reached: {type(error).__name__}: {first_line(error)[:300]}; "
-            f"check the network, or {instead}",
-            "network",
-        ) from error
+        raise _network(f"{spec} cannot be reached", error, f"check the network, or {instead}") from error
+
+
+def _network(what: str, error: Exception, remedy: str) -> RunError:
+    return RunError(f"{what}: {type(error).__name__}: {first_line(error)[:300]}; {remedy}", "network")
 
 
 def hub_rows(
     spec: str, dataset: str, check: Callable[[Collection[str]], None], *, instead: str, **options: Any
 ) -> Iterator[Row]:
-    """The rows of one split of a dataset; what they lack is said before the first one is read.
+    """The rows of one split of a dataset; ``check`` refuses its columns before the first one is read.
 
-    Args:
-        spec: as for :func:`open_stream`.
-        dataset: as for :func:`open_stream`.
-        check: raises UserError for columns that will not do.
-        instead: as for :func:`open_stream`.
-        **options: ``name``, ``split`` and ``revision``.
-
-    Raises:
-        UserError: no such dataset, configuration, split or columns.
-        RunError: the Hub cannot be reached, also in the middle of the stream: a part of the
-            questions in place of the ones asked for would be another experiment.
+    As :func:`open_stream`; a RunError also in the middle of the stream, since a part of the questions in
+    place of the ones asked for would be another experiment.
     """
     data = open_stream(spec, dataset, instead=instead, **options)
     if data.column_names is not None:
@@ -289,8 +262,5 @@ def hub_rows(
     except UserError:
         raise
     except Exception as error:  # whatever file system and format lie below
-        raise RunError(
-            f"{spec} broke off after {number} rows: {type(error).__name__}: {first_line(error)[:300]}; "
-            f"run the same command again, or {instead}",
-            "network",
-        ) from error
+        remedy = f"run the same command again, or {instead}"
+        raise _network(f"{spec} broke off after {number} rows", error, remedy) from error

@@ -1,27 +1,66 @@
-"""Deterministic split assignment by group hash, and seeded sampling of questions.
+"""Which texts and questions belong to what: parts of a run, splits by group hash, seeded samples, texts seen.
 
-The large datasets are read as a stream and keep no more questions than are asked for.
-Both choices are then made from hashes of a question's id and group, so that neither
-depends on the file's order or on what else is in it: the official file and the copy on
-the Hub give the same questions and the same splits. Shares of splits are met on average.
+The large datasets are read as a stream and keep no more questions than are asked for. Splits and samples are
+decided by hashes of a question's group and id, so neither depends on the file's order or on what else is in
+it: the official file and the copy on the Hub give the same questions and splits. Shares are met on average.
 """
 
 from __future__ import annotations
 
 import heapq
 import random
+import re
 from array import array
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
+from pathlib import Path
 from typing import TypeAlias, TypeVar
 
+from ..checksums import sealed, unsealed
+from ..files import digest, write_text
 from ..seeding import draw_key
 from ..types import SPLITS, Question, UserError
 
 T = TypeVar("T")
+
+#: The folder of a run that holds the runs of its parts.
+PARTS = "parts"
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """Part ``number``, from 1, of the ``count`` parts that a run is cut into, the same on every machine."""
+
+    number: int
+    count: int
+
+    @classmethod
+    def parse(cls, text: str) -> Partition:
+        """Read ``i/n``; a ValueError unless it is from 1/n to n/n."""
+        found = re.fullmatch(r"([1-9]\d{0,5})/([1-9]\d{0,5})", text)
+        if found is None or int(found[1]) > int(found[2]):
+            raise ValueError(f"{text} is no part: write i/n, from 1/n to n/n")
+        return cls(int(found[1]), int(found[2]))
+
+    def owns(self, group: str) -> bool:
+        """Tell whether a group belongs to this part."""
+        return draw_key("part", 0, group) % self.count == self.number - 1
+
+    def block(self, items: Sequence[T]) -> Sequence[T]:
+        """This part of a sequence cut into stretches of like length."""
+        start, end = (len(items) * k // self.count for k in (self.number - 1, self.number))
+        return items[start:end]
+
+    def folder(self, out: Path) -> Path:
+        """Name the folder of this part of the run in ``out``."""
+        return out / PARTS / f"{self.number}of{self.count}"
+
+    def __str__(self) -> str:
+        return f"{self.number}/{self.count}"
+
 
 #: What is trained, validated and tested on.
 SHARES = (0.6, 0.15, 0.25)
@@ -73,6 +112,10 @@ class Splits:
 
 #: How many questions are drawn: of all, or of each split named; None is all of them.
 Limit: TypeAlias = int | Mapping[str, int | None] | None
+#: Limits by split, under None that of all questions.
+Parts: TypeAlias = Mapping[str | None, int | None]
+#: Whether a question, with group and split, may not be asked; it then counts nowhere else.
+Unfit = Callable[[Question], bool]
 
 
 @dataclass(frozen=True)
@@ -98,40 +141,29 @@ class Drawn:
         return sum(self.splits.values()) if split is None else self.splits.get(split, 0)
 
 
-#: Whether a question, with group and split, may not be asked; it then counts nowhere else.
-Unfit = Callable[[Question], bool]
-
-
-def parts_of(limit: Limit, split: str | None) -> dict[str | None, int | None]:
-    """Map each part of a set (a split, or None for all) to its limit."""
+def parts_of(limit: Limit, split: str | None) -> Parts:
+    """The limit of each part of a set that is drawn from."""
     if isinstance(limit, Mapping):
         return {name: limit[name] for name in SPLITS if name in limit}
     return {split: limit}
 
 
 def draw_stream(
-    questions: Iterable[Question], *, limit: Limit, split: str | None, seed: int, deal_splits: bool,
-    unfit: Unfit,
-) -> Drawn:  # fmt: skip
-    """Draw from a stream, holding as many questions as are asked for at most.
+    questions: Iterable[Question], parts: Parts, *, seed: int, deal_splits: bool, unfit: Unfit
+) -> Drawn:
+    """Draw from a stream in any order, holding as many questions as are asked for at most.
 
-    Args:
-        questions: in any order, which does not matter to what is drawn.
-        limit: how many, of all or of each split named.
-        split: only those of this split, where ``limit`` names none.
-        seed: of the draw and of dealing.
-        deal_splits: deal the questions that have no split; False takes them for test questions.
-        unfit: which are not drawn.
+    Questions without a split are dealt one, or with ``deal_splits=False`` all taken for test questions.
     """
     splits: Counter[str] = Counter()
     dealt = seen = 0
     side_of = Splits(seed)
-    parts = {name: _Smallest(most, seed) for name, most in parts_of(limit, split).items()}
+    kept = {name: _Smallest(most, seed) for name, most in parts.items()}
     for question in questions:
         group = question.group or question.id
         side = question.split or (side_of(group) if deal_splits else "test")
         dealt += deal_splits and not question.split
-        part = parts.get(side) or parts.get(None)
+        part = kept.get(side) or kept.get(None)
         whole = replace(question, group=group, split=side)
         if part is not None and unfit(whole):
             seen += 1
@@ -139,8 +171,7 @@ def draw_stream(
         splits[side] += 1
         if part is not None:
             part.add(whole)
-    drawn = [question for part in parts.values() for question in part.taken()]
-    return Drawn(drawn, dict(splits), dealt, seen)
+    return Drawn([question for part in kept.values() for question in part.taken()], dict(splits), dealt, seen)
 
 
 class _Smallest:
@@ -165,24 +196,15 @@ class _Smallest:
             heapq.heappushpop(self._kept, entry)
 
     def taken(self) -> list[Question]:
-        """The kept questions, by hash."""
         return self._all or [question for _, _, question in sorted(self._kept, reverse=True)]
 
 
 def draw_whole(
-    questions: Iterable[Question], *, limit: Limit, split: str | None, seed: int, deal_splits: bool,
-    unfit: Unfit,
-) -> Drawn:  # fmt: skip
-    """Draw from questions that are held at once; the shares of splits are exact to within one group.
+    questions: Iterable[Question], parts: Parts, *, seed: int, deal_splits: bool, unfit: Unfit
+) -> Drawn:
+    """Draw from questions that are held at once, whose order matters; shares are exact to within one group.
 
-    Args:
-        questions: their order decides, with ``seed``, what is drawn.
-        limit: as of :func:`draw_stream`.
-        split: as of :func:`draw_stream`.
-        seed: as of :func:`draw_stream`.
-        deal_splits: deal the questions that have no split; False takes them for test questions
-            where no question has one.
-        unfit: as of :func:`draw_stream`.
+    ``deal_splits`` is that of :func:`draw_stream`, but only counts where no question has a split.
     """
     held = [replace(q, group=q.group or q.id) for q in questions]
     dealt = sum(not q.split for q in held)
@@ -193,9 +215,68 @@ def draw_whole(
         held = [replace(q, split=q.split or sides[q.group]) for q in held]
     else:
         held, dealt = [replace(q, split="test") for q in held], 0
-    parts = parts_of(limit, split)
     fit = [q for q in held if not ((q.split in parts or None in parts) and unfit(q))]
     drawn: list[Question] = []
     for name, most in parts.items():
         drawn += limited(fit if name is None else [q for q in fit if q.split == name], most, seed)
     return Drawn(drawn, dict(Counter(q.split for q in fit)), dealt, len(held) - len(fit))
+
+
+#: The file beside what was trained.
+SEEN = "seen.json"
+#: Completions are asked about the articles that the labels of ``--source wiki`` come from.
+_SAME_GROUPS = {"completion": "wiki"}
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """Hashes, by split, of the groups and question texts that something was trained, validated and tested on.
+
+    Texts count too because they are the same under other ids.
+    """
+
+    splits: Mapping[str, frozenset[str]]
+
+    @classmethod
+    def of(cls, splits: Mapping[str, Iterable[tuple[str, str, str]]]) -> Seen:
+        """From data set, group and question of every text, by split; "" where a text has none."""
+        return cls({s: frozenset(m for text in texts for m in _marks(*text)) for s, texts in splits.items()})
+
+    @classmethod
+    def read(cls, folder: Path) -> Seen | None:
+        """Read the questions seen by whatever was trained in a folder; None if it has no record.
+
+        Raises:
+            UserError: the file is damaged.
+        """
+        try:
+            found = unsealed(folder / SEEN)["splits"]
+            return cls({split: frozenset(map(str, found.get(split, ()))) for split in SPLITS})
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+            raise UserError(f"{folder / SEEN} is damaged ({error}): train again", "damaged") from error
+
+    def save(self, folder: Path) -> None:
+        """Write ``seen.json`` into the folder of a prober or classifier."""
+        found = {split: sorted(marks) for split, marks in self.splits.items()}
+        write_text(folder / SEEN, sealed({"format": "probers-seen", "splits": found}))
+
+    def __or__(self, other: Seen) -> Seen:
+        """Join the questions seen by either."""
+        none: frozenset[str] = frozenset()
+        return Seen({s: self.splits.get(s, none) | other.splits.get(s, none) for s in SPLITS})
+
+    def split_of(self, question: Question) -> str:
+        """The first of train, validation and test that the question is in, "" where it is in none."""
+        marks = {*_marks(question.dataset, question.group or question.id, question.question)}
+        return next((split for split in SPLITS if marks & self.splits.get(split, frozenset())), "")
+
+
+def _marks(dataset: str, group: str, question: str) -> Iterable[str]:
+    from ..evaluation.answers import normalize_answer  # only here: the commands' settings know Partition
+
+    if group:
+        yield digest(f"group\n{_SAME_GROUPS.get(dataset, dataset)}\n{group}")
+    if text := normalize_answer(question):
+        yield digest(f"question\n{text}")

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 
 from ..text import is_stop_word, split_sentences
-from .base import Cover, Span
-from .values import NUMBERED
+from .values import NUMBERED, Cover, Span
 
 #: Lower-case particles of personal and foreign names.
 PARTICLES = frozenset(

@@ -1,19 +1,110 @@
-"""Entities of a text: by rules alone, or by the NER of a spaCy pipeline."""
+"""Entities of a text, by rules or by a spaCy pipeline, and of a text that a model writes."""
 
 from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from typing import Any, Literal
 
+import numpy as np
+
+from ..text import is_stop_word, split_sentences
 from ..types import UserError
-from .base import Cover, Entity, EntityType, Span, find_works, kind_of, kind_of_quoted
 from .names import find_names
-from .values import find_dates, find_numbers
+from .values import Cover, Span, find_dates, find_numbers
 
 log = logging.getLogger(__name__)
+
+EntityType = Literal["name", "date", "year", "number", "work", "organisation", "place"]
+
+#: What is named, placed in time or counted: types of one kind can contradict each other.
+_KINDS: dict[EntityType, str] = {"date": "time", "year": "time", "number": "number"}
+
+
+def same_kind(a: EntityType, b: EntityType) -> bool:
+    """Tell whether two types are both of names, both of times or both of numbers."""
+    return _KINDS.get(a, "name") == _KINDS.get(b, "name")
+
+
+@dataclass(frozen=True, slots=True)
+class Entity:
+    """A span [start, end) of a text, with the text itself and its type."""
+
+    start: int
+    end: int
+    text: str
+    type: EntityType
+
+
+#: Finds the entities of a text, from left to right.
+Recognise = Callable[[str], list[Entity]]
+
+
+_ORGANISATION = re.compile(
+    r"\b(?:University|College|Institute|Bank|Party|Company|Corporation|Inc|Ltd|LLC|League|Association|Union|"
+    r"Committee|Council|Ministry|Department|Records|Orchestra|Club|F\.?C|Agency|Society|Foundation|Museum|"
+    r"Academy|Commission|Parliament|Congress|Senate|Airlines|Airways|Railway|Group|Studios|Pictures|Army|Navy)\b\.?"
+)
+_PLACE = re.compile(
+    r"(?:^|\s)(?:River|Lake|Mountains?|Mount|Islands?|Isle|Street|Avenue|Road|County|City|Township|Bay|Sea|Ocean|"
+    r"Valley|Park|Bridge|Castle|Desert|Peninsula|Province|Borough|Hills?|Cape|Fort|Port|Gulf|Strait|Harbou?r|"
+    r"Kingdom|Republic|Africa|America|Asia|Europe|Australia|England|Scotland|Wales|Ireland|France|Germany|Italy|"
+    r"Spain|Portugal|Russia|China|Japan|India|Canada|Mexico|Brazil|Egypt|Greece|Poland|Sweden|Norway|Denmark|"
+    r"Netherlands|Belgium|Austria|Switzerland|Turkey|Iran|Iraq|Israel|London|Paris|Berlin|Rome|Madrid|Moscow|"
+    r"Tokyo|Beijing|Chicago|California|Texas|Florida|Virginia|United States|United Kingdom)(?:$|\sof\b)"
+)
+_FIRST_PLACE = re.compile(
+    r"(?:Lake|Mount|Cape|Fort|Gulf of|Isle of|River|City of|Republic of|Kingdom of)\s[A-Z]"
+)
+_WORK_BEFORE = re.compile(r"\b(?:album|novel|song|single|film|book|opera|poem|play|episode|series|EP),?\s$")
+_OTHER_BEFORE = re.compile(
+    r"\b(?:bands?|groups?|duo|trio|ensemble|metal|nicknamed?|known as|as the|called|named|dubbed|terms?|"
+    r"phrase|title of|means?|meaning)\s*(?:\w+\s)?[\"“(]\s?$"
+)
+
+
+def _kind_of_quoted(text: str, span: Span) -> EntityType:
+    """Type "work", unless the words before the quote announce a band, a nickname or a term."""
+    return "name" if _OTHER_BEFORE.search(text, max(0, span[0] - 30), span[0]) else "work"
+
+
+def _kind_of_name(text: str, span: Span) -> EntityType:
+    """The finest type that is sure; "name" when none is."""
+    name = text[slice(*span)]
+    if _WORK_BEFORE.search(text, max(0, span[0] - 12), span[0]):
+        return "work"
+    if _ORGANISATION.search(name):
+        return "organisation"
+    head = name.partition(" of ")[0]  # "President of the United States" is none
+    if _PLACE.search(head) or _FIRST_PLACE.match(name):
+        return "place"
+    return "name"
+
+
+_QUOTED = re.compile(r"[\"“]\s?([^\"“”\n]+?)\s?[\"”]")
+_MAX_WORDS = 14
+#: Share of a title's content words that begin with a capital or a digit.
+_CAPITALS = 0.7
+_WORD = re.compile(r"[^\W_][\w’'.&-]*")
+
+
+def _works(text: str) -> Iterator[Span]:
+    """Spans between double quotes that are written like titles, without the quotes."""
+    for match in _QUOTED.finditer(text):
+        inside = match.group(1).rstrip(",;. ")
+        if _is_title(inside):
+            yield match.start(1), match.start(1) + len(inside)
+
+
+def _is_title(inside: str) -> bool:
+    words = _WORD.findall(inside)
+    if not words or len(words) > _MAX_WORDS or not (words[0][0].isupper() or words[0][0].isdigit()):
+        return False
+    content = [w for w in words if not is_stop_word(w)] or words
+    return sum(w[0].isupper() or w[0].isdigit() for w in content) >= _CAPITALS * len(content)
 
 
 def find_entities(text: str, *, fine: bool = False) -> list[Entity]:
@@ -21,23 +112,17 @@ def find_entities(text: str, *, fine: bool = False) -> list[Entity]:
 
     Quoted titles come first, then dates, names and numbers; within each the longest
     span wins, so that "18 July 1995" is one date and not a number, a name and a year.
-
-    Args:
-        text: natural text.
-        fine: also the types "work", "organisation" and "place" where a cue makes them
-            sure; else these are "name".
+    With ``fine`` a cue can make "name" the finer "work", "organisation" or "place".
     """
     cover = Cover(len(text))
     found: dict[Span, EntityType] = {}
-    for span in cover.take_longest(find_works(text)):
-        found[span] = kind_of_quoted(text, span) if fine else "name"
+    for span in cover.take_longest(_works(text)):
+        found[span] = _kind_of_quoted(text, span) if fine else "name"
     dates = dict(find_dates(text))
-    for span in cover.take_longest(dates):
-        found[span] = dates[span]
+    found |= {span: dates[span] for span in cover.take_longest(dates)}
     for span in cover.take_longest(find_names(text, cover)):
-        found[span] = kind_of(text, span) if fine else "name"
-    for span in cover.take_longest(find_numbers(text)):
-        found[span] = "number"
+        found[span] = _kind_of_name(text, span) if fine else "name"
+    found |= dict.fromkeys(cover.take_longest(find_numbers(text)), "number")
     return [Entity(start, end, text[start:end], kind) for (start, end), kind in sorted(found.items())]
 
 
@@ -62,17 +147,7 @@ def _load(name: str) -> Any:
         ) from error
 
 
-def find_entities_spacy(text: str, *, pipeline: str, fine: bool = False) -> list[Entity]:
-    """Entities of a text by spaCy's NER, from left to right, with the types of the rules.
-
-    Args:
-        text: natural text.
-        pipeline: name of an installed pipeline.
-        fine: also the types "work", "organisation" and "place"; else these are "name".
-
-    Raises:
-        UserError: no such pipeline.
-    """
+def _find_entities_spacy(text: str, pipeline: str, fine: bool) -> list[Entity]:
     entities = []
     for found in _load(pipeline)(text).ents:
         start, end = _trim(text, found.start_char, found.end_char)
@@ -82,6 +157,7 @@ def find_entities_spacy(text: str, *, pipeline: str, fine: bool = False) -> list
 
 
 def _kind(label: str, mention: str, fine: bool) -> EntityType:
+    """The type that the rules would give."""
     if label == "DATE":
         return "year" if re.fullmatch(r"(?:1\d|20)\d\d", mention) else "date"
     if label in _NUMBERS:
@@ -107,7 +183,7 @@ class Recogniser:
     Attributes:
         kind: "rules", "auto" (the rules too) or "spacy:" with the name of an installed pipeline.
         fine: also the types "work", "organisation" and "place"; else these are "name".
-        quiet: do not print the note.
+        quiet: do not log the note.
         name: what is used: "rules" or the name of the pipeline.
 
     Raises:
@@ -123,16 +199,15 @@ class Recogniser:
         method, _, pipeline = self.kind.partition(":")
         if method not in ("rules", "spacy", "auto") or (pipeline and method != "spacy"):
             raise UserError(
-                f"recogniser={self.kind} is unknown: choose rules, spacy or auto, spacy with the name of a "
-                "pipeline as in spacy:en_core_web_sm",
+                f"recogniser={self.kind} is unknown: choose rules, auto or spacy:PIPELINE, "
+                "as in spacy:en_core_web_sm",
                 "unknown-choice",
             )
         if method == "spacy":
             if not pipeline:
                 raise UserError(
-                    "recogniser=spacy needs an English spaCy pipeline by its name, as in "
-                    "recogniser=spacy:en_core_web_sm after python -m spacy download en_core_web_sm, "
-                    "or recogniser=rules",
+                    "recogniser=spacy needs the name of a pipeline, as in recogniser=spacy:en_core_web_sm "
+                    "after python -m spacy download en_core_web_sm; or give recogniser=rules",
                     "missing-extra",
                 )
             _load(pipeline)
@@ -144,4 +219,85 @@ class Recogniser:
         """Entities of a text from left to right, none overlapping another."""
         if self.name == "rules":
             return find_entities(text, fine=self.fine)
-        return find_entities_spacy(text, fine=self.fine, pipeline=self.name)
+        return _find_entities_spacy(text, self.name, self.fine)
+
+
+#: Characters between the beginning of a text and an entity that still count as "at its head": "the ".
+HEAD = 5
+#: Ends of a prompt behind which a text begins: "Answer:", the line break or mark of a chat template.
+_BEGINS = (":", "\n", ">", "]")
+_STOP = re.compile(r"[.!?]")
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenEntity:
+    """An entity of a written text, with its span there.
+
+    ``tokens`` share a character with it, and ``score`` is that of the position that predicted the first:
+    what was known before anything of the entity was written.
+    """
+
+    entity: Entity
+    tokens: tuple[int, ...]
+    score: float
+
+
+def _lead(text: str) -> str:
+    """Context of a text within a sentence: a lower-case word, which keeps its first word from opening one."""
+    return "x" if text[:1].isspace() else "x "
+
+
+def head_entity(text: str, recognise: Recognise) -> Entity | None:
+    """The entity at the head of a continuation, or None; where a sentence ends before it there is none."""
+    before = _lead(text)
+    for entity in recognise(before + text):
+        start, end = entity.start - len(before), entity.end - len(before)
+        at_head = 0 <= start <= HEAD and not _STOP.search(text, 0, start)
+        return Entity(start, end, entity.text, entity.type) if at_head else None
+    return None
+
+
+def _breaks_off(prompt: str) -> bool:
+    """Tell whether a prompt ends within a sentence, so that what is written goes on with it."""
+    ends = prompt.rstrip(" \t")
+    if not ends or ends.endswith(_BEGINS):
+        return False
+    return split_sentences(f"{ends} X")[-1][0] < len(ends)
+
+
+def tokens_of(offsets: Sequence[tuple[int, int]], start: int, end: int) -> list[int]:
+    """Positions of the tokens that share a character with [start, end) of their text."""
+    return [i for i, (a, b) in enumerate(offsets) if a < end and b > start]
+
+
+def written_entities(
+    text: str, recognise: Recognise, *, prompt: str = "", accepted: str = "", openings: bool = False
+) -> list[Entity]:
+    """The entities that begin in a text, from left to right.
+
+    Args:
+        prompt: what the text was written behind; only how it ends matters.
+        accepted: the part of the same text with which the prompt ends.
+        openings: also those that begin a sentence, which labels leave out
+            (:func:`probers.data.articles.cuts.cut_article`).
+    """
+    before = accepted if accepted.strip() else _lead(text) if _breaks_off(prompt) else ""
+    whole = before + text
+    left_out = set() if openings else {start for start, _ in split_sentences(whole)}
+    return [
+        Entity(e.start - len(before), e.end - len(before), e.text, e.type)
+        for e in recognise(whole)
+        if e.start >= len(before) and e.start not in left_out
+    ]
+
+
+def with_scores(
+    entities: Sequence[Entity], offsets: Sequence[tuple[int, int]], scores: Sequence[float] | np.ndarray
+) -> list[WrittenEntity]:
+    """Each entity of a text with the score of the position that predicted its first token.
+
+    The n tokens have ``offsets`` [start, end); ``scores`` (n,) are those of the position before each token,
+    the prompt's last before the first.
+    """
+    found = [(entity, tuple(tokens_of(offsets, entity.start, entity.end))) for entity in entities]
+    return [WrittenEntity(entity, tokens, float(scores[tokens[0]])) for entity, tokens in found if tokens]

@@ -1,11 +1,38 @@
-"""Dates and numbers in their common forms, in digits or words."""
+"""Dates and numbers in their common forms, in digits or words, and the characters that spans take."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from typing import Literal
 
-from .base import Cover, EntityType, Span
+#: A span [start, end) of a text without its type.
+Span = tuple[int, int]
+
+
+class Cover:
+    """The characters of a text that spans have taken; each question costs the span's length."""
+
+    def __init__(self, length: int) -> None:
+        self._taken = bytearray(length)
+
+    def take(self, span: Span) -> None:
+        start, end = span
+        self._taken[start:end] = b"\1" * (end - start)
+
+    def free(self, span: Span) -> bool:
+        """Tell whether no character of the span is taken."""
+        return not any(self._taken[slice(*span)])
+
+    def take_longest(self, spans: Iterable[Span]) -> list[Span]:
+        """Take of the free spans the longest first, of equally long ones the first; returns those taken."""
+        kept = []
+        for span in sorted(set(spans), key=lambda s: (s[0] - s[1], s[0])):
+            if self.free(span):
+                self.take(span)
+                kept.append(span)
+        return kept
+
 
 MONTHS = "January February March April May June July August September October November December".split()
 _MONTH = "|".join(MONTHS) + r"|(?:Jan|Feb|Mar|Apr|Jun|Jul|Aug|Sept?|Oct|Nov|Dec)(?:\.|(?=\s+\d))"
@@ -52,11 +79,8 @@ _LONE_MONTH = re.compile(
 )
 
 
-def find_dates(text: str) -> Iterator[tuple[Span, EntityType]]:
-    """Dates and years of the text, each with its type; of overlapping ones the fuller.
-
-    "July 18, 1995" is one date; a bare year from 1000 to 2099 is a "year".
-    """
+def find_dates(text: str) -> Iterator[tuple[Span, Literal["date", "year"]]]:
+    """Dates and bare years from 1000 to 2099, each with its type; of overlapping ones the fuller."""
     cover = Cover(len(text))
     for pattern in (*_DATES, _LONE_MONTH, _YEAR):
         for match in pattern.finditer(text):
@@ -114,8 +138,7 @@ def find_numbers(text: str) -> Iterator[Span]:
 
     "one" alone is a pronoun as often as a number and is left out.
     """
-    for match in _CLOCK.finditer(text):
-        yield match.span()
+    yield from (match.span() for match in _CLOCK.finditer(text))
     for match in _DIGITS.finditer(text):
         if not text[match.end() : match.end() + 1].isalpha():  # "3D", "20S" and "1UP" are no numbers
             yield match.span()

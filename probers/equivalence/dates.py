@@ -36,8 +36,8 @@ class Time:
     """A point or stretch of time.
 
     Attributes:
-        kind: "day" (with ``parts`` year, month, day), "decade" (its first year),
-            "century" (its number) or "range" (two days, six parts).
+        kind: "day" (with ``parts`` year, month, day), "decade" (its first year), "century" (its number) or
+            "range" (two days, six parts).
         parts: None for what is not said; years before Christ are negative.
         qualifier: "early", "circa", "summer" and the like, or "".
     """
@@ -112,10 +112,7 @@ def read_time(mention: str) -> Time | None:
 
 
 def parse_date(mention: str) -> Day | None:
-    """``(year, month, day)`` with None for what is not said; None when it is no date.
-
-    A bare four-digit year between 1000 and 2099 is a date.
-    """
+    """``(year, month, day)``, None for what is not said; a bare year from 1000 to 2099 is a date too."""
     time = read_time(mention)
     if time is None or time.kind != "day" or time.qualifier:
         return None

@@ -79,12 +79,7 @@ class EntityMatcher:
     _folder: str | None = field(init=False, repr=False, compare=False, default=None)
 
     def __post_init__(self) -> None:
-        """Check the options.
-
-        Raises:
-            UserError: an unknown or repeated stage, a verdict or threshold that cannot be,
-                or a file that cannot be read.
-        """
+        """Refuse stages, verdicts, thresholds and files that cannot be used (UserError)."""
         object.__setattr__(self, "stages", tuple(self.stages))
         wrong = [s for s in self.stages if s not in STAGES]
         if wrong or len(set(self.stages)) < len(self.stages):
@@ -96,18 +91,15 @@ class EntityMatcher:
             if getattr(self, name) == "equivalent":
                 raise UserError(f"{name}=equivalent: {why}; use different or undecided")
         if not -1 <= self.different_cosine <= self.same_cosine <= 1:
-            raise UserError(
-                f"different_cosine={self.different_cosine} and same_cosine={self.same_cosine}: "
-                "both in [-1, 1], the first not above the second"
-            )
+            told = f"different_cosine={self.different_cosine} and same_cosine={self.same_cosine}"
+            raise UserError(f"{told}: both in [-1, 1], the first not above the second")
         if not 0 <= self.unit_tolerance < 1:
             raise UserError(f"unit_tolerance={self.unit_tolerance}: at least 0 and below 1")
         if "wordnet" in self.stages:
             folder = find_wordnet() if self.wordnet == "auto" else self.wordnet or None
             if folder and not has_wordnet(folder):
-                raise UserError(
-                    f"wordnet={folder}: the folder has not both data.noun and index.noun", "bad-file"
-                )
+                told = f"wordnet={folder}: the folder has not both data.noun and index.noun"
+                raise UserError(told, "bad-file")
             object.__setattr__(self, "_folder", folder)
         if self.aliases:
             load_aliases(self.aliases)
@@ -117,8 +109,8 @@ class EntityMatcher:
     @property
     def active(self) -> tuple[str, ...]:
         """The stages that can decide: without those whose data is absent."""
-        absent = {"wordnet"} if self._folder is None else set()
-        return tuple(s for s in self.stages if s not in absent and (s != "vectors" or self.vectors))
+        there = {"wordnet": self._folder is not None, "vectors": bool(self.vectors)}
+        return tuple(stage for stage in self.stages if there.get(stage, True))
 
     def told(self) -> str:
         """List the active stages, and the inactive ones with the reason, in one line."""
@@ -128,11 +120,7 @@ class EntityMatcher:
         return f"entities are compared by {', '.join(self.active)}{without}"
 
     def match(self, original: str, generated: str) -> Match:
-        """The verdict of the first stage that applies.
-
-        Raises:
-            ValueError: an empty mention.
-        """
+        """The verdict of the first stage that applies; ValueError for an empty mention."""
         if not original.strip() or not generated.strip():
             raise ValueError(f"cannot compare {original!r} with {generated!r}: one of them is empty")
         for stage in self.stages:
@@ -195,10 +183,10 @@ class EntityMatcher:
         if not self.vectors:
             return None
         similarity = cosine(a, b, load_vectors(self.vectors))
-        if similarity.value is None:
-            if not similarity.unknown:
-                return Match("undecided", "vectors", f"no words of {a} / {b} to compare")
+        if similarity.unknown:
             return Match(self.unknown, "vectors", f"no vector for {', '.join(similarity.unknown)}")
+        if similarity.value is None:
+            return Match("undecided", "vectors", f"no words of {a} / {b} to compare")
         verdict: Verdict = "undecided"
         if similarity.value >= self.same_cosine:
             verdict = "equivalent"

@@ -7,6 +7,7 @@ import re
 import unicodedata
 from collections.abc import Iterable
 from functools import lru_cache
+from itertools import groupby
 from pathlib import Path
 
 from ..files import check_file
@@ -102,8 +103,7 @@ def _word(word: str, *, first: bool, last: bool) -> str:
 def forms(mention: str) -> list[tuple[str, ...]]:
     """The word tuples a mention may be compared by, each once, in the order they are tried.
 
-    Plain, with German umlauts as "ue", and with the "s" of a possessive kept, since
-    some leave its apostrophe out.
+    Plain, with German umlauts as "ue", and with a possessive "s" kept, since some leave its apostrophe out.
     """
     kept = re.sub(r"[’'](?=s\b)", "", mention)
     return list(dict.fromkeys(map(words, (mention, mention.translate(_GERMAN), kept))))
@@ -129,10 +129,7 @@ def same_string(a: str, b: str) -> str:
 
 
 def same_plural(a: tuple[str, ...], b: tuple[str, ...]) -> bool:
-    """Tell whether two names differ by the plural of their last word alone.
-
-    "William" and "Williams" do not: one is a given name, the other a family's.
-    """
+    """Tell whether two names differ by the plural of their last word alone ("William", "Williams" do not)."""
     if len(a) != len(b) or a[:-1] != b[:-1] or min(len(a[-1]), len(b[-1])) < 3:
         return False
     one, many = sorted((a[-1], b[-1]), key=len)
@@ -149,8 +146,7 @@ def same_plural(a: tuple[str, ...], b: tuple[str, ...]) -> bool:
 def same_reordered(a: str, b: str, x: tuple[str, ...], y: tuple[str, ...]) -> bool:
     """Tell whether the words of ``x`` and ``y`` are one name in two orders.
 
-    "Einstein, Albert", "Oxford University" / "University of Oxford", "Fifth
-    Symphony" / "Symphony No. 5"; any other order is another name.
+    "Einstein, Albert", "University of Oxford", "Symphony No. 5"; any other order is another name.
     """
     x, y = merge_letters(x), merge_letters(y)
     for p, q, written in ((x, y, a), (y, x, b)):
@@ -172,23 +168,12 @@ def same_reordered(a: str, b: str, x: tuple[str, ...], y: tuple[str, ...]) -> bo
 
 def merge_letters(found: tuple[str, ...]) -> tuple[str, ...]:
     """Runs of single letters as one word: "f", "c" becomes "fc"."""
-    out: list[str] = []
-    run = False
-    for word in found:
-        single = len(word) == 1 and word.isalpha()
-        if single and run:
-            out[-1] += word
-        else:
-            out.append(word)
-        run = single
-    return tuple(out)
+    runs = groupby(found, key=lambda word: len(word) == 1 and word.isalpha())
+    return tuple(word for single, run in runs for word in (["".join(run)] if single else run))
 
 
 def acronym_of(short: str, long: str) -> str:
-    """The capitals in which ``short`` is the acronym of ``long``, or "".
-
-    Small words ("of", "and") may count or not; a roman numeral at the end is kept.
-    """
+    """The capitals in which ``short`` is the acronym of ``long``, or ""; "of" and "and" may count or not."""
     letters = re.sub(r"[\s.&]", "", short)
     spaced = len(short.split()) > 1 and not re.fullmatch(r"(?:\w\.?\s*)+", short.strip())
     if spaced or not 2 <= len(letters) <= 8 or not letters.isalpha():
@@ -197,12 +182,11 @@ def acronym_of(short: str, long: str) -> str:
         return ""
     parts = [w for w in re.split(r"[\s\-–]+", re.sub(r"[’']s?\b|[.,:()\"]", "", long)) if w not in ("&", "")]
     parts = [unicodedata.normalize("NFKD", w).casefold() for w in parts]
-    full = [w for w in parts if w not in ("the",)]
+    full = [w for w in parts if w != "the"]
     if len([w for w in full if w not in _SMALL_WORDS]) < 2:
         return ""
-    tails = [full] + ([full[:-1]] if roman(full[-1]) is not None else [])
-    for kept in tails:
-        numeral = full[-1] if kept is not full else ""
+    kept_ends = [(full, "")] + ([(full[:-1], full[-1])] if roman(full[-1]) is not None else [])
+    for kept, numeral in kept_ends:
         for chosen in (kept, [w for w in kept if w not in _SMALL_WORDS]):
             if "".join(w[0] for w in chosen) + numeral == letters.casefold():
                 return letters.upper()
@@ -259,11 +243,7 @@ def common_aliases() -> AliasTable:
 
 @lru_cache(maxsize=16)
 def load_aliases(path: str) -> AliasTable:
-    """A table from a JSONL file: one list of names that mean the same per line.
-
-    Raises:
-        UserError: the file cannot be read, or a line is no list of two or more names.
-    """
+    """A table from a JSONL file, each line a list of two or more names; UserError if it is none."""
     groups = []
     try:
         check_file(path)
@@ -279,10 +259,7 @@ def load_aliases(path: str) -> AliasTable:
             group = None
         listed = isinstance(group, list) and len(group) > 1
         if not listed or not all(isinstance(name, str) and words(name) for name in group):
-            raise UserError(
-                f"{path}, line {number}: expected a JSON list of two or more names, "
-                'as in ["Bombay", "Mumbai"]',
-                "bad-line",
-            )
+            told = 'expected a JSON list of two or more names, as in ["Bombay", "Mumbai"]'
+            raise UserError(f"{path}, line {number}: {told}", "bad-line")
         groups.append(group)
     return AliasTable(groups)

@@ -41,11 +41,9 @@ def roman(word: str) -> int | None:
 
 
 def read_cardinal(words: list[str]) -> tuple[float, bool, int] | None:
-    """The number that the lower-case ``words`` begin with.
+    """The number that the lower-case ``words`` begin with: value, whether it is an ordinal, words used.
 
-    Returns:
-        ``(value, is an ordinal, words used)``, or None when they begin with none.
-        "and" joins only inside a number ("one hundred and twenty").
+    "and" joins only inside a number ("one hundred and twenty").
     """
     total = 0.0
     current: float | None = None
@@ -136,13 +134,10 @@ class Number:
 
 
 def compare_numbers(a: Number, b: Number, *, tolerance: float = 0.01) -> Relation:
-    """Tell whether two numbers are the same quantity.
+    """Tell whether two numbers are the same quantity; a missing unit agrees with any unit of measure.
 
-    A missing unit agrees with any unit of measure. Units of one quantity are converted.
-
-    Args:
-        tolerance: relative difference allowed between two different units of one
-            quantity, since conversions are rounded; equal units compare exactly.
+    Units of one quantity are converted, and ``tolerance`` is the relative difference allowed then, since
+    conversions are rounded; equal units compare exactly.
     """
     unit_a, unit_b = _measure(a.unit), _measure(b.unit)
     if unit_a and unit_b:

@@ -31,10 +31,10 @@ class Cosine:
 def cosine(a: str, b: str, vectors: Any) -> Cosine:
     """Cosine of the mean vectors of the words that two names do not share.
 
-    Shared words say nothing about whether the rest means the same, and averaging them in would
-    make "Nobel Prize in Physics" and "Nobel Prize in Chemistry" all but one. A word without
-    a vector leaves no cosine: the mean of the others would be the similarity of two other
-    names. Nor has a pair one of which has no word that the other lacks.
+    Shared words say nothing about whether the rest means the same, and averaging them in would make "Nobel
+    Prize in Physics" and "Nobel Prize in Chemistry" all but one. A word without a vector leaves no cosine:
+    the mean of the others would be the similarity of two other names. Nor has a pair one of which has no
+    word that the other lacks.
     """
     written = [_words(a), _words(b)]
     shared = written[0].keys() & written[1].keys()
@@ -59,12 +59,11 @@ def cosine(a: str, b: str, vectors: Any) -> Cosine:
 
 def _words(mention: str) -> dict[str, tuple[str, ...]]:
     """The words of a name, each with the forms a vector file may have it in."""
-    words: dict[str, tuple[str, ...]] = {}
-    for written in mention.split():
-        bare = "".join(c for c in written if c.isalnum())
-        for word in normalise(written).split():
-            words[word] = (bare, word, word.capitalize())
-    return words
+    return {
+        word: ("".join(c for c in written if c.isalnum()), word, word.capitalize())
+        for written in mention.split()
+        for word in normalise(written).split()
+    }
 
 
 class TooFewError(UserError):
@@ -81,17 +80,10 @@ _SIZE, _WINDOW, _EPOCHS = 100, 5, 10
 def train_vectors(articles: Iterable[Article], path: Path, *, seed: int, least: int = 0) -> None:
     """Train Word2Vec (skip-gram, Mikolov et al. 2013), centre it and write it in the word2vec format, binary.
 
-    Centring takes the mean of all vectors from each (Mu and Viswanath 2018).
-
-    The articles are gone through once and written to a file of words beside ``path``, which
-    gensim then streams: memory grows with the vocabulary, not with the articles. One thread,
-    so that the same articles give the same vectors.
-
-    Args:
-        articles: in natural text.
-        path: of the vectors; those of an earlier run are kept, unless they are damaged.
-        seed: of the training.
-        least: train on so many articles or more.
+    Centring takes the mean of all vectors from each (Mu and Viswanath 2018). The articles, in natural text,
+    are gone through once and written to a file of words beside ``path``, which gensim then streams: memory
+    grows with the vocabulary, not with the articles. One thread, so that the same articles give the same
+    vectors. Those of an earlier run are kept, unless they are damaged.
 
     Raises:
         TooFewError: fewer articles than ``least``, or no word occurs often enough.
@@ -110,22 +102,19 @@ def train_vectors(articles: Iterable[Article], path: Path, *, seed: int, least: 
                 for start, end in split_sentences(text):
                     file.write(normalise(text[start:end]) + "\n")
         if count < least:
-            raise TooFewError(
-                f"{count} articles are fewer than the {least} that vectors are trained on", "empty"
-            )
+            told = f"{count} articles are fewer than the {least} that vectors are trained on"
+            raise TooFewError(told, "empty")
         try:
             model = Word2Vec(
                 corpus_file=str(words), vector_size=_SIZE, window=_WINDOW, min_count=MIN_COUNT,
                 sg=1, epochs=_EPOCHS, workers=1, seed=seed,
             )  # fmt: skip
         except RuntimeError as error:  # an empty vocabulary
-            raise TooFewError(
-                f"matcher.vectors=own: no word occurs {MIN_COUNT} times in the articles, so there is nothing "
-                'to train vectors on; raise the limit, give a vector file or pass matcher.vectors=""',
-                "empty",
-            ) from error
-        # What all vectors have in common says nothing, and of few articles they have nearly
-        # everything in common: of 300 articles, two words drawn at random have a cosine of 0.99.
+            told = f"matcher.vectors=own: no word occurs {MIN_COUNT} times in the articles"
+            remedy = 'raise the limit, give a vector file or pass matcher.vectors=""'
+            raise TooFewError(f"{told}; {remedy}", "empty") from error
+        # What all vectors have in common says nothing, and of few articles they have nearly everything in
+        # common: of 300 articles, two words drawn at random have a cosine of 0.99.
         model.wv.vectors -= model.wv.vectors.mean(axis=0)
         model.wv.save_word2vec_format(str(beside), binary=True)
         os.replace(beside, path)
@@ -152,5 +141,4 @@ def trained(path: Path) -> bool:
 
 
 def _record(path: Path) -> Path:
-    """The file with the checksum of vectors."""
     return path.with_suffix(".json")

@@ -63,9 +63,9 @@ def wordnet_available() -> bool:
 def same_in_wordnet(a: str, b: str, folder: str) -> tuple[Relation | Literal["whole"], str] | None:
     """Relation of two names in WordNet, with the synsets; None without one.
 
-    A shared noun synset is "equivalent". ``b`` somewhere above ``a`` as a part is "whole", also where
-    one is the adjective of a place ("Alberta" / "Canadian"); any other synset of one name directly
-    above one of the other's (a kind, an instance, a part, a member) is "different".
+    A shared noun synset is "equivalent". ``b`` somewhere above ``a`` as a part is "whole", also where one is
+    the adjective of a place ("Alberta" / "Canadian"); any other synset of one name directly above one of the
+    other's (a kind, an instance, a part, a member) is "different".
     """
     first, second = _synsets(a, folder), _synsets(b, folder)
     shared = {s.name() for s in first} & {s.name() for s in second}
@@ -101,9 +101,9 @@ def _synsets(name: str, folder: str) -> tuple[Any, ...]:
 
 @lru_cache(maxsize=4096)
 def _place_of(name: str, folder: str) -> tuple[Any, ...]:
-    """Nouns that the first sense of an adjective pertains to: Canada for "Canadian".
+    """Nouns that the first sense of an adjective pertains to, each also in the first sense of its word.
 
-    Each also in the first sense of its word: "British" is of the island, and England a part of the state.
+    "Canadian" is of Canada; "British" is of the island, and England a part of the state.
     """
     lemma = "_".join(name.split()).strip("_.,").lower()
     reader = _reader(folder)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .. import __version__
-from ..data.partition import Partition
+from ..data.splits import Partition
 from ..options import Count, Name, NotNegative
 from ..types import RunError, UserError, first_line
 from .run import Parts, count_begun, logs

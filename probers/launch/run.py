@@ -13,7 +13,7 @@ from ..commands.compose import quote, request
 from ..commands.main import load
 from ..commands.merge import PartRun, gather, key_of
 from ..commands.runs import read_state
-from ..data.partition import PARTS, Partition
+from ..data.splits import PARTS, Partition
 from ..types import UserError
 
 #: Folder of the workers' files beside the parts; shells leave it out of ``parts/*``.

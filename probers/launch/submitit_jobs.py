@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ..data.partition import Partition
+from ..data.splits import Partition
 from ..options import Count, Natural
 from ..types import RunError, UserError, first_line
 from .run import Parts, logs

@@ -23,7 +23,7 @@ from ..commands import main
 from ..commands.compose import quote
 from ..commands.console import console
 from ..commands.inputs import keep_model
-from ..data.partition import Partition
+from ..data.splits import Partition
 from ..progress import listening
 from ..types import RunError, UserError
 from .run import Parts

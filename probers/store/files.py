@@ -42,9 +42,8 @@ def read_manifest(path: Path) -> dict[str, Any]:
     try:
         manifest = read_json(file)
     except (FileNotFoundError, NotADirectoryError):
-        raise UserError(
-            f"{path} is no feature store (no {MANIFEST}): probers-datagen makes one", "no-artifact"
-        ) from None
+        told = f"{path} is no feature store (no {MANIFEST}): probers-datagen makes one"
+        raise UserError(told, "no-artifact") from None
     except ValueError as error:
         raise _damaged_manifest(path, f"it {error}") from error
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
@@ -58,11 +57,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
 
 
 def read_specs(path: Path, manifest: Mapping[str, Any]) -> tuple[FeatureSpec, ...]:
-    """Specifications of the features of the store in ``path``, from its manifest.
-
-    Raises:
-        UserError: fields that are none of it, or states that the listed files are too small for.
-    """
+    """Specifications of the features of the store in ``path``, from its manifest; UserError if damaged."""
     try:
         specs = tuple(FeatureSpec.from_dict(each) for each in [manifest["spec"], *manifest.get("more", ())])
         check_features(specs)
@@ -80,12 +75,7 @@ def read_specs(path: Path, manifest: Mapping[str, Any]) -> tuple[FeatureSpec, ..
 
 
 def check_features(specs: Sequence[FeatureSpec]) -> None:
-    """Refuse features that cannot be of the same rows.
-
-    Raises:
-        ValueError: two of one pool and site, or of other models, positions, prompts or number formats;
-            pool "tokens", which has a row for each token, beside others.
-    """
+    """Refuse features that cannot be of the same rows (ValueError); "tokens" has one for each token."""
     first = specs[0]
     for name in ("model", "position", "prompt", "dtype"):
         if any(getattr(spec, name) != getattr(first, name) for spec in specs):
@@ -103,7 +93,7 @@ def state_suffixes(specs: Sequence[FeatureSpec]) -> list[str]:
 
 
 def fingerprint(path: Path) -> str:
-    """Names the store in ``path`` by content: its manifest holds the checksums of all its files."""
+    """Name the store in ``path`` by content: its manifest holds the checksums of all its files."""
     return digest((path / MANIFEST).read_bytes())
 
 
@@ -122,11 +112,7 @@ def _damaged_manifest(store: Path, problem: str) -> UserError:
 
 
 def check_same(path: Path, there: Mapping[str, Any], here: Mapping[str, Any]) -> None:
-    """Refuse to go on with the store in ``path`` when its manifest is of another computation.
-
-    Raises:
-        UserError: names what differs, and both values.
-    """
+    """Refuse to go on with the store in ``path`` when its manifest is of another computation (UserError)."""
     parts = {"spec": "features", "more": "further features", "config": "configuration"}
     for part, name in (parts | {"shards": "number of shards"}).items():
         old, new = there.get(part, []), here.get(part, [])
@@ -136,15 +122,9 @@ def check_same(path: Path, there: Mapping[str, Any], here: Mapping[str, Any]) ->
             key = next(k for k in sorted({*old, *new}) if old.get(k) != new.get(k))
             old, new, name = old.get(key), new.get(key), f"{name}, {key}"
         if part == "more":
-            old, new = (
-                [f"{each['pool']} of {each['site']}, layers {each['layers']}" for each in found]
-                for found in (old, new)
-            )
-        raise UserError(
-            f"{path} holds a feature store of another {name} ({old} there, {new} now): "
-            "choose another out or remove the folder",
-            "out-taken",
-        )
+            old, new = ([f"{f['pool']} of {f['site']}, layers {f['layers']}" for f in s] for s in (old, new))
+        told = f"{path} holds a feature store of another {name} ({old} there, {new} now)"
+        raise UserError(f"{told}: choose another out or remove the folder", "out-taken")
 
 
 def _problem(manifest: Mapping[str, Any]) -> str | None:
@@ -170,34 +150,23 @@ def _problem(manifest: Mapping[str, Any]) -> str | None:
 
 
 def _is_listed(file: Any) -> bool:
-    """Tell whether a file is listed with its size and checksum."""
     return isinstance(file, dict) and {k: type(file[k]) for k in file} == {"bytes": int, "sha256": str}
 
 
 def read_sidecar(store: Path, index: int, specs: Sequence[FeatureSpec]) -> dict[str, Any]:
-    """The JSON record of one shard.
-
-    Raises:
-        RunError: the file is damaged.
-    """
+    """The JSON record of one shard; RunError if it is damaged."""
     path = store / shard_file(index, "json")
     try:
         found = unsealed(path)
         lists = {name: list(found[name]) for name in ("units", "left_out")}
         about: dict[str, Any] = {"rows": int(found["rows"]), "files": dict(found["files"]), **lists}
+        own = {f"{index:05d}.{end}" for end in ("parquet", *state_suffixes(specs)) if about["rows"] > 0}
+        of_units = all(isinstance(unit, str) for unit in about["units"])
+        if set(about["files"]) != own or not all(map(_is_listed, about["files"].values())) or not of_units:
+            raise ValueError("lists what is not its shard's")
     except (ValueError, TypeError, KeyError) as error:
-        raise RunError(
-            f"{path} is damaged (it {error}): the command that made the store makes the shard again",
-            "damaged",
-        ) from error
-    own = {f"{index:05d}.{end}" for end in ("parquet", *state_suffixes(specs)) if about["rows"] > 0}
-    of_units = all(isinstance(unit, str) for unit in about["units"])
-    if set(about["files"]) != own or not all(map(_is_listed, about["files"].values())) or not of_units:
-        raise RunError(
-            f"{path} is damaged (it lists what is not its shard's): the command that made the store "
-            "makes the shard again",
-            "damaged",
-        )
+        remedy = "the command that made the store makes the shard again"
+        raise RunError(f"{path} is damaged (it {error}): {remedy}", "damaged") from error
     return about
 
 
@@ -207,9 +176,9 @@ def written_shards(store: Path) -> list[int]:
     return sorted(index for name in names if (index := int(name)) < MOST_SHARDS)
 
 
-#: The columns that every source writes and their types. ``correct`` is 1 for a right
-#: or faithful text and 0 for a wrong or hallucinated one; ``group`` is what must not
-#: be on two sides of a split. Further columns are kept with the type of their values.
+#: The columns that every source writes and their types. ``correct`` is 1 for a right or faithful text and 0
+#: for a wrong or hallucinated one; ``group`` is what must not be on two sides of a split. Further columns are
+#: kept with the type of their values.
 COLUMNS: dict[str, type] = {
     "id": str, "group": str, "split": str, "correct": int,
     "dataset": str, "condition": str, "text": str, "question": str, "answer": str, "gold": str,
@@ -237,10 +206,8 @@ def encode_states(rows: Sequence[Mapping[str, Any]], states: np.ndarray, spec: F
     finite = np.abs(stored) < TOO_LARGE if spec.dtype == FP8 else np.isfinite(stored)
     if not finite.all():
         row, layer = (int(i[0]) for i in np.nonzero(~finite.all(axis=2).T))
-        raise RunError(
-            f"the states of {rows[row]['id']} at layer {spec.layers[layer]} are not finite in {spec.dtype}",
-            "bad-value",
-        )
+        where = f"{rows[row]['id']} at layer {spec.layers[layer]}"
+        raise RunError(f"the states of {where} are not finite in {spec.dtype}", "bad-value")
     if spec.dtype == FP8:
         import torch
         from safetensors.torch import save as save_tensors
@@ -269,10 +236,9 @@ def encode_rows(rows: Sequence[Mapping[str, Any]]) -> bytes:
             raise ValueError(f"row {row.get('id')} has other columns than {rows[0].get('id')}")
         if row.get("split") not in SPLITS or row.get("correct") not in (0, 1):
             raise ValueError(
-                f"row {row.get('id')}: split={row.get('split')!r} or correct={row.get('correct')!r}"
+                f"row {row.get('id')}: split={row.get('split')!r}, correct={row.get('correct')!r}"
             )
-    lacking = [c for c in _REQUIRED if c not in names]
-    if lacking:
+    if lacking := [c for c in _REQUIRED if c not in names]:
         raise ValueError(f"rows lack the columns {lacking}")
     kinds = _types()
     order = [c for c in COLUMNS if c in names] + sorted(c for c in names if c not in COLUMNS)
@@ -285,9 +251,8 @@ def encode_rows(rows: Sequence[Mapping[str, Any]]) -> bytes:
         values = [kind(row[name]) for row in there]
         if kind is float and not np.isfinite(values).all():
             bad = there[int(np.flatnonzero(~np.isfinite(values))[0])]
-            raise RunError(
-                f"{name} of {bad['id']} is {bad[name]}: a score that is no number is an error", "bad-value"
-            )
+            told = f"{name} of {bad['id']} is {bad[name]}: a score that is no number is an error"
+            raise RunError(told, "bad-value")
         if len(there) < len(rows):
             values = [row[name] for row in rows]
         arrays.append(pa.array(values, type=kinds[kind]))
@@ -299,16 +264,10 @@ def encode_rows(rows: Sequence[Mapping[str, Any]]) -> bytes:
 def read_rows(
     store: Path, index: int, columns: Sequence[str] | None = None, *, rows: int | None = None
 ) -> pa.Table:
-    """The rows of one shard that has any; all columns by default.
-
-    Args:
-        store: the folder.
-        index: of the shard.
-        columns: only these.
-        rows: how many there must be, where it is known.
+    """The rows of one shard that has any, with all columns by default.
 
     Raises:
-        UserError: a file that cannot be read; other columns, types, values or rows than a store has.
+        UserError: a file that cannot be read; other columns, types, values or number of ``rows``.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -332,17 +291,14 @@ def read_rows(
 
 
 def _types() -> dict[type, pa.DataType]:
-    """Arrow types of Python values."""
     import pyarrow as pa
 
     return {str: pa.string(), int: pa.int64(), float: pa.float64(), bool: pa.bool_()}
 
 
 def _odd_column(schema: pa.Schema) -> str | None:
-    """The problem with the columns of a shard, or None."""
     types = _types()
-    lacking = [name for name in _REQUIRED if name not in schema.names]
-    if lacking:
+    if lacking := [name for name in _REQUIRED if name not in schema.names]:
         return f"lacks the column {lacking[0]}"
     if len(set(schema.names)) < len(schema.names):
         return "has two columns of one name"
@@ -362,19 +318,14 @@ def all_rows(store: Path, counts: Sequence[int]) -> pa.Table:
 
 
 def check_rows(store: Path, shards: Iterable[int]) -> None:
-    """Refuse shards that do not make one table.
-
-    Raises:
-        RunError: other columns than the shards before it, or an id that occurs twice.
-    """
+    """Refuse shards that do not make one table: other columns, or an id that occurs twice (RunError)."""
     schema: pa.Schema | None = None
     seen: set[int] = set()  # hashes: the ids of millions of rows would be large
     for index in shards:
         table = read_rows(store, index)
         if schema is not None and not table.schema.equals(schema):
-            raise RunError(
-                f"shard {index} of {store} has other columns than the shards before it", "mismatch"
-            )
+            told = f"shard {index} of {store} has other columns than the shards before it"
+            raise RunError(told, "mismatch")
         schema = table.schema
         for name in table["id"].to_pylist():
             key = draw_key("id", 0, name)

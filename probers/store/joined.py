@@ -22,17 +22,12 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class JoinedStores:
-    """Stores of one site and different texts, read in place as one.
-
-    Attributes:
-        stores: finished stores of the same feature, in the order of their rows.
-    """
+    """Finished stores of one feature and different texts, read in place as one, in their order."""
 
     stores: tuple[FeatureStore, ...]
 
     @property
     def path(self) -> str:
-        """The folders, as given for ``data``."""
         return f"[{','.join(str(store.path) for store in self.stores)}]"
 
     @property
@@ -57,15 +52,13 @@ class JoinedStores:
             if odd := sorted({*map(str, table)} ^ {*map(str, tables[0])}):
                 has, lacks = store.path, self.stores[0].path
                 has, lacks = (has, lacks) if odd[0] in table else (lacks, has)
-                raise UserError(
-                    f"data={has} has the column {odd[0]}, which data={lacks} lacks: make both alike",
-                    code="mismatch",
-                )
+                told = f"data={has} has the column {odd[0]}, which data={lacks} lacks: make both alike"
+                raise UserError(told, "mismatch")
             check_ids(known, table["id"], store.path)
         return pd.concat(tables, ignore_index=True)
 
     def reader(self, layers: Sequence[int]) -> StateReader:
-        """The states of some layers, in the order of :meth:`table`; see :meth:`FeatureStore.reader`."""
+        """The states of some layers, in the order of :meth:`table`."""
         return StateReader.joined([store.reader(layers) for store in self.stores])
 
 
@@ -74,32 +67,29 @@ def chosen(
 ) -> list[FeatureStore]:
     """Each store once for every site, reading its feature of one pool.
 
-    A choice that was left open is logged where a store has several pools.
-
-    Args:
-        stores: finished ones.
-        pool: None takes the pool of the first store's first feature.
-        sites: None takes all sites that a store has for the pool.
+    Without ``pool`` that of the first store's first feature is taken, which is logged where it has others;
+    without ``sites`` all sites that a store has for the pool.
 
     Raises:
         UserError: a pool or site that is not there.
     """
     first = stores[0]
     taken = pool or first.spec.pool
-    others = [name for name in dict.fromkeys(spec.pool for spec in first.features) if name != taken]
+    others = dict.fromkeys(spec.pool for spec in first.features if spec.pool != taken)
     if pool is None and others:
-        listed = ", ".join(others)
-        log.info("pool=%s is trained on, the first that %s has; others: %s", taken, first.path, listed)
+        told = "pool=%s is trained on, the first that %s has; others: %s"
+        log.info(told, taken, first.path, ", ".join(others))
     found = []
     for store in stores:
         there = [spec.site for spec in store.features if spec.pool == taken]
         if not there and pool is None:
             found.append(store)  # by_site names the difference
             continue
-        # Vectors of one width alone are trained on together.
-        width = next((spec.width for spec in store.features if spec.pool == taken), 0)
-        alike = [spec.site for spec in store.features if spec.pool == taken and spec.width == width]
-        wanted = [site for site in there if (site in alike if sites is None else site in sites)]
+        if sites is None:  # of one width, for vectors of one width alone are trained on together
+            width = next((spec.width for spec in store.features if spec.pool == taken), 0)
+            wanted = [s.site for s in store.features if s.pool == taken and s.width == width]
+        else:
+            wanted = [site for site in there if site in sites]
         asked: Sequence[str | None] = wanted or sites or [None]
         found += [store.feature(pool=taken, site=site) for site in asked]
     for site in sites or ():

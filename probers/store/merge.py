@@ -14,17 +14,16 @@ from .files import MANIFEST, read_manifest, read_rows, read_sidecar, read_specs,
 from .spec import FeatureSpec
 
 _THEN = "the stores to be merged are unchanged; run the same merge again once this is mended"
-_KEYS = ("id", "group", "split")
 
 
 class _Part:
-    """A finished store to be merged."""
+    """A finished store to be merged, with the numbers of rows of those shards that have any."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.manifest = read_manifest(path)
         self.specs = read_specs(path, self.manifest)
-        self.shards = {i: n for i, n in enumerate(self.manifest["rows"]) if n}  # rows of those that have any
+        self.shards = {i: n for i, n in enumerate(self.manifest["rows"]) if n}
 
     def source(self, config: dict[str, Any]) -> dict[str, Any]:
         """The origin of its rows: the name and content of the store, not its place."""
@@ -42,9 +41,9 @@ def merge(stores: Sequence[Path], out: Path) -> None:
     that a merge killed at any moment leaves no ``out``.
     """
     if not stores:
-        raise UserError("there is nothing to merge: give at least one feature store", code="missing-value")
+        raise UserError("there is nothing to merge: give at least one feature store", "missing-value")
     if out.exists() or out.is_symlink():
-        raise UserError(f"out={out} exists: choose another out or remove it", code="out-taken")
+        raise UserError(f"out={out} exists: choose another out or remove it", "out-taken")
     parts = [_Part(path) for path in stores]
     for part in parts[1:]:
         _check_features(parts[0], part)
@@ -103,17 +102,12 @@ def _check_features(first: _Part, other: _Part) -> None:
     """Refuse vectors of another model or read in another way, and other layers or number formats."""
     ours, others = first.specs[0].model, other.specs[0].model
     if not ours.same_as(others):
-        raise UserError(
-            f"{first.path} was made by {ours} and {other.path} by {others}: "
-            "only stores of the same model can be joined",
-            code="mismatch",
-        )
-    if len(first.specs) != len(other.specs):
-        raise UserError(
-            f"{first.path} has {len(first.specs)} features of each row and {other.path} {len(other.specs)}: "
-            "only stores of the same pools and sites can be joined",
-            code="mismatch",
-        )
+        told = f"{first.path} was made by {ours} and {other.path} by {others}"
+        raise UserError(f"{told}: only stores of the same model can be joined", "mismatch")
+    counts = len(first.specs), len(other.specs)
+    if counts[0] != counts[1]:
+        told = f"{first.path} has {counts[0]} features of each row and {other.path} {counts[1]}"
+        raise UserError(f"{told}: only stores of the same pools and sites can be joined", "mismatch")
     for one, another in zip(first.specs, other.specs, strict=True):
         check_alike(one, another, first.path, other.path)
 
@@ -124,20 +118,16 @@ def check_alike(one: FeatureSpec, another: FeatureSpec, path: Path, other: Path)
     for name in ("layers", "dtype"):
         mine, theirs = getattr(one, name), getattr(another, name)
         if mine != theirs:
-            raise UserError(
-                f"{path} has {name}={mine!r}, {other} {name}={theirs!r}: "
-                f"only stores of the same {name} can be joined",
-                code="mismatch",
-            )
+            told = f"{path} has {name}={mine!r}, {other} {name}={theirs!r}"
+            raise UserError(f"{told}: only stores of the same {name} can be joined", "mismatch")
 
 
 def check_ids(known: dict[str, Path], ids: Iterable[str], path: Path) -> None:
     """Add a store's ids to those of the stores before it, none of which may repeat (UserError)."""
     for name in ids:
         if name in known:
-            raise UserError(
-                f"the id {name} is in {known[name]} and again in {path}: give every text once", code="overlap"
-            )
+            told = f"the id {name} is in {known[name]} and again in {path}: give every text once"
+            raise UserError(told, "overlap")
         known[name] = path
 
 
@@ -153,16 +143,11 @@ def _check_rows(parts: Sequence[_Part]) -> None:
             if not rows.schema.equals(schema):
                 fields = [{f"{f.name}: {f.type}" for f in s} for s in (rows.schema, schema)]
                 odd = ", ".join(sorted(fields[0] ^ fields[1]))
-                raise UserError(
-                    f"{part.path} has other columns than {parts[0].path} ({odd})", code="mismatch"
-                )
-            names, groups, splits = (rows[column].to_pylist() for column in _KEYS)
+                raise UserError(f"{part.path} has other columns than {parts[0].path} ({odd})", "mismatch")
+            names, groups, splits = (rows[column].to_pylist() for column in ("id", "group", "split"))
             check_ids(ids, names, part.path)
             for group, split in zip(groups, splits, strict=True):
                 side, where = sides.setdefault(group, (split, part.path))
                 if side != split:
-                    raise UserError(
-                        f"merging leaks: the group {group!r} is in {side} of {where} and in {split} of "
-                        f"{part.path}; split by group before the work is shared out",
-                        code="overlap",
-                    )
+                    told = f"the group {group!r} is in {side} of {where} and in {split} of {part.path}"
+                    raise UserError(f"merging leaks: {told}; split by group before sharing out", "overlap")

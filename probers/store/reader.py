@@ -32,23 +32,20 @@ class StateReader:
     """Some layers of a store's states; indexing by rows copies just those into a new array.
 
     ``reader[rows]`` is (n, layers, d) for a slice or for row numbers in any order. Whatever their order,
-    shards are read one after the other and each from its beginning to its end. The
-    memory held between two calls does not grow with the store.
+    shards are read one after the other and each from its beginning to its end. The memory held between two
+    calls does not grow with the store.
 
     Args:
         files: the shards' safetensors files, in order; those of empty shards are not opened.
         counts: rows per shard.
-        spec: of the store.
         layers: numbers of the layers wanted, in the order wanted.
 
     Attributes:
-        layers: as given.
         shape: (N, layers, d).
         dtype: number format in which they are given out.
 
     Raises:
-        UserError: the store lacks a layer (lists those it has); when read, a shard that is
-            missing, cut short or altered.
+        UserError: the store lacks a layer; when read, a shard that is missing, cut short or altered.
     """
 
     def __init__(
@@ -146,8 +143,8 @@ class StateReader:
         data, scales = np.ndarray(shape, self._stored, memory, start), None
         if size := _scale_bytes(rows, self._spec):
             scales = np.ndarray((rows, len(positions)), np.float32, memory, start - size)
-        mapped = self._maps[shard] = _Map(memory, data, scales)
-        return mapped
+        self._maps[shard] = _Map(memory, data, scales)
+        return self._maps[shard]
 
 
 @dataclass(slots=True)
@@ -176,9 +173,9 @@ class _Map:
 def _layout(path: Path, memory: mmap.mmap, rows: int, spec: FeatureSpec) -> tuple[int, dict[int, int]]:
     """Start of a shard's states, and the position of each layer's block after it.
 
-    Its header says so, and is held against what the manifest says. The format
-    leaves no gaps between tensors, and the layers' are all of one size, so a block's position is
-    its offset in units of that size. Scales come before them, as the format sorts by the size of a number.
+    Its header says so, and is held against the manifest. The format leaves no gaps between tensors, and the
+    layers' are all of one size, so a block's position is its offset in units of that size. Scales come
+    before them, as the format sorts by the size of a number.
     """
     length = int.from_bytes(memory[:8], "little")
     try:

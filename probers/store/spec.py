@@ -45,12 +45,9 @@ _Format = Annotated[
 class ModelSpec:
     """Identity of a language model, precise enough to notice another one.
 
-    Attributes:
-        id: what the user typed: "testbed", a hub id or a path.
-        revision: hub commit, or a hash of the local files; "" when unknown.
-        layers: number of decoder blocks.
-        width: size d of the residual stream.
-        dtype: number format the model ran in, e.g. "float32".
+    ``id`` is what the user typed; ``revision`` the hub commit or a hash of the local files, "" when unknown;
+    ``layers`` the number of decoder blocks; ``width`` the size d of the residual stream; ``dtype`` the number
+    format the model ran in.
     """
 
     id: Name
@@ -60,10 +57,9 @@ class ModelSpec:
     dtype: Line
 
     def same_as(self, other: ModelSpec) -> bool:
-        """Tell whether both name the same weights.
+        """Tell whether both name the same weights: by revision where both have one, otherwise by id.
 
-        The revision decides where both have one, so that a model that was moved to
-        another path is still itself; the id decides otherwise.
+        So a model that was moved to another path is still itself.
         """
         if (self.layers, self.width) != (other.layers, other.width):
             return False
@@ -82,7 +78,6 @@ class FeatureSpec:
     """Specification of the vectors read from a model, one per text and layer.
 
     Attributes:
-        model: the model it was read from.
         layers: ascending; 0 is the embedding output, k the residual stream after block k.
         width: length of a vector (the model's width unless the pooling changes it).
         site: where in the block.
@@ -106,21 +101,17 @@ class FeatureSpec:
         if not layers or list(layers) != sorted(set(layers)):
             raise ValueError(f"layers must be ascending without repeats and not empty, got {self.layers}")
         if layers[0] < 0 or layers[-1] > self.model.layers:
-            raise UserError(
-                f"layers={list(layers)} is out of range: {self.model.id} has {self.model.layers} layers "
-                "(0 is the embedding output)",
-                "layers",
-            )
+            told = f"layers={list(layers)} is out of range: {self.model.id} has {self.model.layers} layers"
+            raise UserError(f"{told} (0 is the embedding output)", "layers")
         object.__setattr__(self, "layers", layers)
 
     @property
     def feature(self) -> Feature:
-        """The feature to record."""
         return Feature(self.layers, self.site, self.pool)
 
     @property
     def needs(self) -> Needs:
-        """The needs of a generation that gives this feature."""
+        """What a generation has to record for this feature."""
         return Needs((self.feature,))
 
     @property
@@ -139,53 +130,31 @@ class FeatureSpec:
         return len(self.layers) * (self.vector_bytes + 4 * (self.dtype == FP8))
 
     def select(self, layers: Sequence[int]) -> FeatureSpec:
-        """The same feature with some of its layers.
-
-        Raises:
-            UserError: a layer that is not there; says which are and how many the model has.
-        """
-        absent = [k for k in layers if k not in self.layers]
-        if absent:
+        """The same feature with some of its layers; UserError lists those it has."""
+        if absent := [k for k in layers if k not in self.layers]:
             raise UserError(
-                f"layer={absent[0] if len(absent) == 1 else absent} is not in the features: they hold "
+                f"layer={absent[0] if len(absent) == 1 else absent} is not in the features: choose among "
                 f"layers {_ranges(self.layers)} of {self.model.id}, which has {self.model.layers} layers "
-                "(0 is the embedding output); choose among these",
+                "(0 is the embedding output)",
                 "layers",
             )
         return replace(self, layers=tuple(sorted(set(layers))))
 
     def check_model(self, model: ModelSpec, *, what: str = "the features") -> None:
-        """Refuse another model than the one these features were read from.
-
-        Args:
-            model: the model in use now.
-            what: names the owner of this specification in the message.
-
-        Raises:
-            UserError: names both models.
-        """
+        """Refuse another model than the one these features, called ``what``, were read from (UserError)."""
         if not self.model.same_as(model):
-            raise UserError(
-                f"{what} came from the model {self.model}, but the model now is {model}: "
-                "use that model, or make features and prober again with this one",
-                "mismatch",
-            )
+            told = f"{what} came from the model {self.model}, but the model now is {model}"
+            remedy = "use that model, or make features and prober again with this one"
+            raise UserError(f"{told}: {remedy}", "mismatch")
 
     def check(self, other: FeatureSpec, *, what: str = "the features", against: str = "the others") -> None:
-        """Refuse vectors that were read in another way (layers may differ).
-
-        Raises:
-            UserError: names what differs and both values.
-        """
+        """Refuse vectors that were read in another way, layers aside (UserError)."""
         self.check_model(other.model, what=what)
         for name in ("site", "pool", "position", "width", "prompt"):
             mine, theirs = getattr(self, name), getattr(other, name)
             if mine != theirs:
-                raise UserError(
-                    f"{what} have {name}={mine!r}, {against} {name}={theirs!r}: "
-                    f"make one of them again with the same {name}",
-                    "mismatch",
-                )
+                told = f"{what} have {name}={mine!r}, {against} {name}={theirs!r}"
+                raise UserError(f"{told}: make one of them again with the same {name}", "mismatch")
 
     def to_dict(self) -> dict[str, Any]:
         """Plain containers for JSON."""
@@ -193,27 +162,16 @@ class FeatureSpec:
 
     @classmethod
     def from_dict(cls, value: Mapping[str, Any]) -> FeatureSpec:
-        """Inverse of :meth:`to_dict`.
-
-        Raises:
-            UserError, ValueError: fields that are missing, unknown or not of their type; layers that
-                are no ascending numbers.
-        """
+        """Inverse of :meth:`to_dict`; UserError or ValueError where fields are not as it writes them."""
         check_record(cls, value, "spec.")
         check_record(ModelSpec, value["model"], "spec.model.")
         return cls(**{**value, "model": ModelSpec(**value["model"]), "layers": tuple(value["layers"])})
 
 
 def parse_layers(value: Any, named: Mapping[str, Sequence[int]], key: str) -> tuple[int, ...]:
-    """The layers asked for, ascending and each once.
+    """The layers asked for with option ``key``, ascending and each once.
 
-    Args:
-        value: one of ``named``, one number, or a list of numbers.
-        named: what words stand for.
-        key: of the option, for the message.
-
-    Raises:
-        UserError: not understood.
+    The value is one of the words in ``named``, one number, or a list of numbers; else a UserError.
     """
     if isinstance(value, str) and value in named:
         return tuple(named[value])
@@ -234,8 +192,7 @@ def _ranges(numbers: Sequence[int]) -> str:
 def fp8_encode(vectors: Tensor) -> tuple[Tensor, Tensor]:
     """Codes (.., d) in float8_e4m3fn and scales (..,) in float32, whose product stands for the vectors.
 
-    Args:
-        vectors: (.., d) float32, finite and below :data:`TOO_LARGE`.
+    These are (.., d) float32, finite and below :data:`TOO_LARGE`.
     """
     import torch
 

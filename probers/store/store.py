@@ -8,14 +8,13 @@ Layout of a store folder::
                              "scale" (rows, layers), by which they are multiplied
     shards/00000.<pool>.<site>.safetensors
                              the same of each further feature of the rows, where there are several
-    shards/00000.json        sizes and checksums of these, the pieces of work the shard
-                             covers and what of them was left out; written last, so its
-                             presence says that the shard is whole
+    shards/00000.json        sizes and checksums of these, the pieces of work the shard covers and what
+                             of them was left out; written last: where it is, the shard is whole
 
-Every file is written beside its place and then renamed, and holds neither times nor
-machine names: a store that was killed and resumed is byte-identical to one that was
-not. Concurrent writers of one folder are not supported; several workers write a folder
-each, and :meth:`FeatureStore.merge` joins them.
+Every file is written beside its place and then renamed, and holds neither times nor machine names: a store
+that was killed and resumed is byte-identical to one that was not. One process writes a folder; several
+workers write a folder each, which :meth:`FeatureStore.merge` copies into one, and
+:class:`.joined.JoinedStores` reads in place.
 """
 
 from __future__ import annotations
@@ -58,7 +57,6 @@ if TYPE_CHECKING:
     import datasets
     import pandas as pd
 
-
 log = logging.getLogger(__name__)
 
 
@@ -66,15 +64,9 @@ log = logging.getLogger(__name__)
 class FeatureStore:
     """A folder of labelled hidden states; make one with :meth:`create` or :meth:`open`.
 
-    A store holds one or several features of its rows. States are read of one of them, the first
-    unless :meth:`feature` chose another.
-
-    Attributes:
-        path: the folder.
-        features: what the stored vectors are, in the order in which they are written.
-        config: the part of the configuration that decided what was computed.
-        shards: number of shards it has when complete; None when only the last one tells.
-        read: index of the feature whose states are read.
+    A store holds one or several features of its rows, in the order in which they are written. States are read
+    of one of them, of index ``read``: the first unless :meth:`feature` chose another. ``config`` is the part
+    of the configuration that decided what was computed. ``shards`` is None while only the last one tells.
     """
 
     path: Path
@@ -95,11 +87,9 @@ class FeatureStore:
         """A new store, or the unfinished one in ``path`` to go on with.
 
         Args:
-            path: the folder.
             features: what the vectors of each row are; each of another pool or site.
-            config: the part of the configuration that decides what is computed, as plain containers.
-            shards: how many there will be; None leaves it open until :meth:`finish`, for work
-                whose amount is not known before it is done.
+            config: plain containers.
+            shards: how many there will be; None leaves it open until :meth:`finish`.
 
         Raises:
             UserError: ``path`` holds a store of other specifications or another configuration.
@@ -127,8 +117,7 @@ class FeatureStore:
         for index in written_shards(self.path):
             file = self._file(index, "json")
             try:
-                files = self._sidecar(index)["files"]
-                found = check(self.path, {f"shards/{name}": about for name, about in files.items()})
+                found = check(self.path, _listed(self._sidecar(index)))
             except RunError as error:
                 log.info(str(error))
             else:
@@ -141,10 +130,8 @@ class FeatureStore:
     def open(cls, path: str | Path, *, checksums: bool = True) -> FeatureStore:
         """A finished store, with its manifest and files checked.
 
-        Args:
-            path: the folder.
-            checksums: compare every file with its checksum, once for each size and times it has
-                (see :func:`probers.checksums.check`); False compares sizes.
+        Every file is compared with its checksum, once for each size and times it has (see
+        :func:`probers.checksums.check`); with ``checksums=False`` only its size.
 
         Raises:
             UserError: no store, an unfinished one, or a file that is missing, cut short or altered.
@@ -154,14 +141,9 @@ class FeatureStore:
         store = cls(path, read_specs(path, manifest), manifest["config"], manifest["shards"])
         if not manifest["complete"]:
             written = f"{len(written_shards(path))} of {store.shards or 'an unknown number of'} shards"
-            raise UserError(
-                f"the feature store {path} is incomplete ({written}): run the command "
-                "that made it once more, it goes on where it stopped",
-                "no-artifact",
-            )
-        files = manifest["files"]
-        found = check(path, files, contents=checksums)
-        if found is not None:
+            remedy = "run the command that made it once more, it goes on where it stopped"
+            raise UserError(f"the feature store {path} is incomplete ({written}): {remedy}", "no-artifact")
+        if (found := check(path, manifest["files"], contents=checksums)) is not None:
             raise damaged(path, *found)
         return store
 
@@ -169,10 +151,9 @@ class FeatureStore:
     def merge(cls, stores: Sequence[FeatureStore | str | Path], out: str | Path) -> FeatureStore:
         """Join finished stores of the same features, as several workers made them, into a new one.
 
-        Shard files are hard-linked where the file system allows it and copied otherwise,
-        with their checksums carried over; ``summary["merged"]`` says which rows came from
-        which store. The new folder appears whole or not at all, and the same stores in the
-        same order give the same bytes.
+        Shard files are hard-linked where the file system allows it and copied otherwise;
+        ``summary["merged"]`` says which rows came from which store. The new folder appears whole or not at
+        all, and the same stores in the same order give the same bytes.
 
         Raises:
             UserError: stores of other features, models or columns; an id that occurs twice;
@@ -189,11 +170,7 @@ class FeatureStore:
         return self.features[self.read]
 
     def feature(self, *, pool: str | None = None, site: str | None = None) -> FeatureStore:
-        """The same store, reading the first of its features that is of some pool and site.
-
-        Raises:
-            UserError: there is none; says which there are.
-        """
+        """The same store, reading its first feature of some pool and site; UserError where there is none."""
         for index, spec in enumerate(self.features):
             if pool in (None, spec.pool) and site in (None, spec.site):
                 return replace(self, read=index)
@@ -234,20 +211,19 @@ class FeatureStore:
         """Write one shard, all or nothing.
 
         Args:
-            index: number of the shard, from 0; a shard that is there is replaced.
+            index: from 0; a shard that is there is replaced.
             rows: one mapping per example, with the keys of :data:`probers.store.files.COLUMNS` (id, group,
                 split and correct at least) and any further ones; the same keys in every row.
             states: of each feature (len(rows), layers, width), in the order of its layers.
-            units: ids of the pieces of work the shard covers, so that they are not done again.
-            left_out: what gave no row: JSON objects with the id, the reason and whatever else tells why.
+            units: ids of the pieces of work the shard covers, which are not done again.
+            left_out: what gave no row, with id, reason and whatever else tells why.
 
         Raises:
             RunError: states that are not finite in the store's number format; a full disk.
             ValueError: shapes, columns or labels that do not fit.
         """
         expected = [(len(rows), len(spec.layers), spec.width) for spec in self.features]
-        shapes = [each.shape for each in states]
-        if shapes != expected:
+        if (shapes := [each.shape for each in states]) != expected:
             raise ValueError(f"states of shard {index} have the shapes {shapes}, expected {expected}")
         if index < 0 or (self.shards is not None and index >= self.shards):
             raise ValueError(f"shard {index} is out of range for {self.shards} shards")
@@ -286,22 +262,16 @@ class FeatureStore:
         """The rows of one shard that is written, without its states."""
         if not self._sidecar(index)["rows"]:
             return []
-        rows: list[dict[str, Any]] = read_rows(self.path, index).to_pylist()
-        return rows
+        return read_rows(self.path, index).to_pylist()
 
     def finish(self, summary: Mapping[str, Any] | None = None, *, empty: bool = False) -> None:
-        """Mark the store complete; ``summary`` is kept as plain figures.
-
-        Args:
-            summary: the figures.
-            empty: it may hold no row, as the store of a small part.
+        """Mark the store complete and keep plain figures as its ``summary``.
 
         Raises:
-            RunError: shards are missing, all are empty, ids repeat, shards have different
-                columns, or the disk is full.
+            RunError: shards are missing, ids repeat, shards have different columns, or all are empty
+                (unless ``empty`` allows it, for a small part).
         """
-        self._check_whole()
-        rows = [about["rows"] for about in self._sidecars()] if empty else self._counts()
+        rows = self._written_counts() if empty else self._counts()
         files = self._shard_files()
         check_rows(self.path, [i for i, n in enumerate(rows) if n])
         manifest = self._manifest() | {
@@ -311,11 +281,7 @@ class FeatureStore:
         write_bytes(self.path / MANIFEST, canonical_json(manifest).encode())
 
     def verify(self) -> None:
-        """Compare every file with its checksum; of an unfinished store, those of its shards so far.
-
-        Raises:
-            UserError: names the file that is missing or was altered.
-        """
+        """Compare every file with its checksum, in an unfinished store too; UserError names a damaged one."""
         files = read_manifest(self.path)["files"] or self._shard_files()
         if (found := check(self.path, files, anew=True)) is not None:
             raise damaged(self.path, *found)
@@ -333,29 +299,17 @@ class FeatureStore:
         return all_rows(self.path, self._counts()).to_pandas()
 
     def tables(self, columns: Sequence[str] | None = None) -> Iterator[pd.DataFrame]:
-        """The rows shard by shard, so that memory does not grow with their number.
-
-        Args:
-            columns: only these; all by default.
-        """
+        """The rows shard by shard, all columns by default; memory does not grow with their number."""
         for index, count in enumerate(self._counts()):
             if count:
                 yield read_rows(self.path, index, columns, rows=count).to_pandas()
 
     def layer(self, k: int) -> np.ndarray:
-        """(N, d) states of one layer; only that layer's bytes are read.
-
-        Raises:
-            UserError: the store lacks the layer; lists those it has.
-        """
+        """(N, d) states of one layer; only that layer's bytes are read."""
         return self.states((k,))[:, 0]
 
     def states(self, layers: Sequence[int], rows: Sequence[int] | np.ndarray | None = None) -> np.ndarray:
-        """(n, len(layers), d) states, in the order of ``layers`` and ``rows``.
-
-        Args:
-            layers: numbers of the layers wanted.
-            rows: row numbers; None takes all. Shards without one of them are not read.
+        """(n, len(layers), d) states in the order of ``layers`` and ``rows``; other shards are not read.
 
         Raises:
             UserError: the store lacks a layer (lists those it has), or a shard is damaged.
@@ -363,11 +317,7 @@ class FeatureStore:
         return self.reader(layers)[slice(None) if rows is None else rows]
 
     def reader(self, layers: Sequence[int]) -> StateReader:
-        """The states of some layers, for reading rows on demand; see :class:`StateReader`.
-
-        Raises:
-            UserError: the store lacks a layer; lists those it has.
-        """
+        """The states of some layers, for reading rows on demand; see :class:`StateReader`."""
         counts = self._counts()
         end = state_suffixes(self.features)[self.read]
         files = [self._file(i, end) for i in range(len(counts))]
@@ -377,9 +327,6 @@ class FeatureStore:
         """All rows as a Hugging Face ``Dataset``, with a column ``layer.<k>`` of vectors per layer asked for.
 
         The states of those layers are read into memory; without layers none are.
-
-        Raises:
-            UserError: the store lacks a layer; lists those it has.
         """
         import datasets
         import pyarrow as pa
@@ -400,17 +347,15 @@ class FeatureStore:
 
     def _counts(self) -> list[int]:
         """Rows per shard: from the manifest, or before it is finished from the shards themselves."""
-        counts = read_manifest(self.path)["rows"]
-        if counts is None:
-            self._check_whole()
-            counts = [about["rows"] for about in self._sidecars()]
+        counts = read_manifest(self.path)["rows"] or self._written_counts()
         if not sum(counts):
             raise RunError(f"the feature store {self.path} is empty: no example was kept", "empty")
         return counts
 
-    def _check_whole(self) -> None:
+    def _written_counts(self) -> list[int]:
         if self.missing:
             raise RunError(f"the feature store {self.path} lacks shards {self.missing[:10]}", "no-artifact")
+        return [about["rows"] for about in self._sidecars()]
 
     def _sidecar(self, index: int) -> dict[str, Any]:
         return read_sidecar(self.path, index, self.features)
@@ -419,7 +364,7 @@ class FeatureStore:
         return map(self._sidecar, written_shards(self.path))
 
     def _shard_files(self) -> dict[str, dict[str, Any]]:
-        return {f"shards/{name}": file for s in self._sidecars() for name, file in s["files"].items()}
+        return {name: file for about in self._sidecars() for name, file in _listed(about).items()}
 
     def _manifest(self) -> dict[str, Any]:
         first, *more = (spec.to_dict() for spec in self.features)
@@ -428,3 +373,8 @@ class FeatureStore:
             "spec": first, "config": dict(self.config), "rows": None, "files": {}, "summary": {},
             **({"more": more} if more else {}),
         }  # fmt: skip
+
+
+def _listed(about: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Sizes and checksums of a shard's files, from its JSON record, by name relative to the folder."""
+    return {f"shards/{name}": file for name, file in about["files"].items()}

@@ -12,7 +12,7 @@ import numpy as np
 
 from probers.bank.calibration import Platt, Temperature, sigmoid
 from probers.entities import Recogniser, with_scores, written_entities
-from probers.entities.written import HEAD
+from probers.entities.recogniser import HEAD
 from probers.types import Decision, Generation, Needs, UserError
 from probers.uncertainty import margins
 

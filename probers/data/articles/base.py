@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from ...options import Name, Natural, NotNegative, Positive
 from ...text import split_sentences
 from ...types import Article, RunError, UserError
-from ..records import LeftOut
+from ..records import LeftOut, UnusableError
 
 _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x84\x86-\x9f\ufeff\ufffe\uffff\ud800-\udfff]+")
 _BREAK = re.compile("\r\n?|[\x85\u2028\u2029]")
@@ -72,23 +72,16 @@ class Wikipedia:
         """Refuse pages that are not chosen one way, and values that make no request (UserError)."""
         asked = [name for name in ("titles", "category", "random") if getattr(self, name)]
         if len(asked) != 1:
-            raise UserError(
-                "articles=wikipedia needs exactly one of wikipedia.titles, wikipedia.category and "
-                f"wikipedia.random=true; {' and '.join(asked) or 'none'} given",
-                "conflict" if asked else "missing-value",
-            )
+            needed = "exactly one of wikipedia.titles, wikipedia.category and wikipedia.random=true"
+            told = f"articles=wikipedia needs {needed}; {' and '.join(asked) or 'none'} given"
+            raise UserError(told, "conflict" if asked else "missing-value")
         if not self.language.replace("-", "").isalnum():
             raise UserError(f"wikipedia.language={self.language} is not a code such as en or de")
         if self.api_url is not None and urlsplit(self.api_url).scheme not in ("http", "https"):
             raise UserError(f"wikipedia.api_url={self.api_url} must begin with https:// or http://")
         if self.contact is not None and not self.contact.isascii():
-            raise UserError(
-                f"wikipedia.contact={self.contact!r} must be plain ASCII: an e-mail address or a URL"
-            )
-
-
-class UnusableError(Exception):
-    """An article that cannot be used; the reason's kind stands before its first colon."""
+            told = f"wikipedia.contact={self.contact!r} must be plain ASCII"
+            raise UserError(f"{told}: an e-mail address or a URL")
 
 
 def clean(text: str) -> str:
@@ -99,9 +92,9 @@ def clean(text: str) -> str:
 def prose(text: str) -> str:
     """The prose lines of an encyclopedia page.
 
-    Headings, appendices (with what is below them), formulas and short lines that do not
-    end like a sentence (list items, captions) are left out. Headings may be marked with
-    ``==``; where none is, as in dumps, a line that is an appendix's heading ends the page.
+    Without headings, appendices (with what is below them), formulas and short lines that do not end like a
+    sentence (list items, captions). Headings may be marked with ``==``; where none is, as in dumps, a line
+    that is an appendix's heading ends the page.
     """
     kept: list[str] = []
     marked = re.search(r"^\s*==.*==\s*$", text, re.MULTILINE) is not None
@@ -136,12 +129,7 @@ def sentences_of(text: str) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Rules:
-    """Requirements of a usable article.
-
-    Attributes:
-        min_sentences: fewer make it too short.
-        max_chars: whole sentences are taken up to this many characters, the rest is cut off.
-    """
+    """Requirements of a usable article: sentences at least, and characters that whole ones fill at most."""
 
     min_sentences: int = 2
     max_chars: int = 100_000
@@ -173,15 +161,14 @@ class Rules:
         else:
             found = (" ".join(clean(s).split()) for s in content)
         sentences: list[str] = []
-        size, empty = 0, True
+        size, sentence = 0, ""
         for sentence in found:
-            empty = empty and not sentence
             size += len(sentence) + 1
             if size > self.max_chars + 1:
                 break
             if sentence:
                 sentences.append(sentence)
-        if empty:
+        if not sentences and not sentence:
             raise UnusableError("empty")
         if not sentences:
             raise UnusableError(f"too long: its first sentence has more than {self.max_chars} characters")
@@ -196,14 +183,9 @@ Progress = Callable[[int, "int | None", str], None]
 
 @dataclass
 class Problems(LeftOut):
-    """Articles that could not be used; iterates over (title, reason).
-
-    Attributes:
-        failed: how many were failures of the network rather than of the article.
-    """
+    """Articles that could not be used; ``failed`` counts those that the network failed to deliver."""
 
     failed: int = 0
-
     noun: ClassVar[str] = "article"
     kinds: ClassVar[int | None] = 5
 
@@ -218,21 +200,16 @@ class Problems(LeftOut):
         """The error for a source that delivered no article at all."""
         why = self.summary() or "the source is empty"
         first = f" (first: {self.listed[0][0]}: {self.listed[0][1]})" if self.listed else ""
-        kind = RunError if self.failed else UserError
-        return kind(
-            f"articles={spec} holds no usable article: {why}{first}", "network" if self.failed else "empty"
-        )
+        told = f"articles={spec} holds no usable article: {why}{first}"
+        return RunError(told, "network") if self.failed else UserError(told, "empty")
 
 
 @dataclass
 class ArticleSource:
     """Articles, made one at a time while it is iterated, once.
 
-    Attributes:
-        spec: the option's value.
-        articles: the articles.
-        problems: what was left out and why; complete when the iteration has ended.
-        total: how many articles are expected at most, None when nobody knows.
+    ``spec`` is the option's value; ``problems`` is complete when the iteration has ended; ``total`` is how
+    many articles are expected at most, None when nobody knows.
     """
 
     spec: str
@@ -241,11 +218,7 @@ class ArticleSource:
     total: int | None
 
     def __iter__(self) -> Iterator[Article]:
-        """The articles.
-
-        Raises:
-            UserError, RunError: at the end, when there was none.
-        """
+        """The articles; when there was none, a UserError or RunError at the end."""
         empty = True
         for article in self.articles:
             empty = False

@@ -18,14 +18,10 @@ from .detokenise import detokenise_sentences
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """An article cut before ``entity``.
+    """An article, in natural text, cut before ``entity``, a span in its sentences joined by spaces.
 
-    Attributes:
-        article: the whole article, in natural text.
-        entity: its span in the article's sentences joined by spaces.
-        before: the article up to the entity, without the space there, or the end of that.
-        between: that space, or "" where the entity follows a bracket or a quote.
-        sentence: index of the sentence it is in.
+    ``before`` is the article up to the entity, or the end of that, and ``between`` the space there, "" where
+    the entity follows a bracket or a quote; ``sentence`` is the index of the sentence it is in.
     """
 
     article: Article
@@ -58,10 +54,8 @@ def cut_article(
 ) -> list[Cut]:
     """The seeded choice of at most ``per_article`` entities to cut before, from left to right.
 
-    Args:
-        article: in natural text.
-        within: only in this many sentences from the beginning; None takes all.
-        wanted: of an entity in the article's text, whether it may be chosen.
+    The article is in natural text, and cut in its first ``within`` sentences (None: in all). ``wanted`` tells
+    of an entity in its text whether it may be chosen.
     """
     text = " ".join(article.sentences)
     sentences = split_sentences(text)[:within]
@@ -89,16 +83,12 @@ def cut_article(
 
 
 def shortened(cuts: Iterable[Cut], tokens: int, starts: Callable[[str], Sequence[int]]) -> Iterator[Cut]:
-    """The cuts with the last ``tokens`` tokens before each at most.
+    """The cuts, those of an article one after another, with the last ``tokens`` tokens before each at most.
 
-    What is left of an article begins at every half of so many of its tokens, and there with a
-    sentence, or where none begins soon with a word: cuts that are near each other have one
-    beginning, so that the model reads what they share once. Where a cut's text begins is decided
-    by the article and the cut alone.
-
-    Args:
-        cuts: those of an article one after another.
-        starts: where in a text each of its tokens begins, ascending.
+    What is left of an article begins at every half of so many of its tokens, and there with a sentence, or
+    where none begins soon with a word: cuts that are near each other have one beginning, so that the model
+    reads what they share once. Where a cut's text begins is decided by the article and the cut alone.
+    ``starts`` finds where in a text each of its tokens begins, ascending.
     """
     step = max(1, tokens // 2)
     for article, group in groupby(cuts, key=lambda cut: cut.article):
@@ -134,14 +124,8 @@ def natural(article: Article) -> Article:
 class CutPlan:
     """The cuts of all articles of a source, made one article at a time while it is iterated, once.
 
-    Attributes:
-        source: where the articles come from; those without a cut join its problems.
-        recognise: finds entities.
-        per_article: cuts per article at most.
-        within: cut only in this many sentences from the beginning; None anywhere.
-        seed: of the choice.
-        articles: how many were read so far.
-        cuts: how many cuts they gave.
+    Articles without a cut join the problems of ``source``. ``articles`` and ``cuts`` count what was read and
+    made so far; for the other fields see :func:`cut_article`.
     """
 
     source: ArticleSource
@@ -166,32 +150,22 @@ class CutPlan:
         self._stream = chain([first], self._stream)
 
     def __iter__(self) -> Iterator[Cut]:
-        """The cuts in the order of the articles.
-
-        Raises:
-            UserError: at the end, when no article had an entity to cut before; and what the
-                source raises.
-        """
+        """The cuts in the order of the articles; UserError at the end when there was none."""
         return self._stream
 
     def _all(self) -> Iterator[Cut]:
         for article in self.source:
             self.articles += 1
             cuts = cut_article(
-                natural(article),
-                self.recognise,
-                per_article=self.per_article,
-                within=self.within,
+                natural(article), self.recognise, per_article=self.per_article, within=self.within,
                 seed=self.seed,
-            )
+            )  # fmt: skip
             if not cuts:
                 reason = "no entity: none inside a sentence and not in the title"
                 self.source.problems.add(article.title, reason)
             self.cuts += len(cuts)
             yield from cuts
         if not self.cuts:
-            raise UserError(
-                f"articles={self.source.spec}: none of the {self.articles} articles has an entity inside a "
-                "sentence and outside its title, so there is nothing to cut at",
-                "empty",
-            )
+            told = "has an entity inside a sentence and outside its title, so there is nothing to cut at"
+            where = f"articles={self.source.spec}: none of the {self.articles} articles"
+            raise UserError(f"{where} {told}", "empty")

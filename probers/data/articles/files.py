@@ -18,9 +18,18 @@ import numpy as np
 from ...options import shown
 from ...seeding import draw_key
 from ...types import Article, UserError, first_line
-from ..records import BadLine, check_object, open_stream, read_lines, what_is_wrong
+from ..records import (
+    BadLine,
+    UnusableError,
+    bad_line,
+    check_object,
+    check_strings,
+    open_stream,
+    read_lines,
+    what_is_wrong,
+)
 from ..splits import Splits
-from .base import ArticleSource, Problems, Progress, Rules, UnusableError, clean, prose
+from .base import ArticleSource, Problems, Progress, Rules, clean, prose
 
 #: With a limit, articles of the Hub are drawn out of a window of this many rows that moves over the stream.
 WINDOW = 1000
@@ -32,16 +41,15 @@ def open_file(
     """The usable articles of a JSONL file (``.gz`` too), in its order.
 
     Raises:
-        UserError: no such file, nothing usable, or with ``on_bad_line="error"`` a malformed
-            line or a repeated id. A title that is there twice without ids is a problem only:
-            real collections have them. The first article is kept.
+        UserError: no such file, nothing usable, or with ``on_bad_line="error"`` a malformed line or a
+            repeated id. A title that is there twice without ids is a problem only: real collections have
+            them. The first article is kept.
     """
     path = Path(spec)
     if not path.is_file():
         known = "testbed, the path of a JSONL file, wikipedia or hf:<dataset id>"
         raise UserError(f"articles={spec} is not a file: give {known}", "no-file")
     problems = Problems()
-    mend = "mend the line or pass on_bad_line=skip"
     key = Splits(seed).key
     ids, titles, numbers, own = array("Q"), array("Q"), array("Q"), array("B")
     for number, line in read_lines(path):
@@ -50,7 +58,7 @@ def open_file(
         except (ValueError, RecursionError) as error:
             reason = what_is_wrong(error)
             if on_bad_line == "error":
-                raise UserError(f"{path} line {number}: {reason}; {mend}", "bad-line") from error
+                raise bad_line(f"{path} line {number}: {reason}") from error
             problems.add(f"line {number}", f"malformed: {reason}")
         except UnusableError as error:
             problems.add(clean(json.loads(line)["title"]).strip() or f"line {number}", str(error))
@@ -63,7 +71,7 @@ def open_file(
     named = {n for n, has in zip(numbers, own, strict=True) if has and n in repeated}
     for number, first in repeated.items():
         if number in named and on_bad_line == "error":
-            raise UserError(f"{path} line {number}: its id is already on line {first}; {mend}", "bad-line")
+            raise bad_line(f"{path} line {number}: its id is already on line {first}")
         what = "id" if number in named else "title"
         problems.add(f"line {number}", f"repeated {what}: also on line {first}")
     total = len(numbers) - len(repeated)
@@ -89,21 +97,14 @@ def open_file(
 
 
 def _of_line(line: str, rules: Rules, splits: Splits | None = None) -> Article:
-    """The article of a line.
-
-    Raises:
-        ValueError: something is missing or of another type: the line is malformed.
-        UnusableError: something is empty or too short.
-    """
+    """The article of a line; ValueError if the line is malformed, UnusableError if the article is no use."""
     record: Any = json.loads(line)
     check_object(record)
     title = record.get("title")
     if not isinstance(title, str):
         raise ValueError("no 'title'" if title is None else f"title must be a string, found {title!r}")
     if "sentences" in record:
-        content = record["sentences"]
-        if not _are_strings(content):
-            raise ValueError(_NO_LIST)
+        check_strings("sentences", content := record["sentences"])
     elif "text" in record:
         content = record["text"]
         if not isinstance(content, str):
@@ -114,15 +115,7 @@ def _of_line(line: str, rules: Rules, splits: Splits | None = None) -> Article:
     return rules.article(title, content, id=None if id is None else str(id), split=splits)
 
 
-_NO_LIST = "sentences must be a list of strings"
-
-
-def _are_strings(content: Any) -> bool:
-    return isinstance(content, list) and all(isinstance(s, str) for s in content)
-
-
 def _draw(number: int, seed: int) -> int:
-    """Rank of a line under a limit, which keeps the lowest."""
     return draw_key("limit", seed, str(number))
 
 
@@ -138,12 +131,8 @@ def _repeated(ids: array[int], numbers: array[int]) -> dict[int, int]:
 def open_hub(spec: str, *, limit: int | None, seed: int, rules: Rules, progress: Progress) -> ArticleSource:
     """The articles of ``hf:<dataset id>[:<config>][:<split>]``; the split defaults to train or the only one.
 
-    Rows need a ``title`` and ``text`` or ``sentences`` (a list of strings). A limit counts
-    usable articles, drawn by ``seed``.
-
-    Raises:
-        UserError: no such dataset, configuration, split or columns.
-        RunError: the dataset cannot be reached.
+    Rows need a ``title`` and ``text`` or ``sentences`` (a list of strings). Errors are those of
+    :func:`~..records.open_stream`, and UserError for other columns.
     """
     parts = spec.removeprefix("hf:").split(":")
     if len(parts) > 3 or not parts[0]:
@@ -151,15 +140,12 @@ def open_hub(spec: str, *, limit: int | None, seed: int, rules: Rules, progress:
     name, config, split = (*parts, "", "")[:3]
     folder = "give a folder with the dataset's files as hf:FOLDER"
     rows: Mapping[str, Any] = open_stream(f"articles={spec}", name, instead=folder, name=config or None)
+    there = ", ".join(rows)
     if split and split not in rows:
-        raise UserError(
-            f"articles={spec} has no split {split}: choose one of {', '.join(rows)}", "unknown-choice"
-        )
+        raise UserError(f"articles={spec} has no split {split}: choose one of {there}", "unknown-choice")
     if not split and "train" not in rows and len(rows) > 1:
-        raise UserError(
-            f"articles={spec} has several splits: add one of {', '.join(rows)} as hf:{name}:{config}:<split>",
-            "missing-value",
-        )
+        told = f"articles={spec} has several splits: add one of {there} as hf:{name}:{config}:<split>"
+        raise UserError(told, "missing-value")
     data = rows[split or ("train" if "train" in rows else next(iter(rows)))]
     if limit is not None:
         data = data.shuffle(seed=seed, buffer_size=WINDOW)
@@ -197,10 +183,9 @@ def open_hub(spec: str, *, limit: int | None, seed: int, rules: Rules, progress:
 def _check_columns(spec: str, columns: Iterable[str]) -> None:
     columns = list(columns)
     if "title" not in columns or not {"text", "sentences"} & set(columns):
+        has = ", ".join(columns) or "none"
         raise UserError(
-            f"articles={spec} needs the columns title and text or sentences: "
-            f"it has {', '.join(columns) or 'none'}",
-            "bad-file",
+            f"articles={spec} needs columns title and text or sentences: it has {has}", "bad-file"
         )
 
 
@@ -209,11 +194,13 @@ def _of_row(row: Mapping[str, Any], number: int, rules: Rules, splits: Splits) -
     if not isinstance(title, str):
         raise UnusableError("no title")
     if content is None:
-        content = row.get("text")
-        if not isinstance(content, str):
+        if not isinstance(row.get("text"), str):
             raise UnusableError("empty")
-        content = prose(clean(content))
-    elif not _are_strings(content):
-        raise UnusableError(f"malformed: {_NO_LIST}")
+        content = prose(clean(row["text"]))
+    else:
+        try:
+            check_strings("sentences", content)
+        except ValueError as error:
+            raise UnusableError(f"malformed: {error}") from error
     id = row.get("id")
     return rules.article(title, content, id=str(number if id is None else id), split=splits)

@@ -1,20 +1,41 @@
-"""Articles of a live Wikipedia: by title, by category or at random."""
+"""Articles of a live Wikipedia, by title, by category or at random; each page is fetched once.
+
+Requests, timeouts and repetitions are those of the wikipedia-api package; a transport below it adds the
+rate limit and makes its client repeat what MediaWiki itself calls temporary.
+"""
 
 from __future__ import annotations
 
+import json
 import random
+import re
+import time
 from collections import deque
-from collections.abc import Iterator, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, suppress
+from datetime import datetime, timezone
+from email.utils import parsedate_to_datetime
 from itertools import islice
+from logging import getLogger
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
-from ...files import check_file
-from ...types import Article, RunError, UserError
+import httpx
+
+import probers
+
+from ...checksums import seal, unsealed
+from ...files import check_file, digest, write_bytes
+from ...types import Article, RunError, UserError, first_line
+from ..records import UnusableError
 from ..splits import Splits
-from .base import ArticleSource, Problems, Progress, Rules, UnusableError, Wikipedia, clean, prose
-from .wikipedia_client import Client, FetchError
+from .base import ArticleSource, Problems, Progress, Rules, Wikipedia, clean, prose
+
+if TYPE_CHECKING:
+    import wikipediaapi
+
+log = getLogger(__name__)
 
 
 def open_wikipedia(
@@ -37,7 +58,8 @@ def open_wikipedia(
     def articles() -> Iterator[Article]:
         done, total, splits = 0, limit, Splits(seed)
         seen: dict[int, str] = {}
-        with closing(Client(options, lambda text: progress(done, total, text))) as client:
+        client = _Client(options, lambda text: progress(done, total, text))
+        with closing(client.transport):
             if options.random:
                 names = _random_titles(client, seed, limit or 1, problems)
             else:
@@ -65,35 +87,27 @@ def open_wikipedia(
 
 
 def _title_list(options: Wikipedia) -> list[str]:
-    """The distinct titles of the option or of its file, in their order.
-
-    Raises:
-        UserError: the file is missing or there is no title.
-    """
+    """The distinct titles of the option or of its file, in their order; UserError if there is none."""
     titles: Sequence[Any] = options.titles or []
     if isinstance(options.titles, str):
         try:
             check_file(options.titles)
             titles = Path(options.titles).read_text(encoding="utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:
+            told = f"wikipedia.titles={options.titles} cannot be read as a text file ({error})"
             raise UserError(
-                f"wikipedia.titles={options.titles} cannot be read as a text file ({error}); "
-                "give one with a title per line, or a list like [Paris,Berlin]",
+                f"{told}; give one with a title per line, or a list like [Paris,Berlin]",
                 "no-file" if isinstance(error, FileNotFoundError) else "bad-file",
             ) from error
-    made = list(dict.fromkeys(" ".join(clean(str(t)).replace("_", " ").split()) for t in titles))
-    made = [t for t in made if t]
+    found = dict.fromkeys(" ".join(clean(str(t)).replace("_", " ").split()) for t in titles)
+    made = [title for title in found if title]
     if not made:
         raise UserError(f"wikipedia.titles={options.titles} holds no title", "empty")
     return made
 
 
 def _article(title: str, page: dict[str, Any], rules: Rules, splits: Splits, seen: dict[int, str]) -> Article:
-    """The article of a fetched page.
-
-    Raises:
-        UnusableError: the page is missing, a disambiguation or a repetition, or ``rules`` refuse it.
-    """
+    """The article of a fetched page; UnusableError for one that is missing, a disambiguation or repeated."""
     if page["status"] == "missing":
         raise UnusableError("missing: there is no page of this title")
     if page["status"] == "disambiguation":
@@ -105,12 +119,8 @@ def _article(title: str, page: dict[str, Any], rules: Rules, splits: Splits, see
     return article
 
 
-def _category_titles(client: Client, options: Wikipedia, problems: Problems) -> list[str]:
-    """Titles of the pages of a category and of its subcategories, each once, nearest first.
-
-    Raises:
-        RunError: the category itself cannot be fetched.
-    """
+def _category_titles(client: _Client, options: Wikipedia, problems: Problems) -> list[str]:
+    """Titles in a category and its subcategories, each once, nearest first; RunError if it is not fetched."""
     name = str(options.category).strip().replace("_", " ")
     name = name if name.casefold().startswith("category:") else f"Category:{name}"
     waiting = deque([(name, 0)])
@@ -122,9 +132,8 @@ def _category_titles(client: Client, options: Wikipedia, problems: Problems) -> 
             members = client.members(category)
         except FetchError as error:
             if level == 0:
-                raise RunError(
-                    f"wikipedia.category={options.category} was not fetched: {error}", "network"
-                ) from error
+                told = f"wikipedia.category={options.category} was not fetched: {error}"
+                raise RunError(told, "network") from error
             problems.add(category, f"not fetched: {error}", failure=True)
             continue
         titles.update(dict.fromkeys(members["pages"]))
@@ -137,9 +146,247 @@ def _category_titles(client: Client, options: Wikipedia, problems: Problems) -> 
     return list(titles)
 
 
-def _random_titles(client: Client, seed: int, limit: int, problems: Problems) -> Iterator[str]:
+def _random_titles(client: _Client, seed: int, limit: int, problems: Problems) -> Iterator[str]:
     """Titles drawn by the Wikipedia, those kept for this seed first; at most about 20 times the limit."""
     try:
         yield from islice(client.random_titles(seed, batch=limit), 20 * limit + 100)
     except FetchError as error:
         problems.add("random pages", f"not fetched: {error}", failure=True)
+
+
+SCHEMA = 1
+#: Failed requests in a row after which only the cache answers.
+GIVE_UP = 3
+
+
+class FetchError(Exception):
+    """A request that failed for good; ``down`` if the server or the network is why, and not the request."""
+
+    def __init__(self, reason: str, *, down: bool = False) -> None:
+        super().__init__("".join(c if c.isprintable() else " " for c in reason[:300]))
+        self.down = down
+
+
+#: Characters no title holds; "|" would ask for two pages.
+_NO_TITLE = re.compile(r"[#<>\[\]{}|\x00-\x1f\x7f-\x9f\ud800-\udfff]")
+#: Fields of a record in the cache: of a list by its kind, of a page by its status.
+_PAGE = {"status", "title", "pageid", "revision", "text"}
+_FIELDS = {
+    "categories": {"pages", "categories"}, "random": {"titles"},
+    "missing": {"status"}, "ok": _PAGE, "disambiguation": _PAGE,
+}  # fmt: skip
+
+
+class _Client:
+    """Pages, category members and random titles; each is fetched once and then read from disk.
+
+    Failures are not kept: the next run asks again. They are FetchErrors.
+    """
+
+    def __init__(self, options: Wikipedia, notice: Callable[[str], None]) -> None:
+        self.options = options
+        address = urlsplit(options.api_url or f"https://{options.language}.wikipedia.org")
+        self._cache = Path(options.cache) / re.sub(r"[^\w.-]+", "_", address.netloc + address.path)
+        self.transport = _Transport(options, notice)
+        self._wikis: dict[bool, wikipediaapi.Wikipedia] = {}
+        self._failures = 0
+
+    def page(self, title: str) -> dict[str, Any]:
+        """A page: ``status`` "ok", "missing" or "disambiguation", and title, pageid, revision, text."""
+        if not title.strip() or _NO_TITLE.search(title):
+            return {"status": "missing"}
+        return self._kept("pages", title, lambda: self._fetch_page(title))
+
+    def members(self, category: str) -> dict[str, list[str]]:
+        """Titles of the ``pages`` (articles alone) and ``categories`` of a category."""
+        return self._kept("categories", category, lambda: self._fetch_members(category))
+
+    def random_titles(self, seed: int, *, batch: int) -> Iterator[str]:
+        """Titles of the draw that belongs to ``seed``, which grows as they are taken."""
+        name = f"seed {seed}"
+        titles: list[str] = (self._read("random", name) or {"titles": []})["titles"]
+        yield from titles
+        while True:
+            drawn = self._asked(lambda: self._wiki(lists=True).random(limit=max(10, min(500, batch))))
+            fresh = [page.title for page in drawn.values() if page.title not in titles]
+            if not fresh:
+                raise FetchError("the wiki draws no further page")
+            titles = titles + fresh
+            self._keep("random", name, {"titles": titles})
+            yield from fresh
+
+    def _kept(self, kind: str, name: str, fetch: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        record = self._read(kind, name)
+        if record is None:
+            record = self._asked(fetch)
+            self._keep(kind, name, record)
+        return record
+
+    def _read(self, kind: str, name: str) -> dict[str, Any] | None:
+        """A record of the cache; a damaged one is named and counts as absent."""
+        file = self._file(kind, name)
+        try:
+            record = unsealed(file)  # older versions wrote no checksum
+            about = {"schema": SCHEMA, "name": name}
+            expected = _FIELDS.get(str(record.get("status")) if kind == "pages" else kind, set())
+            if record.keys() != {*about, *expected} or any(record[k] != v for k, v in about.items()):
+                raise ValueError("is not a record of this page or list")
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except (OSError, ValueError) as error:
+            log.info("%s %s: fetching it again", file, first_line(error))
+            return None
+        return record
+
+    def _keep(self, kind: str, name: str, record: dict[str, Any]) -> None:
+        blob = json.dumps(seal({"schema": SCHEMA, "name": name, **record})).encode()
+        then = "free some space or give another folder as wikipedia.cache"
+        write_bytes(self._file(kind, name), blob, then)
+
+    def _file(self, kind: str, name: str) -> Path:
+        slug = re.sub(r"[^A-Za-z0-9]+", "_", name)[:40].strip("_")
+        return self._cache / kind / f"{slug}-{digest(name)}.json"
+
+    def _asked(self, fetch: Callable[[], Any]) -> Any:
+        """Call ``fetch`` and turn every failure into a FetchError."""
+        if self._failures >= GIVE_UP:
+            raise FetchError(f"not asked for, {GIVE_UP} requests in a row had failed")
+        from wikipediaapi import WikipediaException
+
+        before, self._failures = self._failures, 0
+        self.transport.failure = ""
+        try:
+            return fetch()
+        except FetchError as error:
+            self._failures = before + 1 if error.down else 0
+            raise
+        except WikipediaException as error:
+            self._failures = before + 1
+            often = self.options.retries + 1
+            tried = f" (tried {often} times)" if often > 1 else ""
+            raise FetchError(f"{self.transport.failure or first_line(error)}{tried}", down=True) from error
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            # The library reads the fields it expects without checking for them.
+            raise FetchError("the answer is not understood: a part of it is missing") from error
+
+    def _wiki(self, *, lists: bool) -> wikipediaapi.Wikipedia:
+        """The library's client; for pages it gets text and kind with one request."""
+        if lists not in self._wikis:
+            import wikipediaapi
+
+            contact = f" ({self.options.contact})" if self.options.contact else ""
+            extra: dict[str, Any] = {"maxlag": 5}
+            if not lists:
+                extra |= {"prop": "info|extracts|pageprops", "ppprop": "disambiguation"}
+                extra |= {"explaintext": 1, "exsectionformat": "wiki"}
+            self._wikis[lists] = wikipediaapi.Wikipedia(
+                user_agent=f"probers/{probers.__version__}{contact}",
+                language=self.options.language,
+                extra_api_params=extra,
+                max_retries=self.options.retries,
+                retry_wait=self.options.backoff,
+                transport=self.transport,
+                timeout=self.options.timeout,
+            )
+        return self._wikis[lists]
+
+    def _fetch_page(self, title: str) -> dict[str, Any]:
+        page = self._wiki(lists=False).page(title)
+        if not page.exists():
+            return {"status": "missing"}
+        return {
+            "status": "disambiguation" if "disambiguation" in getattr(page, "pageprops", {}) else "ok",
+            "title": str(page.title),
+            "pageid": int(page.pageid),
+            "revision": int(page.lastrevid),
+            "text": str(getattr(page, "extract", "")),
+        }
+
+    def _fetch_members(self, category: str) -> dict[str, list[str]]:
+        import wikipediaapi
+
+        wiki = self._wiki(lists=True)
+        found = wiki.categorymembers(wiki.page(category, ns=wikipediaapi.Namespace.CATEGORY))
+        spaces = {"pages": wikipediaapi.Namespace.MAIN, "categories": wikipediaapi.Namespace.CATEGORY}
+        return {name: [p.title for p in found.values() if p.ns == ns] for name, ns in spaces.items()}
+
+
+#: MediaWiki's error codes after which the same request may succeed; it sends them with status 200.
+_BUSY = ("maxlag", "ratelimited", "readonly", "internal_api_error")
+
+
+class _Transport(httpx.BaseTransport):
+    """Paced requests, whose temporary failures look to the library's client like those it repeats.
+
+    It repeats status 429 after the seconds of ``Retry-After``, status 500 and above, timeouts and
+    connections that cannot be made. ``failure`` is the reason of the last failed request.
+    """
+
+    def __init__(self, options: Wikipedia, notice: Callable[[str], None]) -> None:
+        self.options, self.failure = options, ""
+        self._notice = notice
+        self._network = httpx.Client()  # takes the proxies that the environment names
+        self._next = 0.0
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        """Send a request and read the whole answer; FetchError where repeating it is no use."""
+        if (now := time.monotonic()) < self._next:
+            time.sleep(self._next - now)
+        self._next = max(now, self._next) + 1 / self.options.rate
+        if self.options.api_url:
+            request.url = httpx.URL(self.options.api_url).copy_with(query=request.url.query)
+            request.headers["Host"] = request.url.netloc.decode()
+        try:
+            response = self._network.send(request)
+        except httpx.TimeoutException:
+            self._failed(f"no answer within wikipedia.timeout={self.options.timeout:g} s")
+            raise
+        except httpx.TransportError as error:
+            self._failed(f"the connection failed: {error or type(error).__name__}")
+            raise httpx.ConnectError(str(error), request=request) from error
+        return self._checked(response)
+
+    def close(self) -> None:
+        self._network.close()
+
+    def _failed(self, reason: str) -> None:
+        self.failure = reason
+        self._notice(reason)
+
+    def _checked(self, response: httpx.Response) -> httpx.Response:
+        status, reason = response.status_code, f"HTTP {response.status_code}"
+        if status == 200:
+            try:
+                answer = response.json()
+            except ValueError:  # a proxy's page
+                answer = None
+            if not isinstance(answer, dict):
+                reason = "the answer is not a JSON object"
+            elif "error" not in answer:
+                return response
+            else:
+                code = str(answer["error"].get("code"))
+                reason = f"the API answered {code}"
+                if not code.startswith(_BUSY):
+                    raise FetchError(f"{reason}: {answer['error'].get('info', 'no reason given')}")
+        elif status not in (408, 429) and status < 500:
+            raise FetchError(reason, down=status in (401, 403))
+        wait = _retry_after(response)
+        if wait is not None and wait > self.options.max_wait:
+            limit = f"wikipedia.max_wait is {self.options.max_wait:g}"
+            raise FetchError(f"{reason}, to be asked again after {wait:.0f} s; {limit}", down=True)
+        self._failed(reason)
+        headers = {} if wait is None else {"Retry-After": f"{wait:.0f}"}
+        return httpx.Response(429, headers=headers, request=response.request)
+
+
+def _retry_after(response: httpx.Response) -> float | None:
+    """Seconds until the time that a server names, if it does."""
+    value = response.headers.get("Retry-After", "").strip()
+    if value.isdecimal():
+        return float(value)
+    with suppress(TypeError, ValueError, OverflowError):
+        when = parsedate_to_datetime(value)
+        when = when if when.tzinfo else when.replace(tzinfo=timezone.utc)
+        return max(0.0, (when - datetime.now(timezone.utc)).total_seconds())
+    return None

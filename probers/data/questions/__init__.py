@@ -7,23 +7,32 @@ or an object of one's own class derived from :class:`QuestionSource`.
 from __future__ import annotations
 
 import difflib
-import hashlib
 import importlib
 import logging
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 from tqdm import tqdm
 
+from ...files import digest
 from ...text import count
 from ...types import SPLITS, Question, UserError
-from ..records import BadLine, LeftOut, Row, check_bad_line, check_object, what_is_wrong
+from ..records import (
+    BadLine,
+    LeftOut,
+    Row,
+    UnusableError,
+    bad_line,
+    check_bad_line,
+    check_object,
+    what_is_wrong,
+)
 from ..splits import Drawn, Limit, Unfit, draw_stream, draw_whole, parts_of
 from .base import Layout, QuestionSource, layout
-from .values import Record, UnusableError, check_names
+from .values import Record, check_names
 
 __all__ = [
     "DATASETS", "EmptySplitError", "Excluded", "Layout", "QuestionSet", "QuestionSource", "UnusableError",
@@ -34,7 +43,7 @@ log = logging.getLogger(__name__)
 
 #: What users type -> module and class; the module is imported when it is asked for.
 DATASETS = {
-    "testbed": "testbed:Testbed",
+    "testbed": "jsonl:Testbed",
     "hotpotqa": "hotpotqa:HotpotQA",
     "2wikimultihopqa": "twowikimultihopqa:TwoWikiMultihopQA",
     "nq": "nq:NaturalQuestions",
@@ -55,12 +64,10 @@ class EmptySplitError(UserError):
 class Excluded(LeftOut):
     """Questions that were left out, each named by where it stands or by its id.
 
-    Attributes:
-        lost: where a file breaks off, so that nothing behind it could be read; "" when it does not.
+    ``lost`` is where a file breaks off, so that nothing behind it could be read.
     """
 
     lost: str = ""
-
     noun: ClassVar[str] = "question"
 
 
@@ -68,13 +75,9 @@ class Excluded(LeftOut):
 class QuestionSet:
     """The questions of a run, and what has to be known about how they were chosen.
 
-    Attributes:
-        questions: every one with group and split.
-        excluded: what was left out, and why.
-        record: source, layout, seed, limit, split and the numbers of questions (``dealt``: those
-            that came without a split and got one), for the run's record; ``digest`` is the same
-            exactly when the same questions are asked.
-        notes: sentences for the user, without those about ``excluded``.
+    Every question has group and split. ``record``, for the run's record, has source, layout, seed,
+    limit, split and the numbers of questions (``dealt``: those that came without a split and got one);
+    its ``digest`` is the same exactly when the same questions are asked.
     """
 
     questions: list[Question]
@@ -131,38 +134,24 @@ def open_questions(
         RunError: the Hub cannot be reached.
     """
     _check_limit(limit, split)
-    if split is not None and split not in SPLITS:
-        raise UserError(
-            f"split={split} is unknown: choose {', '.join(SPLITS)}, or null for all", "unknown-choice"
-        )
     check_bad_line(on_bad_line)
-    if isinstance(source, str):
-        opened = _made(source, options)
-    else:
-        _check_options(type(source), source.name, options)
-        opened = replace(source, **options)
-    opened = opened.seeded(seed)
-    reading = _Reading(opened, on_bad_line)
+    opened = _made(source, options).seeded(seed)
+    reading, parts = _Reading(opened, on_bad_line), parts_of(limit, split)
     draw = draw_whole if opened.whole else draw_stream
-    drawn = draw(reading, limit=limit, split=split, seed=seed, deal_splits=deal_splits, unfit=unfit)
-    excluded = reading.excluded
+    drawn = draw(reading, parts, seed=seed, deal_splits=deal_splits, unfit=unfit)
+    excluded, where = reading.excluded, f" in the {split} split" if split else ""
     if not sum(drawn.splits.values()) and not drawn.seen:
-        raise UserError(
-            f"{opened.spec} holds no usable question: {excluded.summary() or 'it is empty'}", "empty"
-        )
+        why = excluded.summary() or "it is empty"
+        raise UserError(f"{opened.spec} holds no usable question: {why}", "empty")
+    if drawn.seen and not drawn.questions:
+        told = f"{opened.spec}: all {drawn.seen} questions{where} were trained or tuned on"
+        raise EmptySplitError(told, "overlap")
     notes = []
     if drawn.seen:
-        notes.append(
-            f"{count(drawn.seen, 'question')} left out: a part of this run was trained or tuned on them"
-        )
-        if not drawn.questions:
-            where = f" in the {split} split" if split else ""
-            raise EmptySplitError(
-                f"{opened.spec}: all {drawn.seen} questions{where} were trained or tuned on", "overlap"
-            )
+        left = count(drawn.seen, "question")
+        notes.append(f"{left} left out: a part of this run was trained or tuned on them")
     if excluded.lost:
         notes.append(f"{opened.spec} breaks off at {excluded.lost}: nothing behind it was read")
-    parts = parts_of(limit, split)
     for part, most in parts.items():
         key = f"limit.{part}" if isinstance(limit, Mapping) else "limit"
         notes += _shortage(opened, drawn, excluded, key, part, most)
@@ -178,24 +167,24 @@ def open_questions(
 
 
 def _check_limit(limit: Limit, split: str | None) -> None:
-    """Refuse limits that leave nothing or name no split (UserError)."""
+    """Refuse an unknown split, and limits that leave nothing or name no split (UserError)."""
+    named = ", ".join(SPLITS)
     if not isinstance(limit, Mapping):
         if limit is not None and limit < 1:
             raise UserError(f"limit={limit} leaves nothing: give 1 or more, or null for all")
+        if split is not None and split not in SPLITS:
+            raise UserError(f"split={split} is unknown: choose {named}, or null for all", "unknown-choice")
         return
     if split is not None:
-        raise UserError(
-            f"split={split} and a limit for each split cannot both be given: leave one out", "conflict"
-        )
+        raise UserError(f"split={split} and a limit for each split conflict: leave one out", "conflict")
     unknown = [name for name in limit if name not in SPLITS]
     if unknown or not limit:
         told = f"limit.{unknown[0]} is unknown" if unknown else "limit={} names no split"
-        raise UserError(f"{told}: name {', '.join(SPLITS)}, or give one number for all")
+        raise UserError(f"{told}: name {named}, or give one number for all")
     for name, most in limit.items():
         if most is not None and most < 1:
-            raise UserError(
-                f"limit.{name}={most} leaves nothing: give 1 or more, null for all, or leave it out"
-            )
+            told = f"limit.{name}={most} leaves nothing"
+            raise UserError(f"{told}: give 1 or more, null for all, or leave it out")
 
 
 def _shortage(
@@ -205,9 +194,8 @@ def _shortage(
     available = drawn.available(split)
     if not available:
         found = ", ".join(f"{n} {name}" for name, n in sorted(drawn.splits.items()))
-        raise EmptySplitError(
-            f"{source.spec} has no question in the {split} split (its questions are: {found})", "empty"
-        )
+        told = f"{source.spec} has no question in the {split} split (its questions are: {found})"
+        raise EmptySplitError(told, "empty")
     if most is None or available >= most:
         return []
     where = f" in the {split} split" if split else ""
@@ -232,10 +220,9 @@ class _Reading:
         self._seen: dict[str, str] = {}
 
     def __iter__(self) -> Iterator[Question]:
+        rows = self.source.rows()
         # A large file or a stream takes minutes, a small file no bar.
-        for row in tqdm(
-            self.source.rows(), self.source.name, unit=" records", delay=5, leave=False, disable=None
-        ):
+        for row in tqdm(rows, self.source.name, unit=" records", delay=5, leave=False, disable=None):
             if row.problem:
                 self._check_dataset(row)
                 self._malformed(row.where, row.problem)
@@ -243,29 +230,29 @@ class _Reading:
                 continue
             self._fitted = self._fitted or isinstance(row.record, dict)
             try:
+                parts: Sequence[Record | Question] = [row.record]
                 if not isinstance(row.record, Question):
                     check_object(row.record)
-                parts = self.source.unfold(row.record)
+                    parts = self.source.unfold(row.record)
             except (ValueError, KeyError, TypeError) as error:
                 self._malformed(row.where, what_is_wrong(error))
                 continue
             for number, part in enumerate(parts, 1):
                 where = row.where if len(parts) == 1 else f"{row.where} question {number}"
-                question = self._question(part, where)
-                if question is not None:
+                if (question := self._question(part, where)) is not None:
                     yield question
 
-    def _question(self, record: Record, where: str) -> Question | None:
+    def _question(self, record: Record | Question, where: str) -> Question | None:
         self.read += 1
         try:
-            question = self.source.question(record)
+            if isinstance(record, Question):
+                question, layout_name = record, self.source.name
+            else:
+                question, layout_name = self.source.question(record), self.source.layout_of(record)
             check_names(question)
             if question.id in self._seen:
                 reason = f"the id {question.id!r} is already on {self._seen[question.id]}"
-                if self.source.whole:
-                    raise ValueError(reason)
-                self.excluded.add(where, f"repeated id: {reason}")
-                return None
+                raise ValueError(reason) if self.source.whole else UnusableError(f"repeated id: {reason}")
         except UnusableError as error:
             self.excluded.add(where, str(error))
             return None
@@ -273,7 +260,7 @@ class _Reading:
             self._malformed(where, what_is_wrong(error))
             return None
         self._seen[question.id] = where
-        self.layouts[self.source.layout_of(record)] += 1
+        self.layouts[layout_name] += 1
         return question
 
     def _check_dataset(self, row: Row) -> None:
@@ -289,7 +276,7 @@ class _Reading:
     def _malformed(self, where: str, reason: str) -> None:
         if self.on_bad_line == "error":
             at = f"{self.source.path or self.source.spec} {where}"
-            raise UserError(f"{at}: {reason}; mend it or pass on_bad_line=skip", "bad-line")
+            raise bad_line(f"{at}: {reason}")
         self.excluded.add(where, f"malformed: {reason}")
 
 
@@ -299,33 +286,22 @@ def source_class(name: str) -> type[QuestionSource]:
     return getattr(importlib.import_module(f".{module}", __name__), made)
 
 
-def _made(name: str, options: dict[str, Any]) -> QuestionSource:
-    if name not in DATASETS:
-        if options.get("path") is not None or not (Path(name).suffix or Path(name).exists()):
-            near = difflib.get_close_matches(name, DATASETS, n=1)
+def _made(source: str | QuestionSource, options: dict[str, Any]) -> QuestionSource:
+    """The source with its options, which must be fields of its class (UserError)."""
+    if isinstance(source, str) and source not in DATASETS:
+        if options.get("path") is not None or not (Path(source).suffix or Path(source).exists()):
+            near = difflib.get_close_matches(source, DATASETS, n=1)
             hint = f" (did you mean {near[0]}?)" if near else ""
-            raise UserError(
-                f"questions={name} is unknown{hint}: choose {', '.join(DATASETS)} or give a JSONL file",
-                "unknown-choice",
-            )
-        name, options = "file", {**options, "path": name}
-    made = source_class(name)
-    _check_options(made, name, options)
-    return made(**options)
+            choices = f"choose {', '.join(DATASETS)} or give a JSONL file"
+            raise UserError(f"questions={source} is unknown{hint}: {choices}", "unknown-choice")
+        source, options = "file", {**options, "path": source}
+    kind = source_class(source) if isinstance(source, str) else type(source)
+    known = [f.name for f in fields(kind)]
+    if unknown := [key for key in options if key not in known]:
+        told = f"questions.{unknown[0]} is no option of {kind.name}: its options are {', '.join(known)}"
+        raise UserError(told, "unknown-key")
+    return kind(**options) if isinstance(source, str) else replace(source, **options)
 
 
-def _check_options(made: type[QuestionSource], name: str, options: Collection[str]) -> None:
-    known = [f.name for f in fields(made)]
-    unknown = [key for key in options if key not in known]
-    if unknown:
-        raise UserError(
-            f"questions.{unknown[0]} is no option of {name}: its options are {', '.join(known)}",
-            "unknown-key",
-        )
-
-
-def _digest(questions: Collection[Question]) -> str:
-    digest = hashlib.sha256()
-    for q in questions:
-        digest.update(repr((q.id, q.question, q.answers, q.split)).encode("utf-8", "surrogatepass"))
-    return digest.hexdigest()[:16]
+def _digest(questions: Iterable[Question]) -> str:
+    return digest("".join(repr((q.id, q.question, q.answers, q.split)) for q in questions))

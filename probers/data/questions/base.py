@@ -69,14 +69,12 @@ class QuestionSource:
         remote = {f.name for f in fields(QuestionSource)} - {"path"}
         used = ", ".join(f"questions.{n}={v}" for n, v in self._given().items() if n in remote)
         if self.path is not None and used:
-            raise UserError(
-                f"{used} is for a copy on the Hub, and questions.path={self.path} is a file", "conflict"
-            )
+            told = f"{used} is for a copy on the Hub, and questions.path={self.path} is a file"
+            raise UserError(told, "conflict")
         for option, choices in self.choices.items():
             if (value := getattr(self, option)) not in choices:
-                raise UserError(
-                    f"questions.{option}={value} is unknown: choose {' or '.join(choices)}", "unknown-choice"
-                )
+                told = f"questions.{option}={value} is unknown: choose {' or '.join(choices)}"
+                raise UserError(told, "unknown-choice")
 
     def _given(self) -> dict[str, Any]:
         """The options that do not have their defaults."""
@@ -105,7 +103,7 @@ class QuestionSource:
         return self
 
     def rows(self) -> Iterator[Row]:
-        """Its records, in order.
+        """Its records in order, or its questions where they are made and not read.
 
         Raises:
             UserError: no such file or dataset, or one in a layout that is not read.
@@ -118,8 +116,8 @@ class QuestionSource:
         if self.path is None:
             if self.hub is None:
                 raise UserError(
-                    f"questions={self.name} has no copy on the Hub that could be taken by default: give the "
-                    "official file as questions.path=FILE, or a copy in its layout as questions.hub=ID",
+                    f"questions={self.name} has no default copy on the Hub: give the official file as "
+                    "questions.path=FILE, or a copy in its layout as questions.hub=ID",
                     "missing-value",
                 )
             yield from hub_rows(
@@ -129,9 +127,8 @@ class QuestionSource:
             return
         path = Path(self.path)
         if not path.is_file():
-            raise UserError(
-                f"questions.path={self.path} is not a file: give an official one of {self.name}", "no-file"
-            )
+            told = f"questions.path={self.path} is not a file: give an official one of {self.name}"
+            raise UserError(told, "no-file")
         for row in file_rows(path):
             problem = self.mismatch(row.record) if isinstance(row.record, dict) else None
             yield row._replace(problem=problem) if problem else row
@@ -150,20 +147,18 @@ class QuestionSource:
 
     def _check_columns(self, keys: Collection[str]) -> None:
         if problem := self.mismatch(keys):
-            raise UserError(
-                f"{self.spec}: {problem}; give another questions.hub or a file as questions.path", "mismatch"
-            )
+            remedy = "give another questions.hub or a file as questions.path"
+            raise UserError(f"{self.spec}: {problem}; {remedy}", "mismatch")
 
     def unfold(self, record: Record) -> Sequence[Record]:
         """The records of single questions in a record of the file."""
         return (record,)
 
     def question(self, record: Record) -> Question:
-        """The question of a record.
+        """The question of a record; UnusableError where it cannot be asked.
 
         Raises:
             ValueError, KeyError, TypeError: the record is malformed.
-            UnusableError: the question cannot be asked.
         """
         raise NotImplementedError
 

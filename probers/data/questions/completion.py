@@ -63,15 +63,11 @@ class Completion(QuestionSource):
         if self.kinds is not None:
             object.__setattr__(self, "kinds", tuple(self.kinds))
         if self.path is not None or self.hub is not None:
-            raise UserError(
-                "questions=completion is made from articles: give them as questions.articles=FILE",
-                "missing-value",
-            )
+            told = "questions=completion is made from articles: give them as questions.articles=FILE"
+            raise UserError(told, "missing-value")
         if self.articles == "wikipedia":
-            raise UserError(
-                "questions.articles=wikipedia is another set tomorrow: give a file or hf:<dataset id>",
-                "unsupported",
-            )
+            told = "questions.articles=wikipedia is another set tomorrow: give a file or hf:<dataset id>"
+            raise UserError(told, "unsupported")
 
     @property
     def spec(self) -> str:
@@ -86,9 +82,8 @@ class Completion(QuestionSource):
 
     def rows(self) -> Iterator[Row]:
         if self.articles is None:
-            raise UserError(
-                "questions=completion needs articles: give questions.articles=FILE", "missing-value"
-            )
+            told = "questions=completion needs articles: give questions.articles=FILE"
+            raise UserError(told, "missing-value")
         key = (self, self._stamp)
         if key in _LAST:
             yield from (Row(question.id, question) for question in _LAST[key])
@@ -115,31 +110,19 @@ class Completion(QuestionSource):
             )  # fmt: skip
             yield from (Row(cut.id, self._asked(cut)) for cut in cuts)
 
-    def question(self, record: Any) -> Question:
-        assert isinstance(record, Question)
-        return record
-
-    def layout_of(self, record: Any) -> str:
-        return self.name
-
     @property
     def _stamp(self) -> tuple[int, int] | None:
-        """State of the file (size and times); None without a file."""
+        """Size and time of the file; None without a file."""
         path = Path(self.articles or "")
-        if not path.is_file():
-            return None
-        stat = path.stat()
-        return stat.st_size, stat.st_mtime_ns
+        return (path.stat().st_size, path.stat().st_mtime_ns) if path.is_file() else None
 
     def _wanted(self, text: str, entity: Entity) -> bool:
         """Tell whether an entity is asked for: a settled one of its kind that the question does not name."""
         if self.kinds is not None and entity.type not in self.kinds:
             return False
         before = text[: entity.start]
-        if (
-            _OPEN.search(before.rstrip()[-_NEAR:])
-            or len(before.split(maxsplit=self.min_words)) < self.min_words
-        ):
+        early = len(before.split(maxsplit=self.min_words)) < self.min_words
+        if early or _OPEN.search(before.rstrip()[-_NEAR:]):
             return False
         return f" {normalise(entity.text)} " not in f" {normalise(self._shown(before))} "
 

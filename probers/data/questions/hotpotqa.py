@@ -50,9 +50,7 @@ class HotpotQA(QuestionSource):
 def paragraphs(record: Record, *, spaced: bool = True) -> tuple[Passage, ...]:
     """The paragraphs of a record's context; one without text is left out.
 
-    Args:
-        record: of HotpotQA or of 2WikiMultihopQA.
-        spaced: sentences bring the space before them along.
+    Sentences that are ``spaced`` bring the space before them along.
     """
     gold = supporting_titles(record)
     found = []

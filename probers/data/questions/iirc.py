@@ -8,8 +8,9 @@ from typing import Any, ClassVar, Literal
 
 from ...options import shown
 from ...types import Passage, Question
+from ..records import UnusableError
 from .base import Layout, QuestionSource, layout
-from .values import Record, UnusableError, accepted, identifier, optional, passage, records, text
+from .values import Record, accepted, identifier, optional, passage, records, text
 
 #: How the context of a question names the passage it was asked on.
 _MAIN = "main"

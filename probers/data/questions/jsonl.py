@@ -1,4 +1,4 @@
-"""One's own questions: JSON lines as docs/formats.md describes them."""
+"""Questions of no published set: one's own, as docs/formats.md describes their file, and the testbed's."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 from ...types import Passage, Question, UserError
 from ..records import Row
 from .base import Layout, QuestionSource, layout
-from .values import Record, accepted, identifier, optional, records, strings, text
+from .values import Record, accepted, flag, identifier, optional, records, strings, text
 
 #: Other names in use for a split.
 _SPLITS = {"train": "train", "validation": "validation", "valid": "validation", "val": "validation",
@@ -52,19 +52,14 @@ class JSONL(QuestionSource):
 
     def rows(self) -> Iterator[Row]:
         if self.path is None and self.hub is None:
-            raise UserError(
-                "questions=file needs a file: give questions.path=FILE, or questions=FILE for short",
-                "missing-value",
-            )
+            told = "questions=file needs a file: give questions.path=FILE, or questions=FILE for short"
+            raise UserError(told, "missing-value")
         if self.path is not None and not Path(self.path).is_file():
-            raise UserError(
-                f"questions={self.path} is not a file: give a JSONL file or a dataset's name", "no-file"
-            )
+            told = f"questions={self.path} is not a file: give a JSONL file or a dataset's name"
+            raise UserError(told, "no-file")
         yield from super().rows()
 
     def question(self, record: Record) -> Question:
-        asked = text(record, "question")
-        id = identifier(record, "id")
         answers = strings(record, "answers")
         if any(not a.strip() for a in answers):
             raise ValueError("answers holds an empty string")
@@ -72,19 +67,37 @@ class JSONL(QuestionSource):
         if split.lower() not in _SPLITS:
             raise ValueError(f"split must be train, validation or test, found {split!r}")
         return Question(
-            id=id,
-            question=asked,
+            id=identifier(record, "id"),
+            question=text(record, "question"),
             answers=accepted(answers) if answers else (),
             rationale=optional(record, "rationale"),
             dataset=optional(record, "dataset"),
-            passages=tuple(_passage(p, i) for i, p in enumerate(records(record, "passages"))),
+            passages=tuple(
+                Passage(str(i), text(p, "title"), text(p, "text"), is_gold=flag(p, "is_gold"))
+                for i, p in enumerate(records(record, "passages"))
+            ),
             group=optional(record, "group"),
             split=_SPLITS[split.lower()] if self.splits == "file" else "",
         )
 
 
-def _passage(record: Record, number: int) -> Passage:
-    gold = record.get("is_gold")
-    if gold is not None and not isinstance(gold, bool):
-        raise ValueError(f"is_gold must be true or false, found {gold!r}")
-    return Passage(str(number), text(record, "title"), text(record, "text"), is_gold=gold)
+@dataclass(frozen=True, kw_only=True)
+class Testbed(QuestionSource):
+    """Questions about a small fictional world; see docs/testbed.md."""
+
+    name: ClassVar[str] = "testbed"
+    whole: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if given := list(self._given()):
+            told = f"questions=testbed has no questions.{given[0]}: its questions come with the package"
+            raise UserError(told, "unknown-key")
+
+    @property
+    def spec(self) -> str:
+        return "questions=testbed"
+
+    def rows(self) -> Iterator[Row]:
+        from ...testbed import assets
+
+        yield from (Row(f"question {n}", q) for n, q in enumerate(assets.load_questions(), 1))

@@ -9,8 +9,9 @@ from typing import ClassVar, Literal
 
 from ...options import Name
 from ...types import Question
+from ..records import UnusableError
 from .base import Layout, QuestionSource, layout
-from .values import Record, UnusableError, accepted, identifier, optional, passage, records, strings, text
+from .values import Record, accepted, flag, identifier, optional, passage, records, strings, text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,14 +36,12 @@ class MuSiQue(QuestionSource):
 
     def question(self, record: Record) -> Question:
         id = identifier(record, "id")
-        answerable = record.get("answerable", True)
-        if not isinstance(answerable, bool):
-            raise ValueError(f"answerable must be true or false, found {answerable!r}")
+        answerable = flag(record, "answerable") is not False
         if not answerable and self.unanswerable == "exclude":
             raise UnusableError(f"unanswerable: {id}")
         given = (optional(record, "answer"), *strings(record, "answer_aliases"))
         passages = (
-            passage(p, str(p.get("idx", i)), "paragraph_text", is_gold=_supports(p))
+            passage(p, str(p.get("idx", i)), "paragraph_text", is_gold=flag(p, "is_supporting"))
             for i, p in enumerate(records(record, "paragraphs"))
         )
         return Question(
@@ -56,24 +55,12 @@ class MuSiQue(QuestionSource):
         )
 
 
-def _supports(paragraph: Record) -> bool | None:
-    value = paragraph.get("is_supporting")
-    if value is not None and not isinstance(value, bool):
-        raise ValueError(f"is_supporting must be true or false, found {value!r}")
-    return value
-
-
 def _chain(record: Record) -> str:
     """The steps as sentences; "#1" in a question stands for the first step's answer."""
     said: list[str] = []
-    answers: list[str] = []
-    for step in records(record, "question_decomposition"):
-        asked = re.sub(r"#(\d+)", lambda m: _answer(answers, m), optional(step, "question"))
-        answers.append(optional(step, "answer"))
-        said.append(f"{asked}{'' if asked.endswith('?') else ':'} {answers[-1]}.")
+    answers: dict[int, str] = {}
+    for number, step in enumerate(records(record, "question_decomposition"), 1):
+        asked = re.sub(r"#(\d+)", lambda m: answers.get(int(m[1]), m[0]), optional(step, "question"))
+        answers[number] = optional(step, "answer")
+        said.append(f"{asked}{'' if asked.endswith('?') else ':'} {answers[number]}.")
     return " ".join(said)
-
-
-def _answer(answers: list[str], match: re.Match[str]) -> str:
-    number = int(match[1])
-    return answers[number - 1] if 0 < number <= len(answers) else match[0]

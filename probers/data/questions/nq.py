@@ -49,9 +49,8 @@ class DPRSource(QuestionSource):
             return self.own_question(record)
         origin = optional(record, "dataset")
         if origin and not origin.startswith(self.name.removesuffix("qa")):  # "trivia_train"
-            raise UserError(
-                f"questions={self.name}: this is DPR's file of another dataset, {origin}", "mismatch"
-            )
+            told = f"questions={self.name}: this is DPR's file of another dataset, {origin}"
+            raise UserError(told, "mismatch")
         gold = [_passage(p, i, True) for i, p in enumerate(records(record, "positive_ctxs"))]
         hard = records(record, "hard_negative_ctxs")[: self.hard_negatives]
         others = [_passage(p, i, False) for i, p in enumerate(hard, len(gold))]
@@ -65,7 +64,7 @@ class DPRSource(QuestionSource):
         )
 
     def own_question(self, record: Record) -> Question:
-        """The question of a record in a layout that is not DPR's; see :meth:`question`."""
+        """The question of a record in a layout of its own; see :meth:`question`."""
         raise NotImplementedError
 
 
@@ -91,9 +90,5 @@ class NaturalQuestions(DPRSource):
 
     def own_question(self, record: Record) -> Question:
         asked = text(record, "question")
-        return Question(
-            id=hashed(self.name, asked),
-            question=asked,
-            answers=accepted(strings(record, "answer")),
-            dataset=self.name,
-        )
+        answers = accepted(strings(record, "answer"))
+        return Question(hashed(self.name, asked), asked, answers, dataset=self.name)

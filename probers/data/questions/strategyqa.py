@@ -11,9 +11,9 @@ from typing import Any, ClassVar
 
 from ...options import Name
 from ...types import Passage, Question, UserError
-from ..records import what_is_wrong
+from ..records import UnusableError, what_is_wrong
 from .base import Layout, QuestionSource, layout
-from .values import Record, UnusableError, identifier, optional, passage, strings, text
+from .values import Record, flag, identifier, optional, passage, strings, text
 
 #: What stands in the evidence in place of a paragraph's id.
 _NO_PARAGRAPH = ("operation", "no_evidence")
@@ -40,18 +40,15 @@ class StrategyQA(QuestionSource):
 
     def question(self, record: Record) -> Question:
         id = identifier(record, "qid")
-        asked = text(record, "question")
-        answer = record.get("answer")
+        answer = flag(record, "answer")
         if answer is None:
             raise UnusableError("no gold answer")
-        if not isinstance(answer, bool):
-            raise ValueError(f"answer must be true or false, found {answer!r}")
-        term = optional(record, "term")
+        term, facts = optional(record, "term"), record.get("facts")
         return Question(
             id=id,
-            question=asked,
+            question=text(record, "question"),
             answers=("yes" if answer else "no",),
-            rationale=_facts(record),
+            rationale=facts.strip() if isinstance(facts, str) else " ".join(strings(record, "facts")),
             dataset=self.name,
             passages=self._evidence(record),
             group=f"strategyqa:{term}" if term else id,
@@ -80,11 +77,6 @@ class StrategyQA(QuestionSource):
         if not isinstance(texts, dict) or not all(isinstance(t, dict) for t in texts.values()):
             raise UserError(f"{given} must be an object of paragraphs, by id", "bad-file")
         return texts
-
-
-def _facts(record: Record) -> str:
-    facts = record.get("facts")
-    return facts.strip() if isinstance(facts, str) else " ".join(strings(record, "facts"))
 
 
 def _ids(evidence: Any) -> Iterator[str]:

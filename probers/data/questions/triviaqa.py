@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from ...options import Name, shown
 from ...types import Question
@@ -14,6 +14,9 @@ from .values import Record, accepted, identifier, optional, strings, text
 
 #: What the files without answers hold on the Hub.
 _UNKNOWN = "<unk>"
+#: Names of the answer and of the lists of others, in the official files and on the Hub.
+_OFFICIAL = ("Value", "Aliases", "NormalizedAliases", "HumanAnswers")
+_ON_HUB = ("value", "aliases", "normalized_aliases", "human_answers")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,19 +42,11 @@ class TriviaQA(DPRSource):
         answer = record.get("Answer" if official else "answer") or {}
         if not isinstance(answer, Mapping):
             raise ValueError(f"the answer must be an object, found {shown(answer)}")
+        value, *lists = _OFFICIAL if official else _ON_HUB
+        given = [optional(answer, value), *(each for key in lists for each in strings(answer, key))]
         return Question(
             id=identifier(record, "QuestionId" if official else "question_id"),
             question=text(record, "Question" if official else "question"),
-            answers=accepted(a for a in _answers(answer, official) if a != _UNKNOWN),
+            answers=accepted(each for each in given if each != _UNKNOWN),
             dataset=self.name,
         )
-
-
-def _answers(answer: Mapping[str, Any], official: bool) -> Iterable[str]:
-    if official:
-        value, lists = "Value", ("Aliases", "NormalizedAliases", "HumanAnswers")
-    else:
-        value, lists = "value", ("aliases", "normalized_aliases", "human_answers")
-    yield optional(answer, value)
-    for key in lists:
-        yield from strings(answer, key)

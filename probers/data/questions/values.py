@@ -9,35 +9,32 @@ from typing import Any
 
 from ...evaluation.answers import normalize_answer
 from ...types import STEERING, Passage, Question
+from ..records import UnusableError, check_strings
 
 #: One record of a file, or one row of a dataset.
 Record = Mapping[str, Any]
-
-
-class UnusableError(Exception):
-    """A well-formed question that cannot be asked; the text up to the first colon is the kind."""
 
 
 def check_names(question: Question) -> None:
     """Refuse an id, a data set or a group with what steers a terminal or begins a line (ValueError)."""
     for name in ("id", "dataset", "group"):
         if re.search(f"[{STEERING}]", value := getattr(question, name)):
-            raise ValueError(f"{name} must be one line without control characters, found {_shown(value)}")
+            raise ValueError(f"{name} must be one line without control characters, found {value!r:.80}")
 
 
 def text(record: Record, key: str) -> str:
     """A string that is not blank, without surrounding spaces."""
     value = record[key]
     if not isinstance(value, str) or not value.strip():
-        raise ValueError(f"{key} must be a non-empty string, found {_shown(value)}")
+        raise ValueError(f"{key} must be a non-empty string, found {value!r:.80}")
     return value.strip()
 
 
 def identifier(record: Record, key: str) -> str:
     """An id, which some files write as a number."""
     value = record[key]
-    if isinstance(value, bool) or not isinstance(value, (str, int)) or not str(value).strip():
-        raise ValueError(f"{key} must be a string or a number, found {_shown(value)}")
+    if isinstance(value, bool) or not isinstance(value, str | int) or not str(value).strip():
+        raise ValueError(f"{key} must be a string or a number, found {value!r:.80}")
     return str(value).strip()
 
 
@@ -45,18 +42,16 @@ def optional(record: Record, key: str) -> str:
     """A string, "" when it is absent or null."""
     value = record.get(key)
     if value is not None and not isinstance(value, str):
-        raise ValueError(f"{key} must be a string, found {_shown(value)}")
+        raise ValueError(f"{key} must be a string, found {value!r:.80}")
     return (value or "").strip()
 
 
 def strings(record: Record, key: str) -> tuple[str, ...]:
     """A list of strings, () when it is absent or null."""
     value = record.get(key)
-    if value is None:
-        return ()
-    if not isinstance(value, list) or not all(isinstance(v, str) for v in value):
-        raise ValueError(f"{key} must be a list of strings, found {_shown(value)}")
-    return tuple(value)
+    if value is not None:
+        check_strings(key, value)
+    return tuple(value or ())
 
 
 def records(record: Record, key: str) -> list[Record]:
@@ -65,18 +60,23 @@ def records(record: Record, key: str) -> list[Record]:
     if value is None:
         return []
     if not isinstance(value, list) or not all(isinstance(v, Mapping) for v in value):
-        raise ValueError(f"{key} must be a list of objects, found {_shown(value)}")
+        raise ValueError(f"{key} must be a list of objects, found {value!r:.80}")
+    return value
+
+
+def flag(record: Record, key: str) -> bool | None:
+    """True or false, None when it is absent or null."""
+    value = record.get(key)
+    if value is not None and not isinstance(value, bool):
+        raise ValueError(f"{key} must be true or false, found {value!r:.80}")
     return value
 
 
 def accepted(answers: Iterable[str]) -> tuple[str, ...]:
     """Every accepted answer once, in the order given.
 
-    An answer of which the SQuAD normalisation leaves nothing ("The", "!") is dropped: it
-    would accept an answer that was never given.
-
-    Raises:
-        UnusableError: none is left.
+    One of which the SQuAD normalisation leaves nothing ("The", "!") is dropped: it would accept an answer
+    that was never given. UnusableError if none is left.
     """
     given = tuple(dict.fromkeys(stripped for a in answers if (stripped := a.strip())))
     if not given:
@@ -95,10 +95,5 @@ def passage(record: Record, id: str, key: str = "text", *, is_gold: bool | None)
 
 def hashed(prefix: str, question: str) -> str:
     """An id for a question of a dataset that gives none: the same in every copy of it."""
-    digest = hashlib.blake2b(" ".join(question.split()).encode("utf-8", "surrogatepass"), digest_size=8)
-    return f"{prefix}-{digest.hexdigest()}"
-
-
-def _shown(value: Any) -> str:
-    shown = repr(value)
-    return shown if len(shown) <= 80 else f"{shown[:77]}..."
+    blob = " ".join(question.split()).encode("utf-8", "surrogatepass")
+    return f"{prefix}-{hashlib.blake2b(blob, digest_size=8).hexdigest()}"
