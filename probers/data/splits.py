@@ -238,7 +238,7 @@ class Seen:
 
     @classmethod
     def read(cls, folder: Path) -> Seen | None:
-        """Read what the prober or classifier in a folder has seen, if that is recorded; UserError if damaged."""
+        """Read what the prober or classifier in a folder has seen, if recorded; UserError if damaged."""
         try:
             found = unsealed(folder / SEEN)["splits"]
             return cls({split: frozenset(map(str, found.get(split, ()))) for split in SPLITS})
