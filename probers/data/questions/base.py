@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple, get_args, get_origin
+from typing import Any, ClassVar, NamedTuple
 
-from ...options import Name, field_types
+from ...options import Name
 from ...types import Question, UserError
 from ..records import Row, file_rows, hub_rows
 from .values import Record
@@ -54,6 +54,8 @@ class QuestionSource:
     name: ClassVar[str] = ""
     #: The layouts it reads; the first that fits a record is taken.
     layouts: ClassVar[tuple[Layout, ...]] = ()
+    #: Options with their possible values, where these are few.
+    choices: ClassVar[Mapping[str, Sequence[str]]] = {}
     #: Options that name further files.
     extra_files: ClassVar[tuple[str, ...]] = ()
     #: Small enough to be held whole: splits have exact shares, and a repeated id is a mistake.
@@ -69,10 +71,8 @@ class QuestionSource:
         if self.path is not None and used:
             told = f"{used} is for a copy on the Hub, and questions.path={self.path} is a file"
             raise UserError(told, "conflict")
-        kind: Any = type(self)
-        for option, annotation in field_types(kind).items():
-            choices = get_args(annotation) if get_origin(annotation) is Literal else ()
-            if choices and (value := getattr(self, option)) not in choices:
+        for option, choices in self.choices.items():
+            if (value := getattr(self, option)) not in choices:
                 told = f"questions.{option}={value} is unknown: choose {' or '.join(choices)}"
                 raise UserError(told, "unknown-choice")
 

@@ -34,6 +34,7 @@ class IIRC(QuestionSource):
 
     name: ClassVar[str] = "iirc"
     layouts: ClassVar[tuple[Layout, ...]] = (layout("IIRC", "questions text title"),)
+    choices: ClassVar[Mapping[str, Sequence[str]]] = {"spans": ("all", "any")}
 
     def unfold(self, record: Record) -> Sequence[Record]:
         main = passage(record, _MAIN, is_gold=None)

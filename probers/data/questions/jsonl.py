@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -38,6 +38,7 @@ class JSONL(QuestionSource):
         layout("JSON lines", "id question", lacks="answer paragraphs context"),
     )
     whole: ClassVar[bool] = True
+    choices: ClassVar[Mapping[str, Sequence[str]]] = {"splits": ("file", "deal")}
 
     @property
     def spec(self) -> str:

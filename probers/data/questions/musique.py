@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -30,6 +31,7 @@ class MuSiQue(QuestionSource):
 
     name: ClassVar[str] = "musique"
     layouts: ClassVar[tuple[Layout, ...]] = (layout("MuSiQue", "id question paragraphs"),)
+    choices: ClassVar[Mapping[str, Sequence[str]]] = {"unanswerable": ("exclude", "noanswer")}
 
     def question(self, record: Record) -> Question:
         id = identifier(record, "id")
