@@ -10,7 +10,7 @@ from tiny import FAMILIES, tiny_lm
 from transformers import DynamicCache
 
 from probers.engine.decode import closed
-from probers.engine.forward import GrowingLayer, new_cache
+from probers.engine.kv_cache import GrowingLayer, new_cache
 from probers.types import Needs
 
 EXEMPLARS = "Question: Who was her mother?\nAnswer: She was born in 1931, moved when she was ten.\n"

@@ -12,7 +12,7 @@ from test_lm import assert_all_same, rescored
 from tiny import PROMPTS, tiny_lm
 
 from probers.engine.language_model import Sampling
-from probers.engine.stopping import SentenceEnd, Stops
+from probers.engine.tokens import SentenceEnd, Stops
 from probers.text import split_sentences
 from probers.types import Needs
 

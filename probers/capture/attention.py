@@ -1,11 +1,10 @@
 """Reading one layer's attention weights while every layer keeps its fast kernel.
 
-transformers looks the attention function up by name in the module's config at each
-call. In the tapped block that name is the tap's, which keeps queries and keys and then
-delegates to the function the model uses anyway (sdpa, flash, eager); weights are
-computed from them for the rows that are wanted. Families that do not ask for their
-attention function (Falcon, MPT, GPT-J) are made to return the weights themselves, in
-the tapped block only.
+transformers looks the attention function up by name in the module's config at each call. In the tapped block
+that name is the tap's, which keeps queries and keys and then delegates to the function the model uses anyway
+(sdpa, flash, eager); weights are computed from them for the rows that are wanted. Families that do not ask
+for their attention function (Falcon, MPT, GPT-J) are made to return the weights themselves, in the tapped
+block only.
 
 Lookback ratios (Chuang et al. 2024, Lookback Lens, eq. 1 and 2) come from the weights of all layers: at
 position t of a text after a prompt of p tokens head h of layer l has
@@ -65,8 +64,7 @@ class Attended:
     def weights(self, row: int | None = None) -> Tensor:
         """Attention weights (batch, heads, q, k) in float32; of one batch row when given.
 
-        The last column is the last position; with a sliding window k may be shorter
-        than the sequence.
+        The last column is the last position; with a sliding window k may be shorter than the sequence.
         """
         rows = slice(None) if row is None else slice(row, row + 1)
         query, key = self.query[rows].float(), self.key[rows].float()
@@ -91,18 +89,13 @@ class Returned:
     found: Tensor
 
     def weights(self, row: int | None = None) -> Tensor:
-        """As of :class:`Attended`."""
         return (self.found if row is None else self.found[row : row + 1]).float()
 
 
 class AttentionTap(ExitStack):
-    """Reads one block's attention; every other block is untouched.
+    """Reads the attention of one block, 1-based (None is the last); every other block is untouched.
 
-    Attributes:
-        implementation: the attention function that the block uses all the same.
-
-    Args:
-        layer: block, 1-based; None is the last.
+    ``implementation`` is the attention function that the block uses all the same.
     """
 
     def __init__(self, model: nn.Module, layer: int | None = None) -> None:
@@ -188,8 +181,7 @@ class AttentionTap(ExitStack):
         """Return the last pass's attention and stop reading.
 
         Raises:
-            RunError: the block's attention neither asks transformers for its function nor
-                returns its weights.
+            RunError: the attention neither asks transformers for its function nor returns its weights.
         """
         if self._read is None:
             raise RunError(
@@ -223,7 +215,7 @@ def _asks_for_its_function(attention: nn.Module) -> bool:
 
 
 def _for_eager(module: nn.Module, given: dict[str, Any]) -> Tensor:
-    """The mask of a fused kernel (none where attention is plainly causal, or boolean) as an additive one."""
+    """The mask of a fused kernel (none where plainly causal, or boolean) as an additive one."""
     mask, states = given["attention_mask"], given["hidden_states"]
     if mask is not None and mask.dtype != torch.bool:
         return mask
@@ -293,10 +285,8 @@ def lookback_width(model: Any) -> int:
 def lookback_ratios(weights: Tensor, prompts: Tensor, written: Tensor) -> Tensor:
     """Ratios (batch, q, heads), float32, of the last q positions.
 
-    Args:
-        weights: (batch, heads, q, k) attention; the last column is the last position.
-        prompts: (batch,) tokens of each prompt.
-        written: (batch,) tokens after it, the last position's included.
+    The last column of ``weights`` (batch, heads, q, k) is the last position. ``prompts`` (batch,) are tokens
+    of each prompt, ``written`` (batch,) those after it, the last position's included.
     """
     queries, keys = weights.shape[2:]
     device = weights.device
@@ -325,20 +315,12 @@ class LookbackTap(ExitStack):
         return self
 
     def read_last(self, count: int) -> None:
-        """Read the last ``count`` positions of every pass until :meth:`take_last`; none where it is 0."""
         self._queries = count
         for tap in self._taps:
             tap.read(count)
 
     def take_last(self, prompts: Tensor, written: Tensor) -> Tensor | None:
-        """The ratios read, (batch, count, 1, layers * heads) float32, as if of one layer; None if none were.
-
-        Args:
-            prompts, written: as of :func:`lookback_ratios`.
-
-        Raises:
-            RunError: attention that cannot be read.
-        """
+        """The ratios read, (batch, count, 1, layers * heads) float32, as if of one layer; None if none."""
         if not self._queries:
             return None
         self._queries = 0

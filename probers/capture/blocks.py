@@ -1,7 +1,7 @@
 """Parts of a decoder: its blocks, and in each of them attention, MLP and the stream between.
 
-Found by structure and checked by numbers, not listed per family: a block must do what
-is said of it here, namely add the outputs of two of its modules to the residual stream.
+Found by structure and checked by numbers, not listed per family: a block must add the outputs of two of its
+modules to the residual stream.
 """
 
 from __future__ import annotations
@@ -27,9 +27,7 @@ def decoder_of(model: Any) -> nn.Module:
 
 
 def decoder_layers(model: nn.Module) -> nn.ModuleList:
-    """The decoder's blocks: the longest module list that is not inside another one.
-
-    Lists of experts lie inside a block and are therefore never taken for the blocks.
+    """The decoder's blocks: the longest module list that is not inside another one, such as one of experts.
 
     Raises:
         UserError: the model has no list of blocks.
@@ -43,7 +41,6 @@ def decoder_layers(model: nn.Module) -> nn.ModuleList:
 
 
 def _outermost(module: nn.Module) -> Iterator[nn.ModuleList]:
-    """Module lists with something in them that lie in no other one."""
     for child in module.children():
         if isinstance(child, nn.ModuleList) and len(child):
             yield child
@@ -69,11 +66,8 @@ def given_tensor(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None
 class BlockParts:
     """The modules of one block that write to, or read from, the residual stream.
 
-    Attributes:
-        attention: its output is what attention adds to the stream.
-        mlp: its output is what the MLP adds.
-        middle: its input is the stream after attention and before the MLP; None where both
-            read the same stream, side by side.
+    The input of ``middle`` is the stream after attention and before the MLP; it is None where both read the
+    same stream, side by side.
     """
 
     attention: nn.Module
@@ -128,7 +122,7 @@ def block_parts(model: Any) -> list[BlockParts]:
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """One module's call in the probing pass; tensors (tokens, d) in float32, None when of another shape."""
+    """A module's call in the probing pass; tensors (tokens, d) float32, None when of another shape."""
 
     name: str
     module: nn.Module

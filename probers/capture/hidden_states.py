@@ -99,11 +99,7 @@ def broken_state(feature: Feature, index: int, where: str) -> RunError:
 
 
 class StateTap(ExitStack):
-    """Reads one site at chosen layers, reduced inside the hook.
-
-    Args:
-        feature: layers and site; checked with :func:`check_needs` before.
-    """
+    """Reads one site at chosen layers, reduced inside the hook; :func:`check_needs` comes before."""
 
     def __init__(self, model: nn.Module, feature: Feature) -> None:
         super().__init__()
@@ -118,7 +114,7 @@ class StateTap(ExitStack):
 
     @staticmethod
     def layers_of(feature: Feature) -> tuple[int, ...]:
-        """The layers read for a feature: its own, for MIND's pools 1 to L and as one more the final norm."""
+        """The layers read for a feature; for MIND's pools 1 to L, and as one more the final norm."""
         if feature.of_mind:
             return tuple(range(1, feature.layers[0] + 2))
         return feature.layers
@@ -138,11 +134,9 @@ class StateTap(ExitStack):
         return self
 
     def read(self, reduce: Callable[[Tensor], Tensor] | None) -> None:
-        """Read every pass until :meth:`take`, the last of which counts.
+        """Read every pass until :meth:`take`, the last of which counts; None reads nothing.
 
-        Args:
-            reduce: makes what is kept, (batch, .., width), of a layer's states (batch, length, d);
-                None reads nothing.
+        ``reduce`` makes what is kept, (batch, .., width), of a layer's states (batch, length, d).
         """
         self._read, self._of_layer = None, ()
         self._reduce = reduce
@@ -172,7 +166,7 @@ class StateTap(ExitStack):
         return self.take()
 
     def _place(self, layer: int, blocks: nn.ModuleList) -> tuple[nn.Module, bool]:
-        """The module whose output, or input when True, is the site at ``layer``."""
+        """The module whose output (input when True) is the site at ``layer``."""
         if self._site == "resid_post":
             if layer > len(blocks):
                 return decoder_of(self._model), False
@@ -233,5 +227,4 @@ def tap_of(model: nn.Module, feature: Feature) -> StateTap | LookbackTap:
 
 
 def _values(output: Any) -> Any:
-    """A model output's values; other results as they are."""
     return list(output.values()) if isinstance(output, dict) else output

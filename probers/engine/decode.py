@@ -1,11 +1,11 @@
 """Decoding of one batch, with everything that was asked for read on the way.
 
-Conventions, shared with :mod:`probers.engine.score`:
+Conventions, shared with :func:`probers.engine.forward.score_batch`:
 
 - Logits that produced token i come from the position before it; states and attention
   of token i are read when token i itself is forwarded. The last token is forwarded too.
 - Text, offsets, log-probabilities, states and attention all describe the tokens that
-  are kept (:mod:`probers.engine.stopping`).
+  are kept (:class:`probers.engine.tokens.Stops`).
 - A row that has ended leaves the batch; nothing is computed for it any more.
 
 Prompt lookup (:class:`PromptLookup`) drafts several tokens at a time and checks them in one pass over all of
@@ -27,21 +27,18 @@ from torch import Tensor
 from ..capture.hidden_states import broken_state
 from ..capture.recorder import CaptureSession
 from ..types import Generation, StopReason
-from .forward import Decoder, broken_logits, can_drop, new_cache, token_scores
-from .kv_cache import CachedPrefix, PrefixCache, fill
+from .forward import Decoder, broken_logits, token_scores
+from .kv_cache import CachedPrefix, PrefixCache, can_drop, fill, new_cache
 from .language_model import Decoding
-from .stopping import Stops
-from .tokens import Prompt, TextStream
+from .tokens import Prompt, Stops, TextStream
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One prompt of a batch.
+    """One prompt of a batch, to write at most ``limit`` >= 1 tokens after.
 
-    Attributes:
-        limit: most tokens to write, at least one.
-        prefix: keys and values of what the prompt may begin with; used where every request has some.
-        stream: of :meth:`Sampling.streams`, where tokens are drawn.
+    ``prefix`` has keys and values of what it may begin with, used where every request has some; ``stream`` is
+    of :meth:`Sampling.streams`, where tokens are drawn.
     """
 
     prompt: Prompt
@@ -73,11 +70,8 @@ class Row:
     def accept(self, tokens: Sequence[int], guessed: Sequence[int]) -> tuple[int, int]:
         """Take the next token, and those after it as long as the guesses before them were right.
 
-        Args:
-            tokens: one more than were guessed.
-
-        Returns:
-            How many guesses were right, and how many tokens were looked at.
+        ``tokens`` is one more than were guessed. Returns how many guesses were right, and how many tokens
+        were looked at.
         """
         for count, token in enumerate(tokens):
             written = len(self.ids)
@@ -116,7 +110,6 @@ class Row:
         return "" if self._text is None else self._text.visible[: self._end]
 
     def safe(self) -> int:
-        """Number of tokens that stay, whatever comes next."""
         if self._text is None or not self._stops.look_back:
             return len(self.ids)
         return self._text.settled(self._stops.safe(self._text.visible))
@@ -126,8 +119,7 @@ class Batch:
     """The rows of a batch that still run: what the next forward pass needs of them.
 
     Attributes:
-        rows: (b,) the rows that the batch began with and that are left.
-        active: the same as a list.
+        rows: (b,) the rows that the batch began with and that are left; ``active`` is the same as a list.
         width: columns of the prompts, padding included.
         logits: (b, q, vocabulary) of the last pass.
     """
@@ -156,7 +148,6 @@ class Batch:
 
     @property
     def can_drop(self) -> bool:
-        """Forwarded tokens can be taken back."""
         return self._cache is not None and can_drop(self._cache)
 
     def select(self, slots: list[int]) -> None:
@@ -195,7 +186,6 @@ class Batch:
         self.logits = self._decoder(tokens, self._mask, following, keep=count, cache=self._cache).float()
 
     def drop(self, count: int) -> None:
-        """Take back the last ``count`` tokens of every row."""
         if not count:
             return
         for layer in self._cache.layers:
@@ -295,13 +285,10 @@ _SHORT = 4
 
 
 class PromptLookup:
-    """Drafts of one text: what followed the last place where it went as it does now.
+    """Drafts of one text: what followed the last place where it went as it does now, ``most`` tokens at once.
 
-    An answer repeats its prompt: names from the question, sentences from a passage, its own words.
-
-    Args:
-        before: tokens that it may repeat; its prompt's are the last.
-        most: tokens guessed at once.
+    An answer repeats its prompt: names from the question, sentences from a passage, its own words. It may
+    repeat ``before``, whose last tokens are its prompt.
     """
 
     def __init__(self, before: Sequence[int], most: int) -> None:
@@ -330,14 +317,12 @@ def guess(ids: np.ndarray, most: int) -> list[int]:
 
 
 def _lookup(prompt: Prompt, how: Decoding) -> PromptLookup:
-    """Drafts for a prompt's continuation, from an earlier text of that name and the prompt."""
     last = how.cache.get(prompt.name) if how.cache is not None else None
     earlier = () if last is None else last.ids[last.start :]
     return PromptLookup([*earlier, *prompt.ids], how.draft)
 
 
 def _refuse_broken(rows: Sequence[Row], capture: CaptureSession, scores: Tensor) -> None:
-    """RunError for the first kept token whose state or logits are not finite."""
     broken = capture.broken()
     if broken is not None:
         feature, row, token, layer = broken

@@ -1,8 +1,8 @@
 """The protocol of language models: frozen requests in, recorded generations out.
 
-Models of transformers, models in vLLM, models behind a URL and the model that a server's answers share
-implement :meth:`LanguageModel.generate_each` and :meth:`LanguageModel.score_each`; everything else that
-writes or reads text goes through these two.
+Models of transformers, in vLLM, behind a URL and the model that a server's answers share implement
+:meth:`LanguageModel.generate_each` and :meth:`LanguageModel.score_each`; everything else that writes or reads
+text goes through these two.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from ..store.spec import ModelSpec
     from .kv_cache import PrefixCache
-    from .stopping import Stop
+    from .tokens import Stop
 
 #: Record tokens, log-probabilities and entropies only.
 NOTHING = Needs()
@@ -62,7 +62,6 @@ class Sampling:
             )
 
     def streams(self, prompts: Sequence[Sequence[int]]) -> list[tuple[int, int, int]]:
-        """Seeds of each prompt's (token ids) random numbers."""
         seen: Counter[bytes] = Counter()
         found = []
         for ids in prompts:
@@ -95,11 +94,8 @@ class GenerationRequest:
 
     Attributes:
         prompt: text; tokenized as the tokenizer does by default, its BOS included.
-        max_new_tokens: most tokens to write.
+        max_new_tokens: most tokens to write, at least 1 (UserError).
         name: what messages call it; "" is its place among the requests.
-
-    Raises:
-        UserError: ``max_new_tokens`` is below 1.
     """
 
     prompt: str
@@ -144,9 +140,9 @@ class Decoding(Scoring):
     """Settings for writing texts and recording them.
 
     Attributes:
-        stop: strings before which the text is cut, :class:`probers.engine.stopping.SentenceEnd`, and
+        stop: strings before which the text is cut, :class:`probers.engine.tokens.SentenceEnd`, and
             callables that are given the text after each token and end it by returning True
-            (see :mod:`probers.engine.stopping` for what that means for tokens).
+            (:class:`probers.engine.tokens.Stops` says what that means for tokens).
         sampling: draw tokens instead of taking the likeliest.
         cache: what earlier calls computed for prompts of these names, so that one that
             goes on from there need not compute it again; this call's texts are added.
@@ -162,11 +158,7 @@ class Decoding(Scoring):
 
 
 class LanguageModel(ABC):
-    """A model that writes and reads texts, and records what went on inside.
-
-    Attributes:
-        attends: whether attention can be had of it.
-    """
+    """A model that writes and reads texts and records its inside; ``attends`` if attention can be had."""
 
     attends = True
 
@@ -230,8 +222,7 @@ class LanguageModel(ABC):
     def attention_of(self, texts: Sequence[str]) -> list[tuple[tuple[tuple[int, int], ...], AttentionRows]]:
         """Attention as of :meth:`attention_alone` for texts, each encoded as a prompt with its BOS.
 
-        Returns:
-            For each, [start, end) of its tokens in the text, and their attention.
+        For each, [start, end) of its tokens in the text, and their attention.
         """
 
     def generate(
@@ -254,8 +245,7 @@ class LanguageModel(ABC):
 
         Raises:
             UserError: as many limits or names as there are prompts are not given; else as
-                :meth:`generate_each`.
-            RunError: as :meth:`generate_each`.
+                :meth:`generate_each`, of which RunError is too.
         """
         limits = [max_new_tokens] * len(prompts) if isinstance(max_new_tokens, int) else max_new_tokens
         rows = aligned(prompts, names, **{"limits in max_new_tokens": limits})
@@ -273,17 +263,12 @@ class LanguageModel(ABC):
     ) -> list[Generation]:
         """Record the same as :meth:`generate` for given continuations, in one forward pass.
 
-        ``score([g.prompt], [g.token_ids])`` repeats what ``generate`` recorded; see :meth:`score_each`.
-
-        Args:
-            prompts, names, progress: as of :meth:`generate`.
-            continuations: a text or token ids each.
-            **how: ``needs`` and ``prefix`` of :class:`Scoring`.
+        ``score([g.prompt], [g.token_ids])`` repeats what ``generate`` recorded. Prompts, names and progress
+        are as of :meth:`generate`, ``how`` are the fields of :class:`Scoring`.
 
         Raises:
             UserError: as many continuations or names as there are prompts are not given; else as
-                :meth:`score_each`.
-            RunError: as :meth:`score_each`.
+                :meth:`score_each`, of which RunError is too.
         """
         rows = aligned(prompts, names, continuations=continuations)
         requests = [ScoreRequest(prompt, text, name) for prompt, name, text in rows]
@@ -293,11 +278,7 @@ class LanguageModel(ABC):
 def aligned(
     prompts: Sequence[str], names: Sequence[str] | None, **others: Sequence[Any]
 ) -> Iterable[tuple[Any, ...]]:
-    """Each prompt with its name and what else belongs to it.
-
-    Raises:
-        UserError: one text in place of a list, or lists of different lengths.
-    """
+    """Each prompt with its name and what else belongs to it (UserError: unlike lengths, or one text)."""
     if isinstance(prompts, str):
         raise UserError("prompts must be a list of texts, not one text")
     columns = {"names": [""] * len(prompts) if names is None else names, **others}

@@ -14,15 +14,13 @@ from ..capture.blocks import check_supported, decoder_layers
 from ..capture.hidden_states import check_needs
 from ..store.spec import ModelSpec
 from ..types import AttentionRows, Generation, Needs, UserError
-from .batch_size import IDLE, Batches
+from .batch_size import IDLE, Batches, nested, read_nested
 from .decode import Request, generate_batch
-from .forward import Decoder, can_share
-from .kv_cache import CachedPrefix, PrefixCache, nested, read_nested
+from .forward import Decoder, attend_alone, read_prefixes, score_batch
+from .kv_cache import CachedPrefix, PrefixCache, can_share
 from .language_model import Decoding, GenerationRequest, LanguageModel, ScoreRequest, Scoring, collected
 from .loading import Loading, context_length, fingerprint, load, model_source
-from .score import attend_alone, score_batch
-from .stopping import Stop, Stops
-from .tokens import Prompt, TooLong, encode_continuation, encode_prompts, fit_context
+from .tokens import Prompt, Stop, Stops, TooLong, encode_continuation, encode_prompts, fit_context
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -131,7 +129,6 @@ class CausalLM(LanguageModel):
 
     @cached_property
     def spec(self) -> ModelSpec:
-        """Specification of the model, for the features read from it."""
         dtype = str(self.model.dtype).removeprefix("torch.")
         return ModelSpec(self._name, self._revision, self.num_layers, self.width, dtype)
 
@@ -235,7 +232,7 @@ class CausalLM(LanguageModel):
                     f"the prefix has {len(tokens.ids)} tokens, the context only {self.context}", "too-long"
                 )
             self._prefix = None  # its memory is free before the next one is made
-            self._prefix = (prefix, CachedPrefix.compute(self.decoder, [tokens.ids])[0])
+            self._prefix = (prefix, read_prefixes(self.decoder, [tokens.ids])[0])
         return self._prefix[1]
 
     def fits(self, prompts: Sequence[str], more: Sequence[int]) -> list[bool]:
@@ -250,17 +247,12 @@ class CausalLM(LanguageModel):
         return encode_prompts(self.tokenizer, [asked.prompt for asked in requests], names)
 
     def _encode_texts(self, requests: Sequence[ScoreRequest]) -> tuple[list[Prompt], list[tuple[int, ...]]]:
-        """Prompts, and the tokens of what stands behind each."""
         encoded = self._encode(requests)
         pairs = zip(encoded, requests, strict=True)
         return encoded, [encode_continuation(self.tokenizer, p, asked.continuation) for p, asked in pairs]
 
     def _fit(self, encoded: Sequence[Prompt], more: Sequence[int], what: str) -> list[Prompt]:
-        """The prompts as they go into the context with ``more`` tokens; one to be left out has no tokens.
-
-        Args:
-            what: names ``more`` in messages, with a place for the number.
-        """
+        """The prompts as they go into the context with ``more`` tokens; one to be left out has no tokens."""
         if self.context is None:
             return list(encoded)
         found = [
@@ -278,7 +270,6 @@ class CausalLM(LanguageModel):
     def _skipped(
         self, encoded: Sequence[Prompt], fitting: Sequence[Prompt], needs: Needs, known: Container[int]
     ) -> dict[int, Generation]:
-        """Empty texts for the prompts that do not fit."""
         nothing = np.zeros((2, 0), dtype=np.float32)
         return {
             i: encoded[i].continued(self.tokenizer, (), nothing, stop="skipped", needs=needs)
@@ -294,11 +285,7 @@ class CausalLM(LanguageModel):
         *,
         read: bool = False,
     ) -> Iterator[dict[int, Generation]]:
-        """``work`` for the places of ``lengths``, batched by them.
-
-        Args:
-            read: keys and values of the prompts are at hand.
-        """
+        """``work`` for the places of ``lengths``, batched by them; ``read``: the prompts are read already."""
         places = list(lengths)
         batches = self._batches.each(
             list(lengths.values()),
@@ -314,7 +301,6 @@ class CausalLM(LanguageModel):
 def _longest_known(
     prompt: Prompt, shared: CachedPrefix | None, cache: PrefixCache | None
 ) -> CachedPrefix | None:
-    """The longest beginning of the prompt whose keys and values are at hand."""
     last = cache.get(prompt.name) if cache is not None else None
     found = [one for one in (shared, last) if one is not None]
     return max(found, key=lambda one: one.common(prompt.ids), default=None)

@@ -64,8 +64,7 @@ _BLOCK = 32
 def _check(bank: Prober, model: Any) -> None:
     """Refuse heads that cannot follow a text, and a model they were not trained on (UserError).
 
-    Depth and width are always compared, and the weights where the model knows the hub id
-    or folder it came from. A change after loading goes unnoticed.
+    Depth and width are always compared, the weights where the model knows the hub id or folder it came from.
     """
     check_growing(bank)
     name = str(getattr(model, "name_or_path", "") or "")
@@ -84,11 +83,9 @@ class WatchedBatch:
     """Forwarded tokens of one batch's rows, and their scores.
 
     Attributes:
-        rows: number of rows.
         prompt: ids (rows, columns) of the prompt in what ``generate`` returns; no columns for embeddings.
         tokens: (rows,) ids of each pass after the first.
         predicting: the heads read the state before a token, beginning with the prompt's last.
-        eos: ids that end a row.
         stopped: (rows,) rows that a caller has stopped; none of their further tokens count.
         problem: why the loop could not be followed or scored.
 
@@ -126,11 +123,10 @@ class WatchedBatch:
         return self._added > 0
 
     def refuse(self, why: str) -> None:
-        """Read no more: the loop cannot be followed."""
         self.problem = self.problem or UserError(why, code="unsupported")
 
     def expects(self, rows: int, length: int, past: int, cache: Any) -> bool:
-        """Whether a pass over (rows, length) after ``past`` positions is one more token of each row."""
+        """Tell whether a pass over (rows, length) after ``past`` positions is one more token of each row."""
         same = self._keys is None or self._keys() is _first_keys(cache)
         return same and (rows, length, past) == (self.rows, 1, self._length + len(self.tokens))
 
@@ -143,8 +139,7 @@ class WatchedBatch:
     def lengths(self, mask: Tensor | None) -> tuple[Tensor, Tensor]:
         """(rows,) tokens of the prompts without padding, and tokens forwarded after them.
 
-        Args:
-            mask: (rows, columns) of the newest pass, or one of another form.
+        ``mask`` (rows, columns) is the newest pass's; one of another form is ignored.
         """
         written = len(self.tokens) + self.begun if self.predicting else len(self.tokens) + 1
         prompts = torch.full((self.rows,), self._length)
@@ -153,17 +148,12 @@ class WatchedBatch:
         return prompts, torch.full_like(prompts, written)
 
     def counted(self, tokens: Tensor) -> Tensor:
-        """(rows,) true where ``tokens`` (rows,) would be part of the rows' texts."""
+        """Tell (rows,) where ``tokens`` (rows,) would be part of the rows' texts."""
         over = self._ended.to(tokens.device) | self.stopped.to(tokens.device)
         return ~(torch.isin(tokens, self._special.to(tokens.device)) | over)
 
     def add(self, tokens: Tensor | None, states: Tensor) -> None:
-        """Take one forwarded token of each row.
-
-        Args:
-            tokens: (rows,); None for the prompt's last.
-            states: (rows, layers read, d), as :class:`StateTap` stacks them.
-        """
+        """Take a forwarded token (rows,) per row, None for the prompt's last; states (rows, layers, d)."""
         if tokens is None:
             live = torch.ones(self.rows, dtype=torch.bool, device=states.device)
         else:
@@ -208,8 +198,7 @@ class WatchedBatch:
     def scores(self) -> list[list[float]]:
         """The scores of each row, one after each token that counts; after its prompt when ``predicting``.
 
-        Raises:
-            UserError, RunError: the batch's problem.
+        Raises the batch's problem, where it has one.
         """
         self._score_waiting()
         if self.problem is not None:
@@ -217,11 +206,7 @@ class WatchedBatch:
         return self._scores
 
     def ask(self, ids: Tensor) -> None:
-        """Compare with a caller's ids (rows, columns): of all tokens read, and of one sampled since.
-
-        Raises:
-            UserError: other ids.
-        """
+        """Compare ids (rows, columns) with all tokens read and one sampled since (UserError: others)."""
         read = len(self.tokens)
         same = read == self._asked and tuple(ids.shape) == (self.rows, self.prompt.shape[1] + read + 1)
         if not same or (read and not torch.equal(ids[:, -2], self.tokens[-1].to(ids.device))):
@@ -266,17 +251,10 @@ class WatchedBatch:
 
 
 class GenerationWatcher(ExitStack):
-    """Listener on a model's passes, with a :class:`WatchedBatch` of the batch being written.
+    """Listener on a model's passes, with the newest :class:`WatchedBatch`; None before the first pass.
 
-    Hooks are on the model while it is entered; they hold the model, keys and values.
-
-    Attributes:
-        bank, model, tokenizer: as given.
-        batch: the newest; None before the first pass.
-        cache: keys and values of its last pass, with ``keep_cache``.
-
-    Args:
-        keep_cache: keep keys and values, so that one more token can be forwarded.
+    Hooks are on the model while it is entered; they hold the model. With ``keep_cache`` keys and values of
+    the last pass are kept, so that one more token can be forwarded.
 
     Raises:
         UserError: heads that cannot follow a text, or a model they were not trained on.
@@ -335,7 +313,6 @@ class GenerationWatcher(ExitStack):
                 self.batch.refuse(_UNREADABLE)
 
     def _taken(self, batch: WatchedBatch | None, given: dict[str, Any]) -> Tensor | None:
-        """States read in this pass, (rows, layers, d)."""
         if batch is None:
             return None
         states = self._tap.take_last(*batch.lengths(given.get("attention_mask")))

@@ -75,16 +75,14 @@ class GrowingVectors:
     def add(self, keys: Sequence[Hashable], vectors: Tensor) -> Tensor:
         """Take one more token of some texts; the vector of each text after it.
 
-        Args:
-            keys: of the texts, each at most once.
-            vectors: (texts, heads, width) of the tokens, from :func:`probers.capture.pooling.token_vectors`.
+        ``keys``, each at most once, name the texts of ``vectors`` (texts, heads, width), from
+        :func:`probers.capture.pooling.token_vectors`.
         """
         if self._pool in PER_TOKEN or not len(vectors):
             return vectors
         return torch.cat([self._pooled(key, vector) for key, vector in zip(keys, vectors, strict=True)])
 
     def forget(self, key: Hashable) -> None:
-        """Drop a text that has ended."""
         self._pools.pop(key, None)
 
     def _pooled(self, key: Hashable, vector: Tensor) -> Tensor:
@@ -97,8 +95,7 @@ class GrowingVectors:
 class GrowingScores:
     """Scores of the newest tokens of texts that grow side by side, each under its own key.
 
-    Attributes:
-        before: heads read the state before a token; a text's first is the prompt's last.
+    ``before`` says that heads read the state before a token; a text's first is then the prompt's last.
 
     Raises:
         UserError: heads that pool a span's tokens themselves.
@@ -152,13 +149,9 @@ def text_needs(bank: Prober) -> Needs:
 
 
 def text_scores(bank: Prober, vectors: np.ndarray) -> tuple[list[float], list[float] | None]:
-    """Score a text that was read whole, token by token as :class:`GrowingScores` does.
+    """Scores (n,) and distances (n,) of a text that was read whole, as of :func:`score_vectors`.
 
-    Args:
-        vectors: (n, heads, width) of its n tokens, recorded with :func:`text_needs`.
-
-    Returns:
-        Scores (n,) and distances (n,); None for the distances of a prober without a domain.
+    ``vectors`` (n, heads, width) are of its n tokens, recorded with :func:`text_needs`.
 
     Raises:
         UserError: heads that pool a span's tokens themselves.
@@ -189,15 +182,9 @@ def check_spans(spans: Any, tokens: int) -> np.ndarray:
 
 
 def aggregate(values: np.ndarray, spans: Any, how: Aggregate) -> np.ndarray:
-    """Values of spans from values of tokens.
+    """Values of spans, (n, ...) float64, from ``values`` (t, ...) of tokens.
 
-    Args:
-        values: (t, ...) one row per token.
-        spans: (n, 2) first token and the one after the last; spans may overlap.
-        how: "max", "mean" or "last" of a span's tokens.
-
-    Returns:
-        (n, ...) float64.
+    ``spans`` (n, 2) are first token and the one after the last; they may overlap.
 
     Raises:
         UserError: an unknown ``how``.
@@ -214,14 +201,7 @@ def aggregate(values: np.ndarray, spans: Any, how: Aggregate) -> np.ndarray:
 
 
 def extend(before: float, tokens: int, score: float, how: Aggregate) -> float:
-    """The value of a span that grows by one token: ``aggregate`` without keeping the tokens.
-
-    Args:
-        before: value of the span so far; ignored where ``tokens`` is 0.
-        tokens: of the span so far.
-        score: of the new token.
-        how: as in :func:`aggregate`.
-    """
+    """The value of a span of ``tokens`` that grows by one: ``aggregate`` without keeping the tokens."""
     if not tokens or how == "last":
         return score
     return max(before, score) if how == "max" else before + (score - before) / (tokens + 1)

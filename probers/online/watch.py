@@ -106,9 +106,8 @@ class Scores(AbstractContextManager["Scores"]):
     def entities(self) -> list[list[WrittenEntity]]:
         """Entities of each row's text so far, each with the score of the state before it.
 
-        They are found by the recogniser that made the prober's labels. The last word, and what a further
-        word would change, show once more was read. Entities that begin a sentence are left out, as in
-        the labels.
+        They are found by the recogniser that made the prober's labels. The last word, and what a further word
+        would change, show once more was read. Entities that begin a sentence are left out, as in the labels.
 
         Raises:
             UserError: as :attr:`tokens`; heads that do not read the state before an entity; no tokenizer.
@@ -128,8 +127,8 @@ class Scores(AbstractContextManager["Scores"]):
         """Forward and read each row's last token as well; call it inside the block.
 
         ``per="sequence"`` then gives the scores of whole texts, equal to those of
-        :meth:`.CausalLM.generate`'s records. It costs one pass of one token per row on a copy of the keys
-        and values, so that the caller's own stay unchanged. A second call does nothing.
+        :meth:`.CausalLM.generate`'s records. It costs one pass of one token per row on a copy of the keys and
+        values. A second call does nothing.
 
         Args:
             sequences: what ``generate`` returned: ids (batch, length), or its output object.
@@ -175,9 +174,8 @@ class StopOnScore(StoppingCriteria):
     The hooks are on the model until the object is collected or :meth:`close` is called. It may serve any
     number of ``generate`` calls.
 
-    With heads of ``pool=predicting`` a row ends as soon as an entity has begun whose score was above
-    the threshold. The score was known before the entity, its beginning only with its first word; the text
-    to keep ends before it, see :attr:`entities`.
+    With heads of ``pool=predicting`` a row ends as soon as an entity has begun whose score was above the
+    threshold; the text to keep ends before it, see :attr:`entities`.
     """
 
     def __init__(
@@ -277,12 +275,7 @@ def _tokenizer(watcher: GenerationWatcher) -> Any:
 
 
 class GrowingText:
-    """A row's text, searched token by token for the first entity with too high a score.
-
-    Args:
-        prompt: ids before its first token.
-        recognise: finds entities; called whenever another word is whole.
-    """
+    """A row's text, searched for the first entity with too high a score whenever another word is whole."""
 
     def __init__(self, tokenizer: Any, prompt: Sequence[int], recognise: Recognise) -> None:
         self._stream = TextStream(tokenizer, prompt)
@@ -290,15 +283,13 @@ class GrowingText:
         self._read = ""
 
     def push(self, token: int) -> None:
-        """Take one more token."""
         self._stream.push(token)
 
     def first_above(self, threshold: float, scores: Sequence[float], *, over: bool) -> WrittenEntity | None:
-        """Find the first entity that has begun with a score above a threshold.
+        """The first entity that has begun with a score above a threshold.
 
-        Args:
-            scores: of the state before each token pushed so far.
-            over: the text ends here: its last word is whole.
+        ``scores`` are of the state before each token pushed so far; ``over`` says that the last word is
+        whole.
         """
         text = self._stream.visible
         if not over:
@@ -313,15 +304,7 @@ class GrowingText:
 
 
 class FirstEntities:
-    """The first entity above a threshold in each row of a batch.
-
-    Attributes:
-        found: of each row; None while it has none.
-
-    Args:
-        prompts: ids of each row's prompt.
-        eos: ids that end a row.
-    """
+    """The first entity above a threshold in each row of a batch, None while it has none."""
 
     def __init__(
         self, tokenizer: Any, prompts: Sequence[Sequence[int]], eos: Tensor, recognise: Recognise
@@ -339,10 +322,9 @@ class FirstEntities:
         *,
         ask: bool,
     ) -> list[bool]:
-        """Take one sampled token of each row; true for each row that has an entity above the threshold.
+        """Take one sampled token (rows,) of each row; true for each that has an entity above the threshold.
 
         Args:
-            tokens: (rows,).
             counted: (rows,) true for a token of the row's text.
             scores: of each row, of the state before each token of its text.
             ask: look for entities; otherwise only take the tokens.
