@@ -71,10 +71,7 @@ def test_odd_prefixes(family):
     lm = tiny_lm(family)
     for prefix, prompts in (
         ("The river", ["The river", "The river"]),
-        (
-            "The",
-            ["The", "The river Arl flows through the town. Its mouth is near Kelby, and it is long."],
-        ),
+        ("The", ["The", "The river Arl flows through the town. Its mouth is near Kelby, and it is long."]),
         ("The riv", ["The river Arl", "The rivalry"]),
     ):
         plainly = lm.generate(prompts, max_new_tokens=6, needs=NEEDS)

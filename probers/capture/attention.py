@@ -47,8 +47,7 @@ class Attended:
     """The attention of the last q positions of one pass, from which weights are computed on demand.
 
     Attributes:
-        query: (batch, heads, q, head_dim).
-        key: (batch, kv_heads, k, head_dim).
+        query: (batch, heads, q, head_dim); ``key`` (batch, kv_heads, k, head_dim).
         mask: (batch or 1, 1, q, k) additive float32, or None when nothing is hidden.
         sinks: (heads,) logits of a place that takes attention and is no token (GPT-OSS); rows
             then sum to less than 1. None where there is none.
@@ -185,9 +184,7 @@ class AttentionTap(ExitStack):
         """
         if self._read is None:
             raise RunError(
-                f"attention of {self._family} cannot be read: it does not use transformers' attention "
-                "interface; choose a trigger and a query that need no attention",
-                "model",
+                f"attention of {self._family} cannot be read: choose trigger and query without it", "model"
             )
         read, self._read, self._queries = self._read, None, 0
         return read
@@ -275,9 +272,7 @@ def lookback_width(model: Any) -> int:
     heads = getattr(model.config.get_text_config(), "num_attention_heads", None)
     if not isinstance(heads, int):
         raise UserError(
-            f"site=lookback cannot be read from {type(model).__name__}: its config names no number of "
-            "attention heads; use resid_post",
-            "model",
+            f"{type(model).__name__} does not tell its number of heads: use site=resid_post", "model"
         )
     return heads * len(decoder_layers(model))
 

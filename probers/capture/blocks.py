@@ -34,9 +34,7 @@ def decoder_layers(model: nn.Module) -> nn.ModuleList:
     """
     found = list(_outermost(decoder_of(model)))
     if not found:
-        raise UserError(
-            f"{type(model).__name__} has no list of decoder blocks whose states could be read", "model"
-        )
+        raise UserError(f"{type(model).__name__} has no list of decoder blocks to read", "model")
     return max(found, key=len)
 
 
@@ -82,16 +80,10 @@ def check_supported(model: Any) -> None:
         raise UserError(f"{family} is an encoder-decoder; only decoder-only models can be read", "model")
     if getattr(model, "_is_stateful", False):
         raise UserError(
-            f"{family} keeps a recurrent state, which padding and prefix reuse would change; "
-            "only models whose blocks all attend to keys and values can be read",
-            "model",
+            f"{family} keeps a recurrent state; only attention over keys and values can be read", "model"
         )
     if model.device.type != "meta" and not _is_causal(model):  # one without weights runs elsewhere
-        raise UserError(
-            f"{family} lets tokens see later ones, so that states change as a text grows; "
-            "only causal decoders can be read",
-            "model",
-        )
+        raise UserError(f"{family} lets tokens see later ones; only causal decoders can be read", "model")
 
 
 @torch.inference_mode()
@@ -192,8 +184,8 @@ def _parts_of(family: str, layer: int, calls: Sequence[_Call]) -> BlockParts:
                 i, j = j, i  # the MLP ran first
             return BlockParts(inner[i].module, inner[j].module, _middle(before, inner[i], calls))
     raise UserError(
-        f"{family} has no attn_out, mlp_out or resid_mid that could be read: block {layer} does not add "
-        "what two of its modules put out to the residual stream; use site=resid_post",
+        f"block {layer} of {family} has no attn_out, mlp_out or resid_mid: it does not add two modules' "
+        "outputs to its input; use site=resid_post",
         "model",
     )
 

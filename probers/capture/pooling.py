@@ -109,9 +109,8 @@ class StreamingPool:
 class Waiting:
     """Recorded steps whose tokens may still be cut from their texts.
 
-    Whether a token is kept may be known only later (a stop string can begin before the token that
-    completes it), so a step waits until it is committed; as a rule that is at once, and at most for
-    as many steps as the longest stop string has characters.
+    A stop string can begin before the token that completes it, so a step waits until it is committed: as a
+    rule at once, and at most for as many steps as the longest stop string has characters.
     """
 
     def __init__(self) -> None:

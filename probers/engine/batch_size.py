@@ -89,28 +89,22 @@ class Batches:
                 self._shrink(len(chosen))
             else:
                 waiting = waiting[len(chosen) :]
-                if len(chosen) == most:
-                    self._grow()
+                full = self._auto and len(chosen) == most and 2 * self.size <= self._most
+                if full and memory_share(self._device) < _ROOMY:
+                    self.size *= 2
             if (self.size, self._beside) != before:
                 plan = []
             if made:
                 yield made
 
-    def _grow(self) -> None:
-        if self._auto and 2 * self.size <= self._most and memory_share(self._device) < _ROOMY:
-            self.size *= 2
-
     def _shrink(self, failed: int) -> None:
         """Halve the batch after ``failed`` texts did not fit in memory."""
         if not self._auto:
             raise RunError(
-                f"memory ran out with batch_size={self.size}; choose a smaller one or batch_size=auto",
-                "memory",
+                f"memory ran out with batch_size={self.size}: lower it, or batch_size=auto", "memory"
             )
         if failed == 1:
-            raise RunError(
-                "memory ran out for a single text; use a shorter one, a smaller dtype or model", "memory"
-            )
+            raise RunError("memory ran out for a single text: shorten it or take a smaller model", "memory")
         if failed > self.size:
             self._beside = 1
         else:

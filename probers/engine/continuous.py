@@ -152,9 +152,7 @@ class ContinuousBatch:
     ) -> None:
         if not can_share(lm.model.config):
             raise UserError(
-                f"{type(lm.model).__name__} keeps more than keys and values, so that texts cannot join "
-                "a running batch; choose a model with plain attention",
-                "model",
+                f"{type(lm.model).__name__} keeps more than keys and values: take another model", "model"
             )
         self._decoder, self._config = lm.decoder, lm.model.config
         self._reader = reader
@@ -251,19 +249,14 @@ class ContinuousBatch:
         if not last:
             return []
         self._reading = None
-        self._keep(reading)
+        for row, ids in enumerate(reading.prompts if self._blocks is not None else ()):
+            self._blocks.keep(ids, _row(reading.cache, row, width - len(ids)))
         which = torch.tensor(reading.places, device=self._decoder.device)
         if states is not None and self._reader is not None:
             self._reader(reading.texts, states[which, -1])
         tokens = self._draw(reading.texts, logits[which, -1])
         self._join(reading, which, tokens)
         return reading.texts
-
-    def _keep(self, reading: _Reading) -> None:
-        if self._blocks is None:
-            return
-        for row, ids in enumerate(reading.prompts):
-            self._blocks.keep(ids, _row(reading.cache, row, reading.ids.shape[1] - len(ids)))
 
     def _join(self, reading: _Reading, which: Tensor, tokens: Tensor) -> None:
         """Put the texts whose prompts were read beside those that are written."""
@@ -303,19 +296,15 @@ class ContinuousBatch:
             prompts = torch.tensor(lengths, device=device)
             states = self._tap.take_last(prompts, positions[:, 0] + 1 - prompts)
             if states is not None and self._reader is not None:
-                self._tell(states[:, -1])
+                # Not of texts whose token there is one beyond their last.
+                kept = [i for i, text in enumerate(self._running) if text.error is None and not text.over]
+                some = states if len(kept) == len(self._running) else states[torch.tensor(kept).long()]
+                self._reader([self._running[i] for i in kept], some[:, -1])
         if not self._before:
             for text in self._running:
                 text.read = min(text.read + 1, len(text.row.ids))
         self._next = self._draw(self._running, logits)
         return list(self._running)
-
-    def _tell(self, states: Tensor) -> None:
-        """Hand out the states of texts that have a token there: not of one beyond the text's last."""
-        assert self._reader is not None
-        kept = [i for i, text in enumerate(self._running) if text.error is None and not text.over]
-        some = states if len(kept) == len(self._running) else states[torch.tensor(kept, dtype=torch.long)]
-        self._reader([self._running[i] for i in kept], some)
 
     def _draw(self, texts: Sequence[LiveText], logits: Tensor) -> Tensor:
         """The next token (texts, 1) of each text; of one that is written it is of no account."""

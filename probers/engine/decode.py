@@ -48,15 +48,12 @@ class Request:
 
 
 class Row:
-    """A prompt's text as it grows.
+    """A prompt's text as it grows; decoded with it where a stop, or ``read``, asks for that.
 
     Attributes:
         ids: tokens written; special ones that end a text are none of them.
         kept: how many of them are its text.
         stop: why it ended; None while it runs.
-
-    Args:
-        read: decode the text as it grows, also where no stop asks for it.
     """
 
     def __init__(self, request: Request, tokenizer: Any, stops: Stops, *, read: bool = False) -> None:
@@ -116,12 +113,10 @@ class Row:
 
 
 class Batch:
-    """The rows of a batch that still run: what the next forward pass needs of them.
+    """The rows of a batch that still run, and ``logits`` (b, q, vocabulary) of their last pass.
 
-    Attributes:
-        rows: (b,) the rows that the batch began with and that are left; ``active`` is the same as a list.
-        width: columns of the prompts, padding included.
-        logits: (b, q, vocabulary) of the last pass.
+    ``rows`` (b,) are those that the batch began with and that are left, ``active`` the same as a list;
+    ``width`` counts columns of the prompts, padding included.
     """
 
     def __init__(self, decoder: Decoder, requests: Sequence[Request]) -> None:
@@ -225,7 +220,10 @@ def generate_batch(
         index, guessed = 0, list[int]()  # tokens decided so far, and those forwarded that may yet be wrong
         while any(rows[i].stop is None for i in batch.active):
             if can_guess and lookup is None and len(batch.active) == 1:
-                lookup = _lookup(rows[batch.active[0]].prompt, how)
+                prompt = rows[batch.active[0]].prompt
+                last = how.cache.get(prompt.name) if how.cache is not None else None
+                earlier = () if last is None else last.ids[last.start :]
+                lookup = PromptLookup([*earlier, *prompt.ids], how.draft)
             if how.sampling is None:
                 tokens = batch.logits.argmax(dim=-1)  # (b, q)
             else:
@@ -254,8 +252,8 @@ def generate_batch(
                 tokens = tokens[torch.tensor(slots, device=tokens.device)]
                 batch.select(slots)
             tokens = tokens[:, right : right + 1]
-            last = rows[batch.active[0]]
-            guessed = lookup.guess(last.ids, last.limit) if lookup is not None and last.stop is None else []
+            row = rows[batch.active[0]]
+            guessed = lookup.guess(row.ids, row.limit) if lookup is not None and row.stop is None else []
             if guessed:
                 tokens = torch.cat([tokens, tokens.new_tensor([guessed])], dim=1)
             capture.read_last(1 + len(guessed))
@@ -287,8 +285,8 @@ _SHORT = 4
 class PromptLookup:
     """Drafts of one text: what followed the last place where it went as it does now, ``most`` tokens at once.
 
-    An answer repeats its prompt: names from the question, sentences from a passage, its own words. It may
-    repeat ``before``, whose last tokens are its prompt.
+    An answer repeats its prompt: names from the question, sentences from a passage, its own words. ``before``
+    is what it may repeat, and ends with its prompt.
     """
 
     def __init__(self, before: Sequence[int], most: int) -> None:
@@ -314,12 +312,6 @@ def guess(ids: np.ndarray, most: int) -> list[int]:
             start = int(places[-1]) + count
             return list(map(int, ids[start : start + (most if count > 1 else min(most, _SHORT))]))
     return []
-
-
-def _lookup(prompt: Prompt, how: Decoding) -> PromptLookup:
-    last = how.cache.get(prompt.name) if how.cache is not None else None
-    earlier = () if last is None else last.ids[last.start :]
-    return PromptLookup([*earlier, *prompt.ids], how.draft)
 
 
 def _refuse_broken(rows: Sequence[Row], capture: CaptureSession, scores: Tensor) -> None:

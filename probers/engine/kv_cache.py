@@ -3,15 +3,12 @@
 transformers' dynamic cache makes a new tensor of the whole context for every token and layer; here room for
 the whole text is allocated once and filled, which gives the same numbers.
 
-Two stores share one value, :class:`CachedPrefix`, and one way to begin a batch with it, :func:`fill`.
-
 - :class:`PrefixCache` holds every token of the last text of a name, for calls that extend it (the loop).
   How many columns a batch begins with decides how its matrix products are cut and thus the last digits of
   scores: with whole blocks a resumed run would not repeat the digits of earlier ones. Drafts also look up
   the text of that name.
 - :class:`BlockCache` holds blocks of tokens by a hash of all tokens up to their end (Kwon et al. 2023,
-  section 4.4; automatic prefix caching of vLLM), for a server whose texts have no names: any later text
-  finds them, and what several texts share is held once.
+  section 4.4; automatic prefix caching of vLLM), for a server whose texts have no names.
 """
 
 from __future__ import annotations
@@ -58,11 +55,7 @@ class GrowingLayer(DynamicLayer):
         return self.keys, self.values
 
     def reserve(self, rows: int, length: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Begin with ``length`` positions in each row, for the caller to fill.
-
-        ``keys`` and ``values`` (heads, _, width) of one row give shape and kind of what is returned, (rows,
-        heads, length, width).
-        """
+        """Begin with ``length`` positions for the caller to fill; both (rows, heads, length, width)."""
         self.lazy_initialization(keys, values)
         self._buffers = empty(rows, max(length, self._capacity), keys, values)
         self.keys, self.values = (buffer[:, :, :length] for buffer in self._buffers)
@@ -172,10 +165,8 @@ def can_share(config: Any) -> bool:
 class CachedPrefix:
     """Tokens that prompts may begin with, and their keys and values.
 
-    Attributes:
-        layers: keys and values of each, both (heads, len(ids) - start, width), of the tokens from
-            ``start`` on.
-        before: has those of the first ``start`` tokens; None where start is 0.
+    Those from ``start`` on are in ``layers``, both (heads, len(ids) - start, width) of each, the others in
+    ``before``, which is None where start is 0.
     """
 
     ids: tuple[int, ...]
@@ -204,8 +195,7 @@ def fill(
     """Begin the empty cache of a left-padded batch with the columns known in every row; their number.
 
     Row i begins with its padding, ``pads[i]`` columns, and then has as much of ``prefixes[i]`` as its prompt
-    begins with. What a row still lacks lies in the columns after these, and is computed with the rest of its
-    prompt: every row stands where it would without this, with the same positions and mask.
+    begins with. What it still lacks is computed with the rest of its prompt, at the same positions and mask.
     """
     length = min(pad + one.common(ids) for pad, one, ids in zip(pads, prefixes, prompts, strict=True))
     if not length:
@@ -231,10 +221,9 @@ def fill(
 class PrefixCache:
     """Key/value caches of recent generations, keyed by request name, reused by prompts that extend them.
 
-    Given to one call of :meth:`probers.engine.model.CausalLM.generate` after another: each takes from it
-    what its prompts begin with, and leaves in it what it computed. Results do not depend on it.
-    Nothing is left by families whose keys and values cannot be handed on (sliding windows), nor
-    beyond ``megabytes``.
+    Each call of :meth:`probers.engine.model.CausalLM.generate` takes from it what its prompts begin with, and
+    leaves in it what it computed. Results do not depend on it. Nothing is left by families with sliding
+    windows, whose keys and values cannot be handed on, nor beyond ``megabytes``.
     """
 
     def __init__(self, *, megabytes: float = 1024) -> None:
@@ -253,10 +242,8 @@ class PrefixCache:
     ) -> None:
         """Copy what a batch's cache has of ``row``, in the place of the last text of that name.
 
-        Args:
-            pad: columns of padding that the row begins with.
-            ids: the tokens after them, as many as the cache has or more.
-            prefix: what the row began with, which is not copied again.
+        The row begins with ``pad`` columns of padding, then ``ids``, as many as the cache has or more. It
+        went on from ``prefix``, which is not copied again.
         """
         if prefix is None or prefix is not self._texts.get(name):
             self.forget(name)

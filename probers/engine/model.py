@@ -34,8 +34,6 @@ class CausalLM(LanguageModel):
     Attributes:
         model: the transformers model, in evaluation mode and otherwise untouched.
         tokenizer: its tokenizer; no padding token is needed.
-        device: where its input goes.
-        num_layers: decoder blocks.
         width: size d of the residual stream.
         decoder: its forward call.
         context: most tokens of a prompt and what follows it; None where the model knows no limit.
@@ -65,10 +63,9 @@ class CausalLM(LanguageModel):
     ) -> None:
         if on_too_long not in ("error", "skip", "truncate_left"):
             raise UserError(
-                f"on_too_long={on_too_long} is unknown: choose error, skip or truncate_left", "unknown-choice"
+                f"on_too_long={on_too_long} is not error, skip or truncate_left", "unknown-choice"
             )
-        self.model = model
-        self.tokenizer = tokenizer
+        self.model, self.tokenizer = model, tokenizer
         self.device: torch.device = model.device
         self.num_layers = len(decoder_layers(model))
         check_supported(model)
@@ -140,8 +137,9 @@ class CausalLM(LanguageModel):
         stops = self.stops(how.stop)
         encoded = self._encode(requests)
         shared = self._shared(how.prefix, encoded)
-        fitting = self._fit(encoded, [asked.max_new_tokens for asked in requests], "max_new_tokens={}")
-        if skipped := self._skipped(encoded, fitting, how.needs, known):
+        limits = [asked.max_new_tokens for asked in requests]
+        fitting, skipped = self._fit(encoded, limits, "max_new_tokens={}", how.needs, known)
+        if skipped:
             yield skipped
         ids = [prompt.ids for prompt in fitting]
         sampled = [] if how.sampling is None else how.sampling.streams([prompt.ids for prompt in encoded])
@@ -155,7 +153,7 @@ class CausalLM(LanguageModel):
             groups = read_nested(self.decoder, self._batches, ids, whole, known)
         for group in groups:
             batch = {
-                i: Request(fitting[i], requests[i].max_new_tokens, prefix, streams.get(i))
+                i: Request(fitting[i], limits[i], prefix, streams.get(i))
                 for i, prefix in group.items()
                 if ids[i]
             }
@@ -173,8 +171,9 @@ class CausalLM(LanguageModel):
         self.check(how.needs)
         encoded, texts = self._encode_texts(requests)
         shared = self._shared(how.prefix, encoded)
-        fitting = self._fit(encoded, [len(text) for text in texts], "its continuation of {}")
-        if skipped := self._skipped(encoded, fitting, how.needs, known):
+        more = [len(text) for text in texts]
+        fitting, skipped = self._fit(encoded, more, "its continuation of {}", how.needs, known)
+        if skipped:
             yield skipped
 
         def work(places: list[int]) -> list[Generation]:
@@ -228,9 +227,7 @@ class CausalLM(LanguageModel):
         if self._prefix is None or self._prefix[0] != prefix:
             (tokens,) = encode_prompts(self.tokenizer, [prefix])
             if self.context is not None and len(tokens.ids) > self.context:
-                raise UserError(
-                    f"the prefix has {len(tokens.ids)} tokens, the context only {self.context}", "too-long"
-                )
+                raise UserError(f"the prefix has {len(tokens.ids)} tokens, above {self.context}", "too-long")
             self._prefix = None  # its memory is free before the next one is made
             self._prefix = (prefix, read_prefixes(self.decoder, [tokens.ids])[0])
         return self._prefix[1]
@@ -251,30 +248,28 @@ class CausalLM(LanguageModel):
         pairs = zip(encoded, requests, strict=True)
         return encoded, [encode_continuation(self.tokenizer, p, asked.continuation) for p, asked in pairs]
 
-    def _fit(self, encoded: Sequence[Prompt], more: Sequence[int], what: str) -> list[Prompt]:
-        """The prompts as they go into the context with ``more`` tokens; one to be left out has no tokens."""
+    def _fit(
+        self, encoded: list[Prompt], more: Sequence[int], what: str, needs: Needs, known: Container[int]
+    ) -> tuple[list[Prompt], dict[int, Generation]]:
+        """The prompts as they go into the context with ``more``; left out ones have no tokens and a text."""
         if self.context is None:
-            return list(encoded)
+            return encoded, {}
         found = [
             fit_context(self.tokenizer, p, n, self.context, self.on_too_long, what.format(n))
             for p, n in zip(encoded, more, strict=True)
         ]
-        if left_out := [p.name for p in found if not p.ids]:
+        left_out = [i for i, prompt in enumerate(found) if not prompt.ids]
+        if left_out:
             others = f" and {len(left_out) - 5} more" if len(left_out) > 5 else ""
             log.warning(
                 f"left out, too long for the context of {self.context} tokens (on_too_long=skip): "
-                f"{', '.join(left_out[:5])}{others}"
+                f"{', '.join(found[i].name for i in left_out[:5])}{others}"
             )
-        return found
-
-    def _skipped(
-        self, encoded: Sequence[Prompt], fitting: Sequence[Prompt], needs: Needs, known: Container[int]
-    ) -> dict[int, Generation]:
         nothing = np.zeros((2, 0), dtype=np.float32)
-        return {
+        return found, {
             i: encoded[i].continued(self.tokenizer, (), nothing, stop="skipped", needs=needs)
-            for i, prompt in enumerate(fitting)
-            if not prompt.ids and i not in known
+            for i in left_out
+            if i not in known
         }
 
     def _each(

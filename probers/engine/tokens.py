@@ -4,9 +4,8 @@ Offsets come from decoding, never from a tokenizer's space marker, so that they 
 character's bytes may be spread over several tokens), SentencePiece (the first token's space is dropped
 without context) and WordPiece (the decoder puts spaces in).
 
-A stop string or a sentence end is a place in the text, found as soon as it cannot move any more. Kept are
-the tokens that lie wholly before it: where one token holds both the last characters and the beginning of the
-stop string, it is left out. Callables see the text after each token, which is kept.
+A stop string or a sentence end is a place in the text, found as soon as it cannot move any more. Kept are the
+tokens that lie wholly before it. Callables see the text after each token, which is kept.
 """
 
 from __future__ import annotations
@@ -32,9 +31,9 @@ _BROKEN = "�"  # what decoders print for bytes that are no character (yet)
 class TextStream:
     """Text of a growing token sequence, one token at a time.
 
-    Each step decodes a few tokens, not the whole sequence: those since the last place where the text was
-    known to be complete, and those just before it for context. ``context`` are tokens before the first one;
-    they decide whether a leading space belongs to the text.
+    Each step decodes the tokens since the last place where the text was known to be complete, and those just
+    before it for context. ``context`` are tokens before the first one; they decide whether a leading space
+    belongs to the text.
 
     Attributes:
         text: the text of the tokens up to the last complete character.
@@ -193,9 +192,7 @@ class Prompt:
 def encode_prompts(
     tokenizer: Any, prompts: Sequence[str], names: Sequence[str] | None = None
 ) -> list[Prompt]:
-    """Tokenize prompts as the tokenizer does by default, its BOS included.
-
-    ``names`` are what messages call them, by default their places in the list.
+    """Tokenize prompts as the tokenizer does by default, its BOS included; messages call them by ``names``.
 
     Raises:
         UserError: a prompt is empty or has no tokens.
@@ -223,9 +220,8 @@ def fit_context(
 ) -> Prompt:
     """The prompt as it goes into a context of ``context`` tokens together with ``more``, called ``what``.
 
-    Args:
-        policy: of a prompt that is too long: "error", "skip" (it comes back without tokens)
-            or "truncate_left" (its first tokens go, but for special ones such as BOS).
+    A prompt that is too long comes back without tokens by the policy "skip", and by "truncate_left" without
+    its first ones, but for special ones such as BOS.
 
     Raises:
         UserError: it does not fit and the policy is "error", or nothing of it would be left.
@@ -254,9 +250,8 @@ def fit_context(
 def encode_continuation(tokenizer: Any, prompt: Prompt, continuation: str | Sequence[int]) -> tuple[int, ...]:
     """The tokens of a continuation, such that they read as it when put after the prompt's.
 
-    Token ids are taken as they are. A text is tokenized on its own; where that does not
-    read as the text after the prompt, without its leading space (SentencePiece puts one
-    before any text by itself); then together with the prompt.
+    A text is tokenized on its own; where that does not read as the text after the prompt, without its leading
+    space (SentencePiece puts one before any text by itself); then together with the prompt.
 
     Raises:
         UserError: the continuation is empty, or no tokenization reproduces it.

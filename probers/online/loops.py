@@ -3,21 +3,15 @@
 Hooks listen to a plain transformers model. They never change, delay or break off a generation; a loop that
 cannot be followed leaves its problem on the batch, for whoever asks for a score.
 
-- ``generate`` forwards the prompt in one pass and each generated token in a pass of its own. A
-  token's states are read in its own pass; a prompt's are not read.
-- The last generated token is sampled but not forwarded, so it is not read;
-  :meth:`probers.online.watch.Scores.finish` forwards it.
+- A token's states are read in its own pass; a prompt's are not, nor is the last generated token, which is
+  not forwarded (:meth:`probers.online.watch.Scores.finish` does). A pass without earlier keys and values
+  begins a new text.
 - A row that has ended is still fed until all rows have. End-of-sequence and padding tokens do not count,
   nor does anything after an end of sequence. Their ids come from model.generation_config, and from the
   tokenizer where one is given.
-- A pass without earlier keys and values begins a new text: a second call starts afresh.
-- Beam search, assisted decoding, chunked prefill, a cache filled beforehand, a static
-  cache and ``use_cache=False`` are refused when a score is asked for. One case looks like decoding to
-  ``Scores``, and only the stopping criterion notices it: a prompt prefilled in two chunks, the second
-  of one token, which then counts as generated.
-- Heads of single tokens score each token, and the text so far as the span of its tokens.
-- Heads of ``pool=predicting`` score the state before each token, beginning with the prompt's last;
-  :mod:`.entities` finds the tokens where an entity begins.
+- Beam search, assisted decoding, chunked prefill, a cache filled beforehand, a static cache and
+  ``use_cache=False`` are refused when a score is asked for. A prompt prefilled in two chunks, the second
+  of one token, looks like decoding: only the stopping criterion notices it.
 - Heads that pool a span's tokens themselves need all of its states, which are not kept: refused.
 """
 
@@ -59,24 +53,6 @@ _NO_CACHE = "passes without keys and values cannot be followed: call generate wi
 #: Tokens whose vectors wait until the heads run on all of them at once: one at a time the heads' weights
 #: would be read for every token, all at the end a long text's vectors would fill the memory.
 _BLOCK = 32
-
-
-def _check(bank: Prober, model: Any) -> None:
-    """Refuse heads that cannot follow a text, and a model they were not trained on (UserError).
-
-    Depth and width are always compared, the weights where the model knows the hub id or folder it came from.
-    """
-    check_growing(bank)
-    name = str(getattr(model, "name_or_path", "") or "")
-    spec = ModelSpec(
-        id=name or bank.spec.model.id,
-        revision=fingerprint(name, model) if name else "",
-        layers=len(decoder_layers(model)),
-        width=int(model.config.get_text_config().hidden_size),
-        dtype=str(model.dtype).removeprefix("torch."),
-    )
-    bank.check_model(spec)
-    check_needs(bank.spec.needs, model)
 
 
 class WatchedBatch:
@@ -196,10 +172,7 @@ class WatchedBatch:
             before.append(score)
 
     def scores(self) -> list[list[float]]:
-        """The scores of each row, one after each token that counts; after its prompt when ``predicting``.
-
-        Raises the batch's problem, where it has one.
-        """
+        """Scores of each row, after each token that counts (and its prompt when ``predicting``)."""
         self._score_waiting()
         if self.problem is not None:
             raise self.problem
@@ -231,8 +204,7 @@ class WatchedBatch:
         mask, positions = self._mask, self._positions
         if cache is None or (mask is not None and mask.dim() != 2):
             raise UserError(
-                "the last token cannot be read: finish needs a loop whose passes return the cache and "
-                "have an attention mask of 2 dimensions, or none",
+                "finish needs passes that return the cache, and a mask of 2 dimensions or none",
                 code="unsupported",
             )
         decoder = Decoder(model)
@@ -264,7 +236,18 @@ class GenerationWatcher(ExitStack):
         self, bank: Prober, model: Any, tokenizer: Any, *, per: Per = "sequence", keep_cache: bool = False
     ) -> None:
         super().__init__()
-        _check(bank, model)
+        check_growing(bank)
+        # Depth and width are always compared, the weights where the model knows where it is from.
+        name = str(getattr(model, "name_or_path", "") or "")
+        spec = ModelSpec(
+            id=name or bank.spec.model.id,
+            revision=fingerprint(name, model) if name else "",
+            layers=len(decoder_layers(model)),
+            width=int(model.config.get_text_config().hidden_size),
+            dtype=str(model.dtype).removeprefix("torch."),
+        )
+        bank.check_model(spec)
+        check_needs(bank.spec.needs, model)
         self.bank, self.model, self.tokenizer = bank, model, tokenizer
         self.batch: WatchedBatch | None = None
         self.cache: Any = None
@@ -283,14 +266,11 @@ class GenerationWatcher(ExitStack):
         self.callback(setattr, self, "cache", None)
         return self
 
-    def _given(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        return {**dict(zip(self._names, args, strict=False)), **kwargs}
-
     def _before(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Tell a prompt's pass from one generated token of each row, and from anything else."""
         self._tap.read_last(0)
         self.cache = None
-        given = self._given(args, kwargs)
+        given = dict(zip(self._names, args, strict=False)) | kwargs
         ids, cache = given.get("input_ids"), given.get("past_key_values")
         inputs = given.get("inputs_embeds") if ids is None else ids
         if inputs is None:  # the model raises its own error
@@ -312,16 +292,12 @@ class GenerationWatcher(ExitStack):
             else:
                 self.batch.refuse(_UNREADABLE)
 
-    def _taken(self, batch: WatchedBatch | None, given: dict[str, Any]) -> Tensor | None:
-        if batch is None:
-            return None
-        states = self._tap.take_last(*batch.lengths(given.get("attention_mask")))
-        return None if states is None else states[:, -1]
-
     def _after(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        batch, given = self.batch, self._given(args, kwargs)
-        states = self._taken(batch, given)
-        if batch is None or batch.problem is not None:
+        batch, given = self.batch, dict(zip(self._names, args, strict=False)) | kwargs
+        if batch is None:
+            return
+        states = self._tap.take_last(*batch.lengths(given.get("attention_mask")))
+        if batch.problem is not None:
             return
         cache = getattr(output, "past_key_values", given.get("past_key_values"))
         if cache is None and not isinstance(output, tuple):
@@ -331,7 +307,7 @@ class GenerationWatcher(ExitStack):
         self.cache = cache if self._keep_cache else None
         if states is not None:
             begins = batch.predicting and not batch.begun
-            batch.add(None if begins else given["input_ids"][:, 0], states)
+            batch.add(None if begins else given["input_ids"][:, 0], states[:, -1])
 
 
 def _first_keys(cache: Any) -> Tensor | None:

@@ -75,21 +75,21 @@ class GrowingVectors:
     def add(self, keys: Sequence[Hashable], vectors: Tensor) -> Tensor:
         """Take one more token of some texts; the vector of each text after it.
 
-        ``keys``, each at most once, name the texts of ``vectors`` (texts, heads, width), from
-        :func:`probers.capture.pooling.token_vectors`.
+        ``keys``, each at most once, name the texts of ``vectors`` (texts, heads, width), of
+        ``token_vectors``.
         """
         if self._pool in PER_TOKEN or not len(vectors):
             return vectors
-        return torch.cat([self._pooled(key, vector) for key, vector in zip(keys, vectors, strict=True)])
+        so_far = []
+        for key, vector in zip(keys, vectors, strict=True):
+            pool, count = self._pools.get(key) or (StreamingPool(self._pool, 1), 0)
+            pool.add(vector[None], slice(None))
+            self._pools[key] = pool, count + 1
+            so_far.append(pool.value(slice(None), count + 1))
+        return torch.cat(so_far)
 
     def forget(self, key: Hashable) -> None:
         self._pools.pop(key, None)
-
-    def _pooled(self, key: Hashable, vector: Tensor) -> Tensor:
-        pool, count = self._pools.get(key) or (StreamingPool(self._pool, 1), 0)
-        pool.add(vector[None], slice(None))
-        self._pools[key] = pool, count + 1
-        return pool.value(slice(None), count + 1)
 
 
 class GrowingScores:
@@ -109,11 +109,9 @@ class GrowingScores:
         self._distances: dict[Hashable, list[float]] = {}
 
     def add(self, keys: Sequence[Hashable], states: Tensor) -> list[float]:
-        """Take one more token of some texts; the score of each text after it.
+        """Take one more token of some texts, each under its key; the score of each text after it.
 
-        Args:
-            keys: of the texts, each at most once.
-            states: (texts, layers read, d) of the token, or of the position before it for heads of that.
+        ``states`` (texts, layers read, d) are of the token, or of the position before it for heads of that.
 
         Raises:
             RunError: a NaN or infinite state; names the layer.
@@ -152,9 +150,6 @@ def text_scores(bank: Prober, vectors: np.ndarray) -> tuple[list[float], list[fl
     """Scores (n,) and distances (n,) of a text that was read whole, as of :func:`score_vectors`.
 
     ``vectors`` (n, heads, width) are of its n tokens, recorded with :func:`text_needs`.
-
-    Raises:
-        UserError: heads that pool a span's tokens themselves.
     """
     check_growing(bank)
     growing, tokens = GrowingVectors(bank.spec.pool), torch.from_numpy(vectors)
@@ -166,9 +161,7 @@ def text_scores(bank: Prober, vectors: np.ndarray) -> tuple[list[float], list[fl
 def check_aggregate(how: str) -> None:
     """Refuse an unknown way to make a span's score of its tokens' scores (UserError)."""
     if how not in AGGREGATES:
-        raise UserError(
-            f"aggregate={how} is unknown: choose one of {', '.join(AGGREGATES)}", code="unknown-choice"
-        )
+        raise UserError(f"aggregate={how} is not one of {', '.join(AGGREGATES)}", code="unknown-choice")
 
 
 def check_spans(spans: Any, tokens: int) -> np.ndarray:
@@ -184,11 +177,7 @@ def check_spans(spans: Any, tokens: int) -> np.ndarray:
 def aggregate(values: np.ndarray, spans: Any, how: Aggregate) -> np.ndarray:
     """Values of spans, (n, ...) float64, from ``values`` (t, ...) of tokens.
 
-    ``spans`` (n, 2) are first token and the one after the last; they may overlap.
-
-    Raises:
-        UserError: an unknown ``how``.
-        ValueError: a span that is empty or not among the tokens.
+    ``spans`` (n, 2) are first token and the one after the last; one that is empty or outside is a ValueError.
     """
     check_aggregate(how)
     values, bounds = np.asarray(values, dtype=np.float64), check_spans(spans, len(values))

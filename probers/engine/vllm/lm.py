@@ -81,9 +81,7 @@ class VllmLM(CausalLM):
             )
         for option in ("device_map", "quantization", "attn"):
             if getattr(how, option) is not None:
-                raise UserError(
-                    f"model.{option} is an option of engine=transformers: leave it out", "unsupported"
-                )
+                raise UserError(f"model.{option} needs engine=transformers: leave it out", "unsupported")
         source, revision = model_source(name, revision, gguf=how.gguf, cache=how.cache)
         empty, tokenizer = load_empty(source, revision, how)
         given: dict[str, Any] = {
@@ -110,9 +108,7 @@ class VllmLM(CausalLM):
         for feature in needs.features:
             if feature.site != "resid_post":
                 raise UserError(
-                    f"site={feature.site} is not there with engine=vllm, which hands out the residual stream "
-                    "after a block alone: choose site=resid_post",
-                    "unsupported",
+                    f"site={feature.site} cannot be read with engine=vllm: use resid_post", "unsupported"
                 )
         super().check(needs)
 
@@ -129,16 +125,12 @@ class VllmLM(CausalLM):
             raise UserError("engine=vllm takes the likeliest tokens: leave sampling out", "unsupported")
         stops, encoded = self.stops(how.stop), self._encode(requests)
         limits = [asked.max_new_tokens for asked in requests]
-        fitting = self._fit(encoded, limits, "max_new_tokens={}")
-        if skipped := self._skipped(encoded, fitting, how.needs, known):
+        fitting, skipped = self._fit(encoded, limits, "max_new_tokens={}", how.needs, known)
+        if skipped:
             yield skipped
-        yield from self._run(
-            {
-                i: _Text(prompt, how.needs, Row(Request(prompt, limits[i]), self.tokenizer, stops))
-                for i, prompt in enumerate(fitting)
-                if prompt.ids and i not in known
-            }
-        )
+        new = {i: prompt for i, prompt in enumerate(fitting) if prompt.ids and i not in known}
+        rows = {i: Row(Request(prompt, limits[i]), self.tokenizer, stops) for i, prompt in new.items()}
+        yield from self._run({i: _Text(prompt, how.needs, rows[i]) for i, prompt in new.items()})
 
     def score_each(
         self, requests: Sequence[ScoreRequest], how: Scoring, *, known: Container[int] = ()
@@ -146,16 +138,13 @@ class VllmLM(CausalLM):
         """Score texts and yield them as read (:meth:`LanguageModel.score_each`); the prefix is unused."""
         self.check(how.needs)
         encoded, ids = self._encode_texts(requests)
-        fitting = self._fit(encoded, [len(tokens) for tokens in ids], "its continuation of {}")
-        if skipped := self._skipped(encoded, fitting, how.needs, known):
-            yield skipped
-        yield from self._run(
-            {
-                i: _Text(prompt, how.needs, tokens=ids[i])
-                for i, prompt in enumerate(fitting)
-                if prompt.ids and i not in known
-            }
+        fitting, skipped = self._fit(
+            encoded, [len(tokens) for tokens in ids], "its continuation of {}", how.needs, known
         )
+        if skipped:
+            yield skipped
+        new = {i: prompt for i, prompt in enumerate(fitting) if prompt.ids and i not in known}
+        yield from self._run({i: _Text(prompt, how.needs, tokens=ids[i]) for i, prompt in new.items()})
 
     def _attend(self, sequences: Sequence[Sequence[int]], progress: str | None) -> list[AttentionRows]:
         raise UserError("engine=vllm does not hand out attention", "unsupported")
@@ -298,9 +287,7 @@ def _start(name: str, device: str, given: Mapping[str, Any]) -> Any:
     from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
     if device not in ("auto", own := current_platform.device_type):
-        raise UserError(
-            f"model.device={device} is not vLLM's, which is made for {own} here: leave auto", "unsupported"
-        )
+        raise UserError(f"model.device={device} is not vLLM's {own}: leave auto", "unsupported")
     more: dict[str, Any] = {}
     if current_platform.is_cpu():
         more["block_size"] = _BLOCK

@@ -103,8 +103,7 @@ def readable(stock: type[nn.Module], *, scores: bool = False) -> type[nn.Module]
 
     if not supports_eagle3(stock):
         raise UserError(
-            f"vLLM's {stock.__name__} does not hand out the states of its blocks (it lacks SupportsEagle3): "
-            "take another model, or this one without vLLM",
+            f"vLLM's {stock.__name__} lacks SupportsEagle3, which hands out states: run it without vLLM",
             "model",
         )
 
@@ -127,8 +126,7 @@ def readable(stock: type[nn.Module], *, scores: bool = False) -> type[nn.Module]
             hidden, states = super().forward(*args, **kwargs)
             if len(states) != len(self._aux):
                 raise UserError(
-                    f"vLLM's {stock.__name__} handed out {len(states)} of the layers {list(self._aux)}: "
-                    "use a prober of others",
+                    f"vLLM's {stock.__name__} lacks some of the layers {list(self._aux)}: use others",
                     "layers",
                 )
             for place, state in enumerate([*states, hidden] if self._normed else states):
